@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Rebuilds kernels/*.ptx from kernels/*.cu.
+
+    python3 kernels/build.py            build every kernel, write the .ptx files that changed
+    python3 kernels/build.py --check    write nothing; exit 1 unless every committed .ptx is what a
+                                        fresh build gives and carries the hash of its source
+
+Needs Linux, Python 3.8 and pip; no CUDA toolkit and no GPU. The compiler is NVRTC 12.0, from a Python
+wheel that is installed once into target/nvrtc-12.0. 12.0 on purpose: it writes PTX ISA 8.0, which every
+driver from 525 on loads, and the target compute_60 is compiled further by the driver for each GPU from
+Pascal on. The 12.0 series is closed, so the same sources give the same bytes everywhere.
+
+Exit status: 0 done (or nothing differs), 1 a kernel does not compile or --check found differences,
+2 the compiler could not be had.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+KERNELS = pathlib.Path(__file__).resolve().parent
+NVRTC_DIR = KERNELS.parent / "target" / "nvrtc-12.0"
+REQUIREMENT = "nvidia-cuda-nvrtc-cu12==12.0.*"
+MAX_PTX_ISA = (8, 0)
+# --fmad=false: a fused multiply-add is in the PTX where the source says __fmaf_rn, and nowhere else
+# (sums and products come out as add.rn and mul.rn, which the driver may not fuse either).
+# --std=c++03: from C++11 on NVRTC puts 40 unused globals of its <nv/target> into every PTX.
+OPTIONS = ["--gpu-architecture=compute_60", "--std=c++03", "--fmad=false", "--ftz=false"]
+
+
+class ToolError(Exception):
+    """The compiler is missing, or is not the one that is asked for."""
+
+
+class KernelError(Exception):
+    """One kernel does not compile, or compiles to something that must not be committed."""
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Rebuilds kernels/*.ptx from kernels/*.cu with NVRTC 12.0.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a committed .ptx is stale")
+    check = parser.parse_args().check
+
+    sources = sorted(KERNELS.glob("*.cu"))
+    if not sources:
+        raise ToolError(f"no .cu file in {KERNELS}")
+    nvrtc = Nvrtc.load()
+
+    failed = False
+    for index, path in enumerate(sources, 1):
+        try:
+            verdict, good = process(nvrtc, path, check)
+        except KernelError as error:
+            verdict, good = f"FAILED\n{error}", False
+        failed |= not good
+        print(f"[{index:>{len(str(len(sources)))}}/{len(sources)}] {path.stem}: {verdict}", flush=True)
+
+    for orphan in sorted(KERNELS.glob("*.ptx")):
+        if not orphan.with_suffix(".cu").exists():
+            failed = True
+            print(f"{orphan.name}: has no {orphan.stem}.cu; remove it or restore the source")
+    if failed and check:
+        print("the committed PTX is stale: run `python3 kernels/build.py` and commit the result", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def process(nvrtc, source_path, check):
+    """Builds one kernel; returns what to print and whether all is well."""
+    source = source_path.read_bytes()
+    digest = hashlib.sha256(source).hexdigest()
+    ptx_path = source_path.with_suffix(".ptx")
+    old = ptx_path.read_bytes() if ptx_path.exists() else None
+    fresh = build(nvrtc, source_path.stem, source, digest)
+    if old == fresh:
+        return "unchanged", True
+    if not check:
+        partial = ptx_path.with_name(ptx_path.name + ".partial")
+        partial.write_bytes(fresh)
+        os.replace(partial, ptx_path)
+        return f"written ({len(fresh)} bytes)", True
+    if old is None:
+        return f"STALE: {ptx_path.name} is missing", False
+    first_line = old.split(b"\n", 1)[0].decode("utf-8", "replace")
+    if first_line != f"// source-sha256: {digest}":
+        return f"STALE: its first line is `{first_line}`, but the source's hash is {digest}", False
+    return "STALE: the source's hash is right, but a fresh build differs", False
+
+
+def build(nvrtc, name, source, digest):
+    """Returns the bytes of the .ptx file."""
+    ptx = nvrtc.compile(f"{name}.cu", source)
+
+    version = re.search(r"^\.version (\d+)\.(\d+)$", ptx, re.MULTILINE)
+    if not version or tuple(map(int, version.groups())) > MAX_PTX_ISA:
+        found = version.group(0) if version else "no .version"
+        raise KernelError(f"{name}.cu: {found} in the PTX; drivers from 525 on load at most 8.0")
+    entries = re.findall(r"\.entry\s+([\w$]+)", ptx)
+    if entries != [name]:
+        raise KernelError(f"{name}.cu: its kernels are {entries}; there must be one, named `{name}`")
+    release = re.search(r"^// Cuda compilation tools, release \S+, V(\S+)$", ptx, re.MULTILINE)
+    if not release:
+        raise KernelError(f"{name}.cu: the PTX does not name its compiler")
+
+    header = f"// source-sha256: {digest}\n// compiler: NVRTC {release.group(1)} {' '.join(OPTIONS)}\n"
+    body = "".join(line.rstrip() + "\n" for line in ptx.strip().splitlines())
+    return (header + body).encode("ascii")
+
+
+class Nvrtc:
+    """The few entry points of libnvrtc that this needs, through ctypes."""
+
+    def __init__(self, lib):
+        self.lib = lib
+        lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    @classmethod
+    def load(cls):
+        path = find_library() or install()
+        try:
+            # libnvrtc opens its builtins by bare name at the first compile; having them loaded makes
+            # that work whatever its run path is.
+            for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            nvrtc = cls(ctypes.CDLL(str(path)))
+        except OSError as error:
+            raise ToolError(f"cannot load {path}: {error}\nremove {NVRTC_DIR} to install it afresh")
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        nvrtc.call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        if (major.value, minor.value) != (12, 0):
+            raise ToolError(
+                f"{path} is NVRTC {major.value}.{minor.value}, not 12.0\nremove {NVRTC_DIR} to install it afresh"
+            )
+        return nvrtc
+
+    def call(self, function, *arguments):
+        status = getattr(self.lib, function)(*arguments)
+        if status != 0:
+            raise ToolError(f"{function}: {self.lib.nvrtcGetErrorString(status).decode()} ({status})")
+
+    def text(self, program, what):
+        size = ctypes.c_size_t()
+        self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(max(size.value, 1))
+        self.call(f"nvrtcGet{what}", program, buffer)
+        return buffer.value.decode("utf-8", "replace")
+
+    def compile(self, name, source):
+        program = ctypes.c_void_p()
+        self.call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), 0, None, None)
+        try:
+            options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
+            status = self.lib.nvrtcCompileProgram(program, len(OPTIONS), options)
+            log = self.text(program, "ProgramLog").strip()
+            if status != 0:
+                reason = self.lib.nvrtcGetErrorString(status).decode()
+                raise KernelError(f"{name}: {reason} ({status}); the compiler's log:\n{log}")
+            if log:
+                print(log, file=sys.stderr)
+            return self.text(program, "PTX")
+        finally:
+            self.call("nvrtcDestroyProgram", ctypes.byref(program))
+
+
+def find_library():
+    path = NVRTC_DIR / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
+    return path if path.exists() else None
+
+
+def install():
+    if not sys.platform.startswith("linux"):
+        raise ToolError(f"this runs on Linux (the platform here is {sys.platform})")
+    pip = [sys.executable, "-m", "pip"]
+    if subprocess.run([*pip, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+        raise ToolError(f"`{sys.executable} -m pip` does not work: install pip for this Python and run this again")
+
+    print(f"installing {REQUIREMENT} into {NVRTC_DIR}", flush=True)
+    # Into a folder beside it and then renamed, so that an interrupted install is never taken for a whole one.
+    partial = NVRTC_DIR.with_name(NVRTC_DIR.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    command = [*pip, "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    result = subprocess.run(
+        [*command, "--target", str(partial), REQUIREMENT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if result.returncode != 0:
+        raise ToolError(f"pip could not install {REQUIREMENT} (status {result.returncode}):\n{result.stdout.strip()}")
+    shutil.rmtree(NVRTC_DIR, ignore_errors=True)
+    os.replace(partial, NVRTC_DIR)
+    path = find_library()
+    if path is None:
+        raise ToolError(f"{REQUIREMENT} holds no libnvrtc.so.12 where expected, under {NVRTC_DIR}")
+    return path
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ToolError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,27 @@
+//! Functions to be called when the process ends normally.
+
+use parking_lot::Mutex;
+
+/// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have
+/// grown: handlers run in reverse order, and ours must run before those of a driver that was loaded
+/// meanwhile.
+pub(crate) fn register(handler: fn()) {
+    static HANDLER: Mutex<Option<fn()>> = Mutex::new(None);
+    static REGISTERED: Mutex<u32> = Mutex::new(0);
+
+    extern "C" fn call() {
+        let handler = HANDLER.lock().take();
+        if let Some(handler) = handler {
+            handler();
+        }
+    }
+
+    *HANDLER.lock() = Some(handler);
+    let mut registered = REGISTERED.lock();
+    // A host device, then a CUDA device: after that the driver's handlers are all below ours.
+    if *registered < 8 {
+        *registered += 1;
+        // SAFETY: `call` is a plain function that lives as long as the program.
+        unsafe { libc::atexit(call) };
+    }
+}

@@ -1,0 +1,253 @@
+//! The one seam: what a device must be able to do.
+//!
+//! [`Backend`] mirrors driver calls, one function a call, and validates nothing; the layer above
+//! ([`submit`](crate::submit)) validates once. There are three implementations: [`cuda`] drives
+//! NVIDIA GPUs, [`host`] is the CPU as a device, [`wrapper`] records calls of either and injects
+//! faults.
+
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+pub(crate) mod host;
+pub(crate) mod twin;
+#[cfg(feature = "test-util")]
+pub(crate) mod wrapper;
+
+use std::ffi::c_void;
+
+pub use twin::Grid;
+pub(crate) use twin::{ArgBlock, HostTwin};
+
+use crate::error::{DriverCode, LossCause};
+
+/// The result of a driver call.
+pub(crate) type Call<T> = std::result::Result<T, DriverCode>;
+
+/// A stream of a backend. Handles are never compared: the driver reuses them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawStream(pub(crate) u64);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawEvent(pub(crate) u64);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawModule(pub(crate) u64);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawFunction(pub(crate) u64);
+
+/// An address in a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DevicePtr(pub(crate) u64);
+
+impl DevicePtr {
+    pub(crate) const NULL: DevicePtr = DevicePtr(0);
+
+    pub(crate) fn offset(self, bytes: u64) -> DevicePtr {
+        DevicePtr(self.0 + bytes)
+    }
+}
+
+/// What a query answers; the third answer, failed, is the `Err` of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Query {
+    Pending,
+    Complete,
+}
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// An NVIDIA GPU, through the CUDA driver.
+    Cuda,
+    /// The CPU, through real streams over threads.
+    Host,
+}
+
+/// What a device allows. Source: `cuDeviceGetAttribute`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) threads_per_block: u32,
+    pub(crate) block_dim: [u32; 3],
+    pub(crate) grid_dim: [u32; 3],
+    pub(crate) shared_mem_bytes: u32,
+    pub(crate) shared_mem_optin_bytes: u32,
+    pub(crate) multiprocessors: u32,
+    pub(crate) warp_size: u32,
+    pub(crate) compute_capability: (u32, u32),
+    /// (lowest, highest) priority; the highest is the smaller number.
+    pub(crate) priorities: (i32, i32),
+    /// Whether the stream can write 64-bit words.
+    pub(crate) words: bool,
+}
+
+/// What one kernel allows. Source: `cuFuncGetAttribute`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FunctionInfo {
+    pub(crate) threads_per_block: u32,
+    pub(crate) static_shared_mem_bytes: u32,
+    pub(crate) registers: u32,
+    pub(crate) local_bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StreamOptions {
+    pub(crate) priority: i32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EventOptions {
+    pub(crate) timing: bool,
+}
+
+/// What is launched.
+#[derive(Clone)]
+pub(crate) enum Function {
+    Device(RawFunction),
+    Host(HostTwin),
+}
+
+/// How a kernel is launched, already validated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchShape {
+    pub(crate) grid: Grid,
+    pub(crate) cooperative: bool,
+}
+
+/// A pattern that a fill repeats: 1 to 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pattern {
+    pub(crate) bytes: [u8; 16],
+    pub(crate) len: usize,
+}
+
+impl Pattern {
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// The shortest pattern (1, 2 or 4 bytes, else the whole) that repeats to the same bytes.
+    pub(crate) fn shortest(&self) -> Pattern {
+        for len in [1, 2, 4] {
+            if len <= self.len && self.len.is_multiple_of(len) {
+                let head = &self.bytes[..len];
+                if self.as_slice().chunks(len).all(|chunk| chunk == head) {
+                    return Pattern { bytes: self.bytes, len };
+                }
+            }
+        }
+        *self
+    }
+}
+
+/// What a stream calls when it gets there: the driver's signature of `CUhostFn`.
+pub(crate) type HostCallback = unsafe extern "C" fn(*mut c_void);
+
+/// An address that crosses threads inside a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostPtr(pub(crate) usize);
+
+/// A device's driver calls.
+///
+/// # Safety
+/// The unsafe functions share one contract, which [`submit`](crate::submit) and the completion
+/// engine keep: every handle was made by this backend and not destroyed; every address range is
+/// part of memory of this backend (or registered with it) that stays allocated until the stream
+/// has reached the command; a callback's `data` is valid whenever it may run. Calls may be made
+/// from any thread, also while others are under way.
+pub(crate) trait Backend: Send + Sync + 'static {
+    fn kind(&self) -> DeviceKind;
+    fn ordinal(&self) -> usize;
+    fn name(&self) -> &str;
+    fn limits(&self) -> &Limits;
+    /// Turns the code of a sticky error into what is known about it.
+    fn loss_cause(&self, code: DriverCode) -> LossCause {
+        LossCause::Driver(code)
+    }
+    /// Says that no call will follow; threads of the backend end when their streams are through.
+    fn shut_down(&self) {}
+    /// Runs one command of a backend without threads; false if none is ready.
+    fn step(&self, _choose: usize) -> bool {
+        false
+    }
+    /// The driver's handle of the context, for interop and peer copies.
+    fn context(&self) -> u64 {
+        0
+    }
+
+    fn stream_create(&self, options: StreamOptions) -> Call<RawStream>;
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Call<()>;
+    unsafe fn stream_query(&self, stream: RawStream) -> Call<Query>;
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()>;
+
+    fn event_create(&self, options: EventOptions) -> Call<RawEvent>;
+    unsafe fn event_destroy(&self, event: RawEvent) -> Call<()>;
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()>;
+    unsafe fn event_query(&self, event: RawEvent) -> Call<Query>;
+    unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32>;
+    unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()>;
+    unsafe fn host_fn(
+        &self,
+        stream: RawStream,
+        callback: HostCallback,
+        data: *mut c_void,
+    ) -> Call<()>;
+    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr>;
+    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()>;
+
+    /// (free, total) bytes of device memory.
+    fn memory_info(&self) -> Call<(u64, u64)>;
+
+    unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> Call<DevicePtr>;
+    unsafe fn unregister(&self, ptr: HostPtr) -> Call<()>;
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: HostPtr,
+        bytes: u64,
+    ) -> Call<()>;
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        dst: HostPtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> Call<()>;
+    unsafe fn copy_on_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> Call<()>;
+    unsafe fn copy_from_peer(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_context: u64,
+        bytes: u64,
+    ) -> Call<()>;
+    unsafe fn fill(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    ) -> Call<()>;
+    unsafe fn launch(
+        &self,
+        stream: RawStream,
+        function: &Function,
+        shape: &LaunchShape,
+        args: &ArgBlock,
+    ) -> Call<()>;
+
+    /// Loads a kernel image; `log` receives what the JIT compiler said.
+    fn load(&self, image: &[u8], log: &mut String) -> Call<RawModule>;
+    unsafe fn unload(&self, module: RawModule) -> Call<()>;
+    unsafe fn function(&self, module: RawModule, name: &str) -> Call<RawFunction>;
+    unsafe fn function_info(&self, function: RawFunction) -> Call<FunctionInfo>;
+    unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()>;
+}

@@ -1,0 +1,96 @@
+//! What a launch passes: argument words for the driver, typed slices for a kernel's host twin.
+//!
+//! A kernel's *twin* is a Rust function that computes the same on the CPU. It is called once for a
+//! launch, with the whole grid.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+/// The extent of a launch, as a kernel's host twin sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grid {
+    /// Blocks along x, y and z.
+    pub grid_dim: [u32; 3],
+    /// Threads of a block along x, y and z.
+    pub block_dim: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_mem_bytes: u32,
+}
+
+impl Grid {
+    /// The number of threads of the whole launch.
+    #[must_use]
+    pub fn threads(&self) -> u64 {
+        self.grid_dim.iter().chain(&self.block_dim).map(|n| u64::from(*n)).product()
+    }
+}
+
+/// A kernel's host implementation, unpacking its own arguments.
+pub(crate) type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
+
+/// The arguments of one launch: values in 8-byte words, one slot an argument.
+///
+/// The driver wants an array of pointers to the values; the twin reads the slots.
+#[derive(Clone, Debug, Default)]
+#[doc(hidden)]
+pub struct ArgBlock {
+    words: SmallVec<[u64; 24]>,
+    slots: SmallVec<[ArgSlot; 12]>,
+}
+
+/// Where an argument lies, and how much memory it names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArgSlot {
+    /// Index of its first word.
+    pub(crate) word: u32,
+    /// For an address: the bytes that the kernel may touch there; 0 for a value.
+    pub(crate) memory_bytes: u64,
+}
+
+impl ArgBlock {
+    /// Adds a value of any plain type, up to its size rounded to words.
+    pub(crate) fn push_value(&mut self, bytes: &[u8]) {
+        let word = self.words.len() as u32;
+        for chunk in bytes.chunks(8) {
+            let mut padded = [0; 8];
+            padded[..chunk.len()].copy_from_slice(chunk);
+            self.words.push(u64::from_ne_bytes(padded));
+        }
+        self.slots.push(ArgSlot { word, memory_bytes: 0 });
+    }
+
+    /// Adds an address of `memory_bytes` bytes.
+    pub(crate) fn push_memory(&mut self, address: u64, memory_bytes: u64) {
+        let word = self.words.len() as u32;
+        self.words.push(address);
+        self.slots.push(ArgSlot { word, memory_bytes });
+    }
+
+    pub(crate) fn slots(&self) -> &[ArgSlot] {
+        &self.slots
+    }
+
+    /// The first `len` bytes of the value in slot `index`.
+    pub(crate) fn value(&self, index: usize, len: usize) -> &[u8] {
+        let word = self.slots[index].word as usize;
+        &bytemuck::cast_slice(&self.words[word..])[..len]
+    }
+
+    /// The address in slot `index`.
+    pub(crate) fn address(&self, index: usize) -> u64 {
+        self.words[self.slots[index].word as usize]
+    }
+
+    /// Pointers to the values, in order, as `cuLaunchKernel` wants them; valid while `self` is
+    /// neither changed nor moved.
+    pub(crate) fn pointers(&self) -> SmallVec<[*mut std::ffi::c_void; 12]> {
+        self.slots
+            .iter()
+            .map(|slot| {
+                let word: *const u64 = &self.words[slot.word as usize];
+                word.cast_mut().cast()
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,180 @@
+//! A backend around another one: records calls, makes them fail, loses the device.
+//!
+//! It stands between the runtime and a real backend, so what is tested is the runtime that users
+//! run. Public as [`testing::faults`](crate::testing::faults).
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+use super::{
+    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, FunctionInfo,
+    HostCallback, HostPtr, LaunchShape, Limits, Pattern, Query, RawEvent, RawFunction, RawModule,
+    RawStream, StreamOptions,
+};
+use crate::error::{DriverCode, LossCause};
+
+/// A backend that is watched.
+pub(crate) struct Wrapper {
+    inner: Arc<dyn Backend>,
+    control: Arc<Control>,
+}
+
+/// What the watcher knows and decides.
+#[derive(Default)]
+pub(crate) struct Control {
+    log: Mutex<Option<Vec<&'static str>>>,
+    faults: Mutex<Vec<Fault>>,
+    lost: OnceLock<String>,
+}
+
+struct Fault {
+    call: &'static str,
+    /// Calls still to come before this one fails; 1 is the next.
+    countdown: u64,
+    code: i32,
+    after_effect: bool,
+}
+
+impl Control {
+    /// Starts a fresh record of calls.
+    pub(crate) fn record(&self) {
+        *self.log.lock() = Some(Vec::new());
+    }
+
+    /// The calls since [`record`](Self::record).
+    pub(crate) fn calls(&self) -> Vec<&'static str> {
+        self.log.lock().clone().unwrap_or_default()
+    }
+
+    pub(crate) fn fail(&self, call: &'static str, nth: u64, code: i32, after_effect: bool) {
+        self.faults.lock().push(Fault { call, countdown: nth.max(1), code, after_effect });
+    }
+
+    pub(crate) fn lose(&self, what: &str) {
+        let _ = self.lost.set(what.to_owned());
+    }
+
+    /// Enters a call; `Some` if it is to fail, with whether it takes effect first.
+    fn enter(&self, call: &'static str) -> Option<(DriverCode, bool)> {
+        if let Some(log) = &mut *self.log.lock() {
+            log.push(call);
+        }
+        if self.lost.get().is_some() {
+            return Some((DriverCode { call, code: 719 }, false));
+        }
+        let mut faults = self.faults.lock();
+        let mut hit = None;
+        faults.retain_mut(|fault| {
+            if fault.call != call {
+                return true;
+            }
+            fault.countdown -= 1;
+            if fault.countdown == 0 && hit.is_none() {
+                hit = Some((DriverCode { call, code: fault.code }, fault.after_effect));
+            }
+            fault.countdown > 0
+        });
+        hit
+    }
+}
+
+impl Wrapper {
+    pub(crate) fn new(inner: Arc<dyn Backend>, control: Arc<Control>) -> Self {
+        Wrapper { inner, control }
+    }
+
+    fn call<R>(&self, name: &'static str, inner: impl FnOnce(&dyn Backend) -> Call<R>) -> Call<R> {
+        match self.control.enter(name) {
+            None => inner(&*self.inner),
+            Some((code, false)) => Err(code),
+            Some((code, true)) => inner(&*self.inner).and(Err(code)),
+        }
+    }
+}
+
+macro_rules! watched {
+    ($($(#[$unsafe:ident])? fn $name:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty;)+) => {
+        $(watched! { @one [$($unsafe)?] $name ($($arg: $type),*) $result })+
+    };
+    (@one [contract] $name:ident ($($arg:ident: $type:ty),*) $result:ty) => {
+        unsafe fn $name(&self, $($arg: $type),*) -> $result {
+            // SAFETY: the caller keeps the trait's contract, which is the inner backend's.
+            self.call(stringify!($name), |inner| unsafe { inner.$name($($arg),*) })
+        }
+    };
+    (@one [] $name:ident ($($arg:ident: $type:ty),*) $result:ty) => {
+        fn $name(&self, $($arg: $type),*) -> $result {
+            self.call(stringify!($name), |inner| inner.$name($($arg),*))
+        }
+    };
+}
+
+impl Backend for Wrapper {
+    fn kind(&self) -> DeviceKind {
+        self.inner.kind()
+    }
+
+    fn ordinal(&self) -> usize {
+        self.inner.ordinal()
+    }
+
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn loss_cause(&self, code: DriverCode) -> LossCause {
+        match self.control.lost.get() {
+            Some(what) => LossCause::Injected(what.clone()),
+            None => self.inner.loss_cause(code),
+        }
+    }
+
+    fn shut_down(&self) {
+        self.inner.shut_down();
+    }
+
+    fn step(&self, choose: usize) -> bool {
+        self.inner.step(choose)
+    }
+
+    fn context(&self) -> u64 {
+        self.inner.context()
+    }
+
+    watched! {
+        fn stream_create(&self, options: StreamOptions) -> Call<RawStream>;
+        #[contract] fn stream_destroy(&self, stream: RawStream) -> Call<()>;
+        #[contract] fn stream_query(&self, stream: RawStream) -> Call<Query>;
+        #[contract] fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()>;
+        fn event_create(&self, options: EventOptions) -> Call<RawEvent>;
+        #[contract] fn event_destroy(&self, event: RawEvent) -> Call<()>;
+        #[contract] fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()>;
+        #[contract] fn event_query(&self, event: RawEvent) -> Call<Query>;
+        #[contract] fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32>;
+        #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()>;
+        #[contract] fn host_fn(&self, stream: RawStream, callback: HostCallback, data: *mut c_void) -> Call<()>;
+        #[contract] fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr>;
+        #[contract] fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()>;
+        fn memory_info(&self) -> Call<(u64, u64)>;
+        #[contract] fn register(&self, ptr: HostPtr, bytes: usize) -> Call<DevicePtr>;
+        #[contract] fn unregister(&self, ptr: HostPtr) -> Call<()>;
+        #[contract] fn copy_to_device(&self, stream: RawStream, dst: DevicePtr, src: HostPtr, bytes: u64) -> Call<()>;
+        #[contract] fn copy_to_host(&self, stream: RawStream, dst: HostPtr, src: DevicePtr, bytes: u64) -> Call<()>;
+        #[contract] fn copy_on_device(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, bytes: u64) -> Call<()>;
+        #[contract] fn copy_from_peer(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, src_context: u64, bytes: u64) -> Call<()>;
+        #[contract] fn fill(&self, stream: RawStream, dst: DevicePtr, pattern: Pattern, count: u64) -> Call<()>;
+        #[contract] fn launch(&self, stream: RawStream, function: &Function, shape: &LaunchShape, args: &ArgBlock) -> Call<()>;
+        fn load(&self, image: &[u8], log: &mut String) -> Call<RawModule>;
+        #[contract] fn unload(&self, module: RawModule) -> Call<()>;
+        #[contract] fn function(&self, module: RawModule, name: &str) -> Call<RawFunction>;
+        #[contract] fn function_info(&self, function: RawFunction) -> Call<FunctionInfo>;
+        #[contract] fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()>;
+    }
+}

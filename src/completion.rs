@@ -1,0 +1,29 @@
+//! How the host learns that a stream reached a point.
+//!
+//! Pure parts first (no driver, no clock, no thread; loom checks them in `tests/loom.rs`):
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`timeline`] | tickets handed out and complete |
+//! | [`submission`] | who may submit, and who places a marker that somebody waits for |
+//! | [`sweep`] | who asks the driver |
+//! | [`park`] | when the poller may sleep |
+//! | [`waiters`] | who is woken |
+//! | [`policy`] | how a waiter spends its time |
+//!
+//! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
+//! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events.
+
+pub(crate) mod doorbell;
+pub(crate) mod engine;
+pub(crate) mod events;
+pub(crate) mod lane;
+pub(crate) mod park;
+pub(crate) mod policy;
+pub(crate) mod poller;
+pub(crate) mod reaper;
+pub(crate) mod submission;
+pub(crate) mod sweep;
+pub(crate) mod timeline;
+pub(crate) mod waiters;
+pub(crate) mod words;

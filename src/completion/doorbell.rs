@@ -1,0 +1,103 @@
+//! Doorbells: how a sleeping poller learns that a marker was reached.
+//!
+//! A bell is a private stream that waits for a marker's event and then runs a host function that
+//! wakes the poller. It serves one user stream at a time. A bell is only a hint: it may ring late
+//! or, on a device that faulted, never; the poller's time-out covers that.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::events::EventHandle;
+use super::poller::Attention;
+use crate::backend::{Backend, Call, RawStream, StreamOptions};
+
+/// Bells of one device; more streams than this are served by the poller's time-out.
+const BELLS: usize = 16;
+
+#[derive(Default)]
+pub(crate) struct Bells {
+    bells: Mutex<Vec<Arc<Bell>>>,
+}
+
+struct Bell {
+    stream: RawStream,
+    /// Between being armed and having rung.
+    armed: AtomicBool,
+    attention: Arc<Attention>,
+}
+
+impl Bells {
+    /// Arms a bell behind `event`; false if all are taken.
+    pub(crate) fn arm(
+        &self,
+        backend: &dyn Backend,
+        attention: &Arc<Attention>,
+        event: &EventHandle,
+    ) -> Call<bool> {
+        let Some(bell) = self.free_bell(backend, attention)? else {
+            return Ok(false);
+        };
+        // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
+        // the event.
+        let waited = unsafe { backend.stream_wait_event(bell.stream, event.raw()) };
+        if let Err(code) = waited {
+            bell.disarm();
+            return Err(code);
+        }
+        let stream = bell.stream;
+        let data = Arc::into_raw(bell);
+        // SAFETY: `data` is a reference that the callback gives back; if it never runs, it leaks
+        // and stays valid.
+        let rung = unsafe { backend.host_fn(stream, ring, data.cast_mut().cast()) };
+        if let Err(code) = rung {
+            // SAFETY: the driver refused, so the callback never runs; `data` came from `into_raw`.
+            unsafe { Arc::from_raw(data) }.disarm();
+            return Err(code);
+        }
+        Ok(true)
+    }
+
+    /// Takes the streams for destruction.
+    pub(crate) fn drain(&self) -> Vec<RawStream> {
+        self.bells.lock().drain(..).map(|bell| bell.stream).collect()
+    }
+
+    fn free_bell(
+        &self,
+        backend: &dyn Backend,
+        attention: &Arc<Attention>,
+    ) -> Call<Option<Arc<Bell>>> {
+        let mut bells = self.bells.lock();
+        // ORDERING: Acquire pairs with `ring`: its commands are through when it is free.
+        let free = bells.iter().find(|bell| !bell.armed.swap(true, Ordering::Acquire));
+        if let Some(bell) = free {
+            return Ok(Some(bell.clone()));
+        }
+        if bells.len() == BELLS {
+            return Ok(None);
+        }
+        let stream = backend.stream_create(StreamOptions::default())?;
+        let bell =
+            Arc::new(Bell { stream, armed: AtomicBool::new(true), attention: attention.clone() });
+        bells.push(bell.clone());
+        Ok(Some(bell))
+    }
+}
+
+impl Bell {
+    fn disarm(&self) {
+        // ORDERING: Release pairs with `free_bell`.
+        self.armed.store(false, Ordering::Release);
+    }
+}
+
+/// The host function. It makes no driver call and cannot panic.
+unsafe extern "C" fn ring(data: *mut c_void) {
+    // SAFETY: `arm` passed a reference of its own, and the driver calls at most once.
+    let bell = unsafe { Arc::from_raw(data.cast_const().cast::<Bell>()) };
+    bell.disarm();
+    bell.attention.call();
+}

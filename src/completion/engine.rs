@@ -1,0 +1,429 @@
+//! One device's completion engine: what its streams share.
+//!
+//! | part | what for |
+//! |---|---|
+//! | `lanes` | every stream, to tell them of a loss |
+//! | `incoming`, `park` | how a stream comes to the poller's attention |
+//! | `events`, `words` | markers |
+//! | `bells` | private streams on which doorbells ring |
+//! | `retired` | device memory to be freed when several streams are through with it |
+//! | `reaper` | drops what users lent |
+//!
+//! # Invariants
+//! 1. `lost` is set once and before anybody is woken because of it
+//!    (`a_loss_is_seen_by_who_registers_beside_it`).
+//! 2. Nothing here makes a driver call after `main` returned (`tests/exit.rs`).
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::doorbell::Bells;
+use super::events::{EventHandle, EventPool};
+use super::lane::Lane;
+use super::policy::Completion;
+use super::poller::{self, Attention};
+use super::reaper::Reaper;
+use super::words::Words;
+use crate::backend::{
+    Backend, DeviceKind, DevicePtr, EventOptions, Query, RawEvent, RawModule, RawStream,
+    StreamOptions,
+};
+use crate::error::{DriverCode, Error, ErrorDetail, LossCause, Result};
+use crate::hazard::Use;
+use crate::thread_role::{self, Role};
+
+/// How a device's completions are learned; from the builder.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EngineOptions {
+    pub(crate) completion: Completion,
+    /// No poller: the device runs only when it is stepped.
+    pub(crate) stepped: bool,
+}
+
+pub(crate) struct Engine {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) options: EngineOptions,
+    /// Process-unique and never reused.
+    pub(crate) id: u64,
+    label: String,
+    events: Arc<EventPool>,
+    timed_events: Arc<EventPool>,
+    pub(crate) words: Words,
+    pub(crate) bells: Bells,
+    pub(crate) reaper: Reaper,
+    pub(crate) attention: Arc<Attention>,
+    /// Our own stream for frees of retired memory and for asking how the device is: never full.
+    private: RawStream,
+    lanes: Mutex<Vec<Weak<Lane>>>,
+    retired: Mutex<Vec<Retired>>,
+    lost: OnceLock<Error>,
+    closed: AtomicBool,
+    /// Set once a buffer was used by two streams: from then on dependencies are exact.
+    crossed: AtomicBool,
+    checkers: AtomicU32,
+    /// Wakers of who waits for the loss of the device.
+    mourners: Mutex<Vec<Waker>>,
+    pub(crate) counters: Counters,
+}
+
+/// What [`Device::stats`](crate::Device::stats) tells.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) lent_bytes: AtomicU64,
+    pub(crate) quarantined_bytes: AtomicU64,
+    pub(crate) retired_bytes: AtomicU64,
+    pub(crate) allocated_bytes: AtomicU64,
+    pub(crate) allocations: AtomicU64,
+}
+
+/// What goes away when every stream that used it is through.
+pub(crate) struct Retired {
+    pub(crate) what: Remnant,
+    pub(crate) users: SmallVec<[Use<Arc<Lane>>; 2]>,
+}
+
+/// What is retired.
+pub(crate) enum Remnant {
+    Memory { ptr: DevicePtr, bytes: u64 },
+    Module(RawModule),
+}
+
+impl Engine {
+    /// Opens the engine of a device and starts its poller.
+    pub(crate) fn start(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Engine>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let private = backend.stream_create(StreamOptions::default())?;
+        let kind = match backend.kind() {
+            DeviceKind::Cuda => "cuda",
+            DeviceKind::Host => "host",
+        };
+        let engine = Arc::new(Engine {
+            options,
+            // ORDERING: Relaxed: only uniqueness matters.
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            label: format!("{kind}:{}", backend.ordinal()),
+            events: Arc::default(),
+            timed_events: Arc::default(),
+            words: Words::default(),
+            bells: Bells::default(),
+            reaper: Reaper::default(),
+            attention: Arc::new(Attention::new()),
+            private,
+            lanes: Mutex::default(),
+            retired: Mutex::default(),
+            lost: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            crossed: AtomicBool::new(false),
+            checkers: AtomicU32::new(0),
+            mourners: Mutex::default(),
+            counters: Counters::default(),
+            backend,
+        });
+        if !options.stepped {
+            poller::spawn(&engine)?;
+        }
+        Ok(engine)
+    }
+
+    /// `cuda:0`, `host:3`: for messages.
+    pub(crate) fn label(&self) -> &str {
+        &self.label
+    }
+
+    pub(crate) fn enlist(&self, lane: &Arc<Lane>) {
+        let mut lanes = self.lanes.lock();
+        if lanes.len() == lanes.capacity() {
+            lanes.retain(|lane| lane.strong_count() > 0);
+        }
+        lanes.push(Arc::downgrade(lane));
+    }
+
+    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.lanes.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Refuses work on a device that is gone.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if let Some(lost) = self.lost.get() {
+            return Err(lost.clone());
+        }
+        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(ErrorDetail::Closed { device: self.label.clone() }.into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn close(&self) {
+        // ORDERING: Relaxed, as above.
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lost(&self) -> Option<&Error> {
+        self.lost.get()
+    }
+
+    /// Resolves with the loss of the device.
+    pub(crate) fn poll_lost(&self, waker: &Waker) -> Option<Error> {
+        if self.lost.get().is_none() {
+            let mut mourners = self.mourners.lock();
+            if !mourners.iter().any(|known| known.will_wake(waker)) {
+                mourners.push(waker.clone());
+            }
+        }
+        // Read again: `lose` sets the loss before it takes the mourners.
+        self.lost.get().cloned()
+    }
+
+    /// Whether dependencies between streams are exact, so that operations are followed by events.
+    pub(crate) fn is_exact(&self) -> bool {
+        // ORDERING: Relaxed: a submitter that misses the switch by one operation makes a later
+        // dependency wait longer, never shorter.
+        self.crossed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_exact(&self) {
+        // ORDERING: Relaxed, as above.
+        self.crossed.store(true, Ordering::Relaxed);
+    }
+
+    /// Borrows an event for a marker.
+    pub(crate) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
+        self.events.get(|| self.backend.event_create(EventOptions::default()))
+    }
+
+    /// Borrows an event that measures time.
+    pub(crate) fn timed_event(&self) -> std::result::Result<EventHandle, DriverCode> {
+        self.timed_events.get(|| self.backend.event_create(EventOptions { timing: true }))
+    }
+
+    /// The time between two timed events of this device, both complete.
+    pub(crate) fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
+        // SAFETY: the handles keep the events.
+        let elapsed = unsafe { self.backend.event_elapsed_ms(start.raw(), end.raw()) };
+        let ms = elapsed.map_err(|code| self.refused(code))?;
+        Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
+    }
+
+    /// Turns a refused call into an error, and finds out whether the device is gone.
+    pub(crate) fn refused(&self, code: DriverCode) -> Error {
+        if code.is_sticky() {
+            return self.lose(self.backend.loss_cause(code));
+        }
+        self.check_health().err().unwrap_or_else(|| code.into())
+    }
+
+    /// Asks the device how it is.
+    pub(crate) fn check_health(&self) -> Result<()> {
+        if let Some(lost) = self.lost.get() {
+            return Err(lost.clone());
+        }
+        // SAFETY: the private stream lives as long as the engine.
+        match unsafe { self.backend.stream_query(self.private) } {
+            Ok(Query::Complete | Query::Pending) => Ok(()),
+            Err(code) => Err(self.lose(self.backend.loss_cause(code))),
+        }
+    }
+
+    /// Declares the device lost and resolves everything that waits for it.
+    pub(crate) fn lose(&self, cause: LossCause) -> Error {
+        let mut first = false;
+        let lost = self.lost.get_or_init(|| {
+            first = true;
+            ErrorDetail::DeviceLost { device: self.label.clone(), cause }.into()
+        });
+        if first {
+            tracing::error!(device = %self.label, error = %lost, "device lost");
+            // The store of `lost` before the scan of the waiters, against the store of a waker
+            // before the load of `lost` in `Lane::poll_ticket`.
+            fence(Ordering::SeqCst);
+            let mourners = std::mem::take(&mut *self.mourners.lock());
+            mourners.into_iter().for_each(super::lane::wake);
+            for lane in self.lanes() {
+                lane.mourn();
+            }
+        }
+        lost.clone()
+    }
+
+    /// A place among the tasks that check for themselves; false if all are taken.
+    pub(crate) fn enter_check(&self, limit: u32) -> bool {
+        // ORDERING: Relaxed: a counter that protects nothing.
+        if self.checkers.fetch_add(1, Ordering::Relaxed) < limit {
+            return true;
+        }
+        self.leave_check();
+        false
+    }
+
+    pub(crate) fn leave_check(&self) {
+        // ORDERING: Relaxed, as above.
+        self.checkers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Frees memory when every stream that used it is through; no stream waits for that.
+    pub(crate) fn retire(&self, retired: Retired) {
+        if let Remnant::Memory { bytes, .. } = retired.what {
+            // ORDERING: Relaxed: a statistic.
+            self.counters.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.retired.lock().push(retired);
+        self.attention.call();
+    }
+
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.retired.lock().is_empty()
+    }
+
+    /// Frees what is complete among the retired; asks for markers behind the rest if `press`.
+    /// True if anything was freed.
+    pub(crate) fn sweep_retired(&self, press: bool) -> bool {
+        let mut pressed: SmallVec<[(Arc<Lane>, u64); 8]> = SmallVec::new();
+        let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
+        {
+            let mut retired = self.retired.lock();
+            let mut index = 0;
+            while index < retired.len() {
+                retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
+                if retired[index].users.is_empty() {
+                    done.push(retired.swap_remove(index));
+                } else {
+                    if press {
+                        let users = retired[index].users.iter();
+                        pressed.extend(users.map(|used| (used.lane.clone(), used.ticket)));
+                    }
+                    index += 1;
+                }
+            }
+        }
+        for (lane, ticket) in pressed {
+            lane.want(ticket);
+            lane.activate();
+        }
+        let any = !done.is_empty();
+        for retired in done {
+            self.free_now(retired.what);
+        }
+        any
+    }
+
+    /// Unloads a module when what was submitted so far, anywhere on the device, is complete.
+    pub(crate) fn unload_later(&self, module: RawModule) {
+        let lanes = self.lanes().into_iter();
+        let users = lanes.map(|lane| Use { ticket: lane.submitted(), lane }).collect();
+        self.retire(Retired { what: Remnant::Module(module), users });
+    }
+
+    /// Frees what no stream uses any more.
+    fn free_now(&self, what: Remnant) {
+        if let Remnant::Memory { bytes, .. } = what {
+            // ORDERING: Relaxed: a statistic.
+            self.counters.retired_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.count_free(bytes);
+        }
+        if self.lost.get().is_some() {
+            return;
+        }
+        if let Err(code) = discard(&*self.backend, self.private, &what) {
+            let error = self.refused(code);
+            tracing::warn!(device = %self.label, %error, "a free was refused");
+        }
+    }
+
+    pub(crate) fn count_alloc(&self, bytes: u64) {
+        // ORDERING: Relaxed: statistics.
+        self.counters.allocations.fetch_add(1, Ordering::Relaxed);
+        self.counters.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_free(&self, bytes: u64) {
+        // ORDERING: Relaxed: statistics.
+        self.counters.allocations.fetch_sub(1, Ordering::Relaxed);
+        self.counters.allocated_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Frees all that can be freed, for an allocation that is about to fail.
+    pub(crate) fn flush_retired(&self) {
+        for lane in self.lanes() {
+            lane.sweep();
+        }
+        self.sweep_retired(true);
+        // The frees themselves wait for nothing; a later allocation elsewhere can use the memory
+        // once they ran.
+        for _ in 0..1_000 {
+            // SAFETY: the private stream lives as long as the engine.
+            match unsafe { self.backend.stream_query(self.private) } {
+                Ok(Query::Pending) => std::thread::yield_now(),
+                Ok(Query::Complete) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Runs `act` here, or on the reaper's thread where driver calls are not possible.
+    pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
+        if thread_role::current() == Role::HostFn {
+            self.reaper.send(Box::new(act));
+        } else {
+            act();
+        }
+    }
+}
+
+/// Gives back what no stream uses any more.
+fn discard(
+    backend: &dyn Backend,
+    private: RawStream,
+    what: &Remnant,
+) -> std::result::Result<(), DriverCode> {
+    match *what {
+        // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
+        // and its owner gave it up when it retired it.
+        Remnant::Memory { ptr, .. } => unsafe { backend.free(private, ptr) },
+        // SAFETY: every launch of the module's kernels is complete, and its owner gave it up.
+        Remnant::Module(module) => unsafe { backend.unload(module) },
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.attention.stop();
+        let lost = self.lost.get().is_some();
+        if lost {
+            // The device may still write what it was told to.
+            self.words.leak();
+            return;
+        }
+        if poller::is_exiting() {
+            return;
+        }
+        let backend = self.backend.clone();
+        let mut events: Vec<RawEvent> = self.events.drain();
+        events.extend(self.timed_events.drain());
+        let mut streams = self.bells.drain();
+        streams.push(self.private);
+        let words = std::mem::take(&mut self.words);
+        let retired = std::mem::take(self.retired.get_mut());
+        let private = self.private;
+        let last_act = move || {
+            for retired in retired {
+                let _ = discard(&*backend, private, &retired.what);
+            }
+            for event in events.drain(..) {
+                // SAFETY: the event was pooled: nobody else has it.
+                let _ = unsafe { backend.event_destroy(event) };
+            }
+            for stream in streams {
+                // SAFETY: these streams are the engine's own, and the engine is gone.
+                let _ = unsafe { backend.stream_destroy(stream) };
+            }
+            words.close(&*backend);
+            backend.shut_down();
+        };
+        self.act(last_act);
+    }
+}

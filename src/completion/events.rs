@@ -1,0 +1,83 @@
+//! The pool of completion events.
+//!
+//! An event is borrowed as an [`EventHandle`], shared between the marker that credits a ticket and
+//! whoever orders a stream behind it. It goes back to the pool when the last handle is gone; the
+//! marker keeps its handle until its ticket is complete, so a pooled event is never pending.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::backend::RawEvent;
+
+/// Events to be used again.
+#[derive(Debug, Default)]
+pub(crate) struct EventPool {
+    free: Mutex<Vec<Arc<EventCell>>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct EventCell {
+    raw: RawEvent,
+}
+
+/// A share of a borrowed event.
+#[derive(Debug)]
+pub(crate) struct EventHandle {
+    raw: RawEvent,
+    /// `None` only inside `drop`.
+    cell: Option<Arc<EventCell>>,
+    pool: Arc<EventPool>,
+}
+
+impl EventPool {
+    /// Takes a pooled event, or adopts the one that `create` makes.
+    pub(crate) fn get<E>(
+        self: &Arc<Self>,
+        create: impl FnOnce() -> Result<RawEvent, E>,
+    ) -> Result<EventHandle, E> {
+        let pooled = self.free.lock().pop();
+        let cell = match pooled {
+            Some(cell) => cell,
+            None => Arc::new(EventCell { raw: create()? }),
+        };
+        Ok(EventHandle { raw: cell.raw, cell: Some(cell), pool: self.clone() })
+    }
+
+    /// Empties the pool; the caller destroys the events.
+    pub(crate) fn drain(&self) -> Vec<RawEvent> {
+        self.free.lock().drain(..).map(|cell| cell.raw).collect()
+    }
+
+    fn put(&self, mut cell: Arc<EventCell>) {
+        // The last of the handles returns the event; `into_inner` decides who that is.
+        if Arc::get_mut(&mut cell).is_none() {
+            match Arc::into_inner(cell) {
+                Some(inner) => cell = Arc::new(inner),
+                None => return,
+            }
+        }
+        self.free.lock().push(cell);
+    }
+}
+
+impl EventHandle {
+    pub(crate) fn raw(&self) -> RawEvent {
+        self.raw
+    }
+}
+
+impl Clone for EventHandle {
+    fn clone(&self) -> Self {
+        EventHandle { raw: self.raw, cell: self.cell.clone(), pool: self.pool.clone() }
+    }
+}
+
+impl Drop for EventHandle {
+    fn drop(&mut self) {
+        if let Some(cell) = self.cell.take() {
+            self.pool.put(cell);
+        }
+    }
+}

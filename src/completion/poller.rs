@@ -1,0 +1,258 @@
+//! The poller: one thread a device, which asks so that nobody else has to.
+//!
+//! It owns the list of streams somebody waits for (or that owe memory), sweeps their heads, and
+//! sleeps as deeply as the waits allow: see [`policy`](super::policy) for the phases. Its work
+//! grows with busy streams, not with futures. It holds its engine only while it looks, so a device
+//! that nobody uses goes away, and the thread with it; it never joins itself.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::engine::Engine;
+use super::lane::Lane;
+use super::park::ParkState;
+use super::policy;
+use crate::error::{DriverCode, Result};
+use crate::thread_role::{self, Role};
+
+/// How a poller is told that there is something to look at.
+pub(crate) struct Attention {
+    park: ParkState,
+    thread: OnceLock<Thread>,
+    incoming: Mutex<Vec<Arc<Lane>>>,
+    stop: AtomicBool,
+    stopped: AtomicBool,
+}
+
+impl Attention {
+    pub(crate) fn new() -> Self {
+        Attention {
+            park: ParkState::new(),
+            thread: OnceLock::new(),
+            incoming: Mutex::default(),
+            stop: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Hands a lane to the poller.
+    pub(crate) fn add(&self, lane: Arc<Lane>) {
+        self.incoming.lock().push(lane);
+        self.call();
+    }
+
+    /// Sees to it that the poller looks once more before it sleeps.
+    pub(crate) fn call(&self) {
+        if self.park.notify()
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Ends the poller's thread.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.call();
+    }
+
+    fn must_stop(&self) -> bool {
+        self.stop.load(Ordering::SeqCst) || is_exiting()
+    }
+
+    /// Takes the lanes of a device without a poller.
+    pub(crate) fn take_incoming(&self) -> Vec<Arc<Lane>> {
+        std::mem::take(&mut *self.incoming.lock())
+    }
+}
+
+/// Starts the poller of an engine.
+pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
+    let attention = engine.attention.clone();
+    let weak = Arc::downgrade(engine);
+    exit::watch(&attention);
+    let spawned = std::thread::Builder::new()
+        .name(format!("gpu-await-{}", engine.label()))
+        .spawn(move || run(&weak, &attention))
+        .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
+    let _ = engine.attention.thread.set(spawned.thread().clone());
+    Ok(())
+}
+
+/// What the poller does next.
+enum Next {
+    /// Somebody waits and it may be soon.
+    Again,
+    /// Sleep until called, or for so long.
+    Park(Option<Duration>),
+}
+
+struct Poller {
+    active: Vec<Arc<Lane>>,
+    last_progress: Instant,
+    last_press: Instant,
+}
+
+fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
+    let _role = thread_role::enter(Role::Poller);
+    let now = Instant::now();
+    let mut poller = Poller { active: Vec::new(), last_progress: now, last_press: now };
+    let mut spins = 0_u32;
+    while !attention.must_stop() {
+        let next = match engine.upgrade() {
+            Some(engine) => poller.look(&engine, attention),
+            None => break,
+        };
+        match next {
+            Next::Again => {
+                spins += 1;
+                if spins.is_multiple_of(16) {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+            Next::Park(limit) => {
+                if attention.park.commit() {
+                    match limit {
+                        Some(limit) => std::thread::park_timeout(limit),
+                        None => std::thread::park(),
+                    }
+                }
+                attention.park.resume();
+            }
+        }
+    }
+    attention.stopped.store(true, Ordering::SeqCst);
+}
+
+impl Poller {
+    fn look(&mut self, engine: &Engine, attention: &Attention) -> Next {
+        if self.sweep(engine, attention) {
+            return Next::Again;
+        }
+        let age = self.last_progress.elapsed();
+        let mode = engine.options.completion;
+        if self.somebody_waits() && age < mode.sweep_for() {
+            return Next::Again;
+        }
+        attention.park.begin();
+        if self.sweep(engine, attention) {
+            attention.park.resume();
+            return Next::Again;
+        }
+        self.press(engine);
+        if self.somebody_waits() {
+            if mode.arms_doorbells() {
+                self.active.iter().for_each(Lane::arm);
+            }
+            let limit = policy::probe_after(mode, age);
+            if age > limit {
+                // Words and doorbells say nothing of a device that died; a query does.
+                let _ = engine.check_health();
+            }
+            return Next::Park(Some(limit));
+        }
+        let owing = engine.has_retired() || self.active.iter().any(|lane| lane.has_dues());
+        if owing {
+            let _ = engine.check_health();
+            return Next::Park(Some(policy::MARK_WITHIN));
+        }
+        if age < policy::LINGER && !self.active.is_empty() {
+            return Next::Park(Some(policy::LINGER));
+        }
+        self.active.retain(|lane| !lane.deactivate());
+        let limit = (!self.active.is_empty()).then_some(policy::MARK_WITHIN);
+        Next::Park(limit)
+    }
+
+    /// Looks at every lane once; true if anything moved.
+    fn sweep(&mut self, engine: &Engine, attention: &Attention) -> bool {
+        let mut incoming = attention.incoming.lock();
+        let mut moved = !incoming.is_empty();
+        self.active.append(&mut incoming);
+        drop(incoming);
+        for lane in &self.active {
+            moved |= lane.sweep();
+        }
+        if engine.has_retired() {
+            moved |= engine.sweep_retired(false);
+        }
+        if moved {
+            self.last_progress = Instant::now();
+        }
+        moved
+    }
+
+    /// Places what markers are missing.
+    fn press(&mut self, engine: &Engine) {
+        let dues = self.last_press.elapsed() >= policy::MARK_WITHIN;
+        if dues {
+            self.last_press = Instant::now();
+            engine.sweep_retired(true);
+        }
+        for lane in &self.active {
+            lane.press(dues);
+        }
+    }
+
+    fn somebody_waits(&self) -> bool {
+        self.active.iter().any(|lane| lane.has_waiters())
+    }
+}
+
+/// Whether `main` has returned: no driver call of ours may follow.
+pub(crate) fn is_exiting() -> bool {
+    exit::begun()
+}
+
+/// The end of the process.
+mod exit {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Weak};
+    use std::time::{Duration, Instant};
+
+    use parking_lot::Mutex;
+
+    use super::Attention;
+
+    static EXITING: AtomicBool = AtomicBool::new(false);
+    /// Process state, and the only one of this crate: the pollers that must stop before the driver
+    /// is torn down.
+    static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
+
+    pub(super) fn begun() -> bool {
+        // ORDERING: Relaxed: the handler waits for who may have missed it.
+        EXITING.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn watch(attention: &Arc<Attention>) {
+        crate::at_exit::register(stop_pollers);
+        let mut pollers = POLLERS.lock();
+        pollers.retain(|poller| poller.strong_count() > 0);
+        pollers.push(Arc::downgrade(attention));
+    }
+
+    /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
+    fn stop_pollers() {
+        EXITING.store(true, Ordering::SeqCst);
+        let pollers: Vec<_> = match POLLERS.try_lock() {
+            Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
+            None => return,
+        };
+        pollers.iter().for_each(|poller| poller.stop());
+        // A poller is between driver calls in microseconds; one that is held by the driver (a
+        // full queue never holds it) is not waited for.
+        let limit = Instant::now() + Duration::from_millis(200);
+        for poller in pollers {
+            while !poller.stopped.load(Ordering::SeqCst) && Instant::now() < limit {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The thread that drops what users lent.
+//!
+//! A closure or a value of the user's may block or panic in its `Drop`; neither the sweep nor the
+//! driver's callback thread may suffer for it. The thread starts when something is first sent.
+#![forbid(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use crossbeam_channel::{Sender, unbounded};
+
+/// Something to be dropped elsewhere, or a last act that makes driver calls.
+pub(crate) type Remains = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+pub(crate) struct Reaper {
+    queue: OnceLock<Option<Sender<Remains>>>,
+}
+
+impl Reaper {
+    /// Runs `remains` on the reaper's thread.
+    pub(crate) fn send(&self, remains: Remains) {
+        let queue = self.queue.get_or_init(|| {
+            let (sender, receiver) = unbounded::<Remains>();
+            let spawned = std::thread::Builder::new()
+                .name("gpu-await-reaper".to_owned())
+                .spawn(move || receiver.iter().for_each(bury));
+            spawned.ok().map(|_| sender)
+        });
+        match queue {
+            // A thread that cannot be had: leaking is the lesser evil, and it is said.
+            None => {
+                tracing::error!("no thread for the reaper: a value is leaked");
+                std::mem::forget(remains);
+            }
+            Some(queue) => {
+                if let Err(unsent) = queue.send(remains) {
+                    std::mem::forget(unsent);
+                }
+            }
+        }
+    }
+
+    /// Drops `value` on the reaper's thread.
+    pub(crate) fn drop_later(&self, value: Box<dyn std::any::Any + Send>) {
+        self.send(Box::new(move || drop(value)));
+    }
+}
+
+fn bury(remains: Remains) {
+    if catch_unwind(AssertUnwindSafe(remains)).is_err() {
+        tracing::error!("a value that was lent to a stream panicked in its drop");
+    }
+}

@@ -1,0 +1,140 @@
+//! The submission lock: one submitter at a time, and nobody waits for a marker (pure).
+//!
+//! A submitter may be held in the driver for long (a full queue blocks its thread), and `poll` must
+//! not block behind it. So `poll` only *tries* the lock: failing, it leaves the ticket it wants
+//! marked in `wanted`, and whoever unlocks serves it.
+//!
+//! | word | set by | meaning |
+//! |---|---|---|
+//! | `wanted` | anybody | somebody waits for this ticket and saw no marker at or behind it |
+//! | `marked` | the holder of the lock | the highest ticket with a published marker |
+//!
+//! # Invariants
+//! 1. After `want(n)` returned, a marker at or behind *n* is published or the holder of the lock
+//!    will serve it before it goes away (`a_wanted_marker_is_served_by_whoever_unlocks`).
+//! 2. `marked` rises only after the marker's call succeeded (`a_marker_is_published_after_its_call`).
+//! 3. Nobody holds two submission locks.
+#![forbid(unsafe_code)]
+
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
+
+/// What [`SubmissionLock`] protects: something that can place a marker at its tail.
+pub(crate) trait Markable {
+    /// What placing a marker needs besides the locked state.
+    type Context: ?Sized;
+    /// Places a marker behind everything submitted so far and returns the ticket that it credits;
+    /// `None` if that failed (the caller's wait is then served by a later marker or the loss).
+    fn mark_tail(&mut self, context: &Self::Context) -> Option<u64>;
+}
+
+#[derive(Debug)]
+pub(crate) struct SubmissionLock<S> {
+    state: Mutex<S>,
+    wanted: AtomicU64,
+    marked: AtomicU64,
+}
+
+impl<S: Markable> SubmissionLock<S> {
+    pub(crate) fn new(state: S) -> Self {
+        SubmissionLock {
+            state: Mutex::new(state),
+            wanted: AtomicU64::new(0),
+            marked: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a marker at or behind `ticket` is published.
+    pub(crate) fn is_marked(&self, ticket: u64) -> bool {
+        // ORDERING: Acquire pairs with `mark`: who sees the number finds the marker in its queue.
+        self.marked.load(Ordering::Acquire) >= ticket
+    }
+
+    /// Runs `f` under the lock, then serves who asked for a marker meanwhile. Blocks while another
+    /// submitter is in the driver.
+    pub(crate) fn with<R>(&self, cx: &S::Context, f: impl FnOnce(&mut Locked<'_, S>) -> R) -> R {
+        let mut locked = self.locked(self.state.lock());
+        let result = f(&mut locked);
+        drop(locked);
+        self.serve(cx);
+        result
+    }
+
+    /// Like [`with`](Self::with), unless the lock is taken.
+    pub(crate) fn try_with<R>(
+        &self,
+        cx: &S::Context,
+        f: impl FnOnce(&mut Locked<'_, S>) -> R,
+    ) -> Option<R> {
+        let mut locked = self.locked(self.state.try_lock()?);
+        let result = f(&mut locked);
+        drop(locked);
+        self.serve(cx);
+        Some(result)
+    }
+
+    /// Asks for a marker at or behind `ticket` and places it if the lock is free. Never blocks.
+    pub(crate) fn want(&self, cx: &S::Context, ticket: u64) {
+        if self.is_marked(ticket) {
+            return;
+        }
+        // ORDERING: the store of `wanted` and the try of the lock below, against the unlock and
+        // the load of `wanted` in `serve`, are a store-load pair on both sides: SeqCst fences.
+        self.wanted.fetch_max(ticket, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.serve(cx);
+    }
+
+    /// Places the markers that were asked for while the lock was held.
+    fn serve(&self, cx: &S::Context) {
+        loop {
+            fence(Ordering::SeqCst);
+            // ORDERING: Relaxed, ordered by the fences here and in `want`.
+            let wanted = self.wanted.load(Ordering::Relaxed);
+            if wanted == 0 || self.is_marked(wanted) {
+                return;
+            }
+            let Some(guard) = self.state.try_lock() else {
+                return; // the holder runs this loop after it unlocks
+            };
+            let mut locked = self.locked(guard);
+            if !locked.mark_tail(cx) {
+                // The driver refused: a later submission or the loss of the device serves it.
+                // ORDERING: Relaxed, as above.
+                let _ =
+                    self.wanted.compare_exchange(wanted, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn locked<'a>(&'a self, state: MutexGuard<'a, S>) -> Locked<'a, S> {
+        Locked { state, marked: &self.marked }
+    }
+}
+
+/// The lock, held.
+pub(crate) struct Locked<'a, S> {
+    pub(crate) state: MutexGuard<'a, S>,
+    marked: &'a AtomicU64,
+}
+
+impl<S: Markable> Locked<'_, S> {
+    /// Places a marker at the tail and publishes it; false if the driver refused.
+    pub(crate) fn mark_tail(&mut self, cx: &S::Context) -> bool {
+        let placed = self.state.mark_tail(cx);
+        if let Some(ticket) = placed {
+            self.publish_mark(ticket);
+        }
+        placed.is_some()
+    }
+
+    /// Publishes a marker that was already placed at or behind `ticket`.
+    pub(crate) fn publish_mark(&mut self, ticket: u64) {
+        // ORDERING: Release pairs with `is_marked`; only the lock's holder writes.
+        self.marked.store(ticket, Ordering::Release);
+    }
+
+    pub(crate) fn is_marked(&self, ticket: u64) -> bool {
+        // ORDERING: Relaxed: only the lock's holder, this thread, writes.
+        self.marked.load(Ordering::Relaxed) >= ticket
+    }
+}

@@ -1,0 +1,84 @@
+//! A stream's timeline: tickets handed out, tickets complete (pure).
+//!
+//! Operations take consecutive tickets under the stream's submission lock. `completed` only rises;
+//! operation *n* is complete ⇔ `completed ≥ n`. A lost device is a state *beside* the timeline,
+//! never a value of it.
+//!
+//! | word | set by | read by |
+//! |---|---|---|
+//! | `submitted` | the holder of the submission lock | everybody |
+//! | `completed` | whoever saw a marker complete | everybody |
+//! | `held` | the submitter (its ticket), the ticket's `Op` (back to none) | the next submitter |
+//!
+//! # Invariants
+//! 1. `completed` never falls and never exceeds a ticket whose marker was seen complete
+//!    (`completed_only_rises`).
+//! 2. `held` names the tail or nothing: an older ticket's `Op` cannot clear a newer one's
+//!    (`an_older_op_cannot_release_the_tail`).
+#![forbid(unsafe_code)]
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Tickets of one stream.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    submitted: AtomicU64,
+    completed: AtomicU64,
+    held: AtomicU64,
+}
+
+impl Timeline {
+    pub(crate) fn new() -> Self {
+        Timeline {
+            submitted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+        }
+    }
+
+    /// The last ticket handed out.
+    pub(crate) fn submitted(&self) -> u64 {
+        // ORDERING: Acquire pairs with `publish`, so that who sees ticket n sees its bookkeeping.
+        self.submitted.load(Ordering::Acquire)
+    }
+
+    /// The highest ticket known to be complete.
+    pub(crate) fn completed(&self) -> u64 {
+        // ORDERING: Acquire pairs with `complete`: what the device wrote before the marker was
+        // seen is visible to whoever reads this value.
+        self.completed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_complete(&self, ticket: u64) -> bool {
+        self.completed() >= ticket
+    }
+
+    /// Publishes `ticket` as the tail, with an `Op` that still observes it. Only under the
+    /// submission lock.
+    pub(crate) fn publish(&self, ticket: u64) {
+        // ORDERING: Relaxed, because `held` is only compared with the tail under the lock that
+        // orders it, and cleared by the ticket's own `Op`, which is made after this.
+        self.held.store(ticket, Ordering::Relaxed);
+        // ORDERING: Release pairs with `submitted`.
+        self.submitted.store(ticket, Ordering::Release);
+    }
+
+    /// Gives up interest in `ticket`: no marker of its own is needed.
+    pub(crate) fn release(&self, ticket: u64) {
+        // ORDERING: Relaxed on both sides: a submitter that misses this places one marker more.
+        let _ = self.held.compare_exchange(ticket, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The tail, if an `Op` still observes it.
+    pub(crate) fn held(&self) -> Option<u64> {
+        // ORDERING: Relaxed, see `release`.
+        Some(self.held.load(Ordering::Relaxed)).filter(|ticket| *ticket != 0)
+    }
+
+    /// Raises `completed` to `ticket`; true if that changed anything.
+    pub(crate) fn complete(&self, ticket: u64) -> bool {
+        // ORDERING: Release publishes what the marker proved; Acquire joins the earlier raiser's
+        // release sequence, so that a reader of the larger value sees both.
+        self.completed.fetch_max(ticket, Ordering::AcqRel) < ticket
+    }
+}

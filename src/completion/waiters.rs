@@ -1,0 +1,109 @@
+//! Who waits for which ticket of a stream (pure).
+//!
+//! A waiter has a slot for as long as its `Op` waits; each poll replaces a waker that would not
+//! wake the polling task. A heap orders the slots by ticket, so that a sweep touches only waiters
+//! whose ticket is complete. An abandoned slot leaves a stale heap entry behind, which is dropped
+//! when its ticket completes or when stale entries outnumber the live ones.
+//!
+//! Nothing here calls foreign code: wakers are handed back to the caller, which wakes or drops
+//! them after it unlocked.
+#![forbid(unsafe_code)]
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use slab::Slab;
+
+/// A waiter's slot; good for one registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaiterKey {
+    slot: u32,
+    generation: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Waiters<W> {
+    slots: Slab<Slot<W>>,
+    due: BinaryHeap<Reverse<(u64, u32, u32)>>,
+    generation: u32,
+}
+
+#[derive(Debug)]
+struct Slot<W> {
+    generation: u32,
+    waker: W,
+}
+
+impl<W> Waiters<W> {
+    pub(crate) fn new() -> Self {
+        Waiters { slots: Slab::new(), due: BinaryHeap::new(), generation: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Adds a waiter for `ticket`.
+    pub(crate) fn insert(&mut self, ticket: u64, waker: W) -> WaiterKey {
+        if self.due.len() > 2 * self.slots.len() + 64 {
+            let slots = &self.slots;
+            self.due.retain(|Reverse((_, slot, generation))| is_live(slots, *slot, *generation));
+        }
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let index = self.slots.insert(Slot { generation, waker });
+        let slot = u32::try_from(index).unwrap_or(u32::MAX);
+        self.due.push(Reverse((ticket, slot, generation)));
+        WaiterKey { slot, generation }
+    }
+
+    /// The waker of a waiter that was not woken yet.
+    pub(crate) fn get_mut(&mut self, key: WaiterKey) -> Option<&mut W> {
+        let slot = self.slots.get_mut(key.slot as usize)?;
+        (slot.generation == key.generation).then_some(&mut slot.waker)
+    }
+
+    /// Forgets a waiter; the caller drops the waker after it unlocked.
+    #[must_use = "dropping a waker is foreign code: do it after unlocking"]
+    pub(crate) fn remove(&mut self, key: WaiterKey) -> Option<W> {
+        if is_live(&self.slots, key.slot, key.generation) {
+            Some(self.slots.remove(key.slot as usize).waker)
+        } else {
+            None
+        }
+    }
+
+    /// Takes one waiter whose ticket is at most `completed`.
+    #[must_use = "a waiter that was taken must be woken"]
+    pub(crate) fn pop_due(&mut self, completed: u64) -> Option<W> {
+        while let Some(Reverse((ticket, slot, generation))) = self.due.peek().copied() {
+            if ticket > completed {
+                return None;
+            }
+            self.due.pop();
+            if is_live(&self.slots, slot, generation) {
+                return Some(self.slots.remove(slot as usize).waker);
+            }
+        }
+        None
+    }
+
+    /// The lowest ticket that somebody waits for.
+    pub(crate) fn next_due(&mut self) -> Option<u64> {
+        while let Some(Reverse((ticket, slot, generation))) = self.due.peek().copied() {
+            if is_live(&self.slots, slot, generation) {
+                return Some(ticket);
+            }
+            self.due.pop();
+        }
+        None
+    }
+}
+
+fn is_live<W>(slots: &Slab<Slot<W>>, slot: u32, generation: u32) -> bool {
+    slots.get(slot as usize).is_some_and(|s| s.generation == generation)
+}

@@ -1,0 +1,118 @@
+//! Words that streams write: one 128-byte line each, in pinned memory that the device can reach.
+//!
+//! A stream writes its ticket into its word; reading the word never enters the driver. A line is
+//! given back only when its last value was seen, so a late write never reaches another stream.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::MmapMut;
+use parking_lot::Mutex;
+
+use crate::backend::{Backend, Call, DevicePtr, HostPtr};
+
+const LINE_BYTES: usize = 128;
+const PAGE_BYTES: usize = 4096;
+
+/// The lines of one device.
+#[derive(Default)]
+pub(crate) struct Words {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    pages: Vec<Arc<Page>>,
+    free: Vec<(Arc<Page>, usize)>,
+}
+
+struct Page {
+    /// Never behind a reference: the device writes it.
+    memory: MmapMut,
+    address: usize,
+    device: DevicePtr,
+}
+
+/// A stream's word.
+pub(crate) struct Word {
+    page: Arc<Page>,
+    line: usize,
+}
+
+impl Words {
+    /// Takes a line; maps and registers a page when none is free.
+    pub(crate) fn get(&self, backend: &dyn Backend) -> Call<Word> {
+        let mut state = self.state.lock();
+        if state.free.is_empty() {
+            let page = Arc::new(Page::new(backend)?);
+            state.free.extend((0..PAGE_BYTES / LINE_BYTES).map(|line| (page.clone(), line)));
+            state.pages.push(page);
+        }
+        match state.free.pop() {
+            Some((page, line)) => {
+                let word = Word { page, line };
+                // ORDERING: Relaxed: the line is nobody else's, and its stream is new.
+                word.atomic().store(0, Ordering::Relaxed);
+                Ok(word)
+            }
+            None => Err(crate::error::DriverCode { call: "mmap", code: 2 }),
+        }
+    }
+
+    /// Gives back a line whose last value was seen.
+    pub(crate) fn put(&self, word: Word) {
+        self.state.lock().free.push((word.page, word.line));
+    }
+
+    /// Takes the pages back from the device; no stream may write any more.
+    pub(crate) fn close(&self, backend: &dyn Backend) {
+        let mut state = self.state.lock();
+        state.free.clear();
+        for page in state.pages.drain(..) {
+            // SAFETY: the page was registered with this backend when it was made, and the caller
+            // says that no stream writes it any more.
+            let _ = unsafe { backend.unregister(HostPtr(page.address)) };
+        }
+    }
+
+    /// Leaves the pages where they are for the life of the process.
+    pub(crate) fn leak(&self) {
+        let mut state = self.state.lock();
+        state.free.clear();
+        state.pages.drain(..).for_each(std::mem::forget);
+    }
+}
+
+impl Page {
+    fn new(backend: &dyn Backend) -> Call<Page> {
+        let failed = |_| crate::error::DriverCode { call: "mmap", code: 2 };
+        let mut memory = MmapMut::map_anon(PAGE_BYTES).map_err(failed)?;
+        memory.fill(0);
+        let address = memory.as_mut_ptr() as usize;
+        // SAFETY: the mapping is ours, page-aligned, `PAGE_BYTES` long, and lives in the `Page`
+        // until `close` unregistered it.
+        let device = unsafe { backend.register(HostPtr(address), PAGE_BYTES) }?;
+        Ok(Page { memory, address, device })
+    }
+}
+
+impl Word {
+    /// The last value that the stream wrote.
+    pub(crate) fn read(&self) -> u64 {
+        // ORDERING: Acquire: what the stream did before the write is visible to who reads it.
+        self.atomic().load(Ordering::Acquire)
+    }
+
+    /// Where the device writes it.
+    pub(crate) fn device_ptr(&self) -> DevicePtr {
+        self.page.device.offset((self.line * LINE_BYTES) as u64)
+    }
+
+    fn atomic(&self) -> &AtomicU64 {
+        debug_assert!(self.line < self.page.memory.len() / LINE_BYTES);
+        let word: *mut u64 = (self.page.address + self.line * LINE_BYTES) as *mut u64;
+        // SAFETY: the line lies inside the page's mapping, which `self.page` keeps mapped; it is
+        // 128-byte aligned; everybody, the device included, accesses it as one 8-byte word.
+        unsafe { AtomicU64::from_ptr(word) }
+    }
+}

@@ -1,0 +1,398 @@
+//! What can go wrong, as plain data.
+//!
+//! An [`Error`] carries facts, not prose: [`Error::kind`] says what the caller can do next, and
+//! [`Error::detail`] carries the numbers (asked, limit, free, the operation's name). Formatting
+//! never enters the driver, so an error can be printed on a machine that has none and after the
+//! device is lost.
+//!
+//! | kind | what the caller can do |
+//! |---|---|
+//! | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device |
+//! | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works |
+//! | [`ErrorKind::Overloaded`] | try later |
+//! | [`ErrorKind::TimedOut`] | the device goes on; wait longer or give up |
+//! | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
+//! | [`ErrorKind::DeviceLost`] | the process cannot get that device back: report and exit |
+//! | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close) |
+//! | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The result of a call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call or an operation failed: cheap to clone, plain data, `Send + Sync`.
+///
+/// # Examples
+/// ```
+/// use gpu_await::{Device, ErrorKind};
+/// let device = Device::host();
+/// let stream = device.stream()?;
+/// let x = stream.upload(vec![1u32, 2, 3]).queued()?;
+/// let error = x.slice(2..9).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::InvalidCall);
+/// assert!(error.to_string().contains("2..9"));
+/// # Ok::<(), gpu_await::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Error(Arc<ErrorDetail>);
+
+/// What a caller can do about an [`Error`]; see the table of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The call itself was wrong; nothing was put on the device.
+    InvalidCall,
+    /// Device or pinned host memory ran out.
+    OutOfMemory,
+    /// Too much work is in flight.
+    Overloaded,
+    /// A time limit passed first.
+    TimedOut,
+    /// This device, driver or build cannot do what was asked.
+    Unsupported,
+    /// The device is gone for this process.
+    DeviceLost,
+    /// The device was closed.
+    Closed,
+    /// The driver refused a call that this crate believed to be valid.
+    Driver,
+}
+
+/// A number that a CUDA driver call returned, with the name of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DriverCode {
+    /// The driver entry point, e.g. `cuLaunchKernel`.
+    pub call: &'static str,
+    /// The `CUresult` it returned, as a number: it may be newer than this crate.
+    pub code: i32,
+}
+
+/// An axis of a grid or block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the three axes of CUDA")]
+pub enum Axis {
+    X,
+    Y,
+    Z,
+}
+
+/// Which extent of a launch is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LaunchLimit {
+    /// Blocks along an axis of the grid.
+    Grid(Axis),
+    /// Threads along an axis of the block.
+    Block(Axis),
+    /// Threads in a block, all axes together.
+    ThreadsPerBlock,
+    /// Threads in a block that this kernel's registers allow.
+    KernelThreadsPerBlock,
+    /// Dynamic shared memory of a block, in bytes.
+    SharedMemBytes,
+    /// Blocks that can be resident at once (cooperative launches).
+    ResidentBlocks,
+}
+
+/// The facts of an [`Error`].
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "fields are described by each variant")]
+pub enum ErrorDetail {
+    /// No driver library could be loaded.
+    #[error("no CUDA driver: {reason}")]
+    NoDriver { reason: String },
+    /// The crate was built without the `cuda` feature.
+    #[error("this build has no CUDA support (feature `cuda` is off)")]
+    NotBuilt,
+    /// There is no device with that ordinal.
+    #[error("no CUDA device {ordinal}: this machine has {count}")]
+    NoSuchDevice { ordinal: usize, count: usize },
+    /// `GPU_AWAIT_DEVICE` (or a device name passed by the caller) could not be read.
+    #[error("`{value}` names no device: expected `auto`, `host`, `cuda` or `cuda:N`")]
+    BadDeviceName { value: String },
+    /// A driver symbol is missing: the driver is older than this call needs.
+    #[error("the driver has no `{symbol}`: it is older than this call needs")]
+    MissingSymbol { symbol: &'static str },
+    /// The driver refused a call.
+    #[error("{0}")]
+    Driver(DriverCode),
+    /// A kernel image did not load; `log` is the JIT compiler's.
+    #[error("the kernel image `{image}` did not load ({code}){}", log_suffix(.log))]
+    BadImage { image: String, code: DriverCode, log: String },
+    /// The image has no kernel of that name.
+    #[error("`{image}` has no kernel `{kernel}`")]
+    NoSuchKernel { image: String, kernel: String },
+    /// The kernel has no implementation for this kind of device.
+    #[error("kernel `{kernel}` has no implementation for a {device} device")]
+    NoImplementation { kernel: String, device: &'static str },
+    /// A precondition of a kernel does not hold; nothing was launched.
+    #[error("kernel `{kernel}` requires `{requirement}`, but {values}")]
+    Precondition { kernel: String, requirement: &'static str, values: String },
+    /// A launch exceeds a limit, or has a zero extent.
+    #[error("kernel `{kernel}`: {what} is {asked}, allowed is 1 to {limit}")]
+    LaunchLimit { kernel: String, what: LaunchLimit, asked: u64, limit: u64 },
+    /// A buffer, stream or event of another device was passed.
+    #[error("{what} belongs to {found}, but the stream belongs to {expected}")]
+    WrongDevice { what: &'static str, expected: String, found: String },
+    /// Two lengths that must agree do not (both in elements).
+    #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
+    LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
+    /// A range lies outside its buffer (in elements).
+    #[error("range {start}..{end} is outside a buffer of {len} elements")]
+    OutOfBounds { start: usize, end: usize, len: usize },
+    /// A length in bytes does not fit the address space.
+    #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
+    TooLarge { len: usize, element_bytes: usize },
+    /// The value is made by the host when the device gets there; only awaiting can give it.
+    #[error("{op}: the value is made by the host; await it")]
+    HostValue { op: &'static str },
+    /// Memory was read that nothing has written since it was allocated.
+    #[error("{op} reads bytes {start}..{end} of a buffer that nothing has written yet")]
+    Unwritten { op: Arc<str>, start: u64, end: u64 },
+    /// The operation reads data whose producer could not be submitted.
+    #[error("{op} reads the output of {producer}, which failed: {cause}")]
+    Upstream { op: Arc<str>, producer: Arc<str>, cause: Error },
+    /// Another device's loss made this operation's input unavailable.
+    #[error("this operation depends on {device}, which was lost: {cause}")]
+    DependencyLost { device: String, cause: Error },
+    /// Submission or a blocking wait from a thread where it would dead-lock.
+    #[error("{what} is not possible on {thread}")]
+    WrongThread { what: &'static str, thread: &'static str },
+    /// An event was used in a way it was not made for.
+    #[error("event: {reason}")]
+    Event { reason: &'static str },
+    /// Device memory ran out. All figures in bytes.
+    #[error("out of device memory: asked {asked_bytes} bytes, {free_bytes} of {total_bytes} free")]
+    OutOfMemory { asked_bytes: u64, free_bytes: u64, total_bytes: u64 },
+    /// Pinned host memory could not be made.
+    #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
+    OutOfPinnedMemory { asked_bytes: u64, reason: String },
+    /// Too much work is in flight.
+    #[error("overloaded: {in_flight} operations in flight, the limit is {limit}")]
+    Overloaded { in_flight: u64, limit: u64 },
+    /// A time limit passed.
+    #[error("{what} did not finish within {limit_ms} ms")]
+    TimedOut { what: &'static str, limit_ms: u64 },
+    /// This device cannot do what was asked.
+    #[error("{what} is not supported by {device}")]
+    Unsupported { what: &'static str, device: String },
+    /// The device faulted or was lost; sticky for the life of the process.
+    #[error("{device} is lost: {cause}")]
+    DeviceLost { device: String, cause: LossCause },
+    /// The device was closed.
+    #[error("{device} was closed")]
+    Closed { device: String },
+}
+
+/// Why a device was lost.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// A driver call returned a sticky code (e.g. 700, an illegal address).
+    Driver(DriverCode),
+    /// A kernel's host twin panicked or touched memory that was not its own.
+    Host(String),
+    /// A test lost the device on purpose.
+    Injected(String),
+}
+
+impl Error {
+    /// Says what the caller can do next.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind()
+    }
+
+    /// Returns the facts.
+    #[must_use]
+    pub fn detail(&self) -> &ErrorDetail {
+        &self.0
+    }
+
+    /// Whether the device is gone, directly or through a dependency.
+    #[must_use]
+    pub fn is_device_lost(&self) -> bool {
+        self.kind() == ErrorKind::DeviceLost
+    }
+}
+
+impl ErrorDetail {
+    fn kind(&self) -> ErrorKind {
+        use ErrorDetail as D;
+        match self {
+            D::BadDeviceName { .. }
+            | D::BadImage { .. }
+            | D::NoSuchKernel { .. }
+            | D::Precondition { .. }
+            | D::LaunchLimit { .. }
+            | D::WrongDevice { .. }
+            | D::LengthMismatch { .. }
+            | D::OutOfBounds { .. }
+            | D::TooLarge { .. }
+            | D::HostValue { .. }
+            | D::Unwritten { .. }
+            | D::WrongThread { .. }
+            | D::Event { .. } => ErrorKind::InvalidCall,
+            D::NoDriver { .. }
+            | D::NotBuilt
+            | D::NoSuchDevice { .. }
+            | D::MissingSymbol { .. }
+            | D::NoImplementation { .. }
+            | D::Unsupported { .. } => ErrorKind::Unsupported,
+            D::Driver(_) => ErrorKind::Driver,
+            // What failed upstream decides what the reader can do about it.
+            D::Upstream { cause, .. } => cause.kind(),
+            D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } => ErrorKind::OutOfMemory,
+            D::Overloaded { .. } => ErrorKind::Overloaded,
+            D::TimedOut { .. } => ErrorKind::TimedOut,
+            D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
+            D::Closed { .. } => ErrorKind::Closed,
+        }
+    }
+}
+
+impl From<ErrorDetail> for Error {
+    fn from(detail: ErrorDetail) -> Self {
+        Error(Arc::new(detail))
+    }
+}
+
+impl From<DriverCode> for Error {
+    fn from(code: DriverCode) -> Self {
+        ErrorDetail::Driver(code).into()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&*self.0, f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &*self.0 {
+            ErrorDetail::Upstream { cause, .. } | ErrorDetail::DependencyLost { cause, .. } => {
+                Some(cause)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl DriverCode {
+    /// The code's name in `cuda.h`, where this crate knows it.
+    #[must_use]
+    pub fn name(&self) -> Option<&'static str> {
+        NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
+    }
+
+    /// Whether this code says that the context is gone for good.
+    pub(crate) fn is_sticky(self) -> bool {
+        matches!(self.code, 4 | 214 | 215 | 220 | 226 | 227 | 700 | 702 | 708..=710 | 714..=719 | 721)
+    }
+}
+
+impl fmt::Display for DriverCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "{} returned {} ({name})", self.call, self.code),
+            None => write!(f, "{} returned {}", self.call, self.code),
+        }
+    }
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LossCause::Driver(code) => code.fmt(f),
+            LossCause::Host(what) | LossCause::Injected(what) => f.write_str(what),
+        }
+    }
+}
+
+impl fmt::Display for LaunchLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LaunchLimit::Grid(axis) => write!(f, "grid_dim.{}", axis.name()),
+            LaunchLimit::Block(axis) => write!(f, "block_dim.{}", axis.name()),
+            LaunchLimit::ThreadsPerBlock => f.write_str("the number of threads in a block"),
+            LaunchLimit::KernelThreadsPerBlock => {
+                f.write_str("the number of threads in a block of this kernel")
+            }
+            LaunchLimit::SharedMemBytes => f.write_str("shared_mem_bytes"),
+            LaunchLimit::ResidentBlocks => f.write_str("the number of resident blocks"),
+        }
+    }
+}
+
+impl Axis {
+    fn name(self) -> char {
+        match self {
+            Axis::X => 'x',
+            Axis::Y => 'y',
+            Axis::Z => 'z',
+        }
+    }
+}
+
+fn log_suffix(log: &str) -> String {
+    let log = log.trim();
+    if log.is_empty() { String::new() } else { format!("\n{log}") }
+}
+
+/// Source: `CUresult` in the CUDA driver API's documentation.
+const NAMES: &[(i32, &str)] = &[
+    (1, "CUDA_ERROR_INVALID_VALUE"),
+    (2, "CUDA_ERROR_OUT_OF_MEMORY"),
+    (3, "CUDA_ERROR_NOT_INITIALIZED"),
+    (4, "CUDA_ERROR_DEINITIALIZED"),
+    (34, "CUDA_ERROR_STUB_LIBRARY"),
+    (46, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    (100, "CUDA_ERROR_NO_DEVICE"),
+    (101, "CUDA_ERROR_INVALID_DEVICE"),
+    (200, "CUDA_ERROR_INVALID_IMAGE"),
+    (201, "CUDA_ERROR_INVALID_CONTEXT"),
+    (209, "CUDA_ERROR_NO_BINARY_FOR_GPU"),
+    (214, "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    (218, "CUDA_ERROR_INVALID_PTX"),
+    (222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"),
+    (300, "CUDA_ERROR_INVALID_SOURCE"),
+    (301, "CUDA_ERROR_FILE_NOT_FOUND"),
+    (304, "CUDA_ERROR_OPERATING_SYSTEM"),
+    (400, "CUDA_ERROR_INVALID_HANDLE"),
+    (401, "CUDA_ERROR_ILLEGAL_STATE"),
+    (500, "CUDA_ERROR_NOT_FOUND"),
+    (600, "CUDA_ERROR_NOT_READY"),
+    (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    (701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+    (702, "CUDA_ERROR_LAUNCH_TIMEOUT"),
+    (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
+    (710, "CUDA_ERROR_ASSERT"),
+    (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
+    (713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),
+    (714, "CUDA_ERROR_HARDWARE_STACK_ERROR"),
+    (715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"),
+    (716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
+    (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
+    (718, "CUDA_ERROR_INVALID_PC"),
+    (719, "CUDA_ERROR_LAUNCH_FAILED"),
+    (720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"),
+    (800, "CUDA_ERROR_NOT_PERMITTED"),
+    (801, "CUDA_ERROR_NOT_SUPPORTED"),
+    (802, "CUDA_ERROR_SYSTEM_NOT_READY"),
+    (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+    (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+    (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
+    (999, "CUDA_ERROR_UNKNOWN"),
+];

@@ -1,0 +1,255 @@
+//! Who last wrote and who reads which range of an allocation (pure).
+//!
+//! An allocation is covered by disjoint spans. Each span knows its last writer, the readers since,
+//! and whether its content is worth reading. A new use of a range depends on what these say:
+//!
+//! | new use | waits for | leaves behind |
+//! |---|---|---|
+//! | read | the last writer | itself among the readers |
+//! | write | the last writer and all readers | itself as the writer, no readers |
+//!
+//! Uses on the user's own stream need no wait: that stream's order is enough. A buffer that was
+//! never cut has one span.
+//!
+//! # Invariants
+//! 1. The spans are sorted, disjoint and cover the allocation.
+//! 2. A span has at most one reader entry for a stream, its highest ticket.
+//! 3. Content is `Valid` after a write, whatever it was before; `Unwritten` and `Poisoned` ranges
+//!    stay so where no write reached.
+//!
+//! Pinned by the property tests in `tests/hazard.rs`.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+
+/// A stream, as far as hazards need to know it.
+pub(crate) trait Track: Clone {
+    fn id(&self) -> u64;
+}
+
+/// One use: the stream and the ticket of the operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Use<L> {
+    pub(crate) lane: L,
+    pub(crate) ticket: u64,
+}
+
+/// What an operation does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Read,
+    /// Overwrites every byte of the range without reading it.
+    Overwrite,
+    /// May read and may write any part of the range.
+    ReadWrite,
+}
+
+impl Mode {
+    pub(crate) fn writes(self) -> bool {
+        self != Mode::Read
+    }
+}
+
+/// Whether a range is worth reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content<P> {
+    /// Allocated; nothing has written it.
+    Unwritten,
+    Valid,
+    /// What should have written it could not be submitted.
+    Poisoned(P),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Span<L, P> {
+    end: u64,
+    writer: Option<Use<L>>,
+    readers: SmallVec<[Use<L>; 2]>,
+    content: Content<P>,
+}
+
+/// The uses of one allocation.
+#[derive(Clone, Debug)]
+pub(crate) struct Hazards<L, P> {
+    spans: SmallVec<[Span<L, P>; 1]>,
+}
+
+impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
+    /// An allocation of `len` bytes; `writer` is the operation that made it.
+    pub(crate) fn new(len: u64, writer: Option<Use<L>>, content: Content<P>) -> Self {
+        Hazards { spans: smallvec![Span { end: len, writer, readers: SmallVec::new(), content }] }
+    }
+
+    /// Calls `visit` for each use on another stream than `lane` that a new use must wait for.
+    pub(crate) fn dependencies(
+        &self,
+        range: &Range<u64>,
+        mode: Mode,
+        lane: u64,
+        mut visit: impl FnMut(&Use<L>),
+    ) {
+        for span in self.overlapping(range) {
+            if let Some(writer) = span.writer.as_ref().filter(|w| w.lane.id() != lane) {
+                visit(writer);
+            }
+            if mode.writes() {
+                span.readers.iter().filter(|r| r.lane.id() != lane).for_each(&mut visit);
+            }
+        }
+    }
+
+    /// The first part of `range` that is not worth reading.
+    pub(crate) fn unreadable(&self, range: &Range<u64>) -> Option<(Range<u64>, &Content<P>)> {
+        let mut start = 0;
+        for span in &self.spans {
+            let part = start.max(range.start)..span.end.min(range.end);
+            if part.start < part.end && span.content != Content::Valid {
+                return Some((part, &span.content));
+            }
+            start = span.end;
+        }
+        None
+    }
+
+    /// The first poisoned part of `range`.
+    pub(crate) fn poison_in(&self, range: &Range<u64>) -> Option<P> {
+        self.overlapping(range).find_map(|span| match &span.content {
+            Content::Poisoned(poison) => Some(poison.clone()),
+            _ => None,
+        })
+    }
+
+    /// Enters a use by `ticket` of `lane`.
+    pub(crate) fn record(&mut self, range: &Range<u64>, mode: Mode, lane: &L, ticket: u64) {
+        if range.is_empty() {
+            return;
+        }
+        // The common case: the whole buffer, by the stream that used it last.
+        if let [span] = self.spans.as_mut_slice()
+            && range.start == 0
+            && range.end == span.end
+        {
+            span.record(mode, lane, ticket);
+            return;
+        }
+        let (first, last) = self.cut(range);
+        for span in &mut self.spans[first..last] {
+            span.record(mode, lane, ticket);
+        }
+        self.merge();
+    }
+
+    /// Marks a range as not worth reading until it is overwritten.
+    pub(crate) fn poison(&mut self, range: &Range<u64>, poison: &P) {
+        if range.is_empty() {
+            return;
+        }
+        let (first, last) = self.cut(range);
+        for span in &mut self.spans[first..last] {
+            span.content = Content::Poisoned(poison.clone());
+        }
+        self.merge();
+    }
+
+    /// Vouches for the content of a range.
+    pub(crate) fn assume_written(&mut self, range: &Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let (first, last) = self.cut(range);
+        for span in &mut self.spans[first..last] {
+            span.content = Content::Valid;
+        }
+        self.merge();
+    }
+
+    /// Every stream that used the allocation, with its highest ticket.
+    pub(crate) fn users(&self) -> SmallVec<[Use<L>; 2]> {
+        let mut users: SmallVec<[Use<L>; 2]> = SmallVec::new();
+        for span in &self.spans {
+            for used in span.writer.iter().chain(&span.readers) {
+                match users.iter_mut().find(|u| u.lane.id() == used.lane.id()) {
+                    Some(known) => known.ticket = known.ticket.max(used.ticket),
+                    None => users.push(used.clone()),
+                }
+            }
+        }
+        users
+    }
+
+    #[cfg(test)]
+    pub(crate) fn span_count(&self) -> usize {
+        self.spans.len()
+    }
+
+    fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Span<L, P>> {
+        let mut start = 0;
+        self.spans.iter().filter(move |span| {
+            let overlaps = start < range.end && range.start < span.end && !range.is_empty();
+            start = span.end;
+            overlaps
+        })
+    }
+
+    /// Cuts spans at both ends of `range`; returns the indices that now cover it exactly.
+    fn cut(&mut self, range: &Range<u64>) -> (usize, usize) {
+        let first = self.cut_at(range.start);
+        let last = self.cut_at(range.end);
+        (first, last)
+    }
+
+    /// Makes `at` a boundary; returns the index of the span that begins there.
+    fn cut_at(&mut self, at: u64) -> usize {
+        let mut start = 0;
+        for index in 0..self.spans.len() {
+            if start == at {
+                return index;
+            }
+            let end = self.spans[index].end;
+            if at < end {
+                let mut left = self.spans[index].clone();
+                left.end = at;
+                self.spans.insert(index, left);
+                return index + 1;
+            }
+            start = end;
+        }
+        self.spans.len()
+    }
+
+    /// Joins neighbours that say the same.
+    fn merge(&mut self) {
+        let mut index = 1;
+        while index < self.spans.len() {
+            let (left, right) = (&self.spans[index - 1], &self.spans[index]);
+            if left.writer == right.writer
+                && left.readers == right.readers
+                && left.content == right.content
+            {
+                self.spans.remove(index - 1);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}
+
+impl<L: Track, P> Span<L, P> {
+    fn record(&mut self, mode: Mode, lane: &L, ticket: u64) {
+        if mode.writes() {
+            match &mut self.writer {
+                Some(writer) if writer.lane.id() == lane.id() => writer.ticket = ticket,
+                writer => *writer = Some(Use { lane: lane.clone(), ticket }),
+            }
+            self.readers.clear();
+            self.content = Content::Valid;
+        } else {
+            match self.readers.iter_mut().find(|r| r.lane.id() == lane.id()) {
+                Some(reader) => reader.ticket = ticket,
+                None => self.readers.push(Use { lane: lane.clone(), ticket }),
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Kernels: typed, checked before every launch, on either kind of device.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`kernel!`](crate::kernel!) | declares a kernel: types, preconditions, geometry, PTX, host twin |
+//! | [`Kernel<S>`] | a loaded kernel whose arguments have the types `S` |
+//! | [`Module`] | a loaded image, for kernels that are found at run time |
+//! | [`LaunchConfig`] | grid, block, dynamic shared memory |
+//!
+//! # Safety of kernels
+//! The driver checks nothing of what a kernel is passed. Declaring one is therefore `unsafe` once:
+//! whoever does so vouches that the argument types are those of the kernel's source, and that for
+//! all arguments its preconditions admit, it stays inside the memory it was passed. The
+//! preconditions are checked before every launch, so that launching is safe.
+pub(crate) mod define;
+pub(crate) mod launch_config;
+pub(crate) mod module;
+pub(crate) mod signature;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::backend::{Function, FunctionInfo, HostTwin, LaunchShape};
+use crate::completion::engine::Engine;
+use crate::device::Device;
+use crate::error::{Axis, ErrorDetail, LaunchLimit, Result};
+use crate::op::Op;
+use crate::queue::Queue;
+use crate::stream::Stream;
+use crate::submit::wrong_device;
+use launch_config::LaunchConfig;
+use module::LoadedModule;
+use signature::{ArgList, Args, Signature, TwinFn};
+
+/// A loaded kernel whose arguments have the types `S`, a tuple of plain values,
+/// [`In<T>`](crate::In), [`InOut<T>`](crate::InOut), [`Out<T>`](crate::Out) and
+/// [`Flag`](crate::Flag). Cheap to clone.
+///
+/// Passing something else does not compile:
+/// ```compile_fail
+/// # use gpu_await::*;
+/// # fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, x: &DeviceBuffer<f32>) {
+/// s.launch(k, LaunchConfig::for_elements(4), (2.0, x, x)); // `x` is shared, the kernel writes it
+/// # }
+/// ```
+pub struct Kernel<S: Signature> {
+    core: Arc<Core>,
+    requirements: Arc<Vec<Requirement<S>>>,
+    names: &'static [&'static str],
+}
+
+struct Core {
+    engine: Arc<Engine>,
+    name: Arc<str>,
+    function: Function,
+    info: FunctionInfo,
+    /// Keeps the code loaded.
+    module: Option<Arc<LoadedModule>>,
+}
+
+struct Requirement<S: Signature> {
+    text: &'static str,
+    holds: Box<Check<S>>,
+}
+
+type Check<S> = dyn Fn(&LaunchConfig, &<S as Signature>::Shapes) -> bool + Send + Sync;
+
+/// Something that kernels are launched on: [`Stream`] (the launch is a future) and [`Queue`]
+/// (inside a batch, the launch is a plain result). Sealed.
+pub trait LaunchOn: sealed::Sealed {
+    /// What a launch returns.
+    type Launched;
+    #[doc(hidden)]
+    fn launch_kernel<'k, S: Signature>(
+        &self,
+        kernel: &Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Self::Launched;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Stream {}
+    impl Sealed for super::Queue<'_> {}
+}
+
+impl<S: Signature> Kernel<S> {
+    /// A kernel for the host device alone: `twin` is called once a launch with the whole grid.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::NoImplementation`] on another kind of device.
+    pub fn host(device: &Device, name: &str, twin: impl TwinFn<S>) -> Result<Self> {
+        Kernel::host_erased(device.engine(), name, twin.erase())
+    }
+
+    /// [`host`](Self::host) for a twin whose types were checked before.
+    pub(crate) fn host_erased(engine: &Arc<Engine>, name: &str, twin: HostTwin) -> Result<Self> {
+        if engine.backend.kind() != crate::DeviceKind::Host {
+            return Err(no_implementation(name, engine));
+        }
+        let info = FunctionInfo {
+            threads_per_block: engine.backend.limits().threads_per_block,
+            static_shared_mem_bytes: 0,
+            registers: 0,
+            local_bytes: 0,
+        };
+        Ok(Kernel::new(engine, name, Function::Host(twin), info, None))
+    }
+
+    fn new(
+        engine: &Arc<Engine>,
+        name: &str,
+        function: Function,
+        info: FunctionInfo,
+        module: Option<Arc<LoadedModule>>,
+    ) -> Self {
+        let core = Core { engine: engine.clone(), name: Arc::from(name), function, info, module };
+        Kernel { core: Arc::new(core), requirements: Arc::default(), names: &[] }
+    }
+
+    /// Adds a precondition that every launch is checked against; `text` is what the error says.
+    ///
+    /// # Examples
+    /// ```
+    /// # use gpu_await::*;
+    /// # let device = Device::host();
+    /// let double = Kernel::<(InOut<f32>, u32)>::host(&device, "double", |_: &Grid, x: &mut [f32], n: u32| {
+    ///     x[..n as usize].iter_mut().for_each(|x| *x *= 2.0);
+    /// })?
+    /// .require("n <= x.len()", |_, (x, n)| *n as usize <= x.len());
+    /// let stream = device.stream()?;
+    /// let mut x = stream.full(3, 1.0f32).queued()?;
+    /// let error = stream.launch(&double, LaunchConfig::for_elements(3), (&mut x, 4)).queued().unwrap_err();
+    /// assert!(error.to_string().contains("n <= x.len()"));
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[must_use]
+    pub fn require(
+        mut self,
+        text: &'static str,
+        holds: impl Fn(&LaunchConfig, &S::Shapes) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let requirement = Requirement { text, holds: Box::new(holds) };
+        match Arc::get_mut(&mut self.requirements) {
+            Some(requirements) => requirements.push(requirement),
+            // Clones of this kernel keep their own; the checks cannot be copied, so chain them.
+            None => {
+                let before = self.requirements.clone();
+                let chained = Requirement {
+                    text: "the preconditions of the kernel that this one was made from",
+                    holds: Box::new(move |config: &LaunchConfig, shapes: &S::Shapes| {
+                        before.iter().all(|r| (r.holds)(config, shapes))
+                    }),
+                };
+                self.requirements = Arc::new(vec![chained, requirement]);
+            }
+        }
+        self
+    }
+
+    /// Names the arguments for messages.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn named(mut self, names: &'static [&'static str]) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// The kernel's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.core.name
+    }
+
+    /// The most threads a block of this kernel may have: its registers decide.
+    #[must_use]
+    pub fn max_threads_per_block(&self) -> u32 {
+        self.core.info.threads_per_block
+    }
+
+    /// Registers a thread uses; 0 on the host device.
+    #[must_use]
+    pub fn registers_per_thread(&self) -> u32 {
+        self.core.info.registers
+    }
+
+    /// Shared memory that a block of this kernel has besides the dynamic, in bytes.
+    #[must_use]
+    pub fn static_shared_mem_bytes(&self) -> u32 {
+        self.core.info.static_shared_mem_bytes
+    }
+
+    /// Local memory that a thread uses, in bytes.
+    #[must_use]
+    pub fn local_bytes_per_thread(&self) -> u32 {
+        self.core.info.local_bytes
+    }
+
+    fn check(&self, config: &LaunchConfig, shapes: &S::Shapes) -> Result<()> {
+        self.check_limits(config)?;
+        for requirement in &*self.requirements {
+            if !(requirement.holds)(config, shapes) {
+                return Err(ErrorDetail::Precondition {
+                    kernel: self.name().to_owned(),
+                    requirement: requirement.text,
+                    values: S::describe(shapes, self.names),
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    fn check_limits(&self, config: &LaunchConfig) -> Result<()> {
+        const AXES: [Axis; 3] = [Axis::X, Axis::Y, Axis::Z];
+        let limits = self.core.engine.backend.limits();
+        let within = |what: LaunchLimit, asked: u64, limit: u32| -> Result<()> {
+            if (1..=u64::from(limit)).contains(&asked) {
+                return Ok(());
+            }
+            let kernel = self.name().to_owned();
+            Err(ErrorDetail::LaunchLimit { kernel, what, asked, limit: u64::from(limit) }.into())
+        };
+        let (grid, block) = (config.grid_dim(), config.block_dim());
+        for (axis, (asked, limit)) in AXES.into_iter().zip(grid.into_iter().zip(limits.grid_dim)) {
+            within(LaunchLimit::Grid(axis), u64::from(asked), limit)?;
+        }
+        for (axis, (asked, limit)) in AXES.into_iter().zip(block.into_iter().zip(limits.block_dim))
+        {
+            within(LaunchLimit::Block(axis), u64::from(asked), limit)?;
+        }
+        let threads = block.iter().map(|n| u64::from(*n)).product();
+        within(LaunchLimit::ThreadsPerBlock, threads, limits.threads_per_block)?;
+        within(LaunchLimit::KernelThreadsPerBlock, threads, self.core.info.threads_per_block)?;
+        let dynamic = config.shared_mem();
+        if dynamic > 0 {
+            let room = limits.shared_mem_optin_bytes.max(limits.shared_mem_bytes);
+            let room = room.saturating_sub(self.core.info.static_shared_mem_bytes);
+            within(LaunchLimit::SharedMemBytes, u64::from(dynamic), room)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a launch on the queue's stream; true if there was anything to launch.
+    fn submit<'k>(
+        &self,
+        queue: &Queue<'_>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Result<()> {
+        let core = &*self.core;
+        let mut list = ArgList::new(core.name.clone());
+        let shapes = args.collect(&mut list);
+        let ArgList { block, mut footprint, waits } = list;
+        let engine = queue.lane().engine();
+        if core.engine.id != engine.id {
+            return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
+        }
+        if config.is_nothing() {
+            return Ok(());
+        }
+        self.check(&config, &shapes).map_err(|error| footprint.poison(error))?;
+        if let Some(module) = &core.module {
+            let large = config.shared_mem() > engine.backend.limits().shared_mem_bytes;
+            if large {
+                let allowed = module.allow_shared_mem(&core.function, config.shared_mem());
+                allowed.map_err(|code| footprint.poison(engine.refused(code)))?;
+            }
+        }
+        if waits {
+            footprint.may_be_held_up();
+        }
+        let shape = LaunchShape { grid: config.grid(), cooperative: config.is_cooperative() };
+        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?)).map(drop)
+    }
+}
+
+impl<S: Signature> Clone for Kernel<S> {
+    fn clone(&self) -> Self {
+        Kernel {
+            core: self.core.clone(),
+            requirements: self.requirements.clone(),
+            names: self.names,
+        }
+    }
+}
+
+impl<S: Signature> fmt::Debug for Kernel<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({} on {})", self.core.name, self.core.engine.label())
+    }
+}
+
+impl LaunchOn for Stream {
+    type Launched = Op<()>;
+
+    fn launch_kernel<'k, S: Signature>(
+        &self,
+        kernel: &Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Op<()> {
+        self.batch(|queue| kernel.submit(queue, config, args))
+    }
+}
+
+impl LaunchOn for Queue<'_> {
+    type Launched = Result<()>;
+
+    fn launch_kernel<'k, S: Signature>(
+        &self,
+        kernel: &Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Result<()> {
+        kernel.submit(self, config, args)
+    }
+}
+
+impl Stream {
+    /// Puts a kernel launch on the stream. Ready proves *complete on the device*.
+    ///
+    /// Buffers are borrowed for the call only: `&x` for [`In`](crate::In), `&mut y` for
+    /// [`InOut`](crate::InOut) and [`Out`](crate::Out). Work of other streams on them is waited for
+    /// on the device.
+    ///
+    /// # Errors
+    /// A precondition that does not hold, with the values; an extent that is zero or over a limit,
+    /// with the axis; buffers or a kernel of another device; inputs that were never written or
+    /// whose producer failed. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The driver blocks the thread when about a thousand launches are queued on the stream; see
+    /// [`throttle`](Stream::throttle).
+    ///
+    /// # Source
+    /// `cuLaunchKernel`.
+    pub fn launch<'k, S: Signature>(
+        &self,
+        kernel: &Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Op<()> {
+        self.launch_kernel(kernel, config, args)
+    }
+}
+
+impl Queue<'_> {
+    /// See [`Stream::launch`].
+    ///
+    /// # Errors
+    /// As [`Stream::launch`].
+    pub fn launch<'k, S: Signature>(
+        &self,
+        kernel: &Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Result<()> {
+        self.launch_kernel(kernel, config, args)
+    }
+}
+
+fn no_implementation(kernel: &str, engine: &Engine) -> crate::Error {
+    let device = match engine.backend.kind() {
+        crate::DeviceKind::Cuda => "CUDA",
+        crate::DeviceKind::Host => "host",
+    };
+    ErrorDetail::NoImplementation { kernel: kernel.to_owned(), device }.into()
+}

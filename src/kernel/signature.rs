@@ -1,0 +1,325 @@
+//! The types of a kernel's arguments.
+//!
+//! A kernel is typed by a tuple of markers without lifetimes; a launch passes a tuple of arguments
+//! that fit them:
+//!
+//! | marker | passed as | the device sees | the host twin sees |
+//! |---|---|---|---|
+//! | a plain type, e.g. `f32` | itself | the value | the value |
+//! | [`Value<T>`] | `T`, any plain type of yours | the value | the value |
+//! | [`In<T>`] | `&buffer`, `&view` | `const T*` | `&[T]` |
+//! | [`InOut<T>`] | `&mut buffer`, `&mut view` | `T*` | `&mut [T]` |
+//! | [`Out<T>`] | likewise; the kernel overwrites all of it | `T*` | `&mut [T]` |
+//! | [`Flag`] | `&PinnedFlag` | `unsigned*` | `&AtomicU32` |
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use bytemuck::Pod;
+
+use crate::backend::{ArgBlock, Grid, HostTwin};
+use crate::memory::Element;
+use crate::memory::buffer::{Extent, Readable, Writable};
+use crate::memory::pinned::PinnedFlag;
+use crate::submit::{Footprint, Name};
+
+/// Marker: an array that the kernel reads.
+pub struct In<T>(PhantomData<fn() -> T>);
+
+/// Marker: an array that the kernel may read and write.
+pub struct InOut<T>(PhantomData<fn() -> T>);
+
+/// Marker: an array of which the kernel overwrites every element before anything reads it.
+pub struct Out<T>(PhantomData<fn() -> T>);
+
+/// Marker: a plain value of a type of yours.
+pub struct Value<T>(PhantomData<fn() -> T>);
+
+/// Marker: a word that the host and the running kernel share, a [`PinnedFlag`].
+pub struct Flag(());
+
+/// The length of an array argument, as a precondition sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Len(usize);
+
+impl Len {
+    /// The length of anything with one.
+    pub fn of(what: &impl Extent) -> Self {
+        Len(what.len())
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// One argument's type. Sealed.
+pub trait Param: sealed::Sealed + 'static {
+    /// What a precondition sees: the value, or the [`Len`] of an array.
+    type Shape: Copy + Debug + Send + Sync + 'static;
+    /// What the host twin receives.
+    type Twin<'a>;
+
+    /// Reads the argument for the twin.
+    ///
+    /// # Safety
+    /// Argument `index` of `args` was pushed for this very type, its memory is live and nobody else
+    /// uses it (or only reads it, for [`In`]) for `'a`.
+    #[doc(hidden)]
+    unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> Self::Twin<'a>;
+
+    /// `name = 3`, `name.len() = 3`.
+    #[doc(hidden)]
+    fn describe(shape: &Self::Shape, name: &str) -> String {
+        format!("{name} = {shape:?}")
+    }
+}
+
+/// Something that can be passed for `P`. Sealed.
+pub trait Arg<'k, P: Param> {
+    #[doc(hidden)]
+    fn push(self, list: &mut ArgList<'k>) -> P::Shape;
+}
+
+/// A tuple of [`Param`] markers, up to twelve. Sealed.
+pub trait Signature: sealed::Sealed + Sized + 'static {
+    /// What preconditions see: a tuple of the arguments' shapes.
+    type Shapes: Debug + Send + Sync + 'static;
+    #[doc(hidden)]
+    fn describe(shapes: &Self::Shapes, names: &[&str]) -> String;
+}
+
+/// A tuple of arguments that fit `S`. Sealed.
+pub trait Args<'k, S: Signature> {
+    #[doc(hidden)]
+    fn collect(self, list: &mut ArgList<'k>) -> S::Shapes;
+}
+
+/// A kernel's host twin: a function of the grid and the arguments' twin types.
+pub trait TwinFn<S: Signature>: Send + Sync + 'static {
+    #[doc(hidden)]
+    fn erase(self) -> Erased;
+}
+
+/// A twin behind its types.
+#[doc(hidden)]
+pub type Erased = HostTwin;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The arguments of a launch, as they are collected.
+#[doc(hidden)]
+pub struct ArgList<'k> {
+    pub(crate) block: ArgBlock,
+    pub(crate) footprint: Footprint<'k>,
+    /// Whether the kernel may wait for the host.
+    pub(crate) waits: bool,
+}
+
+impl<'k> ArgList<'k> {
+    pub(crate) fn new(name: Arc<str>) -> Self {
+        ArgList {
+            block: ArgBlock::default(),
+            footprint: Footprint::new(Name::Kernel(name)),
+            waits: false,
+        }
+    }
+}
+
+macro_rules! scalars {
+    ($($type:ty)+) => {$(
+        impl sealed::Sealed for $type {}
+        impl Param for $type {
+            type Shape = $type;
+            type Twin<'a> = $type;
+            unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> $type {
+                bytemuck::pod_read_unaligned(args.value(index, size_of::<$type>()))
+            }
+        }
+        impl<'k> Arg<'k, $type> for $type {
+            fn push(self, list: &mut ArgList<'k>) -> $type {
+                list.block.push_value(bytemuck::bytes_of(&self));
+                self
+            }
+        }
+    )+};
+}
+scalars! { u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 half::f16 half::bf16 }
+
+impl<T> sealed::Sealed for Value<T> {}
+impl<T: Pod + Debug + Send + Sync> Param for Value<T> {
+    type Shape = T;
+    type Twin<'a> = T;
+    unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> T {
+        bytemuck::pod_read_unaligned(args.value(index, size_of::<T>()))
+    }
+}
+impl<'k, T: Pod + Debug + Send + Sync> Arg<'k, Value<T>> for T {
+    fn push(self, list: &mut ArgList<'k>) -> T {
+        list.block.push_value(bytemuck::bytes_of(&self));
+        self
+    }
+}
+
+impl<T> sealed::Sealed for In<T> {}
+impl<T: Element> Param for In<T> {
+    type Shape = Len;
+    type Twin<'a> = &'a [T];
+    unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> &'a [T] {
+        let (start, len) = array::<T>(args, index);
+        // SAFETY: the caller vouches for the memory; `start` is aligned and not null even if empty.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+    fn describe(shape: &Len, name: &str) -> String {
+        format!("{name}.len() = {}", shape.0)
+    }
+}
+impl<'k, T: Element, B: Readable<T>> Arg<'k, In<T>> for &'k B {
+    fn push(self, list: &mut ArgList<'k>) -> Len {
+        let span = self.span();
+        list.footprint.reads(&span);
+        push_array(list, &span);
+        Len::of(self)
+    }
+}
+
+macro_rules! written_arrays {
+    ($($marker:ident $uses:ident)+) => {$(
+        impl<T> sealed::Sealed for $marker<T> {}
+        impl<T: Element> Param for $marker<T> {
+            type Shape = Len;
+            type Twin<'a> = &'a mut [T];
+            unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> &'a mut [T] {
+                let (start, len) = array::<T>(args, index);
+                // SAFETY: the caller vouches for the memory, and that nobody else uses it;
+                // `start` is aligned and not null even if empty.
+                unsafe { std::slice::from_raw_parts_mut(start, len) }
+            }
+            fn describe(shape: &Len, name: &str) -> String {
+                format!("{name}.len() = {}", shape.0)
+            }
+        }
+        impl<'k, T: Element, B: Writable<T>> Arg<'k, $marker<T>> for &'k mut B {
+            fn push(self, list: &mut ArgList<'k>) -> Len {
+                let len = Len::of(self);
+                let span = self.span_mut();
+                list.footprint.$uses(&span);
+                push_array(list, &span);
+                len
+            }
+        }
+    )+};
+}
+written_arrays! { InOut updates Out overwrites }
+
+impl sealed::Sealed for Flag {}
+impl Param for Flag {
+    type Shape = ();
+    type Twin<'a> = &'a AtomicU32;
+    unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> &'a AtomicU32 {
+        let word: *mut u32 = args.address(index) as *mut u32;
+        // SAFETY: the caller vouches that the flag's block, which the launch was lent, is live; all
+        // access to it is atomic.
+        unsafe { AtomicU32::from_ptr(word) }
+    }
+}
+impl<'k> Arg<'k, Flag> for &'k PinnedFlag {
+    fn push(self, list: &mut ArgList<'k>) {
+        list.footprint.lends(self.block());
+        list.block.push_memory(self.block().device().0, 0);
+        list.waits = true;
+    }
+}
+
+fn push_array(list: &mut ArgList<'_>, span: &crate::memory::buffer::Span<'_>) {
+    let bytes = span.range.end - span.range.start;
+    list.block.push_memory(crate::submit::at(span).0, bytes);
+}
+
+/// Address and length of an array argument; dangling but aligned for an empty one.
+fn array<T>(args: &ArgBlock, index: usize) -> (*mut T, usize) {
+    let bytes = args.slots()[index].memory_bytes as usize;
+    if bytes == 0 {
+        return (std::ptr::dangling_mut(), 0);
+    }
+    (args.address(index) as *mut T, bytes / size_of::<T>())
+}
+
+macro_rules! tuples {
+    ($(($($param:ident $arg:ident $index:tt)+))+) => {$(
+        impl<$($param: Param),+> sealed::Sealed for ($($param,)+) {}
+
+        impl<$($param: Param),+> Signature for ($($param,)+) {
+            type Shapes = ($($param::Shape,)+);
+            fn describe(shapes: &Self::Shapes, names: &[&str]) -> String {
+                let described: Vec<String> = vec![$({
+                    let unnamed = concat!("argument ", stringify!($index));
+                    let name = names.get($index).copied().unwrap_or(unnamed);
+                    $param::describe(&shapes.$index, name)
+                }),+];
+                described.join(", ")
+            }
+        }
+
+        impl<'k, $($param: Param, $arg: Arg<'k, $param>),+> Args<'k, ($($param,)+)> for ($($arg,)+) {
+            fn collect(self, list: &mut ArgList<'k>) -> ($($param::Shape,)+) {
+                ($(self.$index.push(list),)+)
+            }
+        }
+
+        impl<Twin, $($param: Param),+> TwinFn<($($param,)+)> for Twin
+        where
+            Twin: for<'a> Fn(&Grid, $($param::Twin<'a>),+) + Send + Sync + 'static,
+        {
+            fn erase(self) -> HostTwin {
+                Arc::new(move |grid, args| self(grid, $(
+                    // SAFETY: `args` was collected for this signature, and the host device calls
+                    // the twin while it may use the memory: live, and ordered by hazards.
+                    unsafe { $param::twin(args, $index) }
+                ),+))
+            }
+        }
+    )+};
+}
+tuples! {
+    (P0 A0 0)
+    (P0 A0 0 P1 A1 1)
+    (P0 A0 0 P1 A1 1 P2 A2 2)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10)
+    (P0 A0 0 P1 A1 1 P2 A2 2 P3 A3 3 P4 A4 4 P5 A5 5 P6 A6 6 P7 A7 7 P8 A8 8 P9 A9 9 P10 A10 10 P11 A11 11)
+}
+
+impl sealed::Sealed for () {}
+impl Signature for () {
+    type Shapes = ();
+    fn describe(_shapes: &(), _names: &[&str]) -> String {
+        "it has no arguments".to_owned()
+    }
+}
+impl<'k> Args<'k, ()> for () {
+    fn collect(self, _list: &mut ArgList<'k>) {}
+}
+impl<Twin: Fn(&Grid) + Send + Sync + 'static> TwinFn<()> for Twin {
+    fn erase(self) -> HostTwin {
+        Arc::new(move |grid, _args| self(grid))
+    }
+}

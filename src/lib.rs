@@ -1,0 +1,86 @@
+//! An async GPU runtime: **every operation put on a CUDA stream returns a future.**
+//!
+//! Kernel launches, copies, fills, events, waits between streams and host functions are on the
+//! device when the call returns; the future, [`Op`], only observes. Async code queues work with
+//! `.queued()?` where device order is enough and says `.await` where the host needs the result.
+//! Where there is no GPU the same program runs on the *host device*, real streams over CPU threads.
+//!
+//! ```
+//! use gpu_await::{Device, kernels};
+//!
+//! # futures::executor::block_on(async {
+//! let device = Device::cuda_or_host()?;                 // GPU 0, or the host device
+//! let stream = device.stream()?;
+//! let axpy = kernels::axpy::load(&device).await?;       // PTX for CUDA, a Rust function for the host
+//!
+//! let x = stream.upload(vec![1.0f32; 1000]).queued()?;  // device order is enough: no host wait
+//! let mut y = stream.full(1000, 2.0f32).queued()?;
+//! axpy.launch(&stream, 3.0, &x, &mut y).queued()?;
+//! let y = stream.download(&y).await?;                   // the one host wait
+//! assert_eq!(y[999], 5.0);
+//! # Ok::<(), gpu_await::Error>(()) }).unwrap();
+//! ```
+//!
+//! | you want | read |
+//! |---|---|
+//! | to open a GPU, or the CPU as one | [`Device`] |
+//! | to put work in order, side by side, behind other work | [`Stream`] |
+//! | to know what `.await` proves, what a drop does | [`Op`] |
+//! | several operations as one future | [`Stream::batch`], [`join_all`] |
+//! | memory on the device, ranges of it | [`DeviceBuffer`], [`View`], [`ViewMut`] |
+//! | copies at full speed | [`PinnedBuffer`] |
+//! | a kernel of your own | [`kernel!`](crate::kernel!), [`Kernel`], [`Module`] |
+//! | a point to wait for, time on the device | [`Event`] |
+//! | what can go wrong | [`Error`], [`ErrorKind`], [`ErrorDetail`] |
+//! | tests without a GPU, gates, faults | `testing` (feature `test-util`) |
+//!
+//! # Features
+//! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
+//! version of `cudarc` chosen by you; `tokio` (default): blocking work goes to tokio's pool;
+//! `test-util`: the `testing` module. The core runs on any executor.
+
+pub(crate) mod at_exit;
+pub(crate) mod backend;
+pub(crate) mod completion;
+pub(crate) mod device;
+pub(crate) mod error;
+pub(crate) mod event;
+pub(crate) mod hazard;
+pub(crate) mod home;
+pub(crate) mod host_fn;
+pub(crate) mod kernel;
+pub mod kernels;
+pub(crate) mod memory;
+pub(crate) mod offload;
+pub(crate) mod op;
+pub(crate) mod queue;
+pub(crate) mod stream;
+pub(crate) mod submit;
+pub(crate) mod sync;
+#[cfg(feature = "test-util")]
+pub mod testing;
+pub(crate) mod thread_role;
+
+pub use backend::{DeviceKind, Grid};
+pub use completion::policy::Completion;
+pub use device::{Device, DeviceBuilder, Loss, MemoryInfo, Stats, StreamBuilder};
+pub use error::{Axis, DriverCode, Error, ErrorDetail, ErrorKind, LaunchLimit, LossCause, Result};
+pub use event::Event;
+pub use kernel::launch_config::{Dim3, LaunchConfig};
+pub use kernel::module::{Image, Module};
+pub use kernel::signature::{
+    Arg, Args, Flag, In, InOut, Len, Out, Param, Signature, TwinFn, Value,
+};
+pub use kernel::{Kernel, LaunchOn};
+pub use memory::Element;
+pub use memory::buffer::{DeviceBuffer, Extent, Readable, View, ViewMut, Writable};
+pub use memory::pinned::{PinnedBuffer, PinnedFlag};
+pub use op::{DeviceSide, Op, Ticket, join_all};
+pub use queue::{Lent, Queue, Settle, Source};
+pub use stream::{Marks, Stream};
+
+/// What the `kernel!` macro expands to; not part of the API.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::kernel::define::{Definition, erase};
+}

@@ -1,0 +1,126 @@
+//! One allocation: who used which part of it, and how it ends.
+//!
+//! | used by | freed |
+//! |---|---|
+//! | its home stream only (other uses complete) | in place: a free behind everything on the home stream |
+//! | other streams as well | retired with their tickets; freed when all are complete, by the poller |
+//! | nobody any more, device lost or process exiting | not at all: the memory went with the device |
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::backend::DevicePtr;
+use crate::completion::engine::{Engine, Remnant, Retired};
+use crate::completion::lane::Lane;
+use crate::error::Error;
+use crate::hazard::{Content, Hazards, Track, Use};
+
+/// Why a range is not worth reading.
+#[derive(Clone, Debug)]
+pub(crate) struct Poison {
+    pub(crate) producer: Arc<str>,
+    pub(crate) cause: Error,
+}
+
+impl PartialEq for Poison {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.producer, &other.producer)
+    }
+}
+
+/// Device memory, its home stream and its hazards.
+pub struct Allocation {
+    home: Arc<Lane>,
+    ptr: DevicePtr,
+    bytes: u64,
+    hazards: Mutex<Hazards<Arc<Lane>, Poison>>,
+    owner: Owner,
+}
+
+/// Who frees the memory.
+pub(crate) enum Owner {
+    /// The device's pool.
+    Pool,
+    /// Somebody else, who is let go when the device is through.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "made by interop"))]
+    Foreign(Option<Box<dyn Any + Send + Sync>>),
+}
+
+impl Allocation {
+    /// Memory that ticket `ticket` of `home` made.
+    pub(crate) fn new(
+        home: &Arc<Lane>,
+        ptr: DevicePtr,
+        bytes: u64,
+        ticket: u64,
+        written: bool,
+    ) -> Self {
+        home.engine().count_alloc(bytes);
+        let content = if written { Content::Valid } else { Content::Unwritten };
+        let writer = (bytes > 0).then(|| Use { lane: home.clone(), ticket });
+        Allocation {
+            home: home.clone(),
+            ptr,
+            bytes,
+            hazards: Mutex::new(Hazards::new(bytes, writer, content)),
+            owner: Owner::Pool,
+        }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        self.home.engine()
+    }
+
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    pub(crate) fn with_hazards<R>(
+        &self,
+        f: impl FnOnce(&mut Hazards<Arc<Lane>, Poison>) -> R,
+    ) -> R {
+        f(&mut self.hazards.lock())
+    }
+
+    pub(crate) fn poison(&self, range: &Range<u64>, poison: &Poison) {
+        self.hazards.lock().poison(range, poison);
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let engine = self.home.engine();
+        let users = self.hazards.get_mut().users();
+        let home_only = users
+            .iter()
+            .all(|used| used.lane.id() == self.home.id() || used.lane.is_complete(used.ticket));
+        if let Owner::Foreign(owner) = &mut self.owner {
+            let owner = owner.take();
+            engine.count_free(self.bytes);
+            engine.reaper.send(Box::new(move || drop(owner)));
+            return;
+        }
+        if self.bytes == 0 || engine.lost().is_some() || crate::completion::poller::is_exiting() {
+            engine.count_free(self.bytes);
+            return;
+        }
+        if home_only {
+            engine.count_free(self.bytes);
+            self.home.free_in_order(self.ptr);
+            return;
+        }
+        // The home stream's uses are among them: the free is on none of the users' streams.
+        let what = Remnant::Memory { ptr: self.ptr, bytes: self.bytes };
+        engine.retire(Retired { what, users });
+    }
+}
+
+impl std::fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes on {}", self.bytes, self.home.engine().label())
+    }
+}

@@ -1,0 +1,296 @@
+//! Typed device memory and its views.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, Range, RangeBounds};
+use std::sync::Arc;
+
+use super::Element;
+use super::allocation::Allocation;
+use crate::error::{ErrorDetail, Result};
+
+/// `len` elements of type `T` in a device's memory.
+///
+/// Made by the verbs of [`Stream`](crate::Stream): `upload`, `zeros`, `full`, `empty`. It may be
+/// passed to operations at once, also on other streams of its device: they are ordered behind what
+/// wrote it, on the device.
+///
+/// # Ownership
+/// Operations borrow a buffer only for the call. Dropping it is always right and never blocks: the
+/// memory is freed when every use on every stream is complete, and no stream waits for that.
+pub struct DeviceBuffer<T> {
+    memory: Arc<Allocation>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+/// A borrowed range of a [`DeviceBuffer`], for reading.
+pub struct View<'a, T> {
+    memory: &'a Arc<Allocation>,
+    start: usize,
+    len: usize,
+    element: PhantomData<&'a T>,
+}
+
+/// A borrowed range of a [`DeviceBuffer`], for writing.
+pub struct ViewMut<'a, T> {
+    memory: &'a Arc<Allocation>,
+    start: usize,
+    len: usize,
+    element: PhantomData<&'a mut T>,
+}
+
+/// A range of device memory, in bytes.
+#[derive(Clone)]
+pub struct Span<'a> {
+    pub(crate) memory: &'a Arc<Allocation>,
+    pub(crate) range: Range<u64>,
+}
+
+/// Something with a length in elements.
+pub trait Extent: sealed::Sealed {
+    /// The number of elements.
+    fn len(&self) -> usize;
+
+    /// Whether there are no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Device memory of element type `T` that an operation may read: [`DeviceBuffer`], [`View`],
+/// [`ViewMut`]. Sealed.
+pub trait Readable<T>: Extent {
+    #[doc(hidden)]
+    fn span(&self) -> Span<'_>;
+}
+
+/// Device memory of element type `T` that an operation may write: [`DeviceBuffer`], [`ViewMut`].
+/// Sealed.
+pub trait Writable<T>: Readable<T> {
+    #[doc(hidden)]
+    fn span_mut(&mut self) -> Span<'_>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<T> Sealed for super::DeviceBuffer<T> {}
+    impl<T> Sealed for super::View<'_, T> {}
+    impl<T> Sealed for super::ViewMut<'_, T> {}
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    pub(crate) fn new(memory: Allocation, len: usize) -> Self {
+        DeviceBuffer { memory: Arc::new(memory), len, element: PhantomData }
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Borrows a range (in elements) for reading.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'_, T>> {
+        let range = checked(range, self.len)?;
+        Ok(View {
+            memory: &self.memory,
+            start: range.start,
+            len: range.len(),
+            element: PhantomData,
+        })
+    }
+
+    /// Borrows a range (in elements) for writing.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
+        let range = checked(range, self.len)?;
+        let (start, len) = (range.start, range.len());
+        Ok(ViewMut { memory: &self.memory, start, len, element: PhantomData })
+    }
+
+    /// Borrows the whole buffer for writing.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut { memory: &self.memory, start: 0, len: self.len, element: PhantomData }
+    }
+
+    /// Splits into two halves that two streams may fill at once.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] if `mid > len`.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// let device = gpu_await::Device::host();
+    /// let (a, b) = (device.stream()?, device.stream()?);
+    /// let mut x = a.zeros::<u32>(10).queued()?;
+    /// let (mut left, mut right) = x.split_at_mut(4)?;
+    /// a.fill(&mut left, 1).queued()?;
+    /// b.fill(&mut right, 2).queued()?;
+    /// assert_eq!(&a.download(&x).await?[3..6], [1, 2, 2]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn split_at_mut(&mut self, mid: usize) -> Result<(ViewMut<'_, T>, ViewMut<'_, T>)> {
+        self.view_mut().split_at_mut(mid)
+    }
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// Borrows a part of this range, in elements.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'a, T>> {
+        let range = checked(range, self.len)?;
+        Ok(View { start: self.start + range.start, len: range.len(), ..*self })
+    }
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// Splits into two disjoint halves.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] if `mid > len`.
+    pub fn split_at_mut(self, mid: usize) -> Result<(ViewMut<'a, T>, ViewMut<'a, T>)> {
+        checked(..mid, self.len)?;
+        let right = ViewMut { start: self.start + mid, len: self.len - mid, ..self };
+        Ok((ViewMut { len: mid, ..self }, right))
+    }
+
+    /// Borrows a part of this range for writing, in elements.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
+        let range = checked(range, self.len)?;
+        Ok(ViewMut {
+            memory: self.memory,
+            start: self.start + range.start,
+            len: range.len(),
+            element: PhantomData,
+        })
+    }
+}
+
+impl<T: Element> Extent for DeviceBuffer<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<T: Element> Extent for View<'_, T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<T: Element> Extent for ViewMut<'_, T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<T: Element> Readable<T> for DeviceBuffer<T> {
+    fn span(&self) -> Span<'_> {
+        span::<T>(&self.memory, 0, self.len)
+    }
+}
+
+impl<T: Element> Readable<T> for View<'_, T> {
+    fn span(&self) -> Span<'_> {
+        span::<T>(self.memory, self.start, self.len)
+    }
+}
+
+impl<T: Element> Readable<T> for ViewMut<'_, T> {
+    fn span(&self) -> Span<'_> {
+        span::<T>(self.memory, self.start, self.len)
+    }
+}
+
+impl<T: Element> Writable<T> for DeviceBuffer<T> {
+    fn span_mut(&mut self) -> Span<'_> {
+        span::<T>(&self.memory, 0, self.len)
+    }
+}
+
+impl<T: Element> Writable<T> for ViewMut<'_, T> {
+    fn span_mut(&mut self) -> Span<'_> {
+        span::<T>(self.memory, self.start, self.len)
+    }
+}
+
+impl<T> Clone for View<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for View<'_, T> {}
+
+impl<T> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DeviceBuffer<{}>({} elements, {:?})",
+            std::any::type_name::<T>(),
+            self.len,
+            self.memory
+        )
+    }
+}
+
+impl<T> fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "View({}..{} of {:?})", self.start, self.start + self.len, self.memory)
+    }
+}
+
+impl<T> fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ViewMut({}..{} of {:?})", self.start, self.start + self.len, self.memory)
+    }
+}
+
+fn span<T>(memory: &Arc<Allocation>, start: usize, len: usize) -> Span<'_> {
+    let element_bytes = size_of::<T>() as u64;
+    let start = start as u64 * element_bytes;
+    Span { memory, range: start..start + len as u64 * element_bytes }
+}
+
+/// The range in elements, if it lies within `len`.
+fn checked(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => len,
+    };
+    if start > end || end > len {
+        return Err(ErrorDetail::OutOfBounds { start, end, len }.into());
+    }
+    Ok(start..end)
+}

@@ -1,0 +1,532 @@
+//! [`Op`]: an operation that was put on a stream, as a future.
+//!
+//! | state | means | poll |
+//! |---|---|---|
+//! | pending | on the device; complete when each of its points is | waits |
+//! | failed | could not be submitted | ready with the error |
+//! | done | the value was taken | panics |
+//!
+//! # Invariants
+//! 1. A value is handed out only when every point is complete (`an_op_resolves_after_the_device`).
+//! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory
+//!    is freed in order. So dropping or leaking one is always right
+//!    (`drop_before_completion_keeps_buffers`).
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use futures::future::FusedFuture;
+use sync_wrapper::SyncWrapper;
+
+use crate::completion::lane::{Lane, WaitState};
+use crate::error::{Error, ErrorDetail, Result};
+use crate::hazard::Track;
+use crate::memory::Element;
+use crate::memory::buffer::DeviceBuffer;
+use crate::thread_role;
+
+/// An operation that is already on its stream; resolves when it is complete on the device.
+///
+/// What ready proves is in the docs of the verb that made it: *complete on the device* or *visible
+/// to the host*. Awaiting operation *n* of a stream waits for *n* and never for what was submitted
+/// later.
+///
+/// # Ordering
+/// The call that returned the `Op` has put the work on the device; the future only observes. An
+/// `async` block around that call is lazy as always: it runs the call when it is first polled. In a
+/// `select!` loop make the `Op` outside of the loop and poll `&mut op` inside.
+///
+/// # Cancel safety
+/// Dropping an `Op` abandons it: it never blocks, never cancels the work, never frees what the
+/// device still uses. Polling can be given up and resumed at any point.
+///
+/// # Errors
+/// What could not be submitted (also at once through [`submitted`](Op::submitted) or
+/// [`queued`](Op::queued)), or the loss of the device.
+///
+/// # Panics
+/// Polling it after it was ready panics. Awaiting a host function that panicked goes on with that
+/// panic.
+#[must_use = "await it, or say `.queued()?` where device order is enough; dropping it drops its error"]
+pub struct Op<T> {
+    state: State<T>,
+}
+
+enum State<T> {
+    Pending(Pending<T>),
+    Failed(Error),
+    Done,
+}
+
+struct Pending<T> {
+    points: Points,
+    wait: WaitState,
+    value: SyncWrapper<Value<T>>,
+}
+
+/// A point on a stream.
+#[derive(Clone)]
+pub(crate) struct Point {
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) ticket: u64,
+}
+
+enum Points {
+    One(Point),
+    /// One a stream.
+    Many(Vec<Point>),
+}
+
+/// What an operation resolves with.
+pub(crate) enum Value<T> {
+    /// Known since the submission.
+    Here(T),
+    /// Made when the operation is complete.
+    Later(Box<dyn FnOnce() -> Result<T> + Send>),
+}
+
+/// Where an operation stands on its stream's timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket {
+    /// The stream's id, unique in the process and never used again.
+    pub stream: u64,
+    /// The operation's number on it; the first is 1.
+    pub number: u64,
+}
+
+/// Values that are good without a host wait because device order is enough: `()`, device buffers,
+/// and tuples, vectors and options of them. Sealed.
+pub trait DeviceSide: sealed::Sealed + Sized {
+    #[doc(hidden)]
+    fn without_host() -> Option<Self> {
+        None
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl<T> Op<T> {
+    pub(crate) fn pending(lane: &Arc<Lane>, ticket: u64, value: Value<T>) -> Self {
+        let points = Points::One(Point { lane: lane.clone(), ticket });
+        Op::at(points, value)
+    }
+
+    pub(crate) fn failed(error: Error) -> Self {
+        Op { state: State::Failed(error) }
+    }
+
+    fn at(points: Points, value: Value<T>) -> Self {
+        let value = SyncWrapper::new(value);
+        Op { state: State::Pending(Pending { points, wait: WaitState::default(), value }) }
+    }
+
+    /// An operation that is complete when every point is.
+    pub(crate) fn at_points(points: Vec<Point>, value: Value<T>) -> Self {
+        Op::at(Points::Many(latest(points)), value)
+    }
+
+    /// Gives up the host's interest where device order is enough: what comes behind it on the
+    /// device sees its effect. Costs nothing.
+    ///
+    /// It does not exist for values that the host would read:
+    /// ```compile_fail
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream().unwrap();
+    /// # let x = stream.zeros::<f32>(4).queued().unwrap();
+    /// let y = stream.download(&x).queued();
+    /// ```
+    ///
+    /// # Errors
+    /// Why it could not be submitted.
+    pub fn queued(mut self) -> Result<T>
+    where
+        T: DeviceSide,
+    {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Pending(mut pending) => {
+                pending.let_go();
+                match pending.value.into_inner() {
+                    Value::Here(value) => Ok(value),
+                    Value::Later(_) => T::without_host()
+                        .ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into()),
+                }
+            }
+            State::Failed(error) => Err(error),
+            State::Done => panic!("`Op` used after it completed"),
+        }
+    }
+
+    /// Reports a submission error now and keeps the future.
+    ///
+    /// # Errors
+    /// Why it could not be submitted.
+    pub fn submitted(mut self) -> Result<Op<T>> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Failed(error) => Err(error),
+            state => Ok(Op { state }),
+        }
+    }
+
+    /// Drops the future and, with it, a submission error: the work goes on.
+    pub fn abandon(self) {}
+
+    /// Whether it is complete (or failed), by asking the device. Never blocks.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match &self.state {
+            State::Pending(pending) => pending.points.as_slice().iter().all(Point::ask),
+            State::Failed(_) | State::Done => true,
+        }
+    }
+
+    /// Takes the result if it is complete, by asking the device. Never blocks; `None` leaves the
+    /// future as it was.
+    pub fn try_take(&mut self) -> Option<Result<T>> {
+        if matches!(self.state, State::Done) || !self.is_complete() {
+            return None;
+        }
+        match Pin::new(self).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Blocks the calling thread until it is complete.
+    ///
+    /// # Blocking
+    /// Yes: not from async code; `.await` there.
+    ///
+    /// # Errors
+    /// As the future; and at once on a thread of this crate (in a host function or a waker), where
+    /// it would dead-lock.
+    pub fn synchronize(self) -> Result<T> {
+        if matches!(self.state, State::Pending(_)) {
+            thread_role::check("a blocking wait")?;
+        }
+        match self.block_until(None) {
+            Some(result) => result,
+            None => unreachable!("there is no limit"),
+        }
+    }
+
+    /// Blocks the calling thread until it is complete, for at most `limit`.
+    pub(crate) fn synchronize_for(self, limit: Duration) -> Option<Result<T>> {
+        self.block_until(Some(Instant::now() + limit))
+    }
+
+    fn block_until(mut self, end: Option<Instant>) -> Option<Result<T>> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut cx = Context::from_waker(&waker);
+        let mut checks = 0_u32;
+        loop {
+            if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut cx) {
+                return Some(result);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            match left {
+                Some(Duration::ZERO) => return None,
+                // While it checks for itself it has already woken this thread.
+                _ if self.is_checking() => {
+                    checks += 1;
+                    if checks.is_multiple_of(64) {
+                        std::thread::yield_now();
+                    }
+                }
+                Some(left) => std::thread::park_timeout(left),
+                None => std::thread::park(),
+            }
+        }
+    }
+
+    /// The last ticket it waits for, if it was submitted.
+    #[must_use]
+    pub fn ticket(&self) -> Option<Ticket> {
+        let points = self.points();
+        points.last().map(|point| Ticket { stream: point.lane.id(), number: point.ticket })
+    }
+
+    /// Joins two operations into one future with one waker.
+    ///
+    /// # Errors
+    /// The first failure of either; the other is then abandoned.
+    pub fn and<U: Send + 'static>(self, other: Op<U>) -> Op<(T, U)>
+    where
+        T: Send + 'static,
+    {
+        let (a, b) = match (self.into_parts(), other.into_parts()) {
+            (Ok(a), Ok(b)) => (a, b),
+            (Err(error), _) | (_, Err(error)) => return Op::failed(error),
+        };
+        let value = match (a.1, b.1) {
+            (Value::Here(a), Value::Here(b)) => Value::Here((a, b)),
+            (a, b) => Value::Later(Box::new(move || Ok((a.take()?, b.take()?)))),
+        };
+        let mut points = a.0;
+        points.extend(b.0);
+        Op::at_points(points, value)
+    }
+
+    /// The same operation, with another value once it and `point` are complete.
+    pub(crate) fn then<U: Send + 'static>(
+        self,
+        point: Point,
+        f: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> Op<U>
+    where
+        T: Send + 'static,
+    {
+        match self.into_parts() {
+            Err(error) => Op::failed(error),
+            Ok((mut points, value)) => {
+                points.push(point);
+                Op::at_points(points, Value::Later(Box::new(move || f(value.take()?))))
+            }
+        }
+    }
+
+    /// Where it stands; empty if it failed or is done.
+    pub(crate) fn points(&self) -> &[Point] {
+        match &self.state {
+            State::Pending(pending) => pending.points.as_slice(),
+            State::Failed(_) | State::Done => &[],
+        }
+    }
+
+    /// The error of an operation that could not be submitted.
+    pub(crate) fn submission_error(&self) -> Option<&Error> {
+        match &self.state {
+            State::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    fn into_parts(mut self) -> Result<(Vec<Point>, Value<T>)> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Pending(mut pending) => {
+                pending.stop_waiting();
+                Ok((pending.points.as_slice().to_vec(), pending.value.into_inner()))
+            }
+            State::Failed(error) => Err(error),
+            State::Done => panic!("`Op` used after it completed"),
+        }
+    }
+
+    fn is_checking(&self) -> bool {
+        matches!(&self.state, State::Pending(pending) if pending.wait.is_checking())
+    }
+}
+
+impl<T> Future for Op<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let outcome = match &mut self.state {
+            State::Pending(pending) => match pending.poll_points(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(outcome) => outcome,
+            },
+            State::Failed(_) => Ok(()),
+            State::Done => panic!("`Op` polled after it completed"),
+        };
+        let state = std::mem::replace(&mut self.state, State::Done);
+        Poll::Ready(match (outcome, state) {
+            (Err(error), _) | (_, State::Failed(error)) => Err(error),
+            (Ok(()), State::Pending(pending)) => pending.value.into_inner().take(),
+            (Ok(()), State::Done) => unreachable!("matched above"),
+        })
+    }
+}
+
+impl<T> FusedFuture for Op<T> {
+    fn is_terminated(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+}
+
+/// Nothing in an `Op` is ever pinned: its value moves out when it is ready.
+impl<T> Unpin for Op<T> {}
+
+impl<T> Drop for Op<T> {
+    fn drop(&mut self) {
+        if let State::Pending(pending) = &mut self.state {
+            pending.let_go();
+        }
+    }
+}
+
+impl<T> fmt::Debug for Op<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            State::Pending(pending) => {
+                let points = pending.points.as_slice();
+                f.write_str("Op(")?;
+                for (index, point) in points.iter().enumerate() {
+                    let comma = if index == 0 { "" } else { ", " };
+                    write!(f, "{comma}ticket {} of {:?}", point.ticket, point.lane)?;
+                }
+                f.write_str(")")
+            }
+            State::Failed(error) => write!(f, "Op(failed: {error})"),
+            State::Done => f.write_str("Op(done)"),
+        }
+    }
+}
+
+impl<T> Pending<T> {
+    /// Waits for one point after the other: one registration at a time, one wake-up a stream.
+    fn poll_points(&mut self, cx: &Context<'_>) -> Poll<Result<()>> {
+        loop {
+            let Some(point) = self.points.as_slice().last() else {
+                return Poll::Ready(Ok(()));
+            };
+            match point.lane.poll_ticket(point.ticket, &mut self.wait, cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Ok(())) => match &mut self.points {
+                    Points::One(_) => return Poll::Ready(Ok(())),
+                    Points::Many(points) => {
+                        points.pop();
+                        self.wait = WaitState::default();
+                    }
+                },
+            }
+        }
+    }
+
+    fn stop_waiting(&mut self) {
+        if let Some(point) = self.points.as_slice().last() {
+            point.lane.forget(&mut self.wait);
+        }
+    }
+
+    /// Stops waiting and asks for no marker.
+    fn let_go(&mut self) {
+        self.stop_waiting();
+        for point in self.points.as_slice() {
+            point.lane.release(point.ticket);
+        }
+    }
+}
+
+impl Points {
+    fn as_slice(&self) -> &[Point] {
+        match self {
+            Points::One(point) => std::slice::from_ref(point),
+            Points::Many(points) => points,
+        }
+    }
+}
+
+impl Point {
+    /// Whether it is complete or never will be.
+    fn ask(&self) -> bool {
+        if !self.lane.is_complete(self.ticket) {
+            self.lane.want(self.ticket);
+            self.lane.sweep();
+        }
+        self.lane.is_settled(self.ticket)
+    }
+}
+
+impl<T> Value<T> {
+    pub(crate) fn take(self) -> Result<T> {
+        match self {
+            Value::Here(value) => Ok(value),
+            Value::Later(make) => make(),
+        }
+    }
+}
+
+/// Joins operations into one future, with one waiter a stream.
+///
+/// # Errors
+/// The first operation that could not be submitted, at once; or the loss of a device. The others
+/// are then abandoned.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// let device = gpu_await::Device::host();
+/// let streams = [device.stream()?, device.stream()?];
+/// gpu_await::join_all(streams.iter().map(|s| s.done())).await?;
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+pub fn join_all<T: Send + 'static>(ops: impl IntoIterator<Item = Op<T>>) -> Op<Vec<T>> {
+    let mut points = Vec::new();
+    let mut values = Vec::new();
+    for op in ops {
+        match op.into_parts() {
+            Ok((more, value)) => {
+                points.extend(more);
+                values.push(value);
+            }
+            Err(error) => return Op::failed(error),
+        }
+    }
+    Op::at_points(points, Value::collect(values))
+}
+
+impl<T: Send + 'static> Value<T> {
+    pub(crate) fn collect(values: Vec<Value<T>>) -> Value<Vec<T>> {
+        if values.iter().all(|value| matches!(value, Value::Here(_))) {
+            let here = values.into_iter().filter_map(|value| match value {
+                Value::Here(value) => Some(value),
+                Value::Later(_) => None,
+            });
+            return Value::Here(here.collect());
+        }
+        Value::Later(Box::new(move || values.into_iter().map(Value::take).collect()))
+    }
+}
+
+/// The highest ticket of each stream.
+fn latest(points: Vec<Point>) -> Vec<Point> {
+    let mut latest: Vec<Point> = Vec::new();
+    for point in points {
+        match latest.iter_mut().find(|known| known.lane.id() == point.lane.id()) {
+            Some(known) => known.ticket = known.ticket.max(point.ticket),
+            None => latest.push(point),
+        }
+    }
+    latest
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl sealed::Sealed for () {}
+impl DeviceSide for () {
+    fn without_host() -> Option<()> {
+        Some(())
+    }
+}
+impl<T: Element> sealed::Sealed for DeviceBuffer<T> {}
+impl<T: Element> DeviceSide for DeviceBuffer<T> {}
+impl<T: DeviceSide> sealed::Sealed for Vec<T> {}
+impl<T: DeviceSide> DeviceSide for Vec<T> {}
+impl<T: DeviceSide> sealed::Sealed for Option<T> {}
+impl<T: DeviceSide> DeviceSide for Option<T> {}
+
+macro_rules! device_side_tuples {
+    ($(($($name:ident)+))+) => {$(
+        impl<$($name: DeviceSide),+> sealed::Sealed for ($($name,)+) {}
+        impl<$($name: DeviceSide),+> DeviceSide for ($($name,)+) {}
+    )+};
+}
+device_side_tuples! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }

@@ -1,0 +1,516 @@
+//! [`Queue`]: the verbs, once.
+//!
+//! Inside [`Stream::batch`](crate::Stream::batch) each verb puts its work on the stream and returns
+//! a plain `Result`; the batch as a whole is one future with one marker. The verbs of
+//! [`Stream`](crate::Stream) are batches of one.
+//!
+//! Host values come as [`Lent`]: nobody can look at them before the batch is complete. What the
+//! closure returns is handed back whole by the future, with every `Lent<T>` in it turned into `T`.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::backend::Pattern;
+use crate::completion::lane::Lane;
+use crate::error::{ErrorDetail, Result};
+use crate::host_fn::HostFn;
+use crate::memory::Element;
+use crate::memory::allocation::Allocation;
+use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
+use crate::memory::pinned::{PinnedBuffer, PinnedPool, bytes_of};
+use crate::op::{Op, Point, Value};
+use crate::submit::{Footprint, Raw, Refusal, at, submit, wrong_device};
+
+/// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
+///
+/// It is not `Send`: a batch is put on its stream by one thread, in program order.
+pub struct Queue<'s> {
+    lane: &'s Arc<Lane>,
+    pinned: &'s Arc<PinnedPool>,
+    /// The last ticket that this queue submitted; 0 before.
+    last: Cell<u64>,
+    not_send: PhantomData<*const ()>,
+}
+
+/// A host value that is with the device until the batch is complete; the future hands it back.
+///
+/// Dropped, it is given back (to its pool, or to be dropped) when the device is through with it.
+#[must_use = "return it from the batch, or the future cannot hand it back"]
+pub struct Lent<T> {
+    value: Value<T>,
+}
+
+/// What a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and
+/// options of them. Sealed: nobody else may open a [`Lent`] early.
+pub trait Settle: sealed::Sealed + Sized {
+    /// What the future resolves with.
+    type Output: Send + 'static;
+    #[doc(hidden)]
+    fn settle(self) -> Settled<Self::Output>;
+}
+
+/// A value that waits for its batch.
+#[doc(hidden)]
+pub struct Settled<T>(pub(crate) Value<T>);
+
+/// Host data that [`upload`](crate::Stream::upload) takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
+/// `[T; N]`, and [`PinnedBuffer<T>`], which is not copied. Sealed.
+pub trait Source<T>: sealed::Source {
+    #[doc(hidden)]
+    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>>;
+}
+
+/// Where pinned memory comes from.
+#[doc(hidden)]
+pub struct Pool<'a>(&'a Arc<PinnedPool>);
+
+mod sealed {
+    pub trait Sealed {}
+    pub trait Source {}
+}
+
+impl<'s> Queue<'s> {
+    pub(crate) fn new(lane: &'s Arc<Lane>, pinned: &'s Arc<PinnedPool>) -> Self {
+        Queue { lane, pinned, last: Cell::new(0), not_send: PhantomData }
+    }
+
+    pub(crate) fn lane(&self) -> &'s Arc<Lane> {
+        self.lane
+    }
+
+    /// Turns what the closure of a batch returned into its future.
+    pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
+        match result {
+            Ok(value) => Op::pending(self.lane, self.last.get(), value.settle().0),
+            Err(error) => {
+                self.lane.release(self.last.get());
+                Op::failed(error)
+            }
+        }
+    }
+
+    /// Submits; only the last operation of a batch may want a marker of its own.
+    pub(crate) fn submit<R>(
+        &self,
+        footprint: Footprint<'_>,
+        commands: u32,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    ) -> Result<(u64, R)> {
+        self.lane.release(self.last.get());
+        let (ticket, value) = submit(self.lane, footprint, commands, calls)?;
+        self.last.set(ticket);
+        Ok((ticket, value))
+    }
+
+    /// See [`Stream::upload`](crate::Stream::upload).
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a device that is lost or closed.
+    pub fn upload<T: Element>(&self, source: impl Source<T>) -> Result<DeviceBuffer<T>> {
+        let source = source.into_pinned(&Pool(self.pinned))?;
+        let len = source.len();
+        if len > 0 && source.block().engine().id != self.lane.engine().id {
+            return Err(wrong_device(
+                "the pinned buffer",
+                self.lane.engine(),
+                source.block().engine(),
+            ));
+        }
+        let mut footprint = Footprint::new("upload");
+        footprint.lends(source.block());
+        self.make(footprint, len, true, |raw, ptr, bytes| {
+            Ok(raw.copy_to_device(ptr, source.block().host(), bytes)?)
+        })
+    }
+
+    /// See [`Stream::upload_from`](crate::Stream::upload_from).
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a device that is lost or closed.
+    pub fn upload_from<T: Element>(&self, source: &[T]) -> Result<DeviceBuffer<T>> {
+        self.upload(copied(source, &Pool(self.pinned))?)
+    }
+
+    /// See [`Stream::upload_into`](crate::Stream::upload_into).
+    ///
+    /// # Errors
+    /// Lengths that differ (the pinned buffer then returns to its pool); a lost or closed device.
+    pub fn upload_into<T: Element>(
+        &self,
+        source: PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Result<Lent<PinnedBuffer<T>>> {
+        let destination_len = destination.len();
+        let to = destination.span_mut();
+        let mut footprint = Footprint::new("upload_into");
+        footprint.overwrites(&to);
+        if source.len() != destination_len {
+            return Err(footprint.poison(lengths("upload_into", source.len(), destination_len)));
+        }
+        if destination_len > 0 {
+            if source.block().engine().id != self.lane.engine().id {
+                let found = source.block().engine();
+                return Err(footprint.poison(wrong_device(
+                    "the pinned buffer",
+                    self.lane.engine(),
+                    found,
+                )));
+            }
+            footprint.lends(source.block());
+            let from = source.block().host();
+            let bytes = source.size_bytes();
+            self.submit(footprint, 1, |raw| Ok(raw.copy_to_device(at(&to), from, bytes)?))?;
+        }
+        Ok(Lent { value: Value::Here(source) })
+    }
+
+    /// See [`Stream::download`](crate::Stream::download).
+    ///
+    /// # Errors
+    /// Out of pinned memory; data that was never written or whose producer failed; a lost or
+    /// closed device.
+    pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<PinnedBuffer<T>>> {
+        let destination = PinnedBuffer::new(self.pinned, source.len())?;
+        self.copy_out("download", source, destination)
+    }
+
+    /// See [`Stream::download_into`](crate::Stream::download_into).
+    ///
+    /// # Errors
+    /// As [`download`](Self::download); lengths that differ.
+    pub fn download_into<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: PinnedBuffer<T>,
+    ) -> Result<Lent<PinnedBuffer<T>>> {
+        if source.len() != destination.len() {
+            return Err(lengths("download_into", source.len(), destination.len()));
+        }
+        self.copy_out("download_into", source, destination)
+    }
+
+    /// See [`Stream::download_vec`](crate::Stream::download_vec).
+    ///
+    /// # Errors
+    /// As [`download`](Self::download).
+    pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<Vec<T>>> {
+        let pinned = self.download(source)?;
+        let value = Value::Later(Box::new(move || Ok(pinned.value.take()?.to_vec())));
+        Ok(Lent { value })
+    }
+
+    fn copy_out<T: Element>(
+        &self,
+        name: &'static str,
+        source: &impl Readable<T>,
+        destination: PinnedBuffer<T>,
+    ) -> Result<Lent<PinnedBuffer<T>>> {
+        let from = source.span();
+        if destination.is_empty() {
+            return Ok(Lent { value: Value::Here(destination) });
+        }
+        if destination.block().engine().id != self.lane.engine().id {
+            let found = destination.block().engine();
+            return Err(wrong_device("the pinned buffer", self.lane.engine(), found));
+        }
+        let mut footprint = Footprint::new(name);
+        footprint.reads(&from);
+        footprint.lends(destination.block());
+        let to = destination.block().host();
+        let bytes = destination.size_bytes();
+        self.submit(footprint, 1, |raw| Ok(raw.copy_to_host(to, at(&from), bytes)?))?;
+        Ok(Lent { value: Value::Here(destination) })
+    }
+
+    /// See [`Stream::copy`](crate::Stream::copy).
+    ///
+    /// # Errors
+    /// Lengths that differ; a source that was never written or whose producer failed; buffers of
+    /// devices of different kinds; a lost or closed device.
+    pub fn copy<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Result<()> {
+        let (source_len, destination_len) = (source.len(), destination.len());
+        let from = source.span();
+        let to = destination.span_mut();
+        let mut footprint = Footprint::new("copy");
+        footprint.allows_peers();
+        footprint.reads(&from);
+        footprint.overwrites(&to);
+        if source_len != destination_len {
+            return Err(footprint.poison(lengths("copy", source_len, destination_len)));
+        }
+        if to.memory.engine().id != self.lane.engine().id {
+            let found = to.memory.engine().clone();
+            return Err(footprint.poison(wrong_device(
+                "the destination",
+                self.lane.engine(),
+                &found,
+            )));
+        }
+        if source_len == 0 {
+            return Ok(());
+        }
+        self.submit(footprint, 1, |raw| Ok(raw.copy(&to, &from)?)).map(drop)
+    }
+
+    /// See [`Stream::empty`](crate::Stream::empty).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.make(Footprint::new("empty"), len, false, |_, _, _| Ok(()))
+    }
+
+    /// See [`Stream::zeros`](crate::Stream::zeros).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.full(len, T::zeroed())
+    }
+
+    /// See [`Stream::full`](crate::Stream::full).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device; an element type of more than 16 bytes.
+    pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
+        let pattern = self.pattern(value)?;
+        self.make(Footprint::new("full"), len, true, |raw, ptr, _| {
+            Ok(raw.fill(ptr, pattern, len as u64)?)
+        })
+    }
+
+    /// See [`Stream::fill`](crate::Stream::fill).
+    ///
+    /// # Errors
+    /// A lost or closed device; an element type of more than 16 bytes.
+    pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Result<()> {
+        let len = destination.len() as u64;
+        let to = destination.span_mut();
+        let mut footprint = Footprint::new("fill");
+        footprint.overwrites(&to);
+        let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
+        if len == 0 {
+            return Ok(());
+        }
+        self.submit(footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?)).map(drop)
+    }
+
+    /// See [`Stream::host_fn`](crate::Stream::host_fn).
+    ///
+    /// # Errors
+    /// A lost or closed device.
+    pub fn host_fn<R: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<Lent<R>> {
+        let host_fn = HostFn::new(function);
+        let mut footprint = Footprint::new("host_fn");
+        footprint.may_be_held_up();
+        // The last share is dropped by the reaper or the future, never by the driver's thread.
+        footprint.keeps(Box::new(host_fn.share()) as Box<dyn Any + Send>);
+        self.submit(footprint, 1, |raw| {
+            let data: *mut c_void = host_fn.lend();
+            raw.host_fn(host_fn.callback(), data).map_err(|code| {
+                host_fn.unlend(data);
+                Refusal::from(code)
+            })
+        })?;
+        let value = Value::Later(Box::new(move || Ok(host_fn.result())));
+        Ok(Lent { value })
+    }
+
+    /// Makes this stream wait for points of others.
+    pub(crate) fn wait_for(&self, points: impl IntoIterator<Item = Mark>) -> Result<()> {
+        let mut footprint = Footprint::new("wait");
+        let mut waits = false;
+        for Mark { point, event } in points {
+            if point.lane.engine().id != self.lane.engine().id
+                || !point.lane.is_complete(point.ticket)
+            {
+                waits = true;
+                footprint.comes_after(point.lane, point.ticket, event);
+            }
+        }
+        if waits { self.submit(footprint, 1, |_| Ok(())).map(drop) } else { Ok(()) }
+    }
+
+    /// Allocates, and runs `write` on the fresh memory.
+    fn make<T: Element>(
+        &self,
+        mut footprint: Footprint<'_>,
+        len: usize,
+        written: bool,
+        write: impl FnOnce(&Raw<'_>, crate::backend::DevicePtr, u64) -> std::result::Result<(), Refusal>,
+    ) -> Result<DeviceBuffer<T>> {
+        let bytes = bytes_of::<T>(len)? as u64;
+        if bytes == 0 {
+            self.lane.engine().check_open()?;
+            let nothing = Allocation::new(self.lane, crate::backend::DevicePtr::NULL, 0, 0, true);
+            return Ok(DeviceBuffer::new(nothing, len));
+        }
+        footprint.makes_buffer();
+        let (ticket, ptr) = self.submit(footprint, 2, |raw| {
+            let ptr = raw.alloc(bytes)?;
+            match write(raw, ptr, bytes) {
+                Ok(()) => Ok(ptr),
+                Err(refusal) => {
+                    raw.undo_alloc(ptr);
+                    Err(refusal)
+                }
+            }
+        })?;
+        Ok(DeviceBuffer::new(Allocation::new(self.lane, ptr, bytes, ticket, written), len))
+    }
+
+    fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {
+        let source = bytemuck::bytes_of(&value);
+        let mut bytes = [0; 16];
+        let Some(head) = bytes.get_mut(..source.len()) else {
+            let what = "filling with elements of more than 16 bytes";
+            let device = self.lane.engine().label().to_owned();
+            return Err(ErrorDetail::Unsupported { what, device }.into());
+        };
+        head.copy_from_slice(source);
+        Ok(Pattern { bytes, len: source.len() })
+    }
+}
+
+/// A point with the event behind it, where one is at hand.
+pub(crate) struct Mark {
+    pub(crate) point: Point,
+    pub(crate) event: Option<crate::completion::events::EventHandle>,
+}
+
+fn lengths(op: &'static str, source_len: usize, destination_len: usize) -> crate::Error {
+    ErrorDetail::LengthMismatch { op, source_len, destination_len }.into()
+}
+
+fn copied<T: Element>(source: &[T], pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
+    let mut pinned = PinnedBuffer::new(pool.0, source.len())?;
+    pinned.copy_from_slice(source);
+    Ok(pinned)
+}
+
+impl<T> sealed::Source for Vec<T> {}
+impl<T: Element> Source<T> for Vec<T> {
+    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
+        copied(&self, pool)
+    }
+}
+
+impl<T> sealed::Source for Box<[T]> {}
+impl<T: Element> Source<T> for Box<[T]> {
+    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
+        copied(&self, pool)
+    }
+}
+
+impl<T> sealed::Source for Arc<[T]> {}
+impl<T: Element> Source<T> for Arc<[T]> {
+    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
+        copied(&self, pool)
+    }
+}
+
+impl<T, const N: usize> sealed::Source for [T; N] {}
+impl<T: Element, const N: usize> Source<T> for [T; N] {
+    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
+        copied(&self, pool)
+    }
+}
+
+impl<T> sealed::Source for PinnedBuffer<T> {}
+impl<T: Element> Source<T> for PinnedBuffer<T> {
+    fn into_pinned(self, _pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
+        Ok(self)
+    }
+}
+
+impl<T> sealed::Sealed for Lent<T> {}
+impl<T: Send + 'static> Settle for Lent<T> {
+    type Output = T;
+    fn settle(self) -> Settled<T> {
+        Settled(self.value)
+    }
+}
+
+impl<T: Element> sealed::Sealed for DeviceBuffer<T> {}
+impl<T: Element> Settle for DeviceBuffer<T> {
+    type Output = Self;
+    fn settle(self) -> Settled<Self> {
+        Settled(Value::Here(self))
+    }
+}
+
+impl<S: Settle> sealed::Sealed for Vec<S> {}
+impl<S: Settle> Settle for Vec<S> {
+    type Output = Vec<S::Output>;
+    fn settle(self) -> Settled<Vec<S::Output>> {
+        Settled(Value::collect(self.into_iter().map(|value| value.settle().0).collect()))
+    }
+}
+
+impl<S: Settle> sealed::Sealed for Option<S> {}
+impl<S: Settle> Settle for Option<S> {
+    type Output = Option<S::Output>;
+    fn settle(self) -> Settled<Option<S::Output>> {
+        Settled(match self.map(|value| value.settle().0) {
+            None => Value::Here(None),
+            Some(Value::Here(value)) => Value::Here(Some(value)),
+            Some(later) => Value::Later(Box::new(move || later.take().map(Some))),
+        })
+    }
+}
+
+impl<S: Settle, const N: usize> sealed::Sealed for [S; N] {}
+impl<S: Settle, const N: usize> Settle for [S; N] {
+    type Output = [S::Output; N];
+    fn settle(self) -> Settled<[S::Output; N]> {
+        let values = self.map(|value| value.settle().0);
+        Settled(Value::Later(Box::new(move || {
+            let taken: Result<Vec<_>> = values.into_iter().map(Value::take).collect();
+            let array: std::result::Result<[S::Output; N], _> = taken?.try_into();
+            array.map_err(|_| unreachable!("as many as there were"))
+        })))
+    }
+}
+
+macro_rules! settle_plain {
+    ($($type:ty)+) => {$(
+        impl sealed::Sealed for $type {}
+        impl Settle for $type {
+            type Output = Self;
+            fn settle(self) -> Settled<Self> {
+                Settled(Value::Here(self))
+            }
+        }
+    )+};
+}
+settle_plain! { () bool u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 String std::time::Instant }
+
+macro_rules! settle_tuples {
+    ($(($($name:ident)+))+) => {$(
+        impl<$($name: Settle),+> sealed::Sealed for ($($name,)+) {}
+        impl<$($name: Settle),+> Settle for ($($name,)+) {
+            type Output = ($($name::Output,)+);
+            #[expect(non_snake_case, reason = "a value for each type parameter")]
+            fn settle(self) -> Settled<Self::Output> {
+                let ($($name,)+) = self;
+                let ($($name,)+) = ($($name.settle().0,)+);
+                Settled(match ($($name,)+) {
+                    ($(Value::Here($name),)+) => Value::Here(($($name,)+)),
+                    ($($name,)+) => Value::Later(Box::new(move || Ok(($($name.take()?,)+)))),
+                })
+            }
+        }
+    )+};
+}
+settle_tuples! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }

@@ -1,0 +1,482 @@
+//! The one primitive: put an operation on a stream.
+//!
+//! [`submit`] validates, orders the stream behind other streams' uses of the same memory, enters
+//! the operation's own uses, makes the driver calls and publishes the ticket. Launches, copies,
+//! fills and host functions are its callers. It is the only caller of the backend's unsafe
+//! functions that touch memory; [`Raw`] is what an operation's closure sees of them.
+//!
+//! | step | can fail with | what is then on the device |
+//! |---|---|---|
+//! | thread, device, arguments | a typed error | nothing; what the operation would have written is poisoned |
+//! | waits for other streams | a driver error | nothing of the operation; likewise |
+//! | uses entered, memory lent | – | – |
+//! | driver calls | a driver error | perhaps a part: the ticket stands, lent memory stays lent until it is complete, the outputs are poisoned |
+//!
+//! # Invariants
+//! 1. Nobody holds two submission locks: markers on other streams are placed before our own lock
+//!    is taken. Nothing can change the dependencies meanwhile: the caller borrows the buffers.
+//! 2. Memory that the device may touch is in the footprint, so that it outlives the ticket.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::backend::{
+    ArgBlock, Backend, Call, DevicePtr, Function, HostCallback, HostPtr, LaunchShape, Pattern,
+    RawStream,
+};
+use crate::completion::engine::Engine;
+use crate::completion::events::EventHandle;
+use crate::completion::lane::{Lane, Payload, Turn};
+use crate::error::{DriverCode, Error, ErrorDetail, Result};
+use crate::hazard::{Content, Mode, Track, Use};
+use crate::memory::allocation::{Allocation, Poison};
+use crate::memory::buffer::Span;
+use crate::memory::pinned::PinnedBlock;
+use crate::thread_role;
+
+/// What an operation touches.
+pub(crate) struct Footprint<'a> {
+    name: Name,
+    accesses: SmallVec<[Access<'a>; 6]>,
+    lent: SmallVec<[Loan; 2]>,
+    after: SmallVec<[Edge; 2]>,
+    may_be_held_up: bool,
+    makes_buffer: bool,
+    peers: bool,
+    record: Option<EventHandle>,
+}
+
+struct Access<'a> {
+    memory: &'a Arc<Allocation>,
+    range: Range<u64>,
+    mode: Mode,
+}
+
+struct Loan {
+    bytes: u64,
+    payload: Payload,
+}
+
+/// What an operation is called in messages.
+#[derive(Clone)]
+pub(crate) enum Name {
+    Verb(&'static str),
+    Kernel(Arc<str>),
+}
+
+impl Name {
+    fn to_arc(&self) -> Arc<str> {
+        match self {
+            Name::Verb(name) => Arc::from(*name),
+            Name::Kernel(name) => name.clone(),
+        }
+    }
+}
+
+impl From<&'static str> for Name {
+    fn from(name: &'static str) -> Self {
+        Name::Verb(name)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Name::Verb(name) => name,
+            Name::Kernel(name) => name,
+        })
+    }
+}
+
+/// A point on another stream to wait for.
+struct Edge {
+    lane: Arc<Lane>,
+    ticket: u64,
+    event: Option<EventHandle>,
+}
+
+/// Why a driver call of an operation failed.
+pub(crate) enum Refusal {
+    Driver(DriverCode),
+    OutOfMemory { asked_bytes: u64 },
+}
+
+impl From<DriverCode> for Refusal {
+    fn from(code: DriverCode) -> Self {
+        Refusal::Driver(code)
+    }
+}
+
+impl<'a> Footprint<'a> {
+    /// An operation of that name, which touches nothing yet.
+    pub(crate) fn new(name: impl Into<Name>) -> Self {
+        Footprint {
+            name: name.into(),
+            accesses: SmallVec::new(),
+            lent: SmallVec::new(),
+            after: SmallVec::new(),
+            may_be_held_up: false,
+            makes_buffer: false,
+            peers: false,
+            record: None,
+        }
+    }
+
+    pub(crate) fn reads(&mut self, span: &Span<'a>) {
+        self.access(span, Mode::Read);
+    }
+
+    pub(crate) fn overwrites(&mut self, span: &Span<'a>) {
+        self.access(span, Mode::Overwrite);
+    }
+
+    pub(crate) fn updates(&mut self, span: &Span<'a>) {
+        self.access(span, Mode::ReadWrite);
+    }
+
+    fn access(&mut self, span: &Span<'a>, mode: Mode) {
+        self.accesses.push(Access { memory: span.memory, range: span.range.clone(), mode });
+    }
+
+    /// Lends pinned memory to the device until the operation is complete.
+    pub(crate) fn lends(&mut self, block: &Arc<PinnedBlock>) {
+        let payload = Payload::Memory(block.clone());
+        self.lent.push(Loan { bytes: block.bytes(), payload });
+    }
+
+    /// Keeps something of the user's until the operation is complete.
+    pub(crate) fn keeps(&mut self, value: Box<dyn std::any::Any + Send>) {
+        self.lent.push(Loan { bytes: 0, payload: Payload::Foreign(value) });
+    }
+
+    /// Waits, on the device, for a point of another stream.
+    pub(crate) fn comes_after(&mut self, lane: Arc<Lane>, ticket: u64, event: Option<EventHandle>) {
+        self.after.push(Edge { lane, ticket, event });
+    }
+
+    /// Says that something else than the stream's own work may hold the operation up.
+    pub(crate) fn may_be_held_up(&mut self) {
+        self.may_be_held_up = true;
+    }
+
+    /// Says that the operation makes a buffer, which others will depend on.
+    pub(crate) fn makes_buffer(&mut self) {
+        self.makes_buffer = true;
+    }
+
+    /// Allows memory of other devices of the same kind.
+    pub(crate) fn allows_peers(&mut self) {
+        self.peers = true;
+    }
+
+    /// Records `event` behind the operation, which makes it the operation's marker.
+    pub(crate) fn records(&mut self, event: EventHandle) {
+        self.record = Some(event);
+    }
+
+    /// Poisons what the operation would have written, and hands the error back.
+    pub(crate) fn poison(&self, error: Error) -> Error {
+        let mut poison = None;
+        for access in self.accesses.iter().filter(|access| access.mode.writes()) {
+            let poison = poison.get_or_insert_with(|| Poison {
+                producer: self.name.to_arc(),
+                cause: error.clone(),
+            });
+            access.memory.poison(&access.range, poison);
+        }
+        error
+    }
+
+    fn validate(&self, engine: &Engine) -> Result<()> {
+        thread_role::check("submitting work")?;
+        engine.check_open()?;
+        for access in &self.accesses {
+            let other = access.memory.engine();
+            if other.id != engine.id
+                && !(self.peers && other.backend.kind() == engine.backend.kind())
+            {
+                return Err(wrong_device("a buffer", engine, other));
+            }
+            access.memory.with_hazards(|hazards| match access.mode {
+                Mode::Read => match hazards.unreadable(&access.range) {
+                    None => Ok(()),
+                    Some((part, Content::Poisoned(poison))) => {
+                        debug_assert!(part.start < part.end);
+                        Err(self.upstream(poison))
+                    }
+                    Some((part, _)) => Err(ErrorDetail::Unwritten {
+                        op: self.name.to_arc(),
+                        start: part.start,
+                        end: part.end,
+                    }
+                    .into()),
+                },
+                Mode::ReadWrite => match hazards.poison_in(&access.range) {
+                    None => Ok(()),
+                    Some(poison) => Err(self.upstream(&poison)),
+                },
+                Mode::Overwrite => Ok(()),
+            })?;
+        }
+        for edge in &self.after {
+            let other = edge.lane.engine();
+            if other.id != engine.id && other.backend.kind() != engine.backend.kind() {
+                let what = "waiting for a stream of another kind of device";
+                let device = engine.label().to_owned();
+                return Err(ErrorDetail::Unsupported { what, device }.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn upstream(&self, poison: &Poison) -> Error {
+        ErrorDetail::Upstream {
+            op: self.name.to_arc(),
+            producer: poison.producer.clone(),
+            cause: poison.cause.clone(),
+        }
+        .into()
+    }
+
+    /// The points of other streams that this operation must wait for, each with its event.
+    fn edges(&mut self, lane: &Arc<Lane>) -> Result<SmallVec<[Edge; 2]>> {
+        let mut edges = std::mem::take(&mut self.after);
+        edges.retain(|edge| edge.lane.id() != lane.id());
+        for access in &self.accesses {
+            let add = |used: &Use<Arc<Lane>>| match edges
+                .iter_mut()
+                .find(|edge| edge.lane.id() == used.lane.id())
+            {
+                Some(edge) if edge.ticket >= used.ticket => {}
+                Some(edge) => {
+                    edge.ticket = used.ticket;
+                    edge.event = None;
+                }
+                None => {
+                    let (lane, ticket) = (used.lane.clone(), used.ticket);
+                    edges.push(Edge { lane, ticket, event: None });
+                }
+            };
+            access.memory.with_hazards(|hazards| {
+                hazards.dependencies(&access.range, access.mode, lane.id(), add);
+            });
+        }
+        if edges.is_empty() {
+            return Ok(edges);
+        }
+        if !self.accesses.is_empty() {
+            lane.engine().set_exact();
+        }
+        // Ours, for a look only, and never together with the other stream's lock below.
+        lane.with(|turn| edges.retain(|edge| turn.waited_for(edge.lane.id()) < edge.ticket));
+        for edge in &mut edges {
+            let other = edge.lane.engine();
+            if other.id != lane.engine().id {
+                other.set_exact();
+                if let Some(cause) = other.lost().filter(|_| !edge.lane.is_complete(edge.ticket)) {
+                    let device = other.label().to_owned();
+                    return Err(ErrorDetail::DependencyLost { device, cause: cause.clone() }.into());
+                }
+            }
+            if edge.event.is_none() {
+                edge.event = edge.lane.event_behind(edge.ticket)?;
+            }
+        }
+        edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
+        Ok(edges)
+    }
+}
+
+/// Puts an operation on `lane`; `calls` makes its driver calls, `commands` in number. Returns the
+/// operation's ticket and what `calls` returned.
+///
+/// # Errors
+/// See the table of the module.
+pub(crate) fn submit<R>(
+    lane: &Arc<Lane>,
+    mut footprint: Footprint<'_>,
+    commands: u32,
+    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+) -> Result<(u64, R)> {
+    let engine = lane.engine();
+    let edges = footprint.validate(engine).and_then(|()| footprint.edges(lane));
+    let edges = match edges {
+        Ok(edges) => edges,
+        Err(error) => return Err(footprint.poison(error)),
+    };
+    let submitted = lane.with(|turn| {
+        let ticket = turn.next_ticket();
+        if footprint.may_be_held_up || !edges.is_empty() {
+            turn.fence_off();
+        }
+        for edge in &edges {
+            if let Some(event) = &edge.event {
+                turn.wait_for(&edge.lane, edge.ticket, event)?;
+            }
+        }
+        for access in &footprint.accesses {
+            let enter = |hazards: &mut crate::hazard::Hazards<_, _>| {
+                hazards.record(&access.range, access.mode, turn.lane, ticket);
+            };
+            access.memory.with_hazards(enter);
+        }
+        for loan in footprint.lent.drain(..) {
+            turn.lend(ticket, loan.bytes, loan.payload);
+        }
+        let raw = Raw {
+            lane: turn.lane,
+            backend: &*engine.backend,
+            stream: lane.raw(),
+            flushed: Cell::new(false),
+        };
+        let result = calls(&raw);
+        let result = match (result, footprint.record.take()) {
+            (Ok(value), Some(event)) => {
+                raw.record(&event).map(|()| (value, Some(event))).map_err(Refusal::from)
+            }
+            (Ok(value), None) => Ok((value, None)),
+            (Err(refusal), _) => Err(refusal),
+        };
+        let touched = footprint.makes_buffer || !footprint.accesses.is_empty();
+        turn.publish(ticket, commands, touched);
+        let (value, event) = result?;
+        enter_event(turn, ticket, event);
+        Ok((ticket, value))
+    });
+    match submitted {
+        Ok((ticket, value)) => {
+            tracing::trace!(target: "gpu_await::submit", stream = lane.id(), ticket, op = %footprint.name);
+            Ok((ticket, value))
+        }
+        Err(refusal) => Err(footprint.poison(explain(engine, refusal))),
+    }
+}
+
+fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>) {
+    if let Some(event) = event {
+        turn.enter_event(ticket, event);
+    }
+}
+
+fn explain(engine: &Engine, refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Driver(code) => engine.refused(code),
+        Refusal::OutOfMemory { asked_bytes } => match engine.backend.memory_info() {
+            Ok((free_bytes, total_bytes)) => {
+                ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes }.into()
+            }
+            Err(code) => engine.refused(code),
+        },
+    }
+}
+
+/// The error of something that belongs to another device.
+pub(crate) fn wrong_device(what: &'static str, expected: &Engine, found: &Engine) -> Error {
+    ErrorDetail::WrongDevice {
+        what,
+        expected: expected.label().to_owned(),
+        found: found.label().to_owned(),
+    }
+    .into()
+}
+
+/// The driver, as an operation's closure sees it: its own stream, and memory that it put into its
+/// footprint.
+pub(crate) struct Raw<'a> {
+    lane: &'a Arc<Lane>,
+    backend: &'a dyn Backend,
+    stream: RawStream,
+    flushed: Cell<bool>,
+}
+
+impl Raw<'_> {
+    /// Allocates in stream order. Flushes what is retired before it gives up.
+    pub(crate) fn alloc(&self, bytes: u64) -> std::result::Result<DevicePtr, Refusal> {
+        const OUT_OF_MEMORY: i32 = 2;
+        loop {
+            // SAFETY: the stream is the lane's.
+            match unsafe { self.backend.alloc(self.stream, bytes) } {
+                Ok(ptr) => return Ok(ptr),
+                Err(code) if code.code == OUT_OF_MEMORY => {
+                    if self.flushed.replace(true) {
+                        return Err(Refusal::OutOfMemory { asked_bytes: bytes });
+                    }
+                    self.lane.engine().flush_retired();
+                }
+                Err(code) => return Err(code.into()),
+            }
+        }
+    }
+
+    /// Takes back what [`alloc`](Self::alloc) gave, when a later call of the operation failed.
+    pub(crate) fn undo_alloc(&self, ptr: DevicePtr) {
+        // SAFETY: allocated on this stream just now; nobody else knows it.
+        let _ = unsafe { self.backend.free(self.stream, ptr) };
+    }
+
+    pub(crate) fn copy_to_device(&self, dst: DevicePtr, src: HostPtr, bytes: u64) -> Call<()> {
+        // SAFETY: the caller put `dst` into the footprint or allocated it in this operation, and
+        // lent the block of `src`: both outlive the ticket. STREAM: hazards ordered this stream
+        // behind every other use of `dst`.
+        unsafe { self.backend.copy_to_device(self.stream, dst, src, bytes) }
+    }
+
+    pub(crate) fn copy_to_host(&self, dst: HostPtr, src: DevicePtr, bytes: u64) -> Call<()> {
+        // SAFETY: as in `copy_to_device`, the other way round.
+        unsafe { self.backend.copy_to_host(self.stream, dst, src, bytes) }
+    }
+
+    /// Copies between two ranges of the footprint; the source may be another device's.
+    pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> Call<()> {
+        let bytes = dst.range.end - dst.range.start;
+        let (to, from) = (at(dst), at(src));
+        let peer = src.memory.engine();
+        if peer.id == self.lane.engine().id {
+            // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
+            return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
+        }
+        let context = peer.backend.context();
+        // SAFETY: both ranges are in the footprint and hold `bytes` bytes; the source's context
+        // lives as long as its allocation. STREAM: hazards ordered this stream behind the
+        // source's writer on the other device.
+        unsafe { self.backend.copy_from_peer(self.stream, to, from, context, bytes) }
+    }
+
+    pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> Call<()> {
+        // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
+        unsafe { self.backend.fill(self.stream, dst, pattern, count) }
+    }
+
+    pub(crate) fn launch(
+        &self,
+        function: &Function,
+        shape: &LaunchShape,
+        args: &ArgBlock,
+    ) -> Call<()> {
+        // SAFETY: the kernel's declaration vouches that for arguments that its preconditions
+        // admit, and these were checked, it stays inside the memory they name; all of that is in
+        // the footprint. The kernel object, which keeps the function loaded, is kept by the
+        // footprint or outlives the engine's work (see `Kernel`).
+        unsafe { self.backend.launch(self.stream, function, shape, args) }
+    }
+
+    pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> Call<()> {
+        // SAFETY: the caller's `data` is a counted reference that the callback gives back.
+        unsafe { self.backend.host_fn(self.stream, callback, data) }
+    }
+
+    fn record(&self, event: &EventHandle) -> Call<()> {
+        // SAFETY: the handle keeps the event, and nothing is pending on a pooled event.
+        unsafe { self.backend.event_record(event.raw(), self.stream) }
+    }
+}
+
+/// Where a range begins.
+pub(crate) fn at(span: &Span<'_>) -> DevicePtr {
+    span.memory.ptr().offset(span.range.start)
+}

@@ -1,0 +1,8 @@
+//! The atomics and the lock of the pure modules.
+//!
+//! `tests/loom.rs` compiles the same pure modules against loom's types by putting a module of the
+//! same name in this one's place.
+#![forbid(unsafe_code)]
+
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};

@@ -1,0 +1,325 @@
+//! Tools for tests of GPU code that need no GPU and no sleeping.
+//!
+//! | tool | what for |
+//! |---|---|
+//! | [`device`] | the device that the tests run on: host, or the one in `GPU_AWAIT_TEST_DEVICE` |
+//! | [`Gate`] | holds a stream until the test opens it |
+//! | [`faults`] | a device whose driver calls are recorded and fail on request |
+//! | [`manual`] | a host device without threads, which runs only when it is stepped |
+//!
+//! # tokio's paused clock
+//! Under `tokio::time::pause` use [`manual`]: any other device finishes in real time, and the
+//! paused clock does not wait for it (a `timeout` of an hour elapses at once, because the runtime
+//! sees nothing to do).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Backend;
+use crate::backend::host::HostBackend;
+use crate::backend::wrapper::{Control, Wrapper};
+use crate::completion::engine::EngineOptions;
+use crate::completion::lane::Lane;
+use crate::completion::policy::Completion;
+use crate::device::Device;
+use crate::error::{ErrorKind, Result};
+use crate::kernel::launch_config::LaunchConfig;
+use crate::kernels;
+use crate::memory::pinned::PinnedFlag;
+use crate::stream::Stream;
+
+/// The environment variable that names the device for tests.
+pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";
+
+/// The device that tests run on: the one named by [`TEST_DEVICE`], else a host device.
+///
+/// # Panics
+/// If the device that was asked for is not there: never a skip.
+#[must_use]
+pub fn device() -> Device {
+    device_with(Completion::default())
+}
+
+/// [`device`], with completions learned in a given way.
+///
+/// # Panics
+/// As [`device`].
+#[must_use]
+pub fn device_with(completion: Completion) -> Device {
+    let name = std::env::var(TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
+    let opened = Device::builder().completion(completion).named(&name).and_then(|device| {
+        // Before anything runs on it, see `Gate::close_for`.
+        let home = device.default_stream().home();
+        home.get_or_load(|| kernels::load_gate(&home.engine))?;
+        Ok(device)
+    });
+    match opened {
+        Ok(device) => device,
+        Err(error) => panic!("{TEST_DEVICE} asks for `{name}`: {error}"),
+    }
+}
+
+/// Holds a stream until it is opened: everything submitted behind it waits.
+///
+/// It is a kernel that watches a word (never a driver wait on a value: eight of those freeze a
+/// process). It opens by itself when dropped, and after its time limit.
+#[derive(Debug)]
+pub struct Gate {
+    word: PinnedFlag,
+}
+
+impl Gate {
+    /// How long a gate stays closed at most.
+    pub const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Closes a gate on `stream`, for at most [`LIMIT`](Self::LIMIT).
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub fn close(stream: &Stream) -> Result<Gate> {
+        Gate::close_for(stream, Gate::LIMIT)
+    }
+
+    /// Closes a gate on `stream` for at most `limit`.
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub fn close_for(stream: &Stream, limit: Duration) -> Result<Gate> {
+        let home = stream.home();
+        // Once a device: loading code may wait for what runs, such as another gate.
+        let kernel = home.get_or_load(|| kernels::load_gate(&home.engine))?;
+        let word = PinnedFlag::new(&home.pinned)?;
+        let timeout_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        stream.launch(&kernel, LaunchConfig::new(1, 1), (&word, timeout_ns)).queued()?;
+        Ok(Gate { word })
+    }
+
+    /// Opens it: what waits behind it goes on.
+    pub fn open(&self) {
+        let _ = self.word.compare_exchange(0, 1);
+    }
+
+    /// Whether its time limit opened it; meaningful once the stream has passed it.
+    #[must_use]
+    pub fn timed_out(&self) -> bool {
+        self.word.get() == 2
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+/// A driver call of the backend that can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each is a function of the driver")]
+pub enum DriverCall {
+    StreamCreate,
+    StreamWaitEvent,
+    EventCreate,
+    EventRecord,
+    EventQuery,
+    WriteWord,
+    HostFn,
+    Alloc,
+    Free,
+    Register,
+    CopyToDevice,
+    CopyToHost,
+    CopyOnDevice,
+    Fill,
+    Launch,
+}
+
+impl DriverCall {
+    fn name(self) -> &'static str {
+        match self {
+            DriverCall::StreamCreate => "stream_create",
+            DriverCall::StreamWaitEvent => "stream_wait_event",
+            DriverCall::EventCreate => "event_create",
+            DriverCall::EventRecord => "event_record",
+            DriverCall::EventQuery => "event_query",
+            DriverCall::WriteWord => "write_word",
+            DriverCall::HostFn => "host_fn",
+            DriverCall::Alloc => "alloc",
+            DriverCall::Free => "free",
+            DriverCall::Register => "register",
+            DriverCall::CopyToDevice => "copy_to_device",
+            DriverCall::CopyToHost => "copy_to_host",
+            DriverCall::CopyOnDevice => "copy_on_device",
+            DriverCall::Fill => "fill",
+            DriverCall::Launch => "launch",
+        }
+    }
+}
+
+/// What makes a device's calls recorded and fallible; goes into [`host_with`].
+#[derive(Default)]
+pub struct Faults(Arc<Control>);
+
+/// Decides what fails, while the device runs.
+#[derive(Clone)]
+pub struct FaultHandle(Arc<Control>);
+
+/// A watcher and its handle.
+///
+/// # Examples
+/// ```
+/// use gpu_await::{ErrorKind, testing};
+/// let (faults, handle) = testing::faults();
+/// let device = testing::host_with(faults);
+/// let stream = device.stream()?;
+/// handle.fail_nth(testing::DriverCall::Alloc, 2, ErrorKind::OutOfMemory);
+/// let first = stream.zeros::<u8>(10).queued()?;
+/// // The second allocation fails; the runtime frees what it can and tries once more.
+/// let second = stream.zeros::<u8>(10).queued()?;
+/// # Ok::<(), gpu_await::Error>(())
+/// ```
+#[must_use]
+pub fn faults() -> (Faults, FaultHandle) {
+    let control = Arc::new(Control::default());
+    (Faults(control.clone()), FaultHandle(control))
+}
+
+/// A host device whose calls are watched.
+///
+/// # Panics
+/// If the system gives no thread.
+#[must_use]
+pub fn host_with(faults: Faults) -> Device {
+    watched(Arc::new(HostBackend::new(None, true)), faults, EngineOptions::default())
+}
+
+/// [`host_with`], with completions learned in a given way.
+///
+/// # Panics
+/// If the system gives no thread.
+#[must_use]
+pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
+    let options = EngineOptions { completion, stepped: false };
+    watched(Arc::new(HostBackend::new(None, true)), faults, options)
+}
+
+fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> Device {
+    match Device::open(Arc::new(Wrapper::new(inner, faults.0)), options) {
+        Ok(device) => device,
+        Err(error) => panic!("a device for tests: {error}"),
+    }
+}
+
+impl FaultHandle {
+    /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect.
+    pub fn fail_nth(&self, call: DriverCall, nth: u64, kind: ErrorKind) {
+        self.0.fail(call.name(), nth, code_for(kind), false);
+    }
+
+    /// Like [`fail_nth`](Self::fail_nth), but the call has taken effect when it reports failure.
+    pub fn fail_nth_after_effect(&self, call: DriverCall, nth: u64, kind: ErrorKind) {
+        self.0.fail(call.name(), nth, code_for(kind), true);
+    }
+
+    /// Loses the device: from now on every call fails, as after a kernel's fault.
+    pub fn lose_device(&self, what: &str) {
+        self.0.lose(what);
+    }
+
+    /// Starts a fresh record of calls.
+    pub fn record(&self) {
+        self.0.record();
+    }
+
+    /// The names of the calls since [`record`](Self::record), in order.
+    #[must_use]
+    pub fn calls(&self) -> Vec<&'static str> {
+        self.0.calls()
+    }
+}
+
+/// A code that the runtime reports as `kind`.
+fn code_for(kind: ErrorKind) -> i32 {
+    match kind {
+        ErrorKind::OutOfMemory => 2,
+        ErrorKind::Unsupported => 801,
+        ErrorKind::DeviceLost => 719,
+        _ => 1,
+    }
+}
+
+/// Runs a [`manual`] device.
+#[derive(Debug)]
+pub struct Stepper {
+    device: Device,
+}
+
+/// A host device without threads: nothing runs until the test steps it, so interleavings are
+/// chosen, not raced.
+///
+/// # Examples
+/// ```
+/// use futures::FutureExt;
+/// use gpu_await::testing;
+/// let (device, step) = testing::manual();
+/// let stream = device.stream()?;
+/// let y = stream.full(4, 1u32).queued()?;
+/// let mut op = stream.download(&y);
+/// assert!((&mut op).now_or_never().is_none());
+/// step.run_until_idle();
+/// assert_eq!((&mut op).now_or_never().unwrap()?, [1; 4]);
+/// # Ok::<(), gpu_await::Error>(())
+/// ```
+#[must_use]
+pub fn manual() -> (Device, Stepper) {
+    manual_with(Completion::default())
+}
+
+/// [`manual`], with completions learned in a given way.
+#[must_use]
+pub fn manual_with(completion: Completion) -> (Device, Stepper) {
+    let options = EngineOptions { completion, stepped: true };
+    match Device::open(Arc::new(HostBackend::new(None, false)), options) {
+        Ok(device) => (device.clone(), Stepper { device }),
+        Err(error) => panic!("a device for tests: {error}"),
+    }
+}
+
+impl Stepper {
+    /// Runs one command: the `choose`-th of the streams whose next command is ready, modulo their
+    /// number. Then wakes who waited for that. False if nothing was ready.
+    #[must_use]
+    pub fn step(&self, choose: usize) -> bool {
+        let engine = self.device.engine();
+        let ran = engine.backend.step(choose);
+        self.sweep();
+        ran
+    }
+
+    /// Runs everything that can run, in the order of the streams.
+    pub fn run_until_idle(&self) {
+        while self.step(0) || self.settle() {}
+    }
+
+    /// What a poller would do.
+    fn sweep(&self) {
+        let engine = self.device.engine();
+        let _ = engine.check_health();
+        for lane in engine.attention.take_incoming() {
+            lane.deactivate();
+        }
+        engine.lanes().iter().for_each(|lane: &Arc<Lane>| {
+            lane.sweep();
+        });
+        engine.sweep_retired(false);
+    }
+
+    /// Places the markers that are due; true if that made something to run.
+    fn settle(&self) -> bool {
+        let engine = self.device.engine();
+        engine.lanes().iter().for_each(|lane: &Arc<Lane>| lane.press(true));
+        engine.sweep_retired(true);
+        self.step(0)
+    }
+}

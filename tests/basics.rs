@@ -1,0 +1,111 @@
+//! The main job, on whatever device the tests run on.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use gpu_await::testing::{self, Gate};
+use gpu_await::{Completion, Device, ErrorDetail, ErrorKind, kernels};
+
+/// Runs a test body with each way of learning of completions.
+async fn each_completion<F: Future<Output = gpu_await::Result<()>>>(body: impl Fn(Device) -> F) {
+    for mode in [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback] {
+        if let Err(error) = body(testing::device_with(mode)).await {
+            panic!("{mode:?}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn upload_axpy_download_gives_the_right_numbers() {
+    each_completion(|device| async move {
+        let stream = device.stream()?;
+        let axpy = kernels::axpy::load(&device).await?;
+        for n in [1, 255, 256, 257, 100_000] {
+            let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
+            let x = stream.upload(x).queued()?;
+            let mut y = stream.full(n, 2.0f32).queued()?;
+            axpy.launch(&stream, 3.0, &x, &mut y).queued()?;
+            let y = stream.download(&y).await?;
+            assert!(y.iter().enumerate().all(|(i, y)| *y == 3.0f32.mul_add(i as f32, 2.0)));
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_op_in_front_of_a_gate_resolves() {
+    each_completion(|device| async move {
+        let stream = device.stream()?;
+        let x = stream.upload(vec![1u32, 2, 3]).queued()?;
+        let before = stream.download(&x);
+        let gate = Gate::close(&stream)?;
+        let after = stream.download(&x);
+        assert_eq!(before.await?, [1, 2, 3]);
+        let mut after = after;
+        assert!((&mut after).now_or_never().is_none(), "the gate is closed");
+        gate.open();
+        assert_eq!(after.await?, [1, 2, 3]);
+        assert!(!gate.timed_out());
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_consumer_of_data_from_before_a_gate_does_not_wait_for_the_gate() {
+    each_completion(|device| async move {
+        let (a, b) = (device.stream()?, device.stream()?);
+        let x = a.full(1000, 7u32).queued()?;
+        let gate = Gate::close(&a)?;
+        let y = b.download(&x);
+        let y = tokio::time::timeout(Duration::from_secs(5), y).await.expect("not held up")?;
+        assert_eq!(y.len(), 1000);
+        assert!(y.iter().all(|y| *y == 7));
+        gate.open();
+        a.done().await?;
+        assert!(!gate.timed_out());
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn dropping_a_buffer_that_a_gated_stream_uses_stalls_nobody() {
+    each_completion(|device| async move {
+        let (a, b) = (device.stream()?, device.stream()?);
+        let x = b.full(1 << 20, 7u8).queued()?;
+        let gate = Gate::close(&a)?;
+        let y = a.download(&x);
+        drop(x);
+        let z = tokio::time::timeout(Duration::from_secs(5), b.zeros::<u8>(1 << 20)).await;
+        let z = z.expect("the other stream goes on")?;
+        tokio::time::timeout(Duration::from_secs(5), b.done()).await.expect("b is not held up")?;
+        gate.open();
+        assert!(y.await?.iter().all(|y| *y == 7));
+        drop(z);
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_failed_producer_is_named_to_its_reader_until_an_overwrite_heals() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let axpy = kernels::axpy::load(&device).await.unwrap();
+    let x = stream.zeros::<f32>(3).queued().unwrap();
+    let mut y = stream.zeros::<f32>(4).queued().unwrap();
+    let error = axpy.launch(&stream, 1.0, &x, &mut y).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    let text = error.to_string();
+    assert!(text.contains("x.len() == y.len()") && text.contains("y.len() = 4"), "{text}");
+    let error = stream.download(&y).await.unwrap_err();
+    match error.detail() {
+        ErrorDetail::Upstream { producer, .. } => assert_eq!(&**producer, "axpy"),
+        other => panic!("{other}"),
+    }
+    assert_eq!(stream.download(&x).await.unwrap(), [0.0; 3], "nobody else fails");
+    stream.fill(&mut y, 5.0).queued().unwrap();
+    assert_eq!(stream.download(&y).await.unwrap(), [5.0; 4]);
+}

@@ -1,0 +1,149 @@
+//! Committed PTX is what its source says: every `kernels/*.cu` has a `.ptx` beside it that was built from
+//! exactly those bytes, loads on every driver from 525 on, and holds one kernel, named for the file.
+//!
+//! Needs no GPU and no compiler. `python3 kernels/build.py --check` says more: it compiles afresh and compares.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+/// The newest PTX ISA that driver 525 (CUDA 12.0) loads.
+const MAX_PTX_ISA: (u32, u32) = (8, 0);
+/// The oldest architecture that must load the kernels: Pascal. The driver compiles them further for newer ones.
+const TARGET: &str = "sm_60";
+const REBUILD: &str = "run `python3 kernels/build.py` and commit the result";
+
+#[test]
+fn every_kernel_source_has_a_ptx() {
+    let missing: Vec<_> = stems("cu").difference(&stems("ptx")).cloned().collect();
+    assert!(missing.is_empty(), "kernels without a .ptx: {missing:?}; {REBUILD}");
+}
+
+#[test]
+fn every_ptx_has_a_kernel_source() {
+    let orphans: Vec<_> = stems("ptx").difference(&stems("cu")).cloned().collect();
+    assert!(
+        orphans.is_empty(),
+        "these .ptx have no .cu beside them: {orphans:?}; remove them, or restore the source and {REBUILD}"
+    );
+}
+
+#[test]
+fn every_ptx_was_built_from_the_source_beside_it() {
+    fail_with(stems("cu").iter().filter_map(|stem| {
+        let digest = Sha256::digest(read(stem, "cu"));
+        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let expected = format!("// source-sha256: {hex}");
+        let ptx = read_text(stem);
+        let found = ptx.lines().next().unwrap_or_default();
+        (found != expected).then(|| {
+            format!("kernels/{stem}.ptx is not of this {stem}.cu:\n    expected `{expected}`\n    found    `{found}`")
+        })
+    }));
+}
+
+#[test]
+fn every_ptx_names_its_compiler() {
+    fail_with(stems("ptx").iter().filter_map(|stem| {
+        let ptx = read_text(stem);
+        let found = ptx.lines().nth(1).unwrap_or_default();
+        (!found.starts_with("// compiler: NVRTC ")).then(|| {
+            format!(
+                "kernels/{stem}.ptx: expected `// compiler: NVRTC ...` in line 2, found `{found}`"
+            )
+        })
+    }));
+}
+
+#[test]
+fn every_ptx_loads_on_drivers_from_525_on() {
+    fail_with(stems("ptx").iter().filter_map(|stem| {
+        let ptx = read_text(stem);
+        let found = directive(&ptx, ".version");
+        let isa = found.and_then(|version| version.split_once('.')).and_then(|(major, minor)| {
+            Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+        });
+        isa.is_none_or(|isa| isa > MAX_PTX_ISA).then(|| {
+            let (major, minor) = MAX_PTX_ISA;
+            format!(
+                "kernels/{stem}.ptx: expected `.version` {major}.{minor} at most, found {found:?}"
+            )
+        })
+    }));
+}
+
+#[test]
+fn every_ptx_targets_pascal() {
+    fail_with(stems("ptx").iter().filter_map(|stem| {
+        let ptx = read_text(stem);
+        let found = directive(&ptx, ".target");
+        (found != Some(TARGET))
+            .then(|| format!("kernels/{stem}.ptx: expected `.target {TARGET}`, found {found:?}"))
+    }));
+}
+
+#[test]
+fn every_ptx_holds_one_kernel_named_for_its_file() {
+    fail_with(stems("ptx").iter().filter_map(|stem| {
+        let ptx = read_text(stem);
+        let entries: Vec<&str> = ptx.lines().filter_map(entry_name).collect();
+        (entries != [stem.as_str()]).then(|| {
+            format!("kernels/{stem}.ptx: expected one `.entry`, `{stem}`, found {entries:?}")
+        })
+    }));
+}
+
+/// Names of the files in `kernels/` with this extension, without it. Never empty, so that no test passes vacuously.
+fn stems(extension: &str) -> BTreeSet<String> {
+    let folder = kernels();
+    let entries = fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display()));
+    let stems: BTreeSet<String> = entries
+        .map(|entry| {
+            entry.unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display())).path()
+        })
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    assert!(!stems.is_empty(), "no .{extension} file in {}; {REBUILD}", folder.display());
+    stems
+}
+
+/// The folder `kernels/`, where this process runs: packed tests run on a host other than the one that built them.
+fn kernels() -> PathBuf {
+    let root =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&root).join("kernels")
+}
+
+fn read(stem: &str, extension: &str) -> Vec<u8> {
+    let path = kernels().join(format!("{stem}.{extension}"));
+    fs::read(&path)
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}; {REBUILD}", path.display()))
+}
+
+fn read_text(stem: &str) -> String {
+    String::from_utf8(read(stem, "ptx"))
+        .unwrap_or_else(|error| panic!("kernels/{stem}.ptx is not text: {error}; {REBUILD}"))
+}
+
+/// The operand of a module directive such as `.version`.
+fn directive<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
+    ptx.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// The kernel that this line of PTX declares.
+fn entry_name(line: &str) -> Option<&str> {
+    let code = line.split("//").next()?;
+    let (_, after) = code.split_once(".entry ")?;
+    after.split(|c: char| !(c.is_alphanumeric() || "_$%".contains(c))).find(|name| !name.is_empty())
+}
+
+fn fail_with(complaints: impl Iterator<Item = String>) {
+    let complaints: Vec<String> = complaints.collect();
+    assert!(complaints.is_empty(), "{}\n{REBUILD}", complaints.join("\n"));
+}

@@ -1,0 +1,361 @@
+//! The Rust side of the stand-in driver: finding it, running a test under it, and its controls.
+//!
+//! A test runs itself again in a child process whose library path begins with the stand-in:
+//!
+//! ```ignore
+//! #[path = "stand_in/client.rs"]
+//! mod stand_in;
+//!
+//! #[test]
+//! fn a_launch_is_one_driver_call() {
+//!     if !stand_in::is_child() {
+//!         return stand_in::assert_child("a_launch_is_one_driver_call", &[]);
+//!     }
+//!     let driver = stand_in::StandIn::open();
+//!     // ... use the cuda backend, then look at driver.calls() ...
+//! }
+//! ```
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::env;
+use std::ffi::{CString, OsString, c_char, c_int};
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Set in a child that [`run_child`] started.
+pub(crate) const VARIABLE: &str = "GPU_AWAIT_STAND_IN";
+
+/// How long a child may run.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether this process is a child that [`run_child`] started, so that `libcuda.so.1` is the
+/// stand-in.
+pub(crate) fn is_child() -> bool {
+    env::var_os(VARIABLE).is_some_and(|value| value == "1")
+}
+
+/// A folder with the stand-in as `libcuda.so.1` and `libcuda.so`, removed when dropped.
+pub(crate) struct Installed(PathBuf);
+
+impl Installed {
+    /// The folder to put first on a child's library path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        // What is left in a temporary folder harms nobody.
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Copies the stand-in that cargo built into a fresh temporary folder.
+///
+/// The two names are one file: the loader tells libraries apart by file, and this crate and
+/// `cudarc` open different names.
+///
+/// # Panics
+/// If the stand-in was not built.
+pub(crate) fn install() -> Installed {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let test = env::current_exe().expect("the test binary has a path");
+    let built = test
+        .ancestors()
+        .map(|folder| folder.join("examples/libstand_in_libcuda.so"))
+        .take(4)
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| {
+            panic!(
+                "no examples/libstand_in_libcuda.so beside {}: `cargo test` builds it, `cargo test \
+                 --test NAME` does not; run `cargo build --example stand_in_libcuda` with the same \
+                 profile and target first",
+                test.display()
+            )
+        });
+    // ORDERING: Relaxed, only the number's uniqueness matters.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder =
+        env::temp_dir().join(format!("gpu-await-stand-in-{}-{number}", std::process::id()));
+    let made = || -> io::Result<()> {
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        fs::create_dir_all(&folder)?;
+        fs::copy(&built, folder.join("libcuda.so.1"))?;
+        fs::hard_link(folder.join("libcuda.so.1"), folder.join("libcuda.so"))
+    };
+    made().unwrap_or_else(|error| {
+        panic!("the stand-in could not be put into {}: {error}", folder.display())
+    });
+    Installed(folder)
+}
+
+/// Runs one test of this binary again, alone in a child process, with the stand-in as its driver.
+///
+/// # Panics
+/// If the child runs longer than 60 s (it is killed), or if this binary has no test of that name.
+pub(crate) fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
+    let installed = install();
+    let mut path = OsString::from(installed.path());
+    if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+        path.push(":");
+        path.push(rest);
+    }
+    let mut command = Command::new(env::current_exe().expect("the test binary has a path"));
+    command.args(["--exact", test_name, "--nocapture", "--test-threads=1"]);
+    command.env("LD_LIBRARY_PATH", path).env(VARIABLE, "1").envs(variables.iter().copied());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = wait(command.spawn().expect("the test binary runs again"), test_name);
+    let ran_nothing = String::from_utf8_lossy(&output.stdout).contains("running 0 tests");
+    assert!(!ran_nothing, "this binary has no test named {test_name}");
+    output
+}
+
+/// As [`run_child`], and shows the child's output if it failed.
+///
+/// # Panics
+/// As [`run_child`], and if the child's test failed.
+pub(crate) fn assert_child(test_name: &str, variables: &[(&str, &str)]) {
+    let output = run_child(test_name, variables);
+    assert!(
+        output.status.success(),
+        "{test_name} failed under the stand-in ({}):\n{}",
+        output.status,
+        shown(&output)
+    );
+}
+
+fn shown(output: &Output) -> String {
+    format!(
+        "{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Collects the child's output, and kills it when its time is up.
+fn wait(mut child: Child, test_name: &str) -> Output {
+    let stdout = collect(child.stdout.take());
+    let stderr = collect(child.stderr.take());
+    let deadline = Instant::now() + LIMIT;
+    let mut late = false;
+    let status = loop {
+        match child.try_wait().expect("the child can be waited for") {
+            Some(status) => break status,
+            None if !late && Instant::now() > deadline => {
+                late = true;
+                child.kill().expect("the child can be killed");
+            }
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let [stdout, stderr] =
+        [stdout, stderr].map(|reader| reader.join().expect("reading does not panic"));
+    let output = Output { status, stdout, stderr };
+    assert!(
+        !late,
+        "{test_name} did not end within {LIMIT:?} under the stand-in:\n{}",
+        shown(&output)
+    );
+    output
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read before an error is shown all the same.
+            drop(pipe.read_to_end(&mut bytes));
+        }
+        bytes
+    })
+}
+
+/// The stand-in's controls, in a child process.
+pub(crate) struct StandIn {
+    library: libloading::Library,
+}
+
+/// Lets held commands go on when dropped, so that a failing test does not hang.
+#[must_use = "held commands go on when this is dropped"]
+pub(crate) struct Held<'a>(&'a StandIn);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.set_hold(0);
+    }
+}
+
+impl StandIn {
+    /// Opens the stand-in, by the name under which the process has it or will have it.
+    ///
+    /// # Panics
+    /// In a process that [`run_child`] did not start, or if `libcuda.so.1` is another driver.
+    pub(crate) fn open() -> Self {
+        assert!(is_child(), "the stand-in is only there in a process started by run_child");
+        // SAFETY: the stand-in runs no code when loaded; `install` put it first on the library
+        // path.
+        let library = unsafe { libloading::Library::new("libcuda.so.1") }
+            .expect("libcuda.so.1 is on the library path");
+        // SAFETY: the symbol is only looked for, never called.
+        let known =
+            unsafe { library.get::<extern "C" fn() -> u64>(b"standin_misuse_count\0") }.is_ok();
+        assert!(known, "libcuda.so.1 is a driver, not the stand-in");
+        StandIn { library }
+    }
+
+    /// The calls since the last clear: `cuLaunchKernel axpy stream=3 .. thread=12`, with
+    /// `result=..` behind a failed one.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        self.text(b"standin_log_copy\0").lines().map(str::to_owned).collect()
+    }
+
+    /// The calls' names only.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let calls = self.calls();
+        calls.iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// How many calls there were since the last clear.
+    pub(crate) fn count(&self) -> u64 {
+        // SAFETY: the stand-in's function of this name has this type.
+        let count = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_log_count\0") };
+        count()
+    }
+
+    /// Forgets the calls so far.
+    pub(crate) fn clear(&self) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let clear = unsafe { self.function::<extern "C" fn()>(b"standin_log_clear\0") };
+        clear();
+    }
+
+    /// Writes down only the calling thread's calls, or all again.
+    pub(crate) fn this_thread_only(&self, on: bool) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let only = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_log_thread_only\0") };
+        only(c_int::from(on));
+    }
+
+    /// The number that the calls' `thread=` has for the calling thread.
+    pub(crate) fn thread(&self) -> u64 {
+        // SAFETY: the stand-in's function of this name has this type.
+        let thread = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_thread\0") };
+        thread()
+    }
+
+    /// Stops every queued command until the guard is dropped.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        self.set_hold(1);
+        Held(self)
+    }
+
+    fn set_hold(&self, on: c_int) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let hold = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_hold\0") };
+        hold(on);
+    }
+
+    /// Makes the `nth` call (1 is the next) of a driver function return `code` without doing
+    /// anything.
+    pub(crate) fn fail(&self, name: &str, nth: u64, code: i32) {
+        self.inject(name, nth, code, 0);
+    }
+
+    /// As [`StandIn::fail`], after the call has done its work.
+    pub(crate) fn fail_after_effect(&self, name: &str, nth: u64, code: i32) {
+        self.inject(name, nth, code, 1);
+    }
+
+    fn inject(&self, name: &str, nth: u64, code: i32, after_effect: c_int) {
+        type Fail = extern "C" fn(*const c_char, u64, c_int, c_int) -> c_int;
+        let text = CString::new(name).expect("a function's name has no NUL");
+        // SAFETY: the stand-in's function of this name has this type.
+        let fail = unsafe { self.function::<Fail>(b"standin_fail\0") };
+        assert_eq!(
+            fail(text.as_ptr(), nth, code, after_effect),
+            0,
+            "the stand-in has no function {name}"
+        );
+    }
+
+    /// Loses a device now: queued commands never run, and what talks to it returns `code`.
+    pub(crate) fn lose(&self, ordinal: i32, code: i32) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let lose =
+            unsafe { self.function::<extern "C" fn(c_int, c_int) -> c_int>(b"standin_lose\0") };
+        assert_eq!(lose(ordinal, code), 0, "there is no device {ordinal}");
+    }
+
+    /// A sentence about each wrong use of the driver since the start.
+    pub(crate) fn misuse(&self) -> Vec<String> {
+        self.text(b"standin_misuse_copy\0").lines().map(str::to_owned).collect()
+    }
+
+    /// How many "stream", "event", "memory", "registered", "module" or "context" live.
+    pub(crate) fn live(&self, kind: &str) -> i64 {
+        let text = CString::new(kind).expect("a kind's name has no NUL");
+        // SAFETY: the stand-in's function of this name has this type.
+        let live =
+            unsafe { self.function::<extern "C" fn(*const c_char) -> i64>(b"standin_live\0") };
+        let count = live(text.as_ptr());
+        assert!(count >= 0, "the stand-in does not count {kind}");
+        count
+    }
+
+    /// Gives every device so many bytes.
+    pub(crate) fn set_memory(&self, total_bytes: u64) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let set = unsafe { self.function::<extern "C" fn(u64)>(b"standin_set_memory\0") };
+        set(total_bytes);
+    }
+
+    /// Shows so many devices; before the first driver call.
+    pub(crate) fn set_devices(&self, count: i32) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let set =
+            unsafe { self.function::<extern "C" fn(c_int) -> c_int>(b"standin_set_devices\0") };
+        assert_eq!(set(count), 0, "the stand-in cannot show {count} devices");
+    }
+
+    /// Changes a device attribute (`CUdevice_attribute`).
+    pub(crate) fn set_attribute(&self, attribute: i32, value: i32) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let set =
+            unsafe { self.function::<extern "C" fn(c_int, c_int)>(b"standin_set_attribute\0") };
+        set(attribute, value);
+    }
+
+    /// Copies a text out; it may grow between asking its length and copying it.
+    fn text(&self, name: &[u8]) -> String {
+        // SAFETY: the stand-in's text functions all have this type.
+        let copy = unsafe { self.function::<extern "C" fn(*mut c_char, usize) -> usize>(name) };
+        let mut buffer: Vec<u8> = Vec::new();
+        loop {
+            let length = copy(buffer.as_mut_ptr().cast(), buffer.len());
+            if length < buffer.len() {
+                buffer.truncate(length);
+                return String::from_utf8_lossy(&buffer).into_owned();
+            }
+            buffer = vec![0; length + length / 4 + 64];
+        }
+    }
+
+    /// Looks a control up.
+    ///
+    /// # Safety
+    /// `F` is the type of the function of this name.
+    unsafe fn function<F: Copy>(&self, name: &[u8]) -> F {
+        // SAFETY: of this type by this function's contract; the library is open for as long as
+        // `self`.
+        let symbol = unsafe { self.library.get::<F>(name) };
+        *symbol.expect("the stand-in has all its controls")
+    }
+}

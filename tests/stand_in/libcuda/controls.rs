@@ -1,0 +1,149 @@
+//! What a test may ask and change: the `standin_*` functions.
+
+use std::ffi::{c_char, c_int};
+
+use crate::abi::{Code, Out, Text};
+use crate::engine;
+use crate::entry_points::entry_point;
+use crate::journal::{Injected, thread_number};
+use crate::world::{MAX_DEVICES, lock};
+
+/// Forgets the calls written down so far.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_log_clear() {
+    lock().journal.clear();
+}
+
+/// Counts the calls since the last clear.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_log_count() -> u64 {
+    lock().journal.count()
+}
+
+/// Writes the calls since the last clear, one a line, cut to `capacity` with a NUL; returns the
+/// bytes of the whole text.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_log_copy(buffer: Out<c_char>, capacity: usize) -> usize {
+    let text = lock().journal.text();
+    buffer.put_text(&text, capacity);
+    text.len()
+}
+
+/// Writes down only calls of the calling thread, or (0) of all.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_log_thread_only(on: c_int) {
+    lock().journal.keep_only((on != 0).then(thread_number));
+}
+
+/// The number that the journal gives the calling thread.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_thread() -> u64 {
+    thread_number()
+}
+
+/// Stops the start of any queued command, or (0) lets them go on. A command already running goes
+/// on.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_hold(on: c_int) {
+    let mut world = lock();
+    world.held = on != 0;
+    world.ring();
+}
+
+/// Makes the `nth` call of `name` from now return `code`, before or after it does its work. -1: no
+/// such function.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_fail(
+    name: Text,
+    nth: u64,
+    code: Code,
+    after_effect: c_int,
+) -> c_int {
+    let Ok(name) = name.read() else { return -1 };
+    if entry_point(&name).is_none() {
+        return -1;
+    }
+    lock().journal.inject(name, nth, Injected { code, after_effect: after_effect != 0 });
+    0
+}
+
+/// Loses a device now, as a fault would: queued commands never run, and what talks to it returns
+/// `code`.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_lose(device: c_int, code: Code) -> c_int {
+    match usize::try_from(device) {
+        Ok(device) if device < MAX_DEVICES => {
+            engine::lose(device, code);
+            0
+        }
+        _ => -1,
+    }
+}
+
+/// Counts wrong uses of the driver since the start.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_misuse_count() -> u64 {
+    lock().journal.misuses().len() as u64
+}
+
+/// Writes a sentence about each misuse, as `standin_log_copy` does.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_misuse_copy(buffer: Out<c_char>, capacity: usize) -> usize {
+    let text = lock().journal.misuses().join("\n");
+    buffer.put_text(&text, capacity);
+    text.len()
+}
+
+/// Counts what lives: "stream", "event", "memory", "registered", "module", "context" (retains). -1:
+/// no such kind.
+///
+/// Memory lives until its free is reached in stream order, the others until the call that ends
+/// them.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
+    let Ok(kind) = kind.read() else { return -1 };
+    let world = lock();
+    let count = match kind.as_str() {
+        // The default streams have number 0 and no end.
+        "stream" => {
+            world.streams.values().filter(|stream| !stream.retired && stream.number > 0).count()
+        }
+        "event" => world.events.len(),
+        "memory" => world.memory.live_allocations(),
+        "registered" => world.memory.live_registrations(),
+        "module" => world.modules.len(),
+        "context" => return world.devices.iter().map(|device| i64::from(device.retained)).sum(),
+        _ => return -1,
+    };
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Gives every device so many bytes; 4 GiB at first.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_set_memory(total_bytes: u64) {
+    lock().memory.total_bytes = total_bytes;
+}
+
+/// Shows so many devices, up to 8; 1 at first. -1: too many, or negative.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_set_devices(count: c_int) -> c_int {
+    match usize::try_from(count) {
+        Ok(count) if count <= MAX_DEVICES => {
+            lock().device_count = count;
+            0
+        }
+        _ => -1,
+    }
+}
+
+/// Changes a device attribute of every device.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_set_attribute(attribute: c_int, value: c_int) {
+    lock().attributes.insert(attribute, value);
+}
+
+/// Says whether the stand-in has a driver function of this name.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_has(name: Text) -> c_int {
+    c_int::from(name.read().is_ok_and(|name| entry_point(&name).is_some()))
+}

@@ -1,0 +1,422 @@
+//! Initialization, devices, contexts, peers and memory pools.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use crate::abi::{Code, Handle, Out, code};
+use crate::engine::wait_device;
+use crate::journal::{capture_mode, set_capture_mode};
+use crate::world::{self, call, context_handle, nothing, pool_handle};
+
+const NAME: &str = "Stand-in GPU";
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuInit(flags: c_uint) -> Code {
+    crate::entry_points::stay_loaded();
+    call("cuInit", nothing, |mut world| {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        world.initialized = true;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
+    call("cuDriverGetVersion", nothing, |_| version.put(13_000))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> Code {
+    call(
+        "cuDeviceGet",
+        |_| format!("device={ordinal}"),
+        |world| {
+            world.device(ordinal)?;
+            device.put(ordinal)
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> Code {
+    call("cuDeviceGetCount", nothing, |world| {
+        count.put(c_int::try_from(world.device_count).unwrap_or(0))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetName(name: Out<c_char>, length: c_int, device: c_int) -> Code {
+    call(
+        "cuDeviceGetName",
+        |_| format!("device={device}"),
+        |world| {
+            world.device(device)?;
+            name.check()?;
+            name.put_text(NAME, usize::try_from(length).unwrap_or(0));
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: c_int) -> Code {
+    device_uuid("cuDeviceGetUuid", uuid, device)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) -> Code {
+    device_uuid("cuDeviceGetUuid_v2", uuid, device)
+}
+
+fn device_uuid(name: &'static str, uuid: Out<[u8; 16]>, device: c_int) -> Code {
+    call(
+        name,
+        |_| format!("device={device}"),
+        |world| {
+            let index = world.device(device)?;
+            let mut value = *b"stand-in device0";
+            value[15] += u8::try_from(index).unwrap_or(0);
+            uuid.put(value)
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) -> Code {
+    call(
+        "cuDeviceTotalMem_v2",
+        |_| format!("device={device}"),
+        |world| {
+            world.device(device)?;
+            bytes.put(usize::try_from(world.memory.total_bytes).unwrap_or(usize::MAX))
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetAttribute(
+    value: Out<c_int>,
+    attribute: c_int,
+    device: c_int,
+) -> Code {
+    call(
+        "cuDeviceGetAttribute",
+        |_| format!("attribute={attribute} device={device}"),
+        |world| {
+            world.device(device)?;
+            let set = world.attributes.get(&attribute).copied();
+            value.put(set.unwrap_or_else(|| default_attribute(attribute)))
+        },
+    )
+}
+
+/// The numbers of an H200, by `CUdevice_attribute`; 0 for what nobody asks.
+fn default_attribute(attribute: c_int) -> c_int {
+    match attribute {
+        1 => MAX_THREADS_PER_BLOCK,       // MAX_THREADS_PER_BLOCK
+        2 | 3 => 1024,                    // MAX_BLOCK_DIM_X, _Y
+        4 => 64,                          // MAX_BLOCK_DIM_Z
+        5 => 2_147_483_647,               // MAX_GRID_DIM_X
+        6 | 7 => 65_535,                  // MAX_GRID_DIM_Y, _Z
+        8 => 49_152,                      // MAX_SHARED_MEMORY_PER_BLOCK
+        9 => 65_536,                      // TOTAL_CONSTANT_MEMORY
+        10 => 32,                         // WARP_SIZE
+        11 => 2_147_483_647,              // MAX_PITCH
+        12 | 82 => 65_536,                // MAX_REGISTERS_PER_BLOCK, _PER_MULTIPROCESSOR
+        13 => 1_980_000,                  // CLOCK_RATE
+        14 => 512,                        // TEXTURE_ALIGNMENT
+        15 | 19 | 31 | 32 | 41 => 1, // OVERLAP, MAP_HOST_MEMORY, CONCURRENT_KERNELS, ECC, UNIFIED
+        16 => MULTIPROCESSORS,       // MULTIPROCESSOR_COUNT
+        36 => 3_201_000,             // MEMORY_CLOCK_RATE
+        37 => 6144,                  // GLOBAL_MEMORY_BUS_WIDTH
+        38 => 62_914_560,            // L2_CACHE_SIZE
+        39 => THREADS_PER_MULTIPROCESSOR, // MAX_THREADS_PER_MULTIPROCESSOR
+        40 => 3,                     // ASYNC_ENGINE_COUNT
+        75 => 9,                     // COMPUTE_CAPABILITY_MAJOR (_MINOR, 76, is 0)
+        78 => 1,                     // STREAM_PRIORITIES_SUPPORTED
+        81 => 233_472,               // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+        83 | 89 | 90 | 91 => 1,      // MANAGED, CONCURRENT_MANAGED, PREEMPTION, REGISTERED_POINTER
+        95 | 98 | 99 => 1, // COOPERATIVE_LAUNCH, CAN_FLUSH_REMOTE_WRITES, HOST_REGISTER_SUPPORTED
+        97 => MAX_SHARED_OPTIN, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        106 => BLOCKS_PER_MULTIPROCESSOR, // MAX_BLOCKS_PER_MULTIPROCESSOR
+        111 => 1024,       // RESERVED_SHARED_MEMORY_PER_BLOCK
+        113 | 115 | 120 => 1, // READ_ONLY_HOST_REGISTER, MEMORY_POOLS_SUPPORTED, CLUSTER_LAUNCH
+        122 | 123 => 1,    // CAN_USE_64_BIT_STREAM_MEM_OPS, CAN_USE_STREAM_WAIT_VALUE_NOR
+        _ => 0,
+    }
+}
+
+pub(crate) const MAX_THREADS_PER_BLOCK: c_int = 1024;
+pub(crate) const MULTIPROCESSORS: c_int = 132;
+pub(crate) const THREADS_PER_MULTIPROCESSOR: c_int = 2048;
+pub(crate) const BLOCKS_PER_MULTIPROCESSOR: c_int = 32;
+pub(crate) const MAX_SHARED_OPTIN: c_int = 232_448;
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) -> Code {
+    call(
+        "cuDevicePrimaryCtxRetain",
+        |_| format!("device={device}"),
+        |mut world| {
+            let device = world.device(device)?;
+            world.alive(device)?;
+            context.put(context_handle(device))?;
+            world.devices[device].retained += 1;
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxRelease(device: c_int) -> Code {
+    release("cuDevicePrimaryCtxRelease", device)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
+    release("cuDevicePrimaryCtxRelease_v2", device)
+}
+
+fn release(name: &'static str, device: c_int) -> Code {
+    call(
+        name,
+        |_| format!("device={device}"),
+        |mut world| {
+            let device = world.device(device)?;
+            match world.devices[device].retained.checked_sub(1) {
+                Some(left) => {
+                    world.devices[device].retained = left;
+                    Ok(())
+                }
+                None => {
+                    world
+                        .journal
+                        .misuse(format!("device {device}'s primary context is not retained"));
+                    Err(code::INVALID_CONTEXT)
+                }
+            }
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxGetState(
+    device: c_int,
+    flags: Out<c_uint>,
+    active: Out<c_int>,
+) -> Code {
+    call(
+        "cuDevicePrimaryCtxGetState",
+        |_| format!("device={device}"),
+        |world| {
+            let device = &world.devices[world.device(device)?];
+            flags.put(device.flags)?;
+            active.put(c_int::from(device.retained > 0))
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags(device: c_int, flags: c_uint) -> Code {
+    set_flags("cuDevicePrimaryCtxSetFlags", device, flags)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint) -> Code {
+    set_flags("cuDevicePrimaryCtxSetFlags_v2", device, flags)
+}
+
+fn set_flags(name: &'static str, device: c_int, flags: c_uint) -> Code {
+    call(
+        name,
+        |_| format!("device={device} flags={flags}"),
+        |mut world| {
+            let device = world.device(device)?;
+            world.devices[device].flags = flags;
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxGetCurrent(context: Out<Handle>) -> Code {
+    call("cuCtxGetCurrent", nothing, |_| context.put(world::current_context()))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxSetCurrent(context: Handle) -> Code {
+    call(
+        "cuCtxSetCurrent",
+        |_| context_label(context),
+        |mut world| {
+            if context != 0 {
+                world.context(context)?;
+            }
+            world::set_current_context(context);
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Code {
+    call(
+        "cuCtxPushCurrent_v2",
+        |_| context_label(context),
+        |mut world| {
+            world.context(context)?;
+            if world::push_context(context) { Ok(()) } else { Err(code::INVALID_VALUE) }
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxPopCurrent_v2(context: Out<Handle>) -> Code {
+    call("cuCtxPopCurrent_v2", nothing, |_| match world::pop_context() {
+        0 => Err(code::INVALID_CONTEXT),
+        popped => {
+            context.put_if_wanted(popped);
+            Ok(())
+        }
+    })
+}
+
+fn context_label(context: Handle) -> String {
+    if context == 0 { "context=none".to_owned() } else { format!("context={context:#x}") }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
+    call("cuCtxGetDevice", nothing, |mut world| {
+        let current = world.current()?;
+        device.put(c_int::try_from(current).unwrap_or(0))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxSynchronize() -> Code {
+    call("cuCtxSynchronize", nothing, |mut world| {
+        let device = world.live_current()?;
+        wait_device(world, device).map(drop)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxGetStreamPriorityRange(
+    least: Out<c_int>,
+    greatest: Out<c_int>,
+) -> Code {
+    call("cuCtxGetStreamPriorityRange", nothing, |mut world| {
+        world.current()?;
+        least.put_if_wanted(LEAST_PRIORITY);
+        greatest.put_if_wanted(GREATEST_PRIORITY);
+        Ok(())
+    })
+}
+
+pub(crate) const LEAST_PRIORITY: c_int = 0;
+pub(crate) const GREATEST_PRIORITY: c_int = -5;
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) -> Code {
+    call(
+        "cuCtxGetLimit",
+        |_| format!("limit={limit}"),
+        |mut world| {
+            world.current()?;
+            value.put(world.limits.get(&limit).copied().unwrap_or(1024))
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxSetLimit(limit: c_uint, value: usize) -> Code {
+    call(
+        "cuCtxSetLimit",
+        |_| format!("limit={limit} value={value}"),
+        |mut world| {
+            world.current()?;
+            world.limits.insert(limit, value);
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceCanAccessPeer(
+    can: Out<c_int>,
+    device: c_int,
+    peer: c_int,
+) -> Code {
+    call(
+        "cuDeviceCanAccessPeer",
+        |_| format!("device={device} peer={peer}"),
+        |world| {
+            let different = world.device(device)? != world.device(peer)?;
+            can.put(c_int::from(different))
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxEnablePeerAccess(peer: Handle, flags: c_uint) -> Code {
+    call(
+        "cuCtxEnablePeerAccess",
+        |_| format!("peer={peer:#x} flags={flags}"),
+        |mut world| {
+            let device = world.live_current()?;
+            let peer = world.context(peer)?;
+            if peer == device {
+                return Err(code::PEER_ACCESS_UNSUPPORTED);
+            }
+            if world.peers.contains(&(device, peer)) {
+                return Err(code::PEER_ACCESS_ALREADY_ENABLED);
+            }
+            world.peers.push((device, peer));
+            Ok(())
+        },
+    )
+}
+
+/// The thread's mode is exchanged with the one given. Lines of calls made in relaxed mode say so in
+/// the journal.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) -> Code {
+    let given = mode.peek().map_or_else(String::new, |mode| format!("mode={mode}"));
+    call(
+        "cuThreadExchangeStreamCaptureMode",
+        |_| given,
+        |_| {
+            let old = capture_mode();
+            let new = mode.replace(old)?;
+            if new > 2 {
+                return Err(code::INVALID_VALUE);
+            }
+            set_capture_mode(new);
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, device: c_int) -> Code {
+    mem_pool("cuDeviceGetDefaultMemPool", pool, device)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetMemPool(pool: Out<Handle>, device: c_int) -> Code {
+    mem_pool("cuDeviceGetMemPool", pool, device)
+}
+
+fn mem_pool(name: &'static str, pool: Out<Handle>, device: c_int) -> Code {
+    call(
+        name,
+        |_| format!("device={device}"),
+        |world| {
+            let device = world.device(device)?;
+            world.alive(device)?;
+            pool.put(pool_handle(device))
+        },
+    )
+}

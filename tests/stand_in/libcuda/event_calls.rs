@@ -1,0 +1,142 @@
+//! Events.
+
+use std::ffi::c_uint;
+use std::sync::Arc;
+
+use crate::abi::{Code, Handle, Out, code};
+use crate::engine::{Command, Point, wait_point};
+use crate::world::{World, call};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: c_uint = 2;
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventCreate(event: Out<Handle>, flags: c_uint) -> Code {
+    call(
+        "cuEventCreate",
+        |_| format!("flags={flags}"),
+        |mut world| {
+            let device = world.live_current()?;
+            event.check()?;
+            // BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS.
+            if flags > 7 {
+                return Err(code::INVALID_VALUE);
+            }
+            event.put(world.add_event(device, flags))
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
+    record("cuEventRecord", event, stream)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventRecordWithFlags(
+    event: Handle,
+    stream: Handle,
+    _flags: c_uint,
+) -> Code {
+    record("cuEventRecordWithFlags", event, stream)
+}
+
+fn record(name: &'static str, event: Handle, stream: Handle) -> Code {
+    let arguments =
+        |world: &World| format!("{} {}", world.event_label(event), world.stream_label(stream));
+    call(name, arguments, |mut world| {
+        let (key, device) = world.live_stream(stream)?;
+        let event = world.live_event(event)?;
+        if event.device != device {
+            world.journal.misuse("an event was recorded on a stream of another context".to_owned());
+            return Err(code::INVALID_HANDLE);
+        }
+        let point = Arc::new(Point::default());
+        event.last = Some(Arc::clone(&point));
+        world.submit(key, Command::Record(point));
+        Ok(())
+    })
+}
+
+/// An event never recorded is complete.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventQuery(event: Handle) -> Code {
+    call(
+        "cuEventQuery",
+        |world| world.event_label(event),
+        |mut world| match &world.live_event(event)?.last {
+            Some(point) if point.reached().is_none() => Err(code::NOT_READY),
+            _ => Ok(()),
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventSynchronize(event: Handle) -> Code {
+    call(
+        "cuEventSynchronize",
+        |world| world.event_label(event),
+        |mut world| {
+            let event = world.live_event(event)?;
+            let device = event.device;
+            match event.last.clone() {
+                Some(point) => wait_point(world, device, &point),
+                None => Ok(()),
+            }
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventElapsedTime(
+    milliseconds: Out<f32>,
+    start: Handle,
+    end: Handle,
+) -> Code {
+    elapsed("cuEventElapsedTime", milliseconds, start, end)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventElapsedTime_v2(
+    milliseconds: Out<f32>,
+    start: Handle,
+    end: Handle,
+) -> Code {
+    elapsed("cuEventElapsedTime_v2", milliseconds, start, end)
+}
+
+/// `INVALID_HANDLE` for events without timing or never recorded, `NOT_READY` for one not reached.
+fn elapsed(name: &'static str, milliseconds: Out<f32>, start: Handle, end: Handle) -> Code {
+    let arguments =
+        |world: &World| format!("{} {}", world.event_label(start), world.event_label(end));
+    call(name, arguments, |mut world| {
+        let mut reached = Vec::with_capacity(2);
+        for event in [start, end] {
+            let event = world.live_event(event)?;
+            if event.flags & DISABLE_TIMING != 0 {
+                return Err(code::INVALID_HANDLE);
+            }
+            reached.push(event.last.as_ref().ok_or(code::INVALID_HANDLE)?.reached());
+        }
+        let (Some(start), Some(end)) = (reached[0], reached[1]) else {
+            return Err(code::NOT_READY);
+        };
+        let (later, earlier) =
+            (end.saturating_duration_since(start), start.saturating_duration_since(end));
+        milliseconds.put((later.as_secs_f32() - earlier.as_secs_f32()) * 1e3)
+    })
+}
+
+/// The handle ends at once; a record that is still queued is no wrong.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventDestroy_v2(event: Handle) -> Code {
+    call(
+        "cuEventDestroy_v2",
+        |world| world.event_label(event),
+        |mut world| {
+            let device = world.event(event)?.device;
+            world.events.remove(&event);
+            world.alive(device)
+        },
+    )
+}

@@ -1,0 +1,338 @@
+//! Device memory and registered host memory, and the only code that touches their bytes.
+//!
+//! A queued command names memory as a [`Place`]: a range and the allocation or registration it lies
+//! in. The range is looked up again when the command runs; if its owner is gone by then, the
+//! command touches nothing and is counted as misuse.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::abi::{Address, Outcome, code};
+use crate::world::MAX_DEVICES;
+
+/// Fresh device memory is filled with this: nobody may count on zeros.
+const POISON: u8 = 0xCD;
+
+/// Device memory is aligned like the driver's.
+const ALIGNMENT: usize = 512;
+
+/// All memory that the stand-in knows.
+pub(crate) struct Memory {
+    allocations: BTreeMap<Address, Allocation>,
+    registrations: BTreeMap<Address, Registration>,
+    allocations_made: u64,
+    registrations_made: u64,
+    used: [u64; MAX_DEVICES],
+    high: [u64; MAX_DEVICES],
+    /// Bytes that each device has.
+    pub(crate) total_bytes: u64,
+}
+
+struct Allocation {
+    number: u64,
+    bytes: usize,
+    device: usize,
+    layout: Layout,
+    /// A free was submitted and has not been reached.
+    freeing: bool,
+}
+
+struct Registration {
+    number: u64,
+    bytes: usize,
+}
+
+/// A range of memory that a command will use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    address: Address,
+    bytes: usize,
+    pub(crate) owner: Owner,
+}
+
+/// Who says how long a [`Place`] is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Allocation(u64),
+    Registration(u64),
+    /// Ordinary host memory: only while the call that names it has not returned.
+    Pageable,
+}
+
+impl Memory {
+    pub(crate) const fn new() -> Self {
+        Memory {
+            allocations: BTreeMap::new(),
+            registrations: BTreeMap::new(),
+            allocations_made: 0,
+            registrations_made: 0,
+            used: [0; MAX_DEVICES],
+            high: [0; MAX_DEVICES],
+            total_bytes: 4 << 30,
+        }
+    }
+
+    pub(crate) fn used(&self, device: usize) -> u64 {
+        self.used[device]
+    }
+
+    pub(crate) fn high(&self, device: usize) -> u64 {
+        self.high[device]
+    }
+
+    pub(crate) fn live_allocations(&self) -> usize {
+        self.allocations.len()
+    }
+
+    pub(crate) fn live_registrations(&self) -> usize {
+        self.registrations.len()
+    }
+
+    /// Makes an allocation: `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when the device has not
+    /// so many left.
+    pub(crate) fn allocate(&mut self, device: usize, bytes: usize) -> Outcome<Address> {
+        if bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let used = self.used[device].saturating_add(bytes as u64);
+        if used > self.total_bytes {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| code::OUT_OF_MEMORY)?;
+        // SAFETY: the layout's size is not zero, checked above.
+        let start = unsafe { alloc(layout) };
+        if start.is_null() {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        // SAFETY: `start` was just allocated with `bytes` bytes, and nobody else knows it.
+        unsafe { start.write_bytes(POISON, bytes) };
+        let address = start.expose_provenance();
+        self.used[device] = used;
+        self.high[device] = self.high[device].max(used);
+        self.allocations_made += 1;
+        let number = self.allocations_made;
+        self.allocations
+            .insert(address, Allocation { number, bytes, device, layout, freeing: false });
+        Ok(address)
+    }
+
+    /// Marks an allocation as freed by a call, its bytes still there. `None` if `address` does not
+    /// start a live one.
+    pub(crate) fn begin_free(&mut self, address: Address) -> Option<Owner> {
+        let allocation = self.allocations.get_mut(&address)?;
+        if allocation.freeing {
+            return None;
+        }
+        allocation.freeing = true;
+        Some(Owner::Allocation(allocation.number))
+    }
+
+    /// Gives an allocation's memory back: its free was reached.
+    pub(crate) fn finish_free(&mut self, address: Address) {
+        if let Some(allocation) = self.allocations.remove(&address) {
+            self.used[allocation.device] -= allocation.bytes as u64;
+            let start = ptr::with_exposed_provenance_mut::<u8>(address);
+            // SAFETY: allocated with this layout in `allocate`, whose address was exposed there;
+            // just taken out of the table, so it is freed once and no later look-up finds it.
+            unsafe { dealloc(start, allocation.layout) };
+        }
+    }
+
+    /// Takes a freed allocation of a lost device out of the books. Its memory stays: nobody says
+    /// that the device stopped.
+    pub(crate) fn forget(&mut self, address: Address) {
+        if let Some(allocation) = self.allocations.remove(&address) {
+            self.used[allocation.device] -= allocation.bytes as u64;
+        }
+    }
+
+    /// Registers host memory: `HOST_MEMORY_ALREADY_REGISTERED` if a part of it is.
+    pub(crate) fn register(&mut self, address: Address, bytes: usize) -> Outcome {
+        let end = address.checked_add(bytes).ok_or(code::INVALID_VALUE)?;
+        if address == 0 || bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let before = self.registrations.range(..end).next_back();
+        if before.is_some_and(|(&start, registration)| start + registration.bytes > address) {
+            return Err(code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        self.registrations_made += 1;
+        self.registrations.insert(address, Registration { number: self.registrations_made, bytes });
+        Ok(())
+    }
+
+    /// Ends a registration and names it; `None` if none starts there.
+    pub(crate) fn unregister(&mut self, address: Address) -> Option<Owner> {
+        let registration = self.registrations.remove(&address)?;
+        Some(Owner::Registration(registration.number))
+    }
+
+    /// Finds the range in device memory or registered memory. A freed allocation's memory is not
+    /// found.
+    pub(crate) fn device_place(&self, address: Address, bytes: usize) -> Option<Place> {
+        let end = address.checked_add(bytes)?;
+        let allocation =
+            self.allocations.range(..=address).next_back().and_then(|(&start, allocation)| {
+                let inside = end <= start + allocation.bytes && !allocation.freeing;
+                inside.then_some(Owner::Allocation(allocation.number))
+            });
+        let owner = allocation.or_else(|| self.registration_of(address, end))?;
+        Some(Place { address, bytes, owner })
+    }
+
+    /// Finds the range in host memory: registered, or else pageable. `None` for null and for device
+    /// memory.
+    pub(crate) fn host_place(&self, address: Address, bytes: usize) -> Option<Place> {
+        let end = address.checked_add(bytes)?;
+        if address == 0 && bytes > 0 || self.allocation_at(address).is_some() {
+            return None;
+        }
+        let owner = self.registration_of(address, end).unwrap_or(Owner::Pageable);
+        Some(Place { address, bytes, owner })
+    }
+
+    /// Whether an allocation, freed by a call or not, contains the address.
+    pub(crate) fn is_device_address(&self, address: Address) -> bool {
+        self.allocation_at(address).is_some()
+    }
+
+    fn allocation_at(&self, address: Address) -> Option<(Address, &Allocation)> {
+        let (&start, allocation) = self.allocations.range(..=address).next_back()?;
+        (address < start + allocation.bytes).then_some((start, allocation))
+    }
+
+    fn registration_of(&self, address: Address, end: Address) -> Option<Owner> {
+        let (&start, registration) = self.registrations.range(..=address).next_back()?;
+        (end <= start + registration.bytes).then_some(Owner::Registration(registration.number))
+    }
+
+    /// Names an address in the journal: `memory2+16`, `registered1+0`, `pageable` or `null`.
+    pub(crate) fn label(&self, address: Address) -> String {
+        if let Some((start, allocation)) = self.allocation_at(address) {
+            return format!("memory{}+{}", allocation.number, address - start);
+        }
+        match self.registrations.range(..=address).next_back() {
+            Some((&start, registration)) if address < start + registration.bytes => {
+                format!("registered{}+{}", registration.number, address - start)
+            }
+            _ if address == 0 => "null".to_owned(),
+            _ => "pageable".to_owned(),
+        }
+    }
+
+    /// Whether the place's owner is still the one it was when the place was found.
+    pub(crate) fn is_there(&self, place: &Place) -> bool {
+        let end = place.address + place.bytes;
+        match place.owner {
+            Owner::Allocation(number) => {
+                self.allocations.range(..=place.address).next_back().is_some_and(
+                    |(&start, allocation)| {
+                        allocation.number == number && end <= start + allocation.bytes
+                    },
+                )
+            }
+            Owner::Registration(_) => self.registration_of(place.address, end) == Some(place.owner),
+            Owner::Pageable => true,
+        }
+    }
+
+    /// Copies between places of one length; `false`, and nothing is touched, if one of them is
+    /// gone.
+    pub(crate) fn copy(&self, to: &Place, from: &Place) -> bool {
+        if !self.is_there(to) || !self.is_there(from) || to.bytes != from.bytes {
+            return false;
+        }
+        // SAFETY: both ranges are live: an allocation of ours; memory whose owner promised, by
+        // registering it, that it stays mapped until it is unregistered; or pageable memory of a
+        // call that waits for this copy. `copy` allows overlap.
+        unsafe { ptr::copy(pointer(from), pointer(to), to.bytes) };
+        true
+    }
+
+    /// Copies the place's bytes out, as the driver stages pageable memory during the call.
+    ///
+    /// # Safety
+    /// The caller of the driver function, who says that the range is readable, is still waiting for
+    /// its return.
+    pub(crate) unsafe fn snapshot(&self, from: &Place) -> Vec<u8> {
+        if from.bytes == 0 {
+            return Vec::new();
+        }
+        // SAFETY: readable by this function's contract, and not null: `host_place` finds no bytes
+        // at null.
+        unsafe { std::slice::from_raw_parts(pointer(from), from.bytes) }.to_vec()
+    }
+
+    /// Writes bytes kept by a command; `false` if the place is gone or has another length.
+    pub(crate) fn put(&self, to: &Place, bytes: &[u8]) -> bool {
+        if !self.is_there(to) || to.bytes != bytes.len() {
+            return false;
+        }
+        // SAFETY: the destination is live as in `copy`, and as long as `bytes`, which the command
+        // owns, so they are apart.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(to), bytes.len()) };
+        true
+    }
+
+    /// Fills the place with copies of `pattern`, whose length divides the place's; `false` if the
+    /// place is gone.
+    pub(crate) fn fill(&self, to: &Place, pattern: &[u8]) -> bool {
+        self.put(to, &pattern.repeat(to.bytes / pattern.len()))
+    }
+
+    /// Stores an aligned 4- or 8-byte word with Release; `false` if the place is gone.
+    pub(crate) fn store_word(&self, to: &Place, value: u64) -> bool {
+        if !self.is_there(to) || !to.address.is_multiple_of(to.bytes) {
+            return false;
+        }
+        // ORDERING: Release, what the stream did before the word is seen by who reads the word with
+        // Acquire.
+        if to.bytes == 8 {
+            // SAFETY: live as in `copy`, aligned and 8 bytes, checked above; words are shared as
+            // atomics by contract.
+            unsafe { AtomicU64::from_ptr(pointer(to).cast()) }.store(value, Ordering::Release);
+        } else if to.bytes == 4 {
+            // The driver takes a 32-bit value for a 32-bit word, so nothing is cut.
+            let value = (value & u64::from(u32::MAX)) as u32;
+            // SAFETY: live as in `copy`, aligned and 4 bytes, checked above; words are shared as
+            // atomics by contract.
+            unsafe { AtomicU32::from_ptr(pointer(to).cast()) }.store(value, Ordering::Release);
+        }
+        true
+    }
+
+    /// Loads an aligned 4-byte word with Acquire; `None` if the place is gone.
+    pub(crate) fn load_word(&self, from: &Place) -> Option<u32> {
+        if !self.is_there(from) || from.bytes != 4 || !from.address.is_multiple_of(4) {
+            return None;
+        }
+        // SAFETY: live as in `copy`, aligned and 4 bytes, checked above; words are shared as
+        // atomics by contract.
+        let word = unsafe { AtomicU32::from_ptr(pointer(from).cast()) };
+        // ORDERING: Acquire, what the opener did before it opened the gate is seen by what runs
+        // behind the gate.
+        Some(word.load(Ordering::Acquire))
+    }
+
+    /// Sets an aligned 4-byte word from 0 to `value`; `false` if the place is gone.
+    pub(crate) fn set_word_from_zero(&self, to: &Place, value: u32) -> bool {
+        if !self.is_there(to) || to.bytes != 4 || !to.address.is_multiple_of(4) {
+            return false;
+        }
+        // SAFETY: live as in `copy`, aligned and 4 bytes, checked above; words are shared as
+        // atomics by contract.
+        let word = unsafe { AtomicU32::from_ptr(pointer(to).cast()) };
+        // ORDERING: Release on success as `store_word`; Acquire on failure as `load_word`: it was
+        // opened in this instant. Either outcome is the kernel's end, so which one is not needed.
+        word.compare_exchange(0, value, Ordering::Release, Ordering::Acquire).ok();
+        true
+    }
+}
+
+/// The pointer to a place's first byte. Device addresses were exposed when allocated; a host
+/// caller's came as an integer.
+fn pointer(place: &Place) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(place.address)
+}

@@ -1,0 +1,516 @@
+//! Device memory, registered memory, copies and fills.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
+use crate::engine::{Command, wait_device, wait_idle};
+use crate::memory::{Owner, Place};
+use crate::world::{Guard, World, call, nothing};
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, and the four that count bytes.
+const POOL_RELEASE_THRESHOLD: c_uint = 4;
+const POOL_CURRENT: [c_uint; 2] = [5, 7];
+const POOL_HIGH: [c_uint; 2] = [6, 8];
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) -> Code {
+    call(
+        "cuMemAlloc_v2",
+        |_| format!("bytes={bytes}"),
+        |mut world| {
+            let device = world.live_current()?;
+            address.check()?;
+            address.put(world.memory.allocate(device, bytes)?)
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemAllocAsync(
+    address: Out<Address>,
+    bytes: usize,
+    stream: Handle,
+) -> Code {
+    call(
+        "cuMemAllocAsync",
+        |world| format!("bytes={bytes} {}", world.stream_label(stream)),
+        |mut world| {
+            world.live_current()?;
+            let (_, device) = world.live_stream(stream)?;
+            address.check()?;
+            address.put(world.memory.allocate(device, bytes)?)
+        },
+    )
+}
+
+/// Waits for the device first, as CUDA does.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemFree_v2(address: Address) -> Code {
+    call(
+        "cuMemFree_v2",
+        |world| world.memory.label(address),
+        |mut world| {
+            let device = world.current()?;
+            if address == 0 {
+                return world.alive(device);
+            }
+            begin_free(&mut world, address, device)?;
+            let mut world = wait_device(world, device)?;
+            world.memory.finish_free(address);
+            Ok(())
+        },
+    )
+}
+
+/// The bytes are back when the stream gets there.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemFreeAsync(address: Address, stream: Handle) -> Code {
+    let arguments =
+        |world: &World| format!("{} {}", world.memory.label(address), world.stream_label(stream));
+    call("cuMemFreeAsync", arguments, |mut world| {
+        let key = world.stream(stream)?;
+        let device = world.streams.get(&key).map_or(0, |stream| stream.device);
+        begin_free(&mut world, address, device)?;
+        world.submit(key, Command::Free(address));
+        Ok(())
+    })
+}
+
+/// Refuses what is no live allocation, as misuse. On a lost device the books are closed and its
+/// memory stays.
+fn begin_free(world: &mut World, address: Address, device: usize) -> Outcome {
+    if world.memory.begin_free(address).is_none() {
+        let label = world.memory.label(address);
+        world
+            .journal
+            .misuse(format!("free of {label} ({address:#x}), which is no live allocation"));
+        return Err(code::INVALID_VALUE);
+    }
+    let alive = world.alive(device);
+    if alive.is_err() {
+        world.memory.forget(address);
+    }
+    alive
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
+    call("cuMemGetInfo_v2", nothing, |mut world| {
+        let device = world.live_current()?;
+        let all = world.memory.total_bytes;
+        let left = all.saturating_sub(world.memory.used(device));
+        free.put(usize::try_from(left).unwrap_or(usize::MAX))?;
+        total.put(usize::try_from(all).unwrap_or(usize::MAX))
+    })
+}
+
+/// # Safety
+/// `value` has the attribute's type, as `cuda.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemPoolSetAttribute(
+    pool: Handle,
+    attribute: c_uint,
+    value: Array<u8>,
+) -> Code {
+    // SAFETY: the caller gave as many bytes as the attribute's type has.
+    let bytes = unsafe { value.read(pool_attribute_bytes(attribute)) };
+    let given = crate::engine::number(&bytes);
+    call(
+        "cuMemPoolSetAttribute",
+        |_| format!("attribute={attribute} value={given}"),
+        |mut world| {
+            let device = world.pool(pool)?;
+            world.alive(device)?;
+            let known =
+                usize::try_from(attribute).ok().filter(|_| attribute > 0 && !value.is_null());
+            let slot = known.and_then(|index| world.devices[device].pool.get_mut(index));
+            *slot.ok_or(code::INVALID_VALUE)? = given;
+            Ok(())
+        },
+    )
+}
+
+/// # Safety
+/// `value` has the attribute's type, as `cuda.h` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemPoolGetAttribute(
+    pool: Handle,
+    attribute: c_uint,
+    value: Array<u8>,
+) -> Code {
+    call(
+        "cuMemPoolGetAttribute",
+        |_| format!("attribute={attribute}"),
+        |mut world| {
+            let device = world.pool(pool)?;
+            world.alive(device)?;
+            let answer = match usize::try_from(attribute)
+                .ok()
+                .and_then(|index| world.devices[device].pool.get(index))
+            {
+                None => return Err(code::INVALID_VALUE),
+                Some(_) if value.is_null() || attribute == 0 => return Err(code::INVALID_VALUE),
+                Some(_) if POOL_CURRENT.contains(&attribute) => world.memory.used(device),
+                Some(_) if POOL_HIGH.contains(&attribute) => world.memory.high(device),
+                Some(&set) => set,
+            };
+            for (index, byte) in
+                answer.to_le_bytes().into_iter().take(pool_attribute_bytes(attribute)).enumerate()
+            {
+                // SAFETY: not null, checked above, and the caller gave as many bytes as the
+                // attribute's type has.
+                unsafe { value.write(index, byte) };
+            }
+            Ok(())
+        },
+    )
+}
+
+/// The first three are `int`, the others `cuuint64_t`.
+fn pool_attribute_bytes(attribute: c_uint) -> usize {
+    if attribute < POOL_RELEASE_THRESHOLD { 4 } else { 8 }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemPoolTrimTo(pool: Handle, keep_bytes: usize) -> Code {
+    call(
+        "cuMemPoolTrimTo",
+        |_| format!("keep={keep_bytes}"),
+        |mut world| {
+            let device = world.pool(pool)?;
+            world.alive(device)
+        },
+    )
+}
+
+/// Noted and not enforced.
+///
+/// # Safety
+/// `descriptions` has `count` elements, each a `CUmemAccessDesc`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemPoolSetAccess(
+    pool: Handle,
+    descriptions: Array<[u32; 3]>,
+    count: usize,
+) -> Code {
+    // SAFETY: `count` elements by this function's contract; a description is three 32-bit fields.
+    let given = unsafe { descriptions.read(count) };
+    let arguments = |_: &World| {
+        let each = given
+            .iter()
+            .map(|[kind, device, flags]| format!("location={kind}:{device} flags={flags}"));
+        format!("pool={pool:#x} {}", each.collect::<Vec<_>>().join(" "))
+    };
+    call("cuMemPoolSetAccess", arguments, |mut world| {
+        let device = world.pool(pool)?;
+        world.alive(device)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemHostRegister_v2(
+    address: Address,
+    bytes: usize,
+    flags: c_uint,
+) -> Code {
+    call(
+        "cuMemHostRegister_v2",
+        |_| format!("bytes={bytes} flags={flags}"),
+        |mut world| {
+            world.live_current()?;
+            // PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
+            if flags > 15 {
+                return Err(code::INVALID_VALUE);
+            }
+            let registered = world.memory.register(address, bytes);
+            if registered == Err(code::HOST_MEMORY_ALREADY_REGISTERED) {
+                world
+                    .journal
+                    .misuse(format!("{bytes} bytes at {address:#x} are registered already"));
+            }
+            registered
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemHostUnregister(address: Address) -> Code {
+    call(
+        "cuMemHostUnregister",
+        |world| world.memory.label(address),
+        |mut world| {
+            let device = world.current()?;
+            let Some(owner) = world.memory.unregister(address) else {
+                world.journal.misuse(format!("no registration starts at {address:#x}"));
+                return Err(code::HOST_MEMORY_NOT_REGISTERED);
+            };
+            world.alive(device)?;
+            world.check_unused(owner);
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemHostGetDevicePointer_v2(
+    device: Out<Address>,
+    host: Address,
+    flags: c_uint,
+) -> Code {
+    call(
+        "cuMemHostGetDevicePointer_v2",
+        |world| world.memory.label(host),
+        |mut world| {
+            world.live_current()?;
+            if flags != 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            // Host memory that is not registered is refused; device memory is no host memory.
+            match world.host_place(host, 1)?.owner {
+                Owner::Registration(_) => device.put(host),
+                _ => {
+                    world.journal.misuse(format!("{host:#x} is not registered"));
+                    Err(code::INVALID_VALUE)
+                }
+            }
+        },
+    )
+}
+
+/// # Safety
+/// The host range is readable until the copy is complete (until the call returns, if it is not
+/// registered).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: Address,
+    from: Address,
+    bytes: usize,
+    stream: Handle,
+) -> Code {
+    // SAFETY: by this function's contract.
+    unsafe {
+        copy(
+            "cuMemcpyHtoDAsync_v2",
+            [to, from],
+            bytes,
+            stream,
+            World::device_place,
+            World::host_place,
+        )
+    }
+}
+
+/// # Safety
+/// The host range is writable until the copy is complete (until the call returns, if it is not
+/// registered).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
+    to: Address,
+    from: Address,
+    bytes: usize,
+    stream: Handle,
+) -> Code {
+    // SAFETY: by this function's contract.
+    unsafe {
+        copy(
+            "cuMemcpyDtoHAsync_v2",
+            [to, from],
+            bytes,
+            stream,
+            World::host_place,
+            World::device_place,
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemcpyDtoDAsync_v2(
+    to: Address,
+    from: Address,
+    bytes: usize,
+    stream: Handle,
+) -> Code {
+    // SAFETY: both places are device memory or refused, so no pageable memory is touched.
+    unsafe {
+        copy(
+            "cuMemcpyDtoDAsync_v2",
+            [to, from],
+            bytes,
+            stream,
+            World::device_place,
+            World::device_place,
+        )
+    }
+}
+
+/// # Safety
+/// Host ranges are readable or writable until the copy is complete (until the call returns, if not
+/// registered).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemcpyAsync(
+    to: Address,
+    from: Address,
+    bytes: usize,
+    stream: Handle,
+) -> Code {
+    // SAFETY: by this function's contract.
+    unsafe { copy("cuMemcpyAsync", [to, from], bytes, stream, any_place, any_place) }
+}
+
+fn any_place(world: &mut World, address: Address, bytes: usize) -> Outcome<Place> {
+    if world.memory.is_device_address(address) {
+        return world.device_place(address, bytes);
+    }
+    world.host_place(address, bytes)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemcpyPeerAsync(
+    to: Address,
+    to_context: Handle,
+    from: Address,
+    from_context: Handle,
+    bytes: usize,
+    stream: Handle,
+) -> Code {
+    let in_context = |context: Handle| {
+        move |world: &mut World, address: Address, bytes: usize| {
+            world.context(context)?;
+            world.device_place(address, bytes)
+        }
+    };
+    // SAFETY: both places are device memory or refused, so no pageable memory is touched.
+    unsafe {
+        copy(
+            "cuMemcpyPeerAsync",
+            [to, from],
+            bytes,
+            stream,
+            in_context(to_context),
+            in_context(from_context),
+        )
+    }
+}
+
+/// Puts a copy on the stream. Pageable memory is staged or waited for, as CUDA does, and the
+/// journal says `pageable`.
+///
+/// # Safety
+/// A pageable range is readable, or writable, until this returns.
+unsafe fn copy(
+    name: &'static str,
+    [to, from]: [Address; 2],
+    bytes: usize,
+    stream: Handle,
+    find_to: impl FnOnce(&mut World, Address, usize) -> Outcome<Place>,
+    find_from: impl FnOnce(&mut World, Address, usize) -> Outcome<Place>,
+) -> Code {
+    let arguments = |world: &World| {
+        let (to, from) = (world.memory.label(to), world.memory.label(from));
+        format!("to={to} from={from} bytes={bytes} {}", world.stream_label(stream))
+    };
+    call(name, arguments, |mut world| {
+        let (key, _) = world.live_stream(stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let to = find_to(&mut world, to, bytes)?;
+        let from = find_from(&mut world, from, bytes)?;
+        let command = if from.owner == Owner::Pageable {
+            // SAFETY: the call has not returned, and the range is readable until then by this
+            // function's contract.
+            Command::CopyStaged { to, from: unsafe { world.memory.snapshot(&from) } }
+        } else {
+            Command::Copy { to, from }
+        };
+        world.submit(key, command);
+        if to.owner == Owner::Pageable { wait_idle(world, key).map(drop) } else { Ok(()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemsetD8Async(
+    to: Address,
+    value: u8,
+    length: usize,
+    stream: Handle,
+) -> Code {
+    fill("cuMemsetD8Async", to, &value.to_ne_bytes(), length, stream)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemsetD16Async(
+    to: Address,
+    value: u16,
+    length: usize,
+    stream: Handle,
+) -> Code {
+    fill("cuMemsetD16Async", to, &value.to_ne_bytes(), length, stream)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemsetD32Async(
+    to: Address,
+    value: c_uint,
+    length: usize,
+    stream: Handle,
+) -> Code {
+    fill("cuMemsetD32Async", to, &value.to_ne_bytes(), length, stream)
+}
+
+fn fill(name: &'static str, to: Address, pattern: &[u8], length: usize, stream: Handle) -> Code {
+    let value = crate::engine::number(pattern);
+    let arguments = |world: &World| {
+        let (stream, to) = (world.stream_label(stream), world.memory.label(to));
+        format!("to={to} value={value:#x} len={length} {stream}")
+    };
+    call(name, arguments, |mut world: Guard| {
+        let (key, _) = world.live_stream(stream)?;
+        let bytes = length.checked_mul(pattern.len()).ok_or(code::INVALID_VALUE)?;
+        if !to.is_multiple_of(pattern.len()) {
+            return Err(code::INVALID_VALUE);
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let to = world.device_place(to, bytes)?;
+        world.submit(key, Command::Fill { to, pattern: pattern.to_vec() });
+        Ok(())
+    })
+}
+
+/// Used by the launch: an argument that points into known memory needs it until the kernel has run.
+pub(crate) fn pointed_to(world: &mut World, argument: &[u8]) -> Vec<Place> {
+    let mut places = Vec::new();
+    for word in argument.as_chunks::<8>().0 {
+        let Ok(address) = usize::try_from(u64::from_le_bytes(*word)) else { continue };
+        match world.memory.device_place(address, 1) {
+            Some(place) => places.push(place),
+            None if world.memory.is_device_address(address) => {
+                let label = world.memory.label(address);
+                world
+                    .journal
+                    .misuse(format!("a kernel's argument points to {label}, which was freed"));
+            }
+            None => {}
+        }
+    }
+    places
+}
+
+/// The journal's word for an argument: known memory by name, anything else as a number, or its size
+/// when it is large.
+pub(crate) fn argument_label(world: &World, argument: &[u8]) -> String {
+    let value = crate::engine::number(argument);
+    let address = usize::try_from(value).unwrap_or(0);
+    match argument.len() {
+        8 if world.memory.device_place(address, 1).is_some() => world.memory.label(address),
+        0..=8 => value.to_string(),
+        bytes => format!("<{bytes} bytes>"),
+    }
+}
+
+/// A count for C.
+pub(crate) fn as_int(count: usize) -> c_int {
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}

@@ -1,0 +1,461 @@
+//! Everything the stand-in knows, behind one mutex, and the frame around every driver call.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::abi::{Address, Code, Handle, Outcome, code};
+use crate::engine::{Command, Point, Stream};
+use crate::journal::Journal;
+use crate::memory::{Memory, Owner, Place};
+
+/// Devices that `standin_set_devices` can show.
+pub(crate) const MAX_DEVICES: usize = 8;
+
+/// Handles of what has no life of its own: a device's primary context and its memory pool.
+const CONTEXTS: Handle = 0xC000;
+const POOLS: Handle = 0xD000;
+const PER_DEVICE: usize = 0x100;
+/// Keys of the default streams, one a device.
+const DEFAULT_STREAMS: Handle = 0xE000;
+/// Everything created gets a handle from here on, whatever its kind, so that a handle of the wrong
+/// kind is noticed.
+const FIRST_HANDLE: Handle = 0x10_0000;
+
+static WORLD: Mutex<World> = Mutex::new(World::new());
+
+/// Rung when anything completes, and when a device is lost.
+pub(crate) static CHANGED: Condvar = Condvar::new();
+
+pub(crate) type Guard = MutexGuard<'static, World>;
+
+/// Locks the world. A panic elsewhere has ended the call it happened in, and says so; the rest goes
+/// on.
+pub(crate) fn lock() -> Guard {
+    WORLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for the condition variable, and locks again.
+pub(crate) fn wait(bell: &Condvar, world: Guard) -> Guard {
+    bell.wait(world).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All state.
+pub(crate) struct World {
+    pub(crate) journal: Journal,
+    pub(crate) memory: Memory,
+    pub(crate) initialized: bool,
+    pub(crate) held: bool,
+    pub(crate) device_count: usize,
+    pub(crate) devices: [Device; MAX_DEVICES],
+    pub(crate) attributes: BTreeMap<i32, i32>,
+    pub(crate) limits: BTreeMap<u32, usize>,
+    pub(crate) peers: Vec<(usize, usize)>,
+    pub(crate) streams: BTreeMap<Handle, Stream>,
+    pub(crate) events: BTreeMap<Handle, Event>,
+    pub(crate) modules: BTreeMap<Handle, Module>,
+    pub(crate) functions: BTreeMap<Handle, Function>,
+    handles_given: usize,
+    streams_made: u64,
+    events_made: u64,
+    modules_made: u64,
+}
+
+/// A device and its primary context.
+pub(crate) struct Device {
+    pub(crate) retained: u32,
+    pub(crate) flags: u32,
+    /// What every call that talks to the device answers, once it is lost.
+    pub(crate) lost: Option<Code>,
+    /// The pool's attributes that were set.
+    pub(crate) pool: [u64; 9],
+}
+
+/// An event: what its last record will reach.
+pub(crate) struct Event {
+    pub(crate) number: u64,
+    pub(crate) device: usize,
+    pub(crate) flags: u32,
+    /// `None`: never recorded, which queries as complete.
+    pub(crate) last: Option<Arc<Point>>,
+}
+
+pub(crate) struct Module {
+    pub(crate) number: u64,
+    pub(crate) device: usize,
+    pub(crate) entries: Vec<crate::ptx::Entry>,
+}
+
+pub(crate) struct Function {
+    pub(crate) module: Handle,
+    pub(crate) device: usize,
+    pub(crate) entry: crate::ptx::Entry,
+    pub(crate) max_dynamic_shared_bytes: u32,
+}
+
+impl World {
+    const fn new() -> Self {
+        World {
+            journal: Journal::new(),
+            memory: Memory::new(),
+            initialized: false,
+            held: false,
+            device_count: 1,
+            devices: [const { Device { retained: 0, flags: 0, lost: None, pool: [0; 9] } };
+                MAX_DEVICES],
+            attributes: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            peers: Vec::new(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            handles_given: 0,
+            streams_made: 0,
+            events_made: 0,
+            modules_made: 0,
+        }
+    }
+
+    fn next_handle(&mut self) -> Handle {
+        self.handles_given += 1;
+        FIRST_HANDLE + self.handles_given * 0x10
+    }
+
+    /// The device of this ordinal; `INVALID_DEVICE` if there is none.
+    pub(crate) fn device(&self, ordinal: i32) -> Outcome<usize> {
+        let device = usize::try_from(ordinal).map_err(|_| code::INVALID_DEVICE)?;
+        if device < self.device_count { Ok(device) } else { Err(code::INVALID_DEVICE) }
+    }
+
+    /// The device of a retained primary context.
+    pub(crate) fn context(&mut self, handle: Handle) -> Outcome<usize> {
+        let device = (0..self.device_count).find(|&device| context_handle(device) == handle);
+        match device.filter(|&device| self.devices[device].retained > 0) {
+            Some(device) => Ok(device),
+            None => {
+                self.journal.misuse(format!("context {handle:#x} is not retained"));
+                Err(code::INVALID_CONTEXT)
+            }
+        }
+    }
+
+    /// The device of the calling thread's current context; `INVALID_CONTEXT` without one.
+    pub(crate) fn current(&mut self) -> Outcome<usize> {
+        match current_context() {
+            0 => Err(code::INVALID_CONTEXT),
+            handle => self.context(handle),
+        }
+    }
+
+    /// As [`World::current`], and the device must not be lost.
+    pub(crate) fn live_current(&mut self) -> Outcome<usize> {
+        let device = self.current()?;
+        self.alive(device)?;
+        Ok(device)
+    }
+
+    /// The device's loss, if it is lost.
+    pub(crate) fn alive(&self, device: usize) -> Outcome {
+        self.devices[device].lost.map_or(Ok(()), Err)
+    }
+
+    /// The device of a memory pool.
+    pub(crate) fn pool(&mut self, handle: Handle) -> Outcome<usize> {
+        let device = (0..self.device_count).find(|&device| pool_handle(device) == handle);
+        device.ok_or_else(|| self.bad_handle("memory pool", handle))
+    }
+
+    fn bad_handle(&mut self, kind: &str, handle: Handle) -> Code {
+        self.journal.misuse(format!("{handle:#x} is no live {kind}"));
+        code::INVALID_HANDLE
+    }
+
+    /// The key of a stream. Handles 0, 1 and 2 are the current context's default stream, and need
+    /// one.
+    pub(crate) fn stream(&mut self, handle: Handle) -> Outcome<Handle> {
+        if handle <= 2 {
+            let device = self.current()?;
+            let key = DEFAULT_STREAMS + device;
+            if let Entry::Vacant(vacant) = self.streams.entry(key) {
+                vacant.insert(Stream::start(key, 0, device, 0, 0)?);
+            }
+            return Ok(key);
+        }
+        match self.streams.get(&handle) {
+            Some(stream) if handle >= FIRST_HANDLE && !stream.retired => Ok(handle),
+            _ => Err(self.bad_handle("stream", handle)),
+        }
+    }
+
+    /// As [`World::stream`], with its device, which must not be lost.
+    pub(crate) fn live_stream(&mut self, handle: Handle) -> Outcome<(Handle, usize)> {
+        let key = self.stream(handle)?;
+        let device = self.streams.get(&key).map_or(0, |stream| stream.device);
+        self.alive(device)?;
+        Ok((key, device))
+    }
+
+    pub(crate) fn add_stream(
+        &mut self,
+        device: usize,
+        priority: i32,
+        flags: u32,
+    ) -> Outcome<Handle> {
+        let handle = self.next_handle();
+        let stream = Stream::start(handle, self.streams_made + 1, device, priority, flags)?;
+        self.streams_made += 1;
+        self.streams.insert(handle, stream);
+        Ok(handle)
+    }
+
+    /// Puts a command behind what the stream has.
+    pub(crate) fn submit(&mut self, key: Handle, command: Command) {
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.push(command);
+        }
+    }
+
+    /// The event of this handle.
+    pub(crate) fn event(&mut self, handle: Handle) -> Outcome<&mut Event> {
+        if !self.events.contains_key(&handle) {
+            return Err(self.bad_handle("event", handle));
+        }
+        self.events.get_mut(&handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// As [`World::event`], and its device must not be lost.
+    pub(crate) fn live_event(&mut self, handle: Handle) -> Outcome<&mut Event> {
+        let device = self.event(handle)?.device;
+        self.alive(device)?;
+        self.event(handle)
+    }
+
+    pub(crate) fn add_event(&mut self, device: usize, flags: u32) -> Handle {
+        let handle = self.next_handle();
+        self.events_made += 1;
+        self.events.insert(handle, Event { number: self.events_made, device, flags, last: None });
+        handle
+    }
+
+    /// The module of this handle.
+    pub(crate) fn module(&mut self, handle: Handle) -> Outcome<&Module> {
+        if !self.modules.contains_key(&handle) {
+            return Err(self.bad_handle("module", handle));
+        }
+        self.modules.get(&handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn add_module(&mut self, device: usize, entries: Vec<crate::ptx::Entry>) -> Handle {
+        let handle = self.next_handle();
+        self.modules_made += 1;
+        self.modules.insert(handle, Module { number: self.modules_made, device, entries });
+        handle
+    }
+
+    /// The function of this handle, whose device must not be lost.
+    pub(crate) fn live_function(&mut self, handle: Handle) -> Outcome<&mut Function> {
+        let Some(device) = self.functions.get(&handle).map(|function| function.device) else {
+            return Err(self.bad_handle("function", handle));
+        };
+        self.alive(device)?;
+        self.functions.get_mut(&handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn add_function(&mut self, function: Function) -> Handle {
+        let handle = self.next_handle();
+        self.functions.insert(handle, function);
+        handle
+    }
+
+    /// A range of device memory, or of registered memory under its device address.
+    pub(crate) fn device_place(&mut self, address: Address, bytes: usize) -> Outcome<Place> {
+        let place = self.memory.device_place(address, bytes);
+        place.ok_or_else(|| self.bad_range("device memory", address, bytes))
+    }
+
+    /// A range of host memory, registered or pageable.
+    pub(crate) fn host_place(&mut self, address: Address, bytes: usize) -> Outcome<Place> {
+        let place = self.memory.host_place(address, bytes);
+        place.ok_or_else(|| self.bad_range("host memory", address, bytes))
+    }
+
+    fn bad_range(&mut self, kind: &str, address: Address, bytes: usize) -> Code {
+        let label = self.memory.label(address);
+        self.journal.misuse(format!("{bytes} bytes at {label} ({address:#x}) are no live {kind}"));
+        code::INVALID_VALUE
+    }
+
+    /// Counts it as misuse if a queued command still needs the memory.
+    pub(crate) fn check_unused(&mut self, owner: Owner) {
+        let users = self.streams.values().flat_map(|stream| &stream.queue);
+        let users = users
+            .filter(|command| command.places().iter().any(|place| place.owner == owner))
+            .count();
+        if users > 0 {
+            self.journal.misuse(format!("{owner:?} goes while {users} queued commands need it"));
+        }
+    }
+
+    /// Puts a device into the state that nothing leads out of.
+    pub(crate) fn lose(&mut self, device: usize, code: Code) {
+        self.devices[device].lost.get_or_insert(code);
+        self.ring();
+    }
+
+    /// Has every worker and every waiting call look again.
+    pub(crate) fn ring(&self) {
+        for stream in self.streams.values() {
+            stream.bell.notify_all();
+        }
+        CHANGED.notify_all();
+    }
+
+    /// `stream=3`; the default stream is 0.
+    pub(crate) fn stream_label(&self, handle: Handle) -> String {
+        match self.streams.get(&handle) {
+            Some(stream) => format!("stream={}", stream.number),
+            None if handle <= 2 => "stream=0".to_owned(),
+            None => format!("stream=?{handle:#x}"),
+        }
+    }
+
+    /// `event=3`.
+    pub(crate) fn event_label(&self, handle: Handle) -> String {
+        match self.events.get(&handle) {
+            Some(event) => format!("event={}", event.number),
+            None => format!("event=?{handle:#x}"),
+        }
+    }
+
+    /// `module=3`.
+    pub(crate) fn module_label(&self, handle: Handle) -> String {
+        match self.modules.get(&handle) {
+            Some(module) => format!("module={}", module.number),
+            None => format!("module=?{handle:#x}"),
+        }
+    }
+
+    /// The entry's name.
+    pub(crate) fn function_label(&self, handle: Handle) -> String {
+        match self.functions.get(&handle) {
+            Some(function) => function.entry.name.clone(),
+            None => format!("?{handle:#x}"),
+        }
+    }
+}
+
+pub(crate) fn context_handle(device: usize) -> Handle {
+    CONTEXTS + device * PER_DEVICE
+}
+
+pub(crate) fn pool_handle(device: usize) -> Handle {
+    POOLS + device * PER_DEVICE
+}
+
+/// Runs a driver call: writes it down, refuses it where CUDA would, lets injected failures strike,
+/// and does `effect`.
+///
+/// `effect` gets the lock, because some calls wait.
+pub(crate) fn call(
+    name: &'static str,
+    arguments: impl FnOnce(&World) -> String,
+    effect: impl FnOnce(Guard) -> Outcome,
+) -> Code {
+    let mut world = lock();
+    let arguments = arguments(&world);
+    let line = world.journal.enter(name, &arguments);
+    let injected = world.journal.injected(name);
+    let outcome = match injected {
+        Some(injected) if !injected.after_effect => {
+            drop(world);
+            Err(injected.code)
+        }
+        _ => match admit(&mut world, name) {
+            Ok(()) => effect(world),
+            Err(code) => {
+                drop(world);
+                Err(code)
+            }
+        },
+    };
+    let outcome = match injected {
+        Some(injected) => outcome.and(Err(injected.code)),
+        None => outcome,
+    };
+    let code = outcome.err().unwrap_or(code::SUCCESS);
+    if code != code::SUCCESS
+        && let Some(line) = line
+    {
+        lock().journal.leave(line, code);
+    }
+    code
+}
+
+/// For calls whose arguments say nothing.
+pub(crate) fn nothing(_: &World) -> String {
+    String::new()
+}
+
+fn admit(world: &mut World, name: &str) -> Outcome {
+    if IN_HOST_FUNCTION.get() {
+        world.journal.misuse("a host function called the driver".to_owned());
+        return Err(code::NOT_PERMITTED);
+    }
+    if !world.initialized && name != "cuInit" && name != "cuDriverGetVersion" {
+        return Err(code::NOT_INITIALIZED);
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// Set on a worker while it runs a host function, which must not call the driver. No
+    /// destructors here: calls are made while threads end.
+    pub(crate) static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    static CONTEXT_STACK: Cell<ContextStack> = const { Cell::new(ContextStack::EMPTY) };
+}
+
+/// A thread's contexts, the current one last.
+#[derive(Clone, Copy)]
+struct ContextStack {
+    contexts: [Handle; 16],
+    depth: usize,
+}
+
+impl ContextStack {
+    const EMPTY: ContextStack = ContextStack { contexts: [0; 16], depth: 0 };
+}
+
+/// The calling thread's current context; 0 if it has none.
+pub(crate) fn current_context() -> Handle {
+    let stack = CONTEXT_STACK.get();
+    stack.depth.checked_sub(1).map_or(0, |top| stack.contexts[top])
+}
+
+/// Replaces the calling thread's current context; 0 takes it off.
+pub(crate) fn set_current_context(context: Handle) {
+    pop_context();
+    if context != 0 {
+        push_context(context);
+    }
+}
+
+/// Pushes a context; `false` when the stack is full.
+pub(crate) fn push_context(context: Handle) -> bool {
+    let mut stack = CONTEXT_STACK.get();
+    let Some(place) = stack.contexts.get_mut(stack.depth) else { return false };
+    *place = context;
+    stack.depth += 1;
+    CONTEXT_STACK.set(stack);
+    true
+}
+
+/// Pops the current context; 0 if there was none.
+pub(crate) fn pop_context() -> Handle {
+    let mut stack = CONTEXT_STACK.get();
+    let top = current_context();
+    stack.depth = stack.depth.saturating_sub(1);
+    CONTEXT_STACK.set(stack);
+    top
+}
