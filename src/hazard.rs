@@ -153,18 +153,6 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
         self.merge();
     }
 
-    /// Vouches for the content of a range.
-    pub(crate) fn assume_written(&mut self, range: &Range<u64>) {
-        if range.is_empty() {
-            return;
-        }
-        let (first, last) = self.cut(range);
-        for span in &mut self.spans[first..last] {
-            span.content = Content::Valid;
-        }
-        self.merge();
-    }
-
     /// Every stream that used the allocation, with its highest ticket.
     pub(crate) fn users(&self) -> SmallVec<[Use<L>; 2]> {
         let mut users: SmallVec<[Use<L>; 2]> = SmallVec::new();

@@ -17,6 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::Backend;
+#[cfg(feature = "cuda")]
+use crate::backend::DeviceKind;
+#[cfg(feature = "cuda")]
+use crate::backend::cuda::standstill::Closed;
 use crate::backend::host::HostBackend;
 use crate::backend::wrapper::{Control, Wrapper};
 use crate::completion::engine::EngineOptions;
@@ -62,11 +66,16 @@ pub fn device_with(completion: Completion) -> Device {
 
 /// Holds a stream until it is opened: everything submitted behind it waits.
 ///
+/// Load kernels before closing one: on a GPU, loading waits for everything that runs.
+///
 /// It is a kernel that watches a word (never a driver wait on a value: eight of those freeze a
 /// process). It opens by itself when dropped, and after its time limit.
 #[derive(Debug)]
 pub struct Gate {
     word: PinnedFlag,
+    /// Keeps kernel loads of other tests from waiting for this gate inside the driver.
+    #[cfg(feature = "cuda")]
+    closed: parking_lot::Mutex<Option<Closed>>,
 }
 
 impl Gate {
@@ -90,14 +99,22 @@ impl Gate {
         // Once a device: loading code may wait for what runs, such as another gate.
         let kernel = home.get_or_load(|| kernels::load_gate(&home.engine))?;
         let word = PinnedFlag::new(&home.pinned)?;
+        #[cfg(feature = "cuda")]
+        let closed = (home.engine.backend.kind() == DeviceKind::Cuda).then(Closed::begin);
         let timeout_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         stream.launch(&kernel, LaunchConfig::new(1, 1), (&word, timeout_ns)).queued()?;
-        Ok(Gate { word })
+        Ok(Gate {
+            word,
+            #[cfg(feature = "cuda")]
+            closed: parking_lot::Mutex::new(closed),
+        })
     }
 
     /// Opens it: what waits behind it goes on.
     pub fn open(&self) {
         let _ = self.word.compare_exchange(0, 1);
+        #[cfg(feature = "cuda")]
+        drop(self.closed.lock().take());
     }
 
     /// Whether its time limit opened it; meaningful once the stream has passed it.

@@ -4,20 +4,14 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
-use gpu_await::{Completion, Device, ErrorDetail, ErrorKind, kernels};
+use gpu_await::{ErrorDetail, ErrorKind, kernels};
 
-/// Runs a test body with each way of learning of completions.
-async fn each_completion<F: Future<Output = gpu_await::Result<()>>>(body: impl Fn(Device) -> F) {
-    for mode in [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback] {
-        if let Err(error) = body(testing::device_with(mode)).await {
-            panic!("{mode:?}: {error}");
-        }
-    }
-}
+#[path = "under_test/completions.rs"]
+mod completions;
 
 #[tokio::test]
 async fn upload_axpy_download_gives_the_right_numbers() {
-    each_completion(|device| async move {
+    completions::each(|device| async move {
         let stream = device.stream()?;
         let axpy = kernels::axpy::load(&device).await?;
         for n in [1, 255, 256, 257, 100_000] {
@@ -35,7 +29,7 @@ async fn upload_axpy_download_gives_the_right_numbers() {
 
 #[tokio::test]
 async fn an_op_in_front_of_a_gate_resolves() {
-    each_completion(|device| async move {
+    completions::each(|device| async move {
         let stream = device.stream()?;
         let x = stream.upload(vec![1u32, 2, 3]).queued()?;
         let before = stream.download(&x);
@@ -54,7 +48,7 @@ async fn an_op_in_front_of_a_gate_resolves() {
 
 #[tokio::test]
 async fn a_consumer_of_data_from_before_a_gate_does_not_wait_for_the_gate() {
-    each_completion(|device| async move {
+    completions::each(|device| async move {
         let (a, b) = (device.stream()?, device.stream()?);
         let x = a.full(1000, 7u32).queued()?;
         let gate = Gate::close(&a)?;
@@ -72,7 +66,7 @@ async fn a_consumer_of_data_from_before_a_gate_does_not_wait_for_the_gate() {
 
 #[tokio::test]
 async fn dropping_a_buffer_that_a_gated_stream_uses_stalls_nobody() {
-    each_completion(|device| async move {
+    completions::each(|device| async move {
         let (a, b) = (device.stream()?, device.stream()?);
         let x = b.full(1 << 20, 7u8).queued()?;
         let gate = Gate::close(&a)?;

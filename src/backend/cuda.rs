@@ -12,15 +12,19 @@
 //! | allocate, free | yes | no |
 //! | create, register, load | yes | yes |
 //!
+//! Loading, unloading and unregistering also wait for whatever runs on the GPU: see [`standstill`].
+//!
 //! The context that was current on the calling thread is current again when a call returns.
 
 mod api;
+pub(crate) mod standstill;
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
 use api::{Api, Handle};
 use cudarc::driver::CudaContext;
+use standstill::Standstill;
 
 use super::{
     ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, FunctionInfo,
@@ -276,6 +280,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn unregister(&self, ptr: HostPtr) -> Call<()> {
+        let _standstill = Standstill::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         driver!(self.cuMemHostUnregister(ptr.0 as *mut c_void))
@@ -404,6 +409,7 @@ impl Backend for CudaBackend {
     fn load(&self, image: &[u8], log: &mut String) -> Call<RawModule> {
         const ERROR_LOG: c_int = 5;
         const ERROR_LOG_BYTES: c_int = 6;
+        let _standstill = Standstill::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut buffer = vec![0_u8; 16 << 10];
@@ -425,6 +431,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn unload(&self, module: RawModule) -> Call<()> {
+        let _standstill = Standstill::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         driver!(self.cuModuleUnload(module.0 as Handle))

@@ -166,12 +166,6 @@ impl HostBackend {
         }
     }
 
-    /// Loses the device, as a kernel's fault would.
-    #[cfg(feature = "test-util")]
-    pub(crate) fn inject_fault(&self, what: &str) {
-        self.shared.fail(what.to_owned());
-    }
-
     fn stream(&self, stream: RawStream, call: &'static str) -> Call<Arc<HostStream>> {
         self.shared.healthy(call)?;
         let streams = self.shared.streams.read();

@@ -88,6 +88,7 @@ pub(crate) struct Retired {
 }
 
 /// What is retired.
+#[derive(Clone, Copy)]
 pub(crate) enum Remnant {
     Memory { ptr: DevicePtr, bytes: u64 },
     Module(RawModule),
@@ -282,15 +283,21 @@ impl Engine {
 
     /// Frees what is complete among the retired; asks for markers behind the rest if `press`.
     /// True if anything was freed.
-    pub(crate) fn sweep_retired(&self, press: bool) -> bool {
+    pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
         let mut pressed: SmallVec<[(Arc<Lane>, u64); 8]> = SmallVec::new();
         let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
+        let idle = self.is_idle();
         {
             let mut retired = self.retired.lock();
             let mut index = 0;
             while index < retired.len() {
                 retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
-                if retired[index].users.is_empty() {
+                // Unloading waits for everything that runs: only when nothing does.
+                let ready = match retired[index].what {
+                    Remnant::Memory { .. } => true,
+                    Remnant::Module(_) => idle,
+                };
+                if ready && retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
                 } else {
                     if press {
@@ -320,7 +327,7 @@ impl Engine {
     }
 
     /// Frees what no stream uses any more.
-    fn free_now(&self, what: Remnant) {
+    fn free_now(self: &Arc<Self>, what: Remnant) {
         if let Remnant::Memory { bytes, .. } = what {
             // ORDERING: Relaxed: a statistic.
             self.counters.retired_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -329,10 +336,23 @@ impl Engine {
         if self.lost.get().is_some() {
             return;
         }
-        if let Err(code) = discard(&*self.backend, self.private, &what) {
-            let error = self.refused(code);
-            tracing::warn!(device = %self.label, %error, "a free was refused");
+        let engine = self.clone();
+        let free = move || {
+            if let Err(code) = discard(&*engine.backend, engine.private, &what) {
+                let error = engine.refused(code);
+                tracing::warn!(device = %engine.label, %error, "a free was refused");
+            }
+        };
+        match what {
+            Remnant::Memory { .. } => free(),
+            // It may take its time, and the caller may be the poller.
+            Remnant::Module(_) => self.reaper.send(Box::new(free)),
         }
+    }
+
+    /// Whether no stream is known to have work.
+    fn is_idle(&self) -> bool {
+        self.lanes().iter().all(|lane| lane.is_complete(lane.submitted()))
     }
 
     pub(crate) fn count_alloc(&self, bytes: u64) {
@@ -348,7 +368,7 @@ impl Engine {
     }
 
     /// Frees all that can be freed, for an allocation that is about to fail.
-    pub(crate) fn flush_retired(&self) {
+    pub(crate) fn flush_retired(self: &Arc<Self>) {
         for lane in self.lanes() {
             lane.sweep();
         }
@@ -424,6 +444,6 @@ impl Drop for Engine {
             words.close(&*backend);
             backend.shut_down();
         };
-        self.act(last_act);
+        poller::last_act(last_act);
     }
 }

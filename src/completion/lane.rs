@@ -156,11 +156,6 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Process-unique and never reused.
-    pub(crate) fn stream_id(&self) -> u64 {
-        self.id
-    }
-
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }

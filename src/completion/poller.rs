@@ -132,7 +132,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
 }
 
 impl Poller {
-    fn look(&mut self, engine: &Engine, attention: &Attention) -> Next {
+    fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> Next {
         if self.sweep(engine, attention) {
             return Next::Again;
         }
@@ -172,7 +172,7 @@ impl Poller {
     }
 
     /// Looks at every lane once; true if anything moved.
-    fn sweep(&mut self, engine: &Engine, attention: &Attention) -> bool {
+    fn sweep(&mut self, engine: &Arc<Engine>, attention: &Attention) -> bool {
         let mut incoming = attention.incoming.lock();
         let mut moved = !incoming.is_empty();
         self.active.append(&mut incoming);
@@ -190,7 +190,7 @@ impl Poller {
     }
 
     /// Places what markers are missing.
-    fn press(&mut self, engine: &Engine) {
+    fn press(&mut self, engine: &Arc<Engine>) {
         let dues = self.last_press.elapsed() >= policy::MARK_WITHIN;
         if dues {
             self.last_press = Instant::now();
@@ -206,6 +206,19 @@ impl Poller {
     }
 }
 
+/// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
+/// and nobody's drop may. The end of the process waits for it, briefly.
+pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
+    let Some(under_way) = exit::UnderWay::begin() else { return };
+    let spawned = std::thread::Builder::new().name("gpu-await-close".to_owned()).spawn(move || {
+        act();
+        drop(under_way);
+    });
+    if spawned.is_err() {
+        tracing::error!("no thread to close a device with: its memory stays registered");
+    }
+}
+
 /// Whether `main` has returned: no driver call of ours may follow.
 pub(crate) fn is_exiting() -> bool {
     exit::begun()
@@ -213,7 +226,7 @@ pub(crate) fn is_exiting() -> bool {
 
 /// The end of the process.
 mod exit {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::sync::{Arc, Weak};
     use std::time::{Duration, Instant};
 
@@ -225,6 +238,27 @@ mod exit {
     /// Process state, and the only one of this crate: the pollers that must stop before the driver
     /// is torn down.
     static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
+
+    /// Last acts under way.
+    static LAST_ACTS: AtomicU32 = AtomicU32::new(0);
+
+    /// A last act that the end of the process waits for.
+    pub(super) struct UnderWay(());
+
+    impl UnderWay {
+        /// `None` if the process is ending.
+        pub(super) fn begin() -> Option<Self> {
+            LAST_ACTS.fetch_add(1, Ordering::SeqCst);
+            let under_way = UnderWay(());
+            (!EXITING.load(Ordering::SeqCst)).then_some(under_way)
+        }
+    }
+
+    impl Drop for UnderWay {
+        fn drop(&mut self) {
+            LAST_ACTS.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 
     pub(super) fn begun() -> bool {
         // ORDERING: Relaxed: the handler waits for who may have missed it.
@@ -253,6 +287,9 @@ mod exit {
             while !poller.stopped.load(Ordering::SeqCst) && Instant::now() < limit {
                 std::thread::sleep(Duration::from_micros(50));
             }
+        }
+        while LAST_ACTS.load(Ordering::SeqCst) > 0 && Instant::now() < limit {
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 }

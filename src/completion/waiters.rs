@@ -39,10 +39,6 @@ impl<W> Waiters<W> {
         Waiters { slots: Slab::new(), due: BinaryHeap::new(), generation: 0 }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }

@@ -7,7 +7,6 @@
 //! | nobody any more, device lost or process exiting | not at all: the memory went with the device |
 #![forbid(unsafe_code)]
 
-use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -38,16 +37,6 @@ pub struct Allocation {
     ptr: DevicePtr,
     bytes: u64,
     hazards: Mutex<Hazards<Arc<Lane>, Poison>>,
-    owner: Owner,
-}
-
-/// Who frees the memory.
-pub(crate) enum Owner {
-    /// The device's pool.
-    Pool,
-    /// Somebody else, who is let go when the device is through.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "made by interop"))]
-    Foreign(Option<Box<dyn Any + Send + Sync>>),
 }
 
 impl Allocation {
@@ -67,7 +56,6 @@ impl Allocation {
             ptr,
             bytes,
             hazards: Mutex::new(Hazards::new(bytes, writer, content)),
-            owner: Owner::Pool,
         }
     }
 
@@ -98,12 +86,6 @@ impl Drop for Allocation {
         let home_only = users
             .iter()
             .all(|used| used.lane.id() == self.home.id() || used.lane.is_complete(used.ticket));
-        if let Owner::Foreign(owner) = &mut self.owner {
-            let owner = owner.take();
-            engine.count_free(self.bytes);
-            engine.reaper.send(Box::new(move || drop(owner)));
-            return;
-        }
         if self.bytes == 0 || engine.lost().is_some() || crate::completion::poller::is_exiting() {
             engine.count_free(self.bytes);
             return;

@@ -163,7 +163,8 @@ impl Drop for PinnedPool {
             return;
         }
         let backend = self.engine.backend.clone();
-        self.engine.act(move || {
+        // Unregistering waits for everything that runs on a GPU.
+        crate::completion::poller::last_act(move || {
             for mapping in mappings {
                 // SAFETY: no block is left, so no stream uses the mapping.
                 let unregistered = unsafe { backend.unregister(HostPtr(mapping.address)) };

@@ -1,0 +1,83 @@
+//! Calls that wait for everything that runs on the GPU, and keep gates of tests out of their way.
+//!
+//! Seen on an H200 (driver 580): `cuModuleLoadDataEx`, `cuModuleUnload` and `cuMemHostUnregister`
+//! return only when every running kernel of the context has ended, and while one waits, *launches of
+//! other threads block too*. So they are made off the executor, never by the poller, and what can be
+//! put off is put off until the device is idle.
+//!
+//! A test that holds a stream with a gate while another one loads a kernel would dead-lock in the
+//! driver. With `test-util` the two exclude each other out here.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "test-util")]
+mod exclusion {
+    use std::time::{Duration, Instant};
+
+    use parking_lot::{Condvar, Mutex};
+
+    /// Closed gates, and calls under way that wait for the device.
+    struct State {
+        gates: u32,
+        calls: u32,
+    }
+
+    static STATE: Mutex<State> = Mutex::new(State { gates: 0, calls: 0 });
+    static CHANGED: Condvar = Condvar::new();
+    /// Longer than any gate stays closed: whoever waits for longer goes on all the same.
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// A call that waits for the device; dropped when it returned.
+    pub(crate) struct Standstill(());
+
+    impl Standstill {
+        pub(crate) fn begin() -> Self {
+            let mut state = STATE.lock();
+            let end = Instant::now() + LIMIT;
+            while state.gates > 0 && !CHANGED.wait_until(&mut state, end).timed_out() {}
+            state.calls += 1;
+            Standstill(())
+        }
+    }
+
+    impl Drop for Standstill {
+        fn drop(&mut self) {
+            STATE.lock().calls -= 1;
+            CHANGED.notify_all();
+        }
+    }
+
+    /// A gate that is closed; dropped when it was opened.
+    #[derive(Debug)]
+    pub(crate) struct Closed(());
+
+    impl Closed {
+        pub(crate) fn begin() -> Self {
+            let mut state = STATE.lock();
+            let end = Instant::now() + LIMIT;
+            while state.calls > 0 && !CHANGED.wait_until(&mut state, end).timed_out() {}
+            state.gates += 1;
+            Closed(())
+        }
+    }
+
+    impl Drop for Closed {
+        fn drop(&mut self) {
+            STATE.lock().gates -= 1;
+            CHANGED.notify_all();
+        }
+    }
+}
+
+#[cfg(feature = "test-util")]
+pub(crate) use exclusion::{Closed, Standstill};
+
+/// A call that waits for the device.
+#[cfg(not(feature = "test-util"))]
+pub(crate) struct Standstill(());
+
+#[cfg(not(feature = "test-util"))]
+impl Standstill {
+    pub(crate) fn begin() -> Self {
+        Standstill(())
+    }
+}
