@@ -44,6 +44,7 @@ impl Definition {
     /// # Safety
     /// As for [`Module::kernel`].
     pub(crate) unsafe fn load_now<S: Signature>(self, engine: &Arc<Engine>) -> Result<Kernel<S>> {
+        engine.check_open()?;
         match (engine.backend.kind(), self.ptx, self.twin) {
             (crate::DeviceKind::Host, _, Some(twin)) => {
                 Kernel::host_erased(engine, self.name, twin)

@@ -1,0 +1,44 @@
+//! Runs a test of this binary in a process of its own: for faults, which are sticky.
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const CHILD: &str = "GPU_AWAIT_TEST_CHILD";
+
+/// Whether this process is the child, and with what parameter.
+pub(crate) fn parameter() -> Option<String> {
+    std::env::var(CHILD).ok()
+}
+
+/// Runs `test` of this binary as a child with `parameter`; panics with its output unless it passed
+/// within a minute.
+pub(crate) fn run(test: &str, parameter: &str) -> Output {
+    let mut child = Command::new(std::env::current_exe().expect("this binary has a path"))
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CHILD, parameter)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a child process");
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut late = false;
+    while child.try_wait().expect("a child's state").is_none() {
+        if Instant::now() > end {
+            late = true;
+            child.kill().expect("a child that can be ended");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().expect("a child's output");
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && !late && out.contains("1 passed"),
+        "{test} ({parameter}): {}{}\n{out}\n{err}",
+        output.status,
+        if late { ", hung" } else { "" },
+    );
+    output
+}
