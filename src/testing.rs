@@ -66,7 +66,9 @@ pub fn device_with(completion: Completion) -> Device {
 
 /// Holds a stream until it is opened: everything submitted behind it waits.
 ///
-/// Load kernels before closing one: on a GPU, loading waits for everything that runs.
+/// Load kernels before closing one: on a GPU, loading waits for everything that runs. For that
+/// reason, and because a GPU's queues are few, closing one waits while another device of the same
+/// process has a closed gate or loads a kernel.
 ///
 /// It is a kernel that watches a word (never a driver wait on a value: eight of those freeze a
 /// process). It opens by itself when dropped, and after its time limit.
@@ -100,7 +102,8 @@ impl Gate {
         let kernel = home.get_or_load(|| kernels::load_gate(&home.engine))?;
         let word = PinnedFlag::new(&home.pinned)?;
         #[cfg(feature = "cuda")]
-        let closed = (home.engine.backend.kind() == DeviceKind::Cuda).then(Closed::begin);
+        let closed =
+            (home.engine.backend.kind() == DeviceKind::Cuda).then(|| Closed::begin(home.engine.id));
         let timeout_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         stream.launch(&kernel, LaunchConfig::new(1, 1), (&word, timeout_ns)).queued()?;
         Ok(Gate {

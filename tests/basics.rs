@@ -84,6 +84,28 @@ async fn dropping_a_buffer_that_a_gated_stream_uses_stalls_nobody() {
 }
 
 #[tokio::test]
+async fn an_allocation_does_not_wait_for_memory_freed_behind_a_gate() {
+    completions::each(|device| async move {
+        let (a, b) = (device.stream()?, device.stream()?);
+        for _ in 0..3 {
+            let x = a.full(3 << 20, 7u8).queued()?;
+            a.done().await?;
+            let gate = Gate::close(&a)?;
+            // Freed in place, which is behind the gate.
+            drop(x);
+            let y = b.full(3 << 20, 8u8).queued()?;
+            let y = tokio::time::timeout(Duration::from_secs(5), b.download(&y)).await;
+            assert!(y.expect("no stream waits for a drop")?.iter().all(|y| *y == 8));
+            gate.open();
+            a.done().await?;
+            assert!(!gate.timed_out());
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_failed_producer_is_named_to_its_reader_until_an_overwrite_heals() {
     let device = testing::device();
     let stream = device.stream().unwrap();

@@ -104,7 +104,7 @@ impl CudaBackend {
             let what = "stream-ordered allocation";
             return Err(ErrorDetail::Unsupported { what, device: format!("cuda:{ordinal}") }.into());
         }
-        api.keep_pool_memory(device)?;
+        api.set_up_pool(device)?;
         let raw_context = context.cu_ctx() as usize;
         let name = api.device_name(device)?;
         Ok(CudaBackend { api, context, raw_context, ordinal, name, limits })

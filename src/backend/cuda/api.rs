@@ -144,15 +144,24 @@ impl Api {
         Ok(value)
     }
 
-    /// Lets the device's pool keep what is freed, so that allocating again is quick.
-    pub(super) fn keep_pool_memory(&self, device: c_int) -> Call<()> {
+    /// Lets the device's pool keep what is freed, so that allocating again is quick, and keeps it
+    /// from making a stream wait: by default an allocation may take memory whose free is still
+    /// queued on another stream, and orders its stream behind that (seen to dead-lock on an H200).
+    pub(super) fn set_up_pool(&self, device: c_int) -> Call<()> {
+        const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
         const RELEASE_THRESHOLD: c_int = 4;
         let mut pool: Handle = std::ptr::null_mut();
         // SAFETY: `pool` is a live handle.
         check("cuDeviceGetDefaultMemPool", unsafe {
             (self.cuDeviceGetDefaultMemPool)(&raw mut pool, device)
         })?;
+        let mut never: c_int = 0;
         let mut threshold = u64::MAX;
+        // SAFETY: the attribute's value is an integer, and this one lives.
+        check("cuMemPoolSetAttribute", unsafe {
+            let value = (&raw mut never).cast();
+            (self.cuMemPoolSetAttribute)(pool, REUSE_ALLOW_INTERNAL_DEPENDENCIES, value)
+        })?;
         // SAFETY: the attribute's value is a 64-bit integer, and this one lives.
         check("cuMemPoolSetAttribute", unsafe {
             (self.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, (&raw mut threshold).cast())

@@ -6,7 +6,10 @@
 //! put off is put off until the device is idle.
 //!
 //! A test that holds a stream with a gate while another one loads a kernel would dead-lock in the
-//! driver. With `test-util` the two exclude each other out here.
+//! driver. With `test-util` the two exclude each other out here. So do gates of different devices:
+//! a GPU has few queues (four for downloads, eight for kernels, unless `CUDA_DEVICE_MAX_CONNECTIONS`
+//! says more), and as many streams that are held up in front of a download or a kernel keep every
+//! other stream's from starting.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "test-util")]
@@ -18,10 +21,12 @@ mod exclusion {
     /// Closed gates, and calls under way that wait for the device.
     struct State {
         gates: u32,
+        /// Whose gates they are, while there are any.
+        owner: u64,
         calls: u32,
     }
 
-    static STATE: Mutex<State> = Mutex::new(State { gates: 0, calls: 0 });
+    static STATE: Mutex<State> = Mutex::new(State { gates: 0, owner: 0, calls: 0 });
     static CHANGED: Condvar = Condvar::new();
     /// Longer than any gate stays closed: whoever waits for longer goes on all the same.
     const LIMIT: Duration = Duration::from_secs(30);
@@ -51,11 +56,15 @@ mod exclusion {
     pub(crate) struct Closed(());
 
     impl Closed {
-        pub(crate) fn begin() -> Self {
+        /// A gate of the device `owner`.
+        pub(crate) fn begin(owner: u64) -> Self {
             let mut state = STATE.lock();
             let end = Instant::now() + LIMIT;
-            while state.calls > 0 && !CHANGED.wait_until(&mut state, end).timed_out() {}
+            while (state.calls > 0 || (state.gates > 0 && state.owner != owner))
+                && !CHANGED.wait_until(&mut state, end).timed_out()
+            {}
             state.gates += 1;
+            state.owner = owner;
             Closed(())
         }
     }
