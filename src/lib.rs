@@ -51,6 +51,8 @@ pub(crate) mod host_fn;
 pub(crate) mod kernel;
 pub mod kernels;
 pub(crate) mod memory;
+#[cfg(doctest)]
+mod must_not_compile;
 pub(crate) mod offload;
 pub(crate) mod op;
 pub(crate) mod queue;

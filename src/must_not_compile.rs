@@ -1,0 +1,146 @@
+//! What must not compile, each beside the same program that does.
+//!
+//! Kernel arguments: the right ones.
+//! ```
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) {
+//!     let _ = s.launch(k, LaunchConfig::for_elements(4), (2.0, x, y)).queued();
+//! }
+//! ```
+//! One too few:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) {
+//!     let _ = s.launch(k, LaunchConfig::for_elements(4), (2.0, x)).queued();
+//! }
+//! ```
+//! One too many:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) {
+//!     let _ = s.launch(k, LaunchConfig::for_elements(4), (2.0, x, y, 1u32)).queued();
+//! }
+//! ```
+//! A value of another type:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) {
+//!     let _ = s.launch(k, LaunchConfig::for_elements(4), (2.0f64, x, y)).queued();
+//! }
+//! ```
+//! An array of another element type:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, x: &DeviceBuffer<f64>, y: &mut DeviceBuffer<f32>) {
+//!     let _ = s.launch(k, LaunchConfig::for_elements(4), (2.0, x, y)).queued();
+//! }
+//! ```
+//! A shared array where the kernel writes:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, x: &DeviceBuffer<f32>, y: &DeviceBuffer<f32>) {
+//!     let _ = s.launch(k, LaunchConfig::for_elements(4), (2.0, x, y)).queued();
+//! }
+//! ```
+//! The same array read and written:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(f32, In<f32>, InOut<f32>)>, s: &Stream, y: &mut DeviceBuffer<f32>) {
+//!     let _ = s.launch(k, LaunchConfig::for_elements(4), (2.0, &*y, y)).queued();
+//! }
+//! ```
+//! The same array written twice; halves are fine:
+//! ```
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(InOut<f32>, InOut<f32>)>, s: &Stream, y: &mut DeviceBuffer<f32>) -> Result<()> {
+//!     let (mut a, mut b) = y.split_at_mut(2)?;
+//!     s.launch(k, LaunchConfig::for_elements(4), (&mut a, &mut b)).queued()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &Kernel<(InOut<f32>, InOut<f32>)>, s: &Stream, y: &mut DeviceBuffer<f32>) -> Result<()> {
+//!     s.launch(k, LaunchConfig::for_elements(4), (&mut *y, &mut *y)).queued()
+//! }
+//! ```
+//! A declared kernel checks as a runtime one does:
+//! ```
+//! # use gpu_await::*;
+//! fn f(k: &kernels::axpy, s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) -> Result<()> {
+//!     k.launch(s, 2.0, x, y).queued()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(k: &kernels::axpy, s: &Stream, x: &DeviceBuffer<f32>, y: &DeviceBuffer<f32>) -> Result<()> {
+//!     k.launch(s, 2.0, x, y).queued()
+//! }
+//! ```
+//! Finding a kernel in an image is a promise:
+//! ```
+//! # use gpu_await::*;
+//! fn f(m: &Module) -> Result<Kernel<(f32,)>> {
+//!     // SAFETY: checked against the source.
+//!     unsafe { m.kernel("k") }
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(m: &Module) -> Result<Kernel<(f32,)>> {
+//!     m.kernel("k")
+//! }
+//! ```
+//! A host value needs its await:
+//! ```
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<f32>) -> Op<PinnedBuffer<f32>> {
+//!     s.download(x)
+//! }
+//! fn g(s: &Stream) -> Result<DeviceBuffer<f32>> {
+//!     s.zeros(3).queued()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<f32>) -> Result<PinnedBuffer<f32>> {
+//!     s.download(x).queued()
+//! }
+//! ```
+//! Pinned memory that was lent is gone until it comes back:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, pinned: PinnedBuffer<f32>, x: &mut DeviceBuffer<f32>) -> f32 {
+//!     let _op = s.upload_into(pinned, x);
+//!     pinned[0]
+//! }
+//! ```
+//! A value lent inside a batch cannot be looked at there:
+//! ```
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<f32>) -> Op<PinnedBuffer<f32>> {
+//!     s.batch(|q| { let y = q.download(x)?; Ok(y) })
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<f32>) -> Op<PinnedBuffer<f32>> {
+//!     s.batch(|q| { let y = q.download(x)?; let _ = y[0]; Ok(y) })
+//! }
+//! ```
+//! A batch's queue stays on its thread:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream) {
+//!     let _ = s.batch(|q| {
+//!         std::thread::scope(|t| { t.spawn(|| q.zeros::<f32>(3).map(drop)); });
+//!         Ok(())
+//!     });
+//! }
+//! ```
+//! What is not plain data stays on the host:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream) {
+//!     let _ = s.upload(vec![String::new()]);
+//! }
+//! ```
