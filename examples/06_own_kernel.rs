@@ -26,7 +26,8 @@ mod twin {
 
     /// The same on the CPU: called once a launch, for the whole grid, with exclusive slices.
     pub(super) fn softmax(_: &Grid, x: &[f32], y: &mut [f32], _rows: u32, cols: u32) {
-        for (x, y) in x.chunks(cols as usize).zip(y.chunks_mut(cols as usize)) {
+        let cols = cols.max(1) as usize;
+        for (x, y) in x.chunks(cols).zip(y.chunks_mut(cols)) {
             let most = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             y.iter_mut().zip(x).for_each(|(y, x)| *y = (x - most).exp());
             let sum: f32 = y.iter().sum();
