@@ -221,7 +221,8 @@ mod coming_from_warp_or_pytorch {
         let gate = Gate::close(&s1).unwrap();
         push(&s1, "first").queued().unwrap();
         s2.wait(&s1).queued().unwrap();
-        let second = push(&s2, "second");
+        let mut second = push(&s2, "second");
+        assert!(timeout(Duration::from_millis(50), &mut second).await.is_err(), "it did not wait");
         gate.open();
         timeout(SOON, second).await.expect("in time").unwrap();
         assert_eq!(*order.lock().unwrap(), ["first", "second"]);
