@@ -86,3 +86,8 @@ pub use stream::{Marks, Stream};
 pub mod __private {
     pub use crate::kernel::define::{Definition, erase};
 }
+
+/// The README's examples run as well.
+#[cfg(all(doctest, feature = "test-util"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -12,6 +12,8 @@
 //!
 //! A kernel's host twin is called once a launch with the whole grid; a twin that panics loses the
 //! device. The device without threads (`testing::manual`) runs a command only when it is stepped.
+//!
+//! More than 600 lines: what each command does, what it checks, and the trait's functions one by one.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;

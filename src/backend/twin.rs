@@ -2,6 +2,7 @@
 //!
 //! A kernel's *twin* is a Rust function that computes the same on the CPU. It is called once for a
 //! launch, with the whole grid.
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 

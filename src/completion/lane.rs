@@ -12,6 +12,9 @@
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
 //! `markers`, `lent`, `deferred`. `waiters` is never held with another.
+//!
+//! More than 600 lines: these four share every field, and the order of their locks is read best in
+//! one place.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -1,0 +1,442 @@
+//! The shape of `src`, held: imports run downhill, `unsafe` stays in a short list of files, and no
+//! file grows past 600 lines without saying why.
+//!
+//! The tables below are the ones in `ARCHITECTURE.md`. Reads the sources, so a macro that pastes a
+//! path together would escape it; nothing here does that.
+
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The rooms, downhill first: a room may import itself and the rooms above it in this list. A file
+/// belongs to the room with the longest matching name; a name stands for the files below it as well.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("error", &["error"]),
+    ("ground: threads, process", &["sync", "thread_role", "at_exit", "offload"]),
+    ("pure modules", PURE),
+    ("backend trait", &["backend", "backend/twin"]),
+    ("concrete backends", &["backend/cuda", "backend/host", "backend/wrapper"]),
+    ("completion", &["completion"]),
+    ("memory", &["memory"]),
+    ("home", &["home"]),
+    ("submit", &["submit"]),
+    ("op", &["op", "host_fn"]),
+    ("queue", &["queue"]),
+    ("event", &["event"]),
+    ("stream", &["stream"]),
+    ("device", &["device"]),
+    ("kernel", &["kernel"]),
+    ("kernels", &["kernels"]),
+    ("testing", &["testing"]),
+];
+
+/// No driver, no clock, no thread: these import nothing of the crate but `sync` and each other.
+const PURE: &[&str] = &[
+    "hazard",
+    "completion/park",
+    "completion/policy",
+    "completion/submission",
+    "completion/sweep",
+    "completion/timeline",
+    "completion/waiters",
+];
+
+/// Imports that run uphill and are known; each is to go away.
+const UPHILL: &[(&str, &str, &str)] = &[(
+    "backend/cuda",
+    "completion/poller",
+    "asks whether the process exits: that flag belongs beside `at_exit`",
+)];
+
+/// The files that hold `unsafe` code, and what for. Every other file forbids it.
+const UNSAFE: &[(&str, &str)] = &[
+    ("at_exit", "registers a C exit handler"),
+    ("backend", "declares the functions that mirror driver calls"),
+    ("backend/cuda", "calls the driver"),
+    ("backend/cuda/api", "resolves the driver's entry points"),
+    ("backend/host", "device memory that is never behind a reference"),
+    ("backend/wrapper", "passes a backend's calls on"),
+    ("completion/doorbell", "calls the backend"),
+    ("completion/engine", "calls the backend"),
+    ("completion/lane", "calls the backend"),
+    ("completion/words", "words that the device writes"),
+    ("host_fn", "a closure behind a C function pointer"),
+    ("kernel/define", "`kernel!`: its author vouches"),
+    ("kernel/module", "kernels found by name: the caller vouches"),
+    ("kernel/signature", "hands device memory to a host twin as slices"),
+    ("kernels", "declares kernels"),
+    ("memory/pinned", "memory that the device may write"),
+    ("submit", "the one caller of the backend's functions that touch memory"),
+];
+
+/// Files without `unsafe` that cannot forbid it, because a file below them may not.
+const PARENTS: &[&str] = &["lib", "completion", "kernel", "memory"];
+
+const MOST_LINES: usize = 600;
+
+#[test]
+fn imports_run_downhill() {
+    let sources = Sources::read();
+    let mut known: BTreeSet<_> = UPHILL.iter().map(|(from, to, _)| (*from, *to)).collect();
+    let mut complaints = Vec::new();
+    let imports = sources.imports();
+    for (from, to) in &imports {
+        let (Some(here), Some(there)) = (room(from), room(to)) else {
+            complaints.push(format!("`{from}` or `{to}` belongs to no room: add it to ROOMS"));
+            continue;
+        };
+        if there > here && !known.remove(&(from.as_str(), to.as_str())) {
+            let (here, there) = (ROOMS[here].0, ROOMS[there].0);
+            complaints.push(format!("src/{from}.rs ({here}) imports {to} ({there}): uphill"));
+        }
+    }
+    complaints.extend(known.iter().map(|(from, to)| {
+        format!("src/{from}.rs no longer imports {to}: remove that line from UPHILL")
+    }));
+    fail_with(complaints);
+}
+
+#[test]
+fn every_file_has_a_room_and_every_room_has_a_file() {
+    let sources = Sources::read();
+    let mut empty: BTreeSet<&str> = ROOMS.iter().flat_map(|(_, names)| *names).copied().collect();
+    let mut complaints = Vec::new();
+    for file in sources.files.keys().filter(|file| *file != "lib") {
+        match room_name(file) {
+            Some(name) => drop(empty.remove(name)),
+            None => complaints.push(format!("src/{file}.rs belongs to no room: add it to ROOMS")),
+        }
+    }
+    complaints.extend(empty.iter().map(|name| format!("ROOMS names `{name}`, which is no file")));
+    fail_with(complaints);
+}
+
+#[test]
+fn the_pure_modules_import_only_pure_modules() {
+    let sources = Sources::read();
+    let pure = |file: &str| PURE.contains(&file) || file == "sync";
+    let impure = sources.imports().into_iter().filter(|(from, to)| pure(from) && !pure(to));
+    fail_with(impure.map(|(from, to)| format!("src/{from}.rs is pure and imports {to}")).collect());
+}
+
+#[test]
+fn unsafe_code_stays_in_the_listed_files() {
+    let sources = Sources::read();
+    let mut complaints = Vec::new();
+    for (file, text) in &sources.files {
+        let tokens = tokens(text);
+        let forbids = tokens.windows(3).any(|t| t == ["forbid", "(", "unsafe_code"]);
+        let has_unsafe = tokens.iter().any(|token| token == "unsafe");
+        let listed = UNSAFE.iter().any(|(name, _)| name == file);
+        let parent = PARENTS.contains(&file.as_str());
+        complaints.extend(match (listed, parent) {
+            (true, true) => Some(format!("`{file}` is in UNSAFE and in PARENTS")),
+            (true, false) if forbids => {
+                Some(format!("src/{file}.rs forbids unsafe code: remove it from UNSAFE"))
+            }
+            (true, false) if !has_unsafe => {
+                Some(format!("src/{file}.rs has no `unsafe`: forbid it there"))
+            }
+            (false, true) if has_unsafe || forbids => {
+                Some(format!("src/{file}.rs: remove it from PARENTS"))
+            }
+            (false, false) if !forbids => {
+                Some(format!("src/{file}.rs does not say `#![forbid(unsafe_code)]`"))
+            }
+            _ => None,
+        });
+    }
+    fail_with(complaints);
+}
+
+#[test]
+fn a_long_file_says_why() {
+    let sources = Sources::read();
+    let complaints = sources.files.iter().filter_map(|(file, text)| {
+        let lines = text.lines().count();
+        let header = text.lines().take_while(|line| line.starts_with("//!"));
+        let says = header.into_iter().any(|line| line.contains("600 lines"));
+        let wrong = lines > MOST_LINES && !says;
+        wrong.then(|| {
+            format!("src/{file}.rs has {lines} lines: split it, or say in `//!` why it has more than 600 lines")
+        })
+    });
+    fail_with(complaints.collect());
+}
+
+/// Every file of `src`, by its name without `src/` and `.rs`.
+struct Sources {
+    files: BTreeMap<String, String>,
+    /// What `lib.rs` re-exports, and from which file.
+    exports: BTreeMap<String, String>,
+}
+
+impl Sources {
+    fn read() -> Self {
+        // Where this process runs: packed tests run on another machine than the one that built them.
+        let root = std::env::var_os("CARGO_MANIFEST_DIR");
+        let root = PathBuf::from(root.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()));
+        let mut files = BTreeMap::new();
+        collect(&root.join("src"), "", &mut files);
+        assert!(files.contains_key("lib"), "no src/lib.rs in {}", root.display());
+        let mut sources = Sources { files, exports: BTreeMap::new() };
+        let exported = paths(&sources.files["lib"], true);
+        for path in exported.iter().filter(|path| path.segments.len() > 1) {
+            if let Some(file) = sources.file_of(&path.segments) {
+                sources.exports.insert(path.segments[path.segments.len() - 1].clone(), file);
+            }
+        }
+        sources
+    }
+
+    /// Which file mentions which, `lib` apart: by `use` or by a path in the code.
+    fn imports(&self) -> BTreeSet<(String, String)> {
+        let mut imports = BTreeSet::new();
+        for (file, text) in self.files.iter().filter(|(file, _)| *file != "lib") {
+            for path in paths(text, false) {
+                let Some(absolute) = path.absolute(file) else { continue };
+                match self.file_of(&absolute) {
+                    Some(target) if target != *file => drop(imports.insert((file.clone(), target))),
+                    _ => {}
+                }
+            }
+        }
+        assert!(imports.len() > 50, "only {} imports found: is the reader broken?", imports.len());
+        imports
+    }
+
+    /// The file that a path from the crate's root leads into.
+    fn file_of(&self, segments: &[String]) -> Option<String> {
+        let longest = (1..=segments.len()).rev().map(|len| segments[..len].join("/"));
+        longest
+            .into_iter()
+            .find(|name| self.files.contains_key(name))
+            .or_else(|| self.exports.get(segments.first()?).cloned())
+    }
+}
+
+fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
+    let entries = fs::read_dir(folder)
+        .unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display()));
+    for entry in entries {
+        let path = entry.expect("a folder's entry").path();
+        let stem = path.file_stem().expect("a name").to_string_lossy();
+        if path.is_dir() {
+            collect(&path, &format!("{prefix}{stem}/"), files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path)
+                .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+            files.insert(format!("{prefix}{stem}"), text);
+        }
+    }
+}
+
+/// The entry of ROOMS that a file belongs to.
+fn room_name(file: &str) -> Option<&'static str> {
+    let names = ROOMS.iter().flat_map(|(_, names)| *names).copied();
+    let fits = |name: &&str| {
+        file.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    names.filter(fits).max_by_key(|name| name.len())
+}
+
+fn room(file: &str) -> Option<usize> {
+    let name = room_name(file)?;
+    ROOMS.iter().position(|(_, names)| names.contains(&name))
+}
+
+/// A path as it stands in a file: `crate::a::b`, `super::c`.
+struct Mention {
+    /// `crate`, `super`, `self`, or nothing for a path of `lib.rs`.
+    anchor: String,
+    segments: Vec<String>,
+    /// How many modules within its file surround it.
+    depth: usize,
+}
+
+impl Mention {
+    /// From the crate's root; `None` if it stays inside its file.
+    fn absolute(&self, file: &str) -> Option<Vec<String>> {
+        let here: Vec<String> = file.split('/').map(str::to_owned).collect();
+        let ups = self.segments.iter().take_while(|segment| *segment == "super").count();
+        let (base, ups) = match self.anchor.as_str() {
+            "crate" => (Vec::new(), 0),
+            "super" => (here, ups + 1),
+            _ => (here, ups),
+        };
+        let leaving = ups.checked_sub(self.depth).filter(|ups| *ups > 0);
+        let base = match (self.anchor.as_str(), leaving) {
+            ("crate", _) => base,
+            (_, None) => return None,
+            (_, Some(ups)) => base[..base.len().checked_sub(ups)?].to_vec(),
+        };
+        let names = self.segments.iter().filter(|segment| *segment != "super").cloned();
+        Some(base.into_iter().chain(names).collect())
+    }
+}
+
+/// All paths of a file that begin with `crate`, `super` or `self`; of `lib.rs`, those of `pub use`.
+fn paths(text: &str, of_lib: bool) -> Vec<Mention> {
+    let tokens = tokens(text);
+    let mut found = Vec::new();
+    let mut modules: Vec<usize> = Vec::new();
+    let mut braces = 0;
+    for (index, token) in tokens.iter().enumerate() {
+        let before = |back: usize| index.checked_sub(back).map_or("", |at| tokens[at].as_str());
+        match token.as_str() {
+            "{" => {
+                braces += 1;
+                if before(2) == "mod" {
+                    modules.push(braces);
+                }
+            }
+            "}" => {
+                if modules.last() == Some(&braces) {
+                    modules.pop();
+                }
+                braces -= 1;
+            }
+            // `$crate` is for the users of a macro.
+            "crate" | "super" | "self"
+                if !of_lib
+                    && !["$", "::"].contains(&before(1))
+                    && tokens.get(index + 1).is_some_and(|next| next == "::") =>
+            {
+                let mut leaves = Vec::new();
+                leaves_of(&tokens, index + 2, false, &mut Vec::new(), &mut leaves);
+                let mention =
+                    |segments| Mention { anchor: token.clone(), segments, depth: modules.len() };
+                found.extend(leaves.into_iter().map(mention));
+            }
+            "use" if of_lib && before(1) == "pub" => {
+                let mut leaves = Vec::new();
+                leaves_of(&tokens, index + 1, false, &mut Vec::new(), &mut leaves);
+                let mention = |segments| Mention { anchor: String::new(), segments, depth: 0 };
+                found.extend(leaves.into_iter().map(mention));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Reads `a::{b, c::d}` from `at` on into its leaves; returns where it ends.
+fn leaves_of(
+    tokens: &[String],
+    at: usize,
+    in_group: bool,
+    prefix: &mut Vec<String>,
+    leaves: &mut Vec<Vec<String>>,
+) -> usize {
+    let depth = prefix.len();
+    let mut at = at;
+    loop {
+        match tokens.get(at).map(String::as_str) {
+            Some("{") => {
+                while tokens.get(at).is_some_and(|token| token == "{" || token == ",") {
+                    at = leaves_of(tokens, at + 1, true, prefix, leaves);
+                }
+                prefix.truncate(depth);
+                return at + 1; // behind the `}`
+            }
+            Some(name) if name.starts_with(|c: char| c.is_alphabetic() || c == '_') => {
+                prefix.push(name.to_owned());
+                at += 1;
+                if tokens.get(at).is_some_and(|token| token == "::") {
+                    at += 1;
+                    continue;
+                }
+            }
+            _ => {} // `*`, or generics: what was read so far is the path
+        }
+        if !prefix.is_empty() {
+            leaves.push(prefix.clone());
+        }
+        // An alias or a glob ends with the next separator of the group that it stands in.
+        while in_group
+            && tokens.get(at).is_some_and(|token| ![",", "}", ";"].contains(&token.as_str()))
+        {
+            at += 1;
+        }
+        prefix.truncate(depth);
+        return at;
+    }
+}
+
+/// Identifiers and punctuation, without comments, strings, characters and lifetimes.
+fn tokens(text: &str) -> Vec<String> {
+    let chars: Vec<char> = text.chars().collect();
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut tokens = Vec::new();
+    let mut at = 0;
+    while at < chars.len() {
+        let rest = &chars[at..];
+        match rest {
+            ['/', '/', ..] => at += rest.iter().take_while(|c| **c != '\n').count(),
+            ['/', '*', ..] => {
+                let end = rest.windows(2).skip(2).position(|two| two == ['*', '/']);
+                at += end.map_or(rest.len(), |end| end + 4);
+            }
+            ['r', '"' | '#', ..] if rest.iter().skip(1).find(|c| **c != '#') == Some(&'"') => {
+                let hashes = rest[1..].iter().take_while(|c| **c == '#').count();
+                let close: Vec<char> =
+                    std::iter::once('"').chain("#".repeat(hashes).chars()).collect();
+                let body = &rest[hashes + 2..];
+                let end = body.windows(close.len()).position(|part| part == close);
+                at += end.map_or(rest.len(), |end| hashes + 2 + end + close.len());
+            }
+            ['"', ..] => {
+                let mut len = 1;
+                while len < rest.len() && rest[len] != '"' {
+                    len += if rest[len] == '\\' { 2 } else { 1 };
+                }
+                at += len + 1;
+            }
+            ['\'', '\\', _, ..] => {
+                at += 3 + rest[3..].iter().take_while(|c| **c != '\'').count() + 1;
+            }
+            ['\'', _, '\'', ..] => at += 3,
+            [c, ..] if word(*c) => {
+                let len = rest.iter().take_while(|c| word(**c)).count();
+                tokens.push(rest[..len].iter().collect());
+                at += len;
+            }
+            [':', ':', ..] => {
+                tokens.push("::".to_owned());
+                at += 2;
+            }
+            [c, ..] => {
+                if !c.is_whitespace() {
+                    tokens.push(c.to_string());
+                }
+                at += 1;
+            }
+            [] => break,
+        }
+    }
+    tokens
+}
+
+fn fail_with(complaints: Vec<String>) {
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn the_reader_reads_what_rust_reads() {
+    let text = r##"
+        //! use crate::comment::A;
+        use crate::{Grid, a::{b::C, d as e}, f::*};
+        const TEXT: &str = "crate::string::B";
+        /* crate::block::C */ const RAW: &str = r#"crate::raw::D "quoted" "#;
+        fn f<'a>(c: char) -> crate::g::H<'a> { if c == '"' || c == '\'' { $crate::user::I } }
+        mod inner { use super::Local; fn f() { super::super::sibling::f() } }
+        use super::up::J;
+    "##;
+    let found: Vec<String> = paths(text, false)
+        .iter()
+        .filter_map(|path| Some(path.absolute("room/file")?.join("::")))
+        .collect();
+    assert_eq!(found, ["Grid", "a::b::C", "a::d", "f", "g::H", "room::sibling::f", "room::up::J"],);
+}
