@@ -24,12 +24,10 @@ fn report(name: &str, samples: &mut [f64], minus_us: f64) {
 
 /// CPU time of this process.
 fn cpu() -> Duration {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: getrusage fills the whole struct.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
-        usage.assume_init()
-    };
+    // SAFETY: all zeros is a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is live and of the type that the call fills.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
     let time = |t: libc::timeval| {
         Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64)
     };

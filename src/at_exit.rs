@@ -1,6 +1,15 @@
-//! Functions to be called when the process ends normally.
+//! The end of the process: nothing of this crate makes driver calls after `main` returned.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process is ending.
+pub(crate) fn begun() -> bool {
+    BEGUN.load(Ordering::SeqCst)
+}
 
 /// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have
 /// grown: handlers run in reverse order, and ours must run before those of a driver that was loaded
@@ -10,6 +19,7 @@ pub(crate) fn register(handler: fn()) {
     static REGISTERED: Mutex<u32> = Mutex::new(0);
 
     extern "C" fn call() {
+        BEGUN.store(true, Ordering::SeqCst);
         let handler = HANDLER.lock().take();
         if let Some(handler) = handler {
             handler();

@@ -298,7 +298,7 @@ impl Device {
     /// The loss of the device.
     pub fn done(&self) -> Op<()> {
         let lanes = self.engine().lanes().into_iter();
-        let points = lanes.map(|lane| Point { ticket: lane.submitted(), lane }).collect();
+        let points = lanes.map(|lane| Point { ticket: lane.tail(), lane }).collect();
         Op::at_points(points, Value::Here(()))
     }
 

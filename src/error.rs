@@ -275,7 +275,8 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
+        // What `fn main() -> Result<()>` and `unwrap` show a person.
+        fmt::Display::fmt(&*self.0, f)
     }
 }
 

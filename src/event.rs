@@ -10,7 +10,6 @@ use crate::completion::lane::Lane;
 use crate::error::{ErrorDetail, Result};
 use crate::hazard::Track;
 use crate::op::{Op, Point, Value};
-use crate::queue::Mark;
 
 /// A point of a stream that others can wait for, the host can await, and (recorded with
 /// [`record_timed`](crate::Stream::record_timed)) time can be measured between.
@@ -25,7 +24,17 @@ pub struct Event {
     timed: bool,
 }
 
+/// A point with the event behind it, where one is at hand.
+pub(crate) struct Mark {
+    pub(crate) point: Point,
+    pub(crate) event: Option<EventHandle>,
+}
+
 impl Event {
+    pub(crate) fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
     pub(crate) fn new(
         lane: &Arc<Lane>,
         ticket: u64,

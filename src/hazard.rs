@@ -167,11 +167,6 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
         users
     }
 
-    #[cfg(test)]
-    pub(crate) fn span_count(&self) -> usize {
-        self.spans.len()
-    }
-
     fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Span<L, P>> {
         let mut start = 0;
         self.spans.iter().filter(move |span| {

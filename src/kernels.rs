@@ -26,7 +26,7 @@ kernel! {
 
 kernel! {
     /// `out[i] = a[i] + b[i]`.
-    pub unsafe fn add(a: &[f32], b: &[f32], out: &mut [f32], n: u64 = out.len() as u64)
+    pub unsafe fn add(a: &[f32], b: &[f32], out: Out<[f32]>, n: u64 = out.len() as u64)
         where a.len() == out.len(), b.len() == out.len();
     launch = LaunchConfig::for_elements(out.len());
     ptx = include_str!("../kernels/add.ptx");
@@ -35,7 +35,7 @@ kernel! {
 
 kernel! {
     /// `x[i] = value`.
-    pub unsafe fn fill(value: f32, x: &mut [f32], n: u64 = x.len() as u64);
+    pub unsafe fn fill(value: f32, x: Out<[f32]>, n: u64 = x.len() as u64);
     launch = LaunchConfig::for_elements(x.len());
     ptx = include_str!("../kernels/fill.ptx");
     host = twin::fill;
@@ -44,12 +44,12 @@ kernel! {
 kernel! {
     /// `c[m, n] = a[m, k] b[k, n]`, row-major, in 16 × 16 tiles of shared memory; each element is a
     /// chain of fused multiply-adds in ascending `k`. At most 1,048,560 rows.
-    pub unsafe fn matmul_tiled(a: &[f32], b: &[f32], c: &mut [f32], m: u32, n: u32, k: u32)
+    pub unsafe fn matmul_tiled(a: &[f32], b: &[f32], c: Out<[f32]>, m: u32, n: u32, k: u32)
         where a.len() as u64 == u64::from(m) * u64::from(k),
               b.len() as u64 == u64::from(k) * u64::from(n),
               c.len() as u64 == u64::from(m) * u64::from(n);
     launch = if c.is_empty() {
-        LaunchConfig::for_elements(0)
+        LaunchConfig::nothing()
     } else {
         LaunchConfig::new((n.div_ceil(16), m.div_ceil(16)), (16, 16))
     };

@@ -144,3 +144,4 @@
 //!     let _ = s.upload(vec![String::new()]);
 //! }
 //! ```
+#![forbid(unsafe_code)]

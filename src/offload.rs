@@ -12,7 +12,7 @@ pub(crate) async fn offload<R: Send + 'static>(
     let (sender, receiver) = futures::channel::oneshot::channel();
     let task = move || {
         // Nobody waits any more if sending fails: then the result is dropped here.
-        let _ = sender.send(catch_unwind(AssertUnwindSafe(work)));
+        drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
     };
     spawn(task)?;
     match receiver.await {

@@ -273,10 +273,9 @@ impl<T> Op<T> {
         Op::at_points(points, value)
     }
 
-    /// The same operation, with another value once it and `point` are complete.
-    pub(crate) fn then<U: Send + 'static>(
+    /// The same operation, with another value once it is complete.
+    pub(crate) fn map<U: Send + 'static>(
         self,
-        point: Point,
         f: impl FnOnce(T) -> Result<U> + Send + 'static,
     ) -> Op<U>
     where
@@ -284,8 +283,7 @@ impl<T> Op<T> {
     {
         match self.into_parts() {
             Err(error) => Op::failed(error),
-            Ok((mut points, value)) => {
-                points.push(point);
+            Ok((points, value)) => {
                 Op::at_points(points, Value::Later(Box::new(move || f(value.take()?))))
             }
         }

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use crate::backend::Pattern;
 use crate::completion::lane::Lane;
 use crate::error::{ErrorDetail, Result};
+use crate::event::{Event, Mark};
 use crate::host_fn::HostFn;
 use crate::memory::Element;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::{PinnedBuffer, PinnedPool, bytes_of};
-use crate::op::{Op, Point, Value};
+use crate::op::{Op, Value};
 use crate::submit::{Footprint, Raw, Refusal, at, submit, wrong_device};
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
@@ -327,6 +328,20 @@ impl<'s> Queue<'s> {
         Ok(Lent { value })
     }
 
+    /// See [`Stream::record_timed`](crate::Stream::record_timed).
+    ///
+    /// # Errors
+    /// A lost or closed device.
+    pub fn record_timed(&self) -> Result<Event> {
+        let engine = self.lane.engine();
+        engine.check_open()?;
+        let event = engine.timed_event().map_err(|code| engine.refused(code))?;
+        let mut footprint = Footprint::new("record_timed");
+        footprint.records(event.clone());
+        let (ticket, ()) = self.submit(footprint, 1, |_| Ok(()))?;
+        Ok(Event::new(self.lane, ticket, Some(event), true))
+    }
+
     /// Makes this stream wait for points of others.
     pub(crate) fn wait_for(&self, points: impl IntoIterator<Item = Mark>) -> Result<()> {
         let mut footprint = Footprint::new("wait");
@@ -381,12 +396,6 @@ impl<'s> Queue<'s> {
         head.copy_from_slice(source);
         Ok(Pattern { bytes, len: source.len() })
     }
-}
-
-/// A point with the event behind it, where one is at hand.
-pub(crate) struct Mark {
-    pub(crate) point: Point,
-    pub(crate) event: Option<crate::completion::events::EventHandle>,
 }
 
 fn lengths(op: &'static str, source_len: usize, destination_len: usize) -> crate::Error {

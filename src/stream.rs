@@ -8,16 +8,15 @@ use std::time::Duration;
 
 use crate::completion::engine::Engine;
 use crate::completion::lane::Lane;
-use crate::error::Result;
-use crate::event::Event;
+use crate::error::{ErrorDetail, Result};
+use crate::event::{Event, Mark};
 use crate::hazard::Track;
 use crate::home::Home;
 use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::PinnedBuffer;
 use crate::op::{Op, Point, Value};
-use crate::queue::{Mark, Queue, Settle, Source};
-use crate::submit::{Footprint, submit};
+use crate::queue::{Queue, Settle, Source};
 
 /// An ordered queue of work on a device: what is put on it runs in program order, streams run
 /// beside each other.
@@ -296,14 +295,10 @@ impl Stream {
     /// # Errors
     /// A device that is lost or closed.
     pub fn record_timed(&self) -> Result<Event> {
-        let engine = self.engine();
-        engine.check_open()?;
-        let event = engine.timed_event().map_err(|code| engine.refused(code))?;
-        let mut footprint = Footprint::new("record");
-        footprint.records(event.clone());
-        let (ticket, ()) = submit(&self.lane, footprint, 1, |_| Ok(()))?;
-        self.lane.release(ticket);
-        Ok(Event::new(&self.lane, ticket, Some(event), true))
+        let queue = Queue::new(&self.lane, &self.home.pinned);
+        let event = queue.record_timed()?;
+        self.lane.release(event.ticket());
+        Ok(event)
     }
 
     /// Makes everything submitted to this stream *from now on* wait, on the device, for a point of
@@ -321,7 +316,7 @@ impl Stream {
         match mark.marks() {
             Err(error) => Op::failed(error),
             Ok(MarkList(marks)) => {
-                let tail = self.lane.submitted();
+                let tail = self.lane.tail();
                 let op = self.batch(|queue| queue.wait_for(marks));
                 // Nothing to wait for: the point is the one behind what is here already.
                 let nothing = op.points().first().is_some_and(|point| point.ticket == 0);
@@ -335,31 +330,32 @@ impl Stream {
     /// # Errors
     /// The loss of the device.
     pub fn done(&self) -> Op<()> {
-        Op::pending(&self.lane, self.lane.submitted(), Value::Here(()))
+        Op::pending(&self.lane, self.lane.tail(), Value::Here(()))
     }
 
-    /// Measures what `work` puts on this stream: its value and the time on the device.
+    /// Measures what `work` puts on this stream, as a [`batch`](Self::batch): its value and the time
+    /// on the device. Ready proves what the batch proves.
     ///
     /// # Errors
     /// Those of `work`; a device that is lost or closed.
-    pub fn timed<T: Send + 'static>(
+    ///
+    /// # Source
+    /// `cuEventElapsedTime`: about half a microsecond of resolution.
+    pub fn timed<R: Settle>(
         &self,
-        work: impl FnOnce(&Stream) -> Op<T>,
-    ) -> Op<(T, Duration)> {
-        let start = match self.record_timed() {
-            Ok(start) => start,
-            Err(error) => return Op::failed(error),
-        };
-        let op = work(self);
-        if let Some(error) = op.submission_error() {
-            return Op::failed(error.clone());
-        }
-        match self.record_timed() {
-            Err(error) => Op::failed(error),
-            Ok(end) => {
-                let point = end.mark().point;
-                op.then(point, move |value| Ok((value, end.elapsed_since(&start)?)))
-            }
+        work: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<(R::Output, Duration)> {
+        let mut ends = None;
+        let op = self.batch(|queue| {
+            let start = queue.record_timed()?;
+            let value = work(queue)?;
+            ends = Some((start, queue.record_timed()?));
+            Ok(value)
+        });
+        match ends {
+            Some((start, end)) => op.map(move |value| Ok((value, end.elapsed_since(&start)?))),
+            // The batch failed before its end, so `op` holds the error and nothing else.
+            None => op.map(|_| Err(ErrorDetail::Event { reason: "never recorded" }.into())),
         }
     }
 

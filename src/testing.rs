@@ -325,7 +325,8 @@ impl Stepper {
     /// What a poller would do.
     fn sweep(&self) {
         let engine = self.device.engine();
-        let _ = engine.check_health();
+        engine.check_health().ok();
+        engine.mourn();
         for lane in engine.attention.take_incoming() {
             lane.deactivate();
         }

@@ -33,9 +33,11 @@ async fn an_op_in_front_of_a_gate_resolves() {
         let stream = device.stream()?;
         let x = stream.upload(vec![1u32, 2, 3]).queued()?;
         let before = stream.download(&x);
+        let queued_before = stream.done();
         let gate = Gate::close(&stream)?;
         let after = stream.download(&x);
         assert_eq!(before.await?, [1, 2, 3]);
+        queued_before.await?;
         let mut after = after;
         assert!((&mut after).now_or_never().is_none(), "the gate is closed");
         gate.open();

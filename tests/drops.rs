@@ -97,7 +97,7 @@ async fn drop_after(device: &Device, stream: &Stream, polls: usize) -> gpu_await
     poll_and_drop(stream.done(), polls).await;
     poll_and_drop(stream.record()?.done(), polls).await;
     poll_and_drop(device.done(), polls).await;
-    poll_and_drop(stream.timed(|stream| stream.done()), polls).await;
+    poll_and_drop(stream.timed(|q| q.fill(&mut x, 1.0)), polls).await;
     let pinned = stream.pinned::<f32>(1000)?;
     poll_and_drop(stream.download_into(&x, pinned), polls).await;
     poll_and_drop(stream.batch(|q| Ok((q.download(&x)?, q.host_fn(|| 1)?))), polls).await;
@@ -137,7 +137,7 @@ async fn a_leaked_op_leaks_memory_and_nothing_worse() {
         let x = stream.full(1000, 3u8).queued()?;
         for _ in 0..10 {
             let mut op = stream.download(&x);
-            let _ = (&mut op).now_or_never();
+            drop((&mut op).now_or_never());
             std::mem::forget(op);
         }
         assert_eq!(stream.download(&x).await?, [3; 1000]);
@@ -154,7 +154,11 @@ async fn a_stream_dropped_with_work_pending_finishes_it() {
         let gate = Gate::close(&stream)?;
         for _ in 0..5 {
             let ran = ran.clone();
-            stream.host_fn(move || drop(ran.fetch_add(1, Ordering::SeqCst))).queued()?;
+            stream
+                .host_fn(move || {
+                    ran.fetch_add(1, Ordering::SeqCst);
+                })
+                .queued()?;
         }
         let x = stream.full(1000, 1u8).queued()?;
         drop((stream, x));

@@ -373,6 +373,33 @@ async fn matmul_matches_its_twin_bit_for_bit() {
     }
 }
 
+gpu_await::kernel! {
+    /// `scale`, in a geometry that the caller chooses.
+    unsafe fn scale_in_any_grid(a: f32, x: &mut [f32], n: u64 = x.len() as u64)
+        where |config| config.block_dim()[1] == 1, !x.is_empty();
+    ptx = include_str!("../kernels/scale.ptx");
+    entry = "scale";
+    host = scale_twin;
+}
+
+fn scale_twin(_: &gpu_await::Grid, a: f32, x: &mut [f32], n: u64) {
+    assert_eq!(x.len() as u64, n);
+    x.iter_mut().for_each(|x| *x *= a);
+}
+
+#[tokio::test]
+async fn a_kernel_may_leave_its_geometry_to_the_caller() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let scale = scale_in_any_grid::load(&device).await.unwrap();
+    let mut x = stream.full(1000, 3.0f32).queued().unwrap();
+    scale.launch(&stream, LaunchConfig::new(7, 64), 2.0, &mut x).queued().unwrap();
+    assert!(stream.download(&x).await.unwrap().iter().all(|x| *x == 6.0));
+    let config = LaunchConfig::new(7, (64, 2));
+    let error = scale.launch(&stream, config, 2.0, &mut x).queued().unwrap_err();
+    assert!(error.to_string().contains("config.block_dim()[1] == 1"), "{error}");
+}
+
 #[tokio::test]
 async fn launch_geometry_reaches_the_kernel() {
     let device = testing::device();

@@ -25,10 +25,9 @@ impl Raw {
             let (ptx, name) = (CString::new(ptx).unwrap(), CString::new(name).unwrap());
             let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
             // SAFETY: a context is current, the strings end with zero, the results are live.
-            unsafe {
-                ok(sys::cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()));
-                ok(sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()));
-            }
+            ok(unsafe { sys::cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()) });
+            // SAFETY: likewise, and the module was loaded just now.
+            ok(unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) });
             function
         };
         let mut stream = std::ptr::null_mut();

@@ -473,7 +473,7 @@ impl Backend for CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        if crate::completion::poller::is_exiting() {
+        if crate::at_exit::begun() {
             // No driver call after `main`: the context goes with the process.
             std::mem::forget(self.context.clone());
         }

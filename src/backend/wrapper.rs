@@ -54,7 +54,8 @@ impl Control {
     }
 
     pub(crate) fn lose(&self, what: &str) {
-        let _ = self.lost.set(what.to_owned());
+        // The first cause stands.
+        self.lost.get_or_init(|| what.to_owned());
     }
 
     /// Enters a call; `Some` if it is to fail, with whether it takes effect first.

@@ -33,7 +33,7 @@ use crate::backend::{
     Backend, DeviceKind, DevicePtr, EventOptions, Query, RawEvent, RawModule, RawStream,
     StreamOptions,
 };
-use crate::error::{DriverCode, Error, ErrorDetail, LossCause, Result};
+use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::hazard::Use;
 use crate::thread_role::{self, Role};
 
@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     lanes: Mutex<Vec<Weak<Lane>>>,
     retired: Mutex<Vec<Retired>>,
     lost: OnceLock<Error>,
+    /// Set when everybody was told of the loss.
+    mourned: AtomicBool,
     closed: AtomicBool,
     /// Set once a buffer was used by two streams: from then on dependencies are exact.
     crossed: AtomicBool,
@@ -118,6 +120,7 @@ impl Engine {
             lanes: Mutex::default(),
             retired: Mutex::default(),
             lost: OnceLock::new(),
+            mourned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
             checkers: AtomicU32::new(0),
@@ -211,10 +214,11 @@ impl Engine {
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
-    /// Turns a refused call into an error, and finds out whether the device is gone.
+    /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody
+    /// here: the caller may hold a submission lock.
     pub(crate) fn refused(&self, code: DriverCode) -> Error {
         if code.is_sticky() {
-            return self.lose(self.backend.loss_cause(code));
+            return self.lose(code);
         }
         self.check_health().err().unwrap_or_else(|| code.into())
     }
@@ -227,29 +231,36 @@ impl Engine {
         // SAFETY: the private stream lives as long as the engine.
         match unsafe { self.backend.stream_query(self.private) } {
             Ok(Query::Complete | Query::Pending) => Ok(()),
-            Err(code) => Err(self.lose(self.backend.loss_cause(code))),
+            Err(code) => Err(self.lose(code)),
         }
     }
 
-    /// Declares the device lost and resolves everything that waits for it.
-    pub(crate) fn lose(&self, cause: LossCause) -> Error {
-        let mut first = false;
+    /// Declares the device lost. Whoever sweeps next resolves what waits for it.
+    pub(crate) fn lose(&self, code: DriverCode) -> Error {
         let lost = self.lost.get_or_init(|| {
-            first = true;
-            ErrorDetail::DeviceLost { device: self.label.clone(), cause }.into()
+            let (device, cause) = (self.label.clone(), self.backend.loss_cause(code));
+            ErrorDetail::DeviceLost { device, cause }.into()
         });
-        if first {
-            tracing::error!(device = %self.label, error = %lost, "device lost");
-            // The store of `lost` before the scan of the waiters, against the store of a waker
-            // before the load of `lost` in `Lane::poll_ticket`.
-            fence(Ordering::SeqCst);
-            let mourners = std::mem::take(&mut *self.mourners.lock());
-            mourners.into_iter().for_each(super::lane::wake);
-            for lane in self.lanes() {
-                lane.mourn();
-            }
-        }
+        self.attention.call();
         lost.clone()
+    }
+
+    /// Once after the loss: wakes everybody who waits and quarantines what is lent. Not under a
+    /// lock.
+    pub(crate) fn mourn(&self) {
+        let Some(lost) = self.lost.get() else { return };
+        if self.mourned.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        tracing::error!(device = %self.label, error = %lost, "device lost");
+        // The store of `lost` before the scan of the waiters, against the store of a waker before
+        // the load of `lost` in `Lane::poll_ticket`.
+        fence(Ordering::SeqCst);
+        let mourners = std::mem::take(&mut *self.mourners.lock());
+        mourners.into_iter().for_each(super::lane::wake);
+        for lane in self.lanes() {
+            lane.mourn();
+        }
     }
 
     /// A place among the tasks that check for themselves; false if all are taken.
@@ -291,11 +302,12 @@ impl Engine {
             let mut retired = self.retired.lock();
             let mut index = 0;
             while index < retired.len() {
-                retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
+                let lost = self.lost.get().is_some();
+                retired[index].users.retain(|used| !lost && !used.lane.is_complete(used.ticket));
                 // Unloading waits for everything that runs: only when nothing does.
                 let ready = match retired[index].what {
                     Remnant::Memory { .. } => true,
-                    Remnant::Module(_) => idle,
+                    Remnant::Module(_) => idle || lost,
                 };
                 if ready && retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
@@ -418,7 +430,7 @@ impl Drop for Engine {
             self.words.leak();
             return;
         }
-        if poller::is_exiting() {
+        if crate::at_exit::begun() {
             return;
         }
         let backend = self.backend.clone();

@@ -183,6 +183,13 @@ impl Lane {
         self.timeline.is_complete(ticket)
     }
 
+    /// The tail, with a marker behind it: what is submitted later does not delay who waits for it.
+    pub(crate) fn tail(&self) -> u64 {
+        let tail = self.submitted();
+        self.want(tail);
+        tail
+    }
+
     /// Gives up a future's interest in a marker of its own.
     pub(crate) fn release(&self, ticket: u64) {
         self.timeline.release(ticket);
@@ -387,8 +394,9 @@ impl Lane {
         let mut failed = None;
         self.gate.run(|| failed = self.ask().err());
         if let Some(code) = failed {
-            self.engine.lose(self.engine.backend.loss_cause(code));
+            self.engine.lose(code);
         }
+        self.engine.mourn();
         let moved = self.timeline.completed() != before;
         // The store of `completed` before the load of `waiting`, against `poll_ticket`.
         fence(Ordering::SeqCst);
@@ -544,6 +552,9 @@ impl Lane {
 
     /// Whether memory waits to be taken back or freed.
     pub(crate) fn has_dues(&self) -> bool {
+        if self.engine.lost().is_some() {
+            return false;
+        }
         // ORDERING: Relaxed: both are written by the calling thread or under the lock it held.
         self.lending.load(Ordering::Relaxed) > 0
             || !self.deferred.lock().is_empty()
@@ -825,7 +836,12 @@ impl Drop for Lane {
         if let Some(word) = self.word.take().filter(|_| seen) {
             engine.words.put(word);
         }
-        if engine.lost().is_some() || super::poller::is_exiting() {
+        if engine.lost().is_some() {
+            // Lent beside the loss: nobody promises that the device has stopped.
+            std::mem::forget(std::mem::take(self.lent.get_mut()));
+            return;
+        }
+        if crate::at_exit::begun() {
             return;
         }
         let (backend, stream) = (engine.backend.clone(), self.stream);

@@ -62,7 +62,7 @@ impl Attention {
     }
 
     fn must_stop(&self) -> bool {
-        self.stop.load(Ordering::SeqCst) || is_exiting()
+        self.stop.load(Ordering::SeqCst) || crate::at_exit::begun()
     }
 
     /// Takes the lanes of a device without a poller.
@@ -80,7 +80,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
         .name(format!("gpu-await-{}", engine.label()))
         .spawn(move || run(&weak, &attention))
         .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
-    let _ = engine.attention.thread.set(spawned.thread().clone());
+    engine.attention.thread.get_or_init(|| spawned.thread().clone());
     Ok(())
 }
 
@@ -133,6 +133,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
 
 impl Poller {
     fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> Next {
+        engine.mourn();
         if self.sweep(engine, attention) {
             return Next::Again;
         }
@@ -154,13 +155,13 @@ impl Poller {
             let limit = policy::probe_after(mode, age);
             if age > limit {
                 // Words and doorbells say nothing of a device that died; a query does.
-                let _ = engine.check_health();
+                engine.check_health().ok();
             }
             return Next::Park(Some(limit));
         }
         let owing = engine.has_retired() || self.active.iter().any(|lane| lane.has_dues());
         if owing {
-            let _ = engine.check_health();
+            engine.check_health().ok();
             return Next::Park(Some(policy::MARK_WITHIN));
         }
         if age < policy::LINGER && !self.active.is_empty() {
@@ -219,14 +220,9 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Whether `main` has returned: no driver call of ours may follow.
-pub(crate) fn is_exiting() -> bool {
-    exit::begun()
-}
-
 /// The end of the process.
 mod exit {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::{Arc, Weak};
     use std::time::{Duration, Instant};
 
@@ -234,7 +230,6 @@ mod exit {
 
     use super::Attention;
 
-    static EXITING: AtomicBool = AtomicBool::new(false);
     /// Process state, and the only one of this crate: the pollers that must stop before the driver
     /// is torn down.
     static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
@@ -250,7 +245,7 @@ mod exit {
         pub(super) fn begin() -> Option<Self> {
             LAST_ACTS.fetch_add(1, Ordering::SeqCst);
             let under_way = UnderWay(());
-            (!EXITING.load(Ordering::SeqCst)).then_some(under_way)
+            (!crate::at_exit::begun()).then_some(under_way)
         }
     }
 
@@ -258,11 +253,6 @@ mod exit {
         fn drop(&mut self) {
             LAST_ACTS.fetch_sub(1, Ordering::SeqCst);
         }
-    }
-
-    pub(super) fn begun() -> bool {
-        // ORDERING: Relaxed: the handler waits for who may have missed it.
-        EXITING.load(Ordering::Relaxed)
     }
 
     pub(super) fn watch(attention: &Arc<Attention>) {
@@ -274,7 +264,6 @@ mod exit {
 
     /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
     fn stop_pollers() {
-        EXITING.store(true, Ordering::SeqCst);
         let pollers: Vec<_> = match POLLERS.try_lock() {
             Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
             None => return,

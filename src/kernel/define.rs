@@ -65,7 +65,7 @@ impl Definition {
 /// kernel! {
 ///     /// Docs.
 ///     pub unsafe fn NAME(ARGUMENTS)
-///         where CONDITION, CONDITION;
+///         where CONDITION, CONDITION;    // or: where |config| CONDITION, CONDITION
 ///     launch = LAUNCH_CONFIG;        // may be left out: then a launch takes one
 ///     ptx = "...";                   // may be left out: no CUDA devices then
 ///     entry = "...";                 // may be left out: NAME
@@ -76,14 +76,16 @@ impl Definition {
 /// makes `struct NAME` with `NAME::load(&device).await?` and `.launch(&stream, ..)`, which returns
 /// `Op<()>` on a [`Stream`](crate::Stream) and `Result<()>` on a [`Queue`](crate::Queue).
 ///
-/// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`) or read and written
-/// (`y: &mut [f32]`), words shared with the host (`go: &PinnedFlag`), and derived values that the
+/// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written
+/// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the
 /// launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as bare pointers.
-/// In conditions and in `launch`, arrays have a `len()` and values are themselves.
+/// In conditions and in `launch`, arrays have a `len()` and values are themselves; `|config|` names
+/// the [`LaunchConfig`](crate::LaunchConfig) for the conditions.
 ///
 /// # Safety
 /// `unsafe fn` is your signature under: these types are those of the CUDA source, and for all
-/// arguments that the `where` lines admit the kernel stays inside its arrays.
+/// arguments and geometries that the `where` lines and `launch` admit the kernel stays inside its
+/// arrays, and overwrites all of those declared `Out`. Without `launch`, that is any geometry.
 ///
 /// # Examples
 /// ```
@@ -113,7 +115,7 @@ macro_rules! kernel {
     (
         $(#[$meta:meta])*
         $vis:vis unsafe fn $name:ident ( $($args:tt)* )
-        $(where $($condition:expr),+ $(,)?)? ;
+        $(where $(|$config:ident|)? $($condition:expr),+ $(,)?)? ;
         $(launch = $launch:expr;)?
         $(ptx = $ptx:expr;)?
         $(entry = $entry:expr;)?
@@ -124,7 +126,7 @@ macro_rules! kernel {
             types [] takes [] shapes [] before [] passes [] names [] idents []
             rest [
                 [$(#[$meta])*] [$vis] $name
-                [$($($condition,)+)?] [$($launch)?] [$($ptx)?] [$($entry)?] [$($host)?]
+                [$($($config)?)?] [$($($condition,)+)?] [$($launch)?] [$($ptx)?] [$($entry)?] [$($host)?]
             ]
         }
     };
@@ -141,6 +143,19 @@ macro_rules! __kernel {
         $crate::__kernel! {
             @args [ $($more)* ]
             types [$($types)* $crate::InOut<$type>,]
+            takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
+            shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
+            passes [$($passes)* $arg,] names [$($names)* stringify!($arg),]
+            idents [$($idents)* $arg,] rest $rest
+        }
+    };
+    // an array that is overwritten
+    (@args [ $arg:ident : Out < [ $type:ty ] > , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::Out<$type>,]
             takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
             shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
             passes [$($passes)* $arg,] names [$($names)* stringify!($arg),]
@@ -211,7 +226,7 @@ macro_rules! __kernel {
         passes [$($passes:tt)*] names [$($names:tt)*] idents $idents:tt
         rest [
             [$($meta:tt)*] [$vis:vis] $name:ident
-            [$($condition:expr,)*] [$($launch:expr)?] [$($ptx:expr)?] [$($entry:expr)?] [$($host:path)?]
+            $config:tt [$($condition:expr,)*] [$($launch:expr)?] [$($ptx:expr)?] [$($entry:expr)?] [$($host:path)?]
         ]) => {
         $($meta)*
         #[allow(non_camel_case_types, reason = "a kernel is named as in its source")]
@@ -238,12 +253,16 @@ macro_rules! __kernel {
                 // types and for all arguments that the conditions admit.
                 let kernel = unsafe { definition.load::<($($types)*)>(device).await? };
                 let kernel = kernel.named(&[$($names)*]);
-                $(let kernel = $crate::__kernel!(@require kernel [$condition] $idents);)*
+                $(let kernel = $crate::__kernel!(@require kernel $config [$condition] $idents);)*
                 ::core::result::Result::Ok(Self { kernel })
             }
 
             /// The kernel behind its declaration.
-            $vis fn kernel(&self) -> &$crate::Kernel<($($types)*)> {
+            ///
+            /// # Safety
+            /// Its launches must have the declaration's geometry and its derived arguments: only the
+            /// declared `launch` computes them.
+            $vis unsafe fn kernel(&self) -> &$crate::Kernel<($($types)*)> {
                 &self.kernel
             }
 
@@ -272,8 +291,11 @@ macro_rules! __kernel {
             on.launch_kernel(&self.kernel, config, ($($passes)*))
         }
     };
-    (@require $kernel:ident [$condition:expr] [$($idents:tt)*]) => {
-        $kernel.require(stringify!($condition), |_config, shapes| {
+    (@require $kernel:ident [] $condition:tt $idents:tt) => {
+        $crate::__kernel!(@require $kernel [_config] $condition $idents)
+    };
+    (@require $kernel:ident [$config:ident] [$condition:expr] [$($idents:tt)*]) => {
+        $kernel.require(stringify!($condition), |$config: &$crate::LaunchConfig, shapes| {
             let ($($idents)*) = *shapes;
             $condition
         })

@@ -70,6 +70,12 @@ impl LaunchConfig {
         LaunchConfig { nothing: n == 0, ..LaunchConfig::new(blocks, BLOCK) }
     }
 
+    /// A launch of no elements: nothing reaches the device.
+    #[must_use]
+    pub fn nothing() -> Self {
+        LaunchConfig::for_elements(0)
+    }
+
     /// Gives each block dynamic shared memory. More than the device's default is asked for with the
     /// driver's opt-in.
     #[must_use]

@@ -135,7 +135,7 @@ impl LoadedModule {
 impl Drop for LoadedModule {
     fn drop(&mut self) {
         let engine = &self.engine;
-        if engine.lost().is_some() || crate::completion::poller::is_exiting() {
+        if engine.lost().is_some() || crate::at_exit::begun() {
             return;
         }
         // Launches of its kernels may still be queued: unloaded when they are through.

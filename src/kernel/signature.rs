@@ -112,8 +112,7 @@ pub trait TwinFn<S: Signature>: Send + Sync + 'static {
 }
 
 /// A twin behind its types.
-#[doc(hidden)]
-pub type Erased = HostTwin;
+pub(crate) type Erased = HostTwin;
 
 mod sealed {
     pub trait Sealed {}
@@ -144,7 +143,7 @@ macro_rules! scalars {
         impl Param for $type {
             type Shape = $type;
             type Twin<'a> = $type;
-            unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> $type {
+            unsafe fn twin(args: &ArgBlock, index: usize) -> $type {
                 bytemuck::pod_read_unaligned(args.value(index, size_of::<$type>()))
             }
         }
@@ -162,7 +161,7 @@ impl<T> sealed::Sealed for Value<T> {}
 impl<T: Pod + Debug + Send + Sync> Param for Value<T> {
     type Shape = T;
     type Twin<'a> = T;
-    unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> T {
+    unsafe fn twin(args: &ArgBlock, index: usize) -> T {
         bytemuck::pod_read_unaligned(args.value(index, size_of::<T>()))
     }
 }
@@ -177,7 +176,7 @@ impl<T> sealed::Sealed for In<T> {}
 impl<T: Element> Param for In<T> {
     type Shape = Len;
     type Twin<'a> = &'a [T];
-    unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> &'a [T] {
+    unsafe fn twin(args: &ArgBlock, index: usize) -> &[T] {
         let (start, len) = array::<T>(args, index);
         // SAFETY: the caller vouches for the memory; `start` is aligned and not null even if empty.
         unsafe { std::slice::from_raw_parts(start, len) }
@@ -201,7 +200,7 @@ macro_rules! written_arrays {
         impl<T: Element> Param for $marker<T> {
             type Shape = Len;
             type Twin<'a> = &'a mut [T];
-            unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> &'a mut [T] {
+            unsafe fn twin(args: &ArgBlock, index: usize) -> &mut [T] {
                 let (start, len) = array::<T>(args, index);
                 // SAFETY: the caller vouches for the memory, and that nobody else uses it;
                 // `start` is aligned and not null even if empty.
@@ -228,7 +227,7 @@ impl sealed::Sealed for Flag {}
 impl Param for Flag {
     type Shape = ();
     type Twin<'a> = &'a AtomicU32;
-    unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> &'a AtomicU32 {
+    unsafe fn twin(args: &ArgBlock, index: usize) -> &AtomicU32 {
         let word: *mut u32 = args.address(index) as *mut u32;
         // SAFETY: the caller vouches that the flag's block, which the launch was lent, is live; all
         // access to it is atomic.

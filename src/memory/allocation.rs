@@ -32,7 +32,7 @@ impl PartialEq for Poison {
 }
 
 /// Device memory, its home stream and its hazards.
-pub struct Allocation {
+pub(crate) struct Allocation {
     home: Arc<Lane>,
     ptr: DevicePtr,
     bytes: u64,
@@ -86,7 +86,7 @@ impl Drop for Allocation {
         let home_only = users
             .iter()
             .all(|used| used.lane.id() == self.home.id() || used.lane.is_complete(used.ticket));
-        if self.bytes == 0 || engine.lost().is_some() || crate::completion::poller::is_exiting() {
+        if self.bytes == 0 || engine.lost().is_some() || crate::at_exit::begun() {
             engine.count_free(self.bytes);
             return;
         }

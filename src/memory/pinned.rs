@@ -98,7 +98,7 @@ impl PinnedPool {
         #[cfg(target_os = "linux")]
         if bytes >= SLAB_BYTES {
             // Only advice: small pages work as well, they take longer to make.
-            let _ = memory.advise(memmap2::Advice::HugePage);
+            memory.advise(memmap2::Advice::HugePage).ok();
         }
         let address = memory.as_mut_ptr() as usize;
         let backend = &self.engine.backend;
@@ -157,7 +157,7 @@ impl Drop for PinnedBlock {
 impl Drop for PinnedPool {
     fn drop(&mut self) {
         let mappings = std::mem::take(&mut self.state.get_mut().mappings);
-        if self.engine.lost().is_some() || crate::completion::poller::is_exiting() {
+        if self.engine.lost().is_some() || crate::at_exit::begun() {
             // The device may still write; nobody may get this memory again.
             std::mem::forget(mappings);
             return;
