@@ -3,8 +3,8 @@
 
 #[path = "under_test/child.rs"]
 mod child;
-#[path = "under_test/completions.rs"]
-mod completions;
+#[path = "under_test/modes.rs"]
+mod modes;
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use gpu_await::{
 };
 
 fn mode(name: &str) -> Completion {
-    *completions::ALL.iter().find(|mode| format!("{mode:?}") == name).expect("a mode's name")
+    *modes::ALL.iter().find(|mode| format!("{mode:?}") == name).expect("a mode's name")
 }
 
 /// A kernel that faults.
@@ -35,7 +35,7 @@ async fn faulty(device: &Device) -> Kernel<()> {
 fn a_fault_resolves_every_pending_and_later_future() {
     const NAME: &str = "a_fault_resolves_every_pending_and_later_future";
     let Some(parameter) = child::parameter() else {
-        for mode in completions::ALL {
+        for mode in modes::ALL {
             for futures in [1, 64, 2000] {
                 for streams in [1, 8] {
                     child::run(NAME, &format!("{mode:?} {futures} {streams}"));
@@ -156,7 +156,7 @@ fn another_device_goes_on_and_dependants_are_told() {
 fn the_process_exits_cleanly_with_work_pending() {
     const NAME: &str = "the_process_exits_cleanly_with_work_pending";
     let Some(parameter) = child::parameter() else {
-        for mode in completions::ALL {
+        for mode in modes::ALL {
             child::run(NAME, &format!("{mode:?}"));
         }
         return;

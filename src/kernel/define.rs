@@ -114,8 +114,7 @@ impl Definition {
 macro_rules! kernel {
     (
         $(#[$meta:meta])*
-        $vis:vis unsafe fn $name:ident ( $($args:tt)* )
-        $(where $(|$config:ident|)? $($condition:expr),+ $(,)?)? ;
+        $vis:vis unsafe fn $name:ident ( $($args:tt)* ) where |$config:ident| $($condition:expr),+ $(,)? ;
         $(launch = $launch:expr;)?
         $(ptx = $ptx:expr;)?
         $(entry = $entry:expr;)?
@@ -126,7 +125,41 @@ macro_rules! kernel {
             types [] takes [] shapes [] before [] passes [] names [] idents []
             rest [
                 [$(#[$meta])*] [$vis] $name
-                [$($($config)?)?] [$($($condition,)+)?] [$($launch)?] [$($ptx)?] [$($entry)?] [$($host)?]
+                [$config] [$($condition,)+] [$($launch)?] [$($ptx)?] [$($entry)?] [$($host)?]
+            ]
+        }
+    };
+    (
+        $(#[$meta:meta])*
+        $vis:vis unsafe fn $name:ident ( $($args:tt)* ) where $($condition:expr),+ $(,)? ;
+        $(launch = $launch:expr;)?
+        $(ptx = $ptx:expr;)?
+        $(entry = $entry:expr;)?
+        $(host = $host:path;)?
+    ) => {
+        $crate::__kernel! {
+            @args [ $($args)* , ]
+            types [] takes [] shapes [] before [] passes [] names [] idents []
+            rest [
+                [$(#[$meta])*] [$vis] $name
+                [] [$($condition,)+] [$($launch)?] [$($ptx)?] [$($entry)?] [$($host)?]
+            ]
+        }
+    };
+    (
+        $(#[$meta:meta])*
+        $vis:vis unsafe fn $name:ident ( $($args:tt)* ) ;
+        $(launch = $launch:expr;)?
+        $(ptx = $ptx:expr;)?
+        $(entry = $entry:expr;)?
+        $(host = $host:path;)?
+    ) => {
+        $crate::__kernel! {
+            @args [ $($args)* , ]
+            types [] takes [] shapes [] before [] passes [] names [] idents []
+            rest [
+                [$(#[$meta])*] [$vis] $name
+                [] [] [$($launch)?] [$($ptx)?] [$($entry)?] [$($host)?]
             ]
         }
     };

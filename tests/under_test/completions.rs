@@ -1,13 +1,13 @@
 //! Runs a test body with each way of learning of completions, on the device under test.
 
-use gpu_await::{Completion, Device, Result, testing};
+use gpu_await::{Device, Result, testing};
 
-pub(crate) const ALL: [Completion; 4] =
-    [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback];
+#[path = "modes.rs"]
+mod modes;
 
 /// Runs `body` once a mode, each on a device of its own.
 pub(crate) async fn each<F: Future<Output = Result<()>>>(body: impl Fn(Device) -> F) {
-    for mode in ALL {
+    for mode in modes::ALL {
         if let Err(error) = body(testing::device_with(mode)).await {
             panic!("{mode:?}: {error}");
         }
