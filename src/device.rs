@@ -297,6 +297,9 @@ impl Device {
     /// # Errors
     /// The loss of the device.
     pub fn done(&self) -> Op<()> {
+        if let Some(lost) = self.engine().lost() {
+            return Op::failed(lost.clone());
+        }
         let lanes = self.engine().lanes().into_iter();
         let points = lanes.map(|lane| Point { ticket: lane.tail(), lane }).collect();
         Op::at_points(points, Value::Here(()))

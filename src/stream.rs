@@ -330,6 +330,9 @@ impl Stream {
     /// # Errors
     /// The loss of the device.
     pub fn done(&self) -> Op<()> {
+        if let Some(lost) = self.engine().lost() {
+            return Op::failed(lost.clone());
+        }
         Op::pending(&self.lane, self.lane.tail(), Value::Here(()))
     }
 
