@@ -567,12 +567,29 @@ impl Lane {
         let due = self.waiters.lock().next_due();
         if let Some(ticket) = due {
             self.want(ticket);
+            self.ask_after_others();
         }
         if dues && self.has_dues() {
             self.want(self.submitted());
             if !self.is_crowded() {
                 self.try_with(|turn| turn.free_deferred());
             }
+        }
+    }
+
+    /// Asks after the other devices that this stream waits for: their own pollers have no reason to,
+    /// if nobody awaits anything of theirs.
+    fn ask_after_others(&self) {
+        // ORDERING: Relaxed: a hint; the poller comes back.
+        if !self.has_foreign.load(Ordering::Relaxed) {
+            return;
+        }
+        let others: SmallVec<[Arc<Lane>; 2]> =
+            self.foreign.lock().iter().map(|wait| wait.on.lane.clone()).collect();
+        for other in others {
+            other.sweep();
+            other.engine.check_health().ok();
+            other.engine.mourn();
         }
     }
 
