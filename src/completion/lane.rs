@@ -651,8 +651,8 @@ impl Submitter {
         // SAFETY: the stream is this lane's; the event is pooled, so nothing is pending on it.
         let recorded = unsafe { lane.engine.backend.event_record(event.raw(), lane.stream) };
         if let Err(code) = recorded {
-            // It may have been recorded all the same: never back to the pool.
-            std::mem::forget(event);
+            // It may have been recorded all the same: never to be lent again.
+            event.spoil();
             return Err(code);
         }
         self.enter(lane, tail, event);
