@@ -126,7 +126,12 @@ impl Lane {
         let backend = &*engine.backend;
         let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;
         let word = if engine.options.completion.uses_words() && backend.limits().words {
-            Some(engine.words.get(backend).map_err(|code| engine.refused(code))?)
+            let word = engine.words.get(backend).map_err(|code| {
+                // SAFETY: the stream was made just now, and nobody else has it.
+                let _ = unsafe { backend.stream_destroy(stream) };
+                engine.refused(code)
+            });
+            Some(word?)
         } else {
             None
         };
