@@ -271,8 +271,14 @@ impl Backend for CudaBackend {
         let host = ptr.0 as *mut c_void;
         driver!(self.cuMemHostRegister_v2(host, bytes, PORTABLE_AND_MAPPED))?;
         let mut device = 0;
-        driver!(self.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0))?;
-        Ok(DevicePtr(device))
+        match driver!(self.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0)) {
+            Ok(()) => Ok(DevicePtr(device)),
+            Err(code) => {
+                // The caller unmaps what it could not register.
+                let _ = driver!(self.cuMemHostUnregister(host));
+                Err(code)
+            }
+        }
     }
 
     unsafe fn unregister(&self, ptr: HostPtr) -> Call<()> {
