@@ -31,7 +31,7 @@ use crate::error::{DriverCode, ErrorDetail, Result};
 
 const NOT_READY: i32 = 600;
 const NOT_SUPPORTED: i32 = 801;
-const INVALID_VALUE: i32 = 1;
+const NOT_FOUND: i32 = 500;
 
 /// One GPU.
 pub(crate) struct CudaBackend {
@@ -438,8 +438,7 @@ impl Backend for CudaBackend {
 
     unsafe fn function(&self, module: RawModule, name: &str) -> Call<RawFunction> {
         const CALL: &str = "cuModuleGetFunction";
-        let name =
-            CString::new(name).map_err(|_| DriverCode { call: CALL, code: INVALID_VALUE })?;
+        let name = CString::new(name).map_err(|_| DriverCode { call: CALL, code: NOT_FOUND })?;
         let _bound = self.bind()?;
         let mut function: Handle = std::ptr::null_mut();
         driver!(self.cuModuleGetFunction(&raw mut function, module.0 as Handle, name.as_ptr()))?;
