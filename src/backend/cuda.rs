@@ -18,6 +18,7 @@ mod api;
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::{Api, Handle};
 use cudarc::driver::CudaContext;
@@ -36,8 +37,11 @@ const NOT_FOUND: i32 = 500;
 /// One GPU.
 pub(crate) struct CudaBackend {
     api: &'static Api,
-    context: Arc<CudaContext>,
+    /// `None` only inside `drop`.
+    context: Option<Arc<CudaContext>>,
     raw_context: usize,
+    /// The device is gone: the driver is left alone.
+    abandoned: AtomicBool,
     ordinal: usize,
     name: String,
     limits: Limits,
@@ -64,11 +68,17 @@ impl CudaBackend {
         }
         // Opening makes the context current: give the thread back what it had.
         let before = api.current_context()?;
+        // Retained by ourselves first: what fails here fails with a number, not with an enum that
+        // may not have it.
+        let device = api.retain(ordinal)?;
         let context = CudaContext::new(ordinal)
             .map_err(|error| DriverCode { call: "cuDevicePrimaryCtxRetain", code: error.0 as i32 });
         let opened =
             context.map_err(Into::into).and_then(|context| Self::read(api, context, ordinal));
-        api.set_context(before)?;
+        // Whichever of these fails, the others are done.
+        let (released, restored) = (api.release(device), api.set_context(before));
+        released?;
+        restored?;
         opened
     }
 
@@ -103,7 +113,8 @@ impl CudaBackend {
         api.keep_pool_memory(device)?;
         let raw_context = context.cu_ctx() as usize;
         let name = api.device_name(device)?;
-        Ok(CudaBackend { api, context, raw_context, ordinal, name, limits })
+        let (context, abandoned) = (Some(context), AtomicBool::new(false));
+        Ok(CudaBackend { api, context, raw_context, abandoned, ordinal, name, limits })
     }
 
     /// Makes the device's context current until the guard is dropped.
@@ -175,6 +186,11 @@ impl Backend for CudaBackend {
 
     fn context(&self) -> u64 {
         self.raw_context as u64
+    }
+
+    fn abandon(&self) {
+        // ORDERING: Relaxed: read when the last reference is gone, which orders it.
+        self.abandoned.store(true, Ordering::Relaxed);
     }
 
     fn stream_create(&self, options: StreamOptions) -> Call<RawStream> {
@@ -471,9 +487,19 @@ impl Backend for CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        if crate::completion::poller::is_exiting() {
-            // No driver call after `main`: the context goes with the process.
-            std::mem::forget(self.context.clone());
+        let Some(context) = self.context.take() else { return };
+        // ORDERING: Relaxed, see `abandon`.
+        if crate::completion::poller::is_exiting() || self.abandoned.load(Ordering::Relaxed) {
+            // No driver call after `main`, nor on a device that faulted: the context goes with the
+            // process.
+            std::mem::forget(context);
+            return;
+        }
+        // Letting go of it makes it current first: give the thread back what it had.
+        let before = self.api.current_context();
+        drop(context);
+        if let Ok(before) = before {
+            let _ = self.api.set_context(before);
         }
     }
 }

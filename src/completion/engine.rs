@@ -242,6 +242,7 @@ impl Engine {
             // The store of `lost` before the scan of the waiters, against the store of a waker
             // before the load of `lost` in `Lane::poll_ticket`.
             fence(Ordering::SeqCst);
+            self.backend.abandon();
             let mourners = std::mem::take(&mut *self.mourners.lock());
             mourners.into_iter().for_each(super::lane::wake);
             for lane in self.lanes() {
