@@ -393,13 +393,9 @@ fn discard(
 impl Drop for Engine {
     fn drop(&mut self) {
         self.attention.stop();
-        let lost = self.lost.get().is_some();
-        if lost {
+        if self.lost.get().is_some() || poller::is_exiting() {
             // The device may still write what it was told to.
             self.words.leak();
-            return;
-        }
-        if poller::is_exiting() {
             return;
         }
         let backend = self.backend.clone();
