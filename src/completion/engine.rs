@@ -277,6 +277,10 @@ impl Engine {
         self.attention.call();
     }
 
+        if self.lost.get().is_some() {
+            // There is no poller any more.
+            self.sweep_retired(false);
+        }
     pub(crate) fn has_retired(&self) -> bool {
         !self.retired.lock().is_empty()
     }
@@ -291,6 +295,10 @@ impl Engine {
             let mut index = 0;
             while index < retired.len() {
                 retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
+            if self.lost.get().is_some() {
+                // Their streams will not get there. They hold this engine: let go of them.
+                done.extend(retired.drain(..));
+            }
                 if retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
                 } else {

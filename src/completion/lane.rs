@@ -392,7 +392,10 @@ impl Lane {
     pub(crate) fn sweep(&self) -> bool {
         let before = self.timeline.completed();
         let mut failed = None;
-        self.gate.run(|| failed = self.ask().err());
+        // A lost device would only say so again.
+        if self.engine.lost().is_none() {
+            self.gate.run(|| failed = self.ask().err());
+        }
         if let Some(code) = failed {
             self.engine.lose(self.engine.backend.loss_cause(code));
         }
@@ -551,6 +554,10 @@ impl Lane {
 
     /// Whether memory waits to be taken back or freed.
     pub(crate) fn has_dues(&self) -> bool {
+        // Of a lost device nothing comes back; see `mourn`.
+        if self.engine.lost().is_some() {
+            return false;
+        }
         // ORDERING: Relaxed: both are written by the calling thread or under the lock it held.
         self.lending.load(Ordering::Relaxed) > 0
             || !self.deferred.lock().is_empty()
