@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -36,6 +36,9 @@ use crate::backend::{
 use crate::error::{DriverCode, Error, ErrorDetail, LossCause, Result};
 use crate::hazard::Use;
 use crate::thread_role::{self, Role};
+
+/// An allocation about to fail waits so long for frees that wait for nothing themselves.
+const FLUSH_FOR: Duration = Duration::from_millis(10);
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -239,10 +242,10 @@ impl Engine {
         });
         if first {
             tracing::error!(device = %self.label, error = %lost, "device lost");
+            self.backend.abandon();
             // The store of `lost` before the scan of the waiters, against the store of a waker
             // before the load of `lost` in `Lane::poll_ticket`.
             fence(Ordering::SeqCst);
-            self.backend.abandon();
             let mourners = std::mem::take(&mut *self.mourners.lock());
             mourners.into_iter().for_each(super::lane::wake);
             for lane in self.lanes() {
@@ -274,13 +277,13 @@ impl Engine {
             self.counters.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         self.retired.lock().push(retired);
-        self.attention.call();
-    }
-
         if self.lost.get().is_some() {
             // There is no poller any more.
             self.sweep_retired(false);
         }
+        self.attention.call();
+    }
+
     pub(crate) fn has_retired(&self) -> bool {
         !self.retired.lock().is_empty()
     }
@@ -292,13 +295,13 @@ impl Engine {
         let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
         {
             let mut retired = self.retired.lock();
-            let mut index = 0;
-            while index < retired.len() {
-                retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
             if self.lost.get().is_some() {
                 // Their streams will not get there. They hold this engine: let go of them.
                 done.extend(retired.drain(..));
             }
+            let mut index = 0;
+            while index < retired.len() {
+                retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
                 if retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
                 } else {
@@ -364,7 +367,8 @@ impl Engine {
         self.sweep_retired(true);
         // The frees themselves wait for nothing; a later allocation elsewhere can use the memory
         // once they ran.
-        for _ in 0..1_000 {
+        let end = Instant::now() + FLUSH_FOR;
+        while Instant::now() < end {
             // SAFETY: the private stream lives as long as the engine.
             match unsafe { self.backend.stream_query(self.private) } {
                 Ok(Query::Pending) => std::thread::yield_now(),
