@@ -166,6 +166,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     }
     /// Says that no call will follow; threads of the backend end when their streams are through.
     fn shut_down(&self) {}
+    /// Says that the device is lost: what the backend owns is left where it is.
+    fn abandon(&self) {}
     /// Runs one command of a backend without threads; false if none is ready.
     fn step(&self, _choose: usize) -> bool {
         false

@@ -3,7 +3,7 @@
 //! The closure and its result live in a shared cell: one share goes through the driver, one is lent
 //! to the stream until the ticket is complete, one is the future's. So a result that nobody awaits
 //! is dropped by the reaper and not on the driver's thread, and a callback that never runs (the
-//! device faulted) leaks a cell and nothing worse.
+//! device faulted, the driver refused it) leaks a cell and nothing worse.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -44,10 +44,11 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
         Arc::into_raw(self.cell.clone()).cast_mut().cast()
     }
 
-    /// Takes a share back that the driver refused.
-    pub(crate) fn unlend(&self, data: *mut c_void) {
-        // SAFETY: the caller passes what `lend` returned, and the driver never calls.
-        drop(unsafe { Arc::from_raw(data.cast_const().cast::<Cell<F, R>>()) });
+    /// After the driver refused what [`lend`](Self::lend) made: drops the function, which will not
+    /// run. The cell is leaked: the driver may report an earlier failure and call all the same.
+    pub(crate) fn refused(&self) {
+        let function = self.cell.function.lock().take();
+        drop(function);
     }
 
     /// The result, after the stream was there. Goes on with the function's panic.

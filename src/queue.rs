@@ -319,11 +319,10 @@ impl<'s> Queue<'s> {
         footprint.keeps(Box::new(host_fn.share()) as Box<dyn Any + Send>);
         self.submit(footprint, 1, |raw| {
             let data: *mut c_void = host_fn.lend();
-            raw.host_fn(host_fn.callback(), data).map_err(|code| {
-                host_fn.unlend(data);
-                Refusal::from(code)
-            })
-        })?;
+            Ok(raw.host_fn(host_fn.callback(), data)?)
+        })
+        // Outside of the lock: it drops the user's closure.
+        .inspect_err(|_| host_fn.refused())?;
         let value = Value::Later(Box::new(move || Ok(host_fn.result())));
         Ok(Lent { value })
     }

@@ -316,11 +316,14 @@ impl Stream {
         match mark.marks() {
             Err(error) => Op::failed(error),
             Ok(MarkList(marks)) => {
-                let tail = self.lane.tail();
                 let op = self.batch(|queue| queue.wait_for(marks));
                 // Nothing to wait for: the point is the one behind what is here already.
                 let nothing = op.points().first().is_some_and(|point| point.ticket == 0);
-                if nothing { Op::pending(&self.lane, tail, Value::Here(())) } else { op }
+                if nothing {
+                    Op::pending(&self.lane, self.lane.tail(), Value::Here(()))
+                } else {
+                    op
+                }
             }
         }
     }

@@ -337,7 +337,8 @@ pub(crate) fn submit<R>(
         let result = calls(&raw);
         let result = match (result, footprint.record.take()) {
             (Ok(value), Some(event)) => {
-                raw.record(&event).map(|()| (value, Some(event))).map_err(Refusal::from)
+                let recorded = raw.record(&event).inspect_err(|_| event.spoil());
+                recorded.map(|()| (value, Some(event))).map_err(Refusal::from)
             }
             (Ok(value), None) => Ok((value, None)),
             (Err(refusal), _) => Err(refusal),

@@ -21,6 +21,7 @@ pub(crate) mod standstill;
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::{Api, Handle};
 use cudarc::driver::CudaContext;
@@ -35,13 +36,16 @@ use crate::error::{DriverCode, ErrorDetail, Result};
 
 const NOT_READY: i32 = 600;
 const NOT_SUPPORTED: i32 = 801;
-const INVALID_VALUE: i32 = 1;
+const NOT_FOUND: i32 = 500;
 
 /// One GPU.
 pub(crate) struct CudaBackend {
     api: &'static Api,
-    context: Arc<CudaContext>,
+    /// `None` only inside `drop`.
+    context: Option<Arc<CudaContext>>,
     raw_context: usize,
+    /// The device is gone: the driver is left alone.
+    abandoned: AtomicBool,
     ordinal: usize,
     name: String,
     limits: Limits,
@@ -68,11 +72,17 @@ impl CudaBackend {
         }
         // Opening makes the context current: give the thread back what it had.
         let before = api.current_context()?;
+        // Retained by ourselves first: what fails here fails with a number, not with an enum that
+        // may not have it.
+        let device = api.retain(ordinal)?;
         let context = CudaContext::new(ordinal)
             .map_err(|error| DriverCode { call: "cuDevicePrimaryCtxRetain", code: error.0 as i32 });
         let opened =
             context.map_err(Into::into).and_then(|context| Self::read(api, context, ordinal));
-        api.set_context(before)?;
+        // Whichever of these fails, the others are done.
+        let (released, restored) = (api.release(device), api.set_context(before));
+        released?;
+        restored?;
         opened
     }
 
@@ -107,7 +117,8 @@ impl CudaBackend {
         api.set_up_pool(device)?;
         let raw_context = context.cu_ctx() as usize;
         let name = api.device_name(device)?;
-        Ok(CudaBackend { api, context, raw_context, ordinal, name, limits })
+        let (context, abandoned) = (Some(context), AtomicBool::new(false));
+        Ok(CudaBackend { api, context, raw_context, abandoned, ordinal, name, limits })
     }
 
     /// Makes the device's context current until the guard is dropped.
@@ -179,6 +190,11 @@ impl Backend for CudaBackend {
 
     fn context(&self) -> u64 {
         self.raw_context as u64
+    }
+
+    fn abandon(&self) {
+        // ORDERING: Relaxed: read when the last reference is gone, which orders it.
+        self.abandoned.store(true, Ordering::Relaxed);
     }
 
     fn stream_create(&self, options: StreamOptions) -> Call<RawStream> {
@@ -275,8 +291,14 @@ impl Backend for CudaBackend {
         let host = ptr.0 as *mut c_void;
         driver!(self.cuMemHostRegister_v2(host, bytes, PORTABLE_AND_MAPPED))?;
         let mut device = 0;
-        driver!(self.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0))?;
-        Ok(DevicePtr(device))
+        match driver!(self.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0)) {
+            Ok(()) => Ok(DevicePtr(device)),
+            Err(code) => {
+                // The caller unmaps what it could not register.
+                let _ = driver!(self.cuMemHostUnregister(host));
+                Err(code)
+            }
+        }
     }
 
     unsafe fn unregister(&self, ptr: HostPtr) -> Call<()> {
@@ -439,8 +461,7 @@ impl Backend for CudaBackend {
 
     unsafe fn function(&self, module: RawModule, name: &str) -> Call<RawFunction> {
         const CALL: &str = "cuModuleGetFunction";
-        let name =
-            CString::new(name).map_err(|_| DriverCode { call: CALL, code: INVALID_VALUE })?;
+        let name = CString::new(name).map_err(|_| DriverCode { call: CALL, code: NOT_FOUND })?;
         let _bound = self.bind()?;
         let mut function: Handle = std::ptr::null_mut();
         driver!(self.cuModuleGetFunction(&raw mut function, module.0 as Handle, name.as_ptr()))?;
@@ -473,9 +494,19 @@ impl Backend for CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        if crate::at_exit::begun() {
-            // No driver call after `main`: the context goes with the process.
-            std::mem::forget(self.context.clone());
+        let Some(context) = self.context.take() else { return };
+        // ORDERING: Relaxed, see `abandon`.
+        if crate::at_exit::begun() || self.abandoned.load(Ordering::Relaxed) {
+            // No driver call after `main`, nor on a device that faulted: the context goes with the
+            // process.
+            std::mem::forget(context);
+            return;
+        }
+        // Letting go of it makes it current first: give the thread back what it had.
+        let before = self.api.current_context();
+        drop(context);
+        if let Ok(before) = before {
+            self.api.set_context(before).ok();
         }
     }
 }

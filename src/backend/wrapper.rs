@@ -141,6 +141,10 @@ impl Backend for Wrapper {
         self.inner.shut_down();
     }
 
+    fn abandon(&self) {
+        self.inner.abandon();
+    }
+
     fn step(&self, choose: usize) -> bool {
         self.inner.step(choose)
     }

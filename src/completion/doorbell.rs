@@ -53,8 +53,10 @@ impl Bells {
         // and stays valid.
         let rung = unsafe { backend.host_fn(stream, ring, data.cast_mut().cast()) };
         if let Err(code) = rung {
-            // SAFETY: the driver refused, so the callback never runs; `data` came from `into_raw`.
-            unsafe { Arc::from_raw(data) }.disarm();
+            // The reference is not taken back: the driver may report an earlier failure and call
+            // all the same. Then it rings once too often, which is harmless.
+            // SAFETY: `data` came from `into_raw`, and that reference is leaked.
+            unsafe { &*data }.disarm();
             return Err(code);
         }
         Ok(true)

@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -36,6 +36,9 @@ use crate::backend::{
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::hazard::Use;
 use crate::thread_role::{self, Role};
+
+/// An allocation about to fail waits so long for frees that wait for nothing themselves.
+const FLUSH_FOR: Duration = Duration::from_millis(10);
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -241,6 +244,7 @@ impl Engine {
             let (device, cause) = (self.label.clone(), self.backend.loss_cause(code));
             ErrorDetail::DeviceLost { device, cause }.into()
         });
+        self.backend.abandon();
         self.attention.call();
         lost.clone()
     }
@@ -279,12 +283,16 @@ impl Engine {
     }
 
     /// Frees memory when every stream that used it is through; no stream waits for that.
-    pub(crate) fn retire(&self, retired: Retired) {
+    pub(crate) fn retire(self: &Arc<Self>, retired: Retired) {
         if let Remnant::Memory { bytes, .. } = retired.what {
             // ORDERING: Relaxed: a statistic.
             self.counters.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         self.retired.lock().push(retired);
+        if self.lost.get().is_some() {
+            // There is no poller any more.
+            self.sweep_retired(false);
+        }
         self.attention.call();
     }
 
@@ -300,14 +308,17 @@ impl Engine {
         let idle = self.is_idle();
         {
             let mut retired = self.retired.lock();
+            if self.lost.get().is_some() {
+                // Their streams will not get there. They hold this engine: let go of them.
+                done.extend(retired.drain(..));
+            }
             let mut index = 0;
             while index < retired.len() {
-                let lost = self.lost.get().is_some();
-                retired[index].users.retain(|used| !lost && !used.lane.is_complete(used.ticket));
+                retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
                 // Unloading waits for everything that runs: only when nothing does.
                 let ready = match retired[index].what {
                     Remnant::Memory { .. } => true,
-                    Remnant::Module(_) => idle || lost,
+                    Remnant::Module(_) => idle,
                 };
                 if ready && retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
@@ -332,7 +343,7 @@ impl Engine {
     }
 
     /// Unloads a module when what was submitted so far, anywhere on the device, is complete.
-    pub(crate) fn unload_later(&self, module: RawModule) {
+    pub(crate) fn unload_later(self: &Arc<Self>, module: RawModule) {
         let lanes = self.lanes().into_iter();
         let users = lanes.map(|lane| Use { ticket: lane.submitted(), lane }).collect();
         self.retire(Retired { what: Remnant::Module(module), users });
@@ -387,7 +398,8 @@ impl Engine {
         self.sweep_retired(true);
         // The frees themselves wait for nothing; a later allocation elsewhere can use the memory
         // once they ran.
-        for _ in 0..1_000 {
+        let end = Instant::now() + FLUSH_FOR;
+        while Instant::now() < end {
             // SAFETY: the private stream lives as long as the engine.
             match unsafe { self.backend.stream_query(self.private) } {
                 Ok(Query::Pending) => std::thread::yield_now(),
@@ -424,13 +436,9 @@ fn discard(
 impl Drop for Engine {
     fn drop(&mut self) {
         self.attention.stop();
-        let lost = self.lost.get().is_some();
-        if lost {
+        if self.lost.get().is_some() || crate::at_exit::begun() {
             // The device may still write what it was told to.
             self.words.leak();
-            return;
-        }
-        if crate::at_exit::begun() {
             return;
         }
         let backend = self.backend.clone();

@@ -2,10 +2,12 @@
 //!
 //! An event is borrowed as an [`EventHandle`], shared between the marker that credits a ticket and
 //! whoever orders a stream behind it. It goes back to the pool when the last handle is gone; the
-//! marker keeps its handle until its ticket is complete, so a pooled event is never pending.
+//! marker keeps its handle until its ticket is complete, so a pooled event is never pending. An event
+//! whose record failed is not lent again: it may be pending all the same.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -15,11 +17,14 @@ use crate::backend::RawEvent;
 #[derive(Debug, Default)]
 pub(crate) struct EventPool {
     free: Mutex<Vec<Arc<EventCell>>>,
+    /// Only to be destroyed.
+    spoiled: Mutex<Vec<RawEvent>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct EventCell {
     raw: RawEvent,
+    spoiled: AtomicBool,
 }
 
 /// A share of a borrowed event.
@@ -40,14 +45,16 @@ impl EventPool {
         let pooled = self.free.lock().pop();
         let cell = match pooled {
             Some(cell) => cell,
-            None => Arc::new(EventCell { raw: create()? }),
+            None => Arc::new(EventCell { raw: create()?, spoiled: AtomicBool::new(false) }),
         };
         Ok(EventHandle { raw: cell.raw, cell: Some(cell), pool: self.clone() })
     }
 
     /// Empties the pool; the caller destroys the events.
     pub(crate) fn drain(&self) -> Vec<RawEvent> {
-        self.free.lock().drain(..).map(|cell| cell.raw).collect()
+        let mut events = std::mem::take(&mut *self.spoiled.lock());
+        events.extend(self.free.lock().drain(..).map(|cell| cell.raw));
+        events
     }
 
     fn put(&self, mut cell: Arc<EventCell>) {
@@ -58,13 +65,26 @@ impl EventPool {
                 None => return,
             }
         }
-        self.free.lock().push(cell);
+        // ORDERING: Relaxed: this is the last handle, and getting here ordered the others' before.
+        if cell.spoiled.load(Ordering::Relaxed) {
+            self.spoiled.lock().push(cell.raw);
+        } else {
+            self.free.lock().push(cell);
+        }
     }
 }
 
 impl EventHandle {
     pub(crate) fn raw(&self) -> RawEvent {
         self.raw
+    }
+
+    /// Says that recording the event failed: it is never lent again.
+    pub(crate) fn spoil(&self) {
+        if let Some(cell) = &self.cell {
+            // ORDERING: Relaxed, see `put`.
+            cell.spoiled.store(true, Ordering::Relaxed);
+        }
     }
 }
 

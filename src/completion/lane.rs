@@ -129,7 +129,12 @@ impl Lane {
         let backend = &*engine.backend;
         let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;
         let word = if engine.options.completion.uses_words() && backend.limits().words {
-            Some(engine.words.get(backend).map_err(|code| engine.refused(code))?)
+            let word = engine.words.get(backend).map_err(|code| {
+                // SAFETY: the stream was made just now, and nobody else has it.
+                let _ = unsafe { backend.stream_destroy(stream) };
+                engine.refused(code)
+            });
+            Some(word?)
         } else {
             None
         };
@@ -392,7 +397,10 @@ impl Lane {
     pub(crate) fn sweep(&self) -> bool {
         let before = self.timeline.completed();
         let mut failed = None;
-        self.gate.run(|| failed = self.ask().err());
+        // A lost device would only say so again.
+        if self.engine.lost().is_none() {
+            self.gate.run(|| failed = self.ask().err());
+        }
         if let Some(code) = failed {
             self.engine.lose(code);
         }
@@ -552,6 +560,7 @@ impl Lane {
 
     /// Whether memory waits to be taken back or freed.
     pub(crate) fn has_dues(&self) -> bool {
+        // Of a lost device nothing comes back; see `mourn`.
         if self.engine.lost().is_some() {
             return false;
         }
@@ -677,8 +686,8 @@ impl Submitter {
         // SAFETY: the stream is this lane's; the event is pooled, so nothing is pending on it.
         let recorded = unsafe { lane.engine.backend.event_record(event.raw(), lane.stream) };
         if let Err(code) = recorded {
-            // It may have been recorded all the same: never back to the pool.
-            std::mem::forget(event);
+            // It may have been recorded all the same: never to be lent again.
+            event.spoil();
             return Err(code);
         }
         self.enter(lane, tail, event);

@@ -3,7 +3,8 @@
 //! It owns the list of streams somebody waits for (or that owe memory), sweeps their heads, and
 //! sleeps as deeply as the waits allow: see [`policy`](super::policy) for the phases. Its work
 //! grows with busy streams, not with futures. It holds its engine only while it looks, so a device
-//! that nobody uses goes away, and the thread with it; it never joins itself.
+//! that nobody uses goes away, and the thread with it; it never joins itself. After the loss of its
+//! device nobody needs it, and it ends.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,9 +41,14 @@ impl Attention {
         }
     }
 
-    /// Hands a lane to the poller.
+    /// Hands a lane to the poller, unless that has ended.
     pub(crate) fn add(&self, lane: Arc<Lane>) {
-        self.incoming.lock().push(lane);
+        let mut incoming = self.incoming.lock();
+        if self.stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        incoming.push(lane);
+        drop(incoming);
         self.call();
     }
 
@@ -65,7 +71,7 @@ impl Attention {
         self.stop.load(Ordering::SeqCst) || crate::at_exit::begun()
     }
 
-    /// Takes the lanes of a device without a poller.
+    /// Takes the lanes of a device without a poller, or whose poller has ended.
     pub(crate) fn take_incoming(&self) -> Vec<Arc<Lane>> {
         std::mem::take(&mut *self.incoming.lock())
     }
@@ -90,6 +96,8 @@ enum Next {
     Again,
     /// Sleep until called, or for so long.
     Park(Option<Duration>),
+    /// The device is lost, and everybody was told.
+    End,
 }
 
 struct Poller {
@@ -126,9 +134,12 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                 }
                 attention.park.resume();
             }
+            Next::End => break,
         }
     }
     attention.stopped.store(true, Ordering::SeqCst);
+    // Lanes keep their engine, and that keeps these: let go of them.
+    drop(attention.take_incoming());
 }
 
 impl Poller {
@@ -136,6 +147,11 @@ impl Poller {
         engine.mourn();
         if self.sweep(engine, attention) {
             return Next::Again;
+        }
+        if engine.lost().is_some() {
+            // Once more, knowing it; what is retired from now on goes at once.
+            engine.sweep_retired(false);
+            return Next::End;
         }
         let age = self.last_progress.elapsed();
         let mode = engine.options.completion;

@@ -274,6 +274,13 @@ impl StandIn {
         self.inject(name, nth, code, 1);
     }
 
+    /// Forgets the failures that did not strike yet, and counts them.
+    pub(crate) fn forgive(&self) -> u64 {
+        // SAFETY: the stand-in's function of this name has this type.
+        let forgive = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_forgive\0") };
+        forgive()
+    }
+
     fn inject(&self, name: &str, nth: u64, code: i32, after_effect: c_int) {
         type Fail = extern "C" fn(*const c_char, u64, c_int, c_int) -> c_int;
         let text = CString::new(name).expect("a function's name has no NUL");

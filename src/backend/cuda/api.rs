@@ -43,6 +43,9 @@ macro_rules! entry_points {
 entry_points! {
     cuInit(u32);
     cuDeviceGetCount(*mut c_int);
+    cuDeviceGet(*mut c_int, c_int);
+    cuDevicePrimaryCtxRetain(*mut Handle, c_int);
+    cuDevicePrimaryCtxRelease_v2(c_int);
     cuDeviceGetName(*mut c_char, c_int, c_int);
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
     cuDeviceGetDefaultMemPool(*mut Handle, c_int);
@@ -166,6 +169,26 @@ impl Api {
         check("cuMemPoolSetAttribute", unsafe {
             (self.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, (&raw mut threshold).cast())
         })
+    }
+
+    /// Retains a device's primary context, and returns the device for [`release`](Self::release).
+    pub(super) fn retain(&self, ordinal: usize) -> Call<c_int> {
+        let ordinal = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        let mut device = 0;
+        // SAFETY: `device` is a live integer.
+        check("cuDeviceGet", unsafe { (self.cuDeviceGet)(&raw mut device, ordinal) })?;
+        let mut context: Handle = std::ptr::null_mut();
+        // SAFETY: `context` is a live handle.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            (self.cuDevicePrimaryCtxRetain)(&raw mut context, device)
+        })?;
+        Ok(device)
+    }
+
+    /// Gives up what [`retain`](Self::retain) retained.
+    pub(super) fn release(&self, device: c_int) -> Call<()> {
+        // SAFETY: the caller retained the device's context once more than it released it.
+        check("cuDevicePrimaryCtxRelease", unsafe { (self.cuDevicePrimaryCtxRelease_v2)(device) })
     }
 
     pub(super) fn current_context(&self) -> Call<usize> {

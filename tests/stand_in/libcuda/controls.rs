@@ -67,6 +67,12 @@ pub(crate) extern "C" fn standin_fail(
     0
 }
 
+/// Forgets the failures that did not strike yet, and counts them.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_forgive() -> u64 {
+    lock().journal.forgive() as u64
+}
+
 /// Loses a device now, as a fault would: queued commands never run, and what talks to it returns
 /// `code`.
 #[unsafe(no_mangle)]

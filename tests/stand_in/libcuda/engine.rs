@@ -59,6 +59,13 @@ pub(crate) enum Command {
         to: Place,
         pattern: Vec<u8>,
     },
+    /// Fills the first `row_bytes` of every `pitch` bytes.
+    FillRows {
+        to: Place,
+        pattern: Vec<u8>,
+        row_bytes: usize,
+        pitch: usize,
+    },
     WriteWord {
         to: Place,
         value: u64,
@@ -101,6 +108,7 @@ impl Command {
             Command::Copy { to, from } => vec![*to, *from],
             Command::CopyStaged { to, .. }
             | Command::Fill { to, .. }
+            | Command::FillRows { to, .. }
             | Command::WriteWord { to, .. } => vec![*to],
             Command::Kernel(launch) => launch.places.clone(),
             Command::HostFunction { .. }
@@ -242,6 +250,9 @@ fn run(mut world: Guard, key: Handle, command: Command) -> Guard {
         Command::Copy { to, from } => world.memory.copy(&to, &from),
         Command::CopyStaged { to, from } => world.memory.put(&to, &from),
         Command::Fill { to, pattern } => world.memory.fill(&to, &pattern),
+        Command::FillRows { to, pattern, row_bytes, pitch } => {
+            world.memory.fill_rows(&to, &pattern, row_bytes, pitch)
+        }
         Command::WriteWord { to, value } => world.memory.store_word(&to, value),
         Command::Wait(_) => true,
         Command::Record(point) => {

@@ -41,7 +41,7 @@ entry_points! {
     cuMemPoolGetAttribute cuMemPoolTrimTo cuMemPoolSetAccess cuMemHostRegister_v2
     cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
     cuMemcpyDtoDAsync_v2 cuMemcpyAsync cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
-    cuMemsetD32Async
+    cuMemsetD32Async cuMemsetD2D8Async cuMemsetD2D32Async
     cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction cuFuncGetAttribute
     cuFuncSetAttribute cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxPotentialBlockSize

@@ -101,6 +101,11 @@ impl Journal {
         self.failures.push(Failure { name, remaining: nth.max(1), injected });
     }
 
+    /// Forgets the failures that did not strike yet, and counts them.
+    pub(crate) fn forgive(&mut self) -> usize {
+        std::mem::take(&mut self.failures).len()
+    }
+
     /// Counts a wrong use of the driver and keeps the sentence about it.
     pub(crate) fn misuse(&mut self, what: String) {
         self.misuse.push(format!("{} on thread {}: {what}", CALL.get(), thread_number()));

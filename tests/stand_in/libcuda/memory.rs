@@ -282,6 +282,21 @@ impl Memory {
         self.put(to, &pattern.repeat(to.bytes / pattern.len()))
     }
 
+    /// Repeats the pattern over the first `row_bytes` of every `pitch` bytes; `false` if the place is
+    /// gone.
+    pub(crate) fn fill_rows(
+        &self,
+        to: &Place,
+        pattern: &[u8],
+        row_bytes: usize,
+        pitch: usize,
+    ) -> bool {
+        (0..to.bytes).step_by(pitch).all(|start| {
+            let row = Place { address: to.address + start, bytes: row_bytes, ..*to };
+            self.fill(&row, pattern)
+        })
+    }
+
     /// Stores an aligned 4- or 8-byte word with Release; `false` if the place is gone.
     pub(crate) fn store_word(&self, to: &Place, value: u64) -> bool {
         if !self.is_there(to) || !to.address.is_multiple_of(to.bytes) {

@@ -458,6 +458,63 @@ pub(crate) extern "C" fn cuMemsetD32Async(
     fill("cuMemsetD32Async", to, &value.to_ne_bytes(), length, stream)
 }
 
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemsetD2D8Async(
+    to: Address,
+    pitch: usize,
+    value: u8,
+    width: usize,
+    height: usize,
+    stream: Handle,
+) -> Code {
+    fill_rows("cuMemsetD2D8Async", to, pitch, &value.to_ne_bytes(), [width, height], stream)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemsetD2D32Async(
+    to: Address,
+    pitch: usize,
+    value: c_uint,
+    width: usize,
+    height: usize,
+    stream: Handle,
+) -> Code {
+    fill_rows("cuMemsetD2D32Async", to, pitch, &value.to_ne_bytes(), [width, height], stream)
+}
+
+fn fill_rows(
+    name: &'static str,
+    to: Address,
+    pitch: usize,
+    pattern: &[u8],
+    [width, height]: [usize; 2],
+    stream: Handle,
+) -> Code {
+    let value = crate::engine::number(pattern);
+    let arguments = |world: &World| {
+        let (stream, to) = (world.stream_label(stream), world.memory.label(to));
+        format!("to={to} pitch={pitch} value={value:#x} width={width} height={height} {stream}")
+    };
+    call(name, arguments, |mut world: Guard| {
+        let (key, _) = world.live_stream(stream)?;
+        let row_bytes = width.checked_mul(pattern.len()).ok_or(code::INVALID_VALUE)?;
+        if !to.is_multiple_of(pattern.len()) || !pitch.is_multiple_of(pattern.len()) {
+            return Err(code::INVALID_VALUE);
+        }
+        if row_bytes == 0 || height == 0 {
+            return Ok(());
+        }
+        if row_bytes > pitch {
+            return Err(code::INVALID_VALUE);
+        }
+        let rows = (height - 1).checked_mul(pitch).and_then(|rows| rows.checked_add(row_bytes));
+        let to = world.device_place(to, rows.ok_or(code::INVALID_VALUE)?)?;
+        let pattern = pattern.to_vec();
+        world.submit(key, Command::FillRows { to, pattern, row_bytes, pitch });
+        Ok(())
+    })
+}
+
 fn fill(name: &'static str, to: Address, pattern: &[u8], length: usize, stream: Handle) -> Code {
     let value = crate::engine::number(pattern);
     let arguments = |world: &World| {

@@ -1,0 +1,243 @@
+//! Exactly which driver calls the cuda backend makes, seen by the stand-in driver.
+//!
+//! Every test runs itself again in a child process whose `libcuda.so.1` is the stand-in (see
+//! `stand_in/README.md`), so none of them needs a GPU and none of them leaves anything behind.
+//!
+//! | room | asks |
+//! |---|---|
+//! | `counts` | how many calls and allocations an operation costs |
+//! | `order` | where markers, waits, words and doorbells go |
+//! | `context` | whether the calling thread is left as it was found |
+//! | `errors` | what a missing or refusing driver looks like to the caller |
+//! | `failures` | what is left when the n-th call of a kind fails |
+//! | `loss` | what a fault resolves, and that the driver is then left alone |
+//! | `drops` | drops in any order, and the end of the process |
+
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+
+#[path = "stand_in/client.rs"]
+mod stand_in;
+
+#[path = "driver_calls/context.rs"]
+mod context;
+#[path = "driver_calls/counts.rs"]
+mod counts;
+#[path = "driver_calls/drops.rs"]
+mod drops;
+#[path = "driver_calls/errors.rs"]
+mod errors;
+#[path = "driver_calls/failures.rs"]
+mod failures;
+#[path = "driver_calls/loss.rs"]
+mod loss;
+#[path = "driver_calls/order.rs"]
+mod order;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use gpu_await::{Completion, Device, Kernel, kernels};
+use stand_in::StandIn;
+
+/// Every way of learning of completions.
+const MODES: [Completion; 4] =
+    [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback];
+
+/// How long anything may take that must not hang.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Runs `body` in a child process under the stand-in, and checks there that nobody misused the
+/// driver. The closure's type has the name of the test in it.
+fn under_the_stand_in<F: FnOnce(&StandIn)>(body: F) {
+    let name = std::any::type_name::<F>();
+    let name = name.trim_start_matches("driver_calls::").trim_end_matches("::{{closure}}");
+    if !stand_in::is_child() {
+        return stand_in::assert_child(name, &[]);
+    }
+    let driver = StandIn::open();
+    body(&driver);
+    assert_eq!(driver.misuse(), [""; 0]);
+}
+
+/// As [`under_the_stand_in`], with an async body that may take five seconds at any one await of
+/// [`soon`].
+fn async_under_the_stand_in<F>(body: F)
+where
+    F: AsyncFnOnce(&StandIn),
+{
+    let name = std::any::type_name::<F>();
+    let name = name.trim_start_matches("driver_calls::").trim_end_matches("::{{closure}}");
+    if !stand_in::is_child() {
+        return stand_in::assert_child(name, &[]);
+    }
+    let driver = StandIn::open();
+    runtime().block_on(body(&driver));
+    assert_eq!(driver.misuse(), [""; 0]);
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+}
+
+/// Awaits what must not hang.
+async fn soon<F: Future>(future: F) -> F::Output {
+    match tokio::time::timeout(SOON, future).await {
+        Ok(output) => output,
+        Err(_) => panic!("nothing within {SOON:?}"),
+    }
+}
+
+/// Waits for something that no future tells.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}: not within {SOON:?}");
+        std::thread::yield_now();
+    }
+}
+
+fn device_with(mode: Completion) -> Device {
+    Device::builder().completion(mode).cuda(0).expect("the stand-in has a device")
+}
+
+/// A kernel of `kernels/` with any parameters, by its text.
+async fn kernel_from<S: gpu_await::Signature>(
+    device: &Device,
+    ptx: &'static str,
+    name: &str,
+) -> Kernel<S> {
+    let module = gpu_await::Module::load(device, gpu_await::Image::ptx(ptx)).await.expect("loads");
+    // SAFETY: the stand-in's kernels touch what its README says, within the memory they are given.
+    unsafe { module.kernel(name) }.expect("is there")
+}
+
+async fn axpy(device: &Device) -> kernels::axpy {
+    kernels::axpy::load(device).await.expect("axpy loads")
+}
+
+/// A line of the journal.
+struct Line<'a>(&'a str);
+
+impl<'a> Line<'a> {
+    fn name(&self) -> &'a str {
+        self.0.split(' ').next().unwrap_or_default()
+    }
+
+    fn has(&self, word: &str) -> bool {
+        self.0.split(' ').any(|part| part == word)
+    }
+
+    /// The value of `key=value`.
+    fn value(&self, key: &str) -> Option<&'a str> {
+        self.0.split(' ').find_map(|part| part.strip_prefix(key)?.strip_prefix('='))
+    }
+
+    fn thread(&self) -> u64 {
+        self.value("thread").and_then(|thread| thread.parse().ok()).expect("a thread's number")
+    }
+
+    /// Asking how far the device is, and the brackets around it: what anybody may do at any time.
+    fn asks(&self) -> bool {
+        ["cuEventQuery", "cuStreamQuery", "cuThreadExchangeStreamCaptureMode"]
+            .contains(&self.name())
+    }
+}
+
+/// The calls of the calling thread that are no questions.
+fn my_calls(driver: &StandIn) -> Vec<String> {
+    let me = driver.thread();
+    let mut calls = driver.calls();
+    calls.retain(|line| Line(line).thread() == me && !Line(line).asks());
+    calls
+}
+
+/// Their names.
+fn my_names(driver: &StandIn) -> Vec<String> {
+    my_calls(driver).iter().map(|line| Line(line).name().to_owned()).collect()
+}
+
+/// What lives in the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Live([(&'static str, i64); 6]);
+
+impl Live {
+    const KINDS: [&'static str; 6] =
+        ["stream", "event", "memory", "registered", "module", "context"];
+
+    fn now(driver: &StandIn) -> Live {
+        Live(Live::KINDS.map(|kind| (kind, driver.live(kind))))
+    }
+
+    fn of(&self, kind: &str) -> i64 {
+        self.0.iter().find(|(known, _)| *known == kind).expect("a kind").1
+    }
+
+    /// Waits until as much lives as before, but for `left` of the kinds that are named there.
+    fn comes_back(&self, driver: &StandIn, left: &[(&str, i64)], context: &str) {
+        let end = Instant::now() + SOON;
+        loop {
+            let now = Live::now(driver);
+            let same = Live::KINDS.iter().all(|kind| {
+                let may_be_left =
+                    left.iter().find(|(name, _)| name == kind).map_or(0, |(_, most)| *most);
+                (0..=may_be_left).contains(&(now.of(kind) - self.of(kind)))
+            });
+            if same {
+                return;
+            }
+            assert!(Instant::now() < end, "{context}: {self:?} lived before, {now:?} lives now");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, which counts for each thread.
+struct Counting;
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that ends has no count any more.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's layout, as it came.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `alloc` above, with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Waits once for a lock: the first time that a thread does, the lock's library allocates.
+fn contend() {
+    static LOCK: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+    let guard = LOCK.lock();
+    std::thread::scope(|scope| {
+        let (here, there) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let _guard = LOCK.lock();
+            here.send(()).expect("the other end is there");
+            std::thread::sleep(Duration::from_millis(20));
+        });
+        drop(guard);
+        there.recv().expect("the thread has the lock");
+        drop(LOCK.lock());
+    });
+}
+
+/// The allocations that `work` makes on this thread.
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}

@@ -1,0 +1,178 @@
+//! Drops of everything, in any order, with work in flight; and the end of the process.
+
+use std::any::Any;
+use std::sync::{Mutex, OnceLock};
+
+use gpu_await::Completion;
+
+use super::{Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, soon};
+use crate::stand_in::{self, StandIn};
+
+/// Numbers in some order: the shuffles of a run are those of every run.
+struct Shuffle(u64);
+
+impl Shuffle {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % below as u64) as usize
+    }
+}
+
+/// Everything of a device, with work on it that is held.
+async fn everything(driver: &StandIn, mode: Completion) -> Vec<Box<dyn Any + Send>> {
+    let device = device_with(mode);
+    let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
+    let axpy = axpy(&device).await;
+    let x = a.upload(vec![1.0f32; 1000]).queued().unwrap();
+    let mut y = a.full(1000, 2.0f32).queued().unwrap();
+    let mut z = b.full(1000, 2.0f32).queued().unwrap();
+    soon(device.done()).await.unwrap();
+    let pinned = soon(a.download(&x)).await.unwrap();
+    let spare = device.pinned::<u8>(100).unwrap();
+    let flag = device.pinned_flag().unwrap();
+    std::mem::forget(driver.hold());
+    let upload = a.upload(vec![1.0f32; 5000]);
+    let launch = axpy.launch(&a, 3.0, &x, &mut y);
+    axpy.launch(&b, 3.0, &y, &mut z).queued().unwrap();
+    let (mut left, mut right) = z.split_at_mut(500).unwrap();
+    a.fill(&mut left, 1.0).queued().unwrap();
+    b.fill(&mut right, 2.0).queued().unwrap();
+    let event = b.record().unwrap();
+    let timed = a.record_timed().unwrap();
+    let download = b.download(&z);
+    let host_fn = a.host_fn(|| vec![7; 100]);
+    let again = b.upload_into(pinned, &mut y);
+    let mut waiting = Box::pin(b.done());
+    let polled = futures::poll!(&mut waiting);
+    assert!(polled.is_pending());
+    let mut watching = Box::pin(tokio::time::timeout(SOON, a.done()));
+    assert!(futures::poll!(&mut watching).is_pending());
+    vec![
+        Box::new(upload),
+        Box::new(launch),
+        Box::new(event),
+        Box::new(timed),
+        Box::new(download),
+        Box::new(host_fn),
+        Box::new(again),
+        Box::new(waiting),
+        Box::new(watching),
+        Box::new(spare),
+        Box::new(flag),
+        Box::new(x),
+        Box::new(y),
+        Box::new(z),
+        Box::new(axpy),
+        Box::new(a),
+        Box::new(b),
+        Box::new(device),
+    ]
+}
+
+/// Lets held commands go on.
+fn let_go(driver: &StandIn) {
+    drop(driver.hold());
+}
+
+#[test]
+fn drops_in_any_order_free_nothing_early_and_leave_nothing() {
+    async_under_the_stand_in(async |driver| {
+        let mut shuffle = Shuffle(0x9E37_79B9_7F4A_7C15);
+        for round in 0..40 {
+            let mode = MODES[round % MODES.len()];
+            let before = Live::now(driver);
+            let mut things = everything(driver, mode).await;
+            // Some go while everything is held, the rest when it runs.
+            let free_before = driver.live("memory");
+            for _ in 0..shuffle.next(things.len() + 1) {
+                let index = shuffle.next(things.len());
+                drop(things.swap_remove(index));
+            }
+            assert_eq!(driver.live("memory"), free_before, "held: nothing is freed");
+            let_go(driver);
+            while !things.is_empty() {
+                let index = shuffle.next(things.len());
+                drop(things.swap_remove(index));
+                tokio::task::yield_now().await;
+            }
+            before.comes_back(driver, &[], &format!("round {round}, {mode:?}"));
+            assert_eq!(driver.misuse(), [""; 0], "round {round}, {mode:?}");
+        }
+    });
+}
+
+#[test]
+fn a_leaked_op_leaks_nothing_of_the_drivers() {
+    async_under_the_stand_in(async |driver| {
+        let before = Live::now(driver);
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let x = stream.upload(vec![1.0f32; 1000]).queued().unwrap();
+        std::mem::forget(stream.done());
+        let bytes = device.stats().allocated_bytes;
+        drop(x);
+        soon(stream.zeros::<u8>(1)).await.unwrap();
+        assert!(device.stats().allocated_bytes < bytes);
+        drop((stream, device));
+        // The leaked op keeps its stream, and that its device.
+        let left = [("stream", 6), ("event", 6), ("registered", 2), ("context", 1)];
+        before.comes_back(driver, &left, "a leaked op");
+    });
+}
+
+static STAND_IN: OnceLock<StandIn> = OnceLock::new();
+static THINGS: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+
+/// Registered before the crate's handler, so it runs after it. The lines of the last calls tell who
+/// made them.
+extern "C" fn at_exit() {
+    let Some(driver) = STAND_IN.get() else { return };
+    let count = driver.count();
+    // Nobody looks any more when the work goes on, nor when the last owners go.
+    drop(driver.hold());
+    THINGS.lock().unwrap().drain(..).for_each(drop);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    if driver.count() != count || !driver.misuse().is_empty() {
+        eprintln!("after main: {:#?}, {:#?}", driver.calls(), driver.misuse());
+        // SAFETY: ends the process, with nothing in between.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+fn exit_with_work_pending(mode: Completion) {
+    let name =
+        format!("drops::the_process_ends_with_work_pending_{}", format!("{mode:?}").to_lowercase());
+    if !stand_in::is_child() {
+        return stand_in::assert_child(&name, &[]);
+    }
+    STAND_IN.get_or_init(StandIn::open);
+    // SAFETY: a plain function that lives as long as the program.
+    unsafe { libc::atexit(at_exit) };
+    let driver = STAND_IN.get().unwrap();
+    let runtime = super::runtime();
+    *THINGS.lock().unwrap() = runtime.block_on(everything(driver, mode));
+    // As in a program that returns from `main` and has a runtime in a static.
+    std::mem::forget(runtime);
+}
+
+#[test]
+fn the_process_ends_with_work_pending_adaptive() {
+    exit_with_work_pending(Completion::Adaptive);
+}
+
+#[test]
+fn the_process_ends_with_work_pending_event() {
+    exit_with_work_pending(Completion::Event);
+}
+
+#[test]
+fn the_process_ends_with_work_pending_word() {
+    exit_with_work_pending(Completion::Word);
+}
+
+#[test]
+fn the_process_ends_with_work_pending_callback() {
+    exit_with_work_pending(Completion::Callback);
+}

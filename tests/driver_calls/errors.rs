@@ -1,0 +1,221 @@
+//! What a missing or refusing driver looks like to the caller.
+
+use std::future::Future;
+use std::process::Command;
+use std::sync::mpsc;
+use std::task::{Context, Wake, Waker};
+use std::{env, fs};
+
+use gpu_await::{Completion, Device, DeviceKind, ErrorDetail, ErrorKind, Image, Module};
+
+use super::{Line, async_under_the_stand_in, device_with, eventually, soon, under_the_stand_in};
+
+#[test]
+fn ptx_that_does_not_compile_shows_the_log_and_the_line() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let image = Image::ptx(".visible .entry a()\n{\n  syntax error;\n}").named("broken");
+        let error = soon(Module::load(&device, image)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidCall);
+        match error.detail() {
+            ErrorDetail::BadImage { image, code, log } => {
+                assert_eq!((&**image, code.code), ("broken", 218));
+                assert!(log.contains("line 7") && log.contains("Parsing error"), "{log}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(error.to_string().contains("CUDA_ERROR_INVALID_PTX"), "{error}");
+        assert!(error.to_string().contains("line 7"), "{error}");
+        // No text at all, and bytes that are no image.
+        for image in [Image::ptx(""), Image::binary(vec![1, 2, 3])] {
+            let error = soon(Module::load(&device, image)).await.unwrap_err();
+            assert!(matches!(error.detail(), ErrorDetail::BadImage { .. }), "{error}");
+        }
+        assert_eq!(driver.live("module"), 0);
+        soon(device.default_stream().zeros::<u8>(5)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_kernel_that_is_not_in_the_image_is_named() {
+    async_under_the_stand_in(async |_driver| {
+        let device = device_with(Completion::Adaptive);
+        let image = Image::ptx(include_str!("../../kernels/spin.ptx")).named("spin.ptx");
+        let module = soon(Module::load(&device, image)).await.unwrap();
+        // SAFETY: there is no such kernel.
+        let error = unsafe { module.kernel::<(u64,)>("spun") }.unwrap_err();
+        match error.detail() {
+            ErrorDetail::NoSuchKernel { image, kernel } => {
+                assert_eq!((&**image, &**kernel), ("spin.ptx", "spun"));
+            }
+            other => panic!("{other:?}"),
+        }
+        // SAFETY: a name that no kernel can have.
+        let error = unsafe { module.kernel::<(u64,)>("sp\0in") }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidCall, "{error}");
+    });
+}
+
+/// A library that cannot be loaded stands first on the path: on a machine with a driver, too, this
+/// is a process without one.
+#[test]
+fn without_a_driver_there_is_the_host_device() {
+    const NAME: &str = "errors::without_a_driver_there_is_the_host_device";
+    const VARIABLE: &str = "GPU_AWAIT_NO_DRIVER";
+    if env::var_os(VARIABLE).is_none() {
+        let folder = env::temp_dir().join(format!("gpu-await-no-driver-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            fs::write(folder.join(name), "no library").unwrap();
+        }
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", NAME, "--nocapture"]).env(VARIABLE, "1");
+        command.env("LD_LIBRARY_PATH", &folder);
+        let output = command.output().unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+        return;
+    }
+    let error = Device::cuda(0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    match error.detail() {
+        ErrorDetail::NoDriver { reason } => assert!(reason.contains("libcuda.so.1"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(Device::count(), 0);
+    let device = Device::cuda_or_host().unwrap();
+    assert_eq!(device.kind(), DeviceKind::Host);
+    let stream = device.default_stream();
+    let x = stream.full(2, 7u8).queued().unwrap();
+    assert_eq!(stream.download(&x).synchronize().unwrap(), [7, 7]);
+}
+
+#[test]
+fn a_driver_without_devices_means_the_host_device() {
+    under_the_stand_in(|driver| {
+        driver.set_devices(0);
+        let error = Device::cuda(0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let ErrorDetail::NoSuchDevice { ordinal: 0, count: 0 } = error.detail() else {
+            panic!("{error:?}");
+        };
+        assert_eq!(Device::count(), 0);
+        assert_eq!(Device::cuda_or_host().unwrap().kind(), DeviceKind::Host);
+    });
+}
+
+#[test]
+fn a_driver_that_finds_no_gpu_means_the_host_device() {
+    under_the_stand_in(|driver| {
+        driver.fail("cuInit", 1, 100);
+        let error = Device::cuda(0).unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::NoDriver { .. }), "{error:?}");
+        assert_eq!(Device::count(), 0);
+        assert_eq!(Device::cuda_or_host().unwrap().kind(), DeviceKind::Host);
+    });
+}
+
+#[test]
+fn a_gpu_that_does_not_work_is_not_passed_over() {
+    under_the_stand_in(|driver| {
+        driver.fail("cuDevicePrimaryCtxRetain", 1, 46);
+        let error = Device::cuda_or_host().unwrap_err();
+        assert!(error.to_string().contains("46"), "{error}");
+    });
+}
+
+#[test]
+fn an_ordinal_out_of_range_is_told_the_count() {
+    under_the_stand_in(|driver| {
+        driver.set_devices(2);
+        assert_eq!(Device::count(), 2);
+        for asked in [2, 3, usize::MAX] {
+            match Device::cuda(asked).unwrap_err().detail() {
+                ErrorDetail::NoSuchDevice { ordinal, count: 2 } => assert_eq!(*ordinal, asked),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(Device::cuda(1).unwrap().ordinal(), 1);
+    });
+}
+
+#[test]
+fn out_of_memory_says_how_much_and_harms_nobody() {
+    async_under_the_stand_in(async |driver| {
+        const MIB: usize = 1 << 20;
+        driver.set_memory(64 << 20);
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let x = stream.full(40 * MIB, 7u8).queued().unwrap();
+        let error = stream.zeros::<u8>(30 * MIB).queued().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        match *error.detail() {
+            ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes } => {
+                assert_eq!((asked_bytes, total_bytes), (30 << 20, 64 << 20));
+                assert_eq!(free_bytes, 24 << 20);
+            }
+            ref other => panic!("{other:?}"),
+        }
+        // Everything goes on.
+        let y = soon(stream.full(20 * MIB, 8u8)).await.unwrap();
+        assert_eq!(soon(stream.download(&x)).await.unwrap()[40 * MIB - 1], 7);
+        drop((x, y));
+        // Behind the frees; the stand-in counts memory as free when its stream was there.
+        soon(stream.zeros::<u8>(1)).await.unwrap();
+        soon(stream.zeros::<u8>(60 * MIB)).await.unwrap();
+    });
+}
+
+/// Says on which thread it was called, and keeps that thread until it may go.
+struct Stuck(std::sync::Mutex<(mpsc::Sender<()>, mpsc::Receiver<()>)>);
+
+impl Wake for Stuck {
+    fn wake(self: std::sync::Arc<Self>) {
+        let (arrived, go) = &*self.0.lock().unwrap();
+        let _ = arrived.send(());
+        let _ = go.recv_timeout(super::SOON);
+    }
+}
+
+#[test]
+fn an_allocation_about_to_fail_flushes_what_is_retired() {
+    async_under_the_stand_in(async |driver| {
+        const MIB: usize = 1 << 20;
+        driver.set_memory(64 << 20);
+        let device = device_with(Completion::Event);
+        let streams =
+            [device.stream().unwrap(), device.stream().unwrap(), device.stream().unwrap()];
+        let [a, b, c] = &streams;
+
+        // Keep the poller from doing it: it is stuck in a waker.
+        let (arrived, at_waker) = mpsc::channel();
+        let (release, go) = mpsc::channel();
+        let waker = Waker::from(std::sync::Arc::new(Stuck(std::sync::Mutex::new((arrived, go)))));
+        let held = driver.hold();
+        let mut z = c.full(8, 0u8);
+        let polled = std::pin::Pin::new(&mut z).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let mut x = a.full(40 * MIB, 7u8).queued().unwrap();
+        b.fill(&mut x, 8).queued().unwrap();
+        drop(held);
+        at_waker.recv_timeout(super::SOON).expect("the poller wakes the future");
+
+        driver.clear();
+        drop(x);
+        assert_eq!(device.stats().retired_bytes, 40 << 20, "two streams used it");
+        eventually("both are through", || a.done().is_complete() && b.done().is_complete());
+        assert!(!driver.calls().iter().any(|line| Line(line).name() == "cuMemFreeAsync"));
+        driver.clear();
+        let y = a.full(50 * MIB, 9u8).queued().expect("there is room once the retired is freed");
+        let calls = driver.calls();
+        let allocations: Vec<_> =
+            calls.iter().map(|line| Line(line)).filter(|l| l.name() == "cuMemAllocAsync").collect();
+        assert_eq!(allocations.len(), 2, "{calls:#?}");
+        assert_eq!(allocations[0].value("result"), Some("2"));
+        assert_eq!(allocations[1].value("result"), None);
+        release.send(()).unwrap();
+        drop(y);
+        soon(z).await.unwrap();
+    });
+}
