@@ -57,6 +57,8 @@ pub(crate) struct Lane {
     lending: AtomicU64,
     deferred: Mutex<Vec<DevicePtr>>,
     word: Option<Word>,
+    /// The last value that the stream was told to write into `word`.
+    told: AtomicU64,
     /// With the poller.
     active: AtomicBool,
     /// The highest ticket behind which a doorbell was armed.
@@ -149,6 +151,7 @@ impl Lane {
             lending: AtomicU64::new(0),
             deferred: Mutex::default(),
             word,
+            told: AtomicU64::new(0),
             active: AtomicBool::new(false),
             armed: AtomicU64::new(0),
             learned_ns: AtomicU64::new(0),
@@ -633,6 +636,9 @@ impl Markable for Submitter {
         }
         let placed = match &lane.word {
             Some(word) => {
+                // ORDERING: Relaxed: read by `Lane::drop`, which nobody is beside. Before the call,
+                // because one that failed may have been made all the same.
+                lane.told.store(tail, Ordering::Relaxed);
                 // SAFETY: the stream is this lane's, the word is its own until the lane is gone
                 // and the last value was seen.
                 unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
@@ -832,8 +838,11 @@ impl std::fmt::Debug for Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         let engine = &self.engine;
-        let seen = self.timeline.completed() >= self.timeline.submitted();
-        if let Some(word) = self.word.take().filter(|_| seen) {
+        // Not `completed`: an event in front of the word's last value may have raised that, and the
+        // late write would complete the tickets of the line's next stream.
+        // ORDERING: Relaxed, see `mark_tail`.
+        let told = self.told.load(Ordering::Relaxed);
+        if let Some(word) = self.word.take().filter(|word| word.read() >= told) {
             engine.words.put(word);
         }
         if engine.lost().is_some() {
