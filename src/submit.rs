@@ -337,7 +337,14 @@ pub(crate) fn submit<R>(
         let result = calls(&raw);
         let result = match (result, footprint.record.take()) {
             (Ok(value), Some(event)) => {
-                raw.record(&event).map(|()| (value, Some(event))).map_err(Refusal::from)
+                match raw.record(&event) {
+                    Ok(()) => Ok((value, Some(event))),
+                    Err(code) => {
+                        // It may have been recorded all the same: never back to the pool.
+                        std::mem::forget(event);
+                        Err(Refusal::from(code))
+                    }
+                }
             }
             (Ok(value), None) => Ok((value, None)),
             (Err(refusal), _) => Err(refusal),
