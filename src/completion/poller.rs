@@ -118,7 +118,8 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                 }
             }
             Next::Park(limit) => {
-                if attention.park.commit() {
+                // Once more: `stop` calls nobody who has not announced that it will sleep.
+                if !attention.must_stop() && attention.park.commit() {
                     match limit {
                         Some(limit) => std::thread::park_timeout(limit),
                         None => std::thread::park(),
