@@ -238,6 +238,8 @@ struct Lane {
     waiters: Plain<Waiters<Bell>>,
     waiting: AtomicU64,
     lost: AtomicBool,
+    mourned: AtomicBool,
+    mourners: Plain<Vec<Bell>>,
     active: AtomicBool,
     park: ParkState,
     poller: Sleeper,
@@ -253,6 +255,8 @@ impl Lane {
             waiters: Plain::new(Waiters::new()),
             waiting: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            mourned: AtomicBool::new(false),
+            mourners: Plain::new(Vec::new()),
             active: AtomicBool::new(false),
             park: ParkState::new(),
             poller: Sleeper::default(),
@@ -314,6 +318,7 @@ impl Lane {
         self.gate.run(|| {
             self.timeline.complete(self.device.load(Ordering::Acquire));
         });
+        self.mourn();
         let moved = self.timeline.completed() != before;
         fence(Ordering::SeqCst); // rule: raise `completed`, fence
         self.wake_due();
@@ -337,14 +342,30 @@ impl Lane {
         }
     }
 
+    /// Only declares: the caller may hold locks.
     fn lose(&self) {
         // `OnceLock::get_or_init`.
-        let first =
-            self.lost.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if first {
-            fence(Ordering::SeqCst); // rule: set `lost`, fence
-            self.wake_due();
+        let (set, fail) = (Ordering::AcqRel, Ordering::Acquire);
+        self.lost.compare_exchange(false, true, set, fail).ok();
+        self.call();
+    }
+
+    fn mourn(&self) {
+        if !self.lost.load(Ordering::Acquire) || self.mourned.swap(true, Ordering::SeqCst) {
+            return;
         }
+        fence(Ordering::SeqCst); // rule: set `lost`, fence
+        let mourners = std::mem::take(&mut *self.mourners.lock());
+        mourners.into_iter().for_each(Bell::wake);
+        self.wake_due();
+    }
+
+    /// `Engine::poll_lost`.
+    fn poll_lost(&self, bell: &Bell) -> bool {
+        if !self.lost.load(Ordering::Acquire) {
+            self.mourners.lock().push(bell.clone());
+        }
+        self.lost.load(Ordering::Acquire)
     }
 
     fn has_waiters(&self) -> bool {
@@ -393,6 +414,7 @@ impl Lane {
     }
 
     fn poller_sweep(&self, has_lane: &mut bool) -> bool {
+        self.mourn();
         let incoming = std::mem::take(&mut *self.incoming.lock());
         *has_lane |= incoming > 0;
         let moved = *has_lane && self.sweep();
@@ -758,22 +780,51 @@ fn a_loss_is_seen_by_who_registers_beside_it() {
         let task = {
             let (lane, bells) = (lane.clone(), bells.clone());
             thread::spawn(move || {
-                // Complete but not swept, and never complete.
+                // Complete, if somebody sweeps before the loss is known, and never complete.
                 [1, 2].map(|ticket: u64| {
                     lane.poll_ticket(ticket, &mut None, &bells[ticket as usize - 1])
                 })
             })
         };
-        let other = {
+        let loser = {
             let lane = lane.clone();
             thread::spawn(move || lane.lose())
         };
-        lane.lose();
-        other.join().unwrap();
+        // Whoever sweeps next resolves what waits, here somebody who sweeps another stream: at
+        // once, or when the loser called.
+        lane.mourn();
+        loser.join().unwrap();
+        lane.mourn();
         let polled = task.join().unwrap();
         for (polled, bell) in polled.into_iter().zip(bells) {
-            assert!(polled == Poll::Ready(Err(Lost)) || bell.rang(), "lost, and nobody told");
+            assert!(polled.is_ready() || bell.rang(), "lost, and nobody told");
         }
+    });
+}
+
+/// Nobody waits for a ticket, so the poller has no lane and sleeps without a time-out.
+#[test]
+fn a_loss_is_never_slept_over() {
+    explore(3, || {
+        let lane = Lane::new(0);
+        let bell = Bell::default();
+        let resolved = Arc::new(Record::new(0));
+        let watcher = {
+            let (lane, bell, resolved) = (lane.clone(), bell.clone(), resolved.clone());
+            thread::spawn(move || {
+                if lane.poll_lost(&bell) {
+                    resolved.store(1, Seen);
+                    lane.poller.unpark();
+                }
+            })
+        };
+        let loser = {
+            let lane = lane.clone();
+            thread::spawn(move || lane.lose())
+        };
+        lane.run_poller(|| bell.rang() || resolved.load(Seen) == 1);
+        watcher.join().unwrap();
+        loser.join().unwrap();
     });
 }
 
