@@ -167,6 +167,13 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
         users
     }
 
+    /// Where each span ends.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for `tests/hazard.rs`, which compiles this file")]
+    pub(crate) fn span_ends(&self) -> impl Iterator<Item = u64> {
+        self.spans.iter().map(|span| span.end)
+    }
+
     fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Span<L, P>> {
         let mut start = 0;
         self.spans.iter().filter(move |span| {

@@ -14,7 +14,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::backend::Pattern;
+use crate::backend::{DevicePtr, Pattern};
 use crate::completion::lane::Lane;
 use crate::error::{ErrorDetail, Result};
 use crate::event::{Event, Mark};
@@ -121,8 +121,11 @@ impl<'s> Queue<'s> {
                 source.block().engine(),
             ));
         }
-        let mut footprint = Footprint::new("upload");
-        footprint.lends(source.block());
+        let footprint = || {
+            let mut footprint = Footprint::new("upload");
+            footprint.lends(source.block());
+            footprint
+        };
         self.make(footprint, len, true, |raw, ptr, bytes| {
             Ok(raw.copy_to_device(ptr, source.block().host(), bytes)?)
         })
@@ -266,7 +269,7 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device memory; a lost or closed device.
     pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        self.make(Footprint::new("empty"), len, false, |_, _, _| Ok(()))
+        self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))
     }
 
     /// See [`Stream::zeros`](crate::Stream::zeros).
@@ -283,9 +286,12 @@ impl<'s> Queue<'s> {
     /// Out of device memory; a lost or closed device; an element type of more than 16 bytes.
     pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
         let pattern = self.pattern(value)?;
-        self.make(Footprint::new("full"), len, true, |raw, ptr, _| {
-            Ok(raw.fill(ptr, pattern, len as u64)?)
-        })
+        self.make(
+            || Footprint::new("full"),
+            len,
+            true,
+            |raw, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?),
+        )
     }
 
     /// See [`Stream::fill`](crate::Stream::fill).
@@ -356,31 +362,43 @@ impl<'s> Queue<'s> {
         if waits { self.submit(footprint, 1, |_| Ok(())).map(drop) } else { Ok(()) }
     }
 
-    /// Allocates, and runs `write` on the fresh memory.
-    fn make<T: Element>(
+    /// Allocates, and runs `write` on the fresh memory. Before it gives up for want of memory it
+    /// flushes what is retired, and tries once more.
+    fn make<'a, T: Element>(
         &self,
-        mut footprint: Footprint<'_>,
+        footprint: impl Fn() -> Footprint<'a>,
         len: usize,
         written: bool,
-        write: impl FnOnce(&Raw<'_>, crate::backend::DevicePtr, u64) -> std::result::Result<(), Refusal>,
+        write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
     ) -> Result<DeviceBuffer<T>> {
         let bytes = bytes_of::<T>(len)? as u64;
         if bytes == 0 {
             self.lane.engine().check_open()?;
-            let nothing = Allocation::new(self.lane, crate::backend::DevicePtr::NULL, 0, 0, true);
+            let nothing = Allocation::new(self.lane, DevicePtr::NULL, 0, 0, true);
             return Ok(DeviceBuffer::new(nothing, len));
         }
-        footprint.makes_buffer();
-        let (ticket, ptr) = self.submit(footprint, 2, |raw| {
-            let ptr = raw.alloc(bytes)?;
-            match write(raw, ptr, bytes) {
-                Ok(()) => Ok(ptr),
-                Err(refusal) => {
-                    raw.undo_alloc(ptr);
-                    Err(refusal)
+        let attempt = || {
+            let mut footprint = footprint();
+            footprint.makes_buffer();
+            self.submit(footprint, 2, |raw| {
+                let ptr = raw.alloc(bytes)?;
+                match write(raw, ptr, bytes) {
+                    Ok(()) => Ok(ptr),
+                    Err(refusal) => {
+                        raw.undo_alloc(ptr);
+                        Err(refusal)
+                    }
                 }
+            })
+        };
+        let made = attempt().or_else(|error| match error.detail() {
+            ErrorDetail::OutOfMemory { .. } => {
+                self.lane.engine().flush_retired();
+                attempt()
             }
-        })?;
+            _ => Err(error),
+        });
+        let (ticket, ptr) = made?;
         Ok(DeviceBuffer::new(Allocation::new(self.lane, ptr, bytes, ticket, written), len))
     }
 

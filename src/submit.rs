@@ -17,7 +17,6 @@
 //!    is taken. Nothing can change the dependencies meanwhile: the caller borrows the buffers.
 //! 2. Memory that the device may touch is in the footprint, so that it outlives the ticket.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
@@ -266,6 +265,7 @@ impl<'a> Footprint<'a> {
                 hazards.dependencies(&access.range, access.mode, lane.id(), add);
             });
         }
+        edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
         if edges.is_empty() {
             return Ok(edges);
         }
@@ -328,12 +328,7 @@ pub(crate) fn submit<R>(
         for loan in footprint.lent.drain(..) {
             turn.lend(ticket, loan.bytes, loan.payload);
         }
-        let raw = Raw {
-            lane: turn.lane,
-            backend: &*engine.backend,
-            stream: lane.raw(),
-            flushed: Cell::new(false),
-        };
+        let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
         let result = calls(&raw);
         let result = match (result, footprint.record.take()) {
             (Ok(value), Some(event)) => {
@@ -392,26 +387,17 @@ pub(crate) struct Raw<'a> {
     lane: &'a Arc<Lane>,
     backend: &'a dyn Backend,
     stream: RawStream,
-    flushed: Cell<bool>,
 }
 
 impl Raw<'_> {
-    /// Allocates in stream order. Flushes what is retired before it gives up.
+    /// Allocates in stream order.
     pub(crate) fn alloc(&self, bytes: u64) -> std::result::Result<DevicePtr, Refusal> {
         const OUT_OF_MEMORY: i32 = 2;
-        loop {
-            // SAFETY: the stream is the lane's.
-            match unsafe { self.backend.alloc(self.stream, bytes) } {
-                Ok(ptr) => return Ok(ptr),
-                Err(code) if code.code == OUT_OF_MEMORY => {
-                    if self.flushed.replace(true) {
-                        return Err(Refusal::OutOfMemory { asked_bytes: bytes });
-                    }
-                    self.lane.engine().flush_retired();
-                }
-                Err(code) => return Err(code.into()),
-            }
-        }
+        // SAFETY: the stream is the lane's.
+        unsafe { self.backend.alloc(self.stream, bytes) }.map_err(|code| match code.code {
+            OUT_OF_MEMORY => Refusal::OutOfMemory { asked_bytes: bytes },
+            _ => code.into(),
+        })
     }
 
     /// Takes back what [`alloc`](Self::alloc) gave, when a later call of the operation failed.

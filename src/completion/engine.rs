@@ -89,8 +89,11 @@ pub(crate) struct Counters {
 /// What goes away when every stream that used it is through.
 pub(crate) struct Retired {
     pub(crate) what: Remnant,
-    pub(crate) users: SmallVec<[Use<Arc<Lane>>; 2]>,
+    pub(crate) users: UserList,
 }
+
+/// Streams that use something, each with its last ticket.
+pub(crate) type UserList = SmallVec<[Use<Arc<Lane>>; 2]>;
 
 /// What is retired.
 #[derive(Clone, Copy)]
@@ -305,6 +308,7 @@ impl Engine {
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
         let mut pressed: SmallVec<[(Arc<Lane>, u64); 8]> = SmallVec::new();
         let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
+        let mut through = UserList::new();
         let idle = self.is_idle();
         {
             let mut retired = self.retired.lock();
@@ -314,7 +318,12 @@ impl Engine {
             }
             let mut index = 0;
             while index < retired.len() {
-                retired[index].users.retain(|used| !used.lane.is_complete(used.ticket));
+                let users = std::mem::take(&mut retired[index].users);
+                let (complete, waiting): (UserList, UserList) =
+                    users.into_iter().partition(|used| used.lane.is_complete(used.ticket));
+                retired[index].users = waiting;
+                // Dropped after the lock: it may be the last of a stream.
+                through.extend(complete);
                 // Unloading waits for everything that runs: only when nothing does.
                 let ready = match retired[index].what {
                     Remnant::Memory { .. } => true,
@@ -331,6 +340,7 @@ impl Engine {
                 }
             }
         }
+        drop(through);
         for (lane, ticket) in pressed {
             lane.want(ticket);
             lane.activate();

@@ -57,6 +57,8 @@ pub(crate) struct Lane {
     lending: AtomicU64,
     deferred: Mutex<Vec<DevicePtr>>,
     word: Option<Word>,
+    /// The last value that the stream was told to write into `word`.
+    told: AtomicU64,
     /// With the poller.
     active: AtomicBool,
     /// The highest ticket behind which a doorbell was armed.
@@ -115,6 +117,16 @@ pub(crate) struct WaitState {
     since: Option<Instant>,
 }
 
+impl ForeignWait {
+    /// The error of who waits for this, if its device is lost.
+    fn lost(&self) -> Option<crate::Error> {
+        let engine = &self.on.lane.engine;
+        let cause = engine.lost().filter(|_| !self.on.lane.is_complete(self.on.ticket))?;
+        let device = engine.label().to_owned();
+        Some(ErrorDetail::DependencyLost { device, cause: cause.clone() }.into())
+    }
+}
+
 impl WaitState {
     /// Whether the task looks for itself: it was woken already.
     pub(crate) fn is_checking(&self) -> bool {
@@ -154,6 +166,7 @@ impl Lane {
             lending: AtomicU64::new(0),
             deferred: Mutex::default(),
             word,
+            told: AtomicU64::new(0),
             active: AtomicBool::new(false),
             armed: AtomicU64::new(0),
             learned_ns: AtomicU64::new(0),
@@ -327,16 +340,19 @@ impl Lane {
         if !self.has_foreign.load(Ordering::Relaxed) {
             return None;
         }
-        let mut foreign = self.foreign.lock();
-        foreign.retain(|wait| !self.is_complete(wait.ticket));
-        // ORDERING: Relaxed: under the lock that guards what it hints at.
-        self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
-        foreign.iter().filter(|wait| wait.ticket <= ticket).find_map(|wait| {
-            let engine = &wait.on.lane.engine;
-            let cause = engine.lost().filter(|_| !wait.on.lane.is_complete(wait.on.ticket))?;
-            let device = engine.label().to_owned();
-            Some(ErrorDetail::DependencyLost { device, cause: cause.clone() }.into())
-        })
+        // What is through is dropped after the lock: it may be the last of a stream.
+        let (through, lost) = {
+            let mut foreign = self.foreign.lock();
+            let (through, waiting): (Vec<_>, Vec<_>) =
+                foreign.drain(..).partition(|wait| self.is_complete(wait.ticket));
+            *foreign = waiting;
+            // ORDERING: Relaxed: under the lock that guards what it hints at.
+            self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
+            let mut reached = foreign.iter().filter(|wait| wait.ticket <= ticket);
+            (through, reached.find_map(ForeignWait::lost))
+        };
+        drop(through);
+        lost
     }
 
     fn may_check(&self, wait: &mut WaitState, since: Instant) -> bool {
@@ -468,9 +484,9 @@ impl Lane {
         // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
         while self.waiting.load(Ordering::SeqCst) > 0 {
             let mut batch: SmallVec<[Waker; 16]> = SmallVec::new();
+            let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
             {
                 let mut waiters = self.waiters.lock();
-                let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
                 let completed = if lost { u64::MAX } else { self.timeline.completed() };
                 while batch.len() < 16 {
                     let Some(waker) = waiters.pop_due(completed) else { break };
@@ -659,6 +675,9 @@ impl Markable for Submitter {
         }
         let placed = match &lane.word {
             Some(word) => {
+                // ORDERING: Relaxed: read by `Lane::drop`, which nobody is beside. Before the call,
+                // because one that failed may have been made all the same.
+                lane.told.store(tail, Ordering::Relaxed);
                 // SAFETY: the stream is this lane's, the word is its own until the lane is gone
                 // and the last value was seen.
                 unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
@@ -858,9 +877,18 @@ impl std::fmt::Debug for Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         let engine = &self.engine;
-        let seen = self.timeline.completed() >= self.timeline.submitted();
-        if let Some(word) = self.word.take().filter(|_| seen) {
+        // Not `completed`: an event in front of the word's last value may have raised that, and the
+        // late write would complete the tickets of the line's next stream.
+        // ORDERING: Relaxed, see `mark_tail`.
+        let told = self.told.load(Ordering::Relaxed);
+        if let Some(word) = self.word.take().filter(|word| word.read() >= told) {
             engine.words.put(word);
+        }
+        for marker in self.markers.get_mut().drain(..) {
+            if marker.ticket > self.timeline.completed() {
+                // It is still pending: never to be lent again.
+                marker.event.spoil();
+            }
         }
         if engine.lost().is_some() {
             // Lent beside the loss: nobody promises that the device has stopped.

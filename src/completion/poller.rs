@@ -126,7 +126,8 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                 }
             }
             Next::Park(limit) => {
-                if attention.park.commit() {
+                // Once more: `stop` calls nobody who has not announced that it will sleep.
+                if !attention.must_stop() && attention.park.commit() {
                     match limit {
                         Some(limit) => std::thread::park_timeout(limit),
                         None => std::thread::park(),
@@ -144,7 +145,6 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
 
 impl Poller {
     fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> Next {
-        engine.mourn();
         if self.sweep(engine, attention) {
             return Next::Again;
         }
@@ -188,8 +188,10 @@ impl Poller {
         Next::Park(limit)
     }
 
-    /// Looks at every lane once; true if anything moved.
+    /// Looks at every lane once, and whether the device is lost; true if anything moved.
     fn sweep(&mut self, engine: &Arc<Engine>, attention: &Attention) -> bool {
+        // Here, and so once more after the poller announced its sleep: there may be no lane.
+        engine.mourn();
         let mut incoming = attention.incoming.lock();
         let mut moved = !incoming.is_empty();
         self.active.append(&mut incoming);

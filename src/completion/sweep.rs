@@ -37,7 +37,9 @@ impl SweepGate {
                 }
                 continue;
             }
-            self.missed.store(false, Ordering::SeqCst);
+            // Read, not only written: who left `missed` counts on this sweep, which must see what
+            // that thread knew.
+            self.missed.swap(false, Ordering::SeqCst);
             let unlock = Unlock(&self.busy);
             sweep();
             drop(unlock);

@@ -43,6 +43,13 @@ impl<W> Waiters<W> {
         self.slots.len()
     }
 
+    /// How many entries the heap has, stale ones included.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for `tests/hazard.rs`, which compiles this file")]
+    pub(crate) fn entries(&self) -> usize {
+        self.due.len()
+    }
+
     /// Adds a waiter for `ticket`.
     pub(crate) fn insert(&mut self, ticket: u64, waker: W) -> WaiterKey {
         if self.due.len() > 2 * self.slots.len() + 64 {

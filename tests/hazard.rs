@@ -1,0 +1,385 @@
+//! The hazard ranges against a model that remembers every byte, and the waiters of a stream.
+//!
+//! Both modules are pure: this file compiles their very sources.
+
+#[path = "../src/hazard.rs"]
+mod hazard;
+#[path = "../src/completion/waiters.rs"]
+mod waiters;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use hazard::{Content, Hazards, Mode, Track, Use};
+use proptest::prelude::*;
+use waiters::Waiters;
+
+const LEN: u64 = 12;
+const LANES: u64 = 4;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Lane(u64);
+
+impl Track for Lane {
+    fn id(&self) -> u64 {
+        self.0
+    }
+}
+
+type Poison = u32;
+type Pair = (u64, u64);
+
+/// What is known of one byte.
+#[derive(Clone, Debug, PartialEq)]
+struct Byte {
+    writer: Option<Pair>,
+    /// In the order in which the streams first read.
+    readers: Vec<Pair>,
+    content: Content<Poison>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Use { range: Range<u64>, mode: Mode, lane: u64 },
+    Poison { range: Range<u64>, poison: Poison },
+}
+
+/// The module beside its model; each step is checked from every side.
+struct Twins {
+    hazards: Hazards<Lane, Poison>,
+    bytes: Vec<Byte>,
+    tickets: [u64; LANES as usize],
+}
+
+impl Twins {
+    fn new(len: u64, writer: Option<Pair>, content: Content<Poison>) -> Self {
+        let made_by = writer.map(|(lane, ticket)| Use { lane: Lane(lane), ticket });
+        let byte = Byte { writer, readers: Vec::new(), content: content.clone() };
+        Twins {
+            hazards: Hazards::new(len, made_by, content),
+            bytes: vec![byte; len as usize],
+            tickets: [10; LANES as usize],
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Use { range, mode, lane } => {
+                self.check_dependencies(range, *mode, *lane);
+                let ticket = &mut self.tickets[*lane as usize];
+                *ticket += 1;
+                let ticket = *ticket;
+                self.hazards.record(range, *mode, &Lane(*lane), ticket);
+                for byte in &mut self.bytes[range.start as usize..range.end as usize] {
+                    if *mode == Mode::Read {
+                        match byte.readers.iter_mut().find(|(reader, _)| reader == lane) {
+                            Some(reader) => reader.1 = ticket,
+                            None => byte.readers.push((*lane, ticket)),
+                        }
+                    } else {
+                        let writer = Some((*lane, ticket));
+                        *byte = Byte { writer, readers: Vec::new(), content: Content::Valid };
+                    }
+                }
+            }
+            Step::Poison { range, poison } => {
+                self.hazards.poison(range, poison);
+                self.set_content(range, &Content::Poisoned(*poison));
+            }
+        }
+    }
+
+    fn set_content(&mut self, range: &Range<u64>, content: &Content<Poison>) {
+        for byte in &mut self.bytes[range.start as usize..range.end as usize] {
+            byte.content = content.clone();
+        }
+    }
+
+    /// Exactly what the bytes say, so none is missing and none is redundant.
+    fn check_dependencies(&self, range: &Range<u64>, mode: Mode, lane: u64) {
+        let mut found = BTreeSet::new();
+        self.hazards.dependencies(range, mode, lane, |used| {
+            found.insert((used.lane.0, used.ticket));
+        });
+        let mut expected = BTreeSet::new();
+        for byte in &self.bytes[range.start as usize..range.end as usize] {
+            expected.extend(byte.writer);
+            if mode != Mode::Read {
+                expected.extend(byte.readers.iter().copied());
+            }
+        }
+        expected.retain(|(other, _)| *other != lane);
+        assert_eq!(found, expected, "{mode:?} of {range:?} by {lane}");
+        let maxima = |set: &BTreeSet<Pair>| set.iter().copied().collect::<BTreeMap<_, _>>();
+        assert_eq!(maxima(&found), maxima(&expected));
+    }
+
+    /// Everything that does not change the state.
+    fn check(&self) {
+        let ends: Vec<u64> = self.hazards.span_ends().collect();
+        assert!(ends.is_sorted_by(|a, b| a < b), "sorted and disjoint: {ends:?}");
+        assert_eq!(ends.last(), Some(&(self.bytes.len() as u64)), "covering");
+        // Neighbours that say the same are one span, others are not.
+        let cuts = (1..self.bytes.len()).filter(|i| self.bytes[*i] != self.bytes[*i - 1]);
+        let cuts = cuts.map(|i| i as u64).chain([self.bytes.len() as u64]);
+        assert_eq!(ends, cuts.collect::<Vec<_>>());
+
+        let mut users = BTreeMap::new();
+        for byte in &self.bytes {
+            for (lane, ticket) in byte.writer.iter().chain(&byte.readers) {
+                let known = users.entry(*lane).or_insert(*ticket);
+                *known = (*known).max(*ticket);
+            }
+        }
+        let found = self.hazards.users();
+        assert_eq!(found.len(), users.len(), "a stream is named once");
+        assert_eq!(found.iter().map(|u| (u.lane.0, u.ticket)).collect::<BTreeMap<_, _>>(), users);
+
+        let len = self.bytes.len() as u64;
+        for start in 0..len {
+            for end in start..=len {
+                self.check_content(&(start..end));
+                for mode in [Mode::Read, Mode::Overwrite, Mode::ReadWrite] {
+                    self.check_dependencies(&(start..end), mode, 0);
+                    self.check_dependencies(&(start..end), mode, LANES);
+                }
+            }
+        }
+    }
+
+    fn check_content(&self, range: &Range<u64>) {
+        let bytes = &self.bytes[range.start as usize..range.end as usize];
+        let poison = bytes.iter().find_map(|byte| match byte.content {
+            Content::Poisoned(poison) => Some(poison),
+            _ => None,
+        });
+        assert_eq!(self.hazards.poison_in(range), poison, "{range:?}");
+        let first = bytes.iter().position(|byte| byte.content != Content::Valid);
+        match (self.hazards.unreadable(range), first) {
+            (None, None) => {}
+            (Some((part, content)), Some(first)) => {
+                assert_eq!(part.start, range.start + first as u64, "the first such byte");
+                assert!(part.start < part.end && part.end <= range.end);
+                let part = &self.bytes[part.start as usize..part.end as usize];
+                assert!(part.iter().all(|byte| byte.content == *content));
+            }
+            (found, expected) => panic!("{range:?}: found {found:?}, expected {expected:?}"),
+        }
+    }
+}
+
+fn range() -> impl Strategy<Value = Range<u64>> {
+    prop_oneof![
+        1 => Just(0..LEN),
+        // Halves, as `split_at_mut` makes them.
+        1 => Just(0..LEN / 2),
+        1 => Just(LEN / 2..LEN),
+        4 => (0..=LEN, 0..=LEN).prop_map(|(a, b)| a.min(b)..a.max(b)),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let mode = prop_oneof![
+        3 => Just(Mode::Read),
+        1 => Just(Mode::Overwrite),
+        1 => Just(Mode::ReadWrite)
+    ];
+    prop_oneof![
+        8 => (range(), mode, 0..LANES)
+            .prop_map(|(range, mode, lane)| Step::Use { range, mode, lane }),
+        1 => (range(), 0..2_u32).prop_map(|(range, poison)| Step::Poison { range, poison }),
+    ]
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn spans_say_what_every_byte_would(
+        made_by in prop::option::of((0..LANES, 1..10_u64)),
+        content in prop_oneof![
+            Just(Content::Unwritten), Just(Content::Valid), Just(Content::Poisoned(9))
+        ],
+        steps in prop::collection::vec(step(), 0..24),
+    ) {
+        let mut twins = Twins::new(LEN, made_by, content);
+        twins.check();
+        for step in &steps {
+            twins.step(step);
+            twins.check();
+        }
+    }
+
+    #[test]
+    fn an_uncut_buffer_keeps_one_span(
+        uses in prop::collection::vec((0..LANES, 0..3_usize), 0..40),
+    ) {
+        let mut twins = Twins::new(LEN, None, Content::Unwritten);
+        for (lane, mode) in uses {
+            let mode = [Mode::Read, Mode::Overwrite, Mode::ReadWrite][mode];
+            twins.step(&Step::Use { range: 0..LEN, mode, lane });
+            prop_assert_eq!(twins.hazards.span_ends().count(), 1);
+        }
+        twins.check();
+    }
+
+    #[test]
+    fn a_full_overwrite_heals_and_joins_everything(
+        steps in prop::collection::vec(step(), 0..24),
+        lane in 0..LANES,
+    ) {
+        let mut twins = Twins::new(LEN, None, Content::Unwritten);
+        steps.iter().for_each(|step| twins.step(step));
+        twins.step(&Step::Use { range: 0..LEN, mode: Mode::Overwrite, lane });
+        prop_assert_eq!(twins.hazards.span_ends().count(), 1);
+        prop_assert_eq!(twins.hazards.unreadable(&(0..LEN)), None);
+        let users = twins.hazards.users();
+        prop_assert_eq!(users.len(), 1);
+        prop_assert_eq!(users[0].lane.0, lane);
+    }
+}
+
+#[test]
+fn halves_used_by_two_streams_do_not_depend_on_each_other() {
+    let mut twins = Twins::new(LEN, Some((0, 1)), Content::Valid);
+    twins.step(&Step::Use { range: 0..6, mode: Mode::ReadWrite, lane: 1 });
+    twins.step(&Step::Use { range: 6..LEN, mode: Mode::ReadWrite, lane: 2 });
+    twins.hazards.dependencies(&(0..6), Mode::ReadWrite, 1, |used| panic!("{used:?}"));
+    twins.hazards.dependencies(&(6..LEN), Mode::ReadWrite, 2, |used| panic!("{used:?}"));
+    twins.check();
+}
+
+#[test]
+fn two_readers_do_not_wait_for_each_other() {
+    let mut twins = Twins::new(LEN, None, Content::Valid);
+    twins.step(&Step::Use { range: 0..LEN, mode: Mode::Read, lane: 1 });
+    twins.hazards.dependencies(&(0..LEN), Mode::Read, 2, |used| panic!("{used:?}"));
+    let mut waits = 0;
+    twins.hazards.dependencies(&(0..LEN), Mode::Overwrite, 2, |_| waits += 1);
+    assert_eq!(waits, 1);
+}
+
+#[test]
+fn an_empty_range_touches_nothing() {
+    let mut twins = Twins::new(LEN, Some((0, 1)), Content::Unwritten);
+    for mode in [Mode::Read, Mode::Overwrite, Mode::ReadWrite] {
+        twins.step(&Step::Use { range: 5..5, mode, lane: 1 });
+    }
+    twins.step(&Step::Poison { range: 3..3, poison: 1 });
+    assert_eq!(twins.hazards.span_ends().count(), 1);
+    twins.check();
+}
+
+fn drain(waiters: &mut Waiters<&'static str>, completed: u64) -> Vec<&'static str> {
+    std::iter::from_fn(|| waiters.pop_due(completed)).collect()
+}
+
+#[test]
+fn waiters_are_taken_in_the_order_of_their_tickets() {
+    let mut waiters = Waiters::new();
+    for (ticket, name) in [(5, "five"), (2, "two"), (9, "nine"), (3, "three")] {
+        waiters.insert(ticket, name);
+    }
+    assert_eq!(waiters.next_due(), Some(2));
+    assert_eq!(drain(&mut waiters, 1), [""; 0]);
+    assert_eq!(drain(&mut waiters, 5), ["two", "three", "five"]);
+    assert_eq!(waiters.next_due(), Some(9));
+    assert_eq!(waiters.len(), 1);
+    assert_eq!(drain(&mut waiters, u64::MAX), ["nine"]);
+    assert_eq!(waiters.len(), 0);
+    assert_eq!(waiters.next_due(), None);
+}
+
+#[test]
+fn a_removed_waiter_is_neither_due_nor_taken() {
+    let mut waiters = Waiters::new();
+    let early = waiters.insert(1, "early");
+    waiters.insert(2, "late");
+    assert_eq!(waiters.remove(early), Some("early"));
+    assert_eq!(waiters.remove(early), None);
+    assert_eq!(waiters.get_mut(early), None);
+    assert_eq!(waiters.next_due(), Some(2));
+    assert_eq!(drain(&mut waiters, 2), ["late"]);
+}
+
+#[test]
+fn a_key_is_good_for_one_registration() {
+    let mut waiters = Waiters::new();
+    let first = waiters.insert(1, "first");
+    assert_eq!(waiters.pop_due(1), Some("first"));
+    // The slot is used again, the key is not.
+    let second = waiters.insert(7, "second");
+    assert_ne!(first, second);
+    assert_eq!(waiters.get_mut(first), None);
+    assert_eq!(waiters.remove(first), None);
+    assert_eq!(waiters.get_mut(second), Some(&mut "second"));
+    assert_eq!(waiters.pop_due(6), None);
+    assert_eq!(waiters.pop_due(7), Some("second"));
+}
+
+#[test]
+fn a_stale_entry_does_not_take_the_slots_next_waiter() {
+    let mut waiters = Waiters::new();
+    let abandoned = waiters.insert(1, "abandoned");
+    assert_eq!(waiters.remove(abandoned), Some("abandoned"));
+    waiters.insert(5, "next");
+    // Entry (1, slot 0) is still in the heap; ticket 1 completes.
+    assert_eq!(waiters.pop_due(1), None);
+    assert_eq!(waiters.len(), 1);
+    assert_eq!(waiters.pop_due(5), Some("next"));
+}
+
+#[test]
+fn stale_entries_never_outnumber_the_live_ones_by_much() {
+    let mut waiters = Waiters::new();
+    let live: Vec<_> = (0..10).map(|ticket| waiters.insert(1_000 + ticket, "live")).collect();
+    for ticket in 0..10_000 {
+        let key = waiters.insert(ticket, "abandoned");
+        assert_eq!(waiters.remove(key), Some("abandoned"));
+        assert!(waiters.entries() <= 2 * waiters.len() + 64 + 1, "{} entries", waiters.entries());
+    }
+    assert_eq!(waiters.next_due(), Some(1_000));
+    assert!(live.into_iter().all(|key| waiters.get_mut(key).is_some()));
+    assert_eq!(drain(&mut waiters, u64::MAX).len(), 10);
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn waiters_do_what_a_sorted_list_would(
+        acts in prop::collection::vec((0..4_u8, 0..8_u64), 0..60),
+    ) {
+        let mut waiters = Waiters::new();
+        let mut list: Vec<(u64, u64, waiters::WaiterKey)> = Vec::new();
+        let mut gone = Vec::new();
+        for (id, (act, ticket)) in acts.into_iter().enumerate() {
+            match act {
+                0 | 1 => list.push((ticket, id as u64, waiters.insert(ticket, id as u64))),
+                2 if !list.is_empty() => {
+                    let (_, id, key) = list.swap_remove(ticket as usize % list.len());
+                    prop_assert_eq!(waiters.remove(key), Some(id));
+                    gone.push(key);
+                }
+                2 => {}
+                _ => {
+                    while let Some(id) = waiters.pop_due(ticket) {
+                        let at = list.iter().position(|known| known.1 == id);
+                        let (due, _, key) = list.swap_remove(at.expect("somebody who waits"));
+                        prop_assert!(due <= ticket);
+                        prop_assert!(list.iter().all(|other| due <= other.0));
+                        gone.push(key);
+                    }
+                    prop_assert!(list.iter().all(|known| known.0 > ticket));
+                }
+            }
+            prop_assert_eq!(waiters.len(), list.len());
+            prop_assert_eq!(waiters.next_due(), list.iter().map(|known| known.0).min());
+            prop_assert!(gone.iter().all(|key| waiters.get_mut(*key).is_none()));
+        }
+    }
+}

@@ -1,0 +1,1084 @@
+//! The protocol rules of completion, each checked by loom under every interleaving.
+//!
+//! The pure modules are compiled from their very sources, with loom's types in the place of
+//! `crate::sync`. What the shell (`lane.rs`, `engine.rs`, `poller.rs`) does with them is modelled
+//! here step by step: the bodies of [`Lane`] follow the functions of the same names, without
+//! driver, clock and policy.
+//!
+//! A test ends by asking whether somebody was forgotten, or runs until loom finds that everybody
+//! sleeps. Values that only keep the record of a run are plain atomics, which loom does not see.
+#![forbid(unsafe_code)]
+
+#[expect(dead_code, reason = "the lane spoils events whose record failed")]
+#[path = "../src/completion/events.rs"]
+mod events;
+#[path = "../src/completion/park.rs"]
+mod park;
+#[path = "../src/completion/submission.rs"]
+mod submission;
+#[path = "../src/completion/sweep.rs"]
+mod sweep;
+#[path = "../src/completion/timeline.rs"]
+mod timeline;
+#[expect(dead_code, reason = "`tests/hazard.rs` checks the rest")]
+#[path = "../src/completion/waiters.rs"]
+mod waiters;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64 as Record, Ordering::Relaxed as Seen};
+use std::task::Poll;
+
+use events::{EventHandle, EventPool};
+use loom::thread;
+use park::ParkState;
+use submission::{Markable, SubmissionLock};
+use sweep::SweepGate;
+use sync::{AtomicBool, AtomicU64, Ordering, Plain, fence};
+use timeline::Timeline;
+use waiters::{WaiterKey, Waiters};
+
+/// What `events.rs` needs of the backend.
+mod backend {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct RawEvent(pub(crate) u64);
+}
+
+/// Loom's types under the names and with the calls of `src/sync.rs`.
+mod sync {
+    use std::ops::{Deref, DerefMut};
+
+    use loom::sync::atomic;
+    pub(crate) use loom::sync::atomic::{Ordering, fence};
+
+    /// Loom's own lock does not take an unlock for something that a `try_lock` depends on, so that
+    /// some failures to get it are never explored. This one is a word, which everybody changes.
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T> {
+        held: atomic::AtomicBool,
+        value: std::sync::Mutex<T>,
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Mutex { held: atomic::AtomicBool::new(false), value: std::sync::Mutex::new(value) }
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            loop {
+                if let Some(guard) = self.try_lock() {
+                    return guard;
+                }
+                loom::thread::yield_now();
+            }
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            let (get, fail) = (Ordering::Acquire, Ordering::Relaxed);
+            self.held.compare_exchange(false, true, get, fail).ok()?;
+            Some(MutexGuard { value: Some(self.value.try_lock().unwrap()), held: &self.held })
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T> {
+        /// `None` only inside `drop`.
+        value: Option<std::sync::MutexGuard<'a, T>>,
+        held: &'a atomic::AtomicBool,
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.value.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.value.as_mut().unwrap()
+        }
+    }
+
+    impl<T> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            self.value = None;
+            self.held.store(false, Ordering::Release);
+        }
+    }
+
+    /// A lock that nobody tries.
+    #[derive(Debug, Default)]
+    pub(crate) struct Plain<T>(loom::sync::Mutex<T>);
+
+    impl<T> Plain<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Plain(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+
+    /// Loom takes a SeqCst access for an acquire or release access, and so finds failures that
+    /// cannot happen. Here it is a read-modify-write instead, which reads the newest value: all
+    /// accesses of that kind to all words are then in one order, and nothing else is ordered by
+    /// them, so a fence that is needed stays needed.
+    ///
+    /// Loom also puts a store that runs beside a read-modify-write in between its two halves; a
+    /// relaxed store is therefore one, too.
+    macro_rules! atomic {
+        ($name:ident, $value:ty, $same:expr) => {
+            #[derive(Debug)]
+            pub(crate) struct $name(atomic::$name);
+
+            #[allow(dead_code, reason = "one set of calls for all three")]
+            impl $name {
+                pub(crate) fn new(value: $value) -> Self {
+                    $name(atomic::$name::new(value))
+                }
+
+                pub(crate) fn load(&self, order: Ordering) -> $value {
+                    match order {
+                        Ordering::SeqCst => ($same)(&self.0),
+                        order => self.0.load(order),
+                    }
+                }
+
+                pub(crate) fn store(&self, value: $value, order: Ordering) {
+                    match order {
+                        Ordering::SeqCst => _ = self.0.swap(value, Ordering::Release),
+                        Ordering::Relaxed => _ = self.0.swap(value, Ordering::Relaxed),
+                        order => self.0.store(value, order),
+                    }
+                }
+
+                pub(crate) fn swap(&self, value: $value, order: Ordering) -> $value {
+                    self.0.swap(value, order)
+                }
+
+                pub(crate) fn compare_exchange(
+                    &self,
+                    old: $value,
+                    new: $value,
+                    success: Ordering,
+                    failure: Ordering,
+                ) -> Result<$value, $value> {
+                    self.0.compare_exchange(old, new, success, failure)
+                }
+            }
+        };
+    }
+
+    atomic!(AtomicBool, bool, |a: &atomic::AtomicBool| a.fetch_or(false, Ordering::Acquire));
+    atomic!(AtomicU8, u8, |a: &atomic::AtomicU8| a.fetch_or(0, Ordering::Acquire));
+    atomic!(AtomicU64, u64, |a: &atomic::AtomicU64| a.fetch_or(0, Ordering::Acquire));
+
+    impl AtomicU64 {
+        pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_max(value, order)
+        }
+    }
+}
+
+/// Explores every interleaving with at most `preemptions` forced switches.
+fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(body);
+}
+
+/// A thread that sleeps until it is called, as `std::thread::park` does. (Loom's own wakes threads
+/// that wait for a lock.)
+#[derive(Default)]
+struct Sleeper {
+    called: loom::sync::Mutex<bool>,
+    changed: loom::sync::Condvar,
+}
+
+impl Sleeper {
+    fn park(&self) {
+        let mut called = self.called.lock().unwrap();
+        while !*called {
+            called = self.changed.wait(called).unwrap();
+        }
+        *called = false;
+    }
+
+    fn unpark(&self) {
+        *self.called.lock().unwrap() = true;
+        self.changed.notify_one();
+    }
+}
+
+/// A waker that counts.
+#[derive(Clone, Debug, Default)]
+struct Bell(Arc<Record>);
+
+impl Bell {
+    fn wake(self) {
+        self.0.fetch_add(1, Seen);
+    }
+
+    fn rang(&self) -> bool {
+        self.0.load(Seen) > 0
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Lost;
+
+/// `Lane` with as much of its `Engine` and `Attention` as the rules speak of.
+struct Lane {
+    timeline: Timeline,
+    /// How far the device is: what a query would say.
+    device: AtomicU64,
+    gate: SweepGate,
+    waiters: Plain<Waiters<Bell>>,
+    waiting: AtomicU64,
+    lost: AtomicBool,
+    mourned: AtomicBool,
+    mourners: Plain<Vec<Bell>>,
+    active: AtomicBool,
+    park: ParkState,
+    poller: Sleeper,
+    incoming: Plain<u32>,
+}
+
+impl Lane {
+    fn new(device: u64) -> Arc<Self> {
+        Arc::new(Lane {
+            timeline: Timeline::new(),
+            device: AtomicU64::new(device),
+            gate: SweepGate::new(),
+            waiters: Plain::new(Waiters::new()),
+            waiting: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            mourned: AtomicBool::new(false),
+            mourners: Plain::new(Vec::new()),
+            active: AtomicBool::new(false),
+            park: ParkState::new(),
+            poller: Sleeper::default(),
+            incoming: Plain::new(0),
+        })
+    }
+
+    fn poll_ticket(
+        &self,
+        ticket: u64,
+        key: &mut Option<WaiterKey>,
+        bell: &Bell,
+    ) -> Poll<Result<(), Lost>> {
+        if let Some(outcome) = self.outcome(ticket) {
+            self.forget(key);
+            return Poll::Ready(outcome);
+        }
+        self.register(ticket, key, bell);
+        fence(Ordering::SeqCst); // rule: store the waker, fence
+        if let Some(outcome) = self.outcome(ticket) {
+            self.forget(key); // rule: re-read
+            return Poll::Ready(outcome);
+        }
+        self.activate();
+        Poll::Pending
+    }
+
+    fn outcome(&self, ticket: u64) -> Option<Result<(), Lost>> {
+        if self.timeline.is_complete(ticket) {
+            return Some(Ok(()));
+        }
+        // A `OnceLock` is read with Acquire.
+        if !self.lost.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(if self.timeline.is_complete(ticket) { Ok(()) } else { Err(Lost) })
+    }
+
+    fn register(&self, ticket: u64, key: &mut Option<WaiterKey>, bell: &Bell) {
+        let fresh = bell.clone();
+        let mut waiters = self.waiters.lock();
+        match key.and_then(|key| waiters.get_mut(key)) {
+            Some(known) => drop(std::mem::replace(known, fresh)),
+            None => *key = Some(waiters.insert(ticket, fresh)),
+        }
+        self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
+    }
+
+    fn forget(&self, key: &mut Option<WaiterKey>) {
+        if let Some(key) = key.take() {
+            let mut waiters = self.waiters.lock();
+            drop(waiters.remove(key));
+            self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
+        }
+    }
+
+    fn sweep(&self) -> bool {
+        let before = self.timeline.completed();
+        self.gate.run(|| {
+            self.timeline.complete(self.device.load(Ordering::Acquire));
+        });
+        self.mourn();
+        let moved = self.timeline.completed() != before;
+        fence(Ordering::SeqCst); // rule: raise `completed`, fence
+        self.wake_due();
+        moved
+    }
+
+    fn wake_due(&self) {
+        while self.waiting.load(Ordering::SeqCst) > 0 {
+            let mut batch = Vec::new();
+            {
+                let mut waiters = self.waiters.lock();
+                let lost = self.lost.load(Ordering::Acquire);
+                let completed = if lost { u64::MAX } else { self.timeline.completed() };
+                batch.extend(std::iter::from_fn(|| waiters.pop_due(completed)));
+                self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
+            }
+            if batch.is_empty() {
+                return;
+            }
+            batch.into_iter().for_each(Bell::wake);
+        }
+    }
+
+    /// Only declares: the caller may hold locks.
+    fn lose(&self) {
+        // `OnceLock::get_or_init`.
+        let (set, fail) = (Ordering::AcqRel, Ordering::Acquire);
+        self.lost.compare_exchange(false, true, set, fail).ok();
+        self.call();
+    }
+
+    fn mourn(&self) {
+        if !self.lost.load(Ordering::Acquire) || self.mourned.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        fence(Ordering::SeqCst); // rule: set `lost`, fence
+        let mourners = std::mem::take(&mut *self.mourners.lock());
+        mourners.into_iter().for_each(Bell::wake);
+        self.wake_due();
+    }
+
+    /// `Engine::poll_lost`.
+    fn poll_lost(&self, bell: &Bell) -> bool {
+        if !self.lost.load(Ordering::Acquire) {
+            self.mourners.lock().push(bell.clone());
+        }
+        self.lost.load(Ordering::Acquire)
+    }
+
+    fn has_waiters(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    fn activate(&self) {
+        if !self.active.swap(true, Ordering::SeqCst) {
+            *self.incoming.lock() += 1;
+            self.call();
+        } else if self.has_waiters() {
+            self.call();
+        }
+    }
+
+    fn deactivate(&self) -> bool {
+        self.active.store(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        !self.has_waiters() || self.active.swap(true, Ordering::SeqCst)
+    }
+
+    fn call(&self) {
+        if self.park.notify() {
+            self.poller.unpark();
+        }
+    }
+
+    /// The poller's loop: sleeps without a time-out whenever it may, until `done`.
+    fn run_poller(&self, done: impl Fn() -> bool) {
+        let mut has_lane = false;
+        while !done() {
+            if self.poller_sweep(&mut has_lane) {
+                continue;
+            }
+            self.park.begin();
+            if self.poller_sweep(&mut has_lane) {
+                self.park.resume();
+                continue;
+            }
+            has_lane = has_lane && !self.deactivate();
+            if self.park.commit() && !done() {
+                self.poller.park();
+            }
+            self.park.resume();
+        }
+    }
+
+    fn poller_sweep(&self, has_lane: &mut bool) -> bool {
+        self.mourn();
+        let incoming = std::mem::take(&mut *self.incoming.lock());
+        *has_lane |= incoming > 0;
+        let moved = *has_lane && self.sweep();
+        moved || incoming > 0
+    }
+}
+
+// ---- timeline -----------------------------------------------------------------------------
+
+#[test]
+fn completed_only_rises() {
+    explore(3, || {
+        let timeline = Arc::new(Timeline::new());
+        // What the device wrote before each ticket's marker.
+        let proof = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let raisers = [1, 2].map(|ticket: u64| {
+            let (timeline, proof) = (timeline.clone(), proof.clone());
+            thread::spawn(move || {
+                proof[ticket as usize - 1].store(1, Ordering::Relaxed);
+                timeline.complete(ticket)
+            })
+        });
+        let first = timeline.completed();
+        let second = timeline.completed();
+        assert!(first <= second && second <= 2, "{first} then {second}");
+        let proven = [0, 1].map(|i: usize| proof[i].load(Ordering::Relaxed) == 1);
+        if second > 0 {
+            assert!(proven[second as usize - 1], "{second} was seen without what it proves");
+        }
+        let [low, high] = raisers.map(|raiser| raiser.join().unwrap());
+        assert_eq!(timeline.completed(), 2);
+        assert!(high, "nobody else raised it so far");
+        if low && second == 2 {
+            assert!(proven[0], "2 came after 1 and was seen without what 1 proves");
+        }
+    });
+}
+
+#[test]
+fn an_older_op_cannot_release_the_tail() {
+    explore(3, || {
+        let timeline = Arc::new(Timeline::new());
+        let book = Arc::new(AtomicU64::new(0));
+        timeline.publish(1);
+        let older = {
+            let timeline = timeline.clone();
+            thread::spawn(move || timeline.release(1))
+        };
+        let observer = {
+            let (timeline, book) = (timeline.clone(), book.clone());
+            thread::spawn(move || {
+                if timeline.submitted() == 2 {
+                    assert_eq!(book.load(Ordering::Relaxed), 2, "a ticket without its bookkeeping");
+                }
+            })
+        };
+        book.store(2, Ordering::Relaxed);
+        timeline.publish(2);
+        assert_eq!(timeline.held(), Some(2));
+        older.join().unwrap();
+        observer.join().unwrap();
+        assert_eq!(timeline.held(), Some(2), "the tail's own `Op` still observes it");
+        timeline.release(2);
+        assert_eq!(timeline.held(), None);
+    });
+}
+
+// ---- submission ---------------------------------------------------------------------------
+
+/// The far side of a submission lock.
+struct Queue {
+    timeline: Timeline,
+    /// The last driver call that placed a marker, as the device would know it.
+    recorded: AtomicU64,
+}
+
+/// What the lock protects: how many marker calls the driver will refuse.
+#[derive(Default)]
+struct Submitter {
+    refusals: u32,
+}
+
+impl Markable for Submitter {
+    type Context = Queue;
+
+    fn mark_tail(&mut self, queue: &Queue) -> Option<u64> {
+        let tail = queue.timeline.submitted();
+        if self.refusals > 0 {
+            self.refusals -= 1;
+            return None;
+        }
+        queue.recorded.store(tail, Ordering::Relaxed);
+        Some(tail)
+    }
+}
+
+struct Line {
+    queue: Queue,
+    submission: SubmissionLock<Submitter>,
+}
+
+impl Line {
+    /// A stream with ticket 1 submitted and no marker.
+    fn new(refusals: u32) -> Arc<Self> {
+        let queue = Queue { timeline: Timeline::new(), recorded: AtomicU64::new(0) };
+        queue.timeline.publish(1);
+        let submission = SubmissionLock::new(Submitter { refusals });
+        Arc::new(Line { queue, submission })
+    }
+
+    fn want(&self, ticket: u64) {
+        self.submission.want(&self.queue, ticket);
+    }
+}
+
+#[test]
+fn a_wanted_marker_is_served_by_whoever_unlocks() {
+    for tries in [false, true] {
+        explore(3, move || {
+            let line = Line::new(0);
+            let submitter = {
+                let line = line.clone();
+                thread::spawn(move || {
+                    if tries {
+                        line.submission.try_with(&line.queue, |_| line.queue.timeline.publish(2));
+                    } else {
+                        line.submission.with(&line.queue, |_| line.queue.timeline.publish(2));
+                    }
+                })
+            };
+            line.want(1);
+            submitter.join().unwrap();
+            assert!(line.submission.is_marked(1), "nobody placed the marker");
+        });
+    }
+}
+
+#[test]
+fn a_wish_for_an_older_ticket_does_not_undo_a_newer_one() {
+    explore(3, || {
+        let line = Line::new(0);
+        let older = {
+            let line = line.clone();
+            thread::spawn(move || line.want(1))
+        };
+        let newer = {
+            let line = line.clone();
+            thread::spawn(move || {
+                let newer = line.queue.timeline.submitted();
+                line.want(newer);
+                newer
+            })
+        };
+        line.submission.with(&line.queue, |locked| {
+            locked.mark_tail(&line.queue);
+            line.queue.timeline.publish(2);
+        });
+        older.join().unwrap();
+        let newer = newer.join().unwrap();
+        assert!(line.submission.is_marked(newer), "nobody placed the marker of {newer}");
+    });
+}
+
+#[test]
+fn a_marker_is_published_after_its_call() {
+    for refusals in [0, 1] {
+        explore(3, move || {
+            let line = Line::new(refusals);
+            // Loom looks at both orders of two accesses if the later one is the observer's: hence
+            // the marker is the main thread's.
+            let observer = {
+                let line = line.clone();
+                thread::spawn(move || {
+                    for ticket in [2, 1] {
+                        if line.submission.is_marked(ticket) {
+                            let recorded = line.queue.recorded.load(Ordering::Relaxed);
+                            assert!(recorded >= ticket, "published {ticket}, recorded {recorded}");
+                        }
+                    }
+                })
+            };
+            let other = {
+                let line = line.clone();
+                thread::spawn(move || line.want(1))
+            };
+            line.want(1);
+            line.submission.with(&line.queue, |_| line.queue.timeline.publish(2));
+            line.want(2);
+            observer.join().unwrap();
+            other.join().unwrap();
+            // A refusal uses up the wishes that it met; who asks again is served.
+            line.want(2);
+            assert!(line.submission.is_marked(2) && !line.submission.is_marked(3));
+            assert_eq!(line.queue.recorded.load(Ordering::Relaxed), 2);
+        });
+    }
+}
+
+/// A device that refuses every marker holds nobody up.
+#[test]
+fn a_refused_marker_is_not_asked_for_for_ever() {
+    explore(3, || {
+        let line = Line::new(u32::MAX);
+        let other = {
+            let line = line.clone();
+            thread::spawn(move || line.want(1))
+        };
+        line.submission.with(&line.queue, |_| line.queue.timeline.publish(2));
+        line.want(2);
+        other.join().unwrap();
+        assert!(!line.submission.is_marked(1));
+    });
+}
+
+/// An operation on one stream needs a marker on the other: it is placed before the own lock is
+/// taken, so nobody holds two.
+#[test]
+fn two_submitters_never_wait_for_each_other() {
+    explore(3, || {
+        let lines = [Line::new(0), Line::new(0)];
+        let submit = |own: usize, other: usize| {
+            let (own, other) = (lines[own].clone(), lines[other].clone());
+            move || {
+                own.submission.with(&own.queue, |_| ()); // what is waited for already?
+                other.submission.with(&other.queue, |locked| {
+                    let tail = other.queue.timeline.submitted();
+                    if !locked.is_marked(tail) {
+                        locked.mark_tail(&other.queue);
+                    }
+                });
+                own.submission.with(&own.queue, |locked| {
+                    assert!(other.submission.is_marked(1), "there is an event to wait for");
+                    own.queue.timeline.publish(own.queue.timeline.submitted() + 1);
+                    locked.mark_tail(&own.queue);
+                });
+            }
+        };
+        let other = thread::spawn(submit(1, 0));
+        submit(0, 1)();
+        other.join().unwrap();
+        for line in &lines {
+            assert_eq!(line.queue.timeline.submitted(), 2);
+            assert!(line.submission.is_marked(2));
+        }
+    });
+}
+
+// ---- sweep --------------------------------------------------------------------------------
+
+#[test]
+fn a_missed_sweep_is_made_up_for() {
+    explore(3, || {
+        let gate = Arc::new(SweepGate::new());
+        // What each caller knows of the device, and which of it a whole sweep found. The gate alone
+        // makes the one visible to the other.
+        let known = Arc::new([0; 3].map(|_| AtomicBool::new(false)));
+        let found = Arc::new([0; 3].map(Record::new));
+        let caller = |index: usize| {
+            let (gate, known, found) = (gate.clone(), known.clone(), found.clone());
+            move || {
+                known[index].store(true, Ordering::Relaxed);
+                let swept = gate.run(|| {
+                    for (known, found) in known.iter().zip(found.iter()) {
+                        found.fetch_max(u64::from(known.load(Ordering::Relaxed)), Seen);
+                    }
+                });
+                assert!(!swept || found[index].load(Seen) == 1, "swept, but not for itself");
+            }
+        };
+        let others = [thread::spawn(caller(1)), thread::spawn(caller(2))];
+        caller(0)();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        let missed = found.iter().position(|found| found.load(Seen) == 0);
+        assert_eq!(missed, None, "no sweep began after that call");
+    });
+}
+
+// ---- registration -------------------------------------------------------------------------
+
+/// The device is through and nobody has looked: the poller must, before it sleeps for good. Loom
+/// reports a deadlock if it does not.
+#[test]
+fn a_registration_is_never_slept_over() {
+    // Without and with the lane at the poller, where somebody else waits for longer.
+    for kept in [false, true] {
+        explore(3, move || {
+            let lane = Lane::new(0);
+            if kept {
+                assert!(lane.poll_ticket(2, &mut None, &Bell::default()).is_pending());
+            }
+            let bell = Bell::default();
+            let resolved = Arc::new(Record::new(0));
+            let task = {
+                let (lane, bell, resolved) = (lane.clone(), bell.clone(), resolved.clone());
+                thread::spawn(move || {
+                    lane.device.store(1, Ordering::Release);
+                    if lane.poll_ticket(1, &mut None, &bell).is_ready() {
+                        resolved.store(1, Seen);
+                        lane.poller.unpark();
+                    }
+                })
+            };
+            lane.run_poller(|| bell.rang() || resolved.load(Seen) == 1);
+            task.join().unwrap();
+            assert!(bell.rang() || resolved.load(Seen) == 1);
+        });
+    }
+}
+
+/// The lane was with the poller, which is about to give it up.
+#[test]
+fn a_lane_given_up_beside_a_registration_comes_back() {
+    explore(2, || {
+        let lane = Lane::new(1);
+        lane.activate();
+        let bells = [Bell::default(), Bell::default()];
+        let tasks = [1, 2].map(|ticket: u64| {
+            let (lane, bell) = (lane.clone(), bells[ticket as usize - 1].clone());
+            thread::spawn(move || {
+                if ticket == 2 {
+                    // The device goes on; a doorbell rings.
+                    lane.device.store(2, Ordering::Release);
+                    lane.call();
+                }
+                if lane.poll_ticket(ticket, &mut None, &bell).is_ready() {
+                    bell.wake();
+                    lane.poller.unpark();
+                }
+            })
+        });
+        lane.run_poller(|| bells.iter().all(Bell::rang));
+        tasks.into_iter().for_each(|task| task.join().unwrap());
+    });
+}
+
+#[test]
+fn a_completion_beside_a_registration_wakes_it() {
+    explore(3, || {
+        let lane = Lane::new(0);
+        let bell = Bell::default();
+        let task = {
+            let (lane, bell) = (lane.clone(), bell.clone());
+            thread::spawn(move || lane.poll_ticket(1, &mut None, &bell))
+        };
+        let other_task = {
+            let lane = lane.clone();
+            thread::spawn(move || lane.sweep())
+        };
+        lane.device.store(1, Ordering::Release);
+        lane.sweep();
+        let polled = task.join().unwrap();
+        other_task.join().unwrap();
+        assert!(polled.is_ready() || bell.rang(), "complete, and nobody told the task");
+        assert_ne!(polled, Poll::Ready(Err(Lost)));
+    });
+}
+
+#[test]
+fn a_loss_is_seen_by_who_registers_beside_it() {
+    explore(3, || {
+        let lane = Lane::new(1);
+        let bells = [Bell::default(), Bell::default()];
+        let task = {
+            let (lane, bells) = (lane.clone(), bells.clone());
+            thread::spawn(move || {
+                // Complete, if somebody sweeps before the loss is known, and never complete.
+                [1, 2].map(|ticket: u64| {
+                    lane.poll_ticket(ticket, &mut None, &bells[ticket as usize - 1])
+                })
+            })
+        };
+        let loser = {
+            let lane = lane.clone();
+            thread::spawn(move || lane.lose())
+        };
+        // Whoever sweeps next resolves what waits, here somebody who sweeps another stream: at
+        // once, or when the loser called.
+        lane.mourn();
+        loser.join().unwrap();
+        lane.mourn();
+        let polled = task.join().unwrap();
+        for (polled, bell) in polled.into_iter().zip(bells) {
+            assert!(polled.is_ready() || bell.rang(), "lost, and nobody told");
+        }
+    });
+}
+
+/// Nobody waits for a ticket, so the poller has no lane and sleeps without a time-out.
+#[test]
+fn a_loss_is_never_slept_over() {
+    explore(3, || {
+        let lane = Lane::new(0);
+        let bell = Bell::default();
+        let resolved = Arc::new(Record::new(0));
+        let watcher = {
+            let (lane, bell, resolved) = (lane.clone(), bell.clone(), resolved.clone());
+            thread::spawn(move || {
+                if lane.poll_lost(&bell) {
+                    resolved.store(1, Seen);
+                    lane.poller.unpark();
+                }
+            })
+        };
+        let loser = {
+            let lane = lane.clone();
+            thread::spawn(move || lane.lose())
+        };
+        lane.run_poller(|| bell.rang() || resolved.load(Seen) == 1);
+        watcher.join().unwrap();
+        loser.join().unwrap();
+    });
+}
+
+#[test]
+fn each_poll_replaces_the_waker() {
+    explore(3, || {
+        let lane = Lane::new(1);
+        let (old, new) = (Bell::default(), Bell::default());
+        let task = {
+            let (lane, old, new) = (lane.clone(), old.clone(), new.clone());
+            thread::spawn(move || {
+                let mut key = None;
+                let first = lane.poll_ticket(1, &mut key, &old);
+                first.is_ready() || lane.poll_ticket(1, &mut key, &new).is_ready()
+            })
+        };
+        lane.sweep();
+        let ready = task.join().unwrap();
+        assert!(ready || new.rang(), "the waker of the last poll was not woken");
+        assert!(lane.waiters.lock().len() == 0 && !lane.has_waiters(), "a waiter was left");
+    });
+}
+
+// ---- events and words ---------------------------------------------------------------------
+
+/// What stands on a stream.
+#[derive(Clone, Copy)]
+enum Command {
+    Event { ticket: u64, event: usize },
+    Word(u64),
+}
+
+const EVENTS: usize = 3;
+
+/// A device of one stream, and the books of its events.
+#[derive(Default)]
+struct Device {
+    queue: std::sync::Mutex<VecDeque<Command>>,
+    /// Records of each event that are still on the stream.
+    pending: [Record; EVENTS],
+    /// Handles of each event that somebody else than its marker has.
+    shared: [Record; EVENTS],
+    created: Record,
+}
+
+impl Device {
+    fn record(&self, event: &EventHandle, ticket: u64) {
+        let index = event.raw().0 as usize;
+        assert_eq!(self.pending[index].load(Seen), 0, "recorded while it is pending");
+        assert_eq!(self.shared[index].load(Seen), 0, "recorded while somebody waits for it");
+        self.pending[index].fetch_add(1, Seen);
+        self.queue.lock().unwrap().push_back(Command::Event { ticket, event: index });
+    }
+
+    /// Runs one command. `completed` and `word` are what the host can see of it.
+    fn step(&self, reached: &AtomicU64, word: Option<&AtomicU64>) {
+        let command = self.queue.lock().unwrap().pop_front();
+        match command {
+            Some(Command::Event { ticket, event }) => {
+                self.pending[event].fetch_sub(1, Seen);
+                reached.store(ticket, Ordering::Release);
+            }
+            Some(Command::Word(value)) => {
+                if let Some(word) = word {
+                    word.store(value, Ordering::Release);
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+struct Marker {
+    ticket: u64,
+    event: EventHandle,
+}
+
+/// The markers of a stream and the pool of its events.
+struct Marked {
+    timeline: Timeline,
+    device: Device,
+    reached: AtomicU64,
+    markers: Plain<VecDeque<Marker>>,
+    gate: SweepGate,
+    pool: Arc<EventPool>,
+}
+
+impl Marked {
+    /// Submits an operation with a marker behind it.
+    fn submit(&self) {
+        let ticket = self.timeline.submitted() + 1;
+        self.timeline.publish(ticket);
+        let event = self.pool.get(|| {
+            let index = self.device.created.fetch_add(1, Seen);
+            Ok::<_, ()>(backend::RawEvent(index))
+        });
+        let event = event.unwrap();
+        self.device.record(&event, ticket);
+        self.markers.lock().push_back(Marker { ticket, event });
+    }
+
+    fn ask(&self) {
+        loop {
+            let next = self.markers.lock().front().map(|marker| marker.ticket);
+            let Some(ticket) = next else { return };
+            if !self.timeline.is_complete(ticket) {
+                if self.reached.load(Ordering::Acquire) < ticket {
+                    return;
+                }
+                self.timeline.complete(ticket);
+            }
+            let mut done = Vec::new();
+            let mut markers = self.markers.lock();
+            while markers.front().is_some_and(|marker| marker.ticket <= ticket) {
+                done.extend(markers.pop_front());
+            }
+            drop(markers);
+        }
+    }
+
+    /// Orders another stream behind `ticket`.
+    fn wait_for(&self, ticket: u64) {
+        let event = {
+            let markers = self.markers.lock();
+            let index = markers.partition_point(|marker| marker.ticket < ticket);
+            markers.get(index).map(|marker| {
+                self.device.shared[marker.event.raw().0 as usize].fetch_add(1, Seen);
+                marker.event.clone()
+            })
+        };
+        if let Some(event) = event {
+            thread::yield_now(); // the driver call
+            self.device.shared[event.raw().0 as usize].fetch_sub(1, Seen);
+        }
+    }
+}
+
+#[test]
+fn an_event_is_recycled_only_when_complete() {
+    explore(3, || {
+        let stream = Arc::new(Marked {
+            timeline: Timeline::new(),
+            device: Device::default(),
+            reached: AtomicU64::new(0),
+            markers: Plain::default(),
+            gate: SweepGate::new(),
+            pool: Arc::default(),
+        });
+        stream.submit();
+        let device = {
+            let stream = stream.clone();
+            thread::spawn(move || {
+                stream.device.step(&stream.reached, None);
+                stream.gate.run(|| stream.ask());
+            })
+        };
+        let waiter = {
+            let stream = stream.clone();
+            thread::spawn(move || stream.wait_for(1))
+        };
+        stream.submit();
+        stream.gate.run(|| stream.ask());
+        stream.submit();
+        device.join().unwrap();
+        waiter.join().unwrap();
+        while stream.timeline.completed() < 3 {
+            stream.device.step(&stream.reached, None);
+            stream.gate.run(|| stream.ask());
+        }
+        let made = stream.device.created.load(Seen);
+        assert_eq!(stream.pool.drain().len() as u64, made, "every event came back, once");
+    });
+}
+
+/// A line of `Words`, and the stream that has it.
+struct Worded {
+    timeline: Timeline,
+    device: Device,
+    reached: AtomicU64,
+    /// The line; the next stream to take it finds in it what was written last.
+    word: AtomicU64,
+    /// The last value that the stream was told to write.
+    told: AtomicU64,
+}
+
+/// The state behind the lock of a stream with a word.
+struct WordMarks;
+
+impl Markable for WordMarks {
+    type Context = Worded;
+
+    fn mark_tail(&mut self, lane: &Worded) -> Option<u64> {
+        let tail = lane.timeline.submitted();
+        if lane.timeline.is_complete(tail) {
+            return Some(tail);
+        }
+        lane.told.store(tail, Ordering::Relaxed);
+        lane.device.queue.lock().unwrap().push_back(Command::Word(tail));
+        Some(tail)
+    }
+}
+
+/// A future asks for a word while a submitter places an event: whichever comes last on the stream,
+/// the line is free only when nothing will be written any more.
+#[test]
+fn a_word_line_is_reused_only_when_its_last_value_was_seen() {
+    explore(3, || {
+        let lane = Arc::new(Worded {
+            timeline: Timeline::new(),
+            device: Device::default(),
+            reached: AtomicU64::new(0),
+            word: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+        });
+        let submission = Arc::new(SubmissionLock::new(WordMarks));
+        lane.timeline.publish(1);
+        let task = {
+            let (lane, submission) = (lane.clone(), submission.clone());
+            thread::spawn(move || submission.want(&lane, 1))
+        };
+        let device = {
+            let lane = lane.clone();
+            thread::spawn(move || lane.device.step(&lane.reached, Some(&lane.word)))
+        };
+        // Another stream is ordered behind this one: `Turn::place_event`.
+        submission.with(&lane, |locked| {
+            let tail = lane.timeline.submitted();
+            if !lane.timeline.is_complete(tail) {
+                let event = Command::Event { ticket: tail, event: 0 };
+                lane.device.pending[0].fetch_add(1, Seen);
+                lane.device.queue.lock().unwrap().push_back(event);
+                locked.publish_mark(tail);
+            }
+        });
+        task.join().unwrap();
+        // `Lane::ask`, then `Lane::drop`: nobody else has the lane any more, the device still may.
+        lane.timeline.complete(lane.word.load(Ordering::Acquire));
+        lane.timeline.complete(lane.reached.load(Ordering::Acquire));
+        let seen = lane.word.load(Ordering::Acquire);
+        let given_back = seen >= lane.told.load(Ordering::Relaxed);
+        if given_back {
+            // `Words::get`, for a stream that has submitted nothing.
+            lane.word.store(0, Ordering::Relaxed);
+        }
+        device.join().unwrap();
+        lane.device.step(&lane.reached, Some(&lane.word));
+        lane.device.step(&lane.reached, Some(&lane.word));
+        if given_back {
+            assert_eq!(
+                lane.word.load(Ordering::Acquire),
+                0,
+                "a late write reached the next stream"
+            );
+        }
+    });
+}
