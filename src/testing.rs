@@ -38,6 +38,9 @@ pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";
 
 /// The device that tests run on: the one named by [`TEST_DEVICE`], else a host device.
 ///
+/// A GPU is given to one test thread at a time: another one waits here until that thread's devices
+/// and streams are dropped.
+///
 /// # Panics
 /// If the device that was asked for is not there: never a skip.
 #[must_use]
@@ -52,15 +55,64 @@ pub fn device() -> Device {
 #[must_use]
 pub fn device_with(completion: Completion) -> Device {
     let name = std::env::var(TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
+    let turn = name.starts_with("cuda").then(turn::Turn::take);
     let opened = Device::builder().completion(completion).named(&name).and_then(|device| {
-        // Before anything runs on it, see `Gate::close_for`.
         let home = device.default_stream().home();
+        if let Some(turn) = turn {
+            home.get_or_load(|| Ok::<_, crate::Error>(turn))?;
+        }
+        // Before anything runs on it, see `Gate::close_for`.
         home.get_or_load(|| kernels::load_gate(&home.engine))?;
         Ok(device)
     });
     match opened {
         Ok(device) => device,
         Err(error) => panic!("{TEST_DEVICE} asks for `{name}`: {error}"),
+    }
+}
+
+/// One test at a time on a GPU: seen on an H200, a stream that a gate holds up keeps others of the
+/// process from starting now and then (they share the GPU's few queues and the driver's locks), so
+/// tests with gates beside each other fail by chance.
+mod turn {
+    use std::thread::ThreadId;
+    use std::time::{Duration, Instant};
+
+    use parking_lot::{Condvar, Mutex};
+
+    struct State {
+        owner: Option<ThreadId>,
+        devices: u32,
+    }
+
+    static STATE: Mutex<State> = Mutex::new(State { owner: None, devices: 0 });
+    static CHANGED: Condvar = Condvar::new();
+    /// A test that leaked its device is not waited for for ever.
+    const LIMIT: Duration = Duration::from_secs(100);
+
+    /// Held by a device for tests; a thread may have several.
+    pub(super) struct Turn(());
+
+    impl Turn {
+        pub(super) fn take() -> Turn {
+            let this = std::thread::current().id();
+            let end = Instant::now() + LIMIT;
+            let mut state = STATE.lock();
+            while state.devices > 0
+                && state.owner != Some(this)
+                && !CHANGED.wait_until(&mut state, end).timed_out()
+            {}
+            state.owner = Some(this);
+            state.devices += 1;
+            Turn(())
+        }
+    }
+
+    impl Drop for Turn {
+        fn drop(&mut self) {
+            STATE.lock().devices -= 1;
+            CHANGED.notify_all();
+        }
     }
 }
 

@@ -123,6 +123,11 @@ pub(crate) fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
 /// # Panics
 /// As [`run_child`], and if the child's test failed.
 pub(crate) fn assert_child(test_name: &str, variables: &[(&str, &str)]) {
+    let device = std::env::var("GPU_AWAIT_TEST_DEVICE").unwrap_or_default();
+    if device.starts_with("cuda") {
+        println!("{test_name}: under the real driver there is nothing to see for the stand-in");
+        return;
+    }
     let output = run_child(test_name, variables);
     assert!(
         output.status.success(),
