@@ -39,6 +39,11 @@
 //! version of `cudarc` chosen by you; `tokio` (default): blocking work goes to tokio's pool;
 //! `test-util`: the `testing` module. The core runs on any executor.
 
+#![cfg_attr(
+    not(all(feature = "cuda", feature = "test-util")),
+    allow(dead_code, reason = "some parts serve one backend, or the tests, alone")
+)]
+
 pub(crate) mod at_exit;
 pub(crate) mod backend;
 pub(crate) mod completion;
