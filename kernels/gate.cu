@@ -3,12 +3,12 @@
 //     | word | meaning   | set by                                   |
 //     | 0    | closed    | the host, before the launch              |
 //     | 1    | open      | the host (any value but 0 and 2 will do) |
-//     | 2    | timed out | this kernel, from 0 only                 |
+//     | 2    | timed out | this kernel                              |
 //
 // The host opens with a compare-exchange from 0, never with a plain store (which would hide a time-out),
-// and takes the word's value after the kernel completed as the outcome: 2 is a time-out. On a device
-// without CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED (0 as seen on an H200) the compare-and-swap
-// below is not atomic towards the host, so an opening in the instant of the time-out may be overwritten
+// and takes the word's value after the kernel completed as the outcome: 2 is a time-out. The kernel
+// stores it plainly: GPUs without CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED (an H200 in a PCIe
+// host) have no atomics on host memory, so an opening in the instant of the time-out may be overwritten
 // by 2; the gate has then timed out, and the word says so. Use a fresh word for each launch: a word set
 // back to 0 while the kernel runs may close the gate again, unseen.
 //
@@ -34,7 +34,7 @@ extern "C" __global__ void gate(unsigned int* word, unsigned long long timeout_n
     // spelled-out form and nanosleep need compute capability 7.0.
     while (*(volatile unsigned int*)word == 0) {
         if (globaltimer_ns() - start >= timeout_ns) {
-            atomicCAS_system(word, 0u, 2u);
+            *(volatile unsigned int*)word = 2u;
             break;
         }
     }
