@@ -109,8 +109,12 @@ impl Api {
         let name = "libcuda.so.1";
         // SAFETY: the driver's library runs only its own initializers.
         let library = unsafe { libloading::Library::new(name) };
-        let library = library
-            .map_err(|error| ErrorDetail::NoDriver { reason: format!("{name}: {error}") })?;
+        let library = library.map_err(|error| {
+            // The loader's own words, where it has any.
+            let why =
+                std::error::Error::source(&error).map_or(error.to_string(), |s| s.to_string());
+            ErrorDetail::NoDriver { reason: format!("{name}: {why}") }
+        })?;
         let api = Api::load(library)?;
         // SAFETY: 0 is the only flag that there is.
         check("cuInit", unsafe { (api.cuInit)(0) }).map_err(|code| match code.code {
