@@ -113,7 +113,8 @@ impl Api {
             // The loader's own words, where it has any.
             let why =
                 std::error::Error::source(&error).map_or(error.to_string(), |s| s.to_string());
-            ErrorDetail::NoDriver { reason: format!("{name}: {why}") }
+            let reason = if why.contains(name) { why } else { format!("{name}: {why}") };
+            ErrorDetail::NoDriver { reason }
         })?;
         let api = Api::load(library)?;
         // SAFETY: 0 is the only flag that there is.
