@@ -164,8 +164,6 @@ pub(crate) trait Backend: Send + Sync + 'static {
     fn loss_cause(&self, code: DriverCode) -> LossCause {
         LossCause::Driver(code)
     }
-    /// Says that no call will follow; threads of the backend end when their streams are through.
-    fn shut_down(&self) {}
     /// Says that the device is lost: what the backend owns is left where it is.
     fn abandon(&self) {}
     /// Runs one command of a backend without threads; false if none is ready.

@@ -137,10 +137,6 @@ impl Backend for Wrapper {
         }
     }
 
-    fn shut_down(&self) {
-        self.inner.shut_down();
-    }
-
     fn abandon(&self) {
         self.inner.abandon();
     }

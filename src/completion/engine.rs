@@ -303,13 +303,18 @@ impl Engine {
         !self.retired.lock().is_empty()
     }
 
+    fn has_retired_module(&self) -> bool {
+        self.retired.lock().iter().any(|retired| matches!(retired.what, Remnant::Module(_)))
+    }
+
     /// Frees what is complete among the retired; asks for markers behind the rest if `press`.
     /// True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
         let mut pressed: SmallVec<[(Arc<Lane>, u64); 8]> = SmallVec::new();
         let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
         let mut through = UserList::new();
-        let idle = self.is_idle();
+        // Asked only where it matters, and not under the lock: it looks at every stream.
+        let idle = self.has_retired_module() && self.is_idle();
         {
             let mut retired = self.retired.lock();
             if self.lost.get().is_some() {
@@ -472,7 +477,6 @@ impl Drop for Engine {
                 let _ = unsafe { backend.stream_destroy(stream) };
             }
             words.close(&*backend);
-            backend.shut_down();
         };
         poller::last_act(last_act);
     }

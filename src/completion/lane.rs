@@ -343,9 +343,8 @@ impl Lane {
         // What is through is dropped after the lock: it may be the last of a stream.
         let (through, lost) = {
             let mut foreign = self.foreign.lock();
-            let (through, waiting): (Vec<_>, Vec<_>) =
-                foreign.drain(..).partition(|wait| self.is_complete(wait.ticket));
-            *foreign = waiting;
+            let through: Vec<_> =
+                foreign.extract_if(.., |wait| self.is_complete(wait.ticket)).collect();
             // ORDERING: Relaxed: under the lock that guards what it hints at.
             self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
             let mut reached = foreign.iter().filter(|wait| wait.ticket <= ticket);
