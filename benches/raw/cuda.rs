@@ -1,26 +1,48 @@
 //! The bare driver API, for baselines in the same process and run.
+#![allow(dead_code, reason = "each bench uses a part of it")]
 
 use std::ffi::CString;
+use std::sync::Arc;
 
-use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, sys};
 
-/// A stream and two kernels, without any of this crate.
+/// CUDA device 0 and two kernels, without any of this crate.
 pub(crate) struct Raw {
-    pub(crate) stream: sys::CUstream,
+    context: Arc<CudaContext>,
     empty: sys::CUfunction,
     spin: sys::CUfunction,
 }
+
+// SAFETY: function handles may be used by any thread.
+unsafe impl Send for Raw {}
+// SAFETY: and by several at once.
+unsafe impl Sync for Raw {}
+
+/// A stream; destroyed when dropped, its work goes on.
+pub(crate) struct RawStream {
+    raw: &'static Raw,
+    stream: sys::CUstream,
+}
+
+// SAFETY: a stream's handle may be used by any thread.
+unsafe impl Send for RawStream {}
+// SAFETY: and by several at once; the driver orders them.
+unsafe impl Sync for RawStream {}
+
+/// An event without timing.
+pub(crate) struct RawEvent(sys::CUevent);
+
+// SAFETY: an event's handle may be used by any thread.
+unsafe impl Send for RawEvent {}
 
 fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
 impl Raw {
-    /// On CUDA device 0, in its primary context.
-    pub(crate) fn new() -> Raw {
-        let context = cudarc::driver::CudaContext::new(0).expect("a GPU");
-        // The context lives as long as the process.
-        std::mem::forget(context.clone());
+    /// Loads the kernels into the device's primary context, for the rest of the process.
+    pub(crate) fn load() -> &'static Raw {
+        let context = CudaContext::new(0).expect("a GPU");
         let function = |ptx: &str, name: &str| {
             let (ptx, name) = (CString::new(ptx).unwrap(), CString::new(name).unwrap());
             let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -30,47 +52,138 @@ impl Raw {
             ok(unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) });
             function
         };
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: a context is current and the result is live.
-        unsafe { ok(sys::cuStreamCreate(&raw mut stream, 1)) };
-        Raw {
-            stream,
+        Box::leak(Box::new(Raw {
             empty: function(include_str!("../../kernels/empty.ptx"), "empty"),
             spin: function(include_str!("../../kernels/spin.ptx"), "spin"),
-        }
+            context,
+        }))
     }
 
+    /// Makes a stream; leaves the context current on the calling thread.
+    pub(crate) fn stream(&'static self) -> RawStream {
+        self.context.bind_to_thread().expect("the context is alive");
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: a context is current and the result is live. 1 is `CU_STREAM_NON_BLOCKING`.
+        ok(unsafe { sys::cuStreamCreate(&raw mut stream, 1) });
+        RawStream { raw: self, stream }
+    }
+
+    /// Makes an event; leaves the context current on the calling thread.
+    pub(crate) fn event(&self) -> RawEvent {
+        self.context.bind_to_thread().expect("the context is alive");
+        let mut event = std::ptr::null_mut();
+        // SAFETY: a context is current and the result is live. 2 is `CU_EVENT_DISABLE_TIMING`.
+        ok(unsafe { sys::cuEventCreate(&raw mut event, 2) });
+        RawEvent(event)
+    }
+}
+
+impl RawStream {
     pub(crate) fn launch_empty(&self) {
+        let none = std::ptr::null_mut();
         // SAFETY: the function takes no arguments and the stream lives.
         ok(unsafe {
-            let none = std::ptr::null_mut();
-            sys::cuLaunchKernel(self.empty, 1, 1, 1, 1, 1, 1, 0, self.stream, none, none)
+            sys::cuLaunchKernel(self.raw.empty, 1, 1, 1, 1, 1, 1, 0, self.stream, none, none)
         });
     }
 
     pub(crate) fn launch_spin(&self, mut nanoseconds: u64) {
-        let mut args = [(&raw mut nanoseconds).cast()];
+        let (mut args, none) = ([(&raw mut nanoseconds).cast()], std::ptr::null_mut());
+        let args = args.as_mut_ptr();
         // SAFETY: the function takes one 64-bit integer, which is copied by the call.
         ok(unsafe {
-            let none = std::ptr::null_mut();
-            sys::cuLaunchKernel(
-                self.spin,
-                1,
-                1,
-                1,
-                1,
-                1,
-                1,
-                0,
-                self.stream,
-                args.as_mut_ptr(),
-                none,
-            )
+            sys::cuLaunchKernel(self.raw.spin, 1, 1, 1, 1, 1, 1, 0, self.stream, args, none)
         });
+    }
+
+    /// Launches `spin`, or `empty` for no time at all.
+    pub(crate) fn launch(&self, nanoseconds: u64) {
+        if nanoseconds == 0 {
+            self.launch_empty();
+        } else {
+            self.launch_spin(nanoseconds);
+        }
+    }
+
+    pub(crate) fn record(&self, event: &RawEvent) {
+        // SAFETY: both live and are of one context.
+        ok(unsafe { sys::cuEventRecord(event.0, self.stream) });
     }
 
     pub(crate) fn synchronize(&self) {
         // SAFETY: the stream lives.
         ok(unsafe { sys::cuStreamSynchronize(self.stream) });
+    }
+}
+
+impl Drop for RawStream {
+    fn drop(&mut self) {
+        // SAFETY: the stream lives, and nobody names it any more.
+        ok(unsafe { sys::cuStreamDestroy_v2(self.stream) });
+    }
+}
+
+impl RawEvent {
+    pub(crate) fn is_complete(&self) -> bool {
+        // SAFETY: the event lives.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => false,
+            code => {
+                ok(code);
+                true
+            }
+        }
+    }
+
+    pub(crate) fn spin(&self) {
+        while !self.is_complete() {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Drop for RawEvent {
+    fn drop(&mut self) {
+        // SAFETY: the event lives, and nobody names it any more.
+        ok(unsafe { sys::cuEventDestroy_v2(self.0) });
+    }
+}
+
+/// A stream with an event behind each kernel and a bound on how many are in flight.
+pub(crate) struct Bounded {
+    pub(crate) stream: RawStream,
+    events: Vec<RawEvent>,
+    window: usize,
+    every: usize,
+    launched: usize,
+}
+
+impl Bounded {
+    /// Before every `every`-th launch, it is seen to that at most `window` are in flight.
+    pub(crate) fn new(raw: &'static Raw, window: usize, every: usize) -> Self {
+        let events = (0..window + every).map(|_| raw.event()).collect();
+        Bounded { stream: raw.stream(), events, window, every, launched: 0 }
+    }
+
+    /// Spins on the event that must be complete before the next launch, if there is one.
+    pub(crate) fn make_room(&self) {
+        if self.launched.is_multiple_of(self.every) && self.launched >= self.window {
+            self.event(self.launched - self.window).spin();
+        }
+    }
+
+    /// Whether the next launch keeps to the bound; asks the driver.
+    pub(crate) fn has_room(&self) -> bool {
+        self.launched < self.window || self.event(self.launched - self.window).is_complete()
+    }
+
+    /// Records the event behind a kernel that was launched on the stream.
+    pub(crate) fn record(&mut self) {
+        self.stream.record(self.event(self.launched));
+        self.launched += 1;
+    }
+
+    fn event(&self, launch: usize) -> &RawEvent {
+        &self.events[launch % self.events.len()]
     }
 }

@@ -1,0 +1,174 @@
+//! Do awaiting tasks slow down threads that launch?
+//!
+//! Eight threads launch empty kernels through the bare driver, a stream each and at most 512 in
+//! flight, and time each launch. Compared in one process, in turn, half a second each, twice:
+//!
+//! | phase | meanwhile |
+//! |---|---|
+//! | `without` | nothing |
+//! | `with` | 64 tasks await 500 µs kernels on 16 streams, on four workers |
+//! | `with_raw` | one bare thread keeps four such kernels in flight on each of 16 streams and asks for their events: what the same work costs by itself |
+//!
+//! `p99_ratio` is `with` by `without`, `raw.launch.p99_ratio` is `with_raw` by `without`. On the host device,
+//! where there is no driver to launch through, it does nothing.
+
+#[path = "measure.rs"]
+mod measure;
+#[path = "raw/cuda.rs"]
+mod raw;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use gpu_await::{Device, kernels};
+use measure::{Sorted, print, us, window};
+use raw::{Bounded, Raw};
+use tokio::runtime::Runtime;
+
+const LAUNCHERS: usize = 8;
+const STREAMS: usize = 16;
+const TASKS: usize = 64;
+const KERNEL_NS: u64 = 500_000;
+const PHASE: Duration = Duration::from_millis(500);
+
+/// What the launching threads do, and where they put their times.
+#[derive(Clone, Copy)]
+enum Phase {
+    Unmeasured,
+    Without,
+    With,
+    WithRaw,
+    End,
+}
+
+/// The phases that are measured.
+const MEASURED: [(Phase, &str); 3] =
+    [(Phase::Without, "without"), (Phase::With, "with"), (Phase::WithRaw, "with_raw")];
+
+fn main() {
+    let device = measure::device();
+    if !measure::on_cuda() {
+        return;
+    }
+    let (raw, runtime) = (Raw::load(), measure::workers(4));
+    let phase = AtomicUsize::new(Phase::Unmeasured as usize);
+    // ORDERING: Relaxed: the launching threads share nothing else.
+    let set = |now: Phase| phase.store(now as usize, Ordering::Relaxed);
+    let measured = |now: Phase| {
+        std::thread::sleep(window(PHASE / 5));
+        set(now);
+        std::thread::sleep(window(PHASE));
+        set(Phase::Unmeasured);
+    };
+    let mut kernels = [0, 0];
+    let times = std::thread::scope(|scope| {
+        let launchers: Vec<_> =
+            (0..LAUNCHERS).map(|_| scope.spawn(|| launcher(raw, &phase))).collect();
+        for _ in 0..2 {
+            measured(Phase::Without);
+            kernels[0] += beside_tasks(&runtime, &device, || measured(Phase::With));
+            measured(Phase::Without);
+            kernels[1] += beside_a_thread(raw, || measured(Phase::WithRaw));
+        }
+        set(Phase::End);
+        let mut times: [Vec<f64>; MEASURED.len()] = Default::default();
+        for launcher in launchers {
+            let mine = launcher.join().expect("no panic");
+            times.iter_mut().zip(mine).for_each(|(all, mine)| all.extend(mine));
+        }
+        times
+    });
+    let times = times.map(Sorted::new);
+    for (times, (_, name)) in times.iter().zip(MEASURED) {
+        print(&format!("interference.{name}.launch.p50_us"), times.p50(), "us");
+        print(&format!("interference.{name}.launch.p99_us"), times.p99(), "us");
+    }
+    let [without, with, with_raw] = times.map(|times| times.p99());
+    print("interference.launch.p99_ratio", with / without, "ratio");
+    print("interference.raw.launch.p99_ratio", with_raw / without, "ratio");
+    for (kernels, name) in kernels.into_iter().zip(["with", "with_raw"]) {
+        print(&format!("interference.{name}.kernels"), kernels as f64, "count");
+    }
+}
+
+/// Launches until the end; the times of its launches, by phase.
+fn launcher(raw: &'static Raw, phase: &AtomicUsize) -> [Vec<f64>; MEASURED.len()] {
+    let mut times: [Vec<f64>; MEASURED.len()] = Default::default();
+    let mut stream = Bounded::new(raw, 256, 256);
+    loop {
+        stream.make_room();
+        let start = Instant::now();
+        stream.stream.launch_empty();
+        let took = us(start.elapsed());
+        stream.record();
+        // ORDERING: Relaxed, see `main`.
+        let now = phase.load(Ordering::Relaxed);
+        if now == Phase::End as usize {
+            stream.stream.synchronize();
+            return times;
+        }
+        if let Some(index) = MEASURED.iter().position(|(phase, _)| *phase as usize == now) {
+            times[index].push(took);
+        }
+    }
+}
+
+/// Has tasks await kernels while `body` runs, and counts these.
+fn beside_tasks(runtime: &Runtime, device: &Device, body: impl FnOnce()) -> u64 {
+    let spin = runtime.block_on(kernels::spin::load(device)).expect("loads");
+    let streams: Vec<_> = (0..STREAMS).map(|_| device.stream().expect("a stream")).collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let (spin, stop) = (spin.clone(), stop.clone());
+            let stream = streams[task % STREAMS].clone();
+            runtime.spawn(async move {
+                let mut kernels = 0;
+                // ORDERING: Relaxed: whoever needs the count joins the task.
+                while !stop.load(Ordering::Relaxed) {
+                    spin.launch(&stream, KERNEL_NS).await.expect("completes");
+                    kernels += 1;
+                }
+                kernels
+            })
+        })
+        .collect();
+    body();
+    // ORDERING: Relaxed, as above.
+    stop.store(true, Ordering::Relaxed);
+    tasks.into_iter().map(|task| runtime.block_on(task).expect("no panic")).sum()
+}
+
+/// Has one thread keep as many kernels in flight while `body` runs, and counts these.
+fn beside_a_thread(raw: &'static Raw, body: impl FnOnce()) -> u64 {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let in_flight = TASKS / STREAMS;
+            let mut streams: Vec<_> =
+                (0..STREAMS).map(|_| Bounded::new(raw, in_flight, 1)).collect();
+            let mut kernels = 0;
+            // ORDERING: Relaxed: the thread is joined.
+            while !stop.load(Ordering::Relaxed) {
+                let before = kernels;
+                for stream in &mut streams {
+                    if stream.has_room() {
+                        stream.stream.launch_spin(KERNEL_NS);
+                        stream.record();
+                        kernels += 1;
+                    }
+                }
+                if kernels == before {
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+            }
+            streams.iter().for_each(|stream| stream.stream.synchronize());
+            kernels
+        });
+        body();
+        // ORDERING: Relaxed, as above.
+        stop.store(true, Ordering::Relaxed);
+        thread.join().expect("no panic")
+    })
+}
