@@ -43,9 +43,18 @@ pub(crate) fn is_child() -> bool {
 pub(crate) struct Installed(PathBuf);
 
 impl Installed {
-    /// The folder to put first on a child's library path.
     pub(crate) fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// A child's library path: this one's, with the folder in front of it.
+    pub(crate) fn library_path(&self) -> OsString {
+        let mut path = OsString::from(&self.0);
+        if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+            path.push(":");
+            path.push(rest);
+        }
+        path
     }
 }
 
@@ -103,14 +112,12 @@ pub(crate) fn install() -> Installed {
 /// If the child runs longer than 60 s (it is killed), or if this binary has no test of that name.
 pub(crate) fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
     let installed = install();
-    let mut path = OsString::from(installed.path());
-    if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
-        path.push(":");
-        path.push(rest);
-    }
     let mut command = Command::new(env::current_exe().expect("the test binary has a path"));
     command.args(["--exact", test_name, "--nocapture", "--test-threads=1"]);
-    command.env("LD_LIBRARY_PATH", path).env(VARIABLE, "1").envs(variables.iter().copied());
+    command
+        .env("LD_LIBRARY_PATH", installed.library_path())
+        .env(VARIABLE, "1")
+        .envs(variables.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = wait(command.spawn().expect("the test binary runs again"), test_name);
     let ran_nothing = String::from_utf8_lossy(&output.stdout).contains("running 0 tests");
@@ -266,6 +273,14 @@ impl StandIn {
         // SAFETY: the stand-in's function of this name has this type.
         let hold = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_hold\0") };
         hold(on);
+    }
+
+    /// Runs event records and the kernel `empty` within the call, where their stream is idle, so that
+    /// the first question finds them complete.
+    pub(crate) fn instant(&self, on: bool) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let instant = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_instant\0") };
+        instant(c_int::from(on));
     }
 
     /// Makes the `nth` call (1 is the next) of a driver function return `code` without doing

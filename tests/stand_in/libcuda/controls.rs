@@ -50,6 +50,13 @@ pub(crate) extern "C" fn standin_hold(on: c_int) {
     world.ring();
 }
 
+/// Runs event records and the kernel `empty` within the call, where their stream is idle; (0) later,
+/// as everything else.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_instant(on: c_int) {
+    lock().instant = on != 0;
+}
+
 /// Makes the `nth` call of `name` from now return `code`, before or after it does its work. -1: no
 /// such function.
 #[unsafe(no_mangle)]

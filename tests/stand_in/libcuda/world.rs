@@ -47,6 +47,8 @@ pub(crate) struct World {
     pub(crate) memory: Memory,
     pub(crate) initialized: bool,
     pub(crate) held: bool,
+    /// What an idle stream can do without waiting is done within the call.
+    pub(crate) instant: bool,
     pub(crate) device_count: usize,
     pub(crate) devices: [Device; MAX_DEVICES],
     pub(crate) attributes: BTreeMap<i32, i32>,
@@ -101,6 +103,7 @@ impl World {
             memory: Memory::new(),
             initialized: false,
             held: false,
+            instant: false,
             device_count: 1,
             devices: [const { Device { retained: 0, flags: 0, lost: None, pool: [0; 9] } };
                 MAX_DEVICES],
@@ -212,8 +215,12 @@ impl World {
 
     /// Puts a command behind what the stream has.
     pub(crate) fn submit(&mut self, key: Handle, command: Command) {
-        if let Some(stream) = self.streams.get_mut(&key) {
+        let instant = self.instant && !self.held;
+        let Some(stream) = self.streams.get_mut(&key) else { return };
+        if !(instant && stream.run_now(&command)) {
             stream.push(command);
+        } else if self.streams.values().any(Stream::waits) {
+            self.ring();
         }
     }
 

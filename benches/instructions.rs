@@ -1,0 +1,250 @@
+//! Did an operation get dearer? In instructions, which have no noise.
+//!
+//! Counted by callgrind for a launch of the kernel `empty` with `.queued()` and for one awaited, on
+//! the stand-in driver (`tests/stand_in`), which completes both within the call; compared with the
+//! figures in `benches/instructions.txt`.
+//!
+//! | argument | does |
+//! |---|---|
+//! | none | prints the counts, if there is a valgrind |
+//! | `check` | fails if a count is more than 5 % above its figure |
+//! | `update` | writes the figures: `cargo bench --bench instructions -- update` |
+//!
+//! The figures' first line is the compiler that made them. Another one may count otherwise: that is
+//! said, and the figures hold all the same.
+//!
+//! # What is counted
+//! 1. The instructions of this program's own code (this crate, and what is linked into it) on the
+//!    thread that submits and awaits. Not the driver's, not libc's, not the poller's.
+//! 2. The difference of two runs, of N and of 2 N operations after the same warm-up, by N: what the
+//!    start costs is in neither.
+//! 3. Always the same path: an await finds its operation complete the first time that it asks, and
+//!    that thread's clock moves by 50 ns a reading, because under callgrind everything takes long and
+//!    the engine would settle for a long wait.
+
+#[path = "measure.rs"]
+mod measure;
+#[path = "../tests/stand_in/client.rs"]
+mod stand_in;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use futures::executor::block_on;
+use gpu_await::{Device, kernels};
+
+/// N: a multiple of the launches after which a marker is placed.
+const OPERATIONS: u32 = 4096;
+const MOST: f64 = 1.05;
+/// What a child counts: `queued 1024`.
+const WORK: &str = "GPU_AWAIT_COUNTED_WORK";
+const WAYS: [&str; 2] = ["queued", "await"];
+
+fn main() -> ExitCode {
+    if let Ok(work) = std::env::var(WORK) {
+        let (way, operations) = work.split_once(' ').expect("a way and a number");
+        counted_work(way, operations.parse().expect("a number"));
+        return ExitCode::SUCCESS;
+    }
+    if let Some(missing) = missing() {
+        eprintln!("# nothing is counted without {missing}");
+        let must = measure::argument("check") || measure::argument("update");
+        return if must { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    }
+    build_the_stand_in();
+    let counts = WAYS.map(|way| (format!("instructions.{way}.per_op"), per_operation(way)));
+    for (name, count) in &counts {
+        println!("{name} {count:.1} count");
+    }
+    if measure::argument("update") {
+        let mut text = format!("# {} {}\n", compiler(), std::env::consts::ARCH);
+        for (name, count) in &counts {
+            writeln!(text, "{name} {count:.1}").expect("a string takes it");
+        }
+        std::fs::write(figures(), text).expect("the figures are written");
+    }
+    if measure::argument("check") && !holds(&counts) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// What is needed and not there.
+fn missing() -> Option<&'static str> {
+    let valgrind = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
+    match valgrind {
+        _ if cfg!(debug_assertions) => Some("optimization: use `cargo bench`"),
+        Err(_) => Some("valgrind"),
+        Ok(_) => None,
+    }
+}
+
+fn build_the_stand_in() {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let build = ["build", "--quiet", "--locked", "--profile=bench", "--example=stand_in_libcuda"];
+    let built = Command::new(cargo).args(build).current_dir(env!("CARGO_MANIFEST_DIR")).status();
+    assert!(built.expect("cargo runs").success(), "the stand-in was not built");
+}
+
+fn figures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions.txt")
+}
+
+/// The compiler that is used here, in words.
+fn compiler() -> String {
+    let output = Command::new("rustc").arg("--version").output().expect("a compiler");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// Compares with the figures, and says how.
+fn holds(counts: &[(String, f64)]) -> bool {
+    let text = std::fs::read_to_string(figures()).expect("benches/instructions.txt");
+    let here = format!("# {} {}", compiler(), std::env::consts::ARCH);
+    let there = text.lines().next().unwrap_or_default();
+    if there != here {
+        eprintln!("# the figures are of another compiler or machine: {there}; here: {here}");
+    }
+    let mut holds = true;
+    for (name, count) in counts {
+        let line = text.lines().find_map(|line| line.strip_prefix(name.as_str()));
+        let figure: f64 = line.and_then(|f| f.trim().parse().ok()).expect("a figure of this name");
+        let percent = 100.0 * (count / figure - 1.0);
+        eprintln!("# {name}: {count:.1}, committed {figure:.1}, {percent:+.2} %");
+        if count / figure > MOST {
+            eprintln!("# {name} rose by more than 5 %: find out why, or commit an update");
+            holds = false;
+        } else if figure / count > MOST {
+            eprintln!("# {name} fell by more than 5 %: commit an update");
+        }
+    }
+    holds
+}
+
+fn per_operation(way: &str) -> f64 {
+    let (once, twice) = (instructions(way, OPERATIONS), instructions(way, 2 * OPERATIONS));
+    (twice as f64 - once as f64) / f64::from(OPERATIONS)
+}
+
+/// Runs this program again under callgrind, and returns what its main thread executed of it.
+fn instructions(way: &str, operations: u32) -> u64 {
+    let this = std::env::current_exe().expect("this program has a path");
+    let installed = stand_in::install();
+    let mut out = OsString::from("--callgrind-out-file=");
+    out.push(installed.path().join("profile"));
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--separate-threads=yes", "--quiet"])
+        .arg(out)
+        .arg(&this)
+        .env(WORK, format!("{way} {operations}"))
+        .env(stand_in::VARIABLE, "1")
+        .env("LD_LIBRARY_PATH", installed.library_path())
+        .output()
+        .expect("valgrind runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // The first thread's, which is the main one.
+    let profile = std::fs::read_to_string(installed.path().join("profile-01"));
+    executed(&profile.expect("callgrind wrote a profile"), &this)
+}
+
+/// The instructions of one object's own code in a profile.
+///
+/// # Source
+/// "Callgrind Format Specification" of the valgrind manual: `ob=(1) path` names the object of the
+/// cost lines that follow, later `ob=(1)` does; the line behind `calls=` is what the callee cost.
+fn executed(profile: &str, object: &Path) -> u64 {
+    let mut names = BTreeMap::new();
+    let (mut ours, mut callee, mut sum) = (false, false, 0);
+    for line in profile.lines() {
+        let (key, value) = line.split_once('=').unwrap_or(("", line));
+        match key {
+            "ob" | "cob" => {
+                let (id, name) = value.split_once(' ').unwrap_or((value, ""));
+                if !name.is_empty() {
+                    names.insert(id, name);
+                }
+                if key == "ob" {
+                    ours = names.get(id).is_some_and(|name| Path::new(name) == object);
+                }
+            }
+            "calls" => callee = true,
+            "" if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) => {
+                if ours && !callee {
+                    let cost = line.rsplit(' ').next().and_then(|cost| cost.parse::<u64>().ok());
+                    sum += cost.expect("a cost");
+                }
+                callee = false;
+            }
+            _ => {}
+        }
+    }
+    assert!(sum > 0, "callgrind saw nothing of {}", object.display());
+    sum
+}
+
+/// What a child does: opens the device, warms up, and executes so many operations.
+fn counted_work(way: &str, operations: u32) {
+    let driver = stand_in::StandIn::open();
+    driver.instant(true);
+    clock::virtualize();
+    let device = Device::cuda(0).expect("the stand-in has a device");
+    block_on(async {
+        let stream = device.stream().expect("a stream");
+        let empty = kernels::empty::load(&device).await.expect("loads");
+        for (way, operations) in [("await", 256), ("queued", 2 * OPERATIONS), (way, operations)] {
+            let queued = way == "queued";
+            for _ in 0..operations {
+                let op = empty.launch(&stream);
+                if queued {
+                    op.queued().expect("is accepted");
+                } else {
+                    op.await.expect("completes");
+                }
+            }
+            stream.done().await.expect("completes");
+            driver.clear();
+        }
+    });
+    assert_eq!(driver.misuse(), [""; 0]);
+}
+
+/// A clock of this program's own, in place of libc's.
+mod clock {
+    use std::cell::Cell;
+    use std::ffi::{c_int, c_long};
+
+    const STEP_NS: c_long = 50;
+
+    thread_local! {
+        /// The last reading, on a thread whose clock is virtual.
+        static LAST: Cell<Option<libc::timespec>> = const { Cell::new(None) };
+    }
+
+    /// From now on, the calling thread's clock moves by [`STEP_NS`] a reading.
+    pub(super) fn virtualize() {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        clock_gettime(libc::CLOCK_MONOTONIC, &mut now);
+        LAST.set(Some(now));
+    }
+
+    /// What `std` calls to read a clock: of the same name and type as libc's, and in this program
+    /// instead of it.
+    #[unsafe(no_mangle)]
+    extern "C" fn clock_gettime(clock: libc::clockid_t, time: &mut libc::timespec) -> c_int {
+        let Some(mut now) = LAST.get().filter(|_| clock == libc::CLOCK_MONOTONIC) else {
+            // SAFETY: the system call fills the `timespec`, which is live.
+            let code = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, &raw mut *time) };
+            return code as c_int;
+        };
+        now.tv_nsec += STEP_NS;
+        if now.tv_nsec >= 1_000_000_000 {
+            now = libc::timespec { tv_sec: now.tv_sec + 1, tv_nsec: 0 };
+        }
+        LAST.set(Some(now));
+        *time = now;
+        0
+    }
+}
