@@ -9,8 +9,8 @@
 //! | `with` | 64 tasks await 500 µs kernels on 16 streams, on four workers |
 //! | `with_raw` | one bare thread keeps four such kernels in flight on each of 16 streams and asks for their events: what the same work costs by itself |
 //!
-//! `p99_ratio` is `with` by `without`, `raw.launch.p99_ratio` is `with_raw` by `without`. On the host device,
-//! where there is no driver to launch through, it does nothing.
+//! `launch.p99_ratio` is `with` by `without`, `raw.launch.p99_ratio` is `with_raw` by `without`. On the
+//! host device, where there is no driver to launch through, it does nothing.
 
 #[path = "measure.rs"]
 mod measure;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, kernels};
+use gpu_await::{Device, Stream, kernels};
 use measure::{Sorted, print, us, window};
 use raw::{Bounded, Raw};
 use tokio::runtime::Runtime;
@@ -61,17 +61,20 @@ fn main() {
         std::thread::sleep(window(PHASE));
         set(Phase::Unmeasured);
     };
+    // Before anything runs: loading code waits for what does.
+    let tasks = Tasks::prepare(&runtime, &device);
+    let mut bounded: Vec<_> = (0..STREAMS).map(|_| Bounded::new(raw, TASKS / STREAMS, 1)).collect();
     let mut kernels = [0, 0];
     let times = std::thread::scope(|scope| {
         let launchers: Vec<_> =
             (0..LAUNCHERS).map(|_| scope.spawn(|| launcher(raw, &phase))).collect();
+        let end = End(&phase);
         for _ in 0..2 {
             measured(Phase::Without);
-            kernels[0] += beside_tasks(&runtime, &device, || measured(Phase::With));
-            measured(Phase::Without);
-            kernels[1] += beside_a_thread(raw, || measured(Phase::WithRaw));
+            kernels[0] += tasks.beside(&runtime, || measured(Phase::With));
+            kernels[1] += beside_a_thread(&mut bounded, || measured(Phase::WithRaw));
         }
-        set(Phase::End);
+        drop(end);
         let mut times: [Vec<f64>; MEASURED.len()] = Default::default();
         for launcher in launchers {
             let mine = launcher.join().expect("no panic");
@@ -83,12 +86,24 @@ fn main() {
     for (times, (_, name)) in times.iter().zip(MEASURED) {
         print(&format!("interference.{name}.launch.p50_us"), times.p50(), "us");
         print(&format!("interference.{name}.launch.p99_us"), times.p99(), "us");
+        let seconds = 2.0 * window(PHASE).as_secs_f64();
+        print(&format!("interference.{name}.launch.per_s"), times.len() as f64 / seconds, "count");
     }
     let [without, with, with_raw] = times.map(|times| times.p99());
     print("interference.launch.p99_ratio", with / without, "ratio");
     print("interference.raw.launch.p99_ratio", with_raw / without, "ratio");
     for (kernels, name) in kernels.into_iter().zip(["with", "with_raw"]) {
         print(&format!("interference.{name}.kernels"), kernels as f64, "count");
+    }
+}
+
+/// Ends the launching threads, also when something panics: they are joined.
+struct End<'p>(&'p AtomicUsize);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, see `main`.
+        self.0.store(Phase::End as usize, Ordering::Relaxed);
     }
 }
 
@@ -114,45 +129,54 @@ fn launcher(raw: &'static Raw, phase: &AtomicUsize) -> [Vec<f64>; MEASURED.len()
     }
 }
 
-/// Has tasks await kernels while `body` runs, and counts these.
-fn beside_tasks(runtime: &Runtime, device: &Device, body: impl FnOnce()) -> u64 {
-    let spin = runtime.block_on(kernels::spin::load(device)).expect("loads");
-    let streams: Vec<_> = (0..STREAMS).map(|_| device.stream().expect("a stream")).collect();
-    let stop = Arc::new(AtomicBool::new(false));
-    let tasks: Vec<_> = (0..TASKS)
-        .map(|task| {
-            let (spin, stop) = (spin.clone(), stop.clone());
-            let stream = streams[task % STREAMS].clone();
-            runtime.spawn(async move {
-                let mut kernels = 0;
-                // ORDERING: Relaxed: whoever needs the count joins the task.
-                while !stop.load(Ordering::Relaxed) {
-                    spin.launch(&stream, KERNEL_NS).await.expect("completes");
-                    kernels += 1;
-                }
-                kernels
+/// What the tasks await.
+struct Tasks {
+    spin: kernels::spin,
+    streams: Vec<Stream>,
+}
+
+impl Tasks {
+    fn prepare(runtime: &Runtime, device: &Device) -> Self {
+        let spin = runtime.block_on(kernels::spin::load(device)).expect("loads");
+        let streams = (0..STREAMS).map(|_| device.stream().expect("a stream")).collect();
+        Tasks { spin, streams }
+    }
+
+    /// Has the tasks await kernels while `body` runs, and counts these.
+    fn beside(&self, runtime: &Runtime, body: impl FnOnce()) -> u64 {
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|task| {
+                let (spin, stop) = (self.spin.clone(), stop.clone());
+                let stream = self.streams[task % STREAMS].clone();
+                runtime.spawn(async move {
+                    let mut kernels = 0;
+                    // ORDERING: Relaxed: whoever needs the count joins the task.
+                    while !stop.load(Ordering::Relaxed) {
+                        spin.launch(&stream, KERNEL_NS).await.expect("completes");
+                        kernels += 1;
+                    }
+                    kernels
+                })
             })
-        })
-        .collect();
-    body();
-    // ORDERING: Relaxed, as above.
-    stop.store(true, Ordering::Relaxed);
-    tasks.into_iter().map(|task| runtime.block_on(task).expect("no panic")).sum()
+            .collect();
+        body();
+        // ORDERING: Relaxed, as above.
+        stop.store(true, Ordering::Relaxed);
+        tasks.into_iter().map(|task| runtime.block_on(task).expect("no panic")).sum()
+    }
 }
 
 /// Has one thread keep as many kernels in flight while `body` runs, and counts these.
-fn beside_a_thread(raw: &'static Raw, body: impl FnOnce()) -> u64 {
+fn beside_a_thread(streams: &mut [Bounded], body: impl FnOnce()) -> u64 {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let in_flight = TASKS / STREAMS;
-            let mut streams: Vec<_> =
-                (0..STREAMS).map(|_| Bounded::new(raw, in_flight, 1)).collect();
             let mut kernels = 0;
             // ORDERING: Relaxed: the thread is joined.
             while !stop.load(Ordering::Relaxed) {
                 let before = kernels;
-                for stream in &mut streams {
+                for stream in streams.iter_mut() {
                     if stream.has_room() {
                         stream.stream.launch_spin(KERNEL_NS);
                         stream.record();

@@ -116,6 +116,10 @@ impl Sorted {
         Sorted(samples)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn percentile(&self, p: f64) -> f64 {
         let last = self.0.len() - 1;
         self.0[(last as f64 * p).round() as usize]
