@@ -275,8 +275,8 @@ impl StandIn {
         hold(on);
     }
 
-    /// Runs event records and the kernel `empty` within the call, where their stream is idle, so that
-    /// the first question finds them complete.
+    /// Runs event records, writes of words and the kernel `empty` within the call, where their stream
+    /// is idle, so that the first question finds them complete.
     pub(crate) fn instant(&self, on: bool) {
         // SAFETY: the stand-in's function of this name has this type.
         let instant = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_instant\0") };

@@ -50,8 +50,8 @@ pub(crate) extern "C" fn standin_hold(on: c_int) {
     world.ring();
 }
 
-/// Runs event records and the kernel `empty` within the call, where their stream is idle; (0) later,
-/// as everything else.
+/// Runs event records, writes of words and the kernel `empty` within the call, where their stream is
+/// idle; (0) later, as everything else.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_instant(on: c_int) {
     lock().instant = on != 0;

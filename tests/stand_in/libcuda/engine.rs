@@ -153,22 +153,6 @@ impl Stream {
         self.bell.notify_all();
     }
 
-    /// Runs a record or the kernel `empty` within the call, if nothing is in front of it. False: it
-    /// must be pushed.
-    pub(crate) fn run_now(&mut self, command: &Command) -> bool {
-        let runs = self.is_idle()
-            && match command {
-                Command::Record(point) => point.0.set(Instant::now()).is_ok(),
-                Command::Kernel(launch) => launch.entry == "empty",
-                _ => false,
-            };
-        if runs {
-            self.submitted += 1;
-            self.completed += 1;
-        }
-        runs
-    }
-
     /// Whether it waits for another stream.
     pub(crate) fn waits(&self) -> bool {
         matches!(self.queue.front(), Some(Command::Wait(_)))
@@ -224,6 +208,28 @@ enum Next {
 }
 
 impl World {
+    /// Runs a record, a word's write or the kernel `empty` within the call, if nothing is in front
+    /// of it. False: it must be pushed.
+    pub(crate) fn run_now(&mut self, key: Handle, command: &Command) -> bool {
+        let Some(stream) = self.streams.get_mut(&key).filter(|stream| stream.is_idle()) else {
+            return false;
+        };
+        let ran = match command {
+            Command::Record(point) => point.0.set(Instant::now()).is_ok(),
+            Command::WriteWord { to, value } => self.memory.store_word(to, *value),
+            Command::Kernel(launch) => launch.entry == "empty",
+            _ => false,
+        };
+        if ran {
+            stream.submitted += 1;
+            stream.completed += 1;
+            if self.streams.values().any(Stream::waits) {
+                self.ring();
+            }
+        }
+        ran
+    }
+
     fn next_command(&mut self, key: Handle) -> Next {
         let World { streams, devices, held, .. } = self;
         let Some(stream) = streams.get_mut(&key) else { return Next::End };

@@ -215,12 +215,11 @@ impl World {
 
     /// Puts a command behind what the stream has.
     pub(crate) fn submit(&mut self, key: Handle, command: Command) {
-        let instant = self.instant && !self.held;
-        let Some(stream) = self.streams.get_mut(&key) else { return };
-        if !(instant && stream.run_now(&command)) {
+        if self.instant && !self.held && self.run_now(key, &command) {
+            return;
+        }
+        if let Some(stream) = self.streams.get_mut(&key) {
             stream.push(command);
-        } else if self.streams.values().any(Stream::waits) {
-            self.ring();
         }
     }
 
