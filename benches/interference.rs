@@ -17,8 +17,8 @@ mod measure;
 #[path = "raw/cuda.rs"]
 mod raw;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use gpu_await::{Device, Stream, kernels};
@@ -65,9 +65,10 @@ fn main() {
     let tasks = Tasks::prepare(&runtime, &device);
     let mut bounded: Vec<_> = (0..STREAMS).map(|_| Bounded::new(raw, TASKS / STREAMS, 1)).collect();
     let mut kernels = [0, 0];
+    let ready = Barrier::new(LAUNCHERS);
     let times = std::thread::scope(|scope| {
         let launchers: Vec<_> =
-            (0..LAUNCHERS).map(|_| scope.spawn(|| launcher(raw, &phase))).collect();
+            (0..LAUNCHERS).map(|_| scope.spawn(|| launcher(raw, &phase, &ready))).collect();
         let end = End(&phase);
         for _ in 0..2 {
             measured(Phase::Without);
@@ -108,9 +109,11 @@ impl Drop for End<'_> {
 }
 
 /// Launches until the end; the times of its launches, by phase.
-fn launcher(raw: &'static Raw, phase: &AtomicUsize) -> [Vec<f64>; MEASURED.len()] {
+fn launcher(raw: &'static Raw, phase: &AtomicUsize, ready: &Barrier) -> [Vec<f64>; MEASURED.len()] {
     let mut times: [Vec<f64>; MEASURED.len()] = Default::default();
     let mut stream = Bounded::new(raw, 256, 256);
+    // Beside threads that launch, the driver may take seconds to make an event.
+    ready.wait();
     loop {
         stream.make_room();
         let start = Instant::now();

@@ -1,6 +1,6 @@
 //! What the benches share: arguments, percentiles, CPU time, and how a line is printed.
 //!
-//! A line is `name value unit`; the units are `us`, `ms`, `cores`, `count` and `ratio`.
+//! A line is `name value unit`; the units are `ns`, `us`, `ms`, `GB/s`, `cores`, `count` and `ratio`.
 //!
 //! | argument | does |
 //! |---|---|
@@ -90,7 +90,7 @@ pub(crate) fn print(name: &str, value: f64, unit: &str) {
         "cores" => 4,
         "count" if value.fract() == 0.0 || value >= 1000.0 => 0,
         "count" => 4,
-        "ms" => 3,
+        "ms" | "ratio" => 3,
         _ => 2,
     };
     println!("{name} {value:.decimals$} {unit}");

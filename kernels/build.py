@@ -8,7 +8,7 @@
 Needs Linux, Python 3.8 and pip; no CUDA toolkit and no GPU. The compiler is NVRTC 12.0, from a Python
 wheel that is installed once into target/nvrtc-12.0. 12.0 on purpose: it writes PTX ISA 8.0, which every
 driver from 525 on loads, and the target compute_60 is compiled further by the driver for each GPU from
-Pascal on. The 12.0 series is closed, so the same sources give the same bytes everywhere.
+Pascal on; the few kernels in ARCHITECTURES need a newer one. The 12.0 series is closed, so the same sources give the same bytes everywhere.
 
 Exit status: 0 done (or nothing differs), 1 a kernel does not compile or --check found differences,
 2 the compiler could not be had.
@@ -31,7 +31,10 @@ MAX_PTX_ISA = (8, 0)
 # --fmad=false: a fused multiply-add is in the PTX where the source says __fmaf_rn, and nowhere else
 # (sums and products come out as add.rn and mul.rn, which the driver may not fuse either).
 # --std=c++03: from C++11 on NVRTC puts 40 unused globals of its <nv/target> into every PTX.
-OPTIONS = ["--gpu-architecture=compute_60", "--std=c++03", "--fmad=false", "--ftz=false"]
+OPTIONS = ["--std=c++03", "--fmad=false", "--ftz=false"]
+ARCHITECTURE = "compute_60"
+# What these use is not in older GPUs: there, loading them fails and nothing else does.
+ARCHITECTURES = {"cluster_sum": "compute_90"}
 
 
 class ToolError(Exception):
@@ -94,7 +97,8 @@ def process(nvrtc, source_path, check):
 
 def build(nvrtc, name, source, digest):
     """Returns the bytes of the .ptx file."""
-    ptx = nvrtc.compile(f"{name}.cu", source)
+    options = [f"--gpu-architecture={ARCHITECTURES.get(name, ARCHITECTURE)}", *OPTIONS]
+    ptx = nvrtc.compile(f"{name}.cu", source, options)
 
     version = re.search(r"^\.version (\d+)\.(\d+)$", ptx, re.MULTILINE)
     if not version or tuple(map(int, version.groups())) > MAX_PTX_ISA:
@@ -107,7 +111,7 @@ def build(nvrtc, name, source, digest):
     if not release:
         raise KernelError(f"{name}.cu: the PTX does not name its compiler")
 
-    header = f"// source-sha256: {digest}\n// compiler: NVRTC {release.group(1)} {' '.join(OPTIONS)}\n"
+    header = f"// source-sha256: {digest}\n// compiler: NVRTC {release.group(1)} {' '.join(options)}\n"
     body = "".join(line.rstrip() + "\n" for line in ptx.strip().splitlines())
     return (header + body).encode("ascii")
 
@@ -150,12 +154,12 @@ class Nvrtc:
         self.call(f"nvrtcGet{what}", program, buffer)
         return buffer.value.decode("utf-8", "replace")
 
-    def compile(self, name, source):
+    def compile(self, name, source, options):
         program = ctypes.c_void_p()
         self.call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), 0, None, None)
         try:
-            options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
-            status = self.lib.nvrtcCompileProgram(program, len(OPTIONS), options)
+            array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            status = self.lib.nvrtcCompileProgram(program, len(options), array)
             log = self.text(program, "ProgramLog").strip()
             if status != 0:
                 reason = self.lib.nvrtcGetErrorString(status).decode()

@@ -12,7 +12,9 @@ pub(crate) mod twin;
 #[cfg(feature = "test-util")]
 pub(crate) mod wrapper;
 
+use std::any::Any;
 use std::ffi::c_void;
+use std::sync::Arc;
 
 pub use twin::Grid;
 pub(crate) use twin::{ArgBlock, HostTwin};
@@ -25,6 +27,13 @@ pub(crate) type Call<T> = std::result::Result<T, DriverCode>;
 /// A stream of a backend. Handles are never compared: the driver reuses them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawStream(pub(crate) u64);
+
+impl RawStream {
+    /// The legacy default stream: `CU_STREAM_LEGACY`.
+    pub(crate) const LEGACY: RawStream = RawStream(1);
+    /// Another stream on every thread, so never used here: `CU_STREAM_PER_THREAD`.
+    pub(crate) const PER_THREAD: RawStream = RawStream(2);
+}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawEvent(pub(crate) u64);
@@ -68,6 +77,7 @@ pub enum DeviceKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) threads_per_block: u32,
+    pub(crate) registers_per_block: u32,
     pub(crate) block_dim: [u32; 3],
     pub(crate) grid_dim: [u32; 3],
     pub(crate) shared_mem_bytes: u32,
@@ -79,25 +89,70 @@ pub(crate) struct Limits {
     pub(crate) priorities: (i32, i32),
     /// Whether the stream can write 64-bit words.
     pub(crate) words: bool,
+    pub(crate) cooperative: bool,
+    pub(crate) clusters: bool,
+    /// Whether events can be shared between processes.
+    pub(crate) interprocess_events: bool,
 }
 
-/// What one kernel allows. Source: `cuFuncGetAttribute`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FunctionInfo {
-    pub(crate) threads_per_block: u32,
-    pub(crate) static_shared_mem_bytes: u32,
-    pub(crate) registers: u32,
-    pub(crate) local_bytes: u32,
+/// What the compiler made of a kernel; see [`Kernel::attributes`](crate::Kernel::attributes).
+///
+/// # Source
+/// `cuFuncGetAttribute`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelAttributes {
+    /// The most threads that a block of this kernel may have: its registers decide, or the bounds
+    /// it was compiled for. The device's limit on a host device.
+    pub max_threads_per_block: u32,
+    /// Registers of a thread; 0 on a host device.
+    pub registers: u32,
+    /// Shared memory of a block besides the dynamic, in bytes; 0 on a host device.
+    pub static_shared_mem_bytes: u32,
+    /// Constant memory of the kernel, in bytes; 0 on a host device.
+    pub const_bytes: u32,
+    /// Local memory of a thread (spilled registers, arrays), in bytes; 0 on a host device.
+    pub local_bytes: u32,
+    /// The virtual architecture of the PTX, major times ten plus minor, e.g. 60; 0 on a host device.
+    pub ptx_version: u32,
+    /// The architecture that the code runs on, major times ten plus minor, e.g. 90; 0 on a host
+    /// device.
+    pub binary_version: u32,
+    /// Whether global loads are cached in L1 because the image was compiled so (`-Xptxas
+    /// --dlcm=ca`); false on a host device.
+    pub cache_mode_ca: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StreamOptions {
     pub(crate) priority: i32,
+    /// Ordered with the legacy default stream.
+    pub(crate) blocking: bool,
+}
+
+/// What a stream is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamInfo {
+    pub(crate) priority: i32,
+    pub(crate) blocking: bool,
+    /// Its context, as [`Backend::context`] tells the device's.
+    pub(crate) context: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EventOptions {
     pub(crate) timing: bool,
+    pub(crate) blocking_sync: bool,
+    pub(crate) interprocess: bool,
+}
+
+/// The pool that device memory comes from, in bytes. Source: `cuMemPoolGetAttribute`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolInfo {
+    pub(crate) used: u64,
+    pub(crate) used_peak: u64,
+    pub(crate) reserved: u64,
+    pub(crate) reserved_peak: u64,
 }
 
 /// What is launched.
@@ -147,6 +202,31 @@ pub(crate) type HostCallback = unsafe extern "C" fn(*mut c_void);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostPtr(pub(crate) usize);
 
+/// Where the rows of a copy lie. Source: `CUDA_MEMCPY2D`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowCopy {
+    pub(crate) to: Place,
+    pub(crate) to_pitch: u64,
+    pub(crate) from: Place,
+    pub(crate) from_pitch: u64,
+    pub(crate) row_bytes: u64,
+    /// At least 1, with at least one byte each; pitches are not less than that.
+    pub(crate) rows: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Device(DevicePtr),
+    Host(HostPtr),
+}
+
+impl RowCopy {
+    /// The bytes from the first row's begin to the last one's end.
+    pub(crate) fn extent(&self, pitch: u64) -> u64 {
+        (self.rows - 1) * pitch + self.row_bytes
+    }
+}
+
 /// A device's driver calls.
 ///
 /// # Safety
@@ -175,14 +255,29 @@ pub(crate) trait Backend: Send + Sync + 'static {
         0
     }
 
+    /// Lets this device's copies reach the other's memory directly; false if it cannot. More than
+    /// once does no harm.
+    fn enable_peer(&self, other: &dyn Backend) -> Call<bool>;
+
+    /// The context as cudarc's `Arc<CudaContext>`, where there is one.
+    fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
+
     fn stream_create(&self, options: StreamOptions) -> Call<RawStream>;
     unsafe fn stream_destroy(&self, stream: RawStream) -> Call<()>;
+    unsafe fn stream_info(&self, stream: RawStream) -> Call<StreamInfo>;
     unsafe fn stream_query(&self, stream: RawStream) -> Call<Query>;
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()>;
 
     fn event_create(&self, options: EventOptions) -> Call<RawEvent>;
+    unsafe fn event_export(&self, event: RawEvent) -> Call<[u8; 64]>;
+    /// The handle's process keeps the event while this one uses it.
+    unsafe fn event_import(&self, handle: &[u8; 64]) -> Call<RawEvent>;
     unsafe fn event_destroy(&self, event: RawEvent) -> Call<()>;
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()>;
+    /// Records behind everything on the device, whoever put it there.
+    unsafe fn event_record_all(&self, event: RawEvent) -> Call<()>;
     unsafe fn event_query(&self, event: RawEvent) -> Call<Query>;
     unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32>;
     unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()>;
@@ -195,8 +290,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
     unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr>;
     unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()>;
 
-    /// (free, total) bytes of device memory.
+    /// (free, total) bytes of device memory; what the pool holds is not free.
     fn memory_info(&self) -> Call<(u64, u64)>;
+    fn pool_info(&self) -> Call<PoolInfo>;
+    /// Gives back what the pool holds unused, down to `keep_bytes`.
+    fn pool_trim(&self, keep_bytes: u64) -> Call<()>;
 
     unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> Call<DevicePtr>;
     unsafe fn unregister(&self, ptr: HostPtr) -> Call<()>;
@@ -221,6 +319,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
         src: DevicePtr,
         bytes: u64,
     ) -> Call<()>;
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> Call<()>;
     unsafe fn copy_from_peer(
         &self,
         stream: RawStream,
@@ -248,6 +347,10 @@ pub(crate) trait Backend: Send + Sync + 'static {
     fn load(&self, image: &[u8], log: &mut String) -> Call<RawModule>;
     unsafe fn unload(&self, module: RawModule) -> Call<()>;
     unsafe fn function(&self, module: RawModule, name: &str) -> Call<RawFunction>;
-    unsafe fn function_info(&self, function: RawFunction) -> Call<FunctionInfo>;
+    unsafe fn function_attributes(&self, function: RawFunction) -> Call<KernelAttributes>;
     unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()>;
+    /// Blocks that a multiprocessor holds at once.
+    unsafe fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Call<u32>;
+    /// Clusters that the device holds at once.
+    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32>;
 }

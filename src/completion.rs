@@ -10,18 +10,24 @@
 //! | [`park`] | when the poller may sleep |
 //! | [`waiters`] | who is woken |
 //! | [`policy`] | how a waiter spends its time |
+//! | [`history`] | how long work took, and so when it may be complete |
+//! | [`checkers`] | which tasks look for themselves |
 //!
 //! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
-//! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events.
+//! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
+//! [`shared_event`] an event of several processes.
 
+pub(crate) mod checkers;
 pub(crate) mod doorbell;
 pub(crate) mod engine;
 pub(crate) mod events;
+pub(crate) mod history;
 pub(crate) mod lane;
 pub(crate) mod park;
 pub(crate) mod policy;
 pub(crate) mod poller;
 pub(crate) mod reaper;
+pub(crate) mod shared_event;
 pub(crate) mod submission;
 pub(crate) mod sweep;
 pub(crate) mod timeline;

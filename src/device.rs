@@ -1,6 +1,8 @@
 //! [`Device`]: a GPU, or the CPU as one.
 #![forbid(unsafe_code)]
 
+pub(crate) mod streams;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -10,16 +12,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::backend::host::HostBackend;
-use crate::backend::{Backend, DeviceKind, StreamOptions};
+use crate::backend::{Backend, DeviceKind};
 use crate::completion::engine::{Engine, EngineOptions};
 use crate::completion::lane::Lane;
 use crate::completion::policy::Completion;
 use crate::error::{Error, ErrorDetail, Result};
+use crate::hazard::Use;
 use crate::home::Home;
-use crate::memory::Element;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
+use crate::memory::{Element, MemoryInfo};
 use crate::offload::offload;
-use crate::op::{Op, Point, Value};
+use crate::op::{Op, Point, Value, join_all};
 use crate::stream::Stream;
 
 /// A GPU, or the CPU as a device. Cheap to clone, `Send + Sync`; several of both kinds may be open
@@ -34,11 +37,8 @@ use crate::stream::Stream;
 /// ```
 #[derive(Clone)]
 pub struct Device {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     home: Arc<Home>,
+    /// Where work goes that is called on the device outside of scopes.
     default: Stream,
 }
 
@@ -47,15 +47,10 @@ struct Inner {
 #[must_use = "a builder does nothing until a device is opened with it"]
 pub struct DeviceBuilder {
     completion: Completion,
+    verify: Option<bool>,
     host_memory_bytes: Option<u64>,
-}
-
-/// Options for making a [`Stream`].
-#[derive(Debug)]
-#[must_use = "a builder does nothing until `build`"]
-pub struct StreamBuilder<'d> {
-    device: &'d Device,
-    options: StreamOptions,
+    memory_limit_bytes: Option<u64>,
+    release_threshold_bytes: Option<u64>,
 }
 
 /// What a device is doing; a snapshot.
@@ -78,16 +73,8 @@ pub struct Stats {
     pub allocations: u64,
     /// Pinned host memory mapped and registered, in use or pooled.
     pub pinned_bytes: u64,
-}
-
-/// A device's memory, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryInfo {
-    /// What can still be allocated.
-    pub free_bytes: u64,
-    /// What there is in all.
-    pub total_bytes: u64,
+    /// Pinned host memory in use: held by you, or lent.
+    pub pinned_used_bytes: u64,
 }
 
 /// Resolves with the error when the device is lost; see [`Device::lost`].
@@ -107,7 +94,8 @@ impl Device {
         Device::builder().cuda(ordinal)
     }
 
-    /// Opens a host device: real streams over CPU threads. Each call makes a new one.
+    /// Opens a host device: real streams over CPU threads. Each call makes a new one. Its kernels
+    /// run asynchronously, as a GPU's do: submitting one returns before it has run.
     ///
     /// # Panics
     /// If the system gives no thread.
@@ -150,14 +138,22 @@ impl Device {
 
     pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Device> {
         let engine = Engine::start(backend, options)?;
-        let home = Home::new(&engine);
-        let default = Stream::new(Lane::open(&engine, StreamOptions::default())?, home.clone());
+        let home = Home::new(&engine)?;
         tracing::debug!(device = engine.label(), name = engine.backend.name(), "device opened");
-        Ok(Device { inner: Arc::new(Inner { home, default }) })
+        Ok(Device::at(home))
+    }
+
+    fn at(home: Arc<Home>) -> Device {
+        let default = Stream::new(home.default.clone(), home.clone());
+        Device { home, default }
+    }
+
+    pub(crate) fn home(&self) -> &Arc<Home> {
+        &self.home
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.inner.home.engine
+        &self.home.engine
     }
 
     /// Whether it is a GPU or the CPU.
@@ -176,31 +172,6 @@ impl Device {
     #[must_use]
     pub fn name(&self) -> &str {
         self.engine().backend.name()
-    }
-
-    /// Makes a stream.
-    ///
-    /// # Errors
-    /// A device that is lost or closed.
-    pub fn stream(&self) -> Result<Stream> {
-        self.stream_builder().build()
-    }
-
-    /// Makes a stream, options first.
-    pub fn stream_builder(&self) -> StreamBuilder<'_> {
-        StreamBuilder { device: self, options: StreamOptions::default() }
-    }
-
-    /// The stream that every device has from the start.
-    #[must_use]
-    pub fn default_stream(&self) -> &Stream {
-        &self.inner.default
-    }
-
-    /// The lowest and the highest stream priority; the highest is the smaller number.
-    #[must_use]
-    pub fn priority_range(&self) -> (i32, i32) {
-        self.engine().backend.limits().priorities
     }
 
     /// The number of multiprocessors; of cores on a host device.
@@ -230,7 +201,7 @@ impl Device {
     /// # Errors
     /// Out of pinned memory; a device that is lost or closed.
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        self.inner.default.pinned(len)
+        self.default.pinned(len)
     }
 
     /// Like [`pinned`](Self::pinned), growing the pool off the executor.
@@ -239,11 +210,7 @@ impl Device {
     /// As [`pinned`](Self::pinned).
     pub async fn pinned_async<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.engine().check_open()?;
-        let pool = self.inner.home.pinned.clone();
-        if pool.has(crate::memory::pinned::bytes_of::<T>(len)?) {
-            return PinnedBuffer::new(&pool, len);
-        }
-        offload(move || PinnedBuffer::new(&pool, len)).await?
+        PinnedBuffer::new_async(&self.home.pinned, len).await
     }
 
     /// A word, zero at first, that the host and running kernels share.
@@ -252,18 +219,79 @@ impl Device {
     /// Out of pinned memory; a device that is lost or closed.
     pub fn pinned_flag(&self) -> Result<PinnedFlag> {
         self.engine().check_open()?;
-        PinnedFlag::new(&self.inner.home.pinned)
+        PinnedFlag::new(&self.home.pinned)
     }
 
-    /// Free and total device memory.
+    /// Free, total, used and reserved device memory, by asking the device.
     ///
     /// # Errors
     /// The loss of the device.
+    ///
+    /// # Source
+    /// `cuMemGetInfo`, `cuMemPoolGetAttribute`.
     pub fn memory(&self) -> Result<MemoryInfo> {
-        let engine = self.engine();
-        let info = engine.backend.memory_info().map_err(|code| engine.refused(code));
-        let (free_bytes, total_bytes) = info?;
-        Ok(MemoryInfo { free_bytes, total_bytes })
+        MemoryInfo::of(self.engine())
+    }
+
+    /// Gives device memory that the pool holds unused back to the system, down to `keep_bytes`, off
+    /// the executor. Memory whose free is still on a stream stays.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on.
+    ///
+    /// # Source
+    /// `cuMemPoolTrimTo`.
+    pub async fn trim(&self, keep_bytes: u64) -> Result<()> {
+        let engine = self.engine().clone();
+        engine.check_health()?;
+        offload(move || engine.backend.pool_trim(keep_bytes).map_err(|code| engine.refused(code)))
+            .await?
+    }
+
+    /// Gives pinned memory that nobody holds back to the system, down to `keep_bytes` of what is
+    /// mapped, off the executor; returns how many bytes went. A mapping of which any part is in use
+    /// stays.
+    ///
+    /// On a GPU this waits for the running kernels, and launches of other threads wait with it: a
+    /// thing to do when nothing else is.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on.
+    ///
+    /// # Source
+    /// `cuMemHostUnregister`.
+    pub async fn trim_pinned(&self, keep_bytes: u64) -> Result<u64> {
+        self.engine().check_health()?;
+        let pool = self.home.pinned.clone();
+        offload(move || pool.trim(keep_bytes)).await?
+    }
+
+    /// Lets copies of this device reach the memory of another one directly, off the executor; false if
+    /// the two cannot, so that copies between them go through the host. The first copy does the same
+    /// by itself; done ahead, that copy does not wait for it. Once a pair and direction; a device
+    /// reaches itself.
+    ///
+    /// # Errors
+    /// The loss of this device; a driver's refusal.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on.
+    ///
+    /// # Source
+    /// `cuDeviceCanAccessPeer`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`.
+    pub async fn enable_peer(&self, other: &Device) -> Result<bool> {
+        let (home, other) = (self.home.clone(), other.engine().clone());
+        home.engine.check_open()?;
+        if home.engine.id == other.id {
+            return Ok(true);
+        }
+        offload(move || home.reaches(&other)).await?
     }
 
     /// What the device is doing, by asking it.
@@ -277,32 +305,68 @@ impl Device {
             in_flight += lane.submitted() - lane.completed().min(lane.submitted());
         }
         let counters = &engine.counters;
+        let (pinned_bytes, pinned_used_bytes) = self.home.pinned.reserved_and_used();
         // ORDERING: Relaxed: statistics.
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             in_flight,
-            streams: lanes.len(),
+            streams: self.home.streams(),
             lent_bytes: read(&counters.lent_bytes),
             quarantined_bytes: read(&counters.quarantined_bytes),
             retired_bytes: read(&counters.retired_bytes),
             allocated_bytes: read(&counters.allocated_bytes),
             allocations: read(&counters.allocations),
-            pinned_bytes: self.inner.home.pinned.reserved_bytes(),
+            pinned_bytes,
+            pinned_used_bytes,
         }
     }
 
-    /// Resolves when everything submitted so far, on every stream of this device, is *complete on
-    /// the device*.
+    /// Resolves when everything submitted so far to this device, by anybody in this process, is
+    /// *complete on the device*: every stream of this handle's and of other handles', and those of
+    /// other libraries.
+    ///
+    /// With a driver before CUDA 12.5, which cannot tell of streams that it is not shown, those of
+    /// other libraries are waited for only if they are not non-blocking. So it is when the device
+    /// was closed.
+    ///
+    /// # Ordering
+    /// It is the coarsest way to wait: see the [table](crate#waiting).
     ///
     /// # Errors
-    /// The loss of the device.
+    /// The loss of the device; a thread where no driver call may be made (in a host function, in a
+    /// waker). While anybody captures a stream of this device into a graph the driver
+    /// refuses, and that capture is void: wait for streams and events beside captures.
+    ///
+    /// # Source
+    /// `cuCtxRecordEvent`.
     pub fn done(&self) -> Op<()> {
         if let Some(lost) = self.engine().lost() {
             return Op::failed(lost.clone());
         }
-        let lanes = self.engine().lanes().into_iter();
-        let points = lanes.map(|lane| Point { ticket: lane.tail(), lane }).collect();
-        Op::at_points(points, Value::Here(()))
+        match self.home.everything() {
+            Ok(points) => at(points),
+            Err(error) => Op::failed(error),
+        }
+    }
+
+    /// Resolves when everything submitted so far to all of `devices` is *complete on the device*;
+    /// see [`done`](Self::done).
+    ///
+    /// # Errors
+    /// As [`done`](Self::done), the first.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::Device;
+    /// let devices = [Device::host(), Device::host()];
+    /// let made = devices.each_ref().map(|device| device.zeros::<f32>(1000));
+    /// Device::all_done(&devices).await?;
+    /// assert!(made.iter().all(|op| op.is_complete()));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn all_done<'d>(devices: impl IntoIterator<Item = &'d Device>) -> Op<()> {
+        join_all(devices.into_iter().map(Device::done)).map(|_| Ok(()))
     }
 
     /// Blocks the calling thread until everything submitted so far is complete.
@@ -331,7 +395,7 @@ impl Device {
     pub async fn close(&self, limit: Duration) -> Result<()> {
         let engine = self.engine().clone();
         engine.close();
-        let done = self.done();
+        let done = at(self.home.ours());
         offload(move || {
             done.synchronize_for(limit).unwrap_or_else(|| {
                 let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
@@ -342,6 +406,12 @@ impl Device {
     }
 }
 
+/// An operation that is complete when every point is.
+fn at(points: Vec<Use<Arc<Lane>>>) -> Op<()> {
+    let points = points.into_iter().map(|Use { lane, ticket }| Point { lane, ticket });
+    Op::at_points(points.collect(), Value::Here(()))
+}
+
 impl DeviceBuilder {
     /// Chooses how completions are learned; the default suits everybody.
     pub fn completion(mut self, completion: Completion) -> Self {
@@ -349,7 +419,39 @@ impl DeviceBuilder {
         self
     }
 
-    /// Limits the memory of a host device; the default is the machine's.
+    /// Limits what buffers of this device may hold at once, so that several users can share a GPU. An
+    /// allocation beyond it is [`ErrorDetail::OutOfMemory`], with the limit. The default is none.
+    pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {
+        self.memory_limit_bytes = Some(bytes);
+        self
+    }
+
+    /// How much of what is freed the device's pool keeps for quick allocations; the default is all
+    /// of it. The driver gives the rest back when somebody in the process synchronizes a stream or
+    /// an event, which this crate never does: [`Device::trim`] gives it back at once. The pool is the
+    /// GPU's default one, which others in the process may use too; a host device keeps nothing.
+    ///
+    /// # Source
+    /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+    pub fn release_threshold_bytes(mut self, bytes: u64) -> Self {
+        self.release_threshold_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether each operation is waited for and checked before its call returns, to find the one that
+    /// faults: its error is then [`ErrorDetail::Verify`], with the operation's name and the place in
+    /// the program where it was submitted (of a batch, where that was). Unless said here the
+    /// environment variable `GPU_AWAIT_VERIFY=1` says so.
+    ///
+    /// # Blocking
+    /// Every call then blocks until the device is through. What waits for the host to go on, such as a
+    /// kernel that watches a [`PinnedFlag`], never ends.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = Some(verify);
+        self
+    }
+
+    /// Sets how much memory a host device has; the default is the machine's.
     pub fn host_memory_bytes(mut self, bytes: u64) -> Self {
         self.host_memory_bytes = Some(bytes);
         self
@@ -362,6 +464,9 @@ impl DeviceBuilder {
     #[cfg(feature = "cuda")]
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
         let backend = crate::backend::cuda::CudaBackend::open(ordinal)?;
+        if let Some(bytes) = self.release_threshold_bytes {
+            backend.set_release_threshold(bytes)?;
+        }
         Device::open(Arc::new(backend), self.options())
     }
 
@@ -438,25 +543,11 @@ impl DeviceBuilder {
     }
 
     fn options(&self) -> EngineOptions {
-        EngineOptions { completion: self.completion, stepped: false }
-    }
-}
-
-impl StreamBuilder<'_> {
-    /// Sets the priority: lower numbers go first; out of range is clamped, as the driver does.
-    pub fn priority(mut self, priority: i32) -> Self {
-        let (lowest, highest) = self.device.priority_range();
-        self.options.priority = priority.clamp(highest.min(lowest), lowest.max(highest));
-        self
-    }
-
-    /// Makes the stream.
-    ///
-    /// # Errors
-    /// A device that is lost or closed.
-    pub fn build(self) -> Result<Stream> {
-        let lane = Lane::open(self.device.engine(), self.options)?;
-        Ok(Stream::new(lane, self.device.inner.home.clone()))
+        let verify = self.verify.unwrap_or_else(|| {
+            std::env::var_os("GPU_AWAIT_VERIFY").is_some_and(|value| value != "0")
+        });
+        let (completion, memory_limit) = (self.completion, self.memory_limit_bytes);
+        EngineOptions { completion, stepped: false, memory_limit, verify }
     }
 }
 

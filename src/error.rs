@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 /// The result of a call of this crate.
@@ -45,7 +46,7 @@ pub struct Error(Arc<ErrorDetail>);
 pub enum ErrorKind {
     /// The call itself was wrong; nothing was put on the device.
     InvalidCall,
-    /// Device or pinned host memory ran out.
+    /// Device memory or host memory ran out.
     OutOfMemory,
     /// Too much work is in flight.
     Overloaded,
@@ -89,11 +90,17 @@ pub enum LaunchLimit {
     Block(Axis),
     /// Threads in a block, all axes together.
     ThreadsPerBlock,
-    /// Threads in a block that this kernel's registers allow.
+    /// Threads in a block that this kernel was compiled for.
     KernelThreadsPerBlock,
-    /// Dynamic shared memory of a block, in bytes.
+    /// Registers of a block: those of a thread times the threads.
+    RegistersPerBlock,
+    /// Dynamic shared memory of a block, in bytes; the kernel's static is taken off the limit.
     SharedMemBytes,
-    /// Blocks that can be resident at once (cooperative launches).
+    /// Blocks along an axis of a cluster.
+    Cluster(Axis),
+    /// Blocks in a cluster, all axes together.
+    BlocksPerCluster,
+    /// Blocks that can be resident at once: all of a cooperative launch, or one cluster.
     ResidentBlocks,
 }
 
@@ -123,6 +130,15 @@ pub enum ErrorDetail {
     /// A kernel image did not load; `log` is the JIT compiler's.
     #[error("the kernel image `{image}` did not load ({code}){}", log_suffix(.log))]
     BadImage { image: String, code: DriverCode, log: String },
+    /// No run-time compiler for CUDA C++ could be loaded.
+    #[error(
+        "no NVRTC: {reason}; looked for {}; `GPU_AWAIT_NVRTC` names the library or its folder",
+        .looked_for.join(", ")
+    )]
+    NoCompiler { looked_for: Vec<String>, reason: String },
+    /// CUDA C++ did not compile; `log` is the compiler's, with the lines.
+    #[error("`{file}` does not compile ({reason}){}", log_suffix(.log))]
+    Compile { file: String, reason: String, log: String },
     /// The image has no kernel of that name.
     #[error("`{image}` has no kernel `{kernel}`")]
     NoSuchKernel { image: String, kernel: String },
@@ -133,17 +149,34 @@ pub enum ErrorDetail {
     #[error("kernel `{kernel}` requires `{requirement}`, but {values}")]
     Precondition { kernel: String, requirement: &'static str, values: String },
     /// A launch exceeds a limit, or has a zero extent.
-    #[error("kernel `{kernel}`: {what} is {asked}, allowed is 1 to {limit}")]
+    #[error("kernel `{kernel}`: {what} is {asked}, allowed is {}", allowed(*limit))]
     LaunchLimit { kernel: String, what: LaunchLimit, asked: u64, limit: u64 },
+    /// A grid is not a whole number of clusters along an axis.
+    #[error(
+        "kernel `{kernel}`: grid_dim.{axis} is {grid_dim}, no multiple of cluster_dim.{axis}, {cluster_dim}"
+    )]
+    PartialCluster { kernel: String, axis: Axis, grid_dim: u32, cluster_dim: u32 },
     /// A buffer, stream or event of another device was passed.
     #[error("{what} belongs to {found}, but the stream belongs to {expected}")]
     WrongDevice { what: &'static str, expected: String, found: String },
+    /// A handle of a foreign stream that cannot be adopted.
+    #[error("stream handle {handle:#x}: {reason}")]
+    BadStream { handle: u64, reason: &'static str },
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
     /// A range lies outside its buffer (in elements).
     #[error("range {start}..{end} is outside a buffer of {len} elements")]
     OutOfBounds { start: usize, end: usize, len: usize },
+    /// Bytes cannot be taken as elements of another type: a rest is left, or they are not aligned.
+    #[error(
+        "{bytes} bytes from byte {start} on are no array of elements of {element_bytes} bytes that \
+         are aligned to {alignment}"
+    )]
+    Reinterpret { start: u64, bytes: u64, element_bytes: usize, alignment: usize },
+    /// Rows of a 2-D copy overlap: the pitch is less than the width (both in elements).
+    #[error("{op}: rows of {width} elements overlap at a pitch of {pitch}")]
+    Pitch { op: &'static str, width: usize, pitch: usize },
     /// A length in bytes does not fit the address space.
     #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
     TooLarge { len: usize, element_bytes: usize },
@@ -156,21 +189,30 @@ pub enum ErrorDetail {
     /// The operation reads data whose producer could not be submitted.
     #[error("{op} reads the output of {producer}, which failed: {cause}")]
     Upstream { op: Arc<str>, producer: Arc<str>, cause: Error },
+    /// In verify mode: the operation, and where it was submitted.
+    #[error("{op}, submitted at {at}, failed: {cause}")]
+    Verify { op: Arc<str>, at: &'static Location<'static>, cause: Error },
     /// Another device's loss made this operation's input unavailable.
     #[error("this operation depends on {device}, which was lost: {cause}")]
     DependencyLost { device: String, cause: Error },
     /// Submission or a blocking wait from a thread where it would dead-lock.
     #[error("{what} is not possible on {thread}")]
     WrongThread { what: &'static str, thread: &'static str },
-    /// An event was used in a way it was not made for.
-    #[error("event: {reason}")]
-    Event { reason: &'static str },
+    /// An event was used in a way it was not made for, or too early.
+    #[error("{which} {problem}")]
+    Event { which: &'static str, problem: EventProblem },
     /// Device memory ran out. All figures in bytes.
-    #[error("out of device memory: asked {asked_bytes} bytes, {free_bytes} of {total_bytes} free")]
-    OutOfMemory { asked_bytes: u64, free_bytes: u64, total_bytes: u64 },
+    ///
+    /// Free is what could be had in pieces: what the device has left, what its pool holds unused, and
+    /// no more than the `limit_bytes` of the builder allows.
+    #[error("out of device memory: asked {asked_bytes} bytes, {free_bytes} of {total_bytes} free{}", limit_suffix(*.limit_bytes))]
+    OutOfMemory { asked_bytes: u64, free_bytes: u64, total_bytes: u64, limit_bytes: Option<u64> },
     /// Pinned host memory could not be made.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },
+    /// Ordinary host memory for a result could not be had.
+    #[error("out of host memory: asked {asked_bytes} bytes")]
+    OutOfHostMemory { asked_bytes: u64 },
     /// Too much work is in flight.
     #[error("overloaded: {in_flight} operations in flight, the limit is {limit}")]
     Overloaded { in_flight: u64, limit: u64 },
@@ -186,6 +228,27 @@ pub enum ErrorDetail {
     /// The device was closed.
     #[error("{device} was closed")]
     Closed { device: String },
+}
+
+/// What an event lacks for what was asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum EventProblem {
+    /// It takes no time stamps.
+    #[error("was not recorded with timing: use `record_timed`, or `event_builder().timed(true)`")]
+    Untimed,
+    /// It was never recorded.
+    #[error("was never recorded")]
+    Unrecorded,
+    /// Its stream has not reached it.
+    #[error("is not complete yet: await it first")]
+    Incomplete,
+    /// It cannot be shared between processes and take time stamps.
+    #[error("cannot be both interprocess and timed")]
+    InterprocessTimed,
+    /// It was not made to be shared between processes.
+    #[error("is not interprocess: use `event_builder().interprocess(true)`")]
+    NotInterprocess,
 }
 
 /// Why a device was lost.
@@ -226,13 +289,18 @@ impl ErrorDetail {
         match self {
             D::BadDeviceName { .. }
             | D::BadImage { .. }
+            | D::Compile { .. }
             | D::NoSuchKernel { .. }
             | D::Precondition { .. }
             | D::LaunchLimit { .. }
+            | D::PartialCluster { .. }
             | D::WrongDevice { .. }
+            | D::BadStream { .. }
             | D::LengthMismatch { .. }
             | D::OutOfBounds { .. }
             | D::TooLarge { .. }
+            | D::Reinterpret { .. }
+            | D::Pitch { .. }
             | D::HostValue { .. }
             | D::Unwritten { .. }
             | D::WrongThread { .. }
@@ -241,12 +309,15 @@ impl ErrorDetail {
             | D::NotBuilt
             | D::NoSuchDevice { .. }
             | D::MissingSymbol { .. }
+            | D::NoCompiler { .. }
             | D::NoImplementation { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
             D::Driver(_) => ErrorKind::Driver,
-            // What failed upstream decides what the reader can do about it.
-            D::Upstream { cause, .. } => cause.kind(),
-            D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } => ErrorKind::OutOfMemory,
+            // What failed decides what the reader can do about it.
+            D::Upstream { cause, .. } | D::Verify { cause, .. } => cause.kind(),
+            D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {
+                ErrorKind::OutOfMemory
+            }
             D::Overloaded { .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
@@ -283,9 +354,9 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &*self.0 {
-            ErrorDetail::Upstream { cause, .. } | ErrorDetail::DependencyLost { cause, .. } => {
-                Some(cause)
-            }
+            ErrorDetail::Upstream { cause, .. }
+            | ErrorDetail::DependencyLost { cause, .. }
+            | ErrorDetail::Verify { cause, .. } => Some(cause),
             _ => None,
         }
     }
@@ -325,26 +396,39 @@ impl fmt::Display for LossCause {
 impl fmt::Display for LaunchLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LaunchLimit::Grid(axis) => write!(f, "grid_dim.{}", axis.name()),
-            LaunchLimit::Block(axis) => write!(f, "block_dim.{}", axis.name()),
+            LaunchLimit::Grid(axis) => write!(f, "grid_dim.{axis}"),
+            LaunchLimit::Block(axis) => write!(f, "block_dim.{axis}"),
+            LaunchLimit::Cluster(axis) => write!(f, "cluster_dim.{axis}"),
+            LaunchLimit::BlocksPerCluster => f.write_str("the number of blocks in a cluster"),
+            LaunchLimit::RegistersPerBlock => f.write_str("the number of registers of a block"),
             LaunchLimit::ThreadsPerBlock => f.write_str("the number of threads in a block"),
             LaunchLimit::KernelThreadsPerBlock => {
                 f.write_str("the number of threads in a block of this kernel")
             }
-            LaunchLimit::SharedMemBytes => f.write_str("shared_mem_bytes"),
+            LaunchLimit::SharedMemBytes => {
+                f.write_str("shared_mem_bytes (beside the kernel's static shared memory)")
+            }
             LaunchLimit::ResidentBlocks => f.write_str("the number of resident blocks"),
         }
     }
 }
 
-impl Axis {
-    fn name(self) -> char {
-        match self {
-            Axis::X => 'x',
-            Axis::Y => 'y',
-            Axis::Z => 'z',
-        }
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Axis::X => "x",
+            Axis::Y => "y",
+            Axis::Z => "z",
+        })
     }
+}
+
+fn allowed(limit: u64) -> String {
+    if limit == 0 { "none".to_owned() } else { format!("1 to {limit}") }
+}
+
+fn limit_suffix(limit_bytes: Option<u64>) -> String {
+    limit_bytes.map_or(String::new(), |limit| format!(", the device's limit is {limit}"))
 }
 
 fn log_suffix(log: &str) -> String {

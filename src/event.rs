@@ -1,110 +1,267 @@
 //! [`Event`]: a recorded point of a stream.
+//!
+//! | an event | is recorded by | and is |
+//! |---|---|---|
+//! | a mark | [`Stream::record`](crate::Stream::record) | a ticket; the marker behind it may serve others as well |
+//! | timed | [`Stream::record_timed`](crate::Stream::record_timed) | a ticket with a time stamp of the device's |
+//! | made first | [`Event::record`], again and again | either of them, the last one |
+//! | interprocess | [`Event::record`], in any process that has it | the driver's own event |
+//!
+//! # Invariants
+//! 1. Recording again makes a new point: who waits for the old one still does
+//!    (`recording_again_leaves_who_waits_for_the_first_point`).
+//! 2. Elapsed time never waits: what is missing is a typed error, in this order: timing, a record,
+//!    completion, the same device (`elapsed_time_says_what_is_missing_in_order`).
 #![forbid(unsafe_code)]
 
+pub(crate) mod builder;
+
 use std::fmt;
-use std::sync::Arc;
+use std::panic::Location;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
+use crate::backend::{EventOptions, Query, StreamOptions};
+use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::lane::Lane;
-use crate::error::{ErrorDetail, Result};
+use crate::completion::shared_event::SharedEvent;
+use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::hazard::Track;
 use crate::op::{Op, Point, Value};
+use crate::submit::{Footprint, submit, wrong_device};
 
-/// A point of a stream that others can wait for, the host can await, and (recorded with
-/// [`record_timed`](crate::Stream::record_timed)) time can be measured between.
+/// A point of a stream that others can wait for, the host can await, and (if it is timed) time can
+/// be measured between.
 ///
 /// It stands for all work submitted to its stream before it was recorded, and for nothing later.
-/// Cheap to clone.
+/// Cheap to clone: clones are the same event. One that was never recorded has nothing to wait for, as
+/// in CUDA: it is complete.
 #[derive(Clone)]
 pub struct Event {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Arc<Engine>,
+    options: EventOptions,
+    last: Mutex<Option<Recorded>>,
+    shared: Option<Shared>,
+}
+
+/// Where an event was last recorded.
+#[derive(Clone)]
+pub(crate) struct Recorded {
     lane: Arc<Lane>,
     ticket: u64,
     handle: Option<EventHandle>,
-    timed: bool,
 }
 
-/// A point with the event behind it, where one is at hand.
-pub(crate) struct Mark {
-    pub(crate) point: Point,
-    pub(crate) event: Option<EventHandle>,
+/// Of an event that several processes have.
+struct Shared {
+    event: Arc<SharedEvent>,
+    /// Our own stream that waits for it, so that a ticket tells the host.
+    observer: OnceLock<Arc<Lane>>,
 }
 
-impl Event {
+/// Something to wait for on a stream.
+pub(crate) enum Mark {
+    /// A ticket, with the event behind it where one is at hand.
+    Ticket { point: Point, event: Option<EventHandle> },
+    /// Whatever is recorded last when the wait is submitted.
+    Shared(Arc<SharedEvent>),
+}
+
+impl Recorded {
+    pub(crate) fn new(lane: &Arc<Lane>, ticket: u64, handle: Option<EventHandle>) -> Self {
+        Recorded { lane: lane.clone(), ticket, handle }
+    }
+
     pub(crate) fn ticket(&self) -> u64 {
         self.ticket
     }
 
-    pub(crate) fn new(
-        lane: &Arc<Lane>,
-        ticket: u64,
-        handle: Option<EventHandle>,
-        timed: bool,
-    ) -> Self {
-        Event { lane: lane.clone(), ticket, handle, timed }
-    }
-
-    /// Resolves when the stream has reached the point: *complete on the device*.
-    pub fn done(&self) -> Op<()> {
+    fn op(&self) -> Op<()> {
         Op::pending(&self.lane, self.ticket, Value::Here(()))
     }
+}
 
-    /// Whether the stream has reached the point, by asking the device. Never blocks.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        self.done().is_complete()
+impl Event {
+    /// An event that was recorded already.
+    pub(crate) fn recorded(at: Recorded, timing: bool) -> Self {
+        let engine = at.lane.engine().clone();
+        let options = EventOptions { timing, ..EventOptions::default() };
+        Event {
+            inner: Arc::new(Inner { engine, options, last: Mutex::new(Some(at)), shared: None }),
+        }
     }
 
-    /// Blocks the calling thread until the stream has reached the point.
+    fn unrecorded(
+        engine: &Arc<Engine>,
+        options: EventOptions,
+        shared: Option<Arc<SharedEvent>>,
+    ) -> Self {
+        let shared = shared.map(|event| Shared { event, observer: OnceLock::new() });
+        let (engine, last) = (engine.clone(), Mutex::default());
+        Event { inner: Arc::new(Inner { engine, options, last, shared }) }
+    }
+
+    /// An event of another process.
+    pub(crate) fn imported(engine: &Arc<Engine>, event: Arc<SharedEvent>) -> Self {
+        let options = EventOptions { interprocess: true, ..EventOptions::default() };
+        Event::unrecorded(engine, options, Some(event))
+    }
+
+    /// Resolves when the stream has reached the point that was recorded last: *complete on the
+    /// device*.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    #[track_caller]
+    pub fn done(&self) -> Op<()> {
+        if let Some(shared) = &self.inner.shared {
+            return match self.observe(shared) {
+                Ok(op) => op,
+                Err(error) => Op::failed(error),
+            };
+        }
+        match self.last() {
+            Some(at) => at.op(),
+            None => Op::at_points(Vec::new(), Value::Here(())),
+        }
+    }
+
+    /// Whether the stream has reached the point that was recorded last, by asking the device. Never
+    /// blocks.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match &self.inner.shared {
+            // A failed query: nothing more will happen.
+            Some(shared) => !matches!(shared.event.query(), Ok(Query::Pending)),
+            None => self.done().is_complete(),
+        }
+    }
+
+    /// Blocks the calling thread until the stream has reached the point that was recorded last.
     ///
     /// # Blocking
-    /// Yes: not from async code; `event.done().await` there.
+    /// Yes: not from async code; `event.done().await` there. The thread looks for itself for a
+    /// moment and then sleeps; with [`blocking_sync`](builder::EventBuilder::blocking_sync) it
+    /// sleeps at once.
     ///
     /// # Errors
     /// The loss of the device; a thread on which it would dead-lock.
     pub fn synchronize(&self) -> Result<()> {
-        self.done().synchronize()
+        let mut done = self.done();
+        if self.inner.options.blocking_sync {
+            done.never_check();
+        }
+        done.synchronize()
     }
 
     /// The time on the device between two timed events, `start` before `self`.
     ///
     /// # Errors
-    /// In this order: [`ErrorDetail::Event`] if one was not recorded with timing or is not complete
-    /// yet (it does not wait); [`ErrorDetail::WrongDevice`] if they are of two devices.
+    /// [`ErrorDetail::Event`] with, in this order: [`EventProblem::Untimed`],
+    /// [`EventProblem::Unrecorded`], [`EventProblem::Incomplete`] (it does not wait). Then
+    /// [`ErrorDetail::WrongDevice`] if they are of two devices.
     ///
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
-        let (Some(end), Some(begin)) = (self.timing_handle(), start.timing_handle()) else {
-            let reason = "not recorded with timing: use `record_timed`";
-            return Err(ErrorDetail::Event { reason }.into());
+        let both = [("the end event", self), ("the start event", start)];
+        let problem = |which, problem| Err(ErrorDetail::Event { which, problem }.into());
+        for (which, event) in both {
+            if !event.inner.options.timing {
+                return problem(which, EventProblem::Untimed);
+            }
+        }
+        let (Some(end), Some(begin)) = (self.last(), start.last()) else {
+            let which = if self.last().is_none() { both[0].0 } else { both[1].0 };
+            return problem(which, EventProblem::Unrecorded);
         };
-        if !self.is_complete() || !start.is_complete() {
-            return Err(ErrorDetail::Event { reason: "not complete yet: await it first" }.into());
+        for (which, at) in [(both[0].0, &end), (both[1].0, &begin)] {
+            if !at.op().is_complete() {
+                return problem(which, EventProblem::Incomplete);
+            }
         }
-        let engine = self.lane.engine();
-        if start.lane.engine().id != engine.id {
-            return Err(crate::submit::wrong_device(
-                "the start event",
-                engine,
-                start.lane.engine(),
-            ));
+        let (engine, other) = (&self.inner.engine, &start.inner.engine);
+        if other.id != engine.id {
+            return Err(wrong_device("the start event", engine, other));
         }
-        engine.elapsed(begin, end)
+        match (&begin.handle, &end.handle) {
+            (Some(begin), Some(end)) => engine.elapsed(begin, end),
+            // Recorded with timing, so they are there.
+            _ => problem(both[0].0, EventProblem::Untimed),
+        }
     }
 
-    fn timing_handle(&self) -> Option<&EventHandle> {
-        self.handle.as_ref().filter(|_| self.timed)
+    /// The event's handle for another process of the same machine: plain bytes, to be sent there by
+    /// any means and opened with [`Device::import_event`](crate::Device::import_event).
+    ///
+    /// # Ownership
+    /// This event must live while the other process uses its own.
+    ///
+    /// # Errors
+    /// [`EventProblem::NotInterprocess`]; what the driver says.
+    ///
+    /// # Source
+    /// `cuIpcGetEventHandle`.
+    pub fn export(&self) -> Result<[u8; 64]> {
+        match &self.inner.shared {
+            Some(shared) => shared.event.export(),
+            None => {
+                let problem = EventProblem::NotInterprocess;
+                Err(ErrorDetail::Event { which: "the event", problem }.into())
+            }
+        }
     }
 
-    pub(crate) fn mark(&self) -> Mark {
-        let point = Point { lane: self.lane.clone(), ticket: self.ticket };
-        Mark { point, event: self.handle.clone() }
+    fn last(&self) -> Option<Recorded> {
+        self.inner.last.lock().clone()
+    }
+
+    /// Makes a stream of ours wait for the driver's event: its ticket then tells.
+    #[track_caller]
+    fn observe(&self, shared: &Shared) -> Result<Op<()>> {
+        let engine = &self.inner.engine;
+        let lane = match shared.observer.get() {
+            Some(lane) => lane,
+            None => {
+                let name = Some("event".into());
+                let lane = Lane::open(engine, StreamOptions::default(), name)?;
+                shared.observer.get_or_init(|| lane)
+            }
+        };
+        let (ticket, ()) = submit(lane, Location::caller(), Footprint::new("event"), 1, |raw| {
+            Ok(raw.wait_shared(&shared.event)?)
+        })?;
+        Ok(Op::pending(lane, ticket, Value::Here(())))
+    }
+
+    /// What a stream waits for; nothing if it was never recorded.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        if let Some(shared) = &self.inner.shared {
+            return Some(Mark::Shared(shared.event.clone()));
+        }
+        self.last().map(Mark::from)
+    }
+}
+
+impl From<Recorded> for Mark {
+    fn from(Recorded { lane, ticket, handle }: Recorded) -> Self {
+        Mark::Ticket { point: Point { lane, ticket }, event: handle }
     }
 }
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event(ticket {} of stream {})", self.ticket, self.lane.id())
+        match (&self.inner.shared, self.last()) {
+            (Some(_), _) => f.write_str("Event(interprocess)"),
+            (None, Some(at)) => write!(f, "Event(ticket {} of stream {})", at.ticket, at.lane.id()),
+            (None, None) => f.write_str("Event(never recorded)"),
+        }
     }
 }

@@ -2,33 +2,160 @@
 #![forbid(unsafe_code)]
 
 use std::any::Any;
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
 
+use crate::backend::{RawStream, StreamOptions};
 use crate::completion::engine::Engine;
+use crate::completion::lane::Lane;
+use crate::error::Result;
+use crate::hazard::Use;
 use crate::memory::pinned::PinnedPool;
+use crate::offload::Crew;
+use crate::thread_role;
 
-/// The pinned memory of a device, and what is loaded once for it.
+/// The homes with a lane of the current thread.
+struct Homes(RefCell<Vec<(ThreadId, Weak<Home>)>>);
+
+thread_local! {
+    static HOMES: Homes = const { Homes(RefCell::new(Vec::new())) };
+}
+
+impl Drop for Homes {
+    fn drop(&mut self) {
+        for (thread, home) in self.0.get_mut().drain(..) {
+            let lane = home.upgrade().and_then(|home| home.of_threads.lock().remove(&thread));
+            drop(lane);
+        }
+    }
+}
+
+/// The pinned memory of a device, its own streams, and what is loaded once for it.
 pub(crate) struct Home {
     pub(crate) engine: Arc<Engine>,
     pub(crate) pinned: Arc<PinnedPool>,
+    /// The threads of the staged copies.
+    pub(crate) crew: Crew,
+    /// The devices whose memory was asked for, by the engine's id, and whether it can be reached
+    /// directly.
+    peers: Mutex<Vec<(u64, bool)>>,
+    /// The stream that the device has from the start.
+    pub(crate) default: Arc<Lane>,
+    legacy: Mutex<Option<Arc<Lane>>>,
+    /// For tickets that stand for the whole device.
+    whole: Mutex<Option<Arc<Lane>>>,
+    of_threads: Mutex<HashMap<ThreadId, Arc<Lane>>>,
     /// One value of each type.
     loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Home {
-    pub(crate) fn new(engine: &Arc<Engine>) -> Arc<Self> {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Result<Arc<Self>> {
         let pinned = PinnedPool::new(engine);
-        Arc::new(Home { engine: engine.clone(), pinned, loaded: Mutex::default() })
+        let default = Lane::open(engine, StreamOptions::default(), Some("default".into()))?;
+        Ok(Arc::new(Home {
+            engine: engine.clone(),
+            pinned,
+            crew: Crew::default(),
+            peers: Mutex::default(),
+            default,
+            legacy: Mutex::default(),
+            whole: Mutex::default(),
+            of_threads: Mutex::default(),
+            loaded: Mutex::default(),
+        }))
+    }
+
+    /// Whether copies of this device reach the other's memory directly; sees to it once a pair.
+    pub(crate) fn reaches(&self, other: &Engine) -> Result<bool> {
+        let known = |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.id).copied();
+        if let Some((_, direct)) = known(&self.peers.lock()) {
+            return Ok(direct);
+        }
+        // Not under the lock: it may take its time. Twice does no harm.
+        let asked = self.engine.backend.enable_peer(&*other.backend);
+        let direct = asked.map_err(|code| self.engine.refused(code))?;
+        let mut peers = self.peers.lock();
+        if known(&peers).is_none() {
+            peers.push((other.id, direct));
+        }
+        Ok(direct)
+    }
+
+    /// The lane over the legacy default stream.
+    pub(crate) fn legacy(&self) -> Result<Arc<Lane>> {
+        let mut legacy = self.legacy.lock();
+        if let Some(lane) = &*legacy {
+            return Ok(lane.clone());
+        }
+        let name = Some("legacy default".into());
+        // The driver's: nobody has to keep it.
+        let lane = Lane::open_foreign(&self.engine, RawStream::LEGACY, 0, name, None)?;
+        Ok(legacy.insert(lane).clone())
+    }
+
+    /// Points that together stand for everything on the device: also for the work of others, if the
+    /// device is open. Where the driver cannot tell of that, for theirs on streams that are ordered
+    /// with the legacy default stream.
+    pub(crate) fn everything(&self) -> Result<Vec<Use<Arc<Lane>>>> {
+        thread_role::check("waiting for a whole device")?;
+        if self.engine.check_open().is_err() {
+            return Ok(self.ours());
+        }
+        let lane = self.whole_device()?;
+        if lane.mark_everything()?.is_none() {
+            // Its tail is a point behind all of those.
+            self.legacy()?;
+        }
+        Ok(self.ours())
+    }
+
+    /// The tail of every lane.
+    pub(crate) fn ours(&self) -> Vec<Use<Arc<Lane>>> {
+        let lanes = self.engine.lanes().into_iter();
+        lanes.map(|lane| Use { ticket: lane.tail(), lane }).collect()
+    }
+
+    fn whole_device(&self) -> Result<Arc<Lane>> {
+        let mut whole = self.whole.lock();
+        if let Some(lane) = &*whole {
+            return Ok(lane.clone());
+        }
+        Ok(whole.insert(Lane::open_whole(&self.engine)?).clone())
+    }
+
+    /// Streams that users know of.
+    pub(crate) fn streams(&self) -> usize {
+        let whole = usize::from(self.whole.lock().is_some());
+        self.engine.lanes().len() - whole
+    }
+
+    /// The lane of the calling thread; it is let go when the thread ends.
+    pub(crate) fn of_this_thread(self: &Arc<Self>) -> Result<Arc<Lane>> {
+        let this = thread::current();
+        if let Some(lane) = self.of_threads.lock().get(&this.id()) {
+            return Ok(lane.clone());
+        }
+        let name = this.name().map(Box::from);
+        let lane = Lane::open(&self.engine, StreamOptions::default(), name)?;
+        let kept = self.of_threads.lock().entry(this.id()).or_insert(lane).clone();
+        // On a thread that is about to end nobody would let go of it.
+        let home = (this.id(), Arc::downgrade(self));
+        if HOMES.try_with(|homes| homes.0.borrow_mut().push(home)).is_err() {
+            self.of_threads.lock().remove(&this.id());
+        }
+        Ok(kept)
     }
 
     /// The device's value of type `T`; loaded by the first to ask.
-    #[cfg_attr(not(feature = "test-util"), expect(dead_code, reason = "used by `testing`"))]
     pub(crate) fn get_or_load<T: Any + Send + Sync, E>(
         &self,
-        load: impl FnOnce() -> Result<T, E>,
-    ) -> Result<Arc<T>, E> {
+        load: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<Arc<T>, E> {
         let mut loaded = self.loaded.lock();
         if let Some(found) = loaded.iter().find_map(|value| value.clone().downcast().ok()) {
             return Ok(found);

@@ -5,7 +5,9 @@
 //! | [`kernel!`](crate::kernel!) | declares a kernel: types, preconditions, geometry, PTX, host twin |
 //! | [`Kernel<S>`] | a loaded kernel whose arguments have the types `S` |
 //! | [`Module`] | a loaded image, for kernels that are found at run time |
-//! | [`LaunchConfig`] | grid, block, dynamic shared memory |
+//! | [`CudaSource`](crate::CudaSource) | CUDA C++, compiled at run time |
+//! | [`LaunchConfig`] | grid, block, dynamic shared memory, cluster |
+//! | [`Occupancy`](crate::Occupancy) | how many blocks run at once, the best block size |
 //!
 //! # Safety of kernels
 //! The driver checks nothing of what a kernel is passed. Declaring one is therefore `unsafe` once:
@@ -14,16 +16,20 @@
 //! preconditions are checked before every launch, so that launching is safe.
 pub(crate) mod define;
 pub(crate) mod launch_config;
+mod limits;
 pub(crate) mod module;
+pub(crate) mod occupancy;
 pub(crate) mod signature;
+pub(crate) mod source;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use crate::backend::{Function, FunctionInfo, HostTwin, LaunchShape};
+use crate::backend::{Function, HostTwin, KernelAttributes, LaunchShape};
 use crate::completion::engine::Engine;
 use crate::device::Device;
-use crate::error::{Axis, ErrorDetail, LaunchLimit, Result};
+use crate::error::{ErrorDetail, Result};
 use crate::op::Op;
 use crate::queue::Queue;
 use crate::stream::Stream;
@@ -53,9 +59,11 @@ struct Core {
     engine: Arc<Engine>,
     name: Arc<str>,
     function: Function,
-    info: FunctionInfo,
+    attributes: KernelAttributes,
     /// Keeps the code loaded.
     module: Option<Arc<LoadedModule>>,
+    /// Whether the driver was told to allow more than the default of shared memory.
+    shared_mem_allowed: AtomicBool,
 }
 
 struct Requirement<S: Signature> {
@@ -65,15 +73,16 @@ struct Requirement<S: Signature> {
 
 type Check<S> = dyn Fn(&LaunchConfig, &<S as Signature>::Shapes) -> bool + Send + Sync;
 
-/// Something that kernels are launched on: [`Stream`] (the launch is a future) and [`Queue`]
-/// (inside a batch, the launch is a plain result). Sealed.
+/// Something that kernels are launched on: [`Stream`] and [`Device`] (the launch is a future), and
+/// [`Queue`] (inside a batch, the launch is a plain result). Sealed.
 pub trait LaunchOn: sealed::Sealed {
     /// What a launch returns.
     type Launched;
     #[doc(hidden)]
+    #[track_caller]
     fn launch_kernel<'k, S: Signature>(
         &self,
-        kernel: &Kernel<S>,
+        kernel: &'k Kernel<S>,
         config: LaunchConfig,
         args: impl Args<'k, S>,
     ) -> Self::Launched;
@@ -82,6 +91,7 @@ pub trait LaunchOn: sealed::Sealed {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Stream {}
+    impl Sealed for super::Device {}
     impl Sealed for super::Queue<'_> {}
 }
 
@@ -99,23 +109,26 @@ impl<S: Signature> Kernel<S> {
         if engine.backend.kind() != crate::DeviceKind::Host {
             return Err(no_implementation(name, engine));
         }
-        let info = FunctionInfo {
-            threads_per_block: engine.backend.limits().threads_per_block,
-            static_shared_mem_bytes: 0,
-            registers: 0,
-            local_bytes: 0,
-        };
-        Ok(Kernel::new(engine, name, Function::Host(twin), info, None))
+        let max_threads_per_block = engine.backend.limits().threads_per_block;
+        let attributes = KernelAttributes { max_threads_per_block, ..KernelAttributes::default() };
+        Ok(Kernel::new(engine, name, Function::Host(twin), attributes, None))
     }
 
     fn new(
         engine: &Arc<Engine>,
         name: &str,
         function: Function,
-        info: FunctionInfo,
+        attributes: KernelAttributes,
         module: Option<Arc<LoadedModule>>,
     ) -> Self {
-        let core = Core { engine: engine.clone(), name: Arc::from(name), function, info, module };
+        let core = Core {
+            engine: engine.clone(),
+            name: Arc::from(name),
+            function,
+            attributes,
+            module,
+            shared_mem_allowed: AtomicBool::new(false),
+        };
         Kernel { core: Arc::new(core), requirements: Arc::default(), names: &[] }
     }
 
@@ -173,32 +186,8 @@ impl<S: Signature> Kernel<S> {
         &self.core.name
     }
 
-    /// The most threads a block of this kernel may have: its registers decide.
-    #[must_use]
-    pub fn max_threads_per_block(&self) -> u32 {
-        self.core.info.threads_per_block
-    }
-
-    /// Registers a thread uses; 0 on the host device.
-    #[must_use]
-    pub fn registers_per_thread(&self) -> u32 {
-        self.core.info.registers
-    }
-
-    /// Shared memory that a block of this kernel has besides the dynamic, in bytes.
-    #[must_use]
-    pub fn static_shared_mem_bytes(&self) -> u32 {
-        self.core.info.static_shared_mem_bytes
-    }
-
-    /// Local memory that a thread uses, in bytes.
-    #[must_use]
-    pub fn local_bytes_per_thread(&self) -> u32 {
-        self.core.info.local_bytes
-    }
-
     fn check(&self, config: &LaunchConfig, shapes: &S::Shapes) -> Result<()> {
-        self.check_limits(config)?;
+        self.core.check_limits(config)?;
         for requirement in &*self.requirements {
             if !(requirement.holds)(config, shapes) {
                 return Err(ErrorDetail::Precondition {
@@ -212,47 +201,18 @@ impl<S: Signature> Kernel<S> {
         Ok(())
     }
 
-    fn check_limits(&self, config: &LaunchConfig) -> Result<()> {
-        const AXES: [Axis; 3] = [Axis::X, Axis::Y, Axis::Z];
-        let limits = self.core.engine.backend.limits();
-        let within = |what: LaunchLimit, asked: u64, limit: u32| -> Result<()> {
-            if (1..=u64::from(limit)).contains(&asked) {
-                return Ok(());
-            }
-            let kernel = self.name().to_owned();
-            Err(ErrorDetail::LaunchLimit { kernel, what, asked, limit: u64::from(limit) }.into())
-        };
-        let (grid, block) = (config.grid_dim(), config.block_dim());
-        for (axis, (asked, limit)) in AXES.into_iter().zip(grid.into_iter().zip(limits.grid_dim)) {
-            within(LaunchLimit::Grid(axis), u64::from(asked), limit)?;
-        }
-        for (axis, (asked, limit)) in AXES.into_iter().zip(block.into_iter().zip(limits.block_dim))
-        {
-            within(LaunchLimit::Block(axis), u64::from(asked), limit)?;
-        }
-        let threads = block.iter().map(|n| u64::from(*n)).product();
-        within(LaunchLimit::ThreadsPerBlock, threads, limits.threads_per_block)?;
-        within(LaunchLimit::KernelThreadsPerBlock, threads, self.core.info.threads_per_block)?;
-        let dynamic = config.shared_mem();
-        if dynamic > 0 {
-            let room = limits.shared_mem_optin_bytes.max(limits.shared_mem_bytes);
-            let room = room.saturating_sub(self.core.info.static_shared_mem_bytes);
-            within(LaunchLimit::SharedMemBytes, u64::from(dynamic), room)?;
-        }
-        Ok(())
-    }
-
     /// Puts a launch on the queue's stream; true if there was anything to launch.
     fn submit<'k>(
-        &self,
+        &'k self,
         queue: &Queue<'_>,
         config: LaunchConfig,
         args: impl Args<'k, S>,
     ) -> Result<()> {
         let core = &*self.core;
-        let mut list = ArgList::new(core.name.clone());
+        let mut list = ArgList::new();
         let shapes = args.collect(&mut list);
         let ArgList { block, mut footprint, waits } = list;
+        footprint.launches(&core.name);
         let engine = queue.lane().engine();
         if core.engine.id != engine.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
@@ -260,14 +220,10 @@ impl<S: Signature> Kernel<S> {
         if config.is_nothing() {
             return Ok(());
         }
-        self.check(&config, &shapes).map_err(|error| footprint.poison(error))?;
-        if let Some(module) = &core.module {
-            let large = config.shared_mem() > engine.backend.limits().shared_mem_bytes;
-            if large {
-                let allowed = module.allow_shared_mem(&core.function, config.shared_mem());
-                allowed.map_err(|code| footprint.poison(engine.refused(code)))?;
-            }
-        }
+        self.check(&config, &shapes)
+            .and_then(|()| core.allow_shared_mem(config.shared_mem()))
+            .and_then(|()| core.check_resident(&config))
+            .map_err(|error| footprint.poison(error))?;
         if waits {
             footprint.may_be_held_up();
         }
@@ -297,11 +253,25 @@ impl LaunchOn for Stream {
 
     fn launch_kernel<'k, S: Signature>(
         &self,
-        kernel: &Kernel<S>,
+        kernel: &'k Kernel<S>,
         config: LaunchConfig,
         args: impl Args<'k, S>,
     ) -> Op<()> {
         self.batch(|queue| kernel.submit(queue, config, args))
+    }
+}
+
+/// On the device's [current stream](Device::current_stream).
+impl LaunchOn for Device {
+    type Launched = Op<()>;
+
+    fn launch_kernel<'k, S: Signature>(
+        &self,
+        kernel: &'k Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Op<()> {
+        self.current_stream().launch_kernel(kernel, config, args)
     }
 }
 
@@ -310,7 +280,7 @@ impl LaunchOn for Queue<'_> {
 
     fn launch_kernel<'k, S: Signature>(
         &self,
-        kernel: &Kernel<S>,
+        kernel: &'k Kernel<S>,
         config: LaunchConfig,
         args: impl Args<'k, S>,
     ) -> Result<()> {
@@ -326,19 +296,42 @@ impl Stream {
     /// on the device.
     ///
     /// # Errors
-    /// A precondition that does not hold, with the values; an extent that is zero or over a limit,
-    /// with the axis; buffers or a kernel of another device; inputs that were never written or
-    /// whose producer failed. The outputs are then poisoned until they are overwritten.
+    /// Refused before the driver sees it: a precondition that does not hold, with the values
+    /// ([`ErrorDetail::Precondition`]); an extent that is zero or over a limit, with what was asked
+    /// and what is allowed ([`ErrorDetail::LaunchLimit`]: grid and block by axis, threads, registers
+    /// and shared memory of a block, what a cooperative launch needs resident at once); a grid that
+    /// is no whole number of clusters ([`ErrorDetail::PartialCluster`]); clusters or a cooperative
+    /// launch on a device that has none ([`ErrorDetail::Unsupported`]); buffers or a kernel of another
+    /// device; inputs that were never written or whose producer failed. The outputs are then poisoned
+    /// until they are overwritten.
     ///
     /// # Blocking
     /// The driver blocks the thread when about a thousand launches are queued on the stream; see
     /// [`throttle`](Stream::throttle).
     ///
     /// # Source
-    /// `cuLaunchKernel`.
+    /// `cuLaunchKernel`; `cuLaunchCooperativeKernel`; with clusters, `cuLaunchKernelEx`.
+    #[track_caller]
     pub fn launch<'k, S: Signature>(
         &self,
-        kernel: &Kernel<S>,
+        kernel: &'k Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Op<()> {
+        self.launch_kernel(kernel, config, args)
+    }
+}
+
+impl Device {
+    /// Puts a kernel launch on the [current stream](Device::current_stream); see
+    /// [`Stream::launch`].
+    ///
+    /// # Errors
+    /// As [`Stream::launch`].
+    #[track_caller]
+    pub fn launch<'k, S: Signature>(
+        &self,
+        kernel: &'k Kernel<S>,
         config: LaunchConfig,
         args: impl Args<'k, S>,
     ) -> Op<()> {
@@ -353,7 +346,7 @@ impl Queue<'_> {
     /// As [`Stream::launch`].
     pub fn launch<'k, S: Signature>(
         &self,
-        kernel: &Kernel<S>,
+        kernel: &'k Kernel<S>,
         config: LaunchConfig,
         args: impl Args<'k, S>,
     ) -> Result<()> {

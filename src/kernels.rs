@@ -1,6 +1,7 @@
 //! The kernels that come with the crate, each with its CUDA source in `kernels/` and its host twin.
 //!
-//! All arrays are row-major; lengths count elements. Load one with `NAME::load(&device).await?`.
+//! All arrays are row-major; lengths count elements. Load one with `NAME::load(&device).await?`, or
+//! with `NAME::load_blocking(&device)?` in sync code.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -28,11 +28,28 @@
 //! | to know what `.await` proves, what a drop does | [`Op`] |
 //! | several operations as one future | [`Stream::batch`], [`join_all`] |
 //! | memory on the device, ranges of it | [`DeviceBuffer`], [`View`], [`ViewMut`] |
-//! | copies at full speed | [`PinnedBuffer`] |
+//! | copies at full speed | [`PinnedBuffer`], [`Stream::upload_staged`] |
+//! | never to name a stream, or to name it once for many calls | [`Device::current_stream`], [`Stream::scope`] |
+//! | streams and events of other libraries and processes | [`Stream::from_raw`], [`Device::import_event`] |
+//! | to find the operation that faults | [`DeviceBuilder::verify`] |
 //! | a kernel of your own | [`kernel!`](crate::kernel!), [`Kernel`], [`Module`] |
+//! | to compile CUDA C++ at run time | [`Module::compile`], [`CudaSource`] |
+//! | a geometry, and one that fills the device | [`LaunchConfig`], [`Occupancy`] |
 //! | a point to wait for, time on the device | [`Event`] |
 //! | what can go wrong | [`Error`], [`ErrorKind`], [`ErrorDetail`] |
 //! | tests without a GPU, gates, faults | `testing` (feature `test-util`) |
+//!
+//! # Waiting
+//! From fine to coarse; each has a blocking form, `synchronize()`, and one that orders streams on the
+//! device and leaves the host alone, [`Stream::wait`].
+//!
+//! | you await | it waits for |
+//! |---|---|
+//! | an operation: [`op.await`](Op) | it, and what is in front of it on its stream |
+//! | an event: [`event.done()`](Event::done) | everything that was on the stream when it was recorded |
+//! | a stream: [`stream.done()`](Stream::done) | everything that is on the stream now |
+//! | a device: [`device.done()`](Device::done) | everything that is on the device now, also of others |
+//! | several: [`join_all`], [`Device::all_done`] | each of them |
 //!
 //! # Features
 //! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
@@ -53,6 +70,7 @@ pub(crate) mod event;
 pub(crate) mod hazard;
 pub(crate) mod home;
 pub(crate) mod host_fn;
+pub(crate) mod interop;
 pub(crate) mod kernel;
 pub mod kernels;
 pub(crate) mod memory;
@@ -61,29 +79,43 @@ mod must_not_compile;
 pub(crate) mod offload;
 pub(crate) mod op;
 pub(crate) mod queue;
+pub(crate) mod scope;
+pub(crate) mod staged;
 pub(crate) mod stream;
 pub(crate) mod submit;
 pub(crate) mod sync;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub(crate) mod thread_role;
+pub(crate) mod timer_slack;
+pub(crate) mod turn_taking;
+pub(crate) mod verbs;
 
-pub use backend::{DeviceKind, Grid};
+pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use completion::policy::Completion;
-pub use device::{Device, DeviceBuilder, Loss, MemoryInfo, Stats, StreamBuilder};
-pub use error::{Axis, DriverCode, Error, ErrorDetail, ErrorKind, LaunchLimit, LossCause, Result};
+pub use device::streams::StreamBuilder;
+pub use device::{Device, DeviceBuilder, Loss, Stats};
+pub use error::{
+    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Result,
+};
 pub use event::Event;
+pub use event::builder::EventBuilder;
 pub use kernel::launch_config::{Dim3, LaunchConfig};
 pub use kernel::module::{Image, Module};
+pub use kernel::occupancy::Occupancy;
 pub use kernel::signature::{
     Arg, Args, Flag, In, InOut, Len, Out, Param, Signature, TwinFn, Value,
 };
+pub use kernel::source::CudaSource;
 pub use kernel::{Kernel, LaunchOn};
-pub use memory::Element;
 pub use memory::buffer::{DeviceBuffer, Extent, Readable, View, ViewMut, Writable};
+pub use memory::copy_2d::Copy2d;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
+pub use memory::{Element, MemoryInfo, Number};
 pub use op::{DeviceSide, Op, Ticket, join_all};
-pub use queue::{Lent, Queue, Settle, Source};
+pub use queue::source::Source;
+pub use queue::{Lent, Queue, Settle};
+pub use scope::Scope;
 pub use stream::{Marks, Stream};
 
 /// What the `kernel!` macro expands to; not part of the API.

@@ -5,11 +5,62 @@
 //! | [`DeviceBuffer`](buffer::DeviceBuffer) | `len` elements in a device's memory, freed in stream order |
 //! | [`View`](buffer::View), [`ViewMut`](buffer::ViewMut) | a borrowed range of one |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
+//! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
 pub(crate) mod allocation;
 pub(crate) mod buffer;
+pub(crate) mod copy_2d;
+pub(crate) mod pageable;
 pub(crate) mod pinned;
+pub(crate) mod untracked;
+
+use std::sync::atomic::Ordering;
+
+use crate::completion::engine::Engine;
+use crate::error::Result;
+
+/// A device's memory, in bytes; a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// What can still be allocated, in pieces: what the device has left and what its pool holds
+    /// unused, within the limit.
+    pub free_bytes: u64,
+    /// What there is in all.
+    pub total_bytes: u64,
+    /// What buffers of the device's pool hold, also those of others who use that pool.
+    pub used_bytes: u64,
+    /// The most that `used_bytes` ever was.
+    pub used_peak_bytes: u64,
+    /// What the pool took from the device, in use or not.
+    pub reserved_bytes: u64,
+    /// The most that `reserved_bytes` ever was.
+    pub reserved_peak_bytes: u64,
+    /// What [`DeviceBuilder::memory_limit_bytes`](crate::DeviceBuilder::memory_limit_bytes) said.
+    pub limit_bytes: Option<u64>,
+}
+
+impl MemoryInfo {
+    pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
+        let asked = engine.backend.memory_info();
+        let (left, total_bytes) = asked.map_err(|code| engine.refused(code))?;
+        let pool = engine.backend.pool_info().map_err(|code| engine.refused(code))?;
+        let limit_bytes = engine.options.memory_limit;
+        // ORDERING: Relaxed: a statistic.
+        let held = engine.counters.allocated_bytes.load(Ordering::Relaxed);
+        let allowed = limit_bytes.map_or(u64::MAX, |limit| limit.saturating_sub(held));
+        Ok(MemoryInfo {
+            free_bytes: (left + pool.reserved.saturating_sub(pool.used)).min(allowed),
+            total_bytes,
+            used_bytes: pool.used,
+            used_peak_bytes: pool.used_peak,
+            reserved_bytes: pool.reserved,
+            reserved_peak_bytes: pool.reserved_peak,
+            limit_bytes,
+        })
+    }
+}
 
 /// What a buffer can hold: plain data that any bit pattern is valid for.
 ///
@@ -19,3 +70,27 @@ pub(crate) mod pinned;
 pub trait Element: bytemuck::Pod + Send + Sync {}
 
 impl<T: bytemuck::Pod + Send + Sync> Element for T {}
+
+/// Numbers, which have a one: all integers, `f16`, `bf16`, `f32`, `f64`. Sealed.
+pub trait Number: Element + sealed::Number {
+    /// 1.
+    const ONE: Self;
+}
+
+mod sealed {
+    pub trait Number {}
+}
+
+macro_rules! numbers {
+    ($($type:ty = $one:expr;)+) => {$(
+        impl sealed::Number for $type {}
+        impl Number for $type {
+            const ONE: Self = $one;
+        }
+    )+};
+}
+numbers! {
+    i8 = 1; i16 = 1; i32 = 1; i64 = 1; i128 = 1; isize = 1;
+    u8 = 1; u16 = 1; u32 = 1; u64 = 1; u128 = 1; usize = 1;
+    half::f16 = half::f16::ONE; half::bf16 = half::bf16::ONE; f32 = 1.0; f64 = 1.0;
+}

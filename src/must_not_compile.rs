@@ -90,6 +90,32 @@
 //!     m.kernel("k")
 //! }
 //! ```
+//! A view outside of the bookkeeping is a promise, and no view outlives its buffer:
+//! ```
+//! # use gpu_await::*;
+//! fn f(x: &DeviceBuffer<f32>) -> View<'_, u32> {
+//!     // SAFETY: nothing writes it.
+//!     unsafe { x.view().untracked() }.cast().unwrap()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(x: &DeviceBuffer<f32>) -> View<'_, u32> {
+//!     x.view().untracked().cast().unwrap()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(x: DeviceBuffer<f32>) -> View<'static, u32> {
+//!     x.view().cast().unwrap()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(x: &mut DeviceBuffer<f32>) -> (ViewMut<'_, f32>, ViewMut<'_, u32>) {
+//!     (x.view_mut(), x.view_mut().cast().unwrap())
+//! }
+//! ```
 //! A host value needs its await:
 //! ```
 //! # use gpu_await::*;

@@ -1,25 +1,58 @@
-//! Blocking work, off the executor: tokio's blocking pool inside a tokio runtime, a thread elsewhere.
+//! Blocking work, off the executor: tokio's blocking pool inside a tokio runtime, a thread elsewhere;
+//! and a [`Crew`], the few threads that copy between pageable and pinned memory.
 #![forbid(unsafe_code)]
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use futures::channel::oneshot;
 
 use crate::error::{DriverCode, Result};
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The result of work that another thread does. Dropped, it leaves the work running.
+pub(crate) struct Offloaded<R>(oneshot::Receiver<std::thread::Result<R>>);
 
 /// Runs `work` where it may block. Dropped, the future leaves it running.
 pub(crate) async fn offload<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R> {
-    let (sender, receiver) = futures::channel::oneshot::channel();
-    let task = move || {
-        // Nobody waits any more if sending fails: then the result is dropped here.
-        drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
-    };
+    offload_now(work)?.await
+}
+
+/// [`offload`], begun when the call returns.
+pub(crate) fn offload_now<R: Send + 'static>(
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Result<Offloaded<R>> {
+    let (task, result) = package(work);
     spawn(task)?;
-    match receiver.await {
-        Ok(Ok(result)) => Ok(result),
-        Ok(Err(panic)) => resume_unwind(panic),
-        // The runtime was shut down before it ran the task.
-        Err(futures::channel::oneshot::Canceled) => Err(no_thread()),
+    Ok(result)
+}
+
+fn package<R: Send + 'static>(
+    work: impl FnOnce() -> R + Send + 'static,
+) -> (impl FnOnce() + Send + 'static, Offloaded<R>) {
+    let (sender, receiver) = oneshot::channel();
+    // Nobody waits any more if sending fails: then the result is dropped here.
+    let task = move || drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
+    (task, Offloaded(receiver))
+}
+
+impl<R> Future for Offloaded<R> {
+    type Output = Result<R>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<R>> {
+        Pin::new(&mut self.0).poll(cx).map(|received| match received {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(panic)) => resume_unwind(panic),
+            // The runtime was shut down before it ran the task, or there is no thread.
+            Err(oneshot::Canceled) => Err(no_thread()),
+        })
     }
 }
 
@@ -35,4 +68,63 @@ fn spawn(task: impl FnOnce() + Send + 'static) -> Result<()> {
 
 fn no_thread() -> crate::Error {
     DriverCode { call: "thread spawn", code: 304 }.into()
+}
+
+/// A device's few threads for host copies. They start with the first task and end with the device.
+#[derive(Default)]
+pub(crate) struct Crew {
+    queue: OnceLock<Sender<Task>>,
+}
+
+impl Crew {
+    /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
+    /// 10 GB/s and a GPU's link takes 55.
+    pub(crate) fn threads() -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        (cores / 2).clamp(2, 8)
+    }
+
+    /// Runs `work` on one of the threads, in the order of the calls.
+    pub(crate) fn run<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Offloaded<R> {
+        let (task, result) = package(work);
+        self.send(Box::new(task));
+        result
+    }
+
+    /// Drops `value` on one of the threads: giving much memory back to the system takes long.
+    pub(crate) fn drop_there(&self, value: impl Send + 'static) {
+        self.send(Box::new(move || drop(value)));
+    }
+
+    fn send(&self, task: Task) {
+        let queue = self.queue.get_or_init(|| {
+            let (sender, receiver) = unbounded::<Task>();
+            start(receiver, Crew::threads());
+            sender
+        });
+        // Without any thread the task is dropped here, and whoever waits for it sees that.
+        drop(queue.send(task));
+    }
+}
+
+/// Starts `threads` threads, each by the one before it: the caller may be a future's poll.
+fn start(tasks: Receiver<Task>, threads: usize) {
+    let work = move || {
+        if threads > 1 {
+            start(tasks.clone(), threads - 1);
+        }
+        for task in tasks {
+            // It may wake somebody whose waker panics: the thread goes on.
+            if catch_unwind(AssertUnwindSafe(task)).is_err() {
+                tracing::error!("a waker panicked");
+            }
+        }
+    };
+    let name = "gpu-await-staging".to_owned();
+    if std::thread::Builder::new().name(name).spawn(work).is_err() {
+        tracing::warn!(threads, "the system gives no more threads for host copies");
+    }
 }

@@ -216,6 +216,13 @@ impl<T> Op<T> {
         }
     }
 
+    /// Lets who waits for it sleep at once instead of looking for itself.
+    pub(crate) fn never_check(&mut self) {
+        if let State::Pending(pending) = &mut self.state {
+            pending.wait.never_check();
+        }
+    }
+
     /// Blocks the calling thread until it is complete, for at most `limit`.
     pub(crate) fn synchronize_for(self, limit: Duration) -> Option<Result<T>> {
         self.block_until(Some(Instant::now() + limit))
@@ -225,6 +232,9 @@ impl<T> Op<T> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut cx = Context::from_waker(&waker);
         let mut checks = 0_u32;
+        if let State::Pending(pending) = &mut self.state {
+            pending.wait.block();
+        }
         loop {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut cx) {
                 return Some(result);
@@ -379,7 +389,7 @@ impl<T> fmt::Debug for Op<T> {
 
 impl<T> Pending<T> {
     /// Waits for one point after the other: one registration at a time, one wake-up a stream.
-    fn poll_points(&mut self, cx: &Context<'_>) -> Poll<Result<()>> {
+    fn poll_points(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         loop {
             let Some(point) = self.points.as_slice().last() else {
                 return Poll::Ready(Ok(()));
@@ -391,7 +401,7 @@ impl<T> Pending<T> {
                     Points::One(_) => return Poll::Ready(Ok(())),
                     Points::Many(points) => {
                         points.pop();
-                        self.wait = WaitState::default();
+                        self.wait = self.wait.next();
                     }
                 },
             }

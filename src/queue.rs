@@ -8,32 +8,43 @@
 //! closure returns is handed back whole by the future, with every `Lent<T>` in it turned into `T`.
 #![forbid(unsafe_code)]
 
+mod partial;
+mod peer;
+pub(crate) mod source;
+
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::sync::Arc;
 
+use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
 use crate::completion::lane::Lane;
-use crate::error::{ErrorDetail, Result};
-use crate::event::{Event, Mark};
+use crate::error::{Error, ErrorDetail, Result};
+use crate::event::{Event, Mark, Recorded};
+use crate::home::Home;
 use crate::host_fn::HostFn;
-use crate::memory::Element;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
-use crate::memory::pinned::{PinnedBuffer, PinnedPool, bytes_of};
+use crate::memory::pinned::{PinnedBuffer, bytes_of};
+use crate::memory::{Element, Number};
 use crate::op::{Op, Value};
-use crate::submit::{Footprint, Raw, Refusal, at, submit, wrong_device};
+use crate::submit::{Footprint, Raw, Refusal, at, out_of_memory, submit, wrong_device};
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
 ///
 /// It is not `Send`: a batch is put on its stream by one thread, in program order.
 pub struct Queue<'s> {
     lane: &'s Arc<Lane>,
-    pinned: &'s Arc<PinnedPool>,
+    home: &'s Arc<Home>,
     /// The last ticket that this queue submitted; 0 before.
     last: Cell<u64>,
+    /// Why it takes no work.
+    refused: Option<&'s Error>,
+    /// Where the user opened it.
+    at: &'static Location<'static>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -58,25 +69,19 @@ pub trait Settle: sealed::Sealed + Sized {
 #[doc(hidden)]
 pub struct Settled<T>(pub(crate) Value<T>);
 
-/// Host data that [`upload`](crate::Stream::upload) takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
-/// `[T; N]`, and [`PinnedBuffer<T>`], which is not copied. Sealed.
-pub trait Source<T>: sealed::Source {
-    #[doc(hidden)]
-    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>>;
-}
-
-/// Where pinned memory comes from.
-#[doc(hidden)]
-pub struct Pool<'a>(&'a Arc<PinnedPool>);
-
 mod sealed {
     pub trait Sealed {}
-    pub trait Source {}
 }
 
 impl<'s> Queue<'s> {
-    pub(crate) fn new(lane: &'s Arc<Lane>, pinned: &'s Arc<PinnedPool>) -> Self {
-        Queue { lane, pinned, last: Cell::new(0), not_send: PhantomData }
+    #[track_caller]
+    pub(crate) fn new(
+        lane: &'s Arc<Lane>,
+        home: &'s Arc<Home>,
+        refused: Option<&'s Error>,
+    ) -> Self {
+        let at = Location::caller();
+        Queue { lane, home, last: Cell::new(0), refused, at, not_send: PhantomData }
     }
 
     pub(crate) fn lane(&self) -> &'s Arc<Lane> {
@@ -95,14 +100,20 @@ impl<'s> Queue<'s> {
     }
 
     /// Submits; only the last operation of a batch may want a marker of its own.
+    #[inline]
     pub(crate) fn submit<R>(
         &self,
         footprint: Footprint<'_>,
         commands: u32,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R)> {
-        self.lane.release(self.last.get());
-        let (ticket, value) = submit(self.lane, footprint, commands, calls)?;
+        if let Some(error) = self.refused {
+            return Err(footprint.poison(error.clone()));
+        }
+        if self.last.get() != 0 {
+            self.lane.release(self.last.get());
+        }
+        let (ticket, value) = submit(self.lane, self.at, footprint, commands, calls)?;
         self.last.set(ticket);
         Ok((ticket, value))
     }
@@ -112,9 +123,9 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
     pub fn upload<T: Element>(&self, source: impl Source<T>) -> Result<DeviceBuffer<T>> {
-        let source = source.into_pinned(&Pool(self.pinned))?;
+        let source = source.into_pinned(&Pool(&self.home.pinned))?;
         let len = source.len();
-        if len > 0 && source.block().engine().id != self.lane.engine().id {
+        if source.size_bytes() > 0 && source.block().engine().id != self.lane.engine().id {
             return Err(wrong_device(
                 "the pinned buffer",
                 self.lane.engine(),
@@ -136,7 +147,7 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Result<DeviceBuffer<T>> {
-        self.upload(copied(source, &Pool(self.pinned))?)
+        self.upload(copied(source, &Pool(&self.home.pinned))?)
     }
 
     /// See [`Stream::upload_into`](crate::Stream::upload_into).
@@ -155,7 +166,7 @@ impl<'s> Queue<'s> {
         if source.len() != destination_len {
             return Err(footprint.poison(lengths("upload_into", source.len(), destination_len)));
         }
-        if destination_len > 0 {
+        if source.size_bytes() > 0 {
             if source.block().engine().id != self.lane.engine().id {
                 let found = source.block().engine();
                 return Err(footprint.poison(wrong_device(
@@ -178,7 +189,7 @@ impl<'s> Queue<'s> {
     /// Out of pinned memory; data that was never written or whose producer failed; a lost or
     /// closed device.
     pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<PinnedBuffer<T>>> {
-        let destination = PinnedBuffer::new(self.pinned, source.len())?;
+        let destination = PinnedBuffer::new(&self.home.pinned, source.len())?;
         self.copy_out("download", source, destination)
     }
 
@@ -214,7 +225,7 @@ impl<'s> Queue<'s> {
         destination: PinnedBuffer<T>,
     ) -> Result<Lent<PinnedBuffer<T>>> {
         let from = source.span();
-        if destination.is_empty() {
+        if destination.size_bytes() == 0 {
             return Ok(Lent { value: Value::Here(destination) });
         }
         if destination.block().engine().id != self.lane.engine().id {
@@ -258,8 +269,11 @@ impl<'s> Queue<'s> {
                 &found,
             )));
         }
-        if source_len == 0 {
+        if from.range.is_empty() {
             return Ok(());
+        }
+        if from.memory.engine().id != self.lane.engine().id {
+            return self.copy_from_peer(footprint, &from, &to);
         }
         self.submit(footprint, 1, |raw| Ok(raw.copy(&to, &from)?)).map(drop)
     }
@@ -278,6 +292,14 @@ impl<'s> Queue<'s> {
     /// Out of device memory; a lost or closed device.
     pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         self.full(len, T::zeroed())
+    }
+
+    /// See [`Stream::ones`](crate::Stream::ones).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn ones<T: Number>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.full(len, T::ONE)
     }
 
     /// See [`Stream::full`](crate::Stream::full).
@@ -304,7 +326,7 @@ impl<'s> Queue<'s> {
         let mut footprint = Footprint::new("fill");
         footprint.overwrites(&to);
         let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
-        if len == 0 {
+        if to.range.is_empty() {
             return Ok(());
         }
         self.submit(footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?)).map(drop)
@@ -338,20 +360,32 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// A lost or closed device.
     pub fn record_timed(&self) -> Result<Event> {
+        Ok(Event::recorded(self.mark_timed()?, true))
+    }
+
+    pub(crate) fn mark_timed(&self) -> Result<Recorded> {
         let engine = self.lane.engine();
         engine.check_open()?;
         let event = engine.timed_event().map_err(|code| engine.refused(code))?;
         let mut footprint = Footprint::new("record_timed");
         footprint.records(event.clone());
         let (ticket, ()) = self.submit(footprint, 1, |_| Ok(()))?;
-        Ok(Event::new(self.lane, ticket, Some(event), true))
+        Ok(Recorded::new(self.lane, ticket, Some(event)))
     }
 
     /// Makes this stream wait for points of others.
-    pub(crate) fn wait_for(&self, points: impl IntoIterator<Item = Mark>) -> Result<()> {
+    pub(crate) fn wait_for(&self, marks: Vec<Mark>) -> Result<()> {
         let mut footprint = Footprint::new("wait");
         let mut waits = false;
-        for Mark { point, event } in points {
+        let mut shared = Vec::new();
+        for mark in marks {
+            let (point, event) = match mark {
+                Mark::Ticket { point, event } => (point, event),
+                Mark::Shared(event) => {
+                    shared.push(event);
+                    continue;
+                }
+            };
             if point.lane.engine().id != self.lane.engine().id
                 || !point.lane.is_complete(point.ticket)
             {
@@ -359,11 +393,21 @@ impl<'s> Queue<'s> {
                 footprint.comes_after(point.lane, point.ticket, event);
             }
         }
-        if waits { self.submit(footprint, 1, |_| Ok(())).map(drop) } else { Ok(()) }
+        if !shared.is_empty() {
+            waits = true;
+            footprint.may_be_held_up();
+        }
+        if !waits {
+            return Ok(());
+        }
+        let wait = self.submit(footprint, 1, |raw| {
+            shared.iter().try_for_each(|event| Ok(raw.wait_shared(event)?))
+        });
+        wait.map(drop)
     }
 
     /// Allocates, and runs `write` on the fresh memory. Before it gives up for want of memory it
-    /// flushes what is retired, and tries once more.
+    /// flushes what is retired, has the pool give back what it holds unused, and tries once more.
     fn make<'a, T: Element>(
         &self,
         footprint: impl Fn() -> Footprint<'a>,
@@ -372,12 +416,18 @@ impl<'s> Queue<'s> {
         write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
     ) -> Result<DeviceBuffer<T>> {
         let bytes = bytes_of::<T>(len)? as u64;
+        let engine = self.lane.engine();
         if bytes == 0 {
-            self.lane.engine().check_open()?;
+            engine.check_open()?;
+            // Nothing is within any limit.
+            let _ = engine.count_alloc(0);
             let nothing = Allocation::new(self.lane, DevicePtr::NULL, 0, 0, true);
             return Ok(DeviceBuffer::new(nothing, len));
         }
         let attempt = || {
+            if !engine.count_alloc(bytes) {
+                return Err(out_of_memory(engine, bytes));
+            }
             let mut footprint = footprint();
             footprint.makes_buffer();
             self.submit(footprint, 2, |raw| {
@@ -390,10 +440,13 @@ impl<'s> Queue<'s> {
                     }
                 }
             })
+            .inspect_err(|_| engine.count_free(bytes))
         };
         let made = attempt().or_else(|error| match error.detail() {
             ErrorDetail::OutOfMemory { .. } => {
-                self.lane.engine().flush_retired();
+                engine.flush_retired();
+                // Refused, there is nothing to give back.
+                engine.backend.pool_trim(0).ok();
                 attempt()
             }
             _ => Err(error),
@@ -417,47 +470,6 @@ impl<'s> Queue<'s> {
 
 fn lengths(op: &'static str, source_len: usize, destination_len: usize) -> crate::Error {
     ErrorDetail::LengthMismatch { op, source_len, destination_len }.into()
-}
-
-fn copied<T: Element>(source: &[T], pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
-    let mut pinned = PinnedBuffer::new(pool.0, source.len())?;
-    pinned.copy_from_slice(source);
-    Ok(pinned)
-}
-
-impl<T> sealed::Source for Vec<T> {}
-impl<T: Element> Source<T> for Vec<T> {
-    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
-        copied(&self, pool)
-    }
-}
-
-impl<T> sealed::Source for Box<[T]> {}
-impl<T: Element> Source<T> for Box<[T]> {
-    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
-        copied(&self, pool)
-    }
-}
-
-impl<T> sealed::Source for Arc<[T]> {}
-impl<T: Element> Source<T> for Arc<[T]> {
-    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
-        copied(&self, pool)
-    }
-}
-
-impl<T, const N: usize> sealed::Source for [T; N] {}
-impl<T: Element, const N: usize> Source<T> for [T; N] {
-    fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
-        copied(&self, pool)
-    }
-}
-
-impl<T> sealed::Source for PinnedBuffer<T> {}
-impl<T: Element> Source<T> for PinnedBuffer<T> {
-    fn into_pinned(self, _pool: &Pool<'_>) -> Result<PinnedBuffer<T>> {
-        Ok(self)
-    }
 }
 
 impl<T> sealed::Sealed for Lent<T> {}

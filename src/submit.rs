@@ -11,6 +11,7 @@
 //! | waits for other streams | a driver error | nothing of the operation; likewise |
 //! | uses entered, memory lent | – | – |
 //! | driver calls | a driver error | perhaps a part: the ticket stands, lent memory stays lent until it is complete, the outputs are poisoned |
+//! | in verify mode: waiting | the loss of the device | the operation ran, or the device is gone |
 //!
 //! # Invariants
 //! 1. Nobody holds two submission locks: markers on other streams are placed before our own lock
@@ -20,28 +21,32 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::backend::{
     ArgBlock, Backend, Call, DevicePtr, Function, HostCallback, HostPtr, LaunchShape, Pattern,
-    RawStream,
+    Place, RawStream, RowCopy,
 };
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::lane::{Lane, Payload, Turn};
+use crate::completion::shared_event::SharedEvent;
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::hazard::{Content, Mode, Track, Use};
-use crate::memory::allocation::{Allocation, Poison};
+use crate::memory::MemoryInfo;
+use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
 use crate::memory::buffer::Span;
 use crate::memory::pinned::PinnedBlock;
 use crate::thread_role;
 
 /// What an operation touches.
 pub(crate) struct Footprint<'a> {
-    name: Name,
+    name: Name<'a>,
     accesses: SmallVec<[Access<'a>; 6]>,
+    untracked: Untracked<'a>,
     lent: SmallVec<[Loan; 2]>,
     after: SmallVec<[Edge; 2]>,
     may_be_held_up: bool,
@@ -56,34 +61,31 @@ struct Access<'a> {
     mode: Mode,
 }
 
+/// Whose memory an operation uses without its being entered.
+type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
+
 struct Loan {
     bytes: u64,
     payload: Payload,
 }
 
 /// What an operation is called in messages.
-#[derive(Clone)]
-pub(crate) enum Name {
+#[derive(Clone, Copy)]
+pub(crate) enum Name<'a> {
     Verb(&'static str),
-    Kernel(Arc<str>),
+    Kernel(&'a Arc<str>),
 }
 
-impl Name {
-    fn to_arc(&self) -> Arc<str> {
+impl Name<'_> {
+    fn to_arc(self) -> Arc<str> {
         match self {
-            Name::Verb(name) => Arc::from(*name),
-            Name::Kernel(name) => name.clone(),
+            Name::Verb(name) => Arc::from(name),
+            Name::Kernel(name) => Arc::clone(name),
         }
     }
 }
 
-impl From<&'static str> for Name {
-    fn from(name: &'static str) -> Self {
-        Name::Verb(name)
-    }
-}
-
-impl fmt::Display for Name {
+impl fmt::Display for Name<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Name::Verb(name) => name,
@@ -96,7 +98,8 @@ impl fmt::Display for Name {
 struct Edge {
     lane: Arc<Lane>,
     ticket: u64,
-    event: Option<EventHandle>,
+    /// With the ticket that it is behind: at least `ticket`.
+    event: Option<(u64, EventHandle)>,
 }
 
 /// Why a driver call of an operation failed.
@@ -113,10 +116,11 @@ impl From<DriverCode> for Refusal {
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
-    pub(crate) fn new(name: impl Into<Name>) -> Self {
+    pub(crate) fn new(verb: &'static str) -> Self {
         Footprint {
-            name: name.into(),
+            name: Name::Verb(verb),
             accesses: SmallVec::new(),
+            untracked: SmallVec::new(),
             lent: SmallVec::new(),
             after: SmallVec::new(),
             may_be_held_up: false,
@@ -124,6 +128,11 @@ impl<'a> Footprint<'a> {
             peers: false,
             record: None,
         }
+    }
+
+    /// Names a kernel in messages.
+    pub(crate) fn launches(&mut self, kernel: &'a Arc<str>) {
+        self.name = Name::Kernel(kernel);
     }
 
     pub(crate) fn reads(&mut self, span: &Span<'a>) {
@@ -139,7 +148,11 @@ impl<'a> Footprint<'a> {
     }
 
     fn access(&mut self, span: &Span<'a>, mode: Mode) {
-        self.accesses.push(Access { memory: span.memory, range: span.range.clone(), mode });
+        if span.tracked {
+            self.accesses.push(Access { memory: span.memory, range: span.range.clone(), mode });
+        } else {
+            self.untracked.push(span.memory);
+        }
     }
 
     /// Lends pinned memory to the device until the operation is complete.
@@ -155,7 +168,7 @@ impl<'a> Footprint<'a> {
 
     /// Waits, on the device, for a point of another stream.
     pub(crate) fn comes_after(&mut self, lane: Arc<Lane>, ticket: u64, event: Option<EventHandle>) {
-        self.after.push(Edge { lane, ticket, event });
+        self.after.push(Edge { lane, ticket, event: event.map(|event| (ticket, event)) });
     }
 
     /// Says that something else than the stream's own work may hold the operation up.
@@ -194,33 +207,9 @@ impl<'a> Footprint<'a> {
     fn validate(&self, engine: &Engine) -> Result<()> {
         thread_role::check("submitting work")?;
         engine.check_open()?;
-        for access in &self.accesses {
-            let other = access.memory.engine();
-            if other.id != engine.id
-                && !(self.peers && other.backend.kind() == engine.backend.kind())
-            {
-                return Err(wrong_device("a buffer", engine, other));
-            }
-            access.memory.with_hazards(|hazards| match access.mode {
-                Mode::Read => match hazards.unreadable(&access.range) {
-                    None => Ok(()),
-                    Some((part, Content::Poisoned(poison))) => {
-                        debug_assert!(part.start < part.end);
-                        Err(self.upstream(poison))
-                    }
-                    Some((part, _)) => Err(ErrorDetail::Unwritten {
-                        op: self.name.to_arc(),
-                        start: part.start,
-                        end: part.end,
-                    }
-                    .into()),
-                },
-                Mode::ReadWrite => match hazards.poison_in(&access.range) {
-                    None => Ok(()),
-                    Some(poison) => Err(self.upstream(&poison)),
-                },
-                Mode::Overwrite => Ok(()),
-            })?;
+        let accessed = self.accesses.iter().map(|access| access.memory);
+        for memory in accessed.chain(self.untracked.iter().copied()) {
+            self.check_device(engine, memory)?;
         }
         for edge in &self.after {
             let other = edge.lane.engine();
@@ -233,6 +222,32 @@ impl<'a> Footprint<'a> {
         Ok(())
     }
 
+    fn check_device(&self, engine: &Engine, memory: &Allocation) -> Result<()> {
+        let other = memory.engine();
+        let allowed =
+            other.id == engine.id || (self.peers && other.backend.kind() == engine.backend.kind());
+        if allowed { Ok(()) } else { Err(wrong_device("a buffer", engine, other)) }
+    }
+
+    /// Whether an access finds contents that it can use.
+    fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
+        match access.mode {
+            Mode::Read => match hazards.unreadable(&access.range) {
+                None => Ok(()),
+                Some((_, Content::Poisoned(poison))) => Err(self.upstream(poison)),
+                Some((part, _)) => {
+                    let (start, end) = (part.start, part.end);
+                    Err(ErrorDetail::Unwritten { op: self.name.to_arc(), start, end }.into())
+                }
+            },
+            Mode::ReadWrite => match hazards.poison_in(&access.range) {
+                None => Ok(()),
+                Some(poison) => Err(self.upstream(&poison)),
+            },
+            Mode::Overwrite => Ok(()),
+        }
+    }
+
     fn upstream(&self, poison: &Poison) -> Error {
         ErrorDetail::Upstream {
             op: self.name.to_arc(),
@@ -242,8 +257,12 @@ impl<'a> Footprint<'a> {
         .into()
     }
 
-    /// The points of other streams that this operation must wait for, each with its event.
+    /// The points of other streams that this operation must wait for, each with its event; an error
+    /// if it would read what is not there.
     fn edges(&mut self, lane: &Arc<Lane>) -> Result<SmallVec<[Edge; 2]>> {
+        if self.accesses.is_empty() && self.after.is_empty() {
+            return Ok(SmallVec::new());
+        }
         let mut edges = std::mem::take(&mut self.after);
         edges.retain(|edge| edge.lane.id() != lane.id());
         for access in &self.accesses {
@@ -256,14 +275,18 @@ impl<'a> Footprint<'a> {
                     edge.ticket = used.ticket;
                     edge.event = None;
                 }
+                // The lane's count of shares is everybody's: left alone where nothing is waited for.
+                None if used.lane.is_complete(used.ticket) => {}
                 None => {
                     let (lane, ticket) = (used.lane.clone(), used.ticket);
                     edges.push(Edge { lane, ticket, event: None });
                 }
             };
             access.memory.with_hazards(|hazards| {
+                self.check_content(access, hazards)?;
                 hazards.dependencies(&access.range, access.mode, lane.id(), add);
-            });
+                Ok::<_, Error>(())
+            })?;
         }
         edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
         if edges.is_empty() {
@@ -293,12 +316,14 @@ impl<'a> Footprint<'a> {
 }
 
 /// Puts an operation on `lane`; `calls` makes its driver calls, `commands` in number. Returns the
-/// operation's ticket and what `calls` returned.
+/// operation's ticket and what `calls` returned. `at` is where the user submitted it.
 ///
 /// # Errors
 /// See the table of the module.
+#[inline]
 pub(crate) fn submit<R>(
     lane: &Arc<Lane>,
+    at: &'static Location<'static>,
     mut footprint: Footprint<'_>,
     commands: u32,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
@@ -315,17 +340,17 @@ pub(crate) fn submit<R>(
             turn.fence_off();
         }
         for edge in &edges {
-            if let Some(event) = &edge.event {
-                turn.wait_for(&edge.lane, edge.ticket, event)?;
+            if let Some((behind, event)) = &edge.event {
+                turn.wait_for(&edge.lane, *behind, event)?;
             }
         }
         for access in &footprint.accesses {
-            let enter = |hazards: &mut crate::hazard::Hazards<_, _>| {
+            let enter = |hazards: &mut AllocationHazards| {
                 hazards.record(&access.range, access.mode, turn.lane, ticket);
             };
             access.memory.with_hazards(enter);
         }
-        for loan in footprint.lent.drain(..) {
+        for loan in std::mem::take(&mut footprint.lent) {
             turn.lend(ticket, loan.bytes, loan.payload);
         }
         let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
@@ -346,11 +371,29 @@ pub(crate) fn submit<R>(
     });
     match submitted {
         Ok((ticket, value)) => {
-            tracing::trace!(target: "gpu_await::submit", stream = lane.id(), ticket, op = %footprint.name);
+            tracing::trace!(target: "gpu_await::submit", stream = lane.id(), name = lane.name(), ticket, op = %footprint.name);
+            if engine.options.verify {
+                verify(lane, at, ticket, &footprint)?;
+            }
             Ok((ticket, value))
         }
         Err(refusal) => Err(footprint.poison(explain(engine, refusal))),
     }
+}
+
+/// Waits until the operation is complete, and names it if it failed.
+#[cold]
+fn verify(
+    lane: &Arc<Lane>,
+    at: &'static Location<'static>,
+    ticket: u64,
+    footprint: &Footprint<'_>,
+) -> Result<()> {
+    let outcome = lane.block_until(ticket).and_then(|()| lane.engine().check_health());
+    outcome.map_err(|cause| {
+        let op = footprint.name.to_arc();
+        footprint.poison(ErrorDetail::Verify { op, at, cause }.into())
+    })
 }
 
 fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>) {
@@ -362,12 +405,17 @@ fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>)
 fn explain(engine: &Engine, refusal: Refusal) -> Error {
     match refusal {
         Refusal::Driver(code) => engine.refused(code),
-        Refusal::OutOfMemory { asked_bytes } => match engine.backend.memory_info() {
-            Ok((free_bytes, total_bytes)) => {
-                ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes }.into()
-            }
-            Err(code) => engine.refused(code),
-        },
+        Refusal::OutOfMemory { asked_bytes } => out_of_memory(engine, asked_bytes),
+    }
+}
+
+/// The error of an allocation that cannot be had.
+pub(crate) fn out_of_memory(engine: &Engine, asked_bytes: u64) -> Error {
+    match MemoryInfo::of(engine) {
+        Ok(MemoryInfo { free_bytes, total_bytes, limit_bytes, .. }) => {
+            ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes, limit_bytes }.into()
+        }
+        Err(error) => error,
     }
 }
 
@@ -434,6 +482,29 @@ impl Raw<'_> {
         unsafe { self.backend.copy_from_peer(self.stream, to, from, context, bytes) }
     }
 
+    /// Copies rows between ranges of the footprint and lent memory.
+    pub(crate) fn copy_rows(&self, copy: &RowCopy) -> Call<()> {
+        let RowCopy { to, from, row_bytes, rows, .. } = *copy;
+        if rows == 1 || (copy.to_pitch == row_bytes && copy.from_pitch == row_bytes) {
+            let bytes = rows * row_bytes;
+            match (to, from) {
+                (Place::Device(to), Place::Host(from)) => {
+                    return self.copy_to_device(to, from, bytes);
+                }
+                (Place::Host(to), Place::Device(from)) => {
+                    return self.copy_to_host(to, from, bytes);
+                }
+                (Place::Device(to), Place::Device(from)) => {
+                    // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
+                    return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
+                }
+                (Place::Host(_), Place::Host(_)) => {}
+            }
+        }
+        // SAFETY: as in `copy_to_device`, for the extent of the rows on either side.
+        unsafe { self.backend.copy_rows(self.stream, copy) }
+    }
+
     pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> Call<()> {
         // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
         unsafe { self.backend.fill(self.stream, dst, pattern, count) }
@@ -455,6 +526,18 @@ impl Raw<'_> {
     pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> Call<()> {
         // SAFETY: the caller's `data` is a counted reference that the callback gives back.
         unsafe { self.backend.host_fn(self.stream, callback, data) }
+    }
+
+    /// Waits for what is recorded last in an event of several processes.
+    pub(crate) fn wait_shared(&self, event: &SharedEvent) -> Call<()> {
+        // SAFETY: the stream is the lane's, and the event lives for the length of the call; the
+        // driver keeps what the wait needs.
+        unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }
+    }
+
+    pub(crate) fn record_shared(&self, event: &SharedEvent) -> Call<()> {
+        // SAFETY: as above; it is nobody's marker.
+        unsafe { self.backend.event_record(event.raw(), self.stream) }
     }
 
     fn record(&self, event: &EventHandle) -> Call<()> {

@@ -55,8 +55,12 @@ pub fn device() -> Device {
 #[must_use]
 pub fn device_with(completion: Completion) -> Device {
     let name = std::env::var(TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
+    open(&name, completion)
+}
+
+fn open(name: &str, completion: Completion) -> Device {
     let turn = name.starts_with("cuda").then(turn::Turn::take);
-    let opened = Device::builder().completion(completion).named(&name).and_then(|device| {
+    let opened = Device::builder().completion(completion).named(name).and_then(|device| {
         let home = device.default_stream().home();
         if let Some(turn) = turn {
             home.get_or_load(|| Ok::<_, crate::Error>(turn))?;
@@ -68,6 +72,21 @@ pub fn device_with(completion: Completion) -> Device {
     match opened {
         Ok(device) => device,
         Err(error) => panic!("{TEST_DEVICE} asks for `{name}`: {error}"),
+    }
+}
+
+/// Another device of the kind that tests run on: the second GPU where there is one, else the same GPU
+/// once more; a host device beside host devices.
+///
+/// # Panics
+/// As [`device`].
+#[must_use]
+pub fn peer_device() -> Device {
+    if std::env::var(TEST_DEVICE).is_ok_and(|name| name.starts_with("cuda")) && Device::count() > 1
+    {
+        open("cuda:1", Completion::default())
+    } else {
+        device()
     }
 }
 
@@ -117,6 +136,8 @@ mod turn {
 }
 
 /// Holds a stream until it is opened: everything submitted behind it waits.
+///
+/// It has no place in [verify mode](crate::DeviceBuilder::verify): closing one would wait for it.
 ///
 /// Load kernels before closing one: on a GPU, loading waits for everything that runs. For that
 /// reason, and because a GPU's queues are few, closing one waits while another device of the same
@@ -195,14 +216,17 @@ pub enum DriverCall {
     EventCreate,
     EventRecord,
     EventQuery,
+    EventRecordAll,
     WriteWord,
     HostFn,
     Alloc,
     Free,
     Register,
+    Unregister,
     CopyToDevice,
     CopyToHost,
     CopyOnDevice,
+    CopyRows,
     Fill,
     Launch,
 }
@@ -215,14 +239,17 @@ impl DriverCall {
             DriverCall::EventCreate => "event_create",
             DriverCall::EventRecord => "event_record",
             DriverCall::EventQuery => "event_query",
+            DriverCall::EventRecordAll => "event_record_all",
             DriverCall::WriteWord => "write_word",
             DriverCall::HostFn => "host_fn",
             DriverCall::Alloc => "alloc",
             DriverCall::Free => "free",
             DriverCall::Register => "register",
+            DriverCall::Unregister => "unregister",
             DriverCall::CopyToDevice => "copy_to_device",
             DriverCall::CopyToHost => "copy_to_host",
             DriverCall::CopyOnDevice => "copy_on_device",
+            DriverCall::CopyRows => "copy_rows",
             DriverCall::Fill => "fill",
             DriverCall::Launch => "launch",
         }
@@ -272,7 +299,7 @@ pub fn host_with(faults: Faults) -> Device {
 /// If the system gives no thread.
 #[must_use]
 pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
-    let options = EngineOptions { completion, stepped: false };
+    let options = EngineOptions { completion, ..EngineOptions::default() };
     watched(Arc::new(HostBackend::new(None, true)), faults, options)
 }
 
@@ -297,6 +324,11 @@ impl FaultHandle {
     /// Loses the device: from now on every call fails, as after a kernel's fault.
     pub fn lose_device(&self, what: &str) {
         self.0.lose(what);
+    }
+
+    /// Makes the device unable to reach the memory of others: copies from there go through the host.
+    pub fn refuse_peers(&self) {
+        self.0.refuse_peers();
     }
 
     /// Starts a fresh record of calls.
@@ -351,11 +383,19 @@ pub fn manual() -> (Device, Stepper) {
 /// [`manual`], with completions learned in a given way.
 #[must_use]
 pub fn manual_with(completion: Completion) -> (Device, Stepper) {
-    let options = EngineOptions { completion, stepped: true };
+    let options = EngineOptions { completion, stepped: true, ..EngineOptions::default() };
     match Device::open(Arc::new(HostBackend::new(None, false)), options) {
         Ok(device) => (device.clone(), Stepper { device }),
         Err(error) => panic!("a device for tests: {error}"),
     }
+}
+
+/// [`manual`], with its calls watched as those of [`host_with`].
+#[must_use]
+pub fn manual_with_faults(faults: Faults) -> (Device, Stepper) {
+    let options = EngineOptions { stepped: true, ..EngineOptions::default() };
+    let device = watched(Arc::new(HostBackend::new(None, false)), faults, options);
+    (device.clone(), Stepper { device })
 }
 
 impl Stepper {
@@ -391,7 +431,7 @@ impl Stepper {
     /// Places the markers that are due; true if that made something to run.
     fn settle(&self) -> bool {
         let engine = self.device.engine();
-        engine.lanes().iter().for_each(|lane: &Arc<Lane>| lane.press(true));
+        engine.lanes().iter().for_each(|lane: &Arc<Lane>| lane.press());
         engine.sweep_retired(true);
         self.step(0)
     }

@@ -5,12 +5,17 @@
 //!
 //! | room | asks |
 //! |---|---|
+//! | `compile` | what CUDA C++ is compiled to, and what is said where it cannot be |
 //! | `counts` | how many calls and allocations an operation costs |
+//! | `launches` | what a launch asks the driver first, and what is refused without it |
+//! | `markers` | which marker an operation gets, and which one is asked |
 //! | `order` | where markers, waits, words and doorbells go |
 //! | `context` | whether the calling thread is left as it was found |
 //! | `errors` | what a missing or refusing driver looks like to the caller |
 //! | `failures` | what is left when the n-th call of a kind fails |
 //! | `loss` | what a fault resolves, and that the driver is then left alone |
+//! | `shared` | what streams with options, and those that others use as well, cost |
+//! | `events` | which events of the driver's stand behind ours |
 //! | `drops` | drops in any order, and the end of the process |
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
@@ -18,6 +23,8 @@
 #[path = "stand_in/client.rs"]
 mod stand_in;
 
+#[path = "driver_calls/compile.rs"]
+mod compile;
 #[path = "driver_calls/context.rs"]
 mod context;
 #[path = "driver_calls/counts.rs"]
@@ -26,19 +33,29 @@ mod counts;
 mod drops;
 #[path = "driver_calls/errors.rs"]
 mod errors;
+#[path = "driver_calls/events.rs"]
+mod events;
 #[path = "driver_calls/failures.rs"]
 mod failures;
+#[path = "driver_calls/launches.rs"]
+mod launches;
 #[path = "driver_calls/loss.rs"]
 mod loss;
+#[path = "driver_calls/markers.rs"]
+mod markers;
 #[path = "driver_calls/order.rs"]
 mod order;
+#[path = "driver_calls/peers.rs"]
+mod peers;
+#[path = "driver_calls/shared.rs"]
+mod shared;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use gpu_await::{Completion, Device, Kernel, kernels};
+use gpu_await::{Completion, Device, Kernel, Stream, kernels};
 use stand_in::StandIn;
 
 /// Every way of learning of completions.
@@ -100,6 +117,35 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 fn device_with(mode: Completion) -> Device {
     Device::builder().completion(mode).cuda(0).expect("the stand-in has a device")
+}
+
+/// What a stream remembers of the waits for its work: in the mode `Adaptive`, that decides how it is
+/// marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Remembers {
+    Nothing,
+    ShortWaits,
+    ALongWait,
+}
+
+/// A stream that remembers that.
+async fn stream_that(driver: &StandIn, device: &Device, remembers: Remembers) -> Stream {
+    let stream = device.stream().expect("a stream");
+    match remembers {
+        Remembers::Nothing => {}
+        Remembers::ShortWaits => {
+            let empty = kernels::empty::load(device).await.expect("loads");
+            // Complete within the call, so that the wait takes no time at all.
+            driver.instant(true);
+            soon(empty.launch(&stream)).await.expect("completes");
+            driver.instant(false);
+        }
+        Remembers::ALongWait => {
+            let spin = kernels::spin::load(device).await.expect("loads");
+            soon(spin.launch(&stream, 1_000_000)).await.expect("completes");
+        }
+    }
+    stream
 }
 
 /// A kernel of `kernels/` with any parameters, by its text.

@@ -281,3 +281,29 @@ async fn many_tasks_many_streams_drop_and_finish() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn what_a_host_function_returned_is_dropped_off_the_drivers_thread() {
+    struct Says(std::sync::mpsc::Sender<std::thread::ThreadId>);
+    impl Drop for Says {
+        fn drop(&mut self) {
+            self.0.send(std::thread::current().id()).ok();
+        }
+    }
+    completions::each(|device| async move {
+        let stream = device.stream()?;
+        let (sender, dropped) = std::sync::mpsc::channel();
+        let says = Says(sender);
+        let (ran, runs_on) = std::sync::mpsc::channel();
+        let op = stream.host_fn(move || {
+            ran.send(std::thread::current().id()).ok();
+            says
+        });
+        drop(op);
+        let driver = runs_on.recv_timeout(Duration::from_secs(5)).expect("it ran");
+        let dropper = dropped.recv_timeout(Duration::from_secs(5)).expect("it was dropped");
+        assert_ne!(dropper, driver);
+        stream.done().await
+    })
+    .await;
+}

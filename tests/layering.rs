@@ -14,7 +14,10 @@ use std::path::{Path, PathBuf};
 /// belongs to the room with the longest matching name; a name stands for the files below it as well.
 const ROOMS: &[(&str, &[&str])] = &[
     ("error", &["error"]),
-    ("ground: threads, process", &["sync", "thread_role", "at_exit", "offload"]),
+    (
+        "ground: threads, process",
+        &["sync", "thread_role", "at_exit", "offload", "timer_slack", "turn_taking"],
+    ),
     ("pure modules", PURE),
     ("backend trait", &["backend", "backend/twin"]),
     ("concrete backends", &["backend/cuda", "backend/host", "backend/wrapper"]),
@@ -25,8 +28,11 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("op", &["op", "host_fn"]),
     ("event", &["event"]),
     ("queue", &["queue"]),
-    ("stream", &["stream"]),
+    ("stream", &["stream", "staged"]),
+    ("scope", &["scope"]),
     ("device", &["device"]),
+    ("verbs", &["verbs", "event/builder"]),
+    ("interop", &["interop"]),
     ("kernel", &["kernel"]),
     ("kernels", &["kernels"]),
     ("testing", &["testing", "must_not_compile"]),
@@ -35,6 +41,8 @@ const ROOMS: &[(&str, &[&str])] = &[
 /// No driver, no clock, no thread: these import nothing of the crate but `sync` and each other.
 const PURE: &[&str] = &[
     "hazard",
+    "completion/checkers",
+    "completion/history",
     "completion/park",
     "completion/policy",
     "completion/submission",
@@ -52,19 +60,27 @@ const UNSAFE: &[(&str, &str)] = &[
     ("backend", "declares the functions that mirror driver calls"),
     ("backend/cuda", "calls the driver"),
     ("backend/cuda/api", "resolves the driver's entry points"),
+    ("backend/cuda/nvrtc", "resolves the run-time compiler's entry points and calls them"),
     ("backend/host", "device memory that is never behind a reference"),
     ("backend/wrapper", "passes a backend's calls on"),
     ("completion/doorbell", "calls the backend"),
     ("completion/engine", "calls the backend"),
     ("completion/lane", "calls the backend"),
+    ("completion/shared_event", "calls the backend"),
+    ("completion/lane/look", "calls the backend"),
+    ("completion/lane/turn", "calls the backend"),
     ("completion/words", "words that the device writes"),
     ("host_fn", "a closure behind a C function pointer"),
+    ("interop", "streams and events of others: the caller vouches"),
     ("kernel/define", "`kernel!`: its author vouches"),
     ("kernel/module", "kernels found by name: the caller vouches"),
     ("kernel/signature", "hands device memory to a host twin as slices"),
     ("kernels", "declares kernels"),
+    ("memory/pageable", "a `Vec` that several threads fill"),
     ("memory/pinned", "memory that the device may write"),
+    ("memory/untracked", "views whose uses the caller orders"),
     ("submit", "the one caller of the backend's functions that touch memory"),
+    ("timer_slack", "asks the kernel for exact time-outs"),
 ];
 
 /// Files without `unsafe` that cannot forbid it, because a file below them may not.

@@ -2,8 +2,8 @@
 //!
 //! The pure modules are compiled from their very sources, with loom's types in the place of
 //! `crate::sync`. What the shell (`lane.rs`, `engine.rs`, `poller.rs`) does with them is modelled
-//! here step by step: the bodies of [`Lane`] follow the functions of the same names, without
-//! driver, clock and policy.
+//! here step by step: the bodies of [`Lane`] and [`Poller`] follow the functions of the same names,
+//! without driver and policy. A time is a number; it passes where the poller sleeps.
 //!
 //! A test ends by asking whether somebody was forgotten, or runs until loom finds that everybody
 //! sleeps. Values that only keep the record of a run are plain atomics, which loom does not see.
@@ -20,7 +20,6 @@ mod submission;
 mod sweep;
 #[path = "../src/completion/timeline.rs"]
 mod timeline;
-#[expect(dead_code, reason = "`tests/hazard.rs` checks the rest")]
 #[path = "../src/completion/waiters.rs"]
 mod waiters;
 
@@ -180,6 +179,10 @@ mod sync {
         pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
             self.0.fetch_max(value, order)
         }
+
+        pub(crate) fn fetch_min(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_min(value, order)
+        }
     }
 }
 
@@ -225,10 +228,33 @@ impl Bell {
     fn rang(&self) -> bool {
         self.0.load(Seen) > 0
     }
+
+    fn will_wake(&self, other: &Bell) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Lost;
+
+/// A nap of the poller's, between two looks at a lane that is waited for.
+const NAP: u64 = 10;
+
+/// What a future remembers between polls: `WaitState`.
+#[derive(Default)]
+struct Wait {
+    key: Option<WaiterKey>,
+    /// Polls that check.
+    checks: u32,
+    /// When the poller must look for it.
+    due: u64,
+}
+
+impl Wait {
+    fn due(due: u64) -> Self {
+        Wait { due, ..Wait::default() }
+    }
+}
 
 /// `Lane` with as much of its `Engine` and `Attention` as the rules speak of.
 struct Lane {
@@ -242,8 +268,9 @@ struct Lane {
     mourned: AtomicBool,
     mourners: Plain<Vec<Bell>>,
     active: AtomicBool,
+    next_look: AtomicU64,
     park: ParkState,
-    poller: Sleeper,
+    sleeper: Sleeper,
     incoming: Plain<u32>,
 }
 
@@ -259,29 +286,42 @@ impl Lane {
             mourned: AtomicBool::new(false),
             mourners: Plain::new(Vec::new()),
             active: AtomicBool::new(false),
+            next_look: AtomicU64::new(u64::MAX),
             park: ParkState::new(),
-            poller: Sleeper::default(),
+            sleeper: Sleeper::default(),
             incoming: Plain::new(0),
         })
     }
 
-    fn poll_ticket(
-        &self,
-        ticket: u64,
-        key: &mut Option<WaiterKey>,
-        bell: &Bell,
-    ) -> Poll<Result<(), Lost>> {
+    /// A future that comes new to the lane may look as well, which is left out here: nobody counts
+    /// on that.
+    fn poll_ticket(&self, ticket: u64, wait: &mut Wait, bell: &Bell) -> Poll<Result<(), Lost>> {
         if let Some(outcome) = self.outcome(ticket) {
-            self.forget(key);
+            self.forget(wait);
             return Poll::Ready(outcome);
         }
-        self.register(ticket, key, bell);
+        if self.is_registered(wait, bell) {
+            return Poll::Pending;
+        }
+        if wait.checks > 0 {
+            // It comes again without being woken.
+            wait.checks -= 1;
+            if self.look() {
+                let outcome = self.outcome(ticket);
+                self.settle();
+                if let Some(outcome) = outcome {
+                    return Poll::Ready(outcome);
+                }
+            }
+            return Poll::Pending;
+        }
+        self.register(ticket, wait, bell);
         fence(Ordering::SeqCst); // rule: store the waker, fence
         if let Some(outcome) = self.outcome(ticket) {
-            self.forget(key); // rule: re-read
+            self.forget(wait); // rule: re-read
             return Poll::Ready(outcome);
         }
-        self.activate();
+        self.activate_by(wait.due);
         Poll::Pending
     }
 
@@ -296,18 +336,23 @@ impl Lane {
         Some(if self.timeline.is_complete(ticket) { Ok(()) } else { Err(Lost) })
     }
 
-    fn register(&self, ticket: u64, key: &mut Option<WaiterKey>, bell: &Bell) {
+    fn is_registered(&self, wait: &Wait, bell: &Bell) -> bool {
+        let Some(key) = wait.key else { return false };
+        self.waiters.lock().get_mut(key).is_some_and(|known| known.will_wake(bell))
+    }
+
+    fn register(&self, ticket: u64, wait: &mut Wait, bell: &Bell) {
         let fresh = bell.clone();
         let mut waiters = self.waiters.lock();
-        match key.and_then(|key| waiters.get_mut(key)) {
+        match wait.key.and_then(|key| waiters.get_mut(key)) {
             Some(known) => drop(std::mem::replace(known, fresh)),
-            None => *key = Some(waiters.insert(ticket, fresh)),
+            None => wait.key = Some(waiters.insert(ticket, fresh)),
         }
         self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
     }
 
-    fn forget(&self, key: &mut Option<WaiterKey>) {
-        if let Some(key) = key.take() {
+    fn forget(&self, wait: &mut Wait) {
+        if let Some(key) = wait.key.take() {
             let mut waiters = self.waiters.lock();
             drop(waiters.remove(key));
             self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
@@ -315,15 +360,25 @@ impl Lane {
     }
 
     fn sweep(&self) -> bool {
-        let before = self.timeline.completed();
-        self.gate.run(|| {
-            self.timeline.complete(self.device.load(Ordering::Acquire));
-        });
+        let moved = self.look();
+        self.settle();
+        moved
+    }
+
+    fn look(&self) -> bool {
+        let mut moved = false;
+        if !self.lost.load(Ordering::Acquire) {
+            self.gate.run(|| {
+                moved |= self.timeline.complete(self.device.load(Ordering::Acquire));
+            });
+        }
         self.mourn();
-        let moved = self.timeline.completed() != before;
+        moved
+    }
+
+    fn settle(&self) {
         fence(Ordering::SeqCst); // rule: raise `completed`, fence
         self.wake_due();
-        moved
     }
 
     fn wake_due(&self) {
@@ -373,12 +428,13 @@ impl Lane {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    fn activate(&self) {
+    fn activate_by(&self, due: u64) {
+        self.next_look.fetch_min(due, Ordering::SeqCst);
         if !self.active.swap(true, Ordering::SeqCst) {
-            *self.incoming.lock() += 1;
+            *self.incoming.lock() += 1; // `Attention::add`
             self.call();
-        } else if self.has_waiters() {
-            self.call();
+        } else {
+            self.call_before(due);
         }
     }
 
@@ -389,37 +445,83 @@ impl Lane {
     }
 
     fn call(&self) {
-        if self.park.notify() {
-            self.poller.unpark();
+        self.call_before(0);
+    }
+
+    fn call_before(&self, due: u64) {
+        if self.park.notify_before(due) {
+            self.sleeper.unpark();
         }
     }
 
-    /// The poller's loop: sleeps without a time-out whenever it may, until `done`.
-    fn run_poller(&self, done: impl Fn() -> bool) {
-        let mut has_lane = false;
+    fn visit(&self, now: u64) -> bool {
+        self.next_look.store(u64::MAX, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let moved = self.look();
+        self.settle();
+        if self.waiters.lock().next_due().is_some() {
+            self.next_look.fetch_min(now + NAP, Ordering::SeqCst);
+        }
+        moved
+    }
+
+    /// The poller's thread, until `done`. A sleep that ends until `patience` passes at once; one
+    /// that is longer never ends by itself.
+    fn run_poller(&self, patience: u64, done: impl Fn() -> bool) {
+        let mut poller = Poller { lane: self, has_lane: false, now: 0 };
         while !done() {
-            if self.poller_sweep(&mut has_lane) {
-                continue;
-            }
-            self.park.begin();
-            if self.poller_sweep(&mut has_lane) {
-                self.park.resume();
-                continue;
-            }
-            has_lane = has_lane && !self.deactivate();
-            if self.park.commit() && !done() {
-                self.poller.park();
+            let Some(until) = poller.look() else { continue };
+            if self.park.commit(until) && !done() {
+                if until <= patience {
+                    thread::yield_now();
+                    poller.now = until;
+                } else {
+                    self.sleeper.park();
+                }
             }
             self.park.resume();
         }
     }
+}
 
-    fn poller_sweep(&self, has_lane: &mut bool) -> bool {
-        self.mourn();
-        let incoming = std::mem::take(&mut *self.incoming.lock());
-        *has_lane |= incoming > 0;
-        let moved = *has_lane && self.sweep();
+/// `Poller`, with one lane.
+struct Poller<'l> {
+    lane: &'l Lane,
+    has_lane: bool,
+    now: u64,
+}
+
+impl Poller<'_> {
+    /// Until when to sleep; `None`: look again.
+    fn look(&mut self) -> Option<u64> {
+        if self.round() {
+            return None;
+        }
+        self.lane.park.begin();
+        let again = self.round();
+        let until = self.next_look();
+        if again || until <= self.now {
+            self.lane.park.resume();
+            return None;
+        }
+        Some(until)
+    }
+
+    fn round(&mut self) -> bool {
+        self.lane.mourn();
+        let incoming = std::mem::take(&mut *self.lane.incoming.lock());
+        self.has_lane |= incoming > 0;
+        let due = self.has_lane && self.lane.next_look.load(Ordering::SeqCst) <= self.now;
+        let moved = due && self.lane.visit(self.now);
         moved || incoming > 0
+    }
+
+    /// Gives a lane without work up at once, and sleeps as long as it may.
+    fn next_look(&mut self) -> u64 {
+        if self.has_lane && !self.lane.has_waiters() {
+            self.has_lane = !self.lane.deactivate();
+        }
+        if self.has_lane { self.lane.next_look.load(Ordering::SeqCst) } else { u64::MAX }
     }
 }
 
@@ -695,16 +797,21 @@ fn a_missed_sweep_is_made_up_for() {
 
 // ---- registration -------------------------------------------------------------------------
 
-/// The device is through and nobody has looked: the poller must, before it sleeps for good. Loom
-/// reports a deadlock if it does not.
+/// The device is through and nobody has looked: the poller must, before it sleeps beyond what the
+/// future is content with. Loom reports a deadlock if it does not.
 #[test]
 fn a_registration_is_never_slept_over() {
-    // Without and with the lane at the poller, where somebody else waits for longer.
-    for kept in [false, true] {
+    // Without and with the lane at the poller, where somebody else waits for longer; due at once,
+    // before, at and behind the end of the poller's first sleep.
+    for (kept, due) in [false, true]
+        .into_iter()
+        .flat_map(|kept| [0, NAP - 1, NAP, NAP + 1, 2 * NAP].map(|due| (kept, due)))
+    {
         explore(3, move || {
             let lane = Lane::new(0);
             if kept {
-                assert!(lane.poll_ticket(2, &mut None, &Bell::default()).is_pending());
+                let other = &mut Wait::due(NAP);
+                assert!(lane.poll_ticket(2, other, &Bell::default()).is_pending());
             }
             let bell = Bell::default();
             let resolved = Arc::new(Record::new(0));
@@ -712,13 +819,13 @@ fn a_registration_is_never_slept_over() {
                 let (lane, bell, resolved) = (lane.clone(), bell.clone(), resolved.clone());
                 thread::spawn(move || {
                     lane.device.store(1, Ordering::Release);
-                    if lane.poll_ticket(1, &mut None, &bell).is_ready() {
+                    if lane.poll_ticket(1, &mut Wait::due(due), &bell).is_ready() {
                         resolved.store(1, Seen);
-                        lane.poller.unpark();
+                        lane.sleeper.unpark();
                     }
                 })
             };
-            lane.run_poller(|| bell.rang() || resolved.load(Seen) == 1);
+            lane.run_poller(due, || bell.rang() || resolved.load(Seen) == 1);
             task.join().unwrap();
             assert!(bell.rang() || resolved.load(Seen) == 1);
         });
@@ -730,7 +837,7 @@ fn a_registration_is_never_slept_over() {
 fn a_lane_given_up_beside_a_registration_comes_back() {
     explore(2, || {
         let lane = Lane::new(1);
-        lane.activate();
+        lane.activate_by(0);
         let bells = [Bell::default(), Bell::default()];
         let tasks = [1, 2].map(|ticket: u64| {
             let (lane, bell) = (lane.clone(), bells[ticket as usize - 1].clone());
@@ -740,14 +847,45 @@ fn a_lane_given_up_beside_a_registration_comes_back() {
                     lane.device.store(2, Ordering::Release);
                     lane.call();
                 }
-                if lane.poll_ticket(ticket, &mut None, &bell).is_ready() {
+                if lane.poll_ticket(ticket, &mut Wait::due(0), &bell).is_ready() {
                     bell.wake();
-                    lane.poller.unpark();
+                    lane.sleeper.unpark();
                 }
             })
         });
-        lane.run_poller(|| bells.iter().all(Bell::rang));
+        lane.run_poller(0, || bells.iter().all(Bell::rang));
         tasks.into_iter().for_each(|task| task.join().unwrap());
+    });
+}
+
+/// A future that checks looks for itself, and for who is registered; in the end it registers.
+#[test]
+fn a_check_that_ends_registers() {
+    explore(3, || {
+        let lane = Lane::new(0);
+        let bells = [Bell::default(), Bell::default()];
+        // What it waits for will be seen by the other's checks, or by the poller soon after.
+        let other = &mut Wait::due(NAP);
+        assert!(lane.poll_ticket(1, other, &bells[0]).is_pending());
+        let task = {
+            let (lane, bell) = (lane.clone(), bells[1].clone());
+            thread::spawn(move || {
+                let mut wait = Wait { checks: 1, due: NAP, ..Wait::default() };
+                let mut ready = lane.poll_ticket(1, &mut wait, &bell).is_ready();
+                while !ready && wait.key.is_none() {
+                    ready = lane.poll_ticket(1, &mut wait, &bell).is_ready();
+                }
+                if ready {
+                    assert!(wait.key.is_none(), "resolved, and still registered");
+                    bell.wake();
+                    lane.sleeper.unpark();
+                }
+            })
+        };
+        lane.device.store(1, Ordering::Release);
+        lane.run_poller(NAP, || bells.iter().all(Bell::rang));
+        task.join().unwrap();
+        assert!(lane.waiters.lock().len() == 0 && !lane.has_waiters(), "a waiter was left");
     });
 }
 
@@ -758,7 +896,7 @@ fn a_completion_beside_a_registration_wakes_it() {
         let bell = Bell::default();
         let task = {
             let (lane, bell) = (lane.clone(), bell.clone());
-            thread::spawn(move || lane.poll_ticket(1, &mut None, &bell))
+            thread::spawn(move || lane.poll_ticket(1, &mut Wait::due(0), &bell))
         };
         let other_task = {
             let lane = lane.clone();
@@ -783,7 +921,7 @@ fn a_loss_is_seen_by_who_registers_beside_it() {
             thread::spawn(move || {
                 // Complete, if somebody sweeps before the loss is known, and never complete.
                 [1, 2].map(|ticket: u64| {
-                    lane.poll_ticket(ticket, &mut None, &bells[ticket as usize - 1])
+                    lane.poll_ticket(ticket, &mut Wait::due(0), &bells[ticket as usize - 1])
                 })
             })
         };
@@ -815,7 +953,7 @@ fn a_loss_is_never_slept_over() {
             thread::spawn(move || {
                 if lane.poll_lost(&bell) {
                     resolved.store(1, Seen);
-                    lane.poller.unpark();
+                    lane.sleeper.unpark();
                 }
             })
         };
@@ -823,7 +961,7 @@ fn a_loss_is_never_slept_over() {
             let lane = lane.clone();
             thread::spawn(move || lane.lose())
         };
-        lane.run_poller(|| bell.rang() || resolved.load(Seen) == 1);
+        lane.run_poller(0, || bell.rang() || resolved.load(Seen) == 1);
         watcher.join().unwrap();
         loser.join().unwrap();
     });
@@ -837,9 +975,9 @@ fn each_poll_replaces_the_waker() {
         let task = {
             let (lane, old, new) = (lane.clone(), old.clone(), new.clone());
             thread::spawn(move || {
-                let mut key = None;
-                let first = lane.poll_ticket(1, &mut key, &old);
-                first.is_ready() || lane.poll_ticket(1, &mut key, &new).is_ready()
+                let mut wait = Wait::due(0);
+                let first = lane.poll_ticket(1, &mut wait, &old);
+                first.is_ready() || lane.poll_ticket(1, &mut wait, &new).is_ready()
             })
         };
         lane.sweep();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use futures::future::FusedFuture;
 use gpu_await::{
     Device, DeviceBuffer, Error, Event, Kernel, Lent, Module, Op, PinnedBuffer, PinnedFlag, Result,
-    Stream,
+    Scope, Stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -20,6 +20,8 @@ assert_not_impl_any!(Op<Rc<u32>>: Send);
 assert_impl_all!(Device: Clone, Send, Sync, Unpin);
 assert_impl_all!(Stream: Clone, Send, Sync, Unpin, Eq, std::hash::Hash);
 assert_impl_all!(Event: Clone, Send, Sync, Unpin);
+assert_impl_all!(Scope<std::future::Ready<()>>: Future<Output = ()>, Send, Sync, Unpin);
+assert_not_impl_any!(Scope<std::marker::PhantomPinned>: Unpin);
 assert_impl_all!(Error: Clone, Send, Sync, std::error::Error);
 assert_impl_all!(Kernel<(f32,)>: Clone, Send, Sync);
 assert_impl_all!(Module: Clone, Send, Sync);

@@ -7,32 +7,41 @@
 //!
 //! | calls | need a current context | are bracketed RELAXED |
 //! |---|---|---|
-//! | launch, copy, memset, record, wait, host function, word | no: they name a stream | no |
+//! | launch, copy, memset, record, wait, host function, word | only on the legacy default stream, which is the context's | no |
 //! | event and stream query | no | yes: they would break another thread's capture |
 //! | allocate, free | yes | no |
-//! | create, register, load | yes | yes |
+//! | create, register, load, ask or change a function | yes | yes |
 //!
 //! Loading, unloading and unregistering also wait for whatever runs on the GPU: see [`standstill`].
 //!
 //! The context that was current on the calling thread is current again when a call returns.
+//!
+//! More than 600 lines: one trait has one `impl`, a function for each driver call.
 
 mod api;
+mod launch_ex;
+pub(crate) mod nvrtc;
 pub(crate) mod standstill;
 
+use std::any::Any;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use api::{Api, Handle};
+use api::{Api, Handle, IpcHandle, Memcpy2d};
 use cudarc::driver::CudaContext;
+use launch_ex::{Attribute, RawConfig};
 use standstill::Standstill;
 
 use super::{
-    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, FunctionInfo,
-    HostCallback, HostPtr, LaunchShape, Limits, Pattern, Query, RawEvent, RawFunction, RawModule,
-    RawStream, StreamOptions,
+    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
+    HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query, RawEvent,
+    RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
 use crate::error::{DriverCode, ErrorDetail, Result};
+
+/// A flag of `cuStreamCreate`.
+const NON_BLOCKING: u32 = 1;
 
 const NOT_READY: i32 = 600;
 const NOT_SUPPORTED: i32 = 801;
@@ -44,6 +53,8 @@ pub(crate) struct CudaBackend {
     /// `None` only inside `drop`.
     context: Option<Arc<CudaContext>>,
     raw_context: usize,
+    /// The default memory pool.
+    pool: usize,
     /// The device is gone: the driver is left alone.
     abandoned: AtomicBool,
     ordinal: usize,
@@ -99,6 +110,7 @@ impl CudaBackend {
         })?;
         let limits = Limits {
             threads_per_block: attribute(1)?,
+            registers_per_block: attribute(12)?,
             block_dim: [attribute(2)?, attribute(3)?, attribute(4)?],
             grid_dim: [attribute(5)?, attribute(6)?, attribute(7)?],
             shared_mem_bytes: attribute(8)?,
@@ -108,17 +120,26 @@ impl CudaBackend {
             compute_capability: (attribute(75)?, attribute(76)?),
             priorities: (lowest, highest),
             words: attribute(122)? != 0,
+            cooperative: attribute(95)? != 0,
+            clusters: attribute(120)? != 0,
+            // Drivers that do not know the attribute do not say so.
+            interprocess_events: attribute(125).is_ok_and(|supported| supported != 0),
         };
         let pools = attribute(115)? != 0;
         if !pools {
             let what = "stream-ordered allocation";
             return Err(ErrorDetail::Unsupported { what, device: format!("cuda:{ordinal}") }.into());
         }
-        api.set_up_pool(device)?;
+        let pool = api.set_up_pool(device)? as usize;
         let raw_context = context.cu_ctx() as usize;
         let name = api.device_name(device)?;
         let (context, abandoned) = (Some(context), AtomicBool::new(false));
-        Ok(CudaBackend { api, context, raw_context, abandoned, ordinal, name, limits })
+        Ok(CudaBackend { api, context, raw_context, pool, abandoned, ordinal, name, limits })
+    }
+
+    /// How much the device's pool keeps of what is freed.
+    pub(crate) fn set_release_threshold(&self, bytes: u64) -> Call<()> {
+        self.api.set_release_threshold(self.pool as Handle, bytes)
     }
 
     /// Makes the device's context current until the guard is dropped.
@@ -131,6 +152,11 @@ impl CudaBackend {
             Some(before)
         };
         Ok(Bound { api: self.api, restore })
+    }
+
+    /// As [`bind`](Self::bind) where the stream is the context's and not one of its own.
+    fn bind_for(&self, stream: RawStream) -> Call<Option<Bound>> {
+        if stream.0 > RawStream::PER_THREAD.0 { Ok(None) } else { self.bind().map(Some) }
     }
 }
 
@@ -192,18 +218,58 @@ impl Backend for CudaBackend {
         self.raw_context as u64
     }
 
+    fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.context.clone().map(|context| context as Arc<dyn Any + Send + Sync>)
+    }
+
     fn abandon(&self) {
         // ORDERING: Relaxed: read when the last reference is gone, which orders it.
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
+    fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
+        const ALREADY_ENABLED: i32 = 704;
+        const TOO_MANY_PEERS: i32 = 711;
+        let (here, there) = (self.ordinal, other.ordinal());
+        if other.kind() != DeviceKind::Cuda {
+            return Ok(false);
+        }
+        if here == there {
+            return Ok(true);
+        }
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        if !self.api.can_access_peer(here, there)? {
+            return Ok(false);
+        }
+        match driver!(self.cuCtxEnablePeerAccess(other.context() as Handle, 0)) {
+            Ok(()) | Err(DriverCode { code: ALREADY_ENABLED, .. }) => {}
+            Err(DriverCode { code: TOO_MANY_PEERS, .. }) => return Ok(false),
+            Err(code) => return Err(code),
+        }
+        self.api.show_pool(there, here)?;
+        Ok(true)
+    }
+
     fn stream_create(&self, options: StreamOptions) -> Call<RawStream> {
-        const NON_BLOCKING: u32 = 1;
+        let flags = if options.blocking { 0 } else { NON_BLOCKING };
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut stream: Handle = std::ptr::null_mut();
-        driver!(self.cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, options.priority))?;
+        driver!(self.cuStreamCreateWithPriority(&raw mut stream, flags, options.priority))?;
         Ok(RawStream(stream as u64))
+    }
+
+    unsafe fn stream_info(&self, stream: RawStream) -> Call<StreamInfo> {
+        let stream = stream_handle(stream);
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let (mut priority, mut flags) = (0, 0);
+        let mut context: Handle = std::ptr::null_mut();
+        driver!(self.cuStreamGetPriority(stream, &raw mut priority))?;
+        driver!(self.cuStreamGetFlags(stream, &raw mut flags))?;
+        driver!(self.cuStreamGetCtx(stream, &raw mut context))?;
+        Ok(StreamInfo { priority, blocking: flags & NON_BLOCKING == 0, context: context as u64 })
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Call<()> {
@@ -211,22 +277,45 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Call<Query> {
+        let _bound = self.bind_for(stream)?;
         let _relaxed = self.api.relax();
         // SAFETY: the stream lives: the trait's contract.
         query("cuStreamQuery", unsafe { (self.api.cuStreamQuery)(stream_handle(stream)) })
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         driver!(self.cuStreamWaitEvent(stream_handle(stream), event_handle(event), 0))
     }
 
     fn event_create(&self, options: EventOptions) -> Call<RawEvent> {
+        const BLOCKING_SYNC: u32 = 1;
         const DISABLE_TIMING: u32 = 2;
+        const INTERPROCESS: u32 = 4;
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        let flags = if options.timing { 0 } else { DISABLE_TIMING };
+        let flag = |set, flag| if set { flag } else { 0 };
+        let flags = flag(options.blocking_sync, BLOCKING_SYNC)
+            | flag(!options.timing, DISABLE_TIMING)
+            | flag(options.interprocess, INTERPROCESS);
         let mut event: Handle = std::ptr::null_mut();
         driver!(self.cuEventCreate(&raw mut event, flags))?;
+        Ok(RawEvent(event as u64))
+    }
+
+    unsafe fn event_export(&self, event: RawEvent) -> Call<[u8; 64]> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let mut handle = IpcHandle([0; 64]);
+        driver!(self.cuIpcGetEventHandle(&raw mut handle, event_handle(event)))?;
+        Ok(handle.0)
+    }
+
+    unsafe fn event_import(&self, handle: &[u8; 64]) -> Call<RawEvent> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let mut event: Handle = std::ptr::null_mut();
+        driver!(self.cuIpcOpenEventHandle(&raw mut event, IpcHandle(*handle)))?;
         Ok(RawEvent(event as u64))
     }
 
@@ -235,7 +324,18 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         driver!(self.cuEventRecord(event_handle(event), stream_handle(stream)))
+    }
+
+    unsafe fn event_record_all(&self, event: RawEvent) -> Call<()> {
+        const CALL: &str = "cuCtxRecordEvent";
+        let Some(record) = self.api.cuCtxRecordEvent else {
+            return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
+        };
+        let _bound = self.bind()?;
+        // SAFETY: the context is the device's own, and the event lives: the trait's contract.
+        api::check(CALL, unsafe { record(self.raw_context as Handle, event_handle(event)) })
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Call<Query> {
@@ -251,6 +351,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         // Flag 0: with the barrier, so that what was written before is visible first.
         driver!(self.cuStreamWriteValue64_v2(stream_handle(stream), word.0, value, 0))
     }
@@ -261,6 +362,7 @@ impl Backend for CudaBackend {
         callback: HostCallback,
         data: *mut c_void,
     ) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         driver!(self.cuLaunchHostFunc(stream_handle(stream), callback, data))
     }
 
@@ -282,6 +384,25 @@ impl Backend for CudaBackend {
         let (mut free, mut total) = (0, 0);
         driver!(self.cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
         Ok((free as u64, total as u64))
+    }
+
+    fn pool_info(&self) -> Call<PoolInfo> {
+        let _relaxed = self.api.relax();
+        // The four `CU_MEMPOOL_ATTR_..` that count bytes.
+        let bytes = |attribute| self.api.pool_bytes(self.pool as Handle, attribute);
+        Ok(PoolInfo {
+            reserved: bytes(5)?,
+            reserved_peak: bytes(6)?,
+            used: bytes(7)?,
+            used_peak: bytes(8)?,
+        })
+    }
+
+    fn pool_trim(&self, keep_bytes: u64) -> Call<()> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
+        driver!(self.cuMemPoolTrimTo(self.pool as Handle, keep))
     }
 
     unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> Call<DevicePtr> {
@@ -315,6 +436,7 @@ impl Backend for CudaBackend {
         src: HostPtr,
         bytes: u64,
     ) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         let src = src.0 as *const c_void;
         driver!(self.cuMemcpyHtoDAsync_v2(dst.0, src, bytes as usize, stream_handle(stream)))
     }
@@ -326,6 +448,7 @@ impl Backend for CudaBackend {
         src: DevicePtr,
         bytes: u64,
     ) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         let dst = dst.0 as *mut c_void;
         driver!(self.cuMemcpyDtoHAsync_v2(dst, src.0, bytes as usize, stream_handle(stream)))
     }
@@ -337,7 +460,13 @@ impl Backend for CudaBackend {
         src: DevicePtr,
         bytes: u64,
     ) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         driver!(self.cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, stream_handle(stream)))
+    }
+
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> Call<()> {
+        let copy = Memcpy2d::from(copy);
+        driver!(self.cuMemcpy2DAsync_v2(&raw const copy, stream_handle(stream)))
     }
 
     unsafe fn copy_from_peer(
@@ -348,6 +477,7 @@ impl Backend for CudaBackend {
         src_context: u64,
         bytes: u64,
     ) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         let (here, there) = (self.raw_context as Handle, src_context as Handle);
         driver!(self.cuMemcpyPeerAsync(
             dst.0,
@@ -366,6 +496,7 @@ impl Backend for CudaBackend {
         pattern: Pattern,
         count: u64,
     ) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         let stream = stream_handle(stream);
         let bytes = pattern.len * count as usize;
         let short = pattern.shortest();
@@ -407,6 +538,7 @@ impl Backend for CudaBackend {
         shape: &LaunchShape,
         args: &ArgBlock,
     ) -> Call<()> {
+        let _bound = self.bind_for(stream)?;
         let Function::Device(RawFunction(function)) = *function else {
             return Err(DriverCode { call: "cuLaunchKernel", code: NOT_SUPPORTED });
         };
@@ -416,13 +548,17 @@ impl Backend for CudaBackend {
         let shared = shape.grid.shared_mem_bytes;
         let stream = stream_handle(stream);
         let mut pointers = args.pointers();
-        let params = pointers.as_mut_ptr();
+        let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+        if shape.grid.has_clusters() {
+            let attributes = Attribute::of(shape);
+            let config = RawConfig::new(&shape.grid, stream, &attributes);
+            return driver!(self.cuLaunchKernelEx(&raw const config, function, params, extra));
+        }
         if shape.cooperative {
             return driver!(self.cuLaunchCooperativeKernel(
                 function, gx, gy, gz, bx, by, bz, shared, stream, params
             ));
         }
-        let extra = std::ptr::null_mut();
         driver!(
             self.cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
         )
@@ -463,32 +599,65 @@ impl Backend for CudaBackend {
         const CALL: &str = "cuModuleGetFunction";
         let name = CString::new(name).map_err(|_| DriverCode { call: CALL, code: NOT_FOUND })?;
         let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
         let mut function: Handle = std::ptr::null_mut();
         driver!(self.cuModuleGetFunction(&raw mut function, module.0 as Handle, name.as_ptr()))?;
         Ok(RawFunction(function as u64))
     }
 
-    unsafe fn function_info(&self, function: RawFunction) -> Call<FunctionInfo> {
+    unsafe fn function_attributes(&self, function: RawFunction) -> Call<KernelAttributes> {
         let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
         let attribute = |attribute: c_int| -> Call<u32> {
             let mut value = 0;
             driver!(self.cuFuncGetAttribute(&raw mut value, attribute, function.0 as Handle))?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
-        Ok(FunctionInfo {
-            threads_per_block: attribute(0)?,
+        Ok(KernelAttributes {
+            max_threads_per_block: attribute(0)?,
             static_shared_mem_bytes: attribute(1)?,
-            registers: attribute(4)?,
+            const_bytes: attribute(2)?,
             local_bytes: attribute(3)?,
+            registers: attribute(4)?,
+            ptx_version: attribute(5)?,
+            binary_version: attribute(6)?,
+            cache_mode_ca: attribute(7)? != 0,
         })
     }
 
     unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()> {
         const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
         let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         let function = function.0 as Handle;
         driver!(self.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes))
+    }
+
+    unsafe fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Call<u32> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
+        let (function, shared) = (function.0 as Handle, shared as usize);
+        let mut blocks = 0;
+        driver!(self.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &raw mut blocks,
+            function,
+            threads,
+            shared
+        ))?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let attributes = Attribute::of(&LaunchShape { grid: *grid, cooperative: false });
+        let config = RawConfig::new(grid, std::ptr::null_mut(), &attributes);
+        let function = function.0 as Handle;
+        let mut clusters = 0;
+        driver!(self.cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config))?;
+        Ok(u32::try_from(clusters).unwrap_or(0))
     }
 }
 

@@ -8,6 +8,7 @@
 //! - fresh memory is filled with `0xA5`, so reading too early shows;
 //! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread;
 //! - host functions run one after the other;
+//! - the legacy default stream waits for all streams that are not non-blocking, and they for it;
 //! - after a fault every call fails and no queued command runs.
 //!
 //! A kernel's host twin is called once a launch with the whole grid; a twin that panics loses the
@@ -17,20 +18,20 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
 use parking_lot::{Condvar, Mutex, RwLock};
-use slab::Slab;
 
 use super::{
-    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, FunctionInfo,
-    HostCallback, HostPtr, LaunchShape, Limits, Pattern, Query, RawEvent, RawFunction, RawModule,
-    RawStream, StreamOptions,
+    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
+    HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, Place, PoolInfo, Query, RawEvent,
+    RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
 use crate::error::{DriverCode, LossCause};
 use crate::thread_role::{self, Role};
@@ -58,13 +59,18 @@ pub(crate) struct HostBackend {
 }
 
 struct Shared {
-    streams: RwLock<Slab<Arc<HostStream>>>,
+    /// By handle. A handle is never used again, also not by another host device.
+    streams: RwLock<BTreeMap<u64, Arc<HostStream>>>,
+    /// Held while something is put on the legacy default stream or on one ordered with it.
+    legacy_order: Mutex<()>,
     memory: Mutex<Memory>,
     fault: OnceLock<String>,
     host_fn_turn: Mutex<()>,
 }
 
 struct HostStream {
+    /// Ordered with the legacy default stream, or that stream itself.
+    blocking: bool,
     commands: Sender<Command>,
     books: Arc<Books>,
     /// The receiving end, where no thread owns it.
@@ -74,6 +80,9 @@ struct HostStream {
 /// What a stream owes; it outlives the stream's handle.
 #[derive(Default)]
 struct Books {
+    handle: u64,
+    /// No longer a handle; the stream goes when its queue is empty.
+    destroyed: AtomicBool,
     /// Commands not yet through, all kinds.
     pending: AtomicU64,
     /// Commands not yet through that take a place in the queue.
@@ -94,6 +103,15 @@ struct HostEvent {
     changed: Condvar,
 }
 
+impl HostEvent {
+    fn reach(&self, generation: u64) {
+        let mut reached = self.reached.lock();
+        reached.generation = reached.generation.max(generation);
+        reached.at = Some(Instant::now());
+        self.changed.notify_all();
+    }
+}
+
 #[derive(Default)]
 struct Reached {
     generation: u64,
@@ -102,7 +120,8 @@ struct Reached {
 
 struct Memory {
     blocks: BTreeMap<u64, Block>,
-    used: u64,
+    /// `reserved` goes down when a free runs, `used` when it is submitted.
+    pool: PoolInfo,
     limit: u64,
 }
 
@@ -118,12 +137,26 @@ enum Command {
     CopyOut { dst: HostPtr, src: DevicePtr, bytes: u64 },
     CopyPeer { dst: DevicePtr, src: DevicePtr, bytes: u64 },
     Copy { dst: DevicePtr, src: DevicePtr, bytes: u64 },
+    CopyRows(Box<RowCopy>),
     Fill { dst: DevicePtr, pattern: Pattern, count: u64 },
     Launch(Box<Launch>),
     HostFn { callback: HostCallback, data: HostPtr },
     Record { event: Arc<HostEvent>, generation: u64 },
     Wait { event: Arc<HostEvent>, generation: u64 },
     Word { word: DevicePtr, value: u64 },
+    Arrive { _everybody: Arc<Everybody> },
+}
+
+/// Marks an event as reached when every stream has dropped its share.
+struct Everybody {
+    event: Arc<HostEvent>,
+    generation: u64,
+}
+
+impl Drop for Everybody {
+    fn drop(&mut self) {
+        self.event.reach(self.generation);
+    }
 }
 
 struct Launch {
@@ -141,10 +174,11 @@ impl HostBackend {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         HostBackend {
             shared: Arc::new(Shared {
-                streams: RwLock::new(Slab::new()),
+                streams: RwLock::default(),
+                legacy_order: Mutex::default(),
                 memory: Mutex::new(Memory {
                     blocks: BTreeMap::new(),
-                    used: 0,
+                    pool: PoolInfo::default(),
                     limit: memory_limit.unwrap_or_else(physical_memory),
                 }),
                 fault: OnceLock::new(),
@@ -154,6 +188,7 @@ impl HostBackend {
             name: format!("host CPU, {cores} cores"),
             limits: Limits {
                 threads_per_block: 1024,
+                registers_per_block: 65_536,
                 block_dim: [1024, 1024, 64],
                 grid_dim: [i32::MAX as u32, 65_535, 65_535],
                 shared_mem_bytes: 48 << 10,
@@ -163,6 +198,10 @@ impl HostBackend {
                 compute_capability: (0, 0),
                 priorities: (0, 0),
                 words: true,
+                // A twin is called with the whole grid: it may do what needs all blocks at once.
+                cooperative: true,
+                clusters: true,
+                interprocess_events: false,
             },
             threads,
         }
@@ -170,8 +209,37 @@ impl HostBackend {
 
     fn stream(&self, stream: RawStream, call: &'static str) -> Call<Arc<HostStream>> {
         self.shared.healthy(call)?;
-        let streams = self.shared.streams.read();
-        streams.get(stream.0 as usize).cloned().ok_or(DriverCode { call, code: INVALID_HANDLE })
+        let made = self.shared.streams.read().get(&stream.0).cloned();
+        match made {
+            // ORDERING: Relaxed: who uses a handle beside its destruction is wrong anyway.
+            Some(made) if !made.books.destroyed.load(Ordering::Relaxed) => return Ok(made),
+            None if stream.0 == RawStream::LEGACY.0 => {}
+            _ => return Err(DriverCode { call, code: INVALID_HANDLE }),
+        }
+        // The legacy default stream is there from its first use on.
+        match self.shared.streams.write().entry(stream.0) {
+            Entry::Occupied(made) => Ok(made.get().clone()),
+            Entry::Vacant(place) => Ok(place.insert(self.make_stream(stream.0, true)?).clone()),
+        }
+    }
+
+    fn make_stream(&self, handle: u64, blocking: bool) -> Call<Arc<HostStream>> {
+        let (commands, receiver) = unbounded();
+        let (stepped, worker) = if self.threads {
+            (None, Some(receiver))
+        } else {
+            (Some(Mutex::new(Stepped { commands: receiver, head: None })), None)
+        };
+        let books = Arc::new(Books { handle, ..Books::default() });
+        if let Some(receiver) = worker {
+            let (shared, books) = (self.shared.clone(), books.clone());
+            std::thread::Builder::new()
+                .name(format!("host:{}-stream", self.ordinal))
+                // Until the stream was destroyed and its queue is empty.
+                .spawn(move || receiver.iter().for_each(|command| shared.execute(&books, command)))
+                .map_err(|_| DriverCode { call: "stream_create", code: OPERATING_SYSTEM })?;
+        }
+        Ok(Arc::new(HostStream { blocking, commands, books, stepped }))
     }
 
     /// A share of an event, which may be another host device's.
@@ -184,8 +252,8 @@ impl HostBackend {
         Ok(unsafe { Arc::from_raw(event) })
     }
 
-    fn enqueue(&self, stream: RawStream, call: &'static str, command: Command) -> Call<()> {
-        let stream = self.stream(stream, call)?;
+    fn enqueue(&self, handle: RawStream, call: &'static str, command: Command) -> Call<()> {
+        let stream = self.stream(handle, call)?;
         let books = &stream.books;
         if command.counts() && self.threads {
             let mut depth = books.depth.lock();
@@ -194,16 +262,55 @@ impl HostBackend {
             }
             *depth += 1;
         }
+        let _order = stream.blocking.then(|| self.shared.legacy_order.lock());
+        if stream.blocking {
+            self.shared.wait_for_counterparts(handle, &stream);
+        }
+        stream.push(command).map_err(|_| DriverCode { call, code: INVALID_HANDLE })
+    }
+}
+
+impl Drop for HostBackend {
+    fn drop(&mut self) {
+        // Each worker has a share of all this: without handles they end.
+        let streams = std::mem::take(&mut *self.shared.streams.write());
+        drop(streams);
+    }
+}
+
+impl HostStream {
+    fn push(&self, command: Command) -> std::result::Result<(), SendError<Command>> {
         // ORDERING: SeqCst: `stream_query` must not see zero while a command is on its way.
-        books.pending.fetch_add(1, Ordering::SeqCst);
-        stream.commands.send(command).map_err(|_| DriverCode { call, code: INVALID_HANDLE })
+        self.books.pending.fetch_add(1, Ordering::SeqCst);
+        self.commands.send(command)
+    }
+
+    fn is_idle(&self) -> bool {
+        // ORDERING: SeqCst, see `push`.
+        self.books.pending.load(Ordering::SeqCst) == 0
+    }
+
+    /// Waits, in stream order, for everything on `other` so far.
+    fn come_after(&self, other: &HostStream) {
+        let event = Arc::new(HostEvent::default());
+        let generation = 1;
+        // A stream whose worker is gone has nothing to wait for.
+        if other.push(Command::Record { event: event.clone(), generation }).is_ok() {
+            self.push(Command::Wait { event, generation }).ok();
+        }
     }
 }
 
 impl Command {
     /// Whether it takes a place in the stream's queue; event records and waits do not.
     fn counts(&self) -> bool {
-        !matches!(self, Command::Record { .. } | Command::Wait { .. } | Command::Word { .. })
+        !matches!(
+            self,
+            Command::Record { .. }
+                | Command::Wait { .. }
+                | Command::Word { .. }
+                | Command::Arrive { .. }
+        )
     }
 
     fn is_ready(&self) -> bool {
@@ -243,6 +350,7 @@ impl Command {
                 unsafe { std::ptr::copy(src, dst, bytes as usize) };
                 Ok(())
             }
+            Command::CopyRows(copy) => shared.copy_rows(&copy),
             Command::Fill { dst, pattern, count } => shared.fill(dst, &pattern, count),
             Command::Launch(launch) => launch.run(shared),
             Command::HostFn { callback, data } => {
@@ -253,12 +361,11 @@ impl Command {
                 Ok(())
             }
             Command::Record { event, generation } => {
-                let mut reached = event.reached.lock();
-                reached.generation = reached.generation.max(generation);
-                reached.at = Some(Instant::now());
-                event.changed.notify_all();
+                event.reach(generation);
                 Ok(())
             }
+            // Its share is dropped.
+            Command::Arrive { .. } => Ok(()),
             Command::Wait { event, generation } => {
                 let mut reached = event.reached.lock();
                 while reached.generation < generation && shared.fault.get().is_none() {
@@ -292,6 +399,20 @@ impl Launch {
 }
 
 impl Shared {
+    /// Orders a stream that is not non-blocking: the legacy default stream behind all others, another
+    /// one behind the legacy default stream. Under `legacy_order`, so that no two of them wait for
+    /// each other.
+    fn wait_for_counterparts(&self, handle: RawStream, stream: &HostStream) {
+        let streams = self.streams.read();
+        let legacy = RawStream::LEGACY.0;
+        for (other, counterpart) in &*streams {
+            let opposite = (handle.0 == legacy) != (*other == legacy);
+            if counterpart.blocking && opposite && !counterpart.is_idle() {
+                stream.come_after(counterpart);
+            }
+        }
+    }
+
     fn healthy(&self, call: &'static str) -> Call<()> {
         match self.fault.get() {
             None => Ok(()),
@@ -302,7 +423,7 @@ impl Shared {
     fn fail(&self, what: String) {
         // The first fault is the cause; later ones follow from it.
         if self.fault.set(what).is_ok() {
-            for (_, stream) in &*self.streams.read() {
+            for stream in self.streams.read().values() {
                 let _depth = stream.books.depth.lock();
                 stream.books.room.notify_all();
             }
@@ -322,8 +443,18 @@ impl Shared {
             *depth = depth.saturating_sub(1);
             books.room.notify_one();
         }
-        // ORDERING: SeqCst, see `enqueue`.
-        books.pending.fetch_sub(1, Ordering::SeqCst);
+        // ORDERING: SeqCst, see `HostStream::push`.
+        let last = books.pending.fetch_sub(1, Ordering::SeqCst) == 1;
+        // ORDERING: SeqCst, see `stream_destroy`.
+        if last && books.destroyed.load(Ordering::SeqCst) {
+            self.forget(books);
+        }
+    }
+
+    /// Lets go of a destroyed stream: its worker ends.
+    fn forget(&self, books: &Books) {
+        let stream = self.streams.write().remove(&books.handle);
+        drop(stream);
     }
 
     /// The address, if all of it is live memory of this device.
@@ -338,6 +469,26 @@ impl Shared {
         }
     }
 
+    fn copy_rows(&self, copy: &RowCopy) -> std::result::Result<(), String> {
+        let find = |place, pitch| match place {
+            Place::Device(ptr) => self.touch(ptr, copy.extent(pitch)),
+            Place::Host(ptr) => Ok(ptr.0 as *mut u8),
+        };
+        let (to, from) = (find(copy.to, copy.to_pitch)?, find(copy.from, copy.from_pitch)?);
+        for row in 0..copy.rows {
+            let (to_at, from_at) =
+                ((row * copy.to_pitch) as usize, (row * copy.from_pitch) as usize);
+            // SAFETY: the row begins inside the extent that `touch` proved live, or that the
+            // submitter keeps valid.
+            let to = unsafe { to.add(to_at) };
+            // SAFETY: as above.
+            let from = unsafe { from.add(from_at) };
+            // SAFETY: both rows lie inside their extents; `copy` allows overlap.
+            unsafe { std::ptr::copy(from, to, copy.row_bytes as usize) };
+        }
+        Ok(())
+    }
+
     fn make_live(&self, ptr: DevicePtr) -> std::result::Result<(), String> {
         let mut memory = self.memory.lock();
         let block = memory.blocks.get_mut(&ptr.0).ok_or("an allocation lost its block")?;
@@ -348,7 +499,12 @@ impl Shared {
     }
 
     fn release(&self, ptr: DevicePtr) -> std::result::Result<(), String> {
-        let removed = self.memory.lock().blocks.remove(&ptr.0);
+        let removed = {
+            let mut memory = self.memory.lock();
+            let removed = memory.blocks.remove(&ptr.0);
+            memory.pool.reserved -= removed.as_ref().map_or(0, |block| block.bytes);
+            removed
+        };
         let block = removed.ok_or_else(|| format!("double free at {:#x}", ptr.0))?;
         free_block(ptr.0, block.bytes);
         Ok(())
@@ -442,7 +598,7 @@ impl Backend for HostBackend {
     }
 
     fn step(&self, choose: usize) -> bool {
-        let streams: Vec<_> = self.shared.streams.read().iter().map(|(_, s)| s.clone()).collect();
+        let streams: Vec<_> = self.shared.streams.read().values().cloned().collect();
         let ready: Vec<_> = streams
             .iter()
             .filter_map(|stream| Some((stream, stream.stepped.as_ref()?)))
@@ -455,40 +611,42 @@ impl Backend for HostBackend {
         stepped.lock().step(&stream.books, &self.shared)
     }
 
-    fn stream_create(&self, _options: StreamOptions) -> Call<RawStream> {
-        const CALL: &str = "stream_create";
-        self.shared.healthy(CALL)?;
-        let (commands, receiver) = unbounded();
-        let (stepped, worker) = if self.threads {
-            (None, Some(receiver))
-        } else {
-            (Some(Mutex::new(Stepped { commands: receiver, head: None })), None)
-        };
-        let books = Arc::new(Books::default());
-        if let Some(receiver) = worker {
-            let (shared, books) = (self.shared.clone(), books.clone());
-            std::thread::Builder::new()
-                .name(format!("host:{}-stream", self.ordinal))
-                // Until the stream was destroyed and its queue is empty.
-                .spawn(move || receiver.iter().for_each(|command| shared.execute(&books, command)))
-                .map_err(|_| DriverCode { call: CALL, code: OPERATING_SYSTEM })?;
-        }
-        let stream = Arc::new(HostStream { commands, books, stepped });
-        let handle = self.shared.streams.write().insert(stream);
-        Ok(RawStream(handle as u64))
+    /// Host devices share the host's memory.
+    fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
+        self.shared.healthy("enable_peer")?;
+        Ok(other.kind() == DeviceKind::Host)
+    }
+
+    fn stream_create(&self, options: StreamOptions) -> Call<RawStream> {
+        /// The first handles mean something else to CUDA.
+        static NEXT: AtomicU64 = AtomicU64::new(16);
+        self.shared.healthy("stream_create")?;
+        // ORDERING: Relaxed: only uniqueness matters.
+        let handle = NEXT.fetch_add(1, Ordering::Relaxed);
+        let stream = self.make_stream(handle, options.blocking)?;
+        self.shared.streams.write().insert(handle, stream);
+        Ok(RawStream(handle))
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Call<()> {
-        let removed = self.shared.streams.write().try_remove(stream.0 as usize);
-        // The worker goes on until the queue is empty, as the driver does.
-        removed.map(drop).ok_or(DriverCode { call: "stream_destroy", code: INVALID_HANDLE })
+        // It goes on until its queue is empty, as on a GPU.
+        let stream = self.stream(stream, "stream_destroy")?;
+        // ORDERING: SeqCst: against `execute`, which lowers `pending` and then looks at this.
+        stream.books.destroyed.store(true, Ordering::SeqCst);
+        if stream.is_idle() {
+            self.shared.forget(&stream.books);
+        }
+        Ok(())
+    }
+
+    unsafe fn stream_info(&self, stream: RawStream) -> Call<StreamInfo> {
+        let stream = self.stream(stream, "stream_info")?;
+        Ok(StreamInfo { priority: 0, blocking: stream.blocking, context: self.context() })
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Call<Query> {
         let stream = self.stream(stream, "stream_query")?;
-        // ORDERING: SeqCst, see `enqueue`.
-        let pending = stream.books.pending.load(Ordering::SeqCst);
-        Ok(if pending == 0 { Query::Complete } else { Query::Pending })
+        Ok(if stream.is_idle() { Query::Complete } else { Query::Pending })
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()> {
@@ -503,6 +661,14 @@ impl Backend for HostBackend {
         Ok(RawEvent(Arc::into_raw(Arc::new(HostEvent::default())) as u64))
     }
 
+    unsafe fn event_export(&self, _event: RawEvent) -> Call<[u8; 64]> {
+        Err(DriverCode { call: "event_export", code: NOT_SUPPORTED })
+    }
+
+    unsafe fn event_import(&self, _handle: &[u8; 64]) -> Call<RawEvent> {
+        Err(DriverCode { call: "event_import", code: NOT_SUPPORTED })
+    }
+
     unsafe fn event_destroy(&self, event: RawEvent) -> Call<()> {
         // SAFETY: the handle is the share that `event_create` made; nobody uses it after this.
         drop(unsafe { Arc::from_raw(event.0 as *const HostEvent) });
@@ -514,6 +680,19 @@ impl Backend for HostBackend {
         // ORDERING: SeqCst, see `stream_wait_event`.
         let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         self.enqueue(stream, "event_record", Command::Record { event, generation })
+    }
+
+    unsafe fn event_record_all(&self, event: RawEvent) -> Call<()> {
+        let event = self.event(event, "event_record_all")?;
+        // ORDERING: SeqCst, see `stream_wait_event`.
+        let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        // Reached when the last share is dropped: by the streams, and by this call.
+        let everybody = Arc::new(Everybody { event, generation });
+        for stream in self.shared.streams.read().values() {
+            // A stream whose worker is gone has nothing to wait for.
+            stream.push(Command::Arrive { _everybody: everybody.clone() }).ok();
+        }
+        Ok(())
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Call<Query> {
@@ -561,7 +740,7 @@ impl Backend for HostBackend {
             .ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?;
         let ptr = {
             let mut memory = self.shared.memory.lock();
-            if memory.limit.saturating_sub(memory.used) < bytes {
+            if memory.limit.saturating_sub(memory.pool.used) < bytes {
                 return Err(refused);
             }
             // SAFETY: the layout's size is not zero.
@@ -569,7 +748,10 @@ impl Backend for HostBackend {
             if ptr == 0 {
                 return Err(refused);
             }
-            memory.used += bytes;
+            let pool = &mut memory.pool;
+            (pool.used, pool.reserved) = (pool.used + bytes, pool.reserved + bytes);
+            pool.used_peak = pool.used_peak.max(pool.used);
+            pool.reserved_peak = pool.reserved_peak.max(pool.reserved);
             memory.blocks.insert(ptr, Block { bytes, live: false });
             DevicePtr(ptr)
         };
@@ -585,14 +767,24 @@ impl Backend for HostBackend {
             let mut memory = self.shared.memory.lock();
             let block = memory.blocks.get(&ptr.0);
             let bytes = block.ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?.bytes;
-            memory.used -= bytes;
+            memory.pool.used -= bytes;
         }
         self.enqueue(stream, CALL, Command::Free(ptr))
     }
 
     fn memory_info(&self) -> Call<(u64, u64)> {
         let memory = self.shared.memory.lock();
-        Ok((memory.limit.saturating_sub(memory.used), memory.limit))
+        Ok((memory.limit.saturating_sub(memory.pool.reserved), memory.limit))
+    }
+
+    fn pool_info(&self) -> Call<PoolInfo> {
+        self.shared.healthy("pool_info")?;
+        Ok(self.shared.memory.lock().pool)
+    }
+
+    /// What is freed goes back to the system at once.
+    fn pool_trim(&self, _keep_bytes: u64) -> Call<()> {
+        self.shared.healthy("pool_trim")
     }
 
     unsafe fn register(&self, ptr: HostPtr, _bytes: usize) -> Call<DevicePtr> {
@@ -632,6 +824,10 @@ impl Backend for HostBackend {
         bytes: u64,
     ) -> Call<()> {
         self.enqueue(stream, "copy_on_device", Command::Copy { dst, src, bytes })
+    }
+
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> Call<()> {
+        self.enqueue(stream, "copy_rows", Command::CopyRows(Box::new(*copy)))
     }
 
     unsafe fn copy_from_peer(
@@ -682,12 +878,20 @@ impl Backend for HostBackend {
         Err(DriverCode { call: "function", code: NOT_SUPPORTED })
     }
 
-    unsafe fn function_info(&self, _function: RawFunction) -> Call<FunctionInfo> {
-        Err(DriverCode { call: "function_info", code: NOT_SUPPORTED })
+    unsafe fn function_attributes(&self, _function: RawFunction) -> Call<KernelAttributes> {
+        Err(DriverCode { call: "function_attributes", code: NOT_SUPPORTED })
     }
 
     unsafe fn allow_shared_mem(&self, _function: RawFunction, _bytes: u32) -> Call<()> {
         Err(DriverCode { call: "allow_shared_mem", code: NOT_SUPPORTED })
+    }
+
+    unsafe fn active_blocks(&self, _function: RawFunction, _: u32, _: u32) -> Call<u32> {
+        Err(DriverCode { call: "active_blocks", code: NOT_SUPPORTED })
+    }
+
+    unsafe fn active_clusters(&self, _function: RawFunction, _grid: &Grid) -> Call<u32> {
+        Err(DriverCode { call: "active_clusters", code: NOT_SUPPORTED })
     }
 }
 

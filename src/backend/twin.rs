@@ -15,15 +15,29 @@ pub struct Grid {
     pub grid_dim: [u32; 3],
     /// Threads of a block along x, y and z.
     pub block_dim: [u32; 3],
+    /// Blocks of a cluster along x, y and z; (1, 1, 1) without clusters.
+    pub cluster_dim: [u32; 3],
     /// Dynamic shared memory of a block, in bytes.
     pub shared_mem_bytes: u32,
 }
 
 impl Grid {
+    /// The number of blocks of the whole launch.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.grid_dim.iter().fold(1, |blocks: u64, n| blocks.saturating_mul(u64::from(*n)))
+    }
+
     /// The number of threads of the whole launch.
     #[must_use]
     pub fn threads(&self) -> u64 {
-        self.grid_dim.iter().chain(&self.block_dim).map(|n| u64::from(*n)).product()
+        let extents = self.grid_dim.iter().chain(&self.block_dim);
+        extents.fold(1, |threads: u64, n| threads.saturating_mul(u64::from(*n)))
+    }
+
+    /// Whether blocks are grouped into clusters.
+    pub(crate) fn has_clusters(&self) -> bool {
+        self.cluster_dim != [1, 1, 1]
     }
 }
 

@@ -3,16 +3,18 @@
 //! It stands between the runtime and a real backend, so what is tested is the runtime that users
 //! run. Public as [`testing::faults`](crate::testing::faults).
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use super::{
-    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, FunctionInfo,
-    HostCallback, HostPtr, LaunchShape, Limits, Pattern, Query, RawEvent, RawFunction, RawModule,
-    RawStream, StreamOptions,
+    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
+    HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query, RawEvent,
+    RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
 use crate::error::{DriverCode, LossCause};
 
@@ -28,6 +30,7 @@ pub(crate) struct Control {
     log: Mutex<Option<Vec<&'static str>>>,
     faults: Mutex<Vec<Fault>>,
     lost: OnceLock<String>,
+    unreachable: AtomicBool,
 }
 
 struct Fault {
@@ -51,6 +54,12 @@ impl Control {
 
     pub(crate) fn fail(&self, call: &'static str, nth: u64, code: i32, after_effect: bool) {
         self.faults.lock().push(Fault { call, countdown: nth.max(1), code, after_effect });
+    }
+
+    /// Lets no other device's memory be reached.
+    pub(crate) fn refuse_peers(&self) {
+        // ORDERING: Relaxed, see `enable_peer`.
+        self.unreachable.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn lose(&self, what: &str) {
@@ -149,14 +158,28 @@ impl Backend for Wrapper {
         self.inner.context()
     }
 
+    fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
+        let reached = self.call("enable_peer", |inner| inner.enable_peer(other))?;
+        // ORDERING: Relaxed: set by the test before it uses the device.
+        Ok(reached && !self.control.unreachable.load(Ordering::Relaxed))
+    }
+
+    fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.inner.cudarc_context()
+    }
+
     watched! {
         fn stream_create(&self, options: StreamOptions) -> Call<RawStream>;
         #[contract] fn stream_destroy(&self, stream: RawStream) -> Call<()>;
+        #[contract] fn stream_info(&self, stream: RawStream) -> Call<StreamInfo>;
         #[contract] fn stream_query(&self, stream: RawStream) -> Call<Query>;
         #[contract] fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()>;
         fn event_create(&self, options: EventOptions) -> Call<RawEvent>;
+        #[contract] fn event_export(&self, event: RawEvent) -> Call<[u8; 64]>;
+        #[contract] fn event_import(&self, handle: &[u8; 64]) -> Call<RawEvent>;
         #[contract] fn event_destroy(&self, event: RawEvent) -> Call<()>;
         #[contract] fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()>;
+        #[contract] fn event_record_all(&self, event: RawEvent) -> Call<()>;
         #[contract] fn event_query(&self, event: RawEvent) -> Call<Query>;
         #[contract] fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32>;
         #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()>;
@@ -164,18 +187,23 @@ impl Backend for Wrapper {
         #[contract] fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr>;
         #[contract] fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()>;
         fn memory_info(&self) -> Call<(u64, u64)>;
+        fn pool_info(&self) -> Call<PoolInfo>;
+        fn pool_trim(&self, keep_bytes: u64) -> Call<()>;
         #[contract] fn register(&self, ptr: HostPtr, bytes: usize) -> Call<DevicePtr>;
         #[contract] fn unregister(&self, ptr: HostPtr) -> Call<()>;
         #[contract] fn copy_to_device(&self, stream: RawStream, dst: DevicePtr, src: HostPtr, bytes: u64) -> Call<()>;
         #[contract] fn copy_to_host(&self, stream: RawStream, dst: HostPtr, src: DevicePtr, bytes: u64) -> Call<()>;
         #[contract] fn copy_on_device(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, bytes: u64) -> Call<()>;
+        #[contract] fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> Call<()>;
         #[contract] fn copy_from_peer(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, src_context: u64, bytes: u64) -> Call<()>;
         #[contract] fn fill(&self, stream: RawStream, dst: DevicePtr, pattern: Pattern, count: u64) -> Call<()>;
         #[contract] fn launch(&self, stream: RawStream, function: &Function, shape: &LaunchShape, args: &ArgBlock) -> Call<()>;
         fn load(&self, image: &[u8], log: &mut String) -> Call<RawModule>;
         #[contract] fn unload(&self, module: RawModule) -> Call<()>;
         #[contract] fn function(&self, module: RawModule, name: &str) -> Call<RawFunction>;
-        #[contract] fn function_info(&self, function: RawFunction) -> Call<FunctionInfo>;
+        #[contract] fn function_attributes(&self, function: RawFunction) -> Call<KernelAttributes>;
         #[contract] fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()>;
+        #[contract] fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Call<u32>;
+        #[contract] fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32>;
     }
 }

@@ -31,15 +31,8 @@ struct Bell {
 
 impl Bells {
     /// Arms a bell behind `event`; false if all are taken.
-    pub(crate) fn arm(
-        &self,
-        backend: &dyn Backend,
-        attention: &Arc<Attention>,
-        event: &EventHandle,
-    ) -> Call<bool> {
-        let Some(bell) = self.free_bell(backend, attention)? else {
-            return Ok(false);
-        };
+    pub(crate) fn arm(&self, backend: &dyn Backend, event: &EventHandle) -> Call<bool> {
+        let Some(bell) = self.free_bell() else { return Ok(false) };
         // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
         // the event.
         let waited = unsafe { backend.stream_wait_event(bell.stream, event.raw()) };
@@ -67,25 +60,22 @@ impl Bells {
         self.bells.lock().drain(..).map(|bell| bell.stream).collect()
     }
 
-    fn free_bell(
-        &self,
-        backend: &dyn Backend,
-        attention: &Arc<Attention>,
-    ) -> Call<Option<Arc<Bell>>> {
+    /// Makes one more bell, up to a number. Not on the poller's thread: beside threads that launch
+    /// without a pause the driver may not come to it for seconds.
+    pub(crate) fn stock(&self, backend: &dyn Backend, attention: &Arc<Attention>) -> Call<()> {
         let mut bells = self.bells.lock();
+        if bells.len() < BELLS {
+            let stream = backend.stream_create(StreamOptions::default())?;
+            let (armed, attention) = (AtomicBool::new(false), attention.clone());
+            bells.push(Arc::new(Bell { stream, armed, attention }));
+        }
+        Ok(())
+    }
+
+    fn free_bell(&self) -> Option<Arc<Bell>> {
         // ORDERING: Acquire pairs with `ring`: its commands are through when it is free.
-        let free = bells.iter().find(|bell| !bell.armed.swap(true, Ordering::Acquire));
-        if let Some(bell) = free {
-            return Ok(Some(bell.clone()));
-        }
-        if bells.len() == BELLS {
-            return Ok(None);
-        }
-        let stream = backend.stream_create(StreamOptions::default())?;
-        let bell =
-            Arc::new(Bell { stream, armed: AtomicBool::new(true), attention: attention.clone() });
-        bells.push(bell.clone());
-        Ok(Some(bell))
+        let free = |bell: &&Arc<Bell>| !bell.armed.swap(true, Ordering::Acquire);
+        self.bells.lock().iter().find(free).cloned()
     }
 }
 

@@ -3,7 +3,8 @@
 //! | part | what for |
 //! |---|---|
 //! | `lanes` | every stream, to tell them of a loss |
-//! | `incoming`, `park` | how a stream comes to the poller's attention |
+//! | `attention` | how a stream comes to the poller's |
+//! | `checkers` | places for tasks that look for themselves |
 //! | `events`, `words` | markers |
 //! | `bells` | private streams on which doorbells ring |
 //! | `retired` | device memory to be freed when several streams are through with it |
@@ -14,7 +15,7 @@
 //!    (`a_loss_is_seen_by_who_registers_beside_it`).
 //! 2. Nothing here makes a driver call after `main` returned (`tests/exit.rs`).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -22,10 +23,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::checkers::Checkers;
 use super::doorbell::Bells;
 use super::events::{EventHandle, EventPool};
 use super::lane::Lane;
-use super::policy::Completion;
+use super::policy::{self, Completion};
 use super::poller::{self, Attention};
 use super::reaper::Reaper;
 use super::words::Words;
@@ -46,6 +48,10 @@ pub(crate) struct EngineOptions {
     pub(crate) completion: Completion,
     /// No poller: the device runs only when it is stepped.
     pub(crate) stepped: bool,
+    /// How many bytes buffers may hold at once.
+    pub(crate) memory_limit: Option<u64>,
+    /// Each operation is waited for before its call returns.
+    pub(crate) verify: bool,
 }
 
 pub(crate) struct Engine {
@@ -61,7 +67,7 @@ pub(crate) struct Engine {
     pub(crate) reaper: Reaper,
     pub(crate) attention: Arc<Attention>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
-    private: RawStream,
+    pub(crate) private: RawStream,
     lanes: Mutex<Vec<Weak<Lane>>>,
     retired: Mutex<Vec<Retired>>,
     lost: OnceLock<Error>,
@@ -70,7 +76,18 @@ pub(crate) struct Engine {
     closed: AtomicBool,
     /// Set once a buffer was used by two streams: from then on dependencies are exact.
     crossed: AtomicBool,
-    checkers: AtomicU32,
+    pub(crate) checkers: Checkers,
+    /// How long a checking task takes from one poll to the next: an average over eight.
+    turn_ns: AtomicU64,
+    is_busy: AtomicBool,
+    /// How long the poller rests between two rounds, at least.
+    rest_ns: AtomicU64,
+    /// The stream that is offered next to who has time for one.
+    next_lane: AtomicUsize,
+    /// How long a task took lately from being woken to check to being polled.
+    pub(crate) lag_ns: AtomicU64,
+    /// The origin of the engine's clock.
+    epoch: Instant,
     /// Wakers of who waits for the loss of the device.
     mourners: Mutex<Vec<Waker>>,
     pub(crate) counters: Counters,
@@ -129,7 +146,13 @@ impl Engine {
             mourned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
-            checkers: AtomicU32::new(0),
+            checkers: Checkers::new(),
+            lag_ns: AtomicU64::new(0),
+            turn_ns: AtomicU64::new(0),
+            is_busy: AtomicBool::new(false),
+            rest_ns: AtomicU64::new(policy::NAP_LEAST_NS),
+            next_lane: AtomicUsize::new(0),
+            epoch: Instant::now(),
             mourners: Mutex::default(),
             counters: Counters::default(),
             backend,
@@ -155,6 +178,44 @@ impl Engine {
 
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
         self.lanes.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// One stream after the other, at each call; `None` if that would wait for somebody.
+    pub(crate) fn another_lane(&self) -> Option<Arc<Lane>> {
+        let lanes = self.lanes.try_lock()?;
+        // ORDERING: Relaxed: any stream will do.
+        let next = self.next_lane.fetch_add(1, Ordering::Relaxed);
+        lanes.get(next % lanes.len().max(1))?.upgrade()
+    }
+
+    /// Whether the executor has other things to do than to poll checking tasks.
+    pub(crate) fn is_busy(&self) -> bool {
+        // ORDERING: Relaxed: a guess, like all below.
+        self.is_busy.load(Ordering::Relaxed)
+    }
+
+    /// Says how long a checking task took from one poll to the next.
+    pub(crate) fn took_turn(&self, ns: u64) {
+        let known = self.turn_ns.load(Ordering::Relaxed);
+        let turn = known - known / 8 + ns / 8;
+        self.turn_ns.store(turn, Ordering::Relaxed);
+        let busy = turn > if self.is_busy() { policy::IDLE_NS } else { policy::BUSY_NS };
+        if busy != self.is_busy() {
+            self.is_busy.store(busy, Ordering::Relaxed);
+        }
+    }
+
+    /// How long the poller rests between two rounds, at least, in nanoseconds.
+    pub(crate) fn rest(&self) -> u64 {
+        // ORDERING: Relaxed: a guess.
+        let rest = self.rest_ns.load(Ordering::Relaxed);
+        if self.is_busy() { rest.max(policy::BUSY_REST_NS) } else { rest }
+    }
+
+    /// Says how long the poller took for a round.
+    pub(crate) fn spent(&self, ns: u64) {
+        // ORDERING: Relaxed, as above; only the poller writes.
+        self.rest_ns.store(policy::rest(ns), Ordering::Relaxed);
     }
 
     /// Refuses work on a device that is gone.
@@ -209,7 +270,9 @@ impl Engine {
 
     /// Borrows an event that measures time.
     pub(crate) fn timed_event(&self) -> std::result::Result<EventHandle, DriverCode> {
-        self.timed_events.get(|| self.backend.event_create(EventOptions { timing: true }))
+        self.timed_events.get(|| {
+            self.backend.event_create(EventOptions { timing: true, ..EventOptions::default() })
+        })
     }
 
     /// The time between two timed events of this device, both complete.
@@ -270,19 +333,10 @@ impl Engine {
         }
     }
 
-    /// A place among the tasks that check for themselves; false if all are taken.
-    pub(crate) fn enter_check(&self, limit: u32) -> bool {
-        // ORDERING: Relaxed: a counter that protects nothing.
-        if self.checkers.fetch_add(1, Ordering::Relaxed) < limit {
-            return true;
-        }
-        self.leave_check();
-        false
-    }
-
-    pub(crate) fn leave_check(&self) {
-        // ORDERING: Relaxed, as above.
-        self.checkers.fetch_sub(1, Ordering::Relaxed);
+    /// The engine's clock, in nanoseconds.
+    pub(crate) fn now(&self) -> u64 {
+        // 584 years.
+        self.epoch.elapsed().as_nanos() as u64
     }
 
     /// Frees memory when every stream that used it is through; no stream waits for that.
@@ -393,10 +447,19 @@ impl Engine {
         self.lanes().iter().all(|lane| lane.is_complete(lane.submitted()))
     }
 
-    pub(crate) fn count_alloc(&self, bytes: u64) {
-        // ORDERING: Relaxed: statistics.
-        self.counters.allocations.fetch_add(1, Ordering::Relaxed);
-        self.counters.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// Counts an allocation, ahead of it; false if it would exceed the device's limit.
+    #[must_use]
+    pub(crate) fn count_alloc(&self, bytes: u64) -> bool {
+        let limit = self.options.memory_limit.unwrap_or(u64::MAX);
+        let grown = |used: u64| used.checked_add(bytes).filter(|used| *used <= limit);
+        let used = &self.counters.allocated_bytes;
+        // ORDERING: Relaxed: numbers that protect nothing.
+        let counted = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok();
+        if counted {
+            // ORDERING: Relaxed, as above.
+            self.counters.allocations.fetch_add(1, Ordering::Relaxed);
+        }
+        counted
     }
 
     pub(crate) fn count_free(&self, bytes: u64) {

@@ -79,6 +79,11 @@ impl EventHandle {
         self.raw
     }
 
+    /// Whether nobody else has a share.
+    pub(crate) fn is_sole(&self) -> bool {
+        self.cell.as_ref().is_some_and(|cell| Arc::strong_count(cell) == 1)
+    }
+
     /// Says that recording the event failed: it is never lent again.
     pub(crate) fn spoil(&self) {
         if let Some(cell) = &self.cell {

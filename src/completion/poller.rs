@@ -1,7 +1,7 @@
 //! The poller: one thread a device, which asks so that nobody else has to.
 //!
-//! It owns the list of streams somebody waits for (or that owe memory), sweeps their heads, and
-//! sleeps as deeply as the waits allow: see [`policy`](super::policy) for the phases. Its work
+//! It owns the list of streams somebody waits for (or that owe memory), looks at each when its work
+//! may be complete, and sleeps in between: see [`policy`](super::policy) for the phases. Its work
 //! grows with busy streams, not with futures. It holds its engine only while it looks, so a device
 //! that nobody uses goes away, and the thread with it; it never joins itself. After the loss of its
 //! device nobody needs it, and it ends.
@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -20,6 +20,7 @@ use super::park::ParkState;
 use super::policy;
 use crate::error::{DriverCode, Result};
 use crate::thread_role::{self, Role};
+use crate::{timer_slack, turn_taking};
 
 /// How a poller is told that there is something to look at.
 pub(crate) struct Attention {
@@ -54,7 +55,12 @@ impl Attention {
 
     /// Sees to it that the poller looks once more before it sleeps.
     pub(crate) fn call(&self) {
-        if self.park.notify()
+        self.call_before(0);
+    }
+
+    /// Sees to it that the poller looks before it sleeps beyond `due`.
+    pub(crate) fn call_before(&self, due: u64) {
+        if self.park.notify_before(due)
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();
@@ -92,28 +98,33 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
 
 /// What the poller does next.
 enum Next {
-    /// Somebody waits and it may be soon.
+    /// Something moved, or is due in a moment.
     Again,
-    /// Sleep until called, or for so long.
-    Park(Option<Duration>),
+    /// Sleep until called, or until then.
+    Park(u64),
     /// The device is lost, and everybody was told.
     End,
 }
 
+/// A sleep shorter than this is not worth its 3 µs.
+const SPIN_NS: u64 = 3_000;
+
 struct Poller {
     active: Vec<Arc<Lane>>,
-    last_progress: Instant,
-    last_press: Instant,
+    last_progress: u64,
+    last_press: u64,
+    last_probe: u64,
 }
 
 fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
     let _role = thread_role::enter(Role::Poller);
-    let now = Instant::now();
-    let mut poller = Poller { active: Vec::new(), last_progress: now, last_press: now };
+    timer_slack::minimize();
+    turn_taking::prepare();
+    let mut poller = Poller { active: Vec::new(), last_progress: 0, last_press: 0, last_probe: 0 };
     let mut spins = 0_u32;
     while !attention.must_stop() {
-        let next = match engine.upgrade() {
-            Some(engine) => poller.look(&engine, attention),
+        let (next, now) = match engine.upgrade() {
+            Some(engine) => (poller.look(&engine, attention), engine.now()),
             None => break,
         };
         match next {
@@ -125,12 +136,14 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                     std::hint::spin_loop();
                 }
             }
-            Next::Park(limit) => {
+            Next::Park(until) => {
                 // Once more: `stop` calls nobody who has not announced that it will sleep.
-                if !attention.must_stop() && attention.park.commit() {
-                    match limit {
-                        Some(limit) => std::thread::park_timeout(limit),
-                        None => std::thread::park(),
+                if !attention.must_stop() && attention.park.commit(until) {
+                    if until == u64::MAX {
+                        std::thread::park();
+                    } else {
+                        let left = until.saturating_sub(now);
+                        std::thread::park_timeout(Duration::from_nanos(left));
                     }
                 }
                 attention.park.resume();
@@ -145,83 +158,104 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
 
 impl Poller {
     fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> Next {
-        if self.sweep(engine, attention) {
+        if self.round(engine, attention) {
             return Next::Again;
         }
         if engine.lost().is_some() {
+            // Lost since the sweep looked, perhaps by a submitter, who wakes nobody.
+            engine.mourn();
             // Once more, knowing it; what is retired from now on goes at once.
             engine.sweep_retired(false);
             return Next::End;
         }
-        let age = self.last_progress.elapsed();
-        let mode = engine.options.completion;
-        if self.somebody_waits() && age < mode.sweep_for() {
-            return Next::Again;
-        }
         attention.park.begin();
-        if self.sweep(engine, attention) {
+        // Once more, for who came before it could see that.
+        let again = self.round(engine, attention);
+        let now = engine.now();
+        let until = self.next_look(engine, now);
+        if again || until <= now + SPIN_NS {
             attention.park.resume();
             return Next::Again;
         }
-        self.press(engine);
-        if self.somebody_waits() {
-            if mode.arms_doorbells() {
-                self.active.iter().for_each(Lane::arm);
-            }
-            let limit = policy::probe_after(mode, age);
-            if age > limit {
-                // Words and doorbells say nothing of a device that died; a query does.
-                engine.check_health().ok();
-            }
-            return Next::Park(Some(limit));
-        }
-        let owing = engine.has_retired() || self.active.iter().any(|lane| lane.has_dues());
-        if owing {
-            engine.check_health().ok();
-            return Next::Park(Some(policy::MARK_WITHIN));
-        }
-        if age < policy::LINGER && !self.active.is_empty() {
-            return Next::Park(Some(policy::LINGER));
-        }
-        self.active.retain(|lane| !lane.deactivate());
-        let limit = (!self.active.is_empty()).then_some(policy::MARK_WITHIN);
-        Next::Park(limit)
+        Next::Park(until)
     }
 
-    /// Looks at every lane once, and whether the device is lost; true if anything moved.
-    fn sweep(&mut self, engine: &Arc<Engine>, attention: &Attention) -> bool {
+    /// Looks at every lane that is due, and whether the device is lost; true if anything moved.
+    fn round(&mut self, engine: &Arc<Engine>, attention: &Attention) -> bool {
         // Here, and so once more after the poller announced its sleep: there may be no lane.
         engine.mourn();
         let mut incoming = attention.incoming.lock();
         let mut moved = !incoming.is_empty();
         self.active.append(&mut incoming);
         drop(incoming);
-        for lane in &self.active {
-            moved |= lane.sweep();
+        let now = engine.now();
+        let mut visited = false;
+        for lane in self.active.iter().filter(|lane| lane.next_look() <= now) {
+            visited = true;
+            moved |= lane.visit(now);
         }
-        if engine.has_retired() {
-            moved |= engine.sweep_retired(false);
+        if visited {
+            engine.spent(engine.now() - now);
+        }
+        if now >= self.next_press() && self.owes(engine) {
+            self.last_press = now;
+            moved |= self.press(engine);
         }
         if moved {
-            self.last_progress = Instant::now();
+            self.last_progress = now;
         }
         moved
     }
 
-    /// Places what markers are missing.
-    fn press(&mut self, engine: &Arc<Engine>) {
-        let dues = self.last_press.elapsed() >= policy::MARK_WITHIN;
-        if dues {
-            self.last_press = Instant::now();
-            engine.sweep_retired(true);
+    /// When to look next, given that nothing moved.
+    fn next_look(&mut self, engine: &Arc<Engine>, now: u64) -> u64 {
+        let waited_for = self.active.iter().any(|lane| lane.has_waiters());
+        let owes = self.owes(engine);
+        if waited_for || owes {
+            // Words and doorbells say nothing of a device that died; a query does.
+            if now >= self.last_probe + policy::PROBE_NS {
+                self.last_probe = now;
+                engine.check_health().ok();
+            }
+        } else if now >= self.last_progress + policy::LINGER_NS {
+            self.active.retain(|lane| !lane.deactivate());
+            if self.active.is_empty() {
+                return u64::MAX;
+            }
         }
+        let mut until = match (waited_for, owes) {
+            (_, true) => self.next_press(),
+            (true, false) => now + policy::PROBE_NS,
+            (false, false) if self.active.is_empty() => return u64::MAX,
+            (false, false) => now + policy::LINGER_NS,
+        };
         for lane in &self.active {
-            lane.press(dues);
+            until = until.min(lane.next_look());
         }
+        until
     }
 
-    fn somebody_waits(&self) -> bool {
-        self.active.iter().any(|lane| lane.has_waiters())
+    /// When to see to what is owed; more rarely while nothing moves.
+    fn next_press(&self) -> u64 {
+        let age = self.last_press.saturating_sub(self.last_progress);
+        self.last_press + (age / 4).clamp(policy::MARK_WITHIN_NS, policy::PROBE_NS)
+    }
+
+    /// Whether memory waits to be taken back or freed.
+    fn owes(&self, engine: &Engine) -> bool {
+        engine.has_retired() || self.active.iter().any(|lane| lane.has_dues())
+    }
+
+    /// Takes back what was lent and frees what was retired, and places the markers that this needs.
+    /// True if anything moved.
+    fn press(&mut self, engine: &Arc<Engine>) -> bool {
+        let mut moved = false;
+        for lane in self.active.iter().filter(|lane| lane.has_dues()) {
+            moved |= lane.sweep();
+            lane.press();
+        }
+        moved |= engine.sweep_retired(false);
+        engine.sweep_retired(true) || moved
     }
 }
 

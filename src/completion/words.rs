@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::backend::{Backend, Call, DevicePtr, HostPtr};
 
 const LINE_BYTES: usize = 128;
-const PAGE_BYTES: usize = 4096;
+const PAGE_BYTES: usize = 64 << 10;
 
 /// The lines of one device.
 #[derive(Default)]
@@ -71,7 +71,10 @@ impl Words {
         for page in state.pages.drain(..) {
             // SAFETY: the page was registered with this backend when it was made, and the caller
             // says that no stream writes it any more.
-            let _ = unsafe { backend.unregister(HostPtr(page.address)) };
+            if unsafe { backend.unregister(HostPtr(page.address)) }.is_err() {
+                // The driver may still have it: it stays mapped.
+                std::mem::forget(page);
+            }
         }
     }
 

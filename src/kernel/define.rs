@@ -43,6 +43,19 @@ impl Definition {
     ///
     /// # Safety
     /// As for [`Module::kernel`].
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    pub unsafe fn load_blocking<S: Signature>(self, device: &Device) -> Result<Kernel<S>> {
+        crate::thread_role::check("loading a kernel")?;
+        // SAFETY: the caller vouches.
+        unsafe { self.load_now(device.engine()) }
+    }
+
+    /// [`load`](Self::load) on the calling thread, whichever it is.
+    ///
+    /// # Safety
+    /// As for [`Module::kernel`].
     pub(crate) unsafe fn load_now<S: Signature>(self, engine: &Arc<Engine>) -> Result<Kernel<S>> {
         engine.check_open()?;
         match (engine.backend.kind(), self.ptx, self.twin) {
@@ -73,8 +86,9 @@ impl Definition {
 /// }
 /// ```
 ///
-/// makes `struct NAME` with `NAME::load(&device).await?` and `.launch(&stream, ..)`, which returns
-/// `Op<()>` on a [`Stream`](crate::Stream) and `Result<()>` on a [`Queue`](crate::Queue).
+/// makes `struct NAME` with `NAME::load(&device).await?` (`NAME::load_blocking(&device)?` in sync
+/// code) and `.launch(&stream, ..)`, which returns `Op<()>` on a [`Stream`](crate::Stream) and
+/// `Result<()>` on a [`Queue`](crate::Queue).
 ///
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written
 /// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the
@@ -276,18 +290,51 @@ macro_rules! __kernel {
             /// An image that does not load, with the compiler's log; a device of a kind that the
             /// kernel has no code for.
             $vis async fn load(device: &$crate::Device) -> $crate::Result<Self> {
-                let definition = $crate::__private::Definition {
+                // SAFETY: the kernel's declaration is an `unsafe fn`: its author vouches for the
+                // types and for all arguments that the conditions admit.
+                let kernel = unsafe { Self::definition().load(device).await? };
+                ::core::result::Result::Ok(Self::checked(kernel))
+            }
+
+            /// Loads the kernel for `device`'s kind, on the calling thread.
+            ///
+            /// # Blocking
+            /// Yes, up to seconds, and on a GPU until everything that runs there has ended: not from
+            /// async code.
+            ///
+            /// # Errors
+            /// As [`load`](Self::load); a thread on which it would dead-lock.
+            $vis fn load_blocking(device: &$crate::Device) -> $crate::Result<Self> {
+                // SAFETY: as in `load`.
+                let kernel = unsafe { Self::definition().load_blocking(device)? };
+                ::core::result::Result::Ok(Self::checked(kernel))
+            }
+
+            fn definition() -> $crate::__private::Definition {
+                $crate::__private::Definition {
                     name: stringify!($name),
                     entry: $crate::__kernel!(@or [$($entry)?] [stringify!($name)]),
                     ptx: $crate::__kernel!(@some [$($ptx)?]),
                     twin: $crate::__kernel!(@twin ($($types)*) [$($host)?]),
-                };
-                // SAFETY: the kernel's declaration is an `unsafe fn`: its author vouches for the
-                // types and for all arguments that the conditions admit.
-                let kernel = unsafe { definition.load::<($($types)*)>(device).await? };
+                }
+            }
+
+            fn checked(kernel: $crate::Kernel<($($types)*)>) -> Self {
                 let kernel = kernel.named(&[$($names)*]);
                 $(let kernel = $crate::__kernel!(@require kernel $config [$condition] $idents);)*
-                ::core::result::Result::Ok(Self { kernel })
+                Self { kernel }
+            }
+
+            /// What the compiler made of the kernel: registers, memory, versions.
+            #[must_use]
+            $vis fn attributes(&self) -> $crate::KernelAttributes {
+                self.kernel.attributes()
+            }
+
+            /// How many blocks run at once, and which block size fills the device best.
+            #[must_use]
+            $vis fn occupancy(&self) -> $crate::Occupancy<'_> {
+                self.kernel.occupancy()
             }
 
             /// The kernel behind its declaration.
@@ -305,6 +352,7 @@ macro_rules! __kernel {
     (@launch [$launch:expr] [$vis:vis] [$($takes:tt)*] [$($shapes:tt)*] [$($before:tt)*] [$($passes:tt)*]) => {
         /// Puts a launch on a stream or a batch; see [`Stream::launch`]($crate::Stream::launch).
         #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
+        #[track_caller]
         $vis fn launch<On: $crate::LaunchOn>(&self, on: &On, $($takes)*) -> On::Launched {
             let config = { $($shapes)* $launch };
             $($before)*
@@ -314,6 +362,7 @@ macro_rules! __kernel {
     (@launch [] [$vis:vis] [$($takes:tt)*] [$($shapes:tt)*] [$($before:tt)*] [$($passes:tt)*]) => {
         /// Puts a launch on a stream or a batch; see [`Stream::launch`]($crate::Stream::launch).
         #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
+        #[track_caller]
         $vis fn launch<On: $crate::LaunchOn>(
             &self,
             on: &On,

@@ -6,12 +6,17 @@ use crate::backend::Grid;
 /// Threads of a block where nobody says otherwise.
 const BLOCK: u32 = 256;
 
-/// Grid, block and dynamic shared memory of a launch.
+/// Grid, block, dynamic shared memory and cluster of a launch.
+///
+/// Everything is checked when it is launched, before the driver sees it: see
+/// [`Stream::launch`](crate::Stream::launch).
 ///
 /// # Examples
 /// ```
 /// use gpu_await::LaunchConfig;
 /// assert_eq!(LaunchConfig::for_elements(1000).grid_dim(), [4, 1, 1]);
+/// let image = LaunchConfig::for_extent((1920, 1080), (32, 8));
+/// assert_eq!(image.grid_dim(), [60, 135, 1]);
 /// let tiles = LaunchConfig::new((8, 4), (16, 16)).shared_mem_bytes(2048);
 /// assert_eq!(tiles.block_dim(), [16, 16, 1]);
 /// ```
@@ -57,6 +62,7 @@ impl LaunchConfig {
         let grid = Grid {
             grid_dim: grid_dim.into().0,
             block_dim: block_dim.into().0,
+            cluster_dim: [1; 3],
             shared_mem_bytes: 0,
         };
         LaunchConfig { grid, cooperative: false, nothing: false }
@@ -66,8 +72,24 @@ impl LaunchConfig {
     /// For no elements the launch is nothing.
     #[must_use]
     pub fn for_elements(n: usize) -> Self {
-        let blocks = u32::try_from(n.div_ceil(BLOCK as usize)).unwrap_or(u32::MAX);
-        LaunchConfig { nothing: n == 0, ..LaunchConfig::new(blocks, BLOCK) }
+        LaunchConfig::for_elements_in_blocks(n, BLOCK)
+    }
+
+    /// [`for_elements`](Self::for_elements) with another block.
+    pub(crate) fn for_elements_in_blocks(n: usize, block: u32) -> Self {
+        let blocks = u32::try_from(n.div_ceil(block as usize)).unwrap_or(u32::MAX);
+        LaunchConfig { nothing: n == 0, ..LaunchConfig::new(blocks, block) }
+    }
+
+    /// At least one thread for each point of a 1-, 2- or 3-dimensional extent, in blocks of
+    /// `block_dim`: the kernel guards the edges. For an extent without points the launch is nothing.
+    #[must_use]
+    pub fn for_extent(extent: impl Into<Dim3>, block_dim: impl Into<Dim3>) -> Self {
+        let (extent, block) = (extent.into().0, block_dim.into().0);
+        // A block without threads is refused by the launch, whatever the grid.
+        let blocks = |axis: usize| extent[axis].div_ceil(block[axis].max(1));
+        let nothing = extent.contains(&0);
+        LaunchConfig { nothing, ..LaunchConfig::new([blocks(0), blocks(1), blocks(2)], block) }
     }
 
     /// A launch of no elements: nothing reaches the device.
@@ -84,10 +106,23 @@ impl LaunchConfig {
         self
     }
 
-    /// All blocks of the grid are resident at once and may synchronize with each other.
+    /// All blocks of the grid are resident at once and may synchronize with each other. A grid of
+    /// more blocks than the device holds is refused:
+    /// [`Occupancy::resident_blocks`](crate::Occupancy::resident_blocks) tells how many those are.
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
+        self
+    }
+
+    /// Groups the blocks of the grid into clusters of so many along each axis. The blocks of a cluster
+    /// run at once, close to each other, and may read each other's shared memory.
+    ///
+    /// At most eight blocks, and the grid must be a whole number of clusters. Needs compute capability
+    /// 9.0; on a host device the twin sees it in [`Grid::cluster_dim`].
+    #[must_use]
+    pub fn cluster(mut self, cluster_dim: impl Into<Dim3>) -> Self {
+        self.grid.cluster_dim = cluster_dim.into().0;
         self
     }
 
@@ -103,6 +138,24 @@ impl LaunchConfig {
         self.grid.block_dim
     }
 
+    /// Blocks of a cluster along x, y and z; (1, 1, 1) without clusters.
+    #[must_use]
+    pub fn cluster_dim(&self) -> [u32; 3] {
+        self.grid.cluster_dim
+    }
+
+    /// Whether all blocks must be resident at once.
+    #[must_use]
+    pub fn is_cooperative(&self) -> bool {
+        self.cooperative
+    }
+
+    /// Blocks of the whole launch.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.grid.blocks()
+    }
+
     /// Threads of the whole launch.
     #[must_use]
     pub fn threads(&self) -> u64 {
@@ -114,12 +167,13 @@ impl LaunchConfig {
         self.grid.shared_mem_bytes
     }
 
-    pub(crate) fn is_cooperative(&self) -> bool {
-        self.cooperative
-    }
-
     pub(crate) fn is_nothing(&self) -> bool {
         self.nothing
+    }
+
+    pub(crate) fn with_grid_dim(mut self, grid_dim: [u32; 3]) -> Self {
+        self.grid.grid_dim = grid_dim;
+        self
     }
 
     pub(crate) fn grid(&self) -> Grid {

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backend::{Call, Function, RawModule};
+use crate::backend::{Call, Function, Grid, RawFunction, RawModule};
 use crate::completion::engine::Engine;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::kernel::Kernel;
 use crate::kernel::signature::Signature;
+use crate::kernel::source::CudaSource;
 use crate::offload::offload;
 
 const NOT_FOUND: i32 = 500;
@@ -27,6 +28,8 @@ pub(crate) struct LoadedModule {
     engine: Arc<Engine>,
     raw: RawModule,
     name: String,
+    /// Instances of templates, each with its name in the image.
+    instances: Vec<(String, String)>,
 }
 
 /// A kernel image: PTX text, or the bytes of a cubin or fatbin.
@@ -34,6 +37,7 @@ pub(crate) struct LoadedModule {
 pub struct Image {
     name: String,
     bytes: Cow<'static, [u8]>,
+    instances: Vec<(String, String)>,
 }
 
 impl Image {
@@ -43,12 +47,18 @@ impl Image {
             Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
             Cow::Owned(text) => Cow::Owned(text.into_bytes()),
         };
-        Image { name: "PTX".to_owned(), bytes }
+        Image { name: "PTX".to_owned(), bytes, instances: Vec::new() }
     }
 
     /// The bytes of a cubin or fatbin.
     pub fn binary(bytes: impl Into<Cow<'static, [u8]>>) -> Self {
-        Image { name: "binary".to_owned(), bytes: bytes.into() }
+        Image { name: "binary".to_owned(), bytes: bytes.into(), instances: Vec::new() }
+    }
+
+    /// Tells under which names the instances of templates are in the image.
+    pub(crate) fn with_instances(mut self, instances: Vec<(String, String)>) -> Self {
+        self.instances = instances;
+        self
     }
 
     /// Names the image for messages.
@@ -73,13 +83,26 @@ impl Module {
         offload(move || Module::load_now(&engine, image)).await?
     }
 
+    /// [`load`](Self::load) on the calling thread.
+    ///
+    /// # Blocking
+    /// Yes, up to seconds, and until everything that runs on the GPU has ended: not from async code.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    pub fn load_blocking(device: &Device, image: Image) -> Result<Module> {
+        crate::thread_role::check("loading a kernel")?;
+        Module::load_now(device.engine(), image)
+    }
+
     pub(crate) fn load_now(engine: &Arc<Engine>, image: Image) -> Result<Module> {
         engine.check_open()?;
         if engine.backend.kind() == crate::DeviceKind::Host {
             return Err(super::no_implementation(&image.name, engine));
         }
-        let mut bytes = image.bytes.into_owned();
         // PTX is text and the driver wants its end marked; a binary does not mind.
+        let mut bytes = Vec::with_capacity(image.bytes.len() + 1);
+        bytes.extend_from_slice(&image.bytes);
         bytes.push(0);
         let mut log = String::new();
         let raw = engine.backend.load(&bytes, &mut log).map_err(|code| {
@@ -89,11 +112,58 @@ impl Module {
             }
             ErrorDetail::BadImage { image: image.name.clone(), code, log }.into()
         })?;
-        let loaded = LoadedModule { engine: engine.clone(), raw, name: image.name };
+        let Image { name, instances, .. } = image;
+        let loaded = LoadedModule { engine: engine.clone(), raw, name, instances };
         Ok(Module { loaded: Arc::new(loaded) })
     }
 
-    /// Finds a kernel by name.
+    /// Compiles CUDA C++ for this device and loads it, off the executor: that takes milliseconds to
+    /// minutes. The device keeps what the last few sources were compiled to.
+    ///
+    /// The compiler is NVRTC, found when it is first asked for: `libnvrtc.so.12` (or 13, 11.2) on the
+    /// loader's search path or in a CUDA toolkit; the environment variable `GPU_AWAIT_NVRTC` names
+    /// another library, or its folder. A compiler that is newer than the driver makes PTX that it does
+    /// not load: see [`CudaSource::cubin`].
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Compile`] with the compiler's log, which names file and line;
+    /// [`ErrorDetail::NoCompiler`] with what was looked for; [`ErrorDetail::Unsupported`] on a host
+    /// device, which runs no CUDA C++: there a kernel has a twin, see [`Kernel::host`]; those of
+    /// [`load`](Self::load).
+    ///
+    /// # Cancel safety
+    /// Dropped, the compilation goes on and its result is kept for the next to ask.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn f(device: gpu_await::Device) -> gpu_await::Result<()> {
+    /// use gpu_await::{CudaSource, InOut, LaunchConfig, Module};
+    /// let source = CudaSource::new(r#"
+    ///     extern "C" __global__ void square(float* x, unsigned int n) {
+    ///         unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    ///         if (i < n) x[i] *= x[i];
+    ///     }
+    /// "#);
+    /// let module = Module::compile(&device, source.named("square.cu")).await?;
+    /// // SAFETY: these are its parameters, and it stays below n.
+    /// let square = unsafe { module.kernel::<(InOut<f32>, u32)>("square")? }
+    ///     .require("n <= x.len()", |_, (x, n)| *n as usize <= x.len());
+    /// let stream = device.stream()?;
+    /// let mut x = stream.upload(vec![1.0f32, 2.0, 3.0]).queued()?;
+    /// stream.launch(&square, LaunchConfig::for_elements(3), (&mut x, 3)).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Source
+    /// `nvrtcCompileProgram`, `cuModuleLoadDataEx`.
+    pub async fn compile(device: &Device, source: CudaSource) -> Result<Module> {
+        let home = device.home().clone();
+        home.engine.check_open()?;
+        offload(move || Module::load_now(&home.engine, source.image(&home)?)).await?
+    }
+
+    /// Finds a kernel by name: as it is in the image, or an instance of a template as
+    /// [`CudaSource::instance`] named it.
     ///
     /// # Safety
     /// `S` must be the types of the kernel's parameters in order (arrays as bare pointers), and for
@@ -104,7 +174,9 @@ impl Module {
     /// # Errors
     /// [`ErrorDetail::NoSuchKernel`].
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
-        let LoadedModule { engine, raw, name: image } = &*self.loaded;
+        let LoadedModule { engine, raw, name: image, instances } = &*self.loaded;
+        let instance = instances.iter().find(|(written, _)| written == name);
+        let in_image = instance.map_or(name, |(_, lowered)| lowered);
         let refused = |code: crate::error::DriverCode| match code.code {
             NOT_FOUND => {
                 let (image, kernel) = (image.clone(), name.to_owned());
@@ -113,22 +185,37 @@ impl Module {
             _ => engine.refused(code),
         };
         // SAFETY: the module is loaded for as long as `self.loaded` lives.
-        let function = unsafe { engine.backend.function(*raw, name) }.map_err(refused)?;
+        let function = unsafe { engine.backend.function(*raw, in_image) }.map_err(refused)?;
         // SAFETY: the function was found in that module just now.
-        let info = unsafe { engine.backend.function_info(function) }.map_err(refused)?;
+        let attributes = unsafe { engine.backend.function_attributes(function) };
+        let attributes = attributes.map_err(refused)?;
         let module = Some(self.loaded.clone());
-        Ok(Kernel::new(engine, name, Function::Device(function), info, module))
+        Ok(Kernel::new(engine, name, Function::Device(function), attributes, module))
     }
 }
 
 impl LoadedModule {
-    /// Raises the function's limit of dynamic shared memory.
-    pub(crate) fn allow_shared_mem(&self, function: &Function, bytes: u32) -> Call<()> {
-        match function {
-            // SAFETY: the function belongs to this module, which is loaded.
-            Function::Device(raw) => unsafe { self.engine.backend.allow_shared_mem(*raw, bytes) },
-            Function::Host(_) => Ok(()),
-        }
+    /// Raises the limit of dynamic shared memory of a function of this module.
+    pub(crate) fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()> {
+        // SAFETY: the function belongs to this module, which is loaded.
+        unsafe { self.engine.backend.allow_shared_mem(function, bytes) }
+    }
+
+    /// Blocks of a function of this module that a multiprocessor holds at once.
+    pub(crate) fn active_blocks(
+        &self,
+        function: RawFunction,
+        threads: u32,
+        shared_mem_bytes: u32,
+    ) -> Call<u32> {
+        // SAFETY: the function belongs to this module, which is loaded.
+        unsafe { self.engine.backend.active_blocks(function, threads, shared_mem_bytes) }
+    }
+
+    /// Clusters of a function of this module that the device holds at once.
+    pub(crate) fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32> {
+        // SAFETY: the function belongs to this module, which is loaded.
+        unsafe { self.engine.backend.active_clusters(function, grid) }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::backend::{ArgBlock, Grid, HostTwin};
 use crate::memory::Element;
 use crate::memory::buffer::{Extent, Readable, Writable};
 use crate::memory::pinned::PinnedFlag;
-use crate::submit::{Footprint, Name};
+use crate::submit::Footprint;
 
 /// Marker: an array that the kernel reads.
 pub struct In<T>(PhantomData<fn() -> T>);
@@ -128,12 +128,8 @@ pub struct ArgList<'k> {
 }
 
 impl<'k> ArgList<'k> {
-    pub(crate) fn new(name: Arc<str>) -> Self {
-        ArgList {
-            block: ArgBlock::default(),
-            footprint: Footprint::new(Name::Kernel(name)),
-            waits: false,
-        }
+    pub(crate) fn new() -> Self {
+        ArgList { block: ArgBlock::default(), footprint: Footprint::new("a launch"), waits: false }
     }
 }
 

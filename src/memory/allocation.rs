@@ -18,6 +18,9 @@ use crate::completion::lane::Lane;
 use crate::error::Error;
 use crate::hazard::{Content, Hazards, Track, Use};
 
+/// Every backend aligns allocations to at least so many bytes.
+pub(crate) const ALIGNMENT: u64 = 256;
+
 /// Why a range is not worth reading.
 #[derive(Clone, Debug)]
 pub(crate) struct Poison {
@@ -31,16 +34,19 @@ impl PartialEq for Poison {
     }
 }
 
+/// Who used which part.
+pub(crate) type AllocationHazards = Hazards<Arc<Lane>, Poison>;
+
 /// Device memory, its home stream and its hazards.
 pub(crate) struct Allocation {
     home: Arc<Lane>,
     ptr: DevicePtr,
     bytes: u64,
-    hazards: Mutex<Hazards<Arc<Lane>, Poison>>,
+    hazards: Mutex<AllocationHazards>,
 }
 
 impl Allocation {
-    /// Memory that ticket `ticket` of `home` made.
+    /// Memory that ticket `ticket` of `home` made, and that the caller counted.
     pub(crate) fn new(
         home: &Arc<Lane>,
         ptr: DevicePtr,
@@ -48,7 +54,6 @@ impl Allocation {
         ticket: u64,
         written: bool,
     ) -> Self {
-        home.engine().count_alloc(bytes);
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| Use { lane: home.clone(), ticket });
         Allocation {
@@ -67,10 +72,7 @@ impl Allocation {
         self.ptr
     }
 
-    pub(crate) fn with_hazards<R>(
-        &self,
-        f: impl FnOnce(&mut Hazards<Arc<Lane>, Poison>) -> R,
-    ) -> R {
+    pub(crate) fn with_hazards<R>(&self, f: impl FnOnce(&mut AllocationHazards) -> R) -> R {
         f(&mut self.hazards.lock())
     }
 

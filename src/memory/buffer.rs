@@ -7,7 +7,7 @@ use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
 use super::Element;
-use super::allocation::Allocation;
+use super::allocation::{ALIGNMENT, Allocation};
 use crate::error::{ErrorDetail, Result};
 
 /// `len` elements of type `T` in a device's memory.
@@ -28,16 +28,18 @@ pub struct DeviceBuffer<T> {
 /// A borrowed range of a [`DeviceBuffer`], for reading.
 pub struct View<'a, T> {
     memory: &'a Arc<Allocation>,
-    start: usize,
+    start_bytes: u64,
     len: usize,
+    tracked: bool,
     element: PhantomData<&'a T>,
 }
 
 /// A borrowed range of a [`DeviceBuffer`], for writing.
 pub struct ViewMut<'a, T> {
     memory: &'a Arc<Allocation>,
-    start: usize,
+    start_bytes: u64,
     len: usize,
+    tracked: bool,
     element: PhantomData<&'a mut T>,
 }
 
@@ -46,6 +48,8 @@ pub struct ViewMut<'a, T> {
 pub struct Span<'a> {
     pub(crate) memory: &'a Arc<Allocation>,
     pub(crate) range: Range<u64>,
+    /// Whether uses are entered and ordered; see [`View::untracked`].
+    pub(crate) tracked: bool,
 }
 
 /// Something with a length in elements.
@@ -108,13 +112,14 @@ impl<T: Element> DeviceBuffer<T> {
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] with the range and the length.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'_, T>> {
-        let range = checked(range, self.len)?;
-        Ok(View {
-            memory: &self.memory,
-            start: range.start,
-            len: range.len(),
-            element: PhantomData,
-        })
+        self.view().slice(range)
+    }
+
+    /// Borrows the whole buffer for reading.
+    #[must_use]
+    pub fn view(&self) -> View<'_, T> {
+        let (memory, len) = (&self.memory, self.len);
+        View { memory, start_bytes: 0, len, tracked: true, element: PhantomData }
     }
 
     /// Borrows a range (in elements) for writing.
@@ -122,14 +127,13 @@ impl<T: Element> DeviceBuffer<T> {
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] with the range and the length.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
-        let range = checked(range, self.len)?;
-        let (start, len) = (range.start, range.len());
-        Ok(ViewMut { memory: &self.memory, start, len, element: PhantomData })
+        self.view_mut().part(range)
     }
 
     /// Borrows the whole buffer for writing.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        ViewMut { memory: &self.memory, start: 0, len: self.len, element: PhantomData }
+        let (memory, len) = (&self.memory, self.len);
+        ViewMut { memory, start_bytes: 0, len, tracked: true, element: PhantomData }
     }
 
     /// Splits into two halves that two streams may fill at once.
@@ -155,25 +159,91 @@ impl<T: Element> DeviceBuffer<T> {
 }
 
 impl<'a, T: Element> View<'a, T> {
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Borrows a part of this range, in elements.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] with the range and the length.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'a, T>> {
         let range = checked(range, self.len)?;
-        Ok(View { start: self.start + range.start, len: range.len(), ..*self })
+        let start_bytes = self.start_bytes + bytes_of_elements::<T>(range.start);
+        Ok(View { start_bytes, len: range.len(), ..*self })
+    }
+
+    /// The same bytes as elements of another type.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Reinterpret`] if they are no whole number of such elements, or not aligned for
+    /// them.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let x = stream.upload(vec![1.0f32, -2.0]).queued()?;
+    /// let bits = stream.download(&x.view().cast::<u32>()?).await?;
+    /// assert_eq!(bits, [1.0f32.to_bits(), (-2.0f32).to_bits()]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn cast<U: Element>(self) -> Result<View<'a, U>> {
+        let View { memory, start_bytes, tracked, .. } = self;
+        let len = cast_len::<T, U>(start_bytes, self.len)?;
+        Ok(View { memory, start_bytes, len, tracked, element: PhantomData })
+    }
+
+    pub(super) fn without_tracking(self) -> View<'a, T> {
+        View { tracked: false, ..self }
     }
 }
 
 impl<'a, T: Element> ViewMut<'a, T> {
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Splits into two disjoint halves.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if `mid > len`.
     pub fn split_at_mut(self, mid: usize) -> Result<(ViewMut<'a, T>, ViewMut<'a, T>)> {
         checked(..mid, self.len)?;
-        let right = ViewMut { start: self.start + mid, len: self.len - mid, ..self };
+        let start_bytes = self.start_bytes + bytes_of_elements::<T>(mid);
+        let right = ViewMut { start_bytes, len: self.len - mid, ..self };
         Ok((ViewMut { len: mid, ..self }, right))
+    }
+
+    /// The same bytes as elements of another type; see [`View::cast`].
+    ///
+    /// # Errors
+    /// As [`View::cast`].
+    pub fn cast<U: Element>(self) -> Result<ViewMut<'a, U>> {
+        let ViewMut { memory, start_bytes, tracked, .. } = self;
+        let len = cast_len::<T, U>(start_bytes, self.len)?;
+        Ok(ViewMut { memory, start_bytes, len, tracked, element: PhantomData })
+    }
+
+    pub(super) fn without_tracking(self) -> ViewMut<'a, T> {
+        ViewMut { tracked: false, ..self }
     }
 
     /// Borrows a part of this range for writing, in elements.
@@ -181,13 +251,14 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] with the range and the length.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
+        let whole = ViewMut { memory: self.memory, element: PhantomData, ..*self };
+        whole.part(range)
+    }
+
+    fn part(self, range: impl RangeBounds<usize>) -> Result<ViewMut<'a, T>> {
         let range = checked(range, self.len)?;
-        Ok(ViewMut {
-            memory: self.memory,
-            start: self.start + range.start,
-            len: range.len(),
-            element: PhantomData,
-        })
+        let start_bytes = self.start_bytes + bytes_of_elements::<T>(range.start);
+        Ok(ViewMut { start_bytes, len: range.len(), ..self })
     }
 }
 
@@ -211,31 +282,31 @@ impl<T: Element> Extent for ViewMut<'_, T> {
 
 impl<T: Element> Readable<T> for DeviceBuffer<T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(&self.memory, 0, self.len)
+        span::<T>(&self.memory, 0, self.len, true)
     }
 }
 
 impl<T: Element> Readable<T> for View<'_, T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(self.memory, self.start, self.len)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
     }
 }
 
 impl<T: Element> Readable<T> for ViewMut<'_, T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(self.memory, self.start, self.len)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
     }
 }
 
 impl<T: Element> Writable<T> for DeviceBuffer<T> {
     fn span_mut(&mut self) -> Span<'_> {
-        span::<T>(&self.memory, 0, self.len)
+        span::<T>(&self.memory, 0, self.len, true)
     }
 }
 
 impl<T: Element> Writable<T> for ViewMut<'_, T> {
     fn span_mut(&mut self) -> Span<'_> {
-        span::<T>(self.memory, self.start, self.len)
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
     }
 }
 
@@ -261,20 +332,35 @@ impl<T> fmt::Debug for DeviceBuffer<T> {
 
 impl<T> fmt::Debug for View<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "View({}..{} of {:?})", self.start, self.start + self.len, self.memory)
+        write!(f, "View({} elements at byte {} of {:?})", self.len, self.start_bytes, self.memory)
     }
 }
 
 impl<T> fmt::Debug for ViewMut<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ViewMut({}..{} of {:?})", self.start, self.start + self.len, self.memory)
+        let (len, start) = (self.len, self.start_bytes);
+        write!(f, "ViewMut({len} elements at byte {start} of {:?})", self.memory)
     }
 }
 
-fn span<T>(memory: &Arc<Allocation>, start: usize, len: usize) -> Span<'_> {
-    let element_bytes = size_of::<T>() as u64;
-    let start = start as u64 * element_bytes;
-    Span { memory, range: start..start + len as u64 * element_bytes }
+fn span<T>(memory: &Arc<Allocation>, start: u64, len: usize, tracked: bool) -> Span<'_> {
+    Span { memory, range: start..start + bytes_of_elements::<T>(len), tracked }
+}
+
+fn bytes_of_elements<T>(len: usize) -> u64 {
+    len as u64 * size_of::<T>() as u64
+}
+
+/// How many elements of type `U` the bytes of `len` elements of type `T` at `start` are. Allocations
+/// are aligned to [`ALIGNMENT`].
+fn cast_len<T, U>(start: u64, len: usize) -> Result<usize> {
+    let bytes = bytes_of_elements::<T>(len);
+    let (element_bytes, alignment) = (size_of::<U>(), align_of::<U>());
+    let aligned = alignment as u64 <= ALIGNMENT && start.is_multiple_of(alignment as u64);
+    match bytes.checked_div(element_bytes as u64) {
+        Some(len) if aligned && bytes.is_multiple_of(element_bytes as u64) => Ok(len as usize),
+        _ => Err(ErrorDetail::Reinterpret { start, bytes, element_bytes, alignment }.into()),
+    }
 }
 
 /// The range in elements, if it lies within `len`.

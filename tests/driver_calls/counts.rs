@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use gpu_await::Completion;
 
 use super::{
-    Line, MODES, allocations, async_under_the_stand_in, axpy, contend, device_with, my_calls,
-    my_names, soon,
+    Line, Live, MODES, Remembers, allocations, async_under_the_stand_in, axpy, contend,
+    device_with, my_calls, my_names, soon, stream_that,
 };
 
 #[test]
@@ -89,35 +89,126 @@ fn a_queued_upload_is_an_allocation_and_a_copy() {
 }
 
 #[test]
-fn an_awaited_launch_is_two_driver_calls_and_questions() {
+fn queued_zeros_are_an_allocation_and_a_fill_and_their_drop_is_a_free() {
     async_under_the_stand_in(async |driver| {
-        for mode in [Completion::Adaptive, Completion::Event, Completion::Callback] {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        drop(stream.zeros::<f32>(1 << 18).queued().unwrap());
+        soon(stream.done()).await.unwrap();
+        driver.clear();
+        let x = stream.zeros::<f32>(1 << 18).queued().unwrap();
+        let expected = [
+            "cuCtxGetCurrent",
+            "cuCtxSetCurrent",
+            "cuMemAllocAsync",
+            "cuCtxSetCurrent",
+            "cuMemsetD8Async",
+        ];
+        assert_eq!(my_names(driver), expected);
+        driver.clear();
+        drop(x);
+        let expected = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemFreeAsync", "cuCtxSetCurrent"];
+        assert_eq!(my_names(driver), expected);
+    });
+}
+
+#[test]
+fn rows_are_one_driver_call_and_rows_without_gaps_a_plain_copy() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let x = stream.upload((0..100u16).collect::<Vec<_>>()).queued().unwrap();
+        let mut y = stream.full(100, 7u16).queued().unwrap();
+        let rows = gpu_await::Copy2d::new(3, 4).source_start(5).source_pitch(20);
+        let rows = rows.destination_start(2).destination_pitch(10);
+        let pinned = stream.pinned::<u16>(100).unwrap();
+        soon(stream.done()).await.unwrap();
+
+        driver.clear();
+        stream.copy_2d(&x, &mut y, rows).queued().unwrap();
+        let calls = my_calls(driver);
+        assert_eq!(calls.len(), 1, "{calls:#?}");
+        let call = Line(&calls[0]);
+        assert_eq!(call.name(), "cuMemcpy2DAsync_v2");
+        for word in ["to=memory2+4", "from=memory1+10", "to_pitch=20", "from_pitch=40"] {
+            assert!(call.has(word), "{word}: {calls:#?}");
+        }
+        assert!(call.has("width=6") && call.has("height=4"), "{calls:#?}");
+        let seen = soon(stream.download(&y)).await.unwrap();
+        assert_eq!((seen[2..6].to_vec(), seen[34]), (vec![5, 6, 7, 7], 67));
+
+        driver.clear();
+        let pinned = soon(stream.download_2d(&x, pinned, rows)).await.unwrap();
+        assert!(my_names(driver).contains(&"cuMemcpy2DAsync_v2".to_owned()));
+        assert_eq!((pinned[2], pinned[34]), (5, 67));
+        soon(stream.upload_2d(pinned, &mut y, rows)).await.unwrap();
+
+        driver.clear();
+        stream.copy_2d(&x, &mut y, gpu_await::Copy2d::new(25, 4)).queued().unwrap();
+        assert_eq!(my_names(driver), ["cuMemcpyDtoDAsync_v2"]);
+    });
+}
+
+#[test]
+fn the_pools_threshold_and_trimming_are_the_drivers() {
+    async_under_the_stand_in(async |driver| {
+        let builder = gpu_await::Device::builder().release_threshold_bytes(12_345);
+        let device = builder.cuda(0).unwrap();
+        let calls = driver.calls();
+        // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD.
+        let set = calls.iter().rfind(|call| call.contains("cuMemPoolSetAttribute attribute=4"));
+        assert!(Line(set.unwrap()).has("value=12345"), "{calls:#?}");
+        driver.clear();
+        soon(device.trim(777)).await.unwrap();
+        let calls = driver.calls();
+        let trim = calls.iter().find(|call| Line(call).name() == "cuMemPoolTrimTo").unwrap();
+        assert!(Line(trim).has("keep=777") && Line(trim).has("relaxed"), "{trim}");
+    });
+}
+
+#[test]
+fn an_awaited_launch_is_two_driver_calls_and_questions() {
+    const EVENT: &str = "cuEventRecord";
+    const WORD: &str = "cuStreamWriteValue64_v2";
+    async_under_the_stand_in(async |driver| {
+        for (mode, remembers, marker) in [
+            (Completion::Adaptive, Remembers::Nothing, EVENT),
+            (Completion::Adaptive, Remembers::ShortWaits, WORD),
+            (Completion::Adaptive, Remembers::ALongWait, EVENT),
+            (Completion::Event, Remembers::ShortWaits, EVENT),
+            (Completion::Callback, Remembers::ShortWaits, EVENT),
+        ] {
+            let before = Live::now(driver);
             let device = device_with(mode);
-            let stream = device.stream().unwrap();
+            let stream = stream_that(driver, &device, remembers).await;
             let axpy = axpy(&device).await;
+            // Queued, so that the stream learns nothing else.
             let x = stream.full(1000, 1.0f32).queued().unwrap();
             let mut y = stream.full(1000, 2.0f32).queued().unwrap();
             for _ in 0..3 {
-                soon(axpy.launch(&stream, 3.0, &x, &mut y)).await.unwrap();
+                axpy.launch(&stream, 3.0, &x, &mut y).queued().unwrap();
             }
-            soon(stream.done()).await.unwrap();
             driver.clear();
             soon(axpy.launch(&stream, 3.0, &x, &mut y)).await.unwrap();
             let me = driver.thread();
             let calls = driver.calls();
-            assert_eq!(my_names(driver), ["cuLaunchKernel", "cuEventRecord"], "{mode:?}");
+            let context = format!("{mode:?}, remembers {remembers:?}");
+            assert_eq!(my_names(driver), ["cuLaunchKernel", marker], "{context}");
             // One bracket is two exchanges around one question.
             let mine: Vec<_> = calls.iter().map(|line| Line(line)).collect();
             let mine: Vec<_> = mine.into_iter().filter(|line| line.thread() == me).collect();
             let count = |name| mine.iter().filter(|line| line.name() == name).count();
             let questions = count("cuEventQuery") + count("cuStreamQuery");
-            assert_eq!(count("cuThreadExchangeStreamCaptureMode"), 2 * questions, "{mode:?}");
-            assert_eq!(count("cuStreamQuery"), 0, "{mode:?}: a marker is asked, not a stream");
+            assert_eq!(count("cuThreadExchangeStreamCaptureMode"), 2 * questions, "{context}");
+            assert_eq!(count("cuStreamQuery"), 0, "{context}: a marker is asked, not a stream");
             // Doorbells belong to the modes that ring: see `order`.
             if mode == Completion::Event {
                 let others: Vec<_> = calls.iter().filter(|l| Line(l).thread() != me).collect();
                 assert!(others.iter().all(|line| Line(line).asks()), "{others:#?}");
             }
+            // So that the next one sees nothing of this device's end.
+            drop((x, y, stream, axpy, device));
+            before.comes_back(driver, &[], &context);
         }
     });
 }
@@ -188,33 +279,33 @@ fn an_awaited_launch_allocates_nothing() {
 #[test]
 fn joined_launches_are_on_the_device_before_the_first_poll() {
     async_under_the_stand_in(async |driver| {
-        let device = device_with(Completion::Adaptive);
-        let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
-        let axpy = axpy(&device).await;
-        let (x, v) = (a.full(1000, 1.0f32).queued().unwrap(), b.full(9, 1.0f32).queued().unwrap());
-        let (mut y, mut w) =
-            (a.full(1000, 2.0f32).queued().unwrap(), b.full(9, 2.0f32).queued().unwrap());
-        // Two events for markers, to be used again.
-        soon(async { tokio::try_join!(a.fill(&mut y, 2.0), b.fill(&mut w, 2.0)) }).await.unwrap();
-        let held = driver.hold();
-        let (before, behind) = (a.fill(&mut y, 2.0), b.fill(&mut w, 2.0));
-        let (more, most) = (a.fill(&mut y, 2.0), b.fill(&mut w, 2.0));
-        drop(held);
-        soon(gpu_await::join_all([before, behind, more, most])).await.unwrap();
-        driver.clear();
-        let held = driver.hold();
-        let mut joined = pin!(async {
-            tokio::try_join!(axpy.launch(&a, 3.0, &x, &mut y), axpy.launch(&b, 3.0, &v, &mut w))
-        });
-        let polled = joined.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(matches!(polled, Poll::Pending), "held");
-        let names = my_names(driver);
-        assert_eq!(
-            names,
-            ["cuLaunchKernel", "cuLaunchKernel", "cuEventRecord", "cuEventRecord"],
-            "the launches first, then the markers of the polls"
-        );
-        drop(held);
-        soon(joined).await.unwrap();
+        for (remembers, marker) in [
+            (Remembers::Nothing, "cuEventRecord"),
+            (Remembers::ShortWaits, "cuStreamWriteValue64_v2"),
+            (Remembers::ALongWait, "cuEventRecord"),
+        ] {
+            let device = device_with(Completion::Adaptive);
+            let a = stream_that(driver, &device, remembers).await;
+            let b = stream_that(driver, &device, remembers).await;
+            let axpy = axpy(&device).await;
+            let (x, v) =
+                (a.full(1000, 1.0f32).queued().unwrap(), b.full(9, 1.0f32).queued().unwrap());
+            let (mut y, mut w) =
+                (a.full(1000, 2.0f32).queued().unwrap(), b.full(9, 2.0f32).queued().unwrap());
+            driver.clear();
+            let held = driver.hold();
+            let mut joined = pin!(async {
+                tokio::try_join!(axpy.launch(&a, 3.0, &x, &mut y), axpy.launch(&b, 3.0, &v, &mut w))
+            });
+            let polled = joined.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(polled, Poll::Pending), "held");
+            assert_eq!(
+                my_names(driver),
+                ["cuLaunchKernel", "cuLaunchKernel", marker, marker],
+                "the launches first, then the markers of the polls; remembers {remembers:?}"
+            );
+            drop(held);
+            soon(joined).await.unwrap();
+        }
     });
 }

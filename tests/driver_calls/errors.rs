@@ -151,7 +151,7 @@ fn out_of_memory_says_how_much_and_harms_nobody() {
         let error = stream.zeros::<u8>(30 * MIB).queued().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         match *error.detail() {
-            ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes } => {
+            ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes, .. } => {
                 assert_eq!((asked_bytes, total_bytes), (30 << 20, 64 << 20));
                 assert_eq!(free_bytes, 24 << 20);
             }

@@ -1,7 +1,7 @@
 //! What is left when the n-th call of a kind fails: a typed error, a stream that goes on, no
 //! misuse, and nothing that lives on.
 
-use gpu_await::{Completion, Device, ErrorKind, Image, LaunchConfig, Module, Result};
+use gpu_await::{Completion, Copy2d, Device, ErrorKind, Image, LaunchConfig, Module, Result};
 
 use super::{Live, async_under_the_stand_in, soon};
 use crate::stand_in::StandIn;
@@ -31,6 +31,10 @@ const CALLS: &[(&str, [Left; 2])] = &[
     ("cuMemcpyHtoDAsync_v2", [&[], &[]]),
     ("cuMemcpyDtoHAsync_v2", [&[], &[]]),
     ("cuMemcpyDtoDAsync_v2", [&[], &[]]),
+    ("cuMemcpy2DAsync_v2", [&[], &[]]),
+    ("cuMemGetInfo_v2", [&[], &[]]),
+    ("cuMemPoolGetAttribute", [&[], &[]]),
+    ("cuMemPoolTrimTo", [&[], &[]]),
     ("cuMemsetD8Async", [&[], &[]]),
     ("cuMemsetD32Async", [&[], &[]]),
     ("cuMemsetD2D32Async", [&[], &[]]),
@@ -93,6 +97,11 @@ async fn work(device: &Device) -> Result<()> {
     soon(end.done()).await?;
     end.elapsed_since(&start)?;
     soon(b.upload_into(host, &mut y)).await?;
+    a.copy_2d(&x, &mut y, Copy2d::new(10, 10).source_pitch(50)).queued()?;
+    let z = soon(b.upload_staged(vec![3u32; 50_000])).await?;
+    assert_eq!(soon(a.download_staged(&z)).await?, [3; 50_000]);
+    device.memory()?;
+    soon(device.trim(0)).await?;
     drop(y);
     soon(device.done()).await
 }

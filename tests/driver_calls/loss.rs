@@ -136,6 +136,7 @@ each_mode! {
     a_lost_device_resolves_everything_event: Event, 214, false;
     a_lost_device_resolves_everything_word: Word, 715, false;
     a_lost_device_resolves_everything_callback: Callback, 700, false;
+    a_launch_time_out_resolves_everything: Adaptive, 702, false;
     a_loss_with_a_code_that_nobody_knows_resolves_everything: Adaptive, 9999, false;
 }
 

@@ -360,6 +360,15 @@ impl StandIn {
         set(attribute, value);
     }
 
+    /// Changes an attribute (`CUfunction_attribute`) of every kernel.
+    pub(crate) fn set_function_attribute(&self, attribute: i32, value: i32) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let set = unsafe {
+            self.function::<extern "C" fn(c_int, c_int)>(b"standin_set_function_attribute\0")
+        };
+        set(attribute, value);
+    }
+
     /// Copies a text out; it may grow between asking its length and copying it.
     fn text(&self, name: &[u8]) -> String {
         // SAFETY: the stand-in's text functions all have this type.

@@ -1,23 +1,107 @@
 //! The driver's entry points, as plain integers.
 //!
-//! Looked up once, all at once: a driver that lacks one is a typed error before anything runs.
+//! Looked up once, all at once: a driver that lacks one is a typed error before anything runs. What
+//! only newer drivers have is optional, and its users have another way.
 //! Source: the CUDA driver API's documentation; versions are those that every driver since 525 has.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use crate::backend::{Call, HostCallback};
+use super::launch_ex::RawConfig;
+use crate::backend::{Call, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 
 /// A driver object.
 pub(super) type Handle = *mut c_void;
 
+/// `CUmemAccessDesc`: whom a pool's memory is shown to.
+#[repr(C)]
+pub(super) struct MemAccess {
+    location_type: c_int,
+    location_id: c_int,
+    flags: c_int,
+}
+
+const _: () = {
+    use cudarc::driver::sys::CUmemAccessDesc as Theirs;
+    assert!(size_of::<MemAccess>() == size_of::<Theirs>());
+    assert!(std::mem::offset_of!(MemAccess, flags) == std::mem::offset_of!(Theirs, flags));
+};
+
+/// `CUDA_MEMCPY2D`, with its memory type as the integer that it is.
+#[repr(C)]
+pub(super) struct Memcpy2d {
+    src_x_bytes: usize,
+    src_y: usize,
+    src_type: u32,
+    src_host: *const c_void,
+    src_device: u64,
+    src_array: Handle,
+    src_pitch: usize,
+    dst_x_bytes: usize,
+    dst_y: usize,
+    dst_type: u32,
+    dst_host: *mut c_void,
+    dst_device: u64,
+    dst_array: Handle,
+    dst_pitch: usize,
+    width_bytes: usize,
+    height: usize,
+}
+
+const _: () = {
+    use cudarc::driver::sys::CUDA_MEMCPY2D_st as Theirs;
+    assert!(size_of::<Memcpy2d>() == size_of::<Theirs>());
+    assert!(std::mem::offset_of!(Memcpy2d, src_pitch) == std::mem::offset_of!(Theirs, srcPitch));
+    assert!(std::mem::offset_of!(Memcpy2d, dst_device) == std::mem::offset_of!(Theirs, dstDevice));
+    assert!(std::mem::offset_of!(Memcpy2d, height) == std::mem::offset_of!(Theirs, Height));
+};
+
+impl From<&RowCopy> for Memcpy2d {
+    fn from(copy: &RowCopy) -> Self {
+        // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE; the other kind's address is not looked at.
+        let place = |place| match place {
+            Place::Host(ptr) => (1, ptr.0 as *mut c_void, 0),
+            Place::Device(ptr) => (2, std::ptr::null_mut(), ptr.0),
+        };
+        let (src_type, src_host, src_device) = place(copy.from);
+        let (dst_type, dst_host, dst_device) = place(copy.to);
+        Memcpy2d {
+            src_x_bytes: 0,
+            src_y: 0,
+            src_type,
+            src_host,
+            src_device,
+            src_array: std::ptr::null_mut(),
+            src_pitch: copy.from_pitch as usize,
+            dst_x_bytes: 0,
+            dst_y: 0,
+            dst_type,
+            dst_host,
+            dst_device,
+            dst_array: std::ptr::null_mut(),
+            dst_pitch: copy.to_pitch as usize,
+            width_bytes: copy.row_bytes as usize,
+            height: copy.rows as usize,
+        }
+    }
+}
+
+/// `CUipcEventHandle`: passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct IpcHandle(pub(super) [u8; 64]);
+
 macro_rules! entry_points {
-    ($($name:ident($($type:ty),*);)+) => {
+    (
+        newer { $($newer:ident($($newer_type:ty),*);)+ }
+        $($name:ident($($type:ty),*);)+
+    ) => {
         /// The entry points that this crate calls.
         #[expect(non_snake_case, reason = "the driver's names")]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)+
+            $(pub(super) $newer: Option<unsafe extern "C" fn($($newer_type),*) -> c_int>,)+
             /// Never unloaded: the functions above point into it.
             _library: libloading::Library,
         }
@@ -33,6 +117,14 @@ macro_rules! entry_points {
                         };
                         *found.map_err(|_| ErrorDetail::MissingSymbol { symbol: stringify!($name) })?
                     },)+
+                    $($newer: {
+                        let symbol = concat!(stringify!($newer), "\0");
+                        // SAFETY: as above.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($newer_type),*) -> c_int>(symbol)
+                        };
+                        found.ok().map(|found| *found)
+                    },)+
                     _library: library,
                 })
             }
@@ -41,6 +133,10 @@ macro_rules! entry_points {
 }
 
 entry_points! {
+    newer {
+        // From CUDA 12.5 on.
+        cuCtxRecordEvent(Handle, Handle);
+    }
     cuInit(u32);
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut c_int, c_int);
@@ -50,6 +146,11 @@ entry_points! {
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
     cuDeviceGetDefaultMemPool(*mut Handle, c_int);
     cuMemPoolSetAttribute(Handle, c_int, *mut c_void);
+    cuMemPoolGetAttribute(Handle, c_int, *mut c_void);
+    cuMemPoolTrimTo(Handle, usize);
+    cuMemPoolSetAccess(Handle, *const MemAccess, usize);
+    cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
+    cuCtxEnablePeerAccess(Handle, u32);
     cuCtxGetCurrent(*mut Handle);
     cuCtxSetCurrent(Handle);
     cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
@@ -57,6 +158,9 @@ entry_points! {
     cuStreamCreateWithPriority(*mut Handle, u32, c_int);
     cuStreamDestroy_v2(Handle);
     cuStreamQuery(Handle);
+    cuStreamGetPriority(Handle, *mut c_int);
+    cuStreamGetFlags(Handle, *mut u32);
+    cuStreamGetCtx(Handle, *mut Handle);
     cuStreamWaitEvent(Handle, Handle, u32);
     cuStreamWriteValue64_v2(Handle, u64, u64, u32);
     cuLaunchHostFunc(Handle, HostCallback, *mut c_void);
@@ -65,6 +169,8 @@ entry_points! {
     cuEventRecord(Handle, Handle);
     cuEventQuery(Handle);
     cuEventElapsedTime(*mut f32, Handle, Handle);
+    cuIpcGetEventHandle(*mut IpcHandle, Handle);
+    cuIpcOpenEventHandle(*mut Handle, IpcHandle);
     cuMemAllocAsync(*mut u64, usize, Handle);
     cuMemFreeAsync(u64, Handle);
     cuMemGetInfo_v2(*mut usize, *mut usize);
@@ -74,6 +180,7 @@ entry_points! {
     cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle);
     cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle);
     cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle);
+    cuMemcpy2DAsync_v2(*const Memcpy2d, Handle);
     cuMemcpyPeerAsync(u64, Handle, u64, Handle, usize, Handle);
     cuMemsetD8Async(u64, u8, usize, Handle);
     cuMemsetD16Async(u64, u16, usize, Handle);
@@ -91,6 +198,9 @@ entry_points! {
     cuLaunchCooperativeKernel(
         Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void
     );
+    cuLaunchKernelEx(*const RawConfig, Handle, *mut *mut c_void, *mut *mut c_void);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Handle, c_int, usize);
+    cuOccupancyMaxActiveClusters(*mut c_int, Handle, *const RawConfig);
 }
 
 /// The result of a call.
@@ -155,33 +265,84 @@ impl Api {
     /// Lets the device's pool keep what is freed, so that allocating again is quick, and keeps it
     /// from making a stream wait: by default an allocation may take memory whose free is still
     /// queued on another stream, and orders its stream behind that (seen to dead-lock on an H200).
-    pub(super) fn set_up_pool(&self, device: c_int) -> Call<()> {
+    pub(super) fn set_up_pool(&self, device: c_int) -> Call<Handle> {
         const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
-        const RELEASE_THRESHOLD: c_int = 4;
         let mut pool: Handle = std::ptr::null_mut();
         // SAFETY: `pool` is a live handle.
         check("cuDeviceGetDefaultMemPool", unsafe {
             (self.cuDeviceGetDefaultMemPool)(&raw mut pool, device)
         })?;
         let mut never: c_int = 0;
-        let mut threshold = u64::MAX;
         // SAFETY: the attribute's value is an integer, and this one lives.
         check("cuMemPoolSetAttribute", unsafe {
             let value = (&raw mut never).cast();
             (self.cuMemPoolSetAttribute)(pool, REUSE_ALLOW_INTERNAL_DEPENDENCIES, value)
         })?;
+        self.set_release_threshold(pool, u64::MAX)?;
+        Ok(pool)
+    }
+
+    /// How much a pool keeps of what is freed.
+    pub(super) fn set_release_threshold(&self, pool: Handle, bytes: u64) -> Call<()> {
+        const RELEASE_THRESHOLD: c_int = 4;
+        let mut bytes = bytes;
         // SAFETY: the attribute's value is a 64-bit integer, and this one lives.
         check("cuMemPoolSetAttribute", unsafe {
-            (self.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, (&raw mut threshold).cast())
+            (self.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, (&raw mut bytes).cast())
+        })
+    }
+
+    /// One of a pool's four counts of bytes.
+    pub(super) fn pool_bytes(&self, pool: Handle, attribute: c_int) -> Call<u64> {
+        let mut bytes = 0_u64;
+        // SAFETY: these attributes' values are 64-bit integers, and this one lives.
+        check("cuMemPoolGetAttribute", unsafe {
+            (self.cuMemPoolGetAttribute)(pool, attribute, (&raw mut bytes).cast())
+        })?;
+        Ok(bytes)
+    }
+
+    fn device(&self, ordinal: usize) -> Call<c_int> {
+        let ordinal = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        let mut device = 0;
+        // SAFETY: `device` is a live integer.
+        check("cuDeviceGet", unsafe { (self.cuDeviceGet)(&raw mut device, ordinal) })?;
+        Ok(device)
+    }
+
+    /// Whether one device can reach another one's memory.
+    pub(super) fn can_access_peer(&self, device: usize, peer: usize) -> Call<bool> {
+        let (device, peer) = (self.device(device)?, self.device(peer)?);
+        let mut can = 0;
+        // SAFETY: `can` is a live integer.
+        check("cuDeviceCanAccessPeer", unsafe {
+            (self.cuDeviceCanAccessPeer)(&raw mut can, device, peer)
+        })?;
+        Ok(can != 0)
+    }
+
+    /// Shows the memory of `owner`'s default pool to `device`: the access that contexts give each
+    /// other does not include pools.
+    pub(super) fn show_pool(&self, owner: usize, device: usize) -> Call<()> {
+        const DEVICE: c_int = 1;
+        const READ_AND_WRITE: c_int = 3;
+        let (owner, device) = (self.device(owner)?, self.device(device)?);
+        let mut pool: Handle = std::ptr::null_mut();
+        // SAFETY: `pool` is a live handle.
+        check("cuDeviceGetDefaultMemPool", unsafe {
+            (self.cuDeviceGetDefaultMemPool)(&raw mut pool, owner)
+        })?;
+        let access =
+            MemAccess { location_type: DEVICE, location_id: device, flags: READ_AND_WRITE };
+        // SAFETY: one description, which lives, of a pool that lives as long as its device.
+        check("cuMemPoolSetAccess", unsafe {
+            (self.cuMemPoolSetAccess)(pool, &raw const access, 1)
         })
     }
 
     /// Retains a device's primary context, and returns the device for [`release`](Self::release).
     pub(super) fn retain(&self, ordinal: usize) -> Call<c_int> {
-        let ordinal = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
-        let mut device = 0;
-        // SAFETY: `device` is a live integer.
-        check("cuDeviceGet", unsafe { (self.cuDeviceGet)(&raw mut device, ordinal) })?;
+        let device = self.device(ordinal)?;
         let mut context: Handle = std::ptr::null_mut();
         // SAFETY: `context` is a live handle.
         check("cuDevicePrimaryCtxRetain", unsafe {

@@ -41,6 +41,7 @@ pub(crate) mod code {
     pub(crate) const COOPERATIVE_LAUNCH_TOO_LARGE: Code = 720;
     pub(crate) const NOT_PERMITTED: Code = 800;
     pub(crate) const NOT_SUPPORTED: Code = 801;
+    pub(crate) const INVALID_CLUSTER_SIZE: Code = 912;
 }
 
 /// A pointer through which a driver function answers.
@@ -180,7 +181,30 @@ pub(crate) struct LaunchConfig {
     pub(crate) block: [u32; 3],
     pub(crate) shared_mem_bytes: u32,
     pub(crate) stream: Handle,
-    /// Attributes are counted in the journal and otherwise ignored.
-    pub(crate) attributes: usize,
+    pub(crate) attributes: *const LaunchAttribute,
     pub(crate) attribute_count: u32,
+}
+
+/// `CUlaunchAttribute`: 64 bytes of value, aligned as a pointer is.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+pub(crate) struct LaunchAttribute {
+    pub(crate) id: c_int,
+    pub(crate) pad: [u8; 4],
+    pub(crate) value: [u32; 16],
+}
+
+impl LaunchConfig {
+    /// Copies the attributes.
+    ///
+    /// # Safety
+    /// As `cuda.h` says: `attributes` has `attribute_count` elements.
+    pub(crate) unsafe fn attributes(&self) -> Vec<LaunchAttribute> {
+        let count = usize::try_from(self.attribute_count).unwrap_or(0);
+        if self.attributes.is_null() || count == 0 {
+            return Vec::new();
+        }
+        // SAFETY: not null, and `count` elements by this function's contract.
+        unsafe { std::slice::from_raw_parts(self.attributes, count) }.to_vec()
+    }
 }

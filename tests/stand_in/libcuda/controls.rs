@@ -155,6 +155,12 @@ pub(crate) extern "C" fn standin_set_attribute(attribute: c_int, value: c_int) {
     lock().attributes.insert(attribute, value);
 }
 
+/// Changes an attribute of every kernel.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_set_function_attribute(attribute: c_int, value: c_int) {
+    lock().function_attributes.insert(attribute, value);
+}
+
 /// Says whether the stand-in has a driver function of this name.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_has(name: Text) -> c_int {

@@ -143,6 +143,7 @@ fn default_attribute(attribute: c_int) -> c_int {
         111 => 1024,       // RESERVED_SHARED_MEMORY_PER_BLOCK
         113 | 115 | 120 => 1, // READ_ONLY_HOST_REGISTER, MEMORY_POOLS_SUPPORTED, CLUSTER_LAUNCH
         122 | 123 => 1,    // CAN_USE_64_BIT_STREAM_MEM_OPS, CAN_USE_STREAM_WAIT_VALUE_NOR
+        125 => 1,          // IPC_EVENT_SUPPORTED
         _ => 0,
     }
 }

@@ -75,6 +75,8 @@ pub(crate) enum Command {
         data: Address,
     },
     Record(Arc<Point>),
+    /// The last share that is dropped reaches the point.
+    Arrive(Arc<Everybody>),
     Wait(Arc<Point>),
     Free(Address),
     Kernel(Launch),
@@ -88,6 +90,16 @@ pub(crate) struct Launch {
     pub(crate) arguments: Vec<Vec<u8>>,
     /// Memory that arguments point to.
     pub(crate) places: Vec<Place>,
+}
+
+/// Reaches a point when every stream has dropped its share.
+pub(crate) struct Everybody(pub(crate) Arc<Point>);
+
+impl Drop for Everybody {
+    fn drop(&mut self) {
+        // Once: nobody else reaches this point.
+        self.0.0.get_or_init(Instant::now);
+    }
 }
 
 /// What one event record reaches. A later record of the same event makes another.
@@ -112,6 +124,7 @@ impl Command {
             | Command::WriteWord { to, .. } => vec![*to],
             Command::Kernel(launch) => launch.places.clone(),
             Command::HostFunction { .. }
+            | Command::Arrive(_)
             | Command::Record(_)
             | Command::Wait(_)
             | Command::Free(_) => Vec::new(),
@@ -284,6 +297,11 @@ fn run(mut world: Guard, key: Handle, command: Command) -> Guard {
         Command::Wait(_) => true,
         Command::Record(point) => {
             recorded = point.0.set(Instant::now()).is_ok();
+            true
+        }
+        Command::Arrive(share) => {
+            drop(share);
+            recorded = true;
             true
         }
         Command::Free(address) => {

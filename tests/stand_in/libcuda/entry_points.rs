@@ -36,16 +36,17 @@ entry_points! {
     cuStreamWriteValue64_v2 cuLaunchHostFunc cuStreamIsCapturing cuStreamBeginCapture_v2
     cuStreamEndCapture
     cuEventCreate cuEventRecord cuEventRecordWithFlags cuEventQuery cuEventSynchronize
-    cuEventElapsedTime cuEventElapsedTime_v2 cuEventDestroy_v2
+    cuEventElapsedTime cuEventElapsedTime_v2 cuCtxRecordEvent cuEventDestroy_v2 cuIpcGetEventHandle cuIpcOpenEventHandle
     cuMemAlloc_v2 cuMemFree_v2 cuMemAllocAsync cuMemFreeAsync cuMemGetInfo_v2 cuMemPoolSetAttribute
-    cuMemPoolGetAttribute cuMemPoolTrimTo cuMemPoolSetAccess cuMemHostRegister_v2
+    cuMemPoolGetAttribute cuMemPoolTrimTo cuMemPoolSetAccess cuMemHostAlloc cuMemHostRegister_v2
     cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
-    cuMemcpyDtoDAsync_v2 cuMemcpyAsync cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
+    cuMemcpyDtoDAsync_v2 cuMemcpyAsync cuMemcpy2DAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
     cuMemsetD32Async cuMemsetD2D8Async cuMemsetD2D32Async
     cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction cuFuncGetAttribute
     cuFuncSetAttribute cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxPotentialBlockSize
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyAvailableDynamicSMemPerBlock
+    cuOccupancyMaxActiveClusters
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
     cuGetErrorName cuGetErrorString cuGetProcAddress_v2
 }

@@ -4,11 +4,57 @@ use std::ffi::c_uint;
 use std::sync::Arc;
 
 use crate::abi::{Code, Handle, Out, code};
-use crate::engine::{Command, Point, wait_point};
+use crate::engine::{Command, Everybody, Point, wait_point};
 use crate::world::{World, call};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: c_uint = 2;
+
+/// `CU_EVENT_INTERPROCESS`.
+const INTERPROCESS: c_uint = 4;
+
+/// `CUipcEventHandle`: here the exporter's handle, and zeros.
+#[repr(C)]
+pub(crate) struct IpcHandle([u8; 64]);
+
+/// Only for events made to be exported.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuIpcGetEventHandle(out: Out<IpcHandle>, event: Handle) -> Code {
+    call(
+        "cuIpcGetEventHandle",
+        |world| world.event_label(event),
+        |mut world| {
+            if world.live_event(event)?.flags & INTERPROCESS == 0 {
+                return Err(code::INVALID_HANDLE);
+            }
+            let mut bytes = [0; 64];
+            bytes[..8].copy_from_slice(&event.to_le_bytes());
+            out.put(IpcHandle(bytes))
+        },
+    )
+}
+
+/// Opens an event of this very process: there is no other.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuIpcOpenEventHandle(out: Out<Handle>, handle: IpcHandle) -> Code {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&handle.0[..8]);
+    let event = Handle::from_le_bytes(bytes);
+    call(
+        "cuIpcOpenEventHandle",
+        |world| world.event_label(event),
+        |mut world| {
+            let device = world.live_current()?;
+            out.check()?;
+            let exported = world.events.get(&event).ok_or(code::INVALID_VALUE)?;
+            if handle.0[8..] != [0; 56] || exported.flags & INTERPROCESS == 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            let last = Arc::clone(&exported.last);
+            out.put(world.add_event(device, DISABLE_TIMING, last))
+        },
+    )
+}
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuEventCreate(event: Out<Handle>, flags: c_uint) -> Code {
@@ -19,10 +65,11 @@ pub(crate) extern "C" fn cuEventCreate(event: Out<Handle>, flags: c_uint) -> Cod
             let device = world.live_current()?;
             event.check()?;
             // BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS.
-            if flags > 7 {
+            let interprocess = flags & INTERPROCESS != 0;
+            if flags > 7 || (interprocess && flags & DISABLE_TIMING == 0) {
                 return Err(code::INVALID_VALUE);
             }
-            event.put(world.add_event(device, flags))
+            event.put(world.add_event(device, flags, Arc::default()))
         },
     )
 }
@@ -52,8 +99,27 @@ fn record(name: &'static str, event: Handle, stream: Handle) -> Code {
             return Err(code::INVALID_HANDLE);
         }
         let point = Arc::new(Point::default());
-        event.last = Some(Arc::clone(&point));
+        event.last.set(Arc::clone(&point));
         world.submit(key, Command::Record(point));
+        Ok(())
+    })
+}
+
+/// Behind everything on the context's streams.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxRecordEvent(context: Handle, event: Handle) -> Code {
+    let arguments = |world: &World| world.event_label(event);
+    call("cuCtxRecordEvent", arguments, |mut world| {
+        let device = world.live_event(event)?.device;
+        if context != crate::world::context_handle(device) {
+            return Err(code::INVALID_HANDLE);
+        }
+        let point = Arc::new(Point::default());
+        world.live_event(event)?.last.set(Arc::clone(&point));
+        let share = Arc::new(Everybody(point));
+        for stream in world.streams.values_mut().filter(|stream| stream.device == device) {
+            stream.push(Command::Arrive(Arc::clone(&share)));
+        }
         Ok(())
     })
 }
@@ -64,7 +130,7 @@ pub(crate) extern "C" fn cuEventQuery(event: Handle) -> Code {
     call(
         "cuEventQuery",
         |world| world.event_label(event),
-        |mut world| match &world.live_event(event)?.last {
+        |mut world| match &world.live_event(event)?.last.get() {
             Some(point) if point.reached().is_none() => Err(code::NOT_READY),
             _ => Ok(()),
         },
@@ -79,7 +145,7 @@ pub(crate) extern "C" fn cuEventSynchronize(event: Handle) -> Code {
         |mut world| {
             let event = world.live_event(event)?;
             let device = event.device;
-            match event.last.clone() {
+            match event.last.get() {
                 Some(point) => wait_point(world, device, &point),
                 None => Ok(()),
             }
@@ -116,7 +182,7 @@ fn elapsed(name: &'static str, milliseconds: Out<f32>, start: Handle, end: Handl
             if event.flags & DISABLE_TIMING != 0 {
                 return Err(code::INVALID_HANDLE);
             }
-            reached.push(event.last.as_ref().ok_or(code::INVALID_HANDLE)?.reached());
+            reached.push(event.last.get().ok_or(code::INVALID_HANDLE)?.reached());
         }
         let (Some(start), Some(end)) = (reached[0], reached[1]) else {
             return Err(code::NOT_READY);

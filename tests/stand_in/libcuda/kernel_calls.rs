@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Array, Code, Handle, LaunchConfig, Outcome, code};
+use crate::abi::{Array, Code, Handle, LaunchAttribute, LaunchConfig, Outcome, code};
 use crate::device_calls::{MAX_THREADS_PER_BLOCK, MULTIPROCESSORS};
 use crate::engine::{Command, Launch};
 use crate::memory_calls::{argument_label, as_int, pointed_to};
@@ -29,8 +29,7 @@ pub(crate) unsafe extern "C" fn cuLaunchKernel(
     extra: Array<*const c_void>,
 ) -> Code {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    let config =
-        LaunchConfig { grid, block, shared_mem_bytes, stream, attributes: 0, attribute_count: 0 };
+    let config = plain(grid, block, shared_mem_bytes, stream);
     // SAFETY: by this function's contract.
     unsafe { launch("cuLaunchKernel", &config, function, &parameters, !extra.is_null()) }
 }
@@ -51,10 +50,14 @@ pub(crate) unsafe extern "C" fn cuLaunchCooperativeKernel(
     parameters: Array<*const c_void>,
 ) -> Code {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    let config =
-        LaunchConfig { grid, block, shared_mem_bytes, stream, attributes: 0, attribute_count: 0 };
+    let config = plain(grid, block, shared_mem_bytes, stream);
     // SAFETY: by this function's contract.
     unsafe { launch("cuLaunchCooperativeKernel", &config, function, &parameters, false) }
+}
+
+fn plain(grid: [u32; 3], block: [u32; 3], shared_mem_bytes: u32, stream: Handle) -> LaunchConfig {
+    let attributes = std::ptr::null();
+    LaunchConfig { grid, block, shared_mem_bytes, stream, attributes, attribute_count: 0 }
 }
 
 /// # Safety
@@ -84,15 +87,20 @@ unsafe fn launch(
 ) -> Code {
     // SAFETY: by this function's contract.
     let arguments = unsafe { copy_arguments(function, parameters) };
-    let LaunchConfig { grid, block, shared_mem_bytes, stream, attribute_count, .. } = *config;
+    let LaunchConfig { grid, block, shared_mem_bytes, stream, .. } = *config;
+    // SAFETY: by this function's contract.
+    let (cluster, cooperative) = attributes(&unsafe { config.attributes() });
+    let cooperative = cooperative || name == "cuLaunchCooperativeKernel";
     let label = |world: &World| {
         let values = arguments.iter().flatten().map(|argument| argument_label(world, argument));
         let values = values.collect::<Vec<_>>().join(",");
-        let attributes = if attribute_count > 0 {
-            format!(" attributes={attribute_count}")
-        } else {
-            String::new()
-        };
+        let mut attributes = String::new();
+        if let Some(cluster) = cluster {
+            attributes.push_str(&format!(" cluster={}", dimensions(cluster)));
+        }
+        if cooperative {
+            attributes.push_str(" cooperative");
+        }
         let (function, stream) = (world.function_label(function), world.stream_label(stream));
         let (grid, block) = (dimensions(grid), dimensions(block));
         format!(
@@ -116,7 +124,10 @@ unsafe fn launch(
         if shared_mem_bytes > most_shared {
             return Err(code::INVALID_VALUE);
         }
-        if name == "cuLaunchCooperativeKernel" {
+        if let Some(cluster) = cluster {
+            check_cluster(grid, cluster)?;
+        }
+        if cooperative {
             check_fits(grid, block, shared_mem_bytes)?;
         }
         let arguments = arguments.clone()?;
@@ -156,6 +167,20 @@ unsafe fn copy_arguments(
         arguments.push(unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), size) }.to_vec());
     }
     Ok(arguments)
+}
+
+/// The cluster and whether the launch is cooperative; other attributes are ignored.
+pub(crate) fn attributes(given: &[LaunchAttribute]) -> (Option<[u32; 3]>, bool) {
+    let value = |id| given.iter().find(|one| one.id == id).map(|one| one.value);
+    let cluster = value(4).map(|value| [value[0], value[1], value[2]]);
+    (cluster, value(2).is_some_and(|value| value[0] != 0))
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: whole clusters, of no more blocks than are portable.
+pub(crate) fn check_cluster(grid: [u32; 3], cluster: [u32; 3]) -> Outcome {
+    let blocks: u64 = cluster.into_iter().map(u64::from).product();
+    let whole = grid.iter().zip(cluster).all(|(grid, cluster)| cluster > 0 && grid % cluster == 0);
+    if whole && blocks <= 8 { Ok(()) } else { Err(code::INVALID_CLUSTER_SIZE) }
 }
 
 fn dimensions([x, y, z]: [u32; 3]) -> String {

@@ -148,6 +148,13 @@ impl Memory {
         }
     }
 
+    /// Makes registered host memory, which stays to the end of the process: nobody gives it back.
+    pub(crate) fn allocate_registered(&mut self, bytes: usize) -> Outcome<Address> {
+        let start = vec![0_u8; bytes].leak().as_mut_ptr().expose_provenance();
+        self.register(start, bytes)?;
+        Ok(start)
+    }
+
     /// Registers host memory: `HOST_MEMORY_ALREADY_REGISTERED` if a part of it is.
     pub(crate) fn register(&mut self, address: Address, bytes: usize) -> Outcome {
         let end = address.checked_add(bytes).ok_or(code::INVALID_VALUE)?;

@@ -207,6 +207,28 @@ pub(crate) unsafe extern "C" fn cuMemPoolSetAccess(
     })
 }
 
+/// Never given back: `cuMemFreeHost` is not there.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemHostAlloc(
+    address: Out<Address>,
+    bytes: usize,
+    flags: c_uint,
+) -> Code {
+    call(
+        "cuMemHostAlloc",
+        |_| format!("bytes={bytes} flags={flags}"),
+        |mut world| {
+            world.live_current()?;
+            // PORTABLE, DEVICEMAP, WRITECOMBINED.
+            if flags > 7 || bytes == 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            address.check()?;
+            address.put(world.memory.allocate_registered(bytes)?)
+        },
+    )
+}
+
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemHostRegister_v2(
     address: Address,
@@ -390,6 +412,71 @@ pub(crate) extern "C" fn cuMemcpyPeerAsync(
             in_context(from_context),
         )
     }
+}
+
+/// `CUDA_MEMCPY2D`, as the words it consists of.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RowCopy {
+    from: RowPlace,
+    to: RowPlace,
+    width_bytes: usize,
+    height: usize,
+}
+
+/// One side of it. Only host (1) and device (2) memory is known here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RowPlace {
+    x_bytes: usize,
+    y: usize,
+    memory_type: c_uint,
+    host: Address,
+    device: Address,
+    array: Handle,
+    pitch: usize,
+}
+
+/// Only between registered and device memory; row by row.
+///
+/// # Safety
+/// `copy` is one description; host ranges are readable or writable until the copy is complete.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: Array<RowCopy>, stream: Handle) -> Code {
+    // SAFETY: one description by this function's contract.
+    let given = unsafe { copy.read(1) };
+    let Some(&RowCopy { from, to, width_bytes, height }) = given.first() else {
+        return code::INVALID_VALUE;
+    };
+    let address = |side: RowPlace| if side.memory_type == 1 { side.host } else { side.device };
+    let arguments = |world: &World| {
+        let label = |side| world.memory.label(address(side));
+        let (to_label, from_label) = (label(to), label(from));
+        let pitches = format!("to_pitch={} from_pitch={}", to.pitch, from.pitch);
+        let stream = world.stream_label(stream);
+        format!(
+            "to={to_label} from={from_label} {pitches} width={width_bytes} height={height} {stream}"
+        )
+    };
+    call("cuMemcpy2DAsync_v2", arguments, |mut world| {
+        let (key, _) = world.live_stream(stream)?;
+        let find = |world: &mut World, side: RowPlace, row: usize| {
+            if width_bytes > side.pitch || !(1..=2).contains(&side.memory_type) {
+                return Err(code::INVALID_VALUE);
+            }
+            let at = address(side) + (side.y + row) * side.pitch + side.x_bytes;
+            let place = match side.memory_type {
+                1 => world.host_place(at, width_bytes)?,
+                _ => world.device_place(at, width_bytes)?,
+            };
+            if place.owner == Owner::Pageable { Err(code::NOT_SUPPORTED) } else { Ok(place) }
+        };
+        for row in 0..height {
+            let (to, from) = (find(&mut world, to, row)?, find(&mut world, from, row)?);
+            world.submit(key, Command::Copy { to, from });
+        }
+        Ok(())
+    })
 }
 
 /// Puts a copy on the stream. Pageable memory is staged or waited for, as CUDA does, and the

@@ -2,11 +2,13 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use crate::abi::{Array, Code, Handle, Out, Outcome, Text, code};
+use crate::abi::{Array, Code, Handle, LaunchConfig, Out, Outcome, Text, code};
 use crate::device_calls::{
     BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED_OPTIN, MAX_THREADS_PER_BLOCK, MULTIPROCESSORS,
     THREADS_PER_MULTIPROCESSOR,
 };
+use crate::kernel_calls::{attributes, check_cluster};
+use crate::memory_calls::as_int;
 use crate::ptx;
 use crate::world::{Function, World, call};
 
@@ -143,7 +145,11 @@ pub(crate) extern "C" fn cuFuncGetAttribute(
     let arguments =
         |world: &World| format!("{} attribute={attribute}", world.function_label(function));
     call("cuFuncGetAttribute", arguments, |mut world| {
+        let set = world.function_attributes.get(&attribute).copied();
         let function = world.live_function(function)?;
+        if let Some(set) = set {
+            return value.put(set);
+        }
         value.put(match attribute {
             0 => MAX_THREADS_PER_BLOCK,
             1..=3 | 7 => 0, // SHARED_SIZE, CONST_SIZE, LOCAL_SIZE, CACHE_MODE_CA
@@ -232,6 +238,37 @@ fn active_blocks(
             return Err(code::INVALID_VALUE);
         }
         blocks.put(blocks_per_multiprocessor(block, dynamic))
+    })
+}
+
+/// # Safety
+/// `config` has one element, and as many attributes as it says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuOccupancyMaxActiveClusters(
+    clusters: Out<c_int>,
+    function: Handle,
+    config: Array<LaunchConfig>,
+) -> Code {
+    // SAFETY: one element by this function's contract.
+    let config = unsafe { config.read(1) };
+    let Some(config) = config.first() else { return code::INVALID_VALUE };
+    // SAFETY: by this function's contract.
+    let (cluster, _) = attributes(&unsafe { config.attributes() });
+    let cluster = cluster.unwrap_or([1; 3]);
+    let LaunchConfig { grid, block, shared_mem_bytes, .. } = *config;
+    let [x, y, z] = cluster;
+    let arguments = |world: &World| {
+        format!("{} cluster={x}x{y}x{z} shared={shared_mem_bytes}", world.function_label(function))
+    };
+    call("cuOccupancyMaxActiveClusters", arguments, |mut world| {
+        world.live_current()?;
+        world.live_function(function)?;
+        check_cluster(grid, cluster)?;
+        let threads: u32 = block.into_iter().product();
+        let shared = usize::try_from(shared_mem_bytes).unwrap_or(usize::MAX);
+        let blocks = blocks_per_multiprocessor(as_int(threads as usize), shared);
+        // As if the multiprocessors lay in one row.
+        clusters.put(MULTIPROCESSORS * blocks / as_int((x * y * z) as usize))
     })
 }
 

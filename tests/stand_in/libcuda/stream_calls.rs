@@ -96,7 +96,7 @@ pub(crate) extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags:
     };
     call("cuStreamWaitEvent", arguments, |mut world| {
         let (key, _) = world.live_stream(stream)?;
-        let last = world.live_event(event)?.last.clone();
+        let last = world.live_event(event)?.last.get();
         if flags > 1 {
             return Err(code::INVALID_VALUE);
         }

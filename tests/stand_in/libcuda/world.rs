@@ -52,6 +52,7 @@ pub(crate) struct World {
     pub(crate) device_count: usize,
     pub(crate) devices: [Device; MAX_DEVICES],
     pub(crate) attributes: BTreeMap<i32, i32>,
+    pub(crate) function_attributes: BTreeMap<i32, i32>,
     pub(crate) limits: BTreeMap<u32, usize>,
     pub(crate) peers: Vec<(usize, usize)>,
     pub(crate) streams: BTreeMap<Handle, Stream>,
@@ -79,8 +80,22 @@ pub(crate) struct Event {
     pub(crate) number: u64,
     pub(crate) device: usize,
     pub(crate) flags: u32,
-    /// `None`: never recorded, which queries as complete.
-    pub(crate) last: Option<Arc<Point>>,
+    /// What the last record will reach; an imported event has its exporter's.
+    pub(crate) last: Arc<LastRecord>,
+}
+
+/// `None`: never recorded, which queries as complete.
+#[derive(Default)]
+pub(crate) struct LastRecord(Mutex<Option<Arc<Point>>>);
+
+impl LastRecord {
+    pub(crate) fn get(&self) -> Option<Arc<Point>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, point: Arc<Point>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(point);
+    }
 }
 
 pub(crate) struct Module {
@@ -108,6 +123,7 @@ impl World {
             devices: [const { Device { retained: 0, flags: 0, lost: None, pool: [0; 9] } };
                 MAX_DEVICES],
             attributes: BTreeMap::new(),
+            function_attributes: BTreeMap::new(),
             limits: BTreeMap::new(),
             peers: Vec::new(),
             streams: BTreeMap::new(),
@@ -238,10 +254,10 @@ impl World {
         self.event(handle)
     }
 
-    pub(crate) fn add_event(&mut self, device: usize, flags: u32) -> Handle {
+    pub(crate) fn add_event(&mut self, device: usize, flags: u32, last: Arc<LastRecord>) -> Handle {
         let handle = self.next_handle();
         self.events_made += 1;
-        self.events.insert(handle, Event { number: self.events_made, device, flags, last: None });
+        self.events.insert(handle, Event { number: self.events_made, device, flags, last });
         handle
     }
 

@@ -1,0 +1,431 @@
+//! What do copies, allocations and the bookkeeping of buffers cost beside the bare driver?
+//!
+//! On a GPU each figure has its baseline through the driver API, in the same process, round by
+//! round; on the host device (a smoke test) there is none, and everything is small. Prints `name
+//! value unit`: medians, but for the longest poll.
+//!
+//! `hazard.same_stream_ns` is the time of a launch with eight tracked buffers less that with eight
+//! untracked ones, for one buffer. The driver calls of an edge are counted on a recording host
+//! device. `frozen.gain` is what sixteen threads that share eight buffers of weights would gain from
+//! weights without reader bookkeeping.
+
+#[path = "raw/copies.rs"]
+mod raw;
+
+use std::pin::Pin;
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use gpu_await::{
+    Device, DeviceBuffer, DeviceKind, Readable, Stream, View, kernel, kernels, testing,
+};
+use raw::Copies;
+
+kernel! {
+    /// Touches nothing of eight buffers.
+    unsafe fn touch(
+        a: &[f32], b: &[f32], c: &[f32], d: &[f32], e: &[f32], f: &[f32], g: &[f32], h: &[f32]
+    );
+    launch = gpu_await::LaunchConfig::new(1, 1);
+    ptx = TOUCH;
+    host = touch_twin;
+}
+
+const TOUCH: &str = ".version 8.0\n.target sm_60\n.address_size 64\n.visible .entry touch(\
+    .param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d, \
+    .param .u64 e, .param .u64 f, .param .u64 g, .param .u64 h) { ret; }\n";
+
+#[expect(clippy::too_many_arguments, reason = "eight buffers")]
+fn touch_twin(
+    _: &gpu_await::Grid,
+    _: &[f32],
+    _: &[f32],
+    _: &[f32],
+    _: &[f32],
+    _: &[f32],
+    _: &[f32],
+    _: &[f32],
+    _: &[f32],
+) {
+}
+
+/// The longest poll of a future, in microseconds: by the clock, and of the thread's own time.
+struct Polled<'a, F> {
+    future: F,
+    longest: &'a mut Longest,
+}
+
+#[derive(Default)]
+struct Longest {
+    wall_us: f64,
+    cpu_us: f64,
+}
+
+impl<F: Future + Unpin> Future for Polled<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let (start, cpu) = (Instant::now(), thread_us());
+        let poll = Pin::new(&mut self.future).poll(cx);
+        let (wall_us, cpu_us) = (us(start), thread_us() - cpu);
+        let longest = &mut *self.longest;
+        longest.wall_us = longest.wall_us.max(wall_us);
+        longest.cpu_us = longest.cpu_us.max(cpu_us);
+        poll
+    }
+}
+
+/// The processor time of this thread.
+fn thread_us() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is live and of the type that the call fills.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
+}
+
+fn us(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// Gigabytes a second, from bytes and microseconds.
+fn gb_s(bytes: usize, us: f64) -> f64 {
+    bytes as f64 / us / 1e3
+}
+
+struct Bench {
+    device: Device,
+    raw: Option<Copies>,
+    /// Rounds of what takes long.
+    rounds: usize,
+    /// Bytes of a large copy.
+    large: usize,
+}
+
+#[tokio::main(worker_threads = 4)]
+async fn main() {
+    let device = testing::device();
+    let smoke = device.kind() == DeviceKind::Host;
+    let bench = Bench {
+        device,
+        raw: (!smoke).then(|| Copies::new(2)),
+        rounds: if smoke { 3 } else { 15 },
+        large: if smoke { 32 << 20 } else { 256 << 20 },
+    };
+    // On the main thread, where the raw calls find their context current.
+    bench.run().await;
+}
+
+impl Bench {
+    async fn run(&self) {
+        self.pageable().await;
+        self.pinned().await;
+        self.allocations().await;
+        self.small().await;
+        self.same_stream().await;
+        edges();
+        self.frozen().await;
+    }
+
+    async fn pageable(&self) {
+        let stream = self.device.stream().unwrap();
+        let bytes = self.large;
+        let source: Arc<[u8]> = vec![7; bytes].into();
+        let (mut up, mut down, mut longest) = (Vec::new(), Vec::new(), Longest::default());
+        let (mut raw_up, mut raw_down, mut raw_fresh) = (Vec::new(), Vec::new(), Vec::new());
+        let mut touched = vec![1_u8; bytes];
+        let mut into = Vec::new();
+        for round in 0..=self.rounds {
+            let start = Instant::now();
+            let upload = Box::pin(stream.upload_staged(source.clone()));
+            let x = Polled { future: upload, longest: &mut longest }.await.unwrap();
+            stream.done().await.unwrap();
+            up.push(us(start));
+            let start = Instant::now();
+            let download = Box::pin(stream.download_staged(&x));
+            let back = Polled { future: download, longest: &mut longest }.await.unwrap();
+            down.push(us(start));
+            assert!(back[bytes - 1] == 7);
+            let start = Instant::now();
+            let back = stream.download_staged_into(&x, back).await.unwrap();
+            into.push(us(start));
+            drop(back);
+            if let Some(raw) = &self.raw {
+                let there = raw.device(bytes);
+                let start = Instant::now();
+                raw.upload(0, there, source.as_ptr().cast(), bytes);
+                raw.synchronize(0);
+                raw_up.push(us(start));
+                let start = Instant::now();
+                raw.download(0, touched.as_mut_ptr().cast(), there, bytes);
+                raw.synchronize(0);
+                raw_down.push(us(start));
+                let mut fresh: Vec<u8> = Vec::with_capacity(bytes);
+                let start = Instant::now();
+                raw.download(0, fresh.as_mut_ptr().cast(), there, bytes);
+                raw.synchronize(0);
+                raw_fresh.push(us(start));
+                raw.free(there);
+            }
+            if round == 0 {
+                // The first makes threads and pinned memory.
+                println!("pageable.first_longest_poll_us {:.1} us", longest.wall_us);
+                println!("pageable.first_longest_poll_cpu_us {:.1} us", longest.cpu_us);
+                (up, down, longest) = (Vec::new(), Vec::new(), Longest::default());
+            }
+        }
+        println!("pageable.upload_gb_s {:.2} GB/s", gb_s(bytes, median(up)));
+        println!("pageable.download_gb_s {:.2} GB/s", gb_s(bytes, median(down)));
+        println!("pageable.download_into_gb_s {:.2} GB/s", gb_s(bytes, median(into)));
+        println!("pageable.longest_poll_us {:.1} us", longest.wall_us);
+        println!("pageable.longest_poll_cpu_us {:.1} us", longest.cpu_us);
+        if self.raw.is_some() {
+            println!("pageable.driver_upload_gb_s {:.2} GB/s", gb_s(bytes, median(raw_up)));
+            println!("pageable.driver_download_gb_s {:.2} GB/s", gb_s(bytes, median(raw_down)));
+            println!(
+                "pageable.driver_fresh_download_gb_s {:.2} GB/s",
+                gb_s(bytes, median(raw_fresh))
+            );
+        }
+    }
+
+    async fn pinned(&self) {
+        let (s, t) = (self.device.stream().unwrap(), self.device.stream().unwrap());
+        let bytes = self.large;
+        let mut x = s.zeros::<u8>(bytes).await.unwrap();
+        let y = t.zeros::<u8>(bytes).await.unwrap();
+        let mut there = Some(self.device.pinned_async::<u8>(bytes).await.unwrap());
+        let mut back = Some(self.device.pinned_async::<u8>(bytes).await.unwrap());
+        let ends = self.raw.as_ref().map(|raw| {
+            (raw.pinned(bytes), raw.pinned(bytes), raw.device(bytes), raw.device(bytes))
+        });
+        let [mut up, mut down, mut duplex] = [(); 3].map(|()| Vec::new());
+        let [mut raw_up, mut raw_down, mut raw_duplex] = [(); 3].map(|()| Vec::new());
+        for _ in 0..self.rounds {
+            let start = Instant::now();
+            there = Some(s.upload_into(there.take().unwrap(), &mut x).await.unwrap());
+            up.push(us(start));
+            let start = Instant::now();
+            back = Some(t.download_into(&y, back.take().unwrap()).await.unwrap());
+            down.push(us(start));
+            let start = Instant::now();
+            let both = s.upload_into(there.take().unwrap(), &mut x);
+            let both = both.and(t.download_into(&y, back.take().unwrap()));
+            let (a, b) = both.await.unwrap();
+            duplex.push(us(start));
+            (there, back) = (Some(a), Some(b));
+            if let (Some(raw), Some((from, to, a, b))) = (&self.raw, ends) {
+                let start = Instant::now();
+                raw.upload(0, a, from.0, bytes);
+                raw.synchronize(0);
+                raw_up.push(us(start));
+                let start = Instant::now();
+                raw.download(1, to.0, b, bytes);
+                raw.synchronize(1);
+                raw_down.push(us(start));
+                let start = Instant::now();
+                raw.upload(0, a, from.0, bytes);
+                raw.download(1, to.0, b, bytes);
+                raw.synchronize(0);
+                raw.synchronize(1);
+                raw_duplex.push(us(start));
+            }
+        }
+        println!("pinned.upload_gb_s {:.2} GB/s", gb_s(bytes, median(up)));
+        println!("pinned.download_gb_s {:.2} GB/s", gb_s(bytes, median(down)));
+        println!("pinned.duplex_gb_s {:.2} GB/s", gb_s(2 * bytes, median(duplex)));
+        if let (Some(raw), Some((_, _, a, b))) = (&self.raw, ends) {
+            println!("pinned.raw_upload_gb_s {:.2} GB/s", gb_s(bytes, median(raw_up)));
+            println!("pinned.raw_download_gb_s {:.2} GB/s", gb_s(bytes, median(raw_down)));
+            println!("pinned.raw_duplex_gb_s {:.2} GB/s", gb_s(2 * bytes, median(raw_duplex)));
+            raw.free(a);
+            raw.free(b);
+        }
+    }
+
+    async fn allocations(&self) {
+        const MIB: usize = 1 << 20;
+        const EACH: usize = 100;
+        let stream = self.device.stream().unwrap();
+        let [mut ours, mut theirs, mut pinned] = [(); 3].map(|()| Vec::new());
+        drop(self.device.pinned_async::<u8>(MIB).await.unwrap());
+        for _ in 0..30 * self.rounds {
+            let start = Instant::now();
+            for _ in 0..EACH {
+                drop(stream.zeros::<u8>(MIB).queued().unwrap());
+            }
+            ours.push(us(start) / EACH as f64);
+            stream.done().await.unwrap();
+            if let Some(raw) = &self.raw {
+                let start = Instant::now();
+                (0..EACH).for_each(|_| raw.zeros(MIB));
+                theirs.push(us(start) / EACH as f64);
+                raw.synchronize(0);
+            }
+            let start = Instant::now();
+            for _ in 0..EACH {
+                drop(self.device.pinned::<u8>(MIB).unwrap());
+            }
+            pinned.push(us(start) / EACH as f64);
+        }
+        println!("alloc.zeros_1mib_us {:.3} us", median(ours));
+        if self.raw.is_some() {
+            println!("alloc.raw_zeros_1mib_us {:.3} us", median(theirs));
+        }
+        println!("alloc.pinned_1mib_us {:.3} us", median(pinned));
+    }
+
+    async fn small(&self) {
+        const LEN: usize = 1024;
+        let stream = self.device.stream().unwrap();
+        let scale = kernels::scale::load(&self.device).await.unwrap();
+        let mut x = stream.zeros::<f32>(LEN).await.unwrap();
+        let mut pinned = Some((stream.pinned(LEN).unwrap(), stream.pinned(LEN).unwrap()));
+        let ends = self
+            .raw
+            .as_ref()
+            .map(|raw| (raw.pinned(4 * LEN), raw.pinned(4 * LEN), raw.device(4 * LEN)));
+        let [mut ours, mut fresh, mut theirs] = [(); 3].map(|()| Vec::new());
+        for _ in 0..200 * self.rounds {
+            let (from, to) = pinned.take().unwrap();
+            let start = Instant::now();
+            let op = stream.batch(|queue| {
+                let from = queue.upload_into(from, &mut x)?;
+                scale.launch(queue, 2.0, &mut x)?;
+                Ok((from, queue.download_into(&x, to)?))
+            });
+            pinned = Some(op.await.unwrap());
+            ours.push(us(start));
+            let data = [1.0f32; LEN];
+            let start = Instant::now();
+            let op = stream.batch(|queue| {
+                let mut x = queue.upload(data)?;
+                scale.launch(queue, 2.0, &mut x)?;
+                queue.download_vec(&x)
+            });
+            assert!(op.await.unwrap()[LEN - 1] == 2.0);
+            fresh.push(us(start));
+            if let (Some(raw), Some((from, to, there))) = (&self.raw, ends) {
+                let start = Instant::now();
+                raw.upload(0, there, from.0, 4 * LEN);
+                raw.scale(0, 2.0, there, LEN);
+                raw.download(0, to.0, there, 4 * LEN);
+                raw.synchronize(0);
+                theirs.push(us(start));
+            }
+        }
+        println!("small.roundtrip_4kib_us {:.2} us", median(ours));
+        println!("small.roundtrip_4kib_from_vec_us {:.2} us", median(fresh));
+        if self.raw.is_some() {
+            println!("small.raw_roundtrip_4kib_us {:.2} us", median(theirs));
+        }
+    }
+
+    async fn same_stream(&self) {
+        let stream = self.device.stream().unwrap();
+        let kernel = touch::load(&self.device).await.unwrap();
+        let buffers = eight(&stream);
+        stream.done().await.unwrap();
+        let (mut tracked, mut untracked) = (Vec::new(), Vec::new());
+        for _ in 0..100 * self.rounds {
+            tracked.push(launches(&stream, &kernel, &views(&buffers, true)));
+            stream.done().await.unwrap();
+            untracked.push(launches(&stream, &kernel, &views(&buffers, false)));
+            stream.done().await.unwrap();
+        }
+        let (tracked, untracked) = (median(tracked), median(untracked));
+        println!("hazard.same_stream_ns {:.1} ns", (tracked - untracked) * 1e3 / 8.0);
+        println!("hazard.launch_8_buffers_us {tracked:.3} us");
+        println!("hazard.launch_8_untracked_us {untracked:.3} us");
+    }
+
+    async fn frozen(&self) {
+        const THREADS: usize = 16;
+        let kernel = touch::load(&self.device).await.unwrap();
+        let weights = eight(self.device.default_stream());
+        self.device.done().await.unwrap();
+        let (mut tracked, mut untracked) = (Vec::new(), Vec::new());
+        let device = &self.device;
+        for round in 0..20 * self.rounds {
+            let is_tracked = round % 2 == 0;
+            let barrier = Barrier::new(THREADS);
+            let took: Vec<f64> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let stream = device.stream().unwrap();
+                            let views = views(&weights, is_tracked);
+                            barrier.wait();
+                            let took = launches(&stream, &kernel, &views);
+                            stream.synchronize().unwrap();
+                            took
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            (if is_tracked { &mut tracked } else { &mut untracked }).push(median(took));
+        }
+        let (tracked, untracked) = (median(tracked), median(untracked));
+        println!("frozen.tracked_us {tracked:.3} us");
+        println!("frozen.untracked_us {untracked:.3} us");
+        println!("frozen.gain_percent {:.1} %", (tracked / untracked - 1.0) * 100.0);
+    }
+}
+
+fn eight(stream: &Stream) -> Vec<DeviceBuffer<f32>> {
+    (0..8).map(|_| stream.zeros(64).queued().unwrap()).collect()
+}
+
+fn views(buffers: &[DeviceBuffer<f32>], tracked: bool) -> Vec<View<'_, f32>> {
+    let view = |buffer| {
+        let view = DeviceBuffer::view(buffer);
+        // SAFETY: complete before, never written again, and alive until the device is done.
+        if tracked { view } else { unsafe { view.untracked() } }
+    };
+    buffers.iter().map(view).collect()
+}
+
+/// Microseconds for one of two hundred launches: below the depth at which the driver blocks.
+fn launches(stream: &Stream, kernel: &touch, x: &[impl Readable<f32>]) -> f64 {
+    const LAUNCHES: usize = 200;
+    let start = Instant::now();
+    for _ in 0..LAUNCHES {
+        let op = kernel.launch(stream, &x[0], &x[1], &x[2], &x[3], &x[4], &x[5], &x[6], &x[7]);
+        op.queued().unwrap();
+    }
+    us(start) / LAUNCHES as f64
+}
+
+/// The driver calls that order a stream behind another one.
+fn edges() {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
+    let mut x: Vec<_> = (0..2).map(|_| a.zeros::<f32>(64).queued().unwrap()).collect();
+    let gate = testing::Gate::close_for(&a, Duration::from_secs(10)).unwrap();
+    a.fill(&mut x[0], 1.0).queued().unwrap();
+    a.fill(&mut x[1], 1.0).queued().unwrap();
+    let calls = |work: &mut dyn FnMut()| {
+        handle.record();
+        work();
+        let calls = handle.calls();
+        ["stream_wait_event", "event_record"]
+            .map(|name| calls.iter().filter(|call| **call == name).count())
+    };
+    // The first edge of a device: from now on each operation on a buffer is followed by its event.
+    b.fill(&mut x[0], 2.0).queued().unwrap();
+    let [ordered_waits, _] = calls(&mut || b.fill(&mut x[1], 2.0).queued().unwrap());
+    let [waits, events] = calls(&mut || a.fill(&mut x[0], 3.0).queued().unwrap());
+    gate.open();
+    println!("hazard.other_stream_driver_calls {} calls", waits + events);
+    println!("hazard.other_stream_waits {waits} calls");
+    println!("hazard.already_ordered_waits {ordered_waits} calls");
+    println!("hazard.events_an_operation {events} calls");
+    device.synchronize().unwrap();
+}

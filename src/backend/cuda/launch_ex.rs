@@ -1,0 +1,71 @@
+//! `CUlaunchConfig` and its attributes, what [`cuLaunchKernelEx`](super) takes.
+//!
+//! Our own copies of the C structs: `cudarc` has them only for some of the CUDA versions that it can
+//! be built for. Source: `cuda.h`; the layout is the same in every version since 11.8, which has
+//! them first.
+#![forbid(unsafe_code)]
+
+use std::ffi::c_int;
+use std::mem::{align_of, offset_of, size_of};
+
+use super::api::Handle;
+use crate::backend::{Grid, LaunchShape};
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct RawConfig {
+    grid_dim: [u32; 3],
+    block_dim: [u32; 3],
+    shared_mem_bytes: u32,
+    stream: Handle,
+    attributes: *const Attribute,
+    attribute_count: u32,
+}
+
+/// `CUlaunchAttribute`: which one, and 64 bytes for the largest of all values.
+#[repr(C, align(8))]
+pub(super) struct Attribute {
+    id: c_int,
+    pad: [u8; 4],
+    value: [u32; 16],
+}
+
+const _: () = {
+    assert!(size_of::<RawConfig>() == 56);
+    assert!(offset_of!(RawConfig, stream) == 32);
+    assert!(offset_of!(RawConfig, attributes) == 40);
+    assert!(offset_of!(RawConfig, attribute_count) == 48);
+    assert!(size_of::<Attribute>() == 72 && align_of::<Attribute>() == 8);
+    assert!(offset_of!(Attribute, value) == 8);
+};
+
+impl Attribute {
+    /// The attributes of a launch, and how many of them there are.
+    pub(super) fn of(shape: &LaunchShape) -> ([Attribute; 2], u32) {
+        const COOPERATIVE: c_int = 2;
+        const CLUSTER_DIMENSION: c_int = 4;
+        let cluster = Attribute::new(CLUSTER_DIMENSION, shape.grid.cluster_dim);
+        let cooperative = Attribute::new(COOPERATIVE, [1, 0, 0]);
+        ([cluster, cooperative], 1 + u32::from(shape.cooperative))
+    }
+
+    fn new(id: c_int, head: [u32; 3]) -> Self {
+        let mut value = [0; 16];
+        value[..3].copy_from_slice(&head);
+        Attribute { id, pad: [0; 4], value }
+    }
+}
+
+impl RawConfig {
+    /// Points to `attributes`, which must outlive the call that it is passed to.
+    pub(super) fn new(grid: &Grid, stream: Handle, attributes: &([Attribute; 2], u32)) -> Self {
+        RawConfig {
+            grid_dim: grid.grid_dim,
+            block_dim: grid.block_dim,
+            shared_mem_bytes: grid.shared_mem_bytes,
+            stream,
+            attributes: attributes.0.as_ptr(),
+            attribute_count: attributes.1,
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! NVRTC, the run-time compiler for CUDA C++: found at run time, its results as plain integers.
+//!
+//! | where | looked for |
+//! |---|---|
+//! | the file, or the folder, that `GPU_AWAIT_NVRTC` names | there only |
+//! | otherwise the loader's search path, then `lib64` under `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda` | [`NAMES`], in that order |
+//!
+//! Once in the life of the process. NVRTC 12 before 13: its PTX loads on more drivers. The library
+//! opens its builtins by bare name at the first compilation, which fails for one outside the search
+//! path; so they are opened first, from the same folder.
+//!
+//! Source: the NVRTC manual; all entry points are there since 11.2.
+
+use std::env;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::error::{Error, ErrorDetail, Result};
+
+/// The file names, the first found wins.
+const NAMES: [&str; 4] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2", "libnvrtc.so"];
+
+/// Names the library or its folder.
+const VARIABLE: &str = "GPU_AWAIT_NVRTC";
+
+type Program = *mut c_void;
+
+/// The compiler.
+#[expect(non_snake_case, reason = "the library's names")]
+pub(crate) struct Nvrtc {
+    nvrtcGetErrorString: unsafe extern "C" fn(c_int) -> *const c_char,
+    nvrtcGetNumSupportedArchs: unsafe extern "C" fn(*mut c_int) -> c_int,
+    nvrtcGetSupportedArchs: unsafe extern "C" fn(*mut c_int) -> c_int,
+    nvrtcCreateProgram: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
+    nvrtcDestroyProgram: unsafe extern "C" fn(*mut Program) -> c_int,
+    nvrtcAddNameExpression: unsafe extern "C" fn(Program, *const c_char) -> c_int,
+    nvrtcGetLoweredName: unsafe extern "C" fn(Program, *const c_char, *mut *const c_char) -> c_int,
+    nvrtcCompileProgram: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    log: Text,
+    ptx: Text,
+    cubin: Text,
+    /// Never unloaded: the functions above point into it.
+    _library: libloading::Library,
+}
+
+/// A text or image of a program: how long, and what.
+struct Text {
+    bytes: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    copy: unsafe extern "C" fn(Program, *mut u8) -> c_int,
+}
+
+/// What is compiled.
+pub(crate) struct Job<'a> {
+    pub(crate) text: &'a str,
+    pub(crate) name: &'a str,
+    /// Names and texts of files that `#include` finds.
+    pub(crate) headers: &'a [(String, String)],
+    /// Instances of templates, as they are written in C++.
+    pub(crate) instances: &'a [String],
+    pub(crate) options: &'a [String],
+    /// Machine code for one architecture instead of PTX.
+    pub(crate) cubin: bool,
+}
+
+/// What came out.
+pub(crate) struct Compiled {
+    pub(crate) image: Vec<u8>,
+    /// Each instance with its name in the image.
+    pub(crate) names: Vec<(String, String)>,
+    /// Warnings.
+    pub(crate) log: String,
+}
+
+impl Nvrtc {
+    /// The compiler; looked for once in the life of the process.
+    pub(crate) fn get() -> Result<&'static Nvrtc> {
+        static NVRTC: OnceLock<Result<Nvrtc, Error>> = OnceLock::new();
+        NVRTC.get_or_init(Self::find).as_ref().map_err(Error::clone)
+    }
+
+    fn find() -> Result<Nvrtc> {
+        let candidates = candidates();
+        let mut reasons = Vec::new();
+        for path in &candidates {
+            match Nvrtc::open(path) {
+                Ok(nvrtc) => {
+                    tracing::debug!(path = %path.display(), "NVRTC opened");
+                    return Ok(nvrtc);
+                }
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        // One that is there and cannot be used says more than those that are not there.
+        let there = candidates.iter().position(|path| path.exists()).unwrap_or(0);
+        let reason = reasons.swap_remove(there);
+        let looked_for = candidates.iter().map(|path| path.display().to_string()).collect();
+        Err(ErrorDetail::NoCompiler { looked_for, reason }.into())
+    }
+
+    fn open(path: &Path) -> std::result::Result<Nvrtc, String> {
+        let builtins = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        for path in builtins.into_iter().flat_map(files).filter(|path| is_builtins(path)) {
+            // SAFETY: NVIDIA's library runs only its own initializers.
+            if let Ok(library) = unsafe { libloading::Library::new(&path) } {
+                // For as long as the compiler, which is for good.
+                std::mem::forget(library);
+            }
+        }
+        // SAFETY: as above.
+        let library = unsafe { libloading::Library::new(path) };
+        let library = library.map_err(|error| {
+            std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string())
+        })?;
+        macro_rules! symbol {
+            ($name:literal) => {
+                // SAFETY: the type is the entry point's in the NVRTC manual.
+                *unsafe { library.get(concat!($name, "\0")) }
+                    .map_err(|_| format!("{} has no `{}`", path.display(), $name))?
+            };
+        }
+        Ok(Nvrtc {
+            nvrtcGetErrorString: symbol!("nvrtcGetErrorString"),
+            nvrtcGetNumSupportedArchs: symbol!("nvrtcGetNumSupportedArchs"),
+            nvrtcGetSupportedArchs: symbol!("nvrtcGetSupportedArchs"),
+            nvrtcCreateProgram: symbol!("nvrtcCreateProgram"),
+            nvrtcDestroyProgram: symbol!("nvrtcDestroyProgram"),
+            nvrtcAddNameExpression: symbol!("nvrtcAddNameExpression"),
+            nvrtcGetLoweredName: symbol!("nvrtcGetLoweredName"),
+            nvrtcCompileProgram: symbol!("nvrtcCompileProgram"),
+            log: Text {
+                bytes: symbol!("nvrtcGetProgramLogSize"),
+                copy: symbol!("nvrtcGetProgramLog"),
+            },
+            ptx: Text { bytes: symbol!("nvrtcGetPTXSize"), copy: symbol!("nvrtcGetPTX") },
+            cubin: Text { bytes: symbol!("nvrtcGetCUBINSize"), copy: symbol!("nvrtcGetCUBIN") },
+            _library: library,
+        })
+    }
+
+    /// The architectures that it compiles for, major times ten plus minor.
+    pub(crate) fn architectures(&self) -> Vec<u32> {
+        let mut count = 0;
+        // SAFETY: `count` is a live integer.
+        let code = unsafe { (self.nvrtcGetNumSupportedArchs)(&raw mut count) };
+        let mut found: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
+        if code != 0 || found.is_empty() {
+            return Vec::new();
+        }
+        // SAFETY: `found` has room for as many as the library said.
+        match unsafe { (self.nvrtcGetSupportedArchs)(found.as_mut_ptr()) } {
+            0 => found.into_iter().filter_map(|one| u32::try_from(one).ok()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Compiles, on the calling thread: from milliseconds to minutes.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Compile`] with the compiler's log.
+    pub(crate) fn compile(&self, job: &Job<'_>) -> Result<Compiled> {
+        let failed = |reason: String, log: String| -> Error {
+            ErrorDetail::Compile { file: job.name.to_owned(), reason, log }.into()
+        };
+        let c = |text: &str| {
+            let c = CString::new(text);
+            c.map_err(|_| failed("a text with a NUL byte".to_owned(), String::new()))
+        };
+        let all = |texts: &mut dyn Iterator<Item = &String>| -> Result<Vec<CString>> {
+            texts.map(|text| c(text)).collect()
+        };
+        let (text, name) = (c(job.text)?, c(job.name)?);
+        let header_names = all(&mut job.headers.iter().map(|(name, _)| name))?;
+        let header_texts = all(&mut job.headers.iter().map(|(_, text)| text))?;
+        let instances = all(&mut job.instances.iter())?;
+        let options = all(&mut job.options.iter())?;
+        let refused = |code: c_int| failed(self.describe(code), String::new());
+
+        let mut program = OpenProgram { nvrtc: self, raw: std::ptr::null_mut() };
+        // SAFETY: all texts live for the call and end with a NUL; the two arrays have as many
+        // elements as is said.
+        let code = unsafe {
+            (self.nvrtcCreateProgram)(
+                &raw mut program.raw,
+                text.as_ptr(),
+                name.as_ptr(),
+                header_names.len() as c_int,
+                pointers(&header_texts).as_ptr(),
+                pointers(&header_names).as_ptr(),
+            )
+        };
+        check(code).map_err(refused)?;
+        for instance in &instances {
+            // SAFETY: the program is alive and not compiled yet; the text ends with a NUL.
+            let code = unsafe { (self.nvrtcAddNameExpression)(program.raw, instance.as_ptr()) };
+            check(code).map_err(refused)?;
+        }
+        // SAFETY: the program is alive; the array has as many elements as is said.
+        let compiled = unsafe {
+            let options = pointers(&options);
+            (self.nvrtcCompileProgram)(program.raw, options.len() as c_int, options.as_ptr())
+        };
+        let log = program.read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
+        check(compiled).map_err(|code| failed(self.describe(code), log.clone()))?;
+        let what = if job.cubin { &self.cubin } else { &self.ptx };
+        let image = program.read(what).map_err(refused)?;
+        let mut names = Vec::new();
+        for (written, c) in job.instances.iter().zip(&instances) {
+            names.push((written.clone(), program.lowered(c).map_err(refused)?));
+        }
+        Ok(Compiled { image, names, log })
+    }
+
+    /// The library's words for a code.
+    fn describe(&self, code: c_int) -> String {
+        // SAFETY: any code may be asked for.
+        let text = unsafe { (self.nvrtcGetErrorString)(code) };
+        if text.is_null() {
+            return format!("NVRTC error {code}");
+        }
+        // SAFETY: the library's own text, which ends with a NUL and is never freed.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+/// A program, destroyed when dropped.
+struct OpenProgram<'a> {
+    nvrtc: &'a Nvrtc,
+    raw: Program,
+}
+
+impl OpenProgram<'_> {
+    fn read(&self, what: &Text) -> std::result::Result<Vec<u8>, c_int> {
+        let mut bytes = 0;
+        // SAFETY: the program is alive, `bytes` is a live integer.
+        check(unsafe { (what.bytes)(self.raw, &raw mut bytes) })?;
+        let mut read = vec![0; bytes];
+        // SAFETY: the program is alive, `read` has room for as many bytes as the library said.
+        check(unsafe { (what.copy)(self.raw, read.as_mut_ptr()) })?;
+        Ok(read)
+    }
+
+    /// An instance's name in the image.
+    fn lowered(&self, instance: &CStr) -> std::result::Result<String, c_int> {
+        let mut lowered = std::ptr::null();
+        // SAFETY: the program is alive and compiled; the text ends with a NUL.
+        let code = unsafe {
+            (self.nvrtc.nvrtcGetLoweredName)(self.raw, instance.as_ptr(), &raw mut lowered)
+        };
+        check(code)?;
+        // SAFETY: the program's own text, which ends with a NUL and lives as long as it.
+        Ok(unsafe { CStr::from_ptr(lowered) }.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for OpenProgram<'_> {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: made by the library and destroyed once.
+            let _ = unsafe { (self.nvrtc.nvrtcDestroyProgram)(&raw mut self.raw) };
+        }
+    }
+}
+
+fn check(code: c_int) -> std::result::Result<(), c_int> {
+    if code == 0 { Ok(()) } else { Err(code) }
+}
+
+fn pointers(texts: &[CString]) -> Vec<*const c_char> {
+    texts.iter().map(|text| text.as_ptr()).collect()
+}
+
+fn candidates() -> Vec<PathBuf> {
+    if let Some(named) = env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
+        let named = PathBuf::from(named);
+        return match named.is_dir() {
+            true => NAMES.iter().map(|name| named.join(name)).collect(),
+            false => vec![named],
+        };
+    }
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os);
+    let toolkits = toolkits.map(PathBuf::from).chain([PathBuf::from("/usr/local/cuda")]);
+    let in_toolkits = toolkits.flat_map(|root| NAMES.map(|name| root.join("lib64").join(name)));
+    NAMES.iter().map(PathBuf::from).chain(in_toolkits).collect()
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+fn is_builtins(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with("libnvrtc-builtins.so.")
+}

@@ -1,0 +1,127 @@
+//! How long the work of a stream took lately, and so when what runs now may be complete (pure).
+//!
+//! A wait is timed from the moment its stream's head was first waited for, or from the completion
+//! in front of it, to its completion. It is known as an interval: the last look that found it
+//! pending, the first that found it complete. A few such spans are kept, one for each kind of
+//! work: a stream that alternates between short and long operations has two.
+//!
+//! | a wait that | does to the spans |
+//! |---|---|
+//! | fits some | replaces the closest, and adapts its spread |
+//! | fits none | takes the place of the one that nothing fitted for longest |
+//!
+//! A span that nothing fitted for [`FORGET_AFTER`] waits is forgotten.
+//!
+//! # Invariants
+//! 1. A span's window holds the span (`a_window_holds_what_was_learned`).
+//! 2. A window reaches beyond its span by an eighth of the wait at most, or by [`LEAD_LEAST_NS`]
+//!    (`a_window_is_short_beside_the_wait`).
+//! 3. Kinds of work that lie apart are not taken for one another
+//!    (`alternating_lengths_keep_both_windows`).
+#![forbid(unsafe_code)]
+
+use super::policy::{LEAD_LEAST_NS, lead_most};
+
+/// Kinds of work that a stream remembers.
+const SPANS: usize = 4;
+
+/// Waits after which a stream with one kind of work counts as steady.
+const STEADY_AFTER: u32 = 8;
+
+/// Waits after which one that nothing fitted since is forgotten.
+const FORGET_AFTER: u32 = 64;
+
+/// What a stream remembers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct History {
+    spans: [Option<Span>; SPANS],
+    /// Waits learned so far.
+    learned: u32,
+}
+
+/// How long one kind of work takes.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    low_ns: u64,
+    high_ns: u64,
+    /// How far successive waits lie apart: an average over about four.
+    spread_ns: u64,
+    /// The number of the wait that last fitted.
+    fitted: u32,
+}
+
+/// When work may be complete, by its age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) from_ns: u64,
+    pub(crate) until_ns: u64,
+}
+
+impl History {
+    /// Enters a wait that was pending at the age of `low_ns` and complete at `high_ns`.
+    pub(crate) fn learn(&mut self, low_ns: u64, high_ns: u64) {
+        self.learned = self.learned.wrapping_add(1);
+        let learned = self.learned;
+        let low_ns = low_ns.min(high_ns);
+        for span in &mut self.spans {
+            span.take_if(|span| learned.wrapping_sub(span.fitted) > FORGET_AFTER);
+        }
+        let fitting = self.spans.iter_mut().flatten().filter(|span| span.fits(low_ns, high_ns));
+        if let Some(span) = fitting.min_by_key(|span| span.apart(low_ns, high_ns)) {
+            let apart = span.apart(low_ns, high_ns);
+            span.spread_ns = span.spread_ns - span.spread_ns / 4 + apart / 4;
+            (span.low_ns, span.high_ns, span.fitted) = (low_ns, high_ns, self.learned);
+            return;
+        }
+        let age = |span: &Option<Span>| span.map_or(u32::MAX, |s| learned.wrapping_sub(s.fitted));
+        if let Some(place) = self.spans.iter_mut().max_by_key(|span| age(span)) {
+            *place = Some(Span { low_ns, high_ns, spread_ns: 0, fitted: learned });
+        }
+    }
+
+    /// The first window that is not over at `age_ns`.
+    pub(crate) fn window(&self, age_ns: u64) -> Option<Window> {
+        let windows = self.spans.iter().flatten().map(Span::window);
+        windows.filter(|window| window.until_ns > age_ns).min_by_key(|window| window.from_ns)
+    }
+
+    /// The end of the last window that is over at `age_ns`; 0 if none is.
+    pub(crate) fn passed(&self, age_ns: u64) -> u64 {
+        let ends = self.spans.iter().flatten().map(|span| span.window().until_ns);
+        ends.filter(|until_ns| *until_ns <= age_ns).max().unwrap_or(0)
+    }
+
+    /// Whether all that is remembered took at most `most_ns`, and something is.
+    pub(crate) fn is_short(&self, most_ns: u64) -> bool {
+        !self.is_empty() && self.spans.iter().flatten().all(|span| span.high_ns <= most_ns)
+    }
+
+    /// Whether all waits took about as long for a while.
+    pub(crate) fn is_steady(&self) -> bool {
+        self.learned >= STEADY_AFTER && self.spans.iter().flatten().count() == 1
+    }
+
+    /// Whether nothing is known yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.learned == 0
+    }
+}
+
+impl Span {
+    /// Whether a wait is of this kind: it overlaps, or all of it lies where a window can reach.
+    fn fits(&self, low_ns: u64, high_ns: u64) -> bool {
+        let slack = lead_most(self.high_ns);
+        let is_near = low_ns + slack >= self.low_ns && high_ns <= self.high_ns + slack;
+        is_near || self.apart(low_ns, high_ns) == 0
+    }
+
+    /// How far a wait lies from this at least: what is known of both may be the same length.
+    fn apart(&self, low_ns: u64, high_ns: u64) -> u64 {
+        low_ns.saturating_sub(self.high_ns) + self.low_ns.saturating_sub(high_ns)
+    }
+
+    fn window(&self) -> Window {
+        let lead = (LEAD_LEAST_NS + 2 * self.spread_ns).min(lead_most(self.high_ns));
+        Window { from_ns: self.low_ns.saturating_sub(lead), until_ns: self.high_ns + lead }
+    }
+}

@@ -1,0 +1,452 @@
+//! A look at a stream: how far it is, and who is woken because of that.
+//!
+//! Whoever waits may look, and so does the poller; one look serves all.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::task::Waker;
+
+use smallvec::SmallVec;
+
+use super::{Lane, Lent, Payload, wake};
+use crate::backend::Query;
+use crate::completion::events::EventHandle;
+use crate::completion::policy::{self, Phase};
+use crate::error::DriverCode;
+
+/// Events that a stream keeps for its next markers.
+const SPARE_EVENTS: usize = 64;
+
+impl Lane {
+    /// Looks, and wakes whoever waited for what is complete. True if the stream was seen to have
+    /// moved.
+    pub(crate) fn sweep(&self) -> bool {
+        let moved = self.look(self.engine.now());
+        self.settle();
+        moved
+    }
+
+    /// Asks the driver how far the stream is. True if it was seen to have moved.
+    pub(super) fn look(&self, now: u64) -> bool {
+        let mut failed = None;
+        let mut moved = false;
+        // A lost device would only say so again.
+        if self.engine.lost().is_none() {
+            if !self.may_have_moved() {
+                // ORDERING: Relaxed, here and in `learn`: times, for guesses.
+                self.pace.pending_at.store(now, Ordering::Relaxed);
+                return false;
+            }
+            self.gate.run(|| {
+                let before = self.completed();
+                failed = self.ask().err();
+                if self.completed() > before {
+                    moved = true;
+                    self.learn(now);
+                } else {
+                    self.pace.pending_at.store(now, Ordering::Relaxed);
+                }
+            });
+        }
+        if let Some(code) = failed {
+            self.engine.lose(code);
+        }
+        self.engine.mourn();
+        moved
+    }
+
+    /// Whether the driver, or the stream's word, could say something new.
+    fn may_have_moved(&self) -> bool {
+        // ORDERING: Relaxed: who waits for a marker sees it counted, see `Submitter::enter`.
+        self.marked.load(Ordering::Relaxed) > 0
+            || self.word.as_ref().is_some_and(|word| word.read() > self.completed())
+    }
+
+    /// Wakes whoever waited for what is complete, and takes back what was lent to it.
+    pub(super) fn settle(&self) {
+        // The store of `completed` before the load of `waiting`, against `poll_ticket`.
+        fence(Ordering::SeqCst);
+        self.wake_due();
+        self.take_back();
+    }
+
+    /// Raises `completed` as far as the markers allow. Only one thread at a time.
+    ///
+    /// The newest marker is asked first: a pending answer costs an eighth of a complete one, which
+    /// speaks for all in front of it.
+    fn ask(&self) -> std::result::Result<(), DriverCode> {
+        if let Some(word) = &self.word {
+            self.timeline.complete(word.read());
+        }
+        // ORDERING: Relaxed: who waits for a marker sees it counted, see `Submitter::enter`.
+        if self.marked.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        self.drop_markers();
+        // Markers below `done` are complete, those from `pending` on were not.
+        let (mut done, mut pending) = (0, usize::MAX);
+        let mut back = 1;
+        loop {
+            let next = {
+                let markers = self.markers.lock();
+                let end = pending.min(markers.queue.len());
+                // Ever further back from the newest; between a complete and a pending one, halfway.
+                let index =
+                    if done > 0 { done + (end - done) / 2 } else { end.saturating_sub(back) };
+                let marker = markers.queue.get(index).filter(|_| index < end);
+                marker.map(|marker| (index, marker.ticket, marker.event.raw()))
+            };
+            let Some((index, ticket, event)) = next else { break };
+            // SAFETY: the marker keeps its event, and only this function, one thread at a time,
+            // removes markers.
+            match unsafe { self.engine.backend.event_query(event) }? {
+                Query::Complete => {
+                    self.timeline.complete(ticket);
+                    done = index + 1;
+                    if pending == usize::MAX {
+                        break;
+                    }
+                }
+                Query::Pending => {
+                    if index == 0 {
+                        break;
+                    }
+                    pending = index;
+                    back *= 2;
+                }
+            }
+        }
+        if done > 0 {
+            self.drop_markers();
+        }
+        Ok(())
+    }
+
+    /// Takes the events of markers that are complete for later ones, or gives them back to the pool.
+    fn drop_markers(&self) {
+        let completed = self.completed();
+        // Dropped after the lock.
+        let mut surplus: SmallVec<[EventHandle; 4]> = SmallVec::new();
+        let mut markers = self.markers.lock();
+        while markers.queue.front().is_some_and(|marker| marker.ticket <= completed) {
+            let Some(marker) = markers.queue.pop_front() else { break };
+            if marker.event.is_sole() && markers.spare.len() < SPARE_EVENTS {
+                markers.spare.push(marker.event);
+            } else {
+                surplus.push(marker.event);
+            }
+        }
+        // ORDERING: Relaxed, see `Submitter::enter`.
+        self.marked.store(markers.queue.len() as u64, Ordering::Relaxed);
+        drop(markers);
+    }
+
+    /// Remembers how long the work at the head took, if somebody waited for it.
+    fn learn(&self, now: u64) {
+        let pace = &self.pace;
+        let since = pace.head_since.swap(now, Ordering::Relaxed);
+        if self.is_waited_for(now) {
+            let pending_at = pace.pending_at.load(Ordering::Relaxed);
+            let mut history = pace.history.lock();
+            history.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
+            pace.is_short.store(history.is_short(policy::WORD_MOST_NS), Ordering::Relaxed);
+        }
+    }
+
+    /// When somebody last looked.
+    pub(super) fn looked_at(&self) -> u64 {
+        let pace = &self.pace;
+        // ORDERING: Relaxed: times, for guesses.
+        pace.pending_at.load(Ordering::Relaxed).max(pace.head_since.load(Ordering::Relaxed))
+    }
+
+    /// Looks at another stream of the device that nobody looked at for a while: on a worker of the
+    /// executor, waking a task is cheaper than from outside, and it is found sooner.
+    pub(super) fn help(&self, now: u64) {
+        if let Some(other) = self.engine.another_lane()
+            && other.has_waiters()
+            && other.looked_at() + policy::HELP_NS <= now
+        {
+            other.look(now);
+            other.settle();
+        }
+    }
+
+    /// What to do about the wait for the work at the head, and since when that goes on; `ahead_ns`
+    /// more is allowed for.
+    pub(super) fn phase(&self, now: u64, ahead_ns: u64) -> (u64, Phase) {
+        // ORDERING: Relaxed: a guess.
+        let since = self.pace.head_since.load(Ordering::Relaxed);
+        let age = now.saturating_sub(since);
+        let engine = &self.engine;
+        let lag = engine.lag_ns.load(Ordering::Relaxed) + ahead_ns;
+        (since, policy::phase(engine.options.completion, age, &self.pace.history.lock(), lag))
+    }
+
+    fn wake_due(&self) {
+        // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
+        while self.waiting.load(Ordering::SeqCst) > 0 {
+            let mut batch: SmallVec<[Waker; 16]> = SmallVec::new();
+            let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
+            {
+                let mut waiters = self.waiters.lock();
+                let completed = if lost { u64::MAX } else { self.completed() };
+                while batch.len() < 16 {
+                    let Some(waker) = waiters.pop_due(completed) else { break };
+                    batch.push(waker);
+                }
+                // ORDERING: SeqCst, as above.
+                self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
+            }
+            if batch.is_empty() {
+                return;
+            }
+            batch.into_iter().for_each(wake);
+        }
+    }
+
+    /// Takes lent memory back that the device is through with.
+    fn take_back(&self) {
+        // ORDERING: Relaxed: what a submitter adds meanwhile is not complete yet.
+        while self.lending.load(Ordering::Relaxed) > 0 {
+            let mut batch: SmallVec<[Lent; 8]> = SmallVec::new();
+            {
+                let mut lent = self.lent.lock();
+                let completed = self.completed();
+                while batch.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
+                    batch.extend(lent.pop_front());
+                }
+                // ORDERING: Relaxed, as above.
+                self.lending.store(lent.len() as u64, Ordering::Relaxed);
+            }
+            if batch.is_empty() {
+                return;
+            }
+            for lent in batch {
+                // ORDERING: Relaxed: a statistic.
+                self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
+                match lent.payload {
+                    Payload::Memory(memory) => drop(memory),
+                    Payload::Foreign(value) => self.engine.reaper.drop_later(value),
+                }
+            }
+        }
+    }
+
+    /// After the loss: wakes everybody and quarantines what is still lent, because nobody promises
+    /// that the copy engines have stopped.
+    pub(crate) fn mourn(&self) {
+        self.take_back();
+        let lent = std::mem::take(&mut *self.lent.lock());
+        for lent in lent {
+            let counters = &self.engine.counters;
+            // ORDERING: Relaxed: statistics.
+            counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
+            counters.quarantined_bytes.fetch_add(lent.bytes, Ordering::Relaxed);
+            std::mem::forget(lent.payload);
+        }
+        self.wake_due();
+    }
+
+    // ---- the poller's side ----------------------------------------------------------------
+
+    /// Hands the lane to the poller, which looks at it when it is due to.
+    pub(crate) fn activate(self: &Arc<Self>) {
+        // ORDERING: SeqCst: against `deactivate`, which stores false and then looks for work.
+        if !self.active.swap(true, Ordering::SeqCst) {
+            self.engine.attention.add(self.clone());
+        } else {
+            let due = self.engine.now() + policy::MARK_WITHIN_NS;
+            self.engine.attention.call_before(due);
+        }
+    }
+
+    /// Has the poller look at `due`, at the latest.
+    pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
+        self.pace.next_look.fetch_min(due, Ordering::SeqCst);
+        // ORDERING: SeqCst, as above.
+        if !self.active.swap(true, Ordering::SeqCst) {
+            self.engine.attention.add(self.clone());
+        } else {
+            self.engine.attention.call_before(due);
+        }
+    }
+
+    /// Takes the lane from the poller; false if there is work after all.
+    pub(crate) fn deactivate(&self) -> bool {
+        self.active.store(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        // ORDERING: SeqCst, see `activate`: whoever swaps first takes care of the work.
+        !self.needs_attention() || self.active.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether somebody waits: registered, or looking for itself.
+    pub(super) fn is_waited_for(&self, now: u64) -> bool {
+        self.checked_until() > now || self.has_waiters()
+    }
+
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether the poller must look at this lane from time to time.
+    pub(crate) fn needs_attention(&self) -> bool {
+        self.has_waiters() || self.has_dues() || self.word_is_late()
+    }
+
+    /// Whether memory waits to be taken back or freed.
+    pub(crate) fn has_dues(&self) -> bool {
+        // Of a lost device nothing comes back; see `mourn`.
+        if self.engine.lost().is_some() {
+            return false;
+        }
+        // ORDERING: Relaxed: written by the calling thread or under the lock it held.
+        self.lending.load(Ordering::Relaxed) > 0 || self.has_deferred.load(Ordering::Relaxed)
+    }
+
+    /// A word that is still to be written keeps its line, and so the lane.
+    fn word_is_late(&self) -> bool {
+        // ORDERING: Relaxed: a hint; `Lane::drop` asks again.
+        self.word.as_ref().is_some_and(|word| word.read() < self.told.load(Ordering::Relaxed))
+    }
+
+    /// When the poller looks next; `u64::MAX`: not on account of a waiter.
+    pub(crate) fn next_look(&self) -> u64 {
+        self.pace.next_look.load(Ordering::SeqCst)
+    }
+
+    /// The poller's look: wakes whoever waited for what is complete, and decides when to look again.
+    /// True if the stream was seen to have moved.
+    pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
+        // Before the look: what a registrant asks for meanwhile stands.
+        self.pace.next_look.store(u64::MAX, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        // ORDERING: Relaxed: a time, for a guess.
+        let (since, waited_for) =
+            (self.pace.head_since.load(Ordering::Relaxed), self.has_waiters());
+        let moved = self.look(now);
+        if moved && waited_for {
+            self.woke(now, since);
+        }
+        self.settle();
+        let Some(ticket) = self.waiters.lock().next_due() else { return moved };
+        self.want(ticket);
+        self.ask_after_others();
+        let (since, phase) = self.phase(now, 0);
+        let checked_until = self.checked_until();
+        let next = match phase {
+            // A task looks for itself, and for the others.
+            _ if checked_until > now => checked_until,
+            Phase::Check { until_ns } if self.alert(now, since, since + until_ns) => {
+                since + until_ns
+            }
+            Phase::Check { until_ns } | Phase::Watch { until_ns } => {
+                let left = (since + until_ns).saturating_sub(now);
+                now + self.engine.options.completion.watch(left, self.engine.rest())
+            }
+            Phase::Later { nap_ns, open_ns, bell } => {
+                if bell {
+                    self.arm(ticket);
+                }
+                policy::together(now, since + nap_ns).min(since.saturating_add(open_ns))
+            }
+        };
+        self.pace.next_look.fetch_min(next.max(now + 1), Ordering::SeqCst);
+        moved
+    }
+
+    /// Until when a task looks for itself.
+    pub(super) fn checked_until(&self) -> u64 {
+        // ORDERING: Relaxed: a time, for guesses.
+        self.pace.checked_until.load(Ordering::Relaxed)
+    }
+
+    /// Says that a task is woken now that waited since then: its poll tells how long that takes.
+    fn woke(&self, now: u64, since: u64) {
+        if now.saturating_sub(since) >= policy::LAG_FROM_NS {
+            // ORDERING: Relaxed: a time, for a guess.
+            self.pace.woken_at.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Wakes the first that waits, so that it checks for itself until `until`; false if tasks may
+    /// not, or it was woken for that before.
+    fn alert(&self, now: u64, since: u64, until: u64) -> bool {
+        let engine = &self.engine;
+        // ORDERING: Relaxed: only the poller alerts.
+        if !engine.options.completion.checks()
+            || engine.is_busy()
+            || self.pace.alerted.load(Ordering::Relaxed) == until
+            || engine.checkers.held(now) >= policy::ALERTS
+        {
+            return false;
+        }
+        // ORDERING: Relaxed, as above.
+        self.pace.alerted.store(until, Ordering::Relaxed);
+        self.woke(now, since);
+        let waker = {
+            let mut waiters = self.waiters.lock();
+            let first = waiters.next_due();
+            let waker = first.and_then(|ticket| waiters.pop_due(ticket));
+            // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
+            self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
+            waker
+        };
+        waker.map(wake).is_some()
+    }
+
+    /// Sees to it that what is waited for has a marker, and that what is due gets done.
+    pub(crate) fn press(self: &Arc<Self>) {
+        let due = self.waiters.lock().next_due();
+        if let Some(ticket) = due {
+            self.want(ticket);
+        }
+        if self.has_dues() {
+            self.want(self.submitted());
+            if !self.is_crowded() {
+                self.try_with(|turn| turn.free_deferred());
+            }
+        }
+    }
+
+    /// Asks after the other devices that this stream waits for: their own pollers have no reason to,
+    /// if nobody awaits anything of theirs.
+    fn ask_after_others(&self) {
+        // ORDERING: Relaxed: a hint; the poller comes back.
+        if !self.has_foreign.load(Ordering::Relaxed) {
+            return;
+        }
+        let others: SmallVec<[Arc<Lane>; 2]> =
+            self.foreign.lock().iter().map(|wait| wait.on.lane.clone()).collect();
+        for other in others {
+            other.sweep();
+            other.engine.check_health().ok();
+            other.engine.mourn();
+        }
+    }
+
+    /// Arms a doorbell behind the marker of `ticket`, which is waited for.
+    fn arm(self: &Arc<Self>, ticket: u64) {
+        // ORDERING: Relaxed: only the poller arms.
+        if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
+            return;
+        }
+        let mut event = self.marker_behind(ticket);
+        if event.is_none() {
+            // Words have no event to wait for: place one.
+            self.try_with(|turn| turn.place_event().ok());
+            event = self.marker_behind(ticket);
+        }
+        let Some((_, event)) = event else { return };
+        let engine = &self.engine;
+        match engine.bells.arm(&*engine.backend, &event) {
+            // ORDERING: Relaxed, as above.
+            Ok(true) => self.armed.store(ticket, Ordering::Relaxed),
+            Ok(false) => {}
+            Err(code) => {
+                let error = engine.refused(code);
+                tracing::debug!(device = engine.label(), %error, "no doorbell");
+            }
+        }
+    }
+}

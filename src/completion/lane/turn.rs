@@ -1,0 +1,230 @@
+//! A submitter's turn: what may be done while the submission lock is held.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{ForeignWait, Lane, Lent, Marker, Payload};
+use crate::backend::DevicePtr;
+use crate::completion::events::EventHandle;
+use crate::completion::policy;
+use crate::completion::submission::{Locked, Markable};
+use crate::error::DriverCode;
+use crate::hazard::Use;
+
+/// What the submission lock protects.
+#[derive(Default)]
+pub(crate) struct Submitter {
+    /// Commands since the last marker.
+    pub(crate) unmarked: u32,
+    /// Whether an operation since the last event touched buffers.
+    pub(crate) touched: bool,
+    /// Up to which ticket this stream already waits for others.
+    waited: Vec<(u64, u64)>,
+}
+
+impl Markable for Submitter {
+    type Context = Lane;
+
+    fn mark_tail(&mut self, lane: &Lane) -> Option<u64> {
+        let tail = lane.timeline.submitted();
+        if lane.is_complete(tail) {
+            return Some(tail);
+        }
+        let word = lane.word.as_ref().filter(|_| lane.prefers_words());
+        let placed = match word {
+            Some(word) => {
+                // ORDERING: Relaxed: read by `Lane::drop`, which nobody is beside. Before the call,
+                // because one that failed may have been made all the same.
+                lane.told.store(tail, Ordering::Relaxed);
+                // SAFETY: the stream is this lane's, the word is its own until the lane is gone
+                // and the last value was seen.
+                unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
+            }
+            None => self.record_event(lane, tail),
+        };
+        match placed {
+            Ok(()) => {
+                self.unmarked = 0;
+                Some(tail)
+            }
+            Err(code) => {
+                let error = lane.engine.refused(code);
+                tracing::debug!(device = lane.engine.label(), %error, "no marker");
+                None
+            }
+        }
+    }
+}
+
+impl Submitter {
+    /// Records an event behind ticket `tail` and enters it as a marker.
+    fn record_event(&mut self, lane: &Lane, tail: u64) -> std::result::Result<(), DriverCode> {
+        let spare = lane.markers.lock().spare.pop();
+        let event = match spare {
+            Some(event) => event,
+            None => lane.engine.event()?,
+        };
+        // SAFETY: the stream is this lane's; the event is pooled, so nothing is pending on it.
+        let recorded = unsafe { lane.engine.backend.event_record(event.raw(), lane.stream) };
+        if let Err(code) = recorded {
+            // It may have been recorded all the same: never to be lent again.
+            event.spoil();
+            return Err(code);
+        }
+        self.enter(lane, tail, event);
+        Ok(())
+    }
+
+    fn enter(&mut self, lane: &Lane, ticket: u64, event: EventHandle) {
+        self.touched = false;
+        let mut markers = lane.markers.lock();
+        markers.queue.push_back(Marker { ticket, event });
+        // ORDERING: Relaxed: under the lock that guards what it counts; who waits for the marker
+        // sees it through the submission lock's `marked`.
+        lane.marked.store(markers.queue.len() as u64, Ordering::Relaxed);
+    }
+}
+
+/// A stream's submission lock, held: what a submitter may do.
+pub(crate) struct Turn<'t, 'l> {
+    pub(crate) lane: &'t Arc<Lane>,
+    pub(super) locked: &'t mut Locked<'l, Submitter>,
+}
+
+impl Turn<'_, '_> {
+    /// The ticket of the operation about to be submitted. If an `Op` still observes the tail, its
+    /// marker goes in front of this one.
+    pub(crate) fn next_ticket(&mut self) -> u64 {
+        let tail = self.lane.submitted();
+        if self.lane.timeline.held() == Some(tail) {
+            self.mark_tail();
+        }
+        tail + 1
+    }
+
+    /// Publishes `ticket` after its driver calls; `touched` says that it used buffers.
+    pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
+        self.lane.timeline.publish(ticket);
+        self.locked.state.unmarked += commands;
+        self.locked.state.touched |= touched;
+        if self.lane.is_shared() || (touched && self.lane.engine.is_exact()) {
+            // A later dependency on this operation then waits for nothing behind it.
+            if let Err(code) = self.place_event() {
+                self.lane.engine.refused(code);
+            }
+        } else if self.locked.state.unmarked >= policy::MARK_EVERY {
+            self.mark_tail();
+        }
+    }
+
+    /// Before an operation that may be held up by something other than this stream's own work:
+    /// puts an event behind what touched buffers, so that nobody who depends on that waits for the
+    /// hold-up.
+    pub(crate) fn fence_off(&mut self) {
+        if self.locked.state.touched && self.place_event().is_err() {
+            tracing::debug!("no event in front of a hold-up");
+        }
+    }
+
+    /// Places a marker at the tail unless one is there: an event, which costs least to submit, where
+    /// there is a choice.
+    pub(crate) fn mark_tail(&mut self) {
+        if self.locked.is_marked(self.lane.submitted()) {
+            return;
+        }
+        let engine = &self.lane.engine;
+        if engine.options.completion.always_words() {
+            self.locked.mark_tail(self.lane);
+        } else if let Err(code) = self.place_event() {
+            let error = engine.refused(code);
+            tracing::debug!(device = engine.label(), %error, "no marker");
+        }
+    }
+
+    /// Places an event at the tail that other streams can wait for.
+    pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
+        let tail = self.lane.submitted();
+        if self.lane.marker_behind(tail).is_none() && !self.lane.is_complete(tail) {
+            self.locked.state.record_event(self.lane, tail)?;
+            self.locked.state.unmarked = 0;
+            self.locked.publish_mark(tail);
+        }
+        Ok(())
+    }
+
+    /// Enters an event that the caller recorded behind `ticket`, which it published.
+    pub(crate) fn enter_event(&mut self, ticket: u64, event: EventHandle) {
+        self.locked.state.enter(self.lane, ticket, event);
+        self.locked.state.unmarked = 0;
+        self.locked.publish_mark(ticket);
+    }
+
+    /// Up to which ticket of another stream this one already waits.
+    pub(crate) fn waited_for(&self, other: u64) -> u64 {
+        let waited = &self.locked.state.waited;
+        waited.iter().find(|(lane, _)| *lane == other).map_or(0, |(_, ticket)| *ticket)
+    }
+
+    /// Makes this stream wait, on the device, for `ticket` of `other`.
+    pub(crate) fn wait_for(
+        &mut self,
+        other: &Arc<Lane>,
+        ticket: u64,
+        event: &EventHandle,
+    ) -> std::result::Result<(), DriverCode> {
+        let backend = &self.lane.engine.backend;
+        // SAFETY: the stream is this lane's and the handle keeps the event.
+        unsafe { backend.stream_wait_event(self.lane.stream, event.raw()) }?;
+        if other.engine.id != self.lane.engine.id {
+            let ticket_here = self.lane.submitted() + 1;
+            let on = Use { lane: other.clone(), ticket };
+            self.lane.foreign.lock().push(ForeignWait { ticket: ticket_here, on });
+            // ORDERING: Relaxed: read by futures of this or a later ticket.
+            self.lane.has_foreign.store(true, Ordering::Relaxed);
+        }
+        let waited = &mut self.locked.state.waited;
+        match waited.iter_mut().find(|(lane, _)| *lane == other.id) {
+            Some((_, known)) => *known = ticket.max(*known),
+            None => waited.push((other.id, ticket)),
+        }
+        Ok(())
+    }
+
+    /// Lends host memory to the device until `ticket` is complete.
+    pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
+        let mut lent = self.lane.lent.lock();
+        lent.push_back(Lent { ticket, bytes, payload });
+        // ORDERING: Relaxed: statistics, and a hint that is written under the lock.
+        self.lane.lending.store(lent.len() as u64, Ordering::Relaxed);
+        self.lane.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Frees memory behind everything submitted so far.
+    pub(super) fn free(&mut self, ptr: DevicePtr) {
+        let engine = &self.lane.engine;
+        if engine.lost().is_some() {
+            return;
+        }
+        // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
+        // here, or complete.
+        // STREAM: the free runs behind them.
+        if let Err(code) = unsafe { engine.backend.free(self.lane.stream, ptr) } {
+            let error = engine.refused(code);
+            tracing::warn!(device = engine.label(), %error, "a free was refused");
+        }
+        self.locked.state.unmarked += 1;
+    }
+
+    pub(super) fn free_deferred(&mut self) {
+        // ORDERING: Relaxed: who stored it also told the poller, which comes here as well.
+        if !self.lane.has_deferred.load(Ordering::Relaxed) {
+            return;
+        }
+        // ORDERING: Relaxed, as above; before the take, so that what comes later is seen.
+        self.lane.has_deferred.store(false, Ordering::Relaxed);
+        let deferred = std::mem::take(&mut *self.lane.deferred.lock());
+        for ptr in deferred {
+            self.free(ptr);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! A future's wait for a ticket of a stream.
+//!
+//! | state | left by |
+//! |---|---|
+//! | not polled | its first poll |
+//! | checking: polled again after each yield, not registered | completion, or the end of the time for it |
+//! | registered | completion; or the poller, which takes it out and wakes it to check |
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::task::{Context, Poll, Waker};
+
+use super::{ForeignWait, Lane};
+use crate::completion::checkers::Place;
+use crate::completion::policy::{self, Phase};
+use crate::completion::waiters::WaiterKey;
+use crate::error::Result;
+use crate::turn_taking;
+
+/// What a future remembers between polls.
+#[derive(Debug, Default)]
+pub(crate) struct WaitState {
+    key: Option<WaiterKey>,
+    place: Option<Place>,
+    /// When it last checked.
+    checked_at: u64,
+    /// Times that it checked, each for a while.
+    checks: u8,
+    began: bool,
+    /// Polled by a thread that has nothing else to do.
+    blocking: bool,
+}
+
+/// Checks for one future; the poller does the rest.
+const CHECKS: u8 = 4;
+
+impl WaitState {
+    /// Whether the task looks for itself: it is polled again without being woken.
+    pub(crate) fn is_checking(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Leaves the looking to the poller from the first poll on.
+    pub(crate) fn never_check(&mut self) {
+        self.checks = CHECKS;
+    }
+
+    /// For the future's next point, when this one is complete.
+    pub(crate) fn next(&self) -> Self {
+        WaitState { blocking: self.blocking, ..WaitState::default() }
+    }
+
+    /// Says that a thread polls for this future alone: nobody needs a turn in between.
+    pub(crate) fn block(&mut self) {
+        self.blocking = true;
+    }
+}
+
+impl Lane {
+    /// Whether `ticket` is complete; if not, sees to it that the task is polled again.
+    pub(crate) fn poll_ticket(
+        self: &Arc<Self>,
+        ticket: u64,
+        wait: &mut WaitState,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<()>> {
+        if wait.key.is_some() {
+            self.learn_lag();
+        }
+        if let Some(outcome) = self.outcome(ticket) {
+            self.forget(wait);
+            return Poll::Ready(outcome);
+        }
+        if !wait.is_checking() && self.is_registered(wait, cx.waker()) {
+            return Poll::Pending;
+        }
+        self.want(ticket);
+        let now = self.engine.now();
+        if !std::mem::replace(&mut wait.began, true) && !self.is_waited_for(now) {
+            // ORDERING: Relaxed: a time, for guesses.
+            self.pace.head_since.store(now, Ordering::Relaxed);
+        }
+        let checking = self.may_check(wait, now);
+        if (checking || self.needs_look(now)) && self.look(now) {
+            let outcome = self.outcome(ticket);
+            if outcome.is_some() {
+                self.forget(wait);
+            }
+            self.settle();
+            if let Some(outcome) = outcome {
+                return Poll::Ready(outcome);
+            }
+        }
+        if checking {
+            if !wait.blocking {
+                turn_taking::yield_now(cx, self.engine.is_busy());
+            }
+            return Poll::Pending;
+        }
+        self.register(ticket, wait, cx.waker());
+        // The store of the waker before these loads, against `settle` and `lose`.
+        fence(Ordering::SeqCst);
+        if let Some(outcome) = self.outcome(ticket) {
+            self.forget(wait);
+            return Poll::Ready(outcome);
+        }
+        self.activate_by(self.due(now));
+        self.help(now);
+        Poll::Pending
+    }
+
+    /// Drops a future's registration.
+    pub(crate) fn forget(&self, wait: &mut WaitState) {
+        self.stop_checking(wait);
+        if let Some(key) = wait.key.take() {
+            let waker = {
+                let mut waiters = self.waiters.lock();
+                let waker = waiters.remove(key);
+                // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
+                self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
+                waker
+            };
+            drop(waker);
+        }
+    }
+
+    /// Whether `ticket` is complete or never will be.
+    pub(crate) fn is_settled(&self, ticket: u64) -> bool {
+        self.outcome(ticket).is_some()
+    }
+
+    /// Blocks the calling thread until `ticket` is complete.
+    pub(crate) fn block_until(&self, ticket: u64) -> Result<()> {
+        loop {
+            self.want(ticket);
+            self.sweep();
+            if let Some(outcome) = self.outcome(ticket) {
+                return outcome;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn outcome(&self, ticket: u64) -> Option<Result<()>> {
+        if self.is_complete(ticket) {
+            return Some(Ok(()));
+        }
+        let lost = match self.engine.lost() {
+            Some(lost) => lost.clone(),
+            None => self.dependency_lost(ticket)?,
+        };
+        // What completed before the loss completed.
+        Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
+    }
+
+    /// The loss of another device that `ticket` waits for, if there is one.
+    pub(super) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
+        // ORDERING: Relaxed: set by the submitter of this or an earlier ticket.
+        if !self.has_foreign.load(Ordering::Relaxed) {
+            return None;
+        }
+        // What is through is dropped after the lock: it may be the last of a stream.
+        let (through, lost) = {
+            let mut foreign = self.foreign.lock();
+            let through: Vec<_> =
+                foreign.extract_if(.., |wait| self.is_complete(wait.ticket)).collect();
+            // ORDERING: Relaxed: under the lock that guards what it hints at.
+            self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
+            let mut reached = foreign.iter().filter(|wait| wait.ticket <= ticket);
+            (through, reached.find_map(ForeignWait::lost))
+        };
+        drop(through);
+        lost
+    }
+
+    /// Whether the task looks for itself now: it goes on with a check, or begins one.
+    fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
+        if let Some(place) = wait.place {
+            self.engine.took_turn(now.saturating_sub(wait.checked_at));
+            wait.checked_at = now;
+            if now < place.until() {
+                return true;
+            }
+            self.stop_checking(wait);
+            return false;
+        }
+        let options = self.engine.options;
+        if options.stepped || !options.completion.checks() || wait.checks == CHECKS {
+            return false;
+        }
+        // A task that was woken to check may come sooner than most.
+        let phase = self.phase(now, policy::NEAR_NS);
+        let (since, Phase::Check { until_ns }) = phase else { return false };
+        // One task a stream: its look serves the others.
+        let until = since + until_ns;
+        if self.checked_until() > now {
+            return false;
+        }
+        wait.place = self.engine.checkers.enter(now, until);
+        if wait.place.is_some() {
+            wait.checks += 1;
+            wait.checked_at = now;
+            // ORDERING: Relaxed, as above.
+            self.pace.checked_until.store(until, Ordering::Relaxed);
+        }
+        wait.place.is_some()
+    }
+
+    fn stop_checking(&self, wait: &mut WaitState) {
+        if let Some(place) = wait.place.take() {
+            self.engine.checkers.leave(place);
+            // ORDERING: Relaxed: a place protects nothing.
+            self.pace.checked_until.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a future that comes new to the stream looks: not if others wait, and somebody looks
+    /// for them.
+    fn needs_look(&self, now: u64) -> bool {
+        !self.is_waited_for(now) || self.looked_at() + policy::APART_NS <= now
+    }
+
+    /// If the poller woke a task, and this is its poll: remembers how long that took.
+    fn learn_lag(&self) {
+        // ORDERING: Relaxed, here and below: times, for guesses.
+        if self.pace.woken_at.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let woken_at = self.pace.woken_at.swap(0, Ordering::Relaxed);
+        let lag = self.engine.now().saturating_sub(woken_at);
+        // Beyond that it was the executor's other work.
+        if woken_at != 0 && lag <= 4 * policy::LAG_MOST_NS {
+            let lag_ns = &self.engine.lag_ns;
+            lag_ns.store(policy::lag(lag_ns.load(Ordering::Relaxed), lag), Ordering::Relaxed);
+        }
+    }
+
+    /// When the poller must look for a future that was polled at `now`.
+    fn due(&self, now: u64) -> u64 {
+        match self.phase(now, 0) {
+            (since, Phase::Later { nap_ns, open_ns, .. }) => {
+                policy::together(now, since + nap_ns).min(since.saturating_add(open_ns))
+            }
+            (_, Phase::Check { .. } | Phase::Watch { .. }) => {
+                self.checked_until().max(now + self.engine.rest())
+            }
+        }
+    }
+
+    /// Whether the future waits with this waker and was not woken.
+    fn is_registered(&self, wait: &WaitState, waker: &Waker) -> bool {
+        let Some(key) = wait.key else { return false };
+        self.waiters.lock().get_mut(key).is_some_and(|known| known.will_wake(waker))
+    }
+
+    fn register(&self, ticket: u64, wait: &mut WaitState, waker: &Waker) {
+        // Cloning and dropping a waker is foreign code: both outside the lock.
+        let fresh = waker.clone();
+        let stale = {
+            let mut waiters = self.waiters.lock();
+            let stale = match wait.key.and_then(|key| waiters.get_mut(key)) {
+                Some(known) => Some(std::mem::replace(known, fresh)),
+                None => {
+                    wait.key = Some(waiters.insert(ticket, fresh));
+                    None
+                }
+            };
+            // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
+            self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
+            stale
+        };
+        drop(stale);
+    }
+}

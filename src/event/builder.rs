@@ -1,0 +1,127 @@
+//! Events that are made first and recorded later.
+#![forbid(unsafe_code)]
+
+use super::Event;
+use crate::backend::EventOptions;
+use crate::completion::shared_event::SharedEvent;
+use crate::device::Device;
+use crate::error::{ErrorDetail, EventProblem, Result};
+use crate::stream::Stream;
+use crate::submit::{Footprint, wrong_device};
+
+/// Options for making an [`Event`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct EventBuilder<'d> {
+    device: &'d Device,
+    options: EventOptions,
+}
+
+impl Device {
+    /// Makes an event without timing, to be [recorded](Event::record) later.
+    ///
+    /// Where the point is recorded once and at once, [`Stream::record`] is shorter.
+    #[must_use]
+    pub fn event(&self) -> Event {
+        Event::unrecorded(self.engine(), EventOptions::default(), None)
+    }
+
+    /// Makes an event, options first.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let start = device.event_builder().timed(true).build()?;
+    /// let end = device.event_builder().timed(true).build()?;
+    /// start.record(&stream)?;
+    /// let x = stream.zeros::<f32>(1 << 20).queued()?;
+    /// end.record(&stream)?;
+    /// end.done().await?;
+    /// println!("{:?}", end.elapsed_since(&start)?);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn event_builder(&self) -> EventBuilder<'_> {
+        EventBuilder { device: self, options: EventOptions::default() }
+    }
+}
+
+impl EventBuilder<'_> {
+    /// Whether it takes the time of the device when it is recorded; false unless said otherwise.
+    ///
+    /// # Source
+    /// `CU_EVENT_DISABLE_TIMING`.
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.options.timing = timed;
+        self
+    }
+
+    /// Whether a thread that [synchronizes](Event::synchronize) with it sleeps at once; otherwise it
+    /// looks for itself for a moment.
+    ///
+    /// # Source
+    /// `CU_EVENT_BLOCKING_SYNC`.
+    pub fn blocking_sync(mut self, blocking_sync: bool) -> Self {
+        self.options.blocking_sync = blocking_sync;
+        self
+    }
+
+    /// Whether it can be [exported](Event::export) to other processes. Such an event has no timing,
+    /// and awaiting it takes a stream of this crate's own.
+    ///
+    /// # Source
+    /// `CU_EVENT_INTERPROCESS`.
+    pub fn interprocess(mut self, interprocess: bool) -> Self {
+        self.options.interprocess = interprocess;
+        self
+    }
+
+    /// Makes the event.
+    ///
+    /// # Errors
+    /// [`EventProblem::InterprocessTimed`]; [`ErrorDetail::Unsupported`] for an interprocess event on
+    /// a device that has none, such as the host device; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuEventCreate`.
+    pub fn build(self) -> Result<Event> {
+        let (engine, options) = (self.device.engine(), self.options);
+        engine.check_open()?;
+        if options.interprocess && options.timing {
+            let problem = EventProblem::InterprocessTimed;
+            return Err(ErrorDetail::Event { which: "the event", problem }.into());
+        }
+        let shared = options.interprocess.then(|| SharedEvent::new(engine, options.blocking_sync));
+        Ok(Event::unrecorded(engine, options, shared.transpose()?))
+    }
+}
+
+impl Event {
+    /// Records the event behind everything submitted to `stream` so far: from now on it stands for
+    /// that point. Who waits for an earlier point of it still does. The host does not wait.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::WrongDevice`]: a stream of another device. A device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuEventRecord`.
+    #[track_caller]
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let inner = &self.inner;
+        if stream.engine().id != inner.engine.id {
+            return Err(wrong_device("the event", stream.engine(), &inner.engine));
+        }
+        if let Some(shared) = &inner.shared {
+            let queue = stream.queue();
+            let footprint = Footprint::new("record");
+            let record = queue.submit(footprint, 1, |raw| Ok(raw.record_shared(&shared.event)?));
+            return queue.finish(record.map(drop)).queued();
+        }
+        let at = if inner.options.timing { stream.mark_timed()? } else { stream.mark()? };
+        // Dropped after the lock: it may hold the last of a stream.
+        let before = inner.last.lock().replace(at);
+        drop(before);
+        Ok(())
+    }
+}

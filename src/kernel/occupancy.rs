@@ -1,0 +1,159 @@
+//! [`Occupancy`]: what a launch of a kernel takes, and how much of it fits.
+#![forbid(unsafe_code)]
+
+use super::launch_config::{Dim3, LaunchConfig};
+use super::signature::Signature;
+use super::{Core, Kernel};
+use crate::backend::KernelAttributes;
+use crate::error::{LaunchLimit, Result};
+
+/// Blocks that a multiprocessor of any architecture holds at once.
+const MOST_BLOCKS: u32 = 32;
+
+/// How many blocks of a kernel run at once, and which block size fills the device best.
+///
+/// A multiprocessor takes a block when it has room for all of it: for its threads in whole warps,
+/// for its registers ([`registers`](KernelAttributes::registers) a thread), for its static and dynamic
+/// shared memory. What is left when the next block does not fit any more stays empty. Blocks of
+/// other kernels, of whatever stream, compete for the same room.
+///
+/// On a host device a kernel's twin is called once for the whole grid, so the answers are
+/// conventions: a block a core, and a best block of one thread.
+///
+/// # Blocking
+/// Each question is a driver call, [`best_block`](Self::best_block) one for each block size. None waits
+/// for the device.
+///
+/// # Errors
+/// What a launch would be refused for; the loss of the device; a thread that must not call the driver,
+/// such as the one that runs host functions.
+///
+/// # Examples
+/// ```
+/// use gpu_await::{Device, LaunchConfig, kernels};
+/// # futures::executor::block_on(async {
+/// let device = Device::cuda_or_host()?;
+/// let scale = kernels::scale::load(&device).await?;
+/// let n = 10_000_000_usize;
+/// let (min_grid, block) = scale.occupancy().best_block(|_| 0, None)?;
+/// let config = LaunchConfig::new(n.div_ceil(block as usize) as u32, block);
+/// println!("{config:?}; {min_grid} blocks fill the device");
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+///
+/// # Source
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`, `cuOccupancyMaxActiveClusters`.
+#[derive(Clone, Copy)]
+pub struct Occupancy<'k> {
+    core: &'k Core,
+}
+
+impl<S: Signature> Kernel<S> {
+    /// What the compiler made of the kernel: registers, memory, versions.
+    #[must_use]
+    pub fn attributes(&self) -> KernelAttributes {
+        self.core.attributes
+    }
+
+    /// How many blocks run at once, and which block size fills the device best.
+    #[must_use]
+    pub fn occupancy(&self) -> Occupancy<'_> {
+        Occupancy { core: &self.core }
+    }
+}
+
+impl Occupancy<'_> {
+    /// Blocks that a multiprocessor holds at once; 1 on a host device.
+    ///
+    /// # Errors
+    /// A block that a launch would be refused for; the loss of the device.
+    pub fn active_blocks(&self, block_dim: impl Into<Dim3>, shared_mem_bytes: u32) -> Result<u32> {
+        let block_dim = block_dim.into().0;
+        self.core.check_block(block_dim, shared_mem_bytes)?;
+        self.core.active_blocks(block_dim.iter().product(), shared_mem_bytes)
+    }
+
+    /// Blocks that the whole device holds at once: the largest grid of a cooperative launch. Block,
+    /// shared memory and cluster of `config` count, its grid does not. A block a core on a host
+    /// device, and one cluster at least.
+    ///
+    /// # Errors
+    /// A geometry that a launch would be refused for; the loss of the device.
+    pub fn resident_blocks(&self, config: &LaunchConfig) -> Result<u32> {
+        // Whole clusters, and more of them than any device holds.
+        let [x, y, z] = config.cluster_dim();
+        let most = self.core.engine.backend.limits().multiprocessors * MOST_BLOCKS;
+        let config = config.with_grid_dim([x.saturating_mul(most), y, z]);
+        self.core.check_limits(&config)?;
+        self.core.resident_blocks(&config.grid())
+    }
+
+    /// The block size that keeps most threads active, and the smallest grid that fills the device
+    /// with it: `(min_grid, block)`. `shared_mem_bytes` is the dynamic shared memory of a block of so
+    /// many threads; `limit` bounds the block. `(1, 1)` on a host device.
+    ///
+    /// Tries every whole number of warps, from the largest block down, and keeps the first of those
+    /// with the most active threads.
+    ///
+    /// # Errors
+    /// [`LaunchLimit::SharedMemBytes`] where no block has so much shared memory; a limit of 0; the
+    /// loss of the device.
+    pub fn best_block(
+        &self,
+        shared_mem_bytes: impl Fn(u32) -> u32,
+        limit: Option<u32>,
+    ) -> Result<(u32, u32)> {
+        let core = self.core;
+        let limits = core.engine.backend.limits();
+        let most = core.attributes.max_threads_per_block;
+        let most = match limit {
+            None => most,
+            Some(limit) => {
+                core.within(LaunchLimit::ThreadsPerBlock, u64::from(limit), u32::MAX)?;
+                most.min(limit)
+            }
+        };
+        if core.module.is_none() {
+            return Ok((1, 1));
+        }
+        let warp = limits.warp_size.max(1);
+        let mut best = None;
+        let mut least_shared = u32::MAX;
+        for warps in (1..=most.div_ceil(warp)).rev() {
+            let block = (warps * warp).min(most);
+            let shared = shared_mem_bytes(block);
+            least_shared = least_shared.min(shared);
+            if shared > core.most_shared_mem() {
+                continue;
+            }
+            let active = core.active_blocks(block, shared)?;
+            let threads = active * block;
+            if active > 0 && best.is_none_or(|(most, _, _)| threads > most) {
+                best = Some((threads, active * limits.multiprocessors, block));
+            }
+        }
+        match best {
+            Some((_, min_grid, block)) => Ok((min_grid, block)),
+            None => {
+                let (asked, limit) = (u64::from(least_shared), core.most_shared_mem());
+                Err(core.over(LaunchLimit::SharedMemBytes, asked, limit))
+            }
+        }
+    }
+
+    /// At least one thread for each of `n` elements, in blocks of the best size: the kernel guards
+    /// the tail. For no elements the launch is nothing.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    pub fn config_for_elements(&self, n: usize) -> Result<LaunchConfig> {
+        let (_, block) = self.best_block(|_| 0, None)?;
+        Ok(LaunchConfig::for_elements_in_blocks(n, block))
+    }
+}
+
+impl std::fmt::Debug for Occupancy<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Occupancy({} on {})", self.core.name, self.core.engine.label())
+    }
+}

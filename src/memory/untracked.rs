@@ -1,0 +1,49 @@
+//! Views whose uses are neither entered nor ordered: for who orders them himself.
+
+use super::Element;
+use super::buffer::{View, ViewMut};
+
+impl<'a, T: Element> View<'a, T> {
+    /// The same range, outside of the library's bookkeeping: operations that use it wait for no other
+    /// stream, and no other operation waits for them.
+    ///
+    /// What it saves is the bookkeeping alone, some ten nanoseconds a use. It is checked neither
+    /// whether anything wrote the range nor whether its producer failed.
+    ///
+    /// # Safety
+    /// Every use of the result must be ordered by the caller, as in CUDA: by the stream itself, by
+    /// [`Stream::wait`](crate::Stream::wait), or by awaiting. It comes behind what wrote the range, and
+    /// everything that writes the range, and **the drop of the buffer**, comes behind it: a buffer
+    /// is freed when the *tracked* uses are complete.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let (a, b) = (device.stream()?, device.stream()?);
+    /// let weights = a.upload(vec![1.0f32; 100]).await?; // complete: nobody needs to wait for it
+    /// // SAFETY: nothing writes the weights again, and they outlive the await.
+    /// let read_only = unsafe { weights.view().untracked() };
+    /// assert_eq!(b.download(&read_only).await?[99], 1.0);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub unsafe fn untracked(self) -> View<'a, T> {
+        self.without_tracking()
+    }
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// The same range, outside of the library's bookkeeping; see [`View::untracked`].
+    ///
+    /// What is written through it does not count as written: a buffer from
+    /// [`empty`](crate::Stream::empty) stays unreadable for tracked operations.
+    ///
+    /// # Safety
+    /// As [`View::untracked`]; and every other use of the range, also a read, is ordered with the
+    /// writes by the caller.
+    #[must_use]
+    pub unsafe fn untracked(self) -> ViewMut<'a, T> {
+        self.without_tracking()
+    }
+}

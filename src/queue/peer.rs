@@ -1,0 +1,88 @@
+//! Copies between devices.
+//!
+//! Directly where the two can reach each other's memory. Elsewhere through pinned host memory, in
+//! parts: a stream of the source's device, made for this copy, fills a block and this stream empties
+//! it. A few blocks go round; that a block is empty, and that it is full, each stream learns from the
+//! other by an event. Nothing waits on the host.
+//!
+//! The stream on the source's side is the copy's own, so that nobody else's work is behind it while it
+//! waits for this stream (`a_held_copy_through_the_host_delays_no_other`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::Queue;
+use crate::backend::StreamOptions;
+use crate::completion::lane::Lane;
+use crate::error::Result;
+use crate::memory::buffer::Span;
+use crate::memory::pinned::PinnedBlock;
+use crate::submit::{Footprint, at, submit};
+
+/// What goes through the host in one go.
+const PART_BYTES: usize = 4 << 20;
+/// How many parts may be between the devices.
+const BLOCKS: usize = 4;
+
+impl Queue<'_> {
+    /// Copies all of `from`, which is another device's, to `to`; `footprint` names both.
+    pub(super) fn copy_from_peer(
+        &self,
+        footprint: Footprint<'_>,
+        from: &Span<'_>,
+        to: &Span<'_>,
+    ) -> Result<()> {
+        let source = from.memory.engine();
+        let same_kind = source.backend.kind() == self.lane.engine().backend.kind();
+        match self.home.reaches(source) {
+            // Of another kind: refused with the right words.
+            Ok(direct) if direct || !same_kind => {
+                self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?)).map(drop)
+            }
+            Ok(_) => self.copy_through_host(from, to).map_err(|error| footprint.poison(error)),
+            Err(error) => Err(footprint.poison(error)),
+        }
+    }
+
+    fn copy_through_host(&self, from: &Span<'_>, to: &Span<'_>) -> Result<()> {
+        let source = from.memory.engine();
+        let bytes = to.range.end - to.range.start;
+        let relay = Lane::open(source, StreamOptions::default(), Some("relay".into()))?;
+        let block = || self.home.pinned.get(PART_BYTES.min(bytes as usize));
+        let parts = bytes.div_ceil(PART_BYTES as u64) as usize;
+        let blocks: Vec<Arc<PinnedBlock>> =
+            (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
+        // Waits between the two are for single parts and not for what lies behind them.
+        source.set_exact();
+        self.lane.engine().set_exact();
+        let mut emptied = [0; BLOCKS];
+        for part in 0..parts {
+            let start = (part * PART_BYTES) as u64;
+            let part_bytes = (bytes - start).min(PART_BYTES as u64);
+            let (block, emptied) = (&blocks[part % BLOCKS], &mut emptied[part % BLOCKS]);
+
+            let mut down = Footprint::new("copy");
+            down.reads(from);
+            down.lends(block);
+            if part >= BLOCKS {
+                down.comes_after(self.lane.clone(), *emptied, None);
+            }
+            let (filled, ()) = submit(&relay, self.at, down, 1, |raw| {
+                Ok(raw.copy_to_host(block.host(), at(from).offset(start), part_bytes)?)
+            })?;
+
+            let mut up = Footprint::new("copy");
+            up.overwrites(to);
+            up.lends(block);
+            up.comes_after(relay.clone(), filled, None);
+            if part + 1 == parts {
+                // It has nothing more to do once the last part was taken.
+                up.keeps(Box::new(relay.clone()));
+            }
+            (*emptied, ()) = self.submit(up, 1, |raw| {
+                Ok(raw.copy_to_device(at(to).offset(start), block.host(), part_bytes)?)
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! The current stream: where a verb called on a [`Device`](crate::Device) goes.
+//!
+//! It is the innermost *scope*'s whose stream is the device's, else the device's default stream. A
+//! scope is state of a future: [`Scope`] installs its stream when it is polled and removes it before
+//! the poll returns. Between polls nothing is installed anywhere.
+//!
+//! # Invariants
+//! 1. What a poll installed is gone when it returns, also by a panic
+//!    (`a_scope_ends_with_its_future_whatever_the_way`).
+//! 2. A task sees no other task's scopes, on whatever thread it is polled
+//!    (`tasks_that_migrate_do_not_see_each_others_streams`).
+//! 3. Threads of the driver's and of this crate see none
+//!    (`host_functions_and_wakers_see_no_scope`).
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use pin_project::pin_project;
+
+use crate::stream::Stream;
+
+thread_local! {
+    /// The streams of the scopes around what runs now, innermost last.
+    static SCOPES: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A future with a current stream; see [`Stream::scope`].
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is awaited"]
+#[pin_project]
+pub struct Scope<F> {
+    #[pin]
+    future: F,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Not polled yet.
+    New {
+        stream: Stream,
+        ordered: bool,
+    },
+    Entered(Stream),
+}
+
+impl<F: Future> Future for Scope<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        if let State::New { stream, ordered } = this.state {
+            *this.state = State::Entered(enter(stream, *ordered));
+        }
+        let State::Entered(stream) = this.state else { unreachable!("entered just now") };
+        let _installed = Installed::new(stream);
+        this.future.poll(cx)
+    }
+}
+
+/// A stream that is current until this is dropped.
+struct Installed(());
+
+impl Installed {
+    fn new(stream: &Stream) -> Self {
+        SCOPES.with_borrow_mut(|scopes| scopes.push(stream.clone()));
+        Installed(())
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        // Dropped after the borrow: it may be the last of its stream.
+        drop(SCOPES.with_borrow_mut(Vec::pop));
+    }
+}
+
+/// The stream of the innermost scope, of one device or of any.
+pub(crate) fn innermost(engine: Option<u64>) -> Option<Stream> {
+    let fits = |stream: &&Stream| engine.is_none_or(|id| stream.engine().id == id);
+    // While the thread ends there are no scopes any more.
+    let found = SCOPES.try_with(|scopes| scopes.borrow().iter().rev().find(fits).cloned());
+    found.ok().flatten()
+}
+
+/// Orders `stream` behind the one that was current.
+fn enter(stream: &Stream, ordered: bool) -> Stream {
+    let stream = stream.clone();
+    if !ordered {
+        return stream;
+    }
+    let previous = innermost(Some(stream.engine().id)).unwrap_or_else(|| stream.default_stream());
+    if previous == stream {
+        return stream;
+    }
+    match stream.wait(&previous).queued() {
+        Ok(()) => stream,
+        Err(error) => stream.refusing(error),
+    }
+}
+
+impl Stream {
+    /// Makes this stream the [current](crate::Device::current_stream) one of its device for what
+    /// `future` does: verbs called on the [`Device`](crate::Device) go to it.
+    ///
+    /// It is state of the future, installed for the length of each poll: tasks that it spawns do not
+    /// inherit it, other tasks of the same thread do not see it, and it may be awaited on any thread.
+    /// Scopes nest, and a scope leaves the current streams of other devices alone.
+    ///
+    /// # Ordering
+    /// When it is first polled this stream is ordered behind the stream that was current (everything
+    /// submitted to it so far), on the device; see [`scope_unordered`](Self::scope_unordered). What
+    /// comes after the scope does not wait for it: say `stream.wait(..)`.
+    ///
+    /// # Cancel safety
+    /// That of `future`.
+    ///
+    /// # Errors
+    /// If the wait cannot be put on the stream, what the future calls on the device fails with that
+    /// error.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// let device = gpu_await::Device::host();
+    /// let stream = device.stream()?;
+    /// let x = stream.scope(async { device.full(4, 2u32).queued() }).await?;   // on `stream`
+    /// assert_eq!(device.download(&x).await?, [2; 4]);                         // on the default stream
+    /// assert_eq!(stream.submitted(), 1);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
+        Scope { future, state: State::New { stream: self.clone(), ordered: true } }
+    }
+
+    /// Like [`scope`](Self::scope), without waiting for the stream that was current. Buffers are
+    /// ordered all the same.
+    pub fn scope_unordered<F: Future>(&self, future: F) -> Scope<F> {
+        Scope { future, state: State::New { stream: self.clone(), ordered: false } }
+    }
+
+    /// Makes this stream the current one of its device while `work` runs; the blocking form of
+    /// [`scope`](Self::scope).
+    ///
+    /// # Panics
+    /// Those of `work`; the stream is no longer current then.
+    pub fn scope_sync<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _installed = Installed::new(&enter(self, true));
+        work()
+    }
+
+    /// Like [`scope_sync`](Self::scope_sync), without waiting for the stream that was current.
+    pub fn scope_sync_unordered<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _installed = Installed::new(self);
+        work()
+    }
+
+    /// The stream of the innermost scope, whatever its device; `None` outside of scopes.
+    ///
+    /// With it, code that was given neither a device nor a stream can record, wait and submit.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::{Device, Stream};
+    /// let device = Device::host();
+    /// let stream = device.stream()?;
+    /// stream.scope(async { assert_eq!(Stream::current().as_ref(), Some(&stream)) }).await;
+    /// assert!(Stream::current().is_none());
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn current() -> Option<Stream> {
+        innermost(None)
+    }
+}

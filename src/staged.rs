@@ -1,0 +1,289 @@
+//! Copies between the device and ordinary (pageable) host memory, off the executor.
+//!
+//! The driver copies pageable memory with the calling thread, at a fraction of the link's speed. Here
+//! the data is cut into parts; a few threads of the device's ([`Crew`]) copy parts between pageable
+//! and pinned memory while others are on the link. The calling task only submits copies and hands out
+//! parts.
+//!
+//! | | up | down |
+//! |---|---|---|
+//! | first | the crew fills a pinned buffer | the device fills a pinned buffer |
+//! | then | the device takes it | the crew empties it |
+//!
+//! # Invariants
+//! 1. At most [`window`] parts are in each of the two states, so that pinned memory is bounded,
+//!    whatever holds the stream up.
+//! 2. The crew never waits for the device: a stream that is held up delays nobody else's copies
+//!    (`a_held_stream_delays_no_other_staged_copy`).
+//! 3. The calling task neither copies, nor maps, nor frees much memory.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::error::Result;
+use crate::home::Home;
+use crate::memory::Element;
+use crate::memory::buffer::{DeviceBuffer, Readable};
+use crate::memory::pageable::{Part, Room};
+use crate::memory::pinned::{PinnedBuffer, bytes_of};
+use crate::offload::{Crew, Offloaded, offload_now};
+use crate::op::Op;
+use crate::queue::source::{Source, StagedSource};
+use crate::stream::Stream;
+
+/// What is copied in one go: long beside a wake-up, short beside the whole.
+const PART_BYTES: usize = 2 << 20;
+/// Operations in flight above which a copy waits: well below the depth at which the driver blocks.
+const MOST_IN_FLIGHT: u64 = 512;
+
+impl Stream {
+    /// Copies ordinary host data into a new device buffer without the executor's threads. Ready
+    /// proves that everything is *on the stream*: device order is enough for what comes behind.
+    ///
+    /// A few threads of the device's copy the data into pinned memory, part by part, while earlier
+    /// parts are on their way: several times the speed of the driver's own copy from pageable
+    /// memory. For less than about a megabyte, or for a [`PinnedBuffer`], there is no gain over
+    /// [`upload`](Self::upload).
+    ///
+    /// # Ownership
+    /// The source moves in and is dropped off the executor. At most some 40 MiB of pinned memory are
+    /// in use for one call.
+    ///
+    /// # Ordering
+    /// The work goes on the stream while the future is polled, not before. What others submit to the
+    /// stream meanwhile goes between the parts; nobody can see the buffer before the future hands it
+    /// out.
+    ///
+    /// # Cancel safety
+    /// Dropped, it stops: parts that are on the stream go on, the buffer is freed behind them.
+    ///
+    /// # Blocking
+    /// Never: a poll takes as long as submitting a few copies. While the stream is held up, or more
+    /// than 512 operations are in flight on it, the future waits.
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a device that is lost or closed.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let weights = vec![1.0f32; 3_000_000];
+    /// let weights = stream.upload_staged(weights).await?;
+    /// let back = stream.download_staged(&weights).await?;
+    /// assert_eq!(back, vec![1.0; 3_000_000]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuMemAllocAsync`, `cuMemcpyHtoDAsync`.
+    pub async fn upload_staged<T: Element>(
+        &self,
+        source: impl Source<T>,
+    ) -> Result<DeviceBuffer<T>> {
+        let source = match source.into_staged().0 {
+            StagedSource::Pinned(source) => return self.upload(source).queued(),
+            StagedSource::Pageable(source) => self.dropped_there(source),
+        };
+        let len = (*source.share()).as_ref().len();
+        if bytes_of::<T>(len)? == 0 {
+            return self.empty(len).queued();
+        }
+        let fill = |start: usize| {
+            let (source, pool) = (source.share(), self.home().pinned.clone());
+            let part = self.home().crew.run(move || {
+                let source = &(*source).as_ref()[start..len.min(start + part_len::<T>())];
+                let mut part = PinnedBuffer::new(&pool, source.len())?;
+                part.copy_from_slice(source);
+                Ok(part)
+            });
+            (start, part)
+        };
+        self.throttle(MOST_IN_FLIGHT).await?;
+        // For much memory the driver has to map some. Not by the crew: the stream may be busy.
+        let stream = self.clone();
+        let allocated = offload_now(move || stream.empty::<T>(len).queued())?;
+        let mut starts = (0..len).step_by(part_len::<T>());
+        let mut filling = VecDeque::with_capacity(window());
+        for start in starts.by_ref().take(window()) {
+            filling.push_back(fill(start));
+            pause(filling.len()).await;
+        }
+        let mut flying = VecDeque::with_capacity(window());
+        let mut buffer = allocated.await??;
+        while let Some((start, part)) = filling.pop_front() {
+            filling.extend(starts.next().map(fill));
+            self.send(filled(part).await?, start, &mut buffer, &mut flying).await?;
+        }
+        Ok(buffer)
+    }
+
+    /// Puts the copy of a filled part on the stream; waits where too much is there already.
+    async fn send<T: Element>(
+        &self,
+        part: PinnedBuffer<T>,
+        start: usize,
+        buffer: &mut DeviceBuffer<T>,
+        flying: &mut VecDeque<Op<PinnedBuffer<T>>>,
+    ) -> Result<()> {
+        if flying.len() == window()
+            && let Some(oldest) = flying.pop_front()
+        {
+            oldest.await?;
+        }
+        self.throttle(MOST_IN_FLIGHT).await?;
+        let op = self.batch(|queue| queue.upload_part(part, buffer, start));
+        flying.push_back(op.submitted()?);
+        pause(start / part_len::<T>()).await;
+        Ok(())
+    }
+
+    /// Copies device memory into a `Vec` without the executor's threads. Ready proves *visible to
+    /// the host*.
+    ///
+    /// The opposite of [`upload_staged`](Self::upload_staged): what is said there about speed,
+    /// pinned memory, cancel safety and blocking holds here.
+    ///
+    /// # Ordering
+    /// The work goes on the stream while the future is polled, not before. The source stays borrowed
+    /// until then, so that all parts are of one state of it.
+    ///
+    /// # Errors
+    /// As [`download`](Self::download); out of host memory.
+    ///
+    /// # Source
+    /// `cuMemcpyDtoHAsync`.
+    pub async fn download_staged<T: Element>(&self, source: &impl Readable<T>) -> Result<Vec<T>> {
+        self.download_staged_into(source, Vec::new()).await
+    }
+
+    /// Copies device memory into a `Vec` of yours, whose elements it replaces, without the
+    /// executor's threads; see [`download_staged`](Self::download_staged). Quicker than a fresh one,
+    /// whose pages the system has to make first. Ready proves *visible to the host* and hands it
+    /// back.
+    ///
+    /// # Ownership
+    /// If it fails or is dropped, the `Vec` is dropped.
+    ///
+    /// # Errors
+    /// As [`download_staged`](Self::download_staged).
+    pub async fn download_staged_into<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: Vec<T>,
+    ) -> Result<Vec<T>> {
+        let len = source.len();
+        if bytes_of::<T>(len)? == 0 {
+            self.engine().check_open()?;
+            return Ok(vec![T::zeroed(); len]);
+        }
+        let (room, parts) = Room::in_parts(destination, len, part_len::<T>())?;
+        // Its share goes last: the parts, on their way back or not, are dropped before it.
+        let (room, window) = (self.dropped_there(room), window());
+        let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
+        let mut emptying: VecDeque<Offloaded<()>> = VecDeque::with_capacity(window);
+        let empty =
+            |part: Part<T>, full: PinnedBuffer<T>| self.home().crew.run(move || part.fill(&full));
+        for part in parts {
+            if flying.len() == window
+                && let Some((op, part)) = flying.pop_front()
+            {
+                let full = op.await?;
+                if emptying.len() == window
+                    && let Some(oldest) = emptying.pop_front()
+                {
+                    oldest.await?;
+                }
+                emptying.push_back(empty(part, full));
+            }
+            let pinned = PinnedBuffer::new_async(&self.home().pinned, part.len()).await?;
+            self.throttle(MOST_IN_FLIGHT).await?;
+            let op = self.batch(|queue| queue.download_part(source, part.start(), pinned));
+            let number = part.start() / part_len::<T>();
+            flying.push_back((op.submitted()?, part));
+            pause(number).await;
+        }
+        for (op, part) in flying {
+            emptying.push_back(empty(part, op.await?));
+        }
+        for emptied in emptying {
+            emptied.await?;
+        }
+        match Room::into_vec(room.take()) {
+            Some(vec) => Ok(vec),
+            None => unreachable!("every part was filled, and its end awaited"),
+        }
+    }
+
+    fn dropped_there<V: ?Sized>(&self, value: Arc<V>) -> DroppedThere<V>
+    where
+        Arc<V>: Send + 'static,
+    {
+        DroppedThere { value: Some(value), home: self.home().clone() }
+    }
+}
+
+/// A share of much memory; if it is the last one, the crew gives the memory back.
+struct DroppedThere<V: ?Sized>
+where
+    Arc<V>: Send + 'static,
+{
+    /// `None` once it was taken, by value or by the drop.
+    value: Option<Arc<V>>,
+    home: Arc<Home>,
+}
+
+impl<V: ?Sized> DroppedThere<V>
+where
+    Arc<V>: Send + 'static,
+{
+    fn share(&self) -> Arc<V> {
+        self.value.clone().unwrap_or_else(|| unreachable!("taken by value only"))
+    }
+
+    fn take(mut self) -> Arc<V> {
+        self.value.take().unwrap_or_else(|| unreachable!("taken by value only"))
+    }
+}
+
+impl<V: ?Sized> Drop for DroppedThere<V>
+where
+    Arc<V>: Send + 'static,
+{
+    fn drop(&mut self) {
+        if let Some(value) = self.value.take() {
+            self.home.crew.drop_there(value);
+        }
+    }
+}
+
+/// How many parts may be with the crew, and as many with the device.
+fn window() -> usize {
+    Crew::threads() + 2
+}
+
+/// How many elements a part has.
+fn part_len<T>() -> usize {
+    (PART_BYTES / size_of::<T>().max(1)).max(1)
+}
+
+/// Lets the executor's others run now and then, however many parts are ready.
+async fn pause(part: usize) {
+    const EVERY: usize = 2;
+    let mut paused = !part.is_multiple_of(EVERY);
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut paused, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+async fn filled<T>(part: Offloaded<Result<PinnedBuffer<T>>>) -> Result<PinnedBuffer<T>> {
+    part.await?
+}

@@ -1,0 +1,391 @@
+//! The verbs of [`Stream`] and [`Device`], once.
+//!
+//! Each is written as a method of [`Stream`], a [`batch`](Stream::batch) of one; [`verbs!`] gives
+//! [`Device`] the same method, which goes to the device's current stream
+//! (`every_verb_of_a_device_goes_to_the_current_stream`).
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::{ErrorDetail, EventProblem, Result};
+use crate::event::Event;
+use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
+use crate::memory::copy_2d::Copy2d;
+use crate::memory::pinned::PinnedBuffer;
+use crate::memory::{Element, Number};
+use crate::op::Op;
+use crate::queue::source::Source;
+use crate::queue::{Queue, Settle};
+use crate::stream::{Marks, Stream};
+
+/// Makes methods of [`Stream`], and of [`Device`] the same on its current stream.
+macro_rules! verbs {
+    ($(
+        $(#[$meta:meta])*
+        pub fn $name:ident $(<$($generic:ident $(: $bound:ident $(+ $more:tt)*)?),+>)? (
+            &$self:ident $(, $arg:ident : $type:ty)* $(,)?
+        ) -> $returns:ty $(where $bounded:ident : $first:ident + $second:path,)? $body:block
+    )+) => {
+        impl Stream {$(
+            $(#[$meta])*
+            #[track_caller]
+            pub fn $name $(<$($generic $(: $bound $(+ $more)*)?),+>)? (
+                &$self $(, $arg: $type)*
+            ) -> $returns $(where $bounded: $first + $second)? $body
+        )+}
+
+        /// The verbs of [`Stream`], on the [current stream](Device::current_stream).
+        impl Device {$(
+            $(#[$meta])*
+            ///
+            /// On a [`Device`] it goes to the [current stream](Device::current_stream).
+            #[track_caller]
+            pub fn $name $(<$($generic $(: $bound $(+ $more)*)?),+>)? (
+                &self $(, $arg: $type)*
+            ) -> $returns $(where $bounded: $first + $second)? {
+                self.current_stream().$name($($arg),*)
+            }
+        )+}
+    };
+}
+
+verbs! {
+    // ---- batches --------------------------------------------------------------------------
+
+    /// Puts several operations on the stream as one future: one marker, one waker, and what the
+    /// closure returns comes back whole.
+    ///
+    /// The closure runs at once; inside it the verbs of [`Queue`] return plain results. Host values
+    /// come as [`Lent`](crate::Lent) and are handed back by the future. Ready proves that every
+    /// operation of the batch is complete, and its host values *visible to the host*.
+    ///
+    /// # Errors
+    /// The first error that the closure returns; what was put on the stream before goes on.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let (x, y) = stream
+    ///     .batch(|q| {
+    ///         let x = q.full(4, 7u32)?;
+    ///         let y = q.download(&x)?;
+    ///         Ok((x, y))
+    ///     })
+    ///     .await?;
+    /// assert_eq!((x.len(), &y[..]), (4, &[7; 4][..]));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
+        let queue = self.queue();
+        let result = work(&queue);
+        queue.finish(result)
+    }
+
+    // ---- copies and fills -----------------------------------------------------------------
+
+    /// Copies host data into a new device buffer. Ready proves *complete on the device*.
+    ///
+    /// A [`PinnedBuffer`] goes to the device as it is; anything else is copied into pinned memory
+    /// first.
+    ///
+    /// # Ownership
+    /// The source moves in; a pinned buffer returns to its pool when the copy is complete.
+    ///
+    /// # Blocking
+    /// The host copy of a `Vec` takes about 0.1 ms a mebibyte; the first of its size also maps and
+    /// registers memory. For large data see [`Stream::upload_staged`].
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemAllocAsync`, `cuMemcpyHtoDAsync`.
+    pub fn upload<T: Element>(&self, source: impl Source<T>) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.upload(source))
+    }
+
+    /// Copies a slice into a new device buffer; see [`upload`](Self::upload). The slice is free
+    /// again when the call returns.
+    pub fn upload_from<T: Element>(&self, source: &[T]) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.upload_from(source))
+    }
+
+    /// Copies a pinned buffer into existing device memory. Ready proves *complete on the device* and
+    /// hands the pinned buffer back.
+    ///
+    /// # Ownership
+    /// The pinned buffer is lent to the device until the copy is complete; if the call fails or the
+    /// future is dropped it returns to its pool.
+    ///
+    /// # Errors
+    /// Lengths that differ; memory of another device; a device that is lost or closed.
+    pub fn upload_into<T: Element>(
+        &self,
+        source: PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Op<PinnedBuffer<T>> {
+        self.batch(|queue| queue.upload_into(source, destination))
+    }
+
+    /// Copies device memory into a pooled pinned buffer. Ready proves *visible to the host*.
+    ///
+    /// # Errors
+    /// Data that nothing has written, or whose producer failed (with its name); out of pinned
+    /// memory; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemcpyDtoHAsync`.
+    pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Op<PinnedBuffer<T>> {
+        self.batch(|queue| queue.download(source))
+    }
+
+    /// Copies device memory into a pinned buffer of yours. Ready proves *visible to the host* and
+    /// hands it back.
+    ///
+    /// # Errors
+    /// As [`download`](Self::download); lengths that differ.
+    pub fn download_into<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: PinnedBuffer<T>,
+    ) -> Op<PinnedBuffer<T>> {
+        self.batch(|queue| queue.download_into(source, destination))
+    }
+
+    /// Copies device memory into a `Vec`. Ready proves *visible to the host*.
+    ///
+    /// # Blocking
+    /// The poll that finds it complete copies from pinned memory: about 0.1 ms a mebibyte. For large
+    /// data see [`Stream::download_staged`].
+    ///
+    /// # Errors
+    /// As [`download`](Self::download).
+    pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Op<Vec<T>> {
+        self.batch(|queue| queue.download_vec(source))
+    }
+
+    /// Copies between device buffers or ranges of them. Ready proves *complete on the device*.
+    ///
+    /// The source may be on another device of the same kind; the copy is ordered with both, and no
+    /// host waits. Where the two can reach each other's memory it goes directly, else in parts
+    /// through pinned host memory, at most 16 MiB for each copy in flight.
+    ///
+    /// # Blocking
+    /// The first copy between two devices enables the access: see
+    /// [`Device::enable_peer`](crate::Device::enable_peer). Through the host, the call takes some
+    /// 10 µs for each 4 MiB, and the first of its size maps and registers memory.
+    ///
+    /// # Errors
+    /// Lengths that differ; a source that nothing has written or whose producer failed; a
+    /// destination of another device; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemcpyDtoDAsync`, `cuMemcpyPeerAsync`; `cuMemcpyDtoHAsync` and `cuMemcpyHtoDAsync`.
+    pub fn copy<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Op<()> {
+        self.batch(|queue| queue.copy(source, destination))
+    }
+
+    /// Copies rows between device buffers of this device. Ready proves *complete on the device*.
+    ///
+    /// Gaps between the rows of the destination keep their contents; what nothing has written there
+    /// counts as written from then on, as after a kernel. Gaps of the source are not read, but what
+    /// the rows span must have been written.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source that nothing has written or
+    /// whose producer failed; memory of another device; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyDtoDAsync`.
+    pub fn copy_2d<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: &mut impl Writable<T>,
+        rows: Copy2d,
+    ) -> Op<()> {
+        self.batch(|queue| queue.copy_2d(source, destination, rows))
+    }
+
+    /// Copies rows of a pinned buffer into device memory. Ready proves *complete on the device* and
+    /// hands the pinned buffer back. About gaps see [`copy_2d`](Self::copy_2d).
+    ///
+    /// # Errors
+    /// As [`copy_2d`](Self::copy_2d); the pinned buffer then returns to its pool.
+    ///
+    /// # Source
+    /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyHtoDAsync`.
+    pub fn upload_2d<T: Element>(
+        &self,
+        source: PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+        rows: Copy2d,
+    ) -> Op<PinnedBuffer<T>> {
+        self.batch(|queue| queue.upload_2d(source, destination, rows))
+    }
+
+    /// Copies rows of device memory into a pinned buffer of yours. Ready proves *visible to the host*
+    /// and hands it back; gaps between rows are as they were.
+    ///
+    /// # Errors
+    /// As [`copy_2d`](Self::copy_2d).
+    ///
+    /// # Source
+    /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyDtoHAsync`.
+    pub fn download_2d<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: PinnedBuffer<T>,
+        rows: Copy2d,
+    ) -> Op<PinnedBuffer<T>> {
+        self.batch(|queue| queue.download_2d(source, destination, rows))
+    }
+
+    /// Allocates without writing. Reading it before something wrote it is an error. Ready proves
+    /// *complete on the device*.
+    ///
+    /// # Errors
+    /// Out of device memory, with what was asked, free and there in all; a device that is lost or
+    /// closed.
+    ///
+    /// # Source
+    /// `cuMemAllocAsync`.
+    pub fn empty<T: Element>(&self, len: usize) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.empty(len))
+    }
+
+    /// Allocates and fills with zero. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// As [`empty`](Self::empty).
+    pub fn zeros<T: Element>(&self, len: usize) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.zeros(len))
+    }
+
+    /// Allocates and fills with one. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// As [`empty`](Self::empty).
+    pub fn ones<T: Number>(&self, len: usize) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.ones(len))
+    }
+
+    /// Allocates and fills with `value`. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// As [`empty`](Self::empty); an element type of more than 16 bytes.
+    pub fn full<T: Element>(&self, len: usize, value: T) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.full(len, value))
+    }
+
+    /// Overwrites a buffer or a range with `value`. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// A buffer of another device; an element type of more than 16 bytes; a device that is lost or
+    /// closed.
+    ///
+    /// # Source
+    /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`, `cuMemsetD2D32Async`.
+    pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Op<()> {
+        self.batch(|queue| queue.fill(destination, value))
+    }
+
+    // ---- host functions -------------------------------------------------------------------
+
+    /// Runs a closure on the host when the stream gets there. Ready hands its result over.
+    ///
+    /// All host functions of a process run one after the other on a thread of the driver's: keep
+    /// them short, and do not let one wait for another. Submitting work or blocking on the device
+    /// inside one is a typed error. After a fault of the device none runs any more.
+    ///
+    /// # Ownership
+    /// What it captured and does not return is dropped when it ends, on that thread. What it returns
+    /// is the future's; if nobody awaits it, it is dropped on a thread of this crate's: return what
+    /// takes long to drop.
+    ///
+    /// # Panics
+    /// The awaiting task goes on with the closure's panic.
+    ///
+    /// # Errors
+    /// A device that is lost or closed. `queued()` works for `()`; another value needs the await.
+    ///
+    /// # Source
+    /// `cuLaunchHostFunc`.
+    pub fn host_fn<R: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> R + Send + 'static,
+    ) -> Op<R> {
+        self.batch(|queue| queue.host_fn(function))
+    }
+
+    // ---- order ----------------------------------------------------------------------------
+
+    /// Records the point behind everything submitted so far. The host does not wait.
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuEventRecord`.
+    pub fn record(&self) -> Result<Event> {
+        Ok(Event::recorded(self.mark()?, false))
+    }
+
+    /// Records a point with a time stamp of the device's; see [`Event::elapsed_since`].
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub fn record_timed(&self) -> Result<Event> {
+        Ok(Event::recorded(self.mark_timed()?, true))
+    }
+
+    /// Makes everything submitted to this stream *from now on* wait, on the device, for a point of
+    /// another stream: a stream (all submitted to it so far), an event or an operation. The host
+    /// does not wait. Ready proves that this stream has passed the wait.
+    ///
+    /// Buffers need none of this: work on them is ordered by itself.
+    ///
+    /// # Errors
+    /// A stream of another kind of device; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuStreamWaitEvent`.
+    pub fn wait(&self, mark: &impl Marks) -> Op<()> {
+        self.wait_for(mark.marks())
+    }
+
+    /// Measures what `work` puts on this stream, as a [`batch`](Self::batch): its value and the time
+    /// on the device. Ready proves what the batch proves.
+    ///
+    /// # Errors
+    /// Those of `work`; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuEventElapsedTime`: about half a microsecond of resolution.
+    pub fn timed<R: Settle>(
+        &self,
+        work: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<(R::Output, Duration)> {
+        let mut ends = None;
+        let op = self.batch(|queue| {
+            let start = queue.record_timed()?;
+            let value = work(queue)?;
+            ends = Some((start, queue.record_timed()?));
+            Ok(value)
+        });
+        match ends {
+            Some((start, end)) => op.map(move |value| Ok((value, end.elapsed_since(&start)?))),
+            // The batch failed before its end, so `op` holds the error and nothing else.
+            None => op.map(|_| {
+                let (which, problem) = ("the end event", EventProblem::Unrecorded);
+                Err(ErrorDetail::Event { which, problem }.into())
+            }),
+        }
+    }
+}

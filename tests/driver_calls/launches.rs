@@ -1,0 +1,223 @@
+//! What a launch asks the driver first, and what is refused without it.
+
+use gpu_await::{
+    Completion, Device, ErrorDetail, ErrorKind, Kernel, LaunchConfig, LaunchLimit, Stream,
+};
+
+use super::{
+    Line, StandIn, async_under_the_stand_in, device_with, kernel_from, my_calls, my_names, soon,
+};
+
+const MULTIPROCESSORS: u32 = 132;
+const MOST_SHARED: u32 = 232_448;
+
+/// A stream, and a kernel that takes no time whatever its geometry.
+async fn set_up(device: &Device) -> (Stream, Kernel<(u64,)>) {
+    let ptx = include_str!("../../kernels/spin.ptx");
+    (device.stream().unwrap(), kernel_from(device, ptx, "spin").await)
+}
+
+fn launch(stream: &Stream, spin: &Kernel<(u64,)>, config: LaunchConfig) -> gpu_await::Result<()> {
+    stream.launch(spin, config, (0,)).queued()
+}
+
+/// The calls without those that make a context current and back.
+fn named(driver: &StandIn) -> Vec<String> {
+    let mut names = my_names(driver);
+    names.retain(|name| !name.starts_with("cuCtx"));
+    names
+}
+
+/// The limit that a launch was refused for, with what was asked and what is allowed.
+fn refused(result: gpu_await::Result<()>) -> (LaunchLimit, u64, u64) {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidCall, "{error}");
+    match error.detail() {
+        ErrorDetail::LaunchLimit { what, asked, limit, .. } => (*what, *asked, *limit),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn more_shared_memory_than_the_default_is_asked_for_once_and_up_to_the_limit() {
+    async_under_the_stand_in(async |driver| {
+        driver.set_function_attribute(1, 2048); // static shared memory
+        let device = device_with(Completion::Adaptive);
+        let (stream, spin) = set_up(&device).await;
+        let config = LaunchConfig::new(1, 32);
+        driver.clear();
+        launch(&stream, &spin, config.shared_mem_bytes(49_152 - 2048)).unwrap();
+        assert_eq!(named(driver), ["cuLaunchKernel"], "the default is enough");
+        driver.clear();
+        // The static counts as well: a little less than the default is too much already.
+        launch(&stream, &spin, config.shared_mem_bytes(49_152 - 2047)).unwrap();
+        assert_eq!(named(driver), ["cuFuncSetAttribute", "cuLaunchKernel"]);
+        let calls = my_calls(driver);
+        let set = calls.iter().find(|line| Line(line).name() == "cuFuncSetAttribute").unwrap();
+        assert_eq!(Line(set).value("value"), Some(&*(MOST_SHARED - 2048).to_string()), "{set}");
+        assert!(Line(set).has("relaxed"), "it may break another thread's capture: {set}");
+        driver.clear();
+        for shared in [MOST_SHARED - 2048, 60_000] {
+            launch(&stream, &spin, config.shared_mem_bytes(shared)).unwrap();
+        }
+        assert_eq!(named(driver), ["cuLaunchKernel", "cuLaunchKernel"]);
+        driver.clear();
+        let over = MOST_SHARED - 2047;
+        let error = launch(&stream, &spin, config.shared_mem_bytes(over));
+        let (asked, limit) = (u64::from(over), u64::from(over) - 1);
+        assert_eq!(refused(error), (LaunchLimit::SharedMemBytes, asked, limit));
+        assert_eq!(my_names(driver), [""; 0]);
+        soon(stream.done()).await.unwrap();
+    });
+}
+
+#[test]
+fn a_refused_opt_in_is_told_and_tried_again_by_the_next_launch() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let (stream, spin) = set_up(&device).await;
+        let config = LaunchConfig::new(1, 32).shared_mem_bytes(100_000);
+        driver.fail("cuFuncSetAttribute", 1, 999);
+        let error = launch(&stream, &spin, config).unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Driver(code) if code.code == 999), "{error}");
+        launch(&stream, &spin, config).unwrap();
+        soon(stream.done()).await.unwrap();
+    });
+}
+
+#[test]
+fn a_block_beyond_the_kernels_own_limit_is_told_whether_it_is_the_registers() {
+    async_under_the_stand_in(async |driver| {
+        driver.set_function_attribute(0, 256); // threads of a block of this kernel
+        driver.set_function_attribute(4, 200); // registers
+        let device = device_with(Completion::Adaptive);
+        let (stream, spin) = set_up(&device).await;
+        assert_eq!(spin.attributes().registers, 200);
+        driver.clear();
+        let error = launch(&stream, &spin, LaunchConfig::new(1, (32, 16)));
+        assert_eq!(refused(error), (LaunchLimit::RegistersPerBlock, 512 * 200, 65_536));
+        // Few enough registers: then it was compiled for no more (`__launch_bounds__`).
+        let error = launch(&stream, &spin, LaunchConfig::new(1, 257));
+        assert_eq!(refused(error), (LaunchLimit::KernelThreadsPerBlock, 257, 256));
+        assert_eq!(my_names(driver), [""; 0], "the driver was not asked");
+        launch(&stream, &spin, LaunchConfig::new(1, 256)).unwrap();
+    });
+}
+
+#[test]
+fn a_cooperative_launch_asks_how_many_blocks_are_resident() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let (stream, spin) = set_up(&device).await;
+        driver.clear();
+        let config = LaunchConfig::new(2 * MULTIPROCESSORS, 1024).cooperative();
+        launch(&stream, &spin, config).unwrap();
+        let expected = ["cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuLaunchCooperativeKernel"];
+        assert_eq!(named(driver), expected);
+        let calls = my_calls(driver);
+        let asked = calls.iter().find(|line| Line(line).name() == expected[0]).unwrap();
+        assert!(Line(asked).has("block=1024") && Line(asked).has("relaxed"), "{asked}");
+        driver.clear();
+        let over = LaunchConfig::new((2, MULTIPROCESSORS + 1), 1024).cooperative();
+        let limit = u64::from(2 * MULTIPROCESSORS);
+        let refusal = (LaunchLimit::ResidentBlocks, limit + 2, limit);
+        assert_eq!(refused(launch(&stream, &spin, over)), refusal);
+        assert_eq!(named(driver), [expected[0]], "nothing was launched");
+        // Not cooperative, the same grid is as good as any.
+        launch(&stream, &spin, LaunchConfig::new((2, MULTIPROCESSORS + 1), 1024)).unwrap();
+        soon(stream.done()).await.unwrap();
+    });
+}
+
+#[test]
+fn a_launch_with_clusters_tells_the_driver_which() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let (stream, spin) = set_up(&device).await;
+        let config = LaunchConfig::new((4, 6, 2), 64).cluster((2, 3));
+        for (config, cooperative) in [(config, false), (config.cooperative(), true)] {
+            driver.clear();
+            launch(&stream, &spin, config).unwrap();
+            assert_eq!(named(driver), ["cuOccupancyMaxActiveClusters", "cuLaunchKernelEx"]);
+            let calls = my_calls(driver);
+            let launched = Line(calls.last().unwrap());
+            assert!(launched.has("grid=4x6x2") && launched.has("block=64x1x1"), "{calls:?}");
+            assert!(launched.has("cluster=2x3x1"), "{calls:?}");
+            assert_eq!(launched.has("cooperative"), cooperative, "{calls:?}");
+        }
+        // A cluster of one block is none.
+        driver.clear();
+        launch(&stream, &spin, LaunchConfig::new(7, 64).cluster(1)).unwrap();
+        assert_eq!(named(driver), ["cuLaunchKernel"]);
+        soon(stream.done()).await.unwrap();
+    });
+}
+
+#[test]
+fn a_device_without_clusters_or_cooperative_launches_says_so() {
+    async_under_the_stand_in(async |driver| {
+        driver.set_attribute(95, 0);
+        driver.set_attribute(120, 0);
+        let device = device_with(Completion::Adaptive);
+        let (stream, spin) = set_up(&device).await;
+        driver.clear();
+        let config = LaunchConfig::new(8, 64);
+        for (config, word) in [(config.cluster(2), "clusters"), (config.cooperative(), "cooperat")]
+        {
+            let error = launch(&stream, &spin, config).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        assert_eq!(my_names(driver), [""; 0], "the driver was not asked");
+    });
+}
+
+#[test]
+fn the_best_block_is_the_largest_of_those_with_most_active_threads() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let (_stream, spin) = set_up(&device).await;
+        let best = |shared: fn(u32) -> u32, limit| spin.occupancy().best_block(shared, limit);
+        let grid = |blocks: u32| blocks * MULTIPROCESSORS;
+        assert_eq!(best(|_| 0, None).unwrap(), (grid(2), 1024));
+        assert_eq!(best(|_| 0, Some(512)).unwrap(), (grid(4), 512));
+        let sized = [1024, 1025].map(|n| spin.occupancy().config_for_elements(n).unwrap());
+        assert_eq!(sized, [LaunchConfig::new(1, 1024), LaunchConfig::new(2, 1024)]);
+        // 14 warps leave eight of the 64 slots empty, 12 leave four, 8 leave none.
+        assert_eq!(best(|_| 0, Some(420)).unwrap(), (grid(8), 256));
+        // 116 KB a block is the most of which two fit.
+        driver.clear();
+        assert_eq!(best(|block| block * 180, None).unwrap(), (grid(2), 640));
+        let raised = my_names(driver).iter().filter(|name| **name == "cuFuncSetAttribute").count();
+        assert_eq!(raised, 1, "or the driver would say that none fits");
+        // Too much for every block but the small ones.
+        let (_, block) = best(|block| if block > 96 { 1 << 20 } else { 100_000 }, None).unwrap();
+        assert_eq!(block, 96);
+        let error = best(|_| 1 << 20, None).map(drop);
+        let limit = u64::from(MOST_SHARED);
+        assert_eq!(refused(error), (LaunchLimit::SharedMemBytes, 1 << 20, limit));
+    });
+}
+
+#[test]
+fn a_host_function_does_not_ask_the_driver_about_a_kernel() {
+    async_under_the_stand_in(async |_driver| {
+        let device = device_with(Completion::Adaptive);
+        let (stream, spin) = set_up(&device).await;
+        let inner = stream.clone();
+        let refusals = stream.host_fn(move || {
+            let config = LaunchConfig::new(8, 64);
+            let launch = |config| launch(&inner, &spin, config).unwrap_err();
+            vec![
+                launch(config.cooperative()),
+                launch(config.cluster(2)),
+                launch(config.shared_mem_bytes(100_000)),
+                spin.occupancy().active_blocks(64, 0).unwrap_err(),
+                spin.occupancy().best_block(|_| 0, None).unwrap_err(),
+            ]
+        });
+        for error in soon(refusals).await.unwrap() {
+            assert!(matches!(error.detail(), ErrorDetail::WrongThread { .. }), "{error}");
+        }
+    });
+}

@@ -1,0 +1,78 @@
+//! Copies between two GPUs.
+
+use gpu_await::Device;
+
+use super::{Line, async_under_the_stand_in, my_calls, my_names, soon};
+
+/// What shows one device's memory to another one.
+const ACCESS: [&str; 3] = ["cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuMemPoolSetAccess"];
+
+#[test]
+fn access_is_enabled_once_a_pair_and_a_copy_is_one_driver_call() {
+    async_under_the_stand_in(async |driver| {
+        driver.set_devices(2);
+        let (a, b) = (Device::cuda(0).unwrap(), Device::cuda(1).unwrap());
+        let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+        let x = soon(s.upload(vec![7u8; 1000])).await.unwrap();
+        let mut y = soon(t.zeros::<u8>(1000)).await.unwrap();
+        driver.clear();
+        t.copy(&x, &mut y).queued().unwrap();
+        let calls = my_calls(driver);
+        let access: Vec<_> =
+            calls.iter().filter(|call| ACCESS.contains(&Line(call).name())).collect();
+        let names: Vec<_> = access.iter().map(|call| Line(call).name()).collect();
+        assert_eq!(names, ACCESS, "{calls:#?}");
+        // Device 1 asks for device 0's memory.
+        assert!(Line(access[0]).has("device=1") && Line(access[0]).has("peer=0"), "{calls:#?}");
+        // CU_MEM_LOCATION_TYPE_DEVICE, and reading and writing.
+        assert!(
+            Line(access[2]).has("location=1:1") && Line(access[2]).has("flags=3"),
+            "{calls:#?}"
+        );
+        assert_eq!(my_names(driver).pop().unwrap(), "cuMemcpyPeerAsync");
+        driver.clear();
+        t.copy(&x, &mut y).queued().unwrap();
+        assert_eq!(my_names(driver), ["cuMemcpyPeerAsync"]);
+        assert_eq!(soon(t.download(&y)).await.unwrap(), [7; 1000]);
+        // The other direction is another pair; once more does nothing.
+        assert!(soon(a.enable_peer(&b)).await.unwrap());
+        driver.clear();
+        assert!(soon(a.enable_peer(&b)).await.unwrap() && soon(b.enable_peer(&a)).await.unwrap());
+        assert!(driver.names().iter().all(|name| !ACCESS.contains(&name.as_str())));
+        // The same GPU, opened twice, needs none.
+        let again = Device::cuda(0).unwrap();
+        driver.clear();
+        assert!(soon(again.enable_peer(&a)).await.unwrap());
+        assert!(driver.names().iter().all(|name| !ACCESS.contains(&name.as_str())));
+        drop((x, y));
+    });
+}
+
+#[test]
+fn a_gpu_that_takes_no_more_peers_copies_through_the_host() {
+    async_under_the_stand_in(async |driver| {
+        const TOO_MANY_PEERS: i32 = 711;
+        driver.set_devices(2);
+        let (a, b) = (Device::cuda(0).unwrap(), Device::cuda(1).unwrap());
+        let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+        let len = 23 << 20;
+        let x = soon(s.upload((0..len).map(|n| n as u8).collect::<Vec<_>>())).await.unwrap();
+        let mut y = soon(t.zeros::<u8>(len)).await.unwrap();
+        driver.fail("cuCtxEnablePeerAccess", 1, TOO_MANY_PEERS);
+        driver.clear();
+        let held = driver.hold();
+        let copy = t.copy(&x, &mut y);
+        let names = my_names(driver);
+        drop(held);
+        soon(copy).await.unwrap();
+        let count = |name: &str| names.iter().filter(|known| *known == name).count();
+        assert_eq!((count("cuMemcpyDtoHAsync_v2"), count("cuMemcpyHtoDAsync_v2")), (6, 6));
+        // The source's, on which the parts come down, with a doorbell's.
+        assert_eq!((count("cuMemcpyPeerAsync"), count("cuStreamCreateWithPriority")), (0, 2));
+        // Each part up waits for its part down; from the fifth on the block must be empty as well.
+        assert_eq!(count("cuStreamWaitEvent"), 6 + 2);
+        let y = soon(t.download(&y)).await.unwrap();
+        assert!(y.iter().enumerate().all(|(n, y)| *y == n as u8));
+        drop(x);
+    });
+}

@@ -1,0 +1,142 @@
+//! `tests/features.md` is whole and true: every row is there once, and everything that it names
+//! exists.
+//!
+//! | an entry | names |
+//! |---|---|
+//! | `` `tests/a.rs::b` `` | a test function `b` in that file |
+//! | `` `examples/01_a` ``, `` `benches/a` `` | an example or a bench |
+//! | `` `src/a.rs` says "…" `` | a sentence in the documentation of that file |
+//! | `*later*: …` | nothing yet, and what it waits for |
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How many rows each group has.
+const ROWS: [(&str, usize); 5] = [("000", 23), ("001", 20), ("002", 20), ("003", 31), ("004", 70)];
+
+struct Row {
+    id: String,
+    devices: String,
+    shown_by: String,
+}
+
+fn root() -> PathBuf {
+    // Where this process runs: packed tests run on another machine than the one that built them.
+    let root = std::env::var_os("CARGO_MANIFEST_DIR");
+    PathBuf::from(root.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()))
+}
+
+fn read(file: &str) -> Option<String> {
+    fs::read_to_string(root().join(file)).ok()
+}
+
+fn rows() -> Vec<Row> {
+    let text = read("tests/features.md").expect("tests/features.md is there");
+    let cells = |line: &str| -> Option<Row> {
+        let cells: Vec<_> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
+        let [id, _what, devices, shown_by] = cells[..] else { return None };
+        let is_id = id.len() == 6 && id.as_bytes()[3] == b'-';
+        is_id.then(|| Row {
+            id: id.to_owned(),
+            devices: devices.to_owned(),
+            shown_by: shown_by.to_owned(),
+        })
+    };
+    text.lines().filter_map(cells).collect()
+}
+
+/// What stands between backticks.
+fn names(shown_by: &str) -> impl Iterator<Item = &str> {
+    shown_by.split('`').skip(1).step_by(2)
+}
+
+/// Whether the text defines a test of that name, by itself or as a line of a table of tests.
+fn defines(text: &str, name: &str) -> bool {
+    let (function, entry) = (format!("fn {name}("), format!("{name}: "));
+    let lines: Vec<_> = text.lines().map(str::trim_start).collect();
+    lines.iter().enumerate().any(|(index, line)| {
+        let attributes = &lines[index.saturating_sub(2)..index];
+        let is_test = attributes.iter().any(|line| line.starts_with("#[") && line.contains("test"));
+        (line.contains(&function) && is_test) || line.starts_with(&entry)
+    })
+}
+
+/// What is wrong with one name; `None` if it exists.
+fn complaint(name: &str, row: &Row) -> Option<String> {
+    let folder = Path::new(name).components().next()?.as_os_str().to_str()?;
+    match (folder, name.split_once("::")) {
+        ("tests", Some((file, test))) => match read(file) {
+            None => Some(format!("{name}: no such file")),
+            Some(text) if defines(&text, test) => None,
+            Some(_) => Some(format!("{name}: no such test")),
+        },
+        ("examples" | "benches", None) => {
+            read(&format!("{name}.rs")).is_none().then(|| format!("{name}: no such file"))
+        }
+        ("src", None) => {
+            let quoted = row.shown_by.split_once(&format!("`{name}` says \""));
+            let Some((said, _)) = quoted.and_then(|(_, said)| said.split_once('"')) else {
+                return Some(format!("{name}: what does it say?"));
+            };
+            // As it is shown, without the ends of lines.
+            let text = read(name).unwrap_or_default().replace("\n", " ");
+            let text = text.replace("///", " ").replace("//!", " ");
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            (!text.contains(said)).then(|| format!("{name} does not say \"{said}\""))
+        }
+        _ => Some(format!("{name} is not an entry that this test knows")),
+    }
+}
+
+fn fail_with(complaints: Vec<String>) {
+    assert!(complaints.is_empty(), "tests/features.md:\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn every_row_is_there_once() {
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    for row in rows() {
+        *found.entry(row.id).or_default() += 1;
+    }
+    let mut complaints = Vec::new();
+    for (group, count) in ROWS {
+        for number in 1..=count {
+            let id = format!("{group}-{number:02}");
+            match found.remove(&id) {
+                Some(1) => {}
+                times => complaints.push(format!("{id} is there {} times", times.unwrap_or(0))),
+            }
+        }
+    }
+    complaints.extend(found.keys().map(|id| format!("{id} is no row")));
+    fail_with(complaints);
+}
+
+#[test]
+fn everything_that_a_row_names_exists() {
+    let mut complaints = Vec::new();
+    let mut checked = 0;
+    for row in rows() {
+        let later = row.shown_by.starts_with("*later*: ");
+        let mut named = 0;
+        for name in names(&row.shown_by) {
+            named += 1;
+            complaints.extend(complaint(name, &row).map(|what| format!("{}: {what}", row.id)));
+        }
+        checked += named;
+        if later != (named == 0) {
+            complaints.push(format!("{}: say what shows it, or `*later*: ` and why", row.id));
+        }
+        let documentation = row.devices == "–";
+        if documentation && !later && !row.shown_by.contains(" says \"") {
+            complaints.push(format!("{}: documentation is a sentence of a file in src", row.id));
+        }
+        if row.devices.is_empty() {
+            complaints.push(format!("{}: on which devices?", row.id));
+        }
+    }
+    assert!(checked > 100, "only {checked} names found: is the reader broken?");
+    fail_with(complaints);
+}

@@ -1,0 +1,230 @@
+//! Copies between devices: directly, and through the host where they cannot reach each other.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
+use gpu_await::{Device, ErrorDetail, ErrorKind, kernels};
+
+const SOON: Duration = Duration::from_secs(15);
+/// More than the blocks that go round: seven parts of 4 MiB and a bit, in words.
+const LARGE: usize = 7 * (1 << 20) + 5;
+
+async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(SOON, future).await.expect("in time")
+}
+
+/// A host device that reaches nobody.
+fn island() -> (Device, FaultHandle) {
+    let (faults, handle) = testing::faults();
+    handle.refuse_peers();
+    (testing::host_with(faults), handle)
+}
+
+async fn settled(device: &Device) {
+    let back = async {
+        loop {
+            let stats = device.stats();
+            if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    if tokio::time::timeout(SOON, back).await.is_err() {
+        panic!("never given back: {:?}", device.stats());
+    }
+}
+
+/// Ten rounds from `a` to `b` and back; everything is on the streams before anything runs.
+async fn ping_pong(a: &Device, b: &Device, len: usize) {
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let scale_a = kernels::scale::load(a).await.unwrap();
+    let scale_b = kernels::scale::load(b).await.unwrap();
+    a.enable_peer(b).await.unwrap();
+    b.enable_peer(a).await.unwrap();
+    let mut x = s.upload((0..len).map(|i| (i % 97) as f32).collect::<Vec<_>>()).await.unwrap();
+    let mut y = t.zeros::<f32>(len).await.unwrap();
+    let gate = Gate::close(&s).unwrap();
+    for _ in 0..10 {
+        scale_a.launch(&s, 2.0, &mut x).queued().unwrap();
+        t.copy(&x, &mut y).queued().unwrap();
+        scale_b.launch(&t, 0.25, &mut y).queued().unwrap();
+        s.copy(&y, &mut x).queued().unwrap();
+    }
+    let mut end = s.download(&x);
+    assert!((&mut end).now_or_never().is_none(), "no host wait: nothing ran yet");
+    gate.open();
+    let end = soon(end).await.unwrap();
+    assert!(!gate.timed_out(), "something waited for the gate on the host");
+    let factor = 0.5f32.powi(10);
+    assert!(end.iter().enumerate().all(|(i, x)| *x == (i % 97) as f32 * factor));
+}
+
+#[tokio::test]
+async fn a_buffer_goes_ten_times_between_devices_with_no_host_wait() {
+    let (a, b) = (testing::device(), testing::peer_device());
+    for len in [1000, LARGE] {
+        ping_pong(&a, &b, len).await;
+    }
+    settled(&a).await;
+    settled(&b).await;
+}
+
+#[tokio::test]
+async fn a_buffer_goes_ten_times_through_the_host_with_no_host_wait() {
+    let ((a, a_handle), (b, b_handle)) = (island(), island());
+    assert!(!a.enable_peer(&b).await.unwrap() && a.enable_peer(&a).await.unwrap());
+    a_handle.record();
+    b_handle.record();
+    for len in [1, 1000, 1 << 20, LARGE] {
+        ping_pong(&a, &b, len).await;
+    }
+    for handle in [a_handle, b_handle] {
+        assert!(!handle.calls().contains(&"copy_from_peer"));
+    }
+    settled(&a).await;
+    settled(&b).await;
+}
+
+#[tokio::test]
+async fn a_copy_through_the_host_keeps_four_blocks_pinned() {
+    let ((a, _), (b, _)) = (island(), island());
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let x = s.full(LARGE, 3u32).queued().unwrap();
+    let mut y = t.empty::<u32>(LARGE).queued().unwrap();
+    soon(t.copy(&x, &mut y)).await.unwrap();
+    assert_eq!((a.stats().pinned_bytes, b.stats().pinned_bytes), (0, 16 << 20));
+    assert!(soon(t.download(&y)).await.unwrap().iter().all(|y| *y == 3));
+}
+
+#[tokio::test]
+async fn devices_are_asked_once_a_pair() {
+    let (faults, handle) = testing::faults();
+    let (a, b, c) = (testing::host_with(faults), Device::host(), Device::host());
+    let stream = a.stream().unwrap();
+    handle.record();
+    for other in [&b, &c, &b, &c] {
+        let source = other.stream().unwrap().full(10, 3u8).queued().unwrap();
+        let mut x = stream.zeros::<u8>(10).queued().unwrap();
+        stream.copy(&source, &mut x).queued().unwrap();
+        assert_eq!(stream.download(&x).await.unwrap(), [3; 10]);
+        assert!(a.enable_peer(other).await.unwrap());
+    }
+    let asked = handle.calls().iter().filter(|call| **call == "enable_peer").count();
+    assert_eq!(asked, 2);
+}
+
+#[tokio::test]
+async fn a_held_copy_through_the_host_delays_no_other() {
+    let ((a, _), (b, _)) = (island(), island());
+    let (s, held, free) = (a.stream().unwrap(), b.stream().unwrap(), b.stream().unwrap());
+    let x = s.upload((0..LARGE as u32).collect::<Vec<_>>()).await.unwrap();
+    let mut stuck = held.zeros::<u32>(LARGE).queued().unwrap();
+    let mut y = free.zeros::<u32>(LARGE).queued().unwrap();
+    let gate = Gate::close(&held).unwrap();
+    let mut late = held.copy(&x, &mut stuck);
+    free.copy(&x, &mut y).queued().unwrap();
+    assert_eq!(soon(free.download(&y)).await.unwrap()[LARGE - 1], LARGE as u32 - 1);
+    // The source's own streams go on as well.
+    soon(s.done()).await.unwrap();
+    soon(s.full(10, 1u8)).await.unwrap();
+    assert!((&mut late).now_or_never().is_none());
+    assert!(!gate.timed_out());
+    gate.open();
+    soon(late).await.unwrap();
+    assert_eq!(soon(held.download(&stuck)).await.unwrap()[LARGE - 1], LARGE as u32 - 1);
+}
+
+#[tokio::test]
+async fn writers_of_the_source_wait_for_the_copy() {
+    for direct in [true, false] {
+        let (a, b) = match direct {
+            true => (testing::device(), testing::peer_device()),
+            false => (island().0, island().0),
+        };
+        b.enable_peer(&a).await.unwrap();
+        let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+        let mut x = s.full(LARGE, 1u32).await.unwrap();
+        let mut y = t.zeros::<u32>(LARGE).await.unwrap();
+        let gate = Gate::close(&t).unwrap();
+        t.copy(&x, &mut y).queued().unwrap();
+        let overwrite = s.fill(&mut x, 2);
+        // Dropped while it is still to be read.
+        drop(x);
+        gate.open();
+        assert!(soon(t.download(&y)).await.unwrap().iter().all(|x| *x == 1), "direct: {direct}");
+        soon(overwrite).await.unwrap();
+        assert!(!gate.timed_out());
+        drop(y);
+        settled(&a).await;
+        settled(&b).await;
+    }
+}
+
+#[tokio::test]
+async fn everything_may_be_dropped_while_a_copy_goes_through_the_host() {
+    let ((a, _), (b, _)) = (island(), island());
+    for round in 0..20 {
+        let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+        let gate = (round % 2 == 0).then(|| Gate::close(&t).unwrap());
+        let x = s.full(LARGE, 1u8).queued().unwrap();
+        let mut y = t.empty::<u8>(LARGE).queued().unwrap();
+        drop(t.copy(&x, &mut y));
+        drop((x, s));
+        drop((y, t));
+        drop(gate);
+    }
+    settled(&a).await;
+    settled(&b).await;
+}
+
+#[tokio::test]
+async fn a_copy_through_the_host_that_fails_poisons_what_it_would_have_written() {
+    for (call, nth, at_source) in [
+        (DriverCall::CopyToHost, 1, true),
+        (DriverCall::CopyToHost, 6, true),
+        (DriverCall::StreamCreate, 1, true),
+        (DriverCall::CopyToDevice, 3, false),
+        (DriverCall::Register, 1, false),
+        (DriverCall::StreamWaitEvent, 2, false),
+    ] {
+        let ((a, a_handle), (b, b_handle)) = (island(), island());
+        let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+        let x = s.full(LARGE, 7u32).queued().unwrap();
+        let mut y = t.zeros::<u32>(LARGE).queued().unwrap();
+        let gate = Gate::close(&s).unwrap();
+        s.host_fn(|| ()).queued().unwrap();
+        let handle = if at_source { a_handle } else { b_handle };
+        handle.fail_nth(call, nth, ErrorKind::Unsupported);
+        let error = t.copy(&x, &mut y).queued().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Driver, "{call:?}: {error}");
+        let upstream = t.download(&y).await.unwrap_err();
+        assert!(matches!(upstream.detail(), ErrorDetail::Upstream { .. }), "{call:?}: {upstream}");
+        gate.open();
+        t.copy(&x, &mut y).queued().unwrap();
+        assert!(soon(t.download(&y)).await.unwrap().iter().all(|x| *x == 7), "{call:?}");
+    }
+    let ((a, _), (b, _)) = (island(), island());
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let x = s.empty::<u32>(100).queued().unwrap();
+    let mut y = t.zeros::<u32>(100).queued().unwrap();
+    let error = t.copy(&x, &mut y).queued().unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_source_that_is_lost_fails_the_copy_through_the_host() {
+    let ((a, handle), (b, _)) = (island(), island());
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let x = s.full(LARGE, 7u32).await.unwrap();
+    let mut y = t.zeros::<u32>(LARGE).await.unwrap();
+    let gate = Gate::close(&s).unwrap();
+    let mut z = s.zeros::<u32>(LARGE).queued().unwrap();
+    s.copy(&x, &mut z).queued().unwrap();
+    let late = t.copy(&z, &mut y);
+    handle.lose_device("on purpose");
+    let error = soon(late).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+    gate.open();
+}

@@ -1,0 +1,413 @@
+//! How a waiter spends its time: the phases of a wait, what a stream remembers, who checks.
+//!
+//! The modules are pure: this file compiles their very sources.
+#![forbid(unsafe_code)]
+
+#[path = "../src/completion/checkers.rs"]
+mod checkers;
+#[path = "../src/completion/history.rs"]
+mod history;
+#[expect(dead_code, unreachable_pub, reason = "the crate uses the rest and shows it")]
+#[path = "../src/completion/policy.rs"]
+mod policy;
+
+use checkers::{Checkers, Place};
+use history::History;
+use policy::{Completion, Phase};
+use proptest::prelude::*;
+
+/// What `checkers.rs` needs of the crate.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+}
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+
+/// The waits after which the oldest kind of work is forgotten.
+const FORGET_AFTER: usize = 64;
+
+/// A wait that only the poller looks after.
+struct Found {
+    /// The age at the last look that found it pending.
+    pending_ns: u64,
+    /// The age at which it was found complete.
+    found_ns: u64,
+    /// Looks outside of windows.
+    naps: u64,
+    /// Looks in windows.
+    watched: u64,
+}
+
+/// Waits for work of that length, as `Lane::visit` does.
+fn wait(history: &History, length_ns: u64) -> Found {
+    let mut found = Found { pending_ns: 0, found_ns: 0, naps: 0, watched: 0 };
+    let mut age = 0;
+    while age < length_ns {
+        found.pending_ns = age;
+        let next = match policy::phase(Completion::Adaptive, age, history, 0) {
+            Phase::Check { until_ns } | Phase::Watch { until_ns } => {
+                found.watched += 1;
+                age + Completion::Adaptive.watch(until_ns - age, policy::rest(0))
+            }
+            Phase::Later { nap_ns, open_ns, .. } => {
+                found.naps += 1;
+                nap_ns.min(open_ns)
+            }
+        };
+        assert!(next > age, "no progress at {age}");
+        age = next;
+    }
+    found.found_ns = age;
+    found
+}
+
+/// Waits, and remembers it.
+fn wait_and_learn(history: &mut History, length_ns: u64) -> Found {
+    let found = wait(history, length_ns);
+    history.learn(found.pending_ns, found.found_ns);
+    found
+}
+
+/// A history of waits of these lengths.
+fn after(lengths: &[u64]) -> History {
+    let mut history = History::default();
+    for length in lengths {
+        wait_and_learn(&mut history, *length);
+    }
+    history
+}
+
+/// From nothing to ten seconds, as many short ones as long ones.
+fn lengths() -> impl Strategy<Value = u64> {
+    (0..34_u32, any::<u64>()).prop_map(|(bits, any)| any % (1 << bits))
+}
+
+/// What any looks, of the poller or of tasks, on time or late, may have taught.
+fn histories() -> impl Strategy<Value = History> {
+    prop::collection::vec((lengths(), lengths()), 0..80).prop_map(|waits| {
+        let mut history = History::default();
+        waits.into_iter().for_each(|(low, high)| history.learn(low, high));
+        history
+    })
+}
+
+fn modes() -> impl Strategy<Value = Completion> {
+    let all = [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback];
+    prop::sample::select(all.to_vec())
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, cases: 500, ..ProptestConfig::default() }
+}
+
+// ---- history ------------------------------------------------------------------------------
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn a_window_holds_what_was_learned(
+        before in histories(), low in lengths(), high in lengths(), part in 0.0..=1.0,
+    ) {
+        let (low, high) = (low.min(high), low.max(high));
+        let mut history = before;
+        history.learn(low, high);
+        let age = low + ((high - low) as f64 * part) as u64;
+        let window = history.window(age).expect("of that wait");
+        prop_assert!(window.from_ns <= age && age < window.until_ns, "{age}: {window:?}");
+    }
+
+    #[test]
+    fn a_window_is_short_beside_the_wait(low in lengths(), high in lengths(), others in 0..9_u64) {
+        let (low, high) = (low.min(high), low.max(high));
+        let mut history = History::default();
+        // Waits that lie apart: the window grows with that, up to a limit.
+        for other in 0..others {
+            history.learn(low + other % 2 * 50 * US, high + other % 2 * 50 * US);
+        }
+        history.learn(low, high);
+        let window = history.window(low).expect("of that wait");
+        let most = (high / 8).max(policy::LEAD_LEAST_NS);
+        prop_assert!(low - window.from_ns <= most, "{window:?}");
+        prop_assert!(window.until_ns - high <= most, "{window:?}");
+    }
+}
+
+#[test]
+fn a_window_grows_with_the_spread() {
+    let steady = after(&[MS; 20]);
+    let spread: Vec<_> = (0..20).map(|index| MS + index % 2 * 60 * US).collect();
+    let spread = after(&spread);
+    let window = |history: &History| history.window(900 * US).expect("about a millisecond");
+    let length = |history: &History| window(history).until_ns - window(history).from_ns;
+    assert!(length(&steady) < 80 * US, "{:?}", window(&steady));
+    assert!(length(&spread) > 120 * US, "{:?}", window(&spread));
+}
+
+#[test]
+fn alternating_lengths_keep_both_windows() {
+    // From hardly apart to much apart.
+    for (short, long) in [50 * US, 500 * US, 8 * MS, 20 * MS, 100 * MS]
+        .into_iter()
+        .flat_map(|short| (1..300).map(move |part| (short, short + part * short / 100)))
+    {
+        let mut history = History::default();
+        for round in 0..20 {
+            for length in [short, long] {
+                let late = wait_and_learn(&mut history, length).found_ns - length;
+                // The first ones teach it.
+                let most = if round < 6 { u64::MAX } else { policy::rest(0) };
+                assert!(late <= most, "{short} and {long}: {length} is found {late} late");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_kind_of_work_is_forgotten_after_64_waits_for_others() {
+    let mut history = after(&[10 * MS]);
+    for count in 1..=FORGET_AFTER {
+        assert!(history.window(10 * MS - US).is_some(), "{count}");
+        wait_and_learn(&mut history, 100 * US);
+    }
+    assert!(history.window(10 * MS - US).is_some(), "known to the last");
+    wait_and_learn(&mut history, 100 * US);
+    assert_eq!(history.window(10 * MS - US), None);
+    assert!(history.window(100 * US).is_some() && history.is_steady());
+}
+
+#[test]
+fn five_kinds_of_work_leave_the_newest_four() {
+    let kinds = [100 * US, MS, 10 * MS, 100 * MS, 1000 * MS];
+    let history = after(&kinds);
+    let is_known =
+        |length: &u64| history.window(*length).is_some_and(|window| window.from_ns <= *length);
+    assert_eq!(kinds.each_ref().map(is_known), [false, true, true, true, true]);
+}
+
+#[test]
+fn short_means_all_that_is_remembered() {
+    let mut history = History::default();
+    assert!(!history.is_short(30 * US), "nothing is known");
+    history.learn(0, 30 * US);
+    assert!(history.is_short(30 * US) && !history.is_short(29 * US));
+    history.learn(900 * US, MS);
+    assert!(!history.is_short(30 * US));
+}
+
+// ---- policy -------------------------------------------------------------------------------
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// A look lies ahead, and never beyond a probe; a window that is open ends ahead.
+    #[test]
+    fn every_phase_makes_progress(
+        mode in modes(), age in lengths(), history in histories(), lag in 0..policy::LAG_MOST_NS,
+    ) {
+        match policy::phase(mode, age, &history, lag) {
+            Phase::Later { nap_ns, open_ns, bell } => {
+                prop_assert!(age < nap_ns && nap_ns <= age + policy::PROBE_NS, "{nap_ns}");
+                prop_assert!(age < open_ns, "{open_ns}");
+                let rings = matches!(mode, Completion::Adaptive | Completion::Callback);
+                prop_assert!(rings || !bell);
+            }
+            Phase::Check { until_ns } | Phase::Watch { until_ns } if mode != Completion::Callback => {
+                prop_assert!(until_ns > age, "{until_ns}");
+            }
+            other => prop_assert!(false, "{other:?}"),
+        }
+    }
+
+    /// Nobody checks for long, however long the windows are.
+    #[test]
+    fn a_check_is_short(age in lengths(), history in histories(), lag in 0..policy::LAG_MOST_NS) {
+        if let Phase::Check { until_ns } = policy::phase(Completion::Adaptive, age, &history, lag) {
+            let ahead = policy::NEAR_NS + lag + lag / 2;
+            prop_assert!(until_ns - age <= policy::CHECK_MOST_NS + ahead, "{}", until_ns - age);
+            // And a task that is woken for a window does not check for most of the wait.
+            prop_assert!(until_ns - age <= policy::CHECK_MOST_NS + policy::NEAR_NS + until_ns / 5);
+        }
+    }
+
+    /// The looks outside of windows grow with the logarithm of the wait, from its beginning and from
+    /// the end of each window, and then are probes.
+    #[test]
+    fn looks_are_few(waits in prop::collection::vec(lengths(), 0..80), length in lengths()) {
+        let history = after(&waits);
+        let found = wait(&history, length);
+        let part = if history.is_empty() { 16 } else if history.is_steady() { 1 } else { 4 };
+        let first = part * policy::NAP_FIRST_NS;
+        let growth = length.min(part * policy::PROBE_NS) as f64 / first as f64;
+        let growing = (part + 1) as f64 * growth.max(1.0).ln();
+        // And one that is cut short by each window.
+        let most = 5 * (part + growing.ceil() as u64 + 1) + length / policy::PROBE_NS;
+        prop_assert!(found.naps <= most, "{} naps, {most} at most", found.naps);
+        // In windows they are a 32nd of what is left apart, and at least a rest.
+        prop_assert!(found.watched <= 4 * 150 + 5, "{} in windows", found.watched);
+    }
+
+    /// Work of any length is found late by a part of it at most, whatever came before.
+    #[test]
+    fn a_new_length_is_found_in_time(
+        waits in prop::collection::vec(lengths(), 0..80), length in lengths(),
+    ) {
+        let history = after(&waits);
+        let late = wait(&history, length).found_ns - length;
+        let part = if history.is_empty() { 16 } else if history.is_steady() { 1 } else { 4 };
+        prop_assert!(late <= (length / part + 20 * US).min(policy::PROBE_NS), "late by {late}");
+    }
+
+    #[test]
+    fn among_equal_waits_another_is_found_within_its_length_again(
+        usual in lengths(), length in lengths(),
+    ) {
+        let history = after(&[usual; 8]);
+        prop_assert!(history.is_steady());
+        let late = wait(&history, length).found_ns - length;
+        prop_assert!(late <= (length + policy::NAP_STEADY_NS).min(policy::PROBE_NS), "late by {late}");
+    }
+
+    #[test]
+    fn steady_work_is_found_at_once(length in lengths(), jitter in 0..10_u64, waits in 8..40_u64) {
+        // By up to a hundredth shorter.
+        let varied = |index: u64| length - (index * jitter % 10) * (length / 1_000);
+        let lengths: Vec<_> = (0..waits).map(varied).collect();
+        let history = after(&lengths);
+        let late = wait(&history, length).found_ns - length;
+        prop_assert!(late <= (length / 32).max(policy::NAP_FIRST_NS), "late by {late}");
+    }
+}
+
+#[test]
+fn with_nothing_remembered_a_task_checks_first_and_the_poller_later() {
+    let empty = History::default();
+    let phase = |age| policy::phase(Completion::Adaptive, age, &empty, 0);
+    assert_eq!(phase(0), Phase::Check { until_ns: policy::CHECK_NS });
+    assert_eq!(phase(policy::CHECK_NS - 1), Phase::Check { until_ns: policy::CHECK_NS });
+    let nap = |age, nap| Phase::Later { nap_ns: age + nap, open_ns: u64::MAX, bell: false };
+    assert_eq!(phase(policy::CHECK_NS), nap(policy::CHECK_NS, policy::NAP_FIRST_NS));
+    assert_eq!(phase(480 * US), nap(480 * US, 30 * US));
+    let ringing = |age, nap| Phase::Later { nap_ns: age + nap, open_ns: u64::MAX, bell: true };
+    assert_eq!(phase(policy::BELL_NS), ringing(policy::BELL_NS, policy::BELL_NS / 16));
+    assert_eq!(phase(1000 * MS), ringing(1000 * MS, policy::PROBE_NS));
+}
+
+#[test]
+fn a_doorbell_is_armed_only_behind_all_windows() {
+    let history = after(&[10 * MS]);
+    let phase = |age| policy::phase(Completion::Adaptive, age, &history, 0);
+    assert!(matches!(phase(5 * MS), Phase::Later { bell: false, .. }), "a window is ahead");
+    assert!(matches!(phase(20 * MS), Phase::Later { bell: true, open_ns: u64::MAX, .. }));
+}
+
+#[test]
+fn a_window_opens_early_enough_to_wake_a_task_for_it() {
+    let history = after(&[10 * MS; 3]);
+    let window = history.window(0).expect("of these");
+    for lag in [0, 50 * US, 400 * US] {
+        let ahead = policy::NEAR_NS + lag + lag / 2;
+        let phase = |age| policy::phase(Completion::Adaptive, age, &history, lag);
+        let open = window.from_ns - ahead;
+        assert!(matches!(phase(open - 1), Phase::Later { open_ns, .. } if open_ns == open));
+        assert_eq!(phase(open), Phase::Check { until_ns: window.until_ns });
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn naps_together_are_not_cut_short_and_not_much_longer(now in lengths(), nap in lengths()) {
+        let at = now + nap;
+        let shared = policy::together(now, at);
+        prop_assert!(at <= shared && shared - at <= nap / 4, "{} later", shared - at);
+    }
+
+    #[test]
+    fn naps_of_one_length_end_together(now in lengths(), nap in 20 * US..=5 * MS) {
+        // Streams that begin a nap within a quarter of it of each other: at most two ends.
+        let ends: std::collections::BTreeSet<_> = (0..100)
+            .map(|index| now + index * (nap / 16) / 100)
+            .map(|now| policy::together(now, now + nap))
+            .collect();
+        prop_assert!(ends.len() <= 2, "{ends:?}");
+    }
+
+    #[test]
+    fn the_lag_comes_to_what_is_measured(known in lengths(), measured in lengths()) {
+        let mut lag = known.min(policy::LAG_MOST_NS);
+        let target = measured.min(policy::LAG_MOST_NS);
+        let (low, high) = (lag.min(target), lag.max(target));
+        for _ in 0..200 {
+            let next = policy::lag(lag, measured);
+            prop_assert!((low..=high).contains(&next), "{next}");
+            prop_assert!(next.abs_diff(target) <= lag.abs_diff(target), "from {lag} to {next}");
+            lag = next;
+        }
+        // What a sixteenth of the rest rounds to nothing.
+        prop_assert!(lag.abs_diff(target) < 16, "{lag} for {target}");
+    }
+}
+
+#[test]
+fn the_lag_follows_late_polls_sooner_than_early_ones() {
+    assert_eq!(policy::lag(0, 100), 100, "the first is what is known");
+    assert_eq!(policy::lag(100, 200), 150);
+    assert_eq!(policy::lag(260, 100), 250);
+}
+
+#[test]
+fn the_poller_rests_in_proportion_within_limits() {
+    assert_eq!(policy::rest(0), policy::NAP_LEAST_NS);
+    assert_eq!(policy::rest(10 * US), 30 * US);
+    assert_eq!(policy::rest(MS), policy::REST_MOST_NS);
+}
+
+// ---- checkers -----------------------------------------------------------------------------
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// Against a list of who holds a place until when.
+    #[test]
+    fn places_are_few_and_come_back(
+        acts in prop::collection::vec((0..3_u8, 0..20_u64), 0..80),
+    ) {
+        let checkers = Checkers::new();
+        let mut now = 1;
+        let mut held: Vec<Place> = Vec::new();
+        for (act, number) in acts {
+            match act {
+                0 => now += number,
+                1 => {
+                    let place = checkers.enter(now, now + 1 + number);
+                    prop_assert_eq!(place.is_some(), held.len() < policy::CHECKERS);
+                    prop_assert!(place.is_none_or(|place| place.until() == now + 1 + number));
+                    held.extend(place);
+                }
+                _ if !held.is_empty() => {
+                    checkers.leave(held.swap_remove(number as usize % held.len()));
+                }
+                _ => {}
+            }
+            // Who leaks a place gives it back by the clock.
+            held.retain(|place| place.until() > now);
+            prop_assert_eq!(checkers.held(now), held.len());
+        }
+    }
+}
+
+#[test]
+fn a_late_checker_returns_nothing() {
+    let checkers = Checkers::new();
+    let late = checkers.enter(1, 10).expect("all are free");
+    let others: Vec<_> = (0..policy::CHECKERS).filter_map(|_| checkers.enter(10, 30)).collect();
+    assert_eq!(others.len(), policy::CHECKERS, "the first one's time is over");
+    checkers.leave(late);
+    assert_eq!(checkers.held(20), policy::CHECKERS);
+    assert!(checkers.enter(20, 40).is_none());
+    others.into_iter().for_each(|place| checkers.leave(place));
+    assert_eq!(checkers.held(20), 0);
+}

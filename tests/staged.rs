@@ -1,0 +1,307 @@
+//! Copies between the device and ordinary host memory, off the executor.
+
+#[path = "under_test/completions.rs"]
+mod completions;
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use gpu_await::testing::{self, DriverCall, Gate};
+use gpu_await::{Device, Element, ErrorDetail, ErrorKind, Stream};
+
+const SOON: Duration = Duration::from_secs(10);
+/// Twelve parts and a bit: more than may be on their way at once on two cores.
+const MANY: usize = 25_000_000;
+
+async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(SOON, future).await.expect("in time")
+}
+
+/// Waits until the device has given everything back.
+async fn settled(device: &Device) {
+    let back = async {
+        loop {
+            let stats = device.stats();
+            if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    if tokio::time::timeout(SOON, back).await.is_err() {
+        panic!("never given back: {:?}", device.stats());
+    }
+}
+
+fn numbers(len: usize) -> Vec<u32> {
+    (0..len as u32).map(|n| n.wrapping_mul(2_654_435_761)).collect()
+}
+
+#[tokio::test]
+async fn staged_copies_give_back_what_was_given() {
+    async fn there_and_back<T: Element + PartialEq>(stream: &Stream, data: Vec<T>) {
+        let x = stream.upload_staged(data.clone()).await.unwrap();
+        assert_eq!(x.len(), data.len());
+        let back = stream.download_staged(&x).await.unwrap();
+        assert!(back == data, "{} × {} bytes", data.len(), size_of::<T>());
+        let (address, again) = (back.as_ptr(), stream.download_staged_into(&x, back));
+        let again = again.await.unwrap();
+        assert!(again == data && (again.as_ptr() == address || size_of_val(&*data) == 0));
+        // Through the other path as well.
+        assert!(stream.download_vec(&x).await.unwrap() == data);
+    }
+    completions::each(|device| async move {
+        let stream = device.stream()?;
+        const PART: usize = 2 << 20;
+        for bytes in [0, 1, PART - 1, PART, PART + 1, 3 * PART + 5] {
+            there_and_back(&stream, (0..bytes).map(|n| (n % 251) as u8).collect()).await;
+        }
+        there_and_back(&stream, (0..PART).map(|n| [n as u8, 1, (n >> 8) as u8]).collect()).await;
+        there_and_back(&stream, (0..PART / 4).map(|n| [n as u64, 7]).collect()).await;
+        there_and_back(&stream, vec![[0u8; 0]; 9]).await;
+        there_and_back(&stream, numbers(MANY / 4)).await;
+        settled(&device).await;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_source_can_be_staged() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let shared: std::sync::Arc<[u32]> = numbers(1000).into();
+    let mut pinned = stream.pinned::<u32>(1000).unwrap();
+    pinned.copy_from_slice(&shared);
+    let sources = [
+        stream.upload_staged(shared.clone()).await.unwrap(),
+        stream.upload_staged(numbers(1000).into_boxed_slice()).await.unwrap(),
+        stream.upload_staged(<[u32; 1000]>::try_from(numbers(1000)).unwrap()).await.unwrap(),
+        stream.upload_staged(pinned).await.unwrap(),
+    ];
+    for x in sources {
+        assert_eq!(stream.download(&x.slice(..).unwrap()).await.unwrap(), shared[..]);
+        let part = stream.download_staged(&x.slice(10..20).unwrap()).await.unwrap();
+        assert_eq!(part, shared[10..20]);
+    }
+}
+
+#[tokio::test]
+async fn a_staged_upload_returns_when_it_is_on_the_stream() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let gate = Gate::close(&stream).unwrap();
+    let x = soon(stream.upload_staged(numbers(100_000))).await.unwrap();
+    let mut back = stream.download(&x);
+    assert!((&mut back).now_or_never().is_none(), "the stream is held");
+    gate.open();
+    assert_eq!(soon(back).await.unwrap(), numbers(100_000));
+    assert!(!gate.timed_out());
+}
+
+#[tokio::test]
+async fn a_held_stream_delays_no_other_staged_copy() {
+    let device = testing::device();
+    let (held, free) = (device.stream().unwrap(), device.stream().unwrap());
+    let data: std::sync::Arc<[u32]> = numbers(MANY).into();
+    let z = free.upload_staged(data.clone()).await.unwrap();
+    let gate = Gate::close(&held).unwrap();
+    let mut stuck_up = Box::pin(held.upload_staged(data.clone()));
+    let mut stuck_down = Box::pin(held.download_staged(&z));
+    // As far as they come.
+    let stuck = async { futures::join!(&mut stuck_up, &mut stuck_down) };
+    assert!(tokio::time::timeout(Duration::from_millis(100), stuck).await.is_err());
+    let x = soon(free.upload_staged(data.clone())).await.unwrap();
+    assert!(soon(free.download_staged(&x)).await.unwrap() == *data);
+    assert!(!gate.timed_out());
+    gate.open();
+    let y = soon(stuck_up).await.unwrap();
+    assert!(soon(stuck_down).await.unwrap() == *data);
+    assert!(soon(held.download_staged(&y)).await.unwrap() == *data);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_blocks_no_poll_of_a_staged_copy_and_delays_no_other() {
+    let device = testing::device();
+    let (full, free) = (device.stream().unwrap(), device.stream().unwrap());
+    let data: std::sync::Arc<[u32]> = numbers(MANY / 8).into();
+    let x = full.upload_staged(data.clone()).await.unwrap();
+    let mut y = full.zeros::<u8>(1).await.unwrap();
+    // What the other stream needs is there: pinning more memory would wait for the thread that the
+    // driver holds.
+    let z = free.upload_staged(data.clone()).await.unwrap();
+    drop(free.download_staged(&z).await.unwrap());
+    drop(z);
+    let gate = Gate::close(&full).unwrap();
+    let submitter = std::thread::spawn({
+        let full = full.clone();
+        move || (0..1500).try_for_each(|_| full.fill(&mut y, 1).queued())
+    });
+    // Full when the number of submissions stands still; the thread then has the submission lock.
+    let mut last = 0;
+    while full.submitted() != last || last < 600 {
+        last = full.submitted();
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    assert!(last < 1500, "the queue never filled");
+    let start = std::time::Instant::now();
+    let mut stuck: Vec<_> = (0..10).map(|_| Box::pin(full.upload_staged(data.clone()))).collect();
+    for upload in &mut stuck {
+        assert!(upload.as_mut().now_or_never().is_none());
+    }
+    let mut down = Box::pin(full.download_staged(&x));
+    assert!((&mut down).now_or_never().is_none());
+    assert!(start.elapsed() < Duration::from_secs(1), "a poll waited for the queue");
+    let z = soon(free.upload_staged(data.clone())).await.unwrap();
+    assert!(soon(free.download_staged(&z)).await.unwrap() == *data);
+    assert!(!gate.timed_out());
+    gate.open();
+    for upload in stuck {
+        soon(upload).await.unwrap();
+    }
+    assert!(soon(down).await.unwrap() == *data);
+    submitter.join().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_staged_copy_keeps_a_bounded_amount_pinned() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let parts = MANY * 4 / (2 << 20) + 1;
+    let x = stream.upload_staged(numbers(MANY)).await.unwrap();
+    drop(stream.download_staged(&x).await.unwrap());
+    let pinned = device.stats().pinned_bytes as usize >> 21;
+    let cores = std::thread::available_parallelism().unwrap().get();
+    // With the crew or emptied, up, down; and one for small things.
+    let most = 3 * ((cores / 2).clamp(2, 8) + 2) + 1;
+    assert!(pinned <= most && (most > parts || pinned < parts), "{pinned} of {parts} parts");
+}
+
+#[tokio::test]
+async fn a_staged_copy_can_be_dropped_at_any_poll() {
+    completions::each(|device| async move {
+        let stream = device.stream()?;
+        let data: std::sync::Arc<[u32]> = numbers(MANY / 8).into();
+        let x = stream.upload_staged(data.clone()).await?;
+        for polls in (0..20).chain([30, 100, 1000]) {
+            let gate = if polls % 3 == 1 { Some(Gate::close(&stream)?) } else { None };
+            let mut up = Box::pin(stream.upload_staged(data.clone()));
+            let mut down = Box::pin(stream.download_staged(&x));
+            let (mut up_done, mut down_done) = (false, false);
+            for _ in 0..polls {
+                up_done = up_done || (&mut up).now_or_never().is_some();
+                down_done = down_done || (&mut down).now_or_never().is_some();
+                tokio::task::yield_now().await;
+            }
+            drop((up, down, gate));
+        }
+        assert!(stream.download_staged(&x).await? == *data);
+        drop(x);
+        settled(&device).await;
+        // The crew is through as well: nobody else holds the data.
+        soon(async {
+            while std::sync::Arc::strong_count(&data) > 1 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn work_submitted_meanwhile_goes_between_the_parts_and_harms_nobody() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let mut y = stream.zeros::<u32>(1000).queued().unwrap();
+    let mut upload = Box::pin(stream.upload_staged(numbers(MANY / 2)));
+    let mut value = 0;
+    let x = loop {
+        if let Some(x) = (&mut upload).now_or_never() {
+            break x.unwrap();
+        }
+        value += 1;
+        stream.fill(&mut y, value).queued().unwrap();
+        tokio::task::yield_now().await;
+        stream.throttle(100).await.unwrap();
+    };
+    assert!(value > 0);
+    assert_eq!(stream.download(&y).await.unwrap()[999], value);
+    assert!(stream.download_staged(&x).await.unwrap() == numbers(MANY / 2));
+}
+
+#[tokio::test]
+async fn a_staged_copy_that_fails_says_so_and_leaves_nothing() {
+    for (call, nth) in [
+        (DriverCall::Alloc, 1),
+        (DriverCall::CopyToDevice, 1),
+        (DriverCall::CopyToDevice, 4),
+        (DriverCall::Register, 1),
+    ] {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream().unwrap();
+        handle.fail_nth(call, nth, ErrorKind::Unsupported);
+        let error = soon(stream.upload_staged(numbers(MANY / 4))).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Driver, "{call:?}: {error}");
+        // The same again.
+        let x = soon(stream.upload_staged(numbers(MANY / 4))).await.unwrap();
+        handle.fail_nth(DriverCall::CopyToHost, nth, ErrorKind::Unsupported);
+        let error = soon(stream.download_staged(&x)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Driver, "{error}");
+        assert!(soon(stream.download_staged(&x)).await.unwrap() == numbers(MANY / 4));
+        drop(x);
+        settled(&device).await;
+    }
+}
+
+#[tokio::test]
+async fn a_staged_copy_of_a_lost_or_closed_device_ends() {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream().unwrap();
+    let x = stream.upload_staged(numbers(MANY / 4)).await.unwrap();
+    let gate = Gate::close(&stream).unwrap();
+    let mut up = Box::pin(stream.upload_staged(numbers(MANY)));
+    let mut down = Box::pin(stream.download_staged(&x));
+    let both = async { futures::join!(&mut up, &mut down) };
+    assert!(tokio::time::timeout(Duration::from_millis(50), both).await.is_err());
+    handle.lose_device("on purpose");
+    assert_eq!(soon(up).await.unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert_eq!(soon(down).await.unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert!(device.stats().quarantined_bytes > 0, "what was lent stays set aside");
+    gate.open();
+
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    device.close(SOON).await.unwrap();
+    let closed = stream.upload_staged(vec![1u8; 10]).await.unwrap_err();
+    assert_eq!(closed.kind(), ErrorKind::Closed);
+    let closed = stream.upload_staged(Vec::<u8>::new()).await.unwrap_err();
+    assert_eq!(closed.kind(), ErrorKind::Closed);
+}
+
+#[tokio::test]
+async fn what_nobody_wrote_cannot_be_read_by_staging() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let x = stream.empty::<u8>(5_000_000).queued().unwrap();
+    let error = stream.download_staged(&x).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+}
+
+#[test]
+fn staging_runs_on_any_executor_and_its_future_is_send() {
+    fn is_send<T: Send>(value: T) -> T {
+        value
+    }
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let thread = std::thread::spawn(move || {
+        let x = futures::executor::block_on(is_send(stream.upload_staged(numbers(MANY / 8))));
+        let x = x.unwrap();
+        futures::executor::block_on(is_send(stream.download_staged(&x))).unwrap()
+    });
+    assert!(thread.join().unwrap() == numbers(MANY / 8));
+}
