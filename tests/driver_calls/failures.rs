@@ -187,35 +187,18 @@ fn a_sticky_result_of_any_call_is_the_loss_of_the_device() {
     });
 }
 
-/// A question that is answered with an error will not be answered better: the device counts as
-/// lost, and everybody is told.
-#[test]
-fn a_question_that_fails_loses_the_device_and_hangs_nobody() {
-    async_under_the_stand_in(async |driver| {
-        for mode in super::MODES {
-            for code in [1, 9999] {
-                for call in ["cuEventQuery", "cuStreamQuery"] {
-                    for after_effect in [false, true] {
-                        fail(driver, mode, call, code, after_effect, None).await;
-                    }
-                }
-            }
-        }
-    });
-}
-
 macro_rules! each_mode {
-    ($($name:ident: $mode:ident, $code:expr;)+) => {$(
+    ($each:ident: $($name:ident: $mode:ident, $code:expr;)+) => {$(
         #[test]
         fn $name() {
             async_under_the_stand_in(async |driver| {
-                fail_each(driver, Completion::$mode, $code).await;
+                $each(driver, Completion::$mode, $code).await;
             });
         }
     )+};
 }
 
-each_mode! {
+each_mode! { fail_each:
     a_refused_call_harms_nobody_adaptive: Adaptive, 1;
     a_refused_call_harms_nobody_event: Event, 1;
     a_refused_call_harms_nobody_word: Word, 1;
@@ -223,4 +206,26 @@ each_mode! {
     a_call_out_of_memory_harms_nobody: Adaptive, 2;
     a_result_that_nobody_knows_harms_nobody: Adaptive, 9999;
     a_negative_result_harms_nobody: Word, -1;
+}
+
+/// A question that is answered with an error will not be answered better: the device counts as
+/// lost, and everybody is told.
+async fn fail_questions(driver: &StandIn, mode: Completion, code: i32) {
+    for call in ["cuEventQuery", "cuStreamQuery"] {
+        for after_effect in [false, true] {
+            fail(driver, mode, call, code, after_effect, None).await;
+        }
+    }
+}
+
+// One child each: the streams of a lost device stay, and with them the stand-in's threads.
+each_mode! { fail_questions:
+    a_question_that_fails_hangs_nobody_adaptive: Adaptive, 1;
+    a_question_that_fails_hangs_nobody_event: Event, 1;
+    a_question_that_fails_hangs_nobody_word: Word, 1;
+    a_question_that_fails_hangs_nobody_callback: Callback, 1;
+    a_question_without_a_known_answer_hangs_nobody_adaptive: Adaptive, 9999;
+    a_question_without_a_known_answer_hangs_nobody_event: Event, 9999;
+    a_question_without_a_known_answer_hangs_nobody_word: Word, 9999;
+    a_question_without_a_known_answer_hangs_nobody_callback: Callback, 9999;
 }
