@@ -44,19 +44,20 @@ pub struct Event {
     inner: Arc<Inner>,
 }
 
+/// Dropped in this order: who has the engine last takes the pool of events along.
 struct Inner {
-    engine: Arc<Engine>,
-    options: EventOptions,
     last: Mutex<Option<Recorded>>,
     shared: Option<Shared>,
+    options: EventOptions,
+    engine: Arc<Engine>,
 }
 
-/// Where an event was last recorded.
+/// Where an event was last recorded. The handle goes before the lane, see [`Inner`].
 #[derive(Clone)]
 pub(crate) struct Recorded {
-    lane: Arc<Lane>,
-    ticket: u64,
     handle: Option<EventHandle>,
+    ticket: u64,
+    lane: Arc<Lane>,
 }
 
 /// Of an event that several processes have.

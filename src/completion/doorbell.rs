@@ -2,7 +2,9 @@
 //!
 //! A bell is a private stream that waits for a marker's event and then runs a host function that
 //! wakes the poller. It serves one user stream at a time. A bell is only a hint: it may ring late
-//! or, on a device that faulted, never; the poller's time-out covers that.
+//! or, on a device that faulted, never; the poller's time-out covers that. Arming one is an errand
+//! ([`Engine::errand`](super::engine::Engine::errand)): `cuLaunchHostFunc` wants the driver's lock for
+//! itself, and comes to it late beside threads that launch without a pause.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ pub(crate) struct Bells {
     bells: Mutex<Vec<Arc<Bell>>>,
 }
 
-struct Bell {
+pub(crate) struct Bell {
     stream: RawStream,
     /// Between being armed and having rung.
     armed: AtomicBool,
@@ -30,31 +32,6 @@ struct Bell {
 }
 
 impl Bells {
-    /// Arms a bell behind `event`; false if all are taken.
-    pub(crate) fn arm(&self, backend: &dyn Backend, event: &EventHandle) -> Call<bool> {
-        let Some(bell) = self.free_bell() else { return Ok(false) };
-        // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
-        // the event.
-        let waited = unsafe { backend.stream_wait_event(bell.stream, event.raw()) };
-        if let Err(code) = waited {
-            bell.disarm();
-            return Err(code);
-        }
-        let stream = bell.stream;
-        let data = Arc::into_raw(bell);
-        // SAFETY: `data` is a reference that the callback gives back; if it never runs, it leaks
-        // and stays valid.
-        let rung = unsafe { backend.host_fn(stream, ring, data.cast_mut().cast()) };
-        if let Err(code) = rung {
-            // The reference is not taken back: the driver may report an earlier failure and call
-            // all the same. Then it rings once too often, which is harmless.
-            // SAFETY: `data` came from `into_raw`, and that reference is leaked.
-            unsafe { &*data }.disarm();
-            return Err(code);
-        }
-        Ok(true)
-    }
-
     /// Takes the streams for destruction.
     pub(crate) fn drain(&self) -> Vec<RawStream> {
         self.bells.lock().drain(..).map(|bell| bell.stream).collect()
@@ -72,7 +49,8 @@ impl Bells {
         Ok(())
     }
 
-    fn free_bell(&self) -> Option<Arc<Bell>> {
+    /// A bell that is free, if there is one; it counts as armed from now on.
+    pub(crate) fn take(&self) -> Option<Arc<Bell>> {
         // ORDERING: Acquire pairs with `ring`: its commands are through when it is free.
         let free = |bell: &&Arc<Bell>| !bell.armed.swap(true, Ordering::Acquire);
         self.bells.lock().iter().find(free).cloned()
@@ -80,7 +58,27 @@ impl Bells {
 }
 
 impl Bell {
-    fn disarm(&self) {
+    /// Arms a bell that was taken behind `event`.
+    pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend, event: &EventHandle) -> Call<()> {
+        let stream = self.stream;
+        // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
+        // the event.
+        let waited = unsafe { backend.stream_wait_event(stream, event.raw()) };
+        waited.inspect_err(|_| self.disarm())?;
+        let data = Arc::into_raw(self);
+        // SAFETY: `data` is a reference that the callback gives back; if it never runs, it leaks
+        // and stays valid.
+        let rung = unsafe { backend.host_fn(stream, ring, data.cast_mut().cast()) };
+        rung.inspect_err(|_| {
+            // The reference is not taken back: the driver may report an earlier failure and call
+            // all the same. Then it rings once too often, which is harmless.
+            // SAFETY: `data` came from `into_raw`, and that reference is leaked.
+            unsafe { &*data }.disarm();
+        })
+    }
+
+    /// Gives back a bell that was taken.
+    pub(crate) fn disarm(&self) {
         // ORDERING: Release pairs with `free_bell`.
         self.armed.store(false, Ordering::Release);
     }

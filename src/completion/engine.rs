@@ -9,6 +9,7 @@
 //! | `bells` | private streams on which doorbells ring |
 //! | `retired` | device memory to be freed when several streams are through with it |
 //! | `reaper` | drops what users lent |
+//! | `errands` | makes driver calls for the poller that may be held up |
 //!
 //! # Invariants
 //! 1. `lost` is set once and before anybody is woken because of it
@@ -65,6 +66,7 @@ pub(crate) struct Engine {
     pub(crate) words: Words,
     pub(crate) bells: Bells,
     pub(crate) reaper: Reaper,
+    errands: Reaper,
     pub(crate) attention: Arc<Attention>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
     pub(crate) private: RawStream,
@@ -137,7 +139,8 @@ impl Engine {
             timed_events: Arc::default(),
             words: Words::default(),
             bells: Bells::default(),
-            reaper: Reaper::default(),
+            reaper: Reaper::new("gpu-await-reaper"),
+            errands: Reaper::new("gpu-await-errand"),
             attention: Arc::new(Attention::new()),
             private,
             lanes: Mutex::default(),
@@ -484,6 +487,22 @@ impl Engine {
                 Ok(Query::Complete) | Err(_) => return,
             }
         }
+    }
+
+    /// Makes a driver call that may be held up for long, on a thread that nobody waits for. It is not
+    /// made once the device is lost or the process ends.
+    pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Engine>) + Send + 'static) {
+        if self.options.stepped {
+            return errand(self);
+        }
+        let engine = Arc::downgrade(self);
+        self.errands.send(Box::new(move || {
+            if let Some(engine) = engine.upgrade().filter(|engine| engine.lost.get().is_none())
+                && let Some(_under_way) = poller::UnderWay::begin()
+            {
+                errand(&engine);
+            }
+        }));
     }
 
     /// Runs `act` here, or on the reaper's thread where driver calls are not possible.

@@ -262,7 +262,7 @@ impl Poller {
 /// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
 /// and nobody's drop may. The end of the process waits for it, briefly.
 pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
-    let Some(under_way) = exit::UnderWay::begin() else { return };
+    let Some(under_way) = UnderWay::begin() else { return };
     let spawned = std::thread::Builder::new().name("gpu-await-close".to_owned()).spawn(move || {
         act();
         drop(under_way);
@@ -271,6 +271,8 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
         tracing::error!("no thread to close a device with: its memory stays registered");
     }
 }
+
+pub(crate) use exit::UnderWay;
 
 /// The end of the process.
 mod exit {
@@ -286,15 +288,15 @@ mod exit {
     /// is torn down.
     static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
 
-    /// Last acts under way.
+    /// Last acts and errands under way.
     static LAST_ACTS: AtomicU32 = AtomicU32::new(0);
 
-    /// A last act that the end of the process waits for.
-    pub(super) struct UnderWay(());
+    /// Driver calls that the end of the process waits for.
+    pub(crate) struct UnderWay(());
 
     impl UnderWay {
         /// `None` if the process is ending.
-        pub(super) fn begin() -> Option<Self> {
+        pub(crate) fn begin() -> Option<Self> {
             LAST_ACTS.fetch_add(1, Ordering::SeqCst);
             let under_way = UnderWay(());
             (!crate::at_exit::begun()).then_some(under_way)

@@ -1,7 +1,8 @@
-//! The thread that drops what users lent.
+//! A thread for what may block.
 //!
 //! A closure or a value of the user's may block or panic in its `Drop`; neither the sweep nor the
-//! driver's callback thread may suffer for it. The thread starts when something is first sent.
+//! driver's callback thread may suffer for it. Some driver calls block as well: the poller leaves them
+//! to another such thread. It starts when something is first sent.
 #![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,18 +13,23 @@ use crossbeam_channel::{Sender, unbounded};
 /// Something to be dropped elsewhere, or a last act that makes driver calls.
 pub(crate) type Remains = Box<dyn FnOnce() + Send>;
 
-#[derive(Default)]
 pub(crate) struct Reaper {
+    thread: &'static str,
     queue: OnceLock<Option<Sender<Remains>>>,
 }
 
 impl Reaper {
+    /// One whose thread has that name.
+    pub(crate) fn new(thread: &'static str) -> Self {
+        Reaper { thread, queue: OnceLock::new() }
+    }
+
     /// Runs `remains` on the reaper's thread.
     pub(crate) fn send(&self, remains: Remains) {
         let queue = self.queue.get_or_init(|| {
             let (sender, receiver) = unbounded::<Remains>();
             let spawned = std::thread::Builder::new()
-                .name("gpu-await-reaper".to_owned())
+                .name(self.thread.to_owned())
                 .spawn(move || receiver.iter().for_each(bury));
             spawned.ok().map(|_| sender)
         });

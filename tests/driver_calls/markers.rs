@@ -68,6 +68,24 @@ fn a_new_stream_has_eight_events_and_a_word() {
     });
 }
 
+/// A stream's last act, or an event's, may be the device's as well.
+#[test]
+fn a_device_that_goes_takes_the_events_of_its_streams_along() {
+    async_under_the_stand_in(async |driver| {
+        for mode in super::MODES {
+            let before = Live::now(driver);
+            let device = device_with(mode);
+            drop(device);
+            before.comes_back(driver, &[], &format!("{mode:?}, nothing was done"));
+            let device = device_with(mode);
+            let event = device.stream().unwrap().record_timed().unwrap();
+            drop(device);
+            drop(event);
+            before.comes_back(driver, &[], &format!("{mode:?}"));
+        }
+    });
+}
+
 #[test]
 fn what_is_awaited_gets_a_word_where_waits_were_short() {
     async_under_the_stand_in(async |driver| {

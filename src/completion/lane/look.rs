@@ -425,7 +425,7 @@ impl Lane {
         }
     }
 
-    /// Arms a doorbell behind the marker of `ticket`, which is waited for.
+    /// Has a doorbell armed behind the marker of `ticket`, which is waited for.
     fn arm(self: &Arc<Self>, ticket: u64) {
         // ORDERING: Relaxed: only the poller arms.
         if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
@@ -438,15 +438,18 @@ impl Lane {
             event = self.marker_behind(ticket);
         }
         let Some((_, event)) = event else { return };
-        let engine = &self.engine;
-        match engine.bells.arm(&*engine.backend, &event) {
-            // ORDERING: Relaxed, as above.
-            Ok(true) => self.armed.store(ticket, Ordering::Relaxed),
-            Ok(false) => {}
-            Err(code) => {
+        let Some(bell) = self.engine.bells.take() else { return };
+        // ORDERING: Relaxed, as above.
+        self.armed.store(ticket, Ordering::Relaxed);
+        let lane = Arc::downgrade(self);
+        self.engine.errand(move |engine| {
+            // It may have been complete long before.
+            if lane.upgrade().is_none_or(|lane| lane.is_complete(ticket)) {
+                bell.disarm();
+            } else if let Err(code) = bell.arm(&*engine.backend, &event) {
                 let error = engine.refused(code);
                 tracing::debug!(device = engine.label(), %error, "no doorbell");
             }
-        }
+        });
     }
 }
