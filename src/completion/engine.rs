@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 
 use super::checkers::Checkers;
 use super::doorbell::Bells;
-use super::events::{EventHandle, EventPool};
+use super::events::{Destroy, EventHandle, EventPool};
 use super::lane::Lane;
 use super::policy::{self, Completion};
 use super::poller::{self, Attention};
@@ -530,6 +530,18 @@ fn discard(
     }
 }
 
+/// Destroys events that come back after their engine is gone; until `main` returns.
+fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
+    let backend = backend.clone();
+    Arc::new(move |event| {
+        let backend = backend.clone();
+        poller::last_act(move || {
+            // SAFETY: the event was pooled: nobody else has it.
+            let _ = unsafe { backend.event_destroy(event) };
+        });
+    })
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         self.attention.stop();
@@ -539,8 +551,9 @@ impl Drop for Engine {
             return;
         }
         let backend = self.backend.clone();
-        let mut events: Vec<RawEvent> = self.events.drain();
-        events.extend(self.timed_events.drain());
+        let destroy = destroy_later(&backend);
+        let mut events: Vec<RawEvent> = self.events.close(destroy.clone());
+        events.extend(self.timed_events.close(destroy));
         let mut streams = self.bells.drain();
         streams.push(self.private);
         let words = std::mem::take(&mut self.words);

@@ -3,7 +3,8 @@
 //! An event is borrowed as an [`EventHandle`], shared between the marker that credits a ticket and
 //! whoever orders a stream behind it. It goes back to the pool when the last handle is gone; the
 //! marker keeps its handle until its ticket is complete, so a pooled event is never pending. An event
-//! whose record failed is not lent again: it may be pending all the same.
+//! whose record failed is not lent again: it may be pending all the same. A handle may outlive the
+//! engine; its event is then destroyed when it comes back.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,12 +15,22 @@ use parking_lot::Mutex;
 use crate::backend::RawEvent;
 
 /// Events to be used again.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct EventPool {
-    free: Mutex<Vec<Arc<EventCell>>>,
-    /// Only to be destroyed.
-    spoiled: Mutex<Vec<RawEvent>>,
+    idle: Mutex<Idle>,
 }
+
+#[derive(Default)]
+struct Idle {
+    free: Vec<Arc<EventCell>>,
+    /// Only to be destroyed.
+    spoiled: Vec<RawEvent>,
+    /// What becomes of events that come back after the engine is gone.
+    destroy: Option<Destroy>,
+}
+
+/// Destroys an event that nobody has.
+pub(crate) type Destroy = Arc<dyn Fn(RawEvent) + Send + Sync>;
 
 #[derive(Debug)]
 pub(crate) struct EventCell {
@@ -28,7 +39,6 @@ pub(crate) struct EventCell {
 }
 
 /// A share of a borrowed event.
-#[derive(Debug)]
 pub(crate) struct EventHandle {
     raw: RawEvent,
     /// `None` only inside `drop`.
@@ -42,7 +52,7 @@ impl EventPool {
         self: &Arc<Self>,
         create: impl FnOnce() -> Result<RawEvent, E>,
     ) -> Result<EventHandle, E> {
-        let pooled = self.free.lock().pop();
+        let pooled = self.idle.lock().free.pop();
         let cell = match pooled {
             Some(cell) => cell,
             None => Arc::new(EventCell { raw: create()?, spoiled: AtomicBool::new(false) }),
@@ -50,10 +60,12 @@ impl EventPool {
         Ok(EventHandle { raw: cell.raw, cell: Some(cell), pool: self.clone() })
     }
 
-    /// Empties the pool; the caller destroys the events.
-    pub(crate) fn drain(&self) -> Vec<RawEvent> {
-        let mut events = std::mem::take(&mut *self.spoiled.lock());
-        events.extend(self.free.lock().drain(..).map(|cell| cell.raw));
+    /// Empties the pool; the caller destroys the events, and `destroy` those that come back later.
+    pub(crate) fn close(&self, destroy: Destroy) -> Vec<RawEvent> {
+        let mut idle = self.idle.lock();
+        idle.destroy = Some(destroy);
+        let mut events = std::mem::take(&mut idle.spoiled);
+        events.extend(idle.free.drain(..).map(|cell| cell.raw));
         events
     }
 
@@ -65,11 +77,15 @@ impl EventPool {
                 None => return,
             }
         }
+        let mut idle = self.idle.lock();
+        if let Some(destroy) = idle.destroy.clone() {
+            drop(idle);
+            destroy(cell.raw);
         // ORDERING: Relaxed: this is the last handle, and getting here ordered the others' before.
-        if cell.spoiled.load(Ordering::Relaxed) {
-            self.spoiled.lock().push(cell.raw);
+        } else if cell.spoiled.load(Ordering::Relaxed) {
+            idle.spoiled.push(cell.raw);
         } else {
-            self.free.lock().push(cell);
+            idle.free.push(cell);
         }
     }
 }

@@ -513,15 +513,14 @@ impl Drop for Lane {
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);
         }
-        // Here, because this lane may be the engine's last, which takes the pool of events along.
-        let markers = std::mem::take(self.markers.get_mut());
-        for marker in markers.queue {
+        for marker in self.markers.get_mut().queue.drain(..) {
             if marker.ticket > self.timeline.completed() {
                 // It is still pending: never to be lent again.
                 marker.event.spoil();
             }
         }
-        drop(markers.spare);
+        // Before the engine, whose last holder this may be.
+        self.markers.get_mut().spare.clear();
         if engine.lost().is_some() {
             // Lent beside the loss: nobody promises that the device has stopped.
             std::mem::forget(std::mem::take(self.lent.get_mut()));
