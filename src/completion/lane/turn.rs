@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{ForeignWait, Lane, Lent, Marker, Payload};
+use super::{ForeignWait, Lane, Lent, Marker, Payload, UNKNOWN};
 use crate::backend::DevicePtr;
 use crate::completion::events::EventHandle;
 use crate::completion::policy;
@@ -39,6 +39,8 @@ impl Markable for Submitter {
                 // SAFETY: the stream is this lane's, the word is its own until the lane is gone
                 // and the last value was seen.
                 unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
+                    // ORDERING: Relaxed, as above.
+                    .inspect_err(|_| lane.told.store(UNKNOWN, Ordering::Relaxed))
             }
             None => self.record_event(lane, tail),
         };
