@@ -335,6 +335,10 @@ impl Lane {
         self.timeline.completed()
     }
 
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.timeline.in_flight()
+    }
+
     pub(crate) fn is_complete(&self, ticket: u64) -> bool {
         self.timeline.is_complete(ticket)
     }
@@ -471,7 +475,7 @@ impl Lane {
 
     /// So much is in flight that one more command might block the thread.
     fn is_crowded(&self) -> bool {
-        self.submitted() - self.completed() > policy::BUSY_QUEUE
+        self.in_flight() > policy::BUSY_QUEUE
     }
 }
 
