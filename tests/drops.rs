@@ -324,3 +324,23 @@ fn a_stream_whose_marker_was_refused_goes_away() {
     step.run_until_idle();
     assert_eq!(device.stats().streams, streams);
 }
+
+#[test]
+fn streams_that_come_and_go_leave_no_events() {
+    let (faults, handle) = testing::faults();
+    let (device, step) = testing::manual_with_faults(faults);
+    let stays = device.stream().unwrap();
+    handle.record();
+    for _ in 0..100 {
+        let goes = device.stream().unwrap();
+        let x = goes.full(10, 1u8).queued().unwrap();
+        stays.wait(&goes.record().unwrap()).queued().unwrap();
+        // With its marker still to come.
+        drop((x, goes));
+        step.run_until_idle();
+    }
+    let calls = handle.calls();
+    let count = |name: &str| calls.iter().filter(|call| **call == name).count();
+    let (made, gone) = (count("event_create"), count("event_destroy"));
+    assert!(made - gone <= 20, "{made} made, {gone} destroyed");
+}

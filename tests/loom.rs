@@ -1075,7 +1075,7 @@ impl Marked {
     fn submit(&self) {
         let ticket = self.timeline.submitted() + 1;
         self.timeline.publish(ticket);
-        let event = self.pool.get(|| {
+        let event = self.pool.get(|_| {
             let index = self.device.created.fetch_add(1, Seen);
             Ok::<_, ()>(backend::RawEvent(index))
         });

@@ -268,14 +268,27 @@ impl Engine {
 
     /// Borrows an event for a marker.
     pub(crate) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
-        self.events.get(|| self.backend.event_create(EventOptions::default()))
+        self.events.get(|spoiled| self.make_event(EventOptions::default(), spoiled))
     }
 
     /// Borrows an event that measures time.
     pub(crate) fn timed_event(&self) -> std::result::Result<EventHandle, DriverCode> {
-        self.timed_events.get(|| {
-            self.backend.event_create(EventOptions { timing: true, ..EventOptions::default() })
-        })
+        let options = EventOptions { timing: true, ..EventOptions::default() };
+        self.timed_events.get(|spoiled| self.make_event(options, spoiled))
+    }
+
+    fn make_event(
+        &self,
+        options: EventOptions,
+        spoiled: Vec<RawEvent>,
+    ) -> std::result::Result<RawEvent, DriverCode> {
+        for event in spoiled {
+            // SAFETY: its last handle is gone, and the driver allows that it is still pending.
+            if let Err(error) = unsafe { self.backend.event_destroy(event) } {
+                tracing::debug!(device = %self.label, %error, "an event was not destroyed");
+            }
+        }
+        self.backend.event_create(options)
     }
 
     /// The time between two timed events of this device, both complete.

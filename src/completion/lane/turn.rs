@@ -1,5 +1,6 @@
 //! A submitter's turn: what may be done while the submission lock is held.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,6 +12,9 @@ use crate::completion::submission::{Locked, Markable};
 use crate::error::DriverCode;
 use crate::hazard::Use;
 
+/// Streams that a stream remembers to have waited for: others come and go as long as it lives.
+const REMEMBERED: usize = 64;
+
 /// What the submission lock protects.
 #[derive(Default)]
 pub(crate) struct Submitter {
@@ -18,8 +22,8 @@ pub(crate) struct Submitter {
     pub(crate) unmarked: u32,
     /// Whether an operation since the last event touched buffers.
     pub(crate) touched: bool,
-    /// Up to which ticket this stream already waits for others.
-    waited: Vec<(u64, u64)>,
+    /// Up to which ticket this stream already waits for others; the last few of them.
+    waited: VecDeque<(u64, u64)>,
 }
 
 impl Markable for Submitter {
@@ -187,7 +191,13 @@ impl Turn<'_, '_> {
         let waited = &mut self.locked.state.waited;
         match waited.iter_mut().find(|(lane, _)| *lane == other.id) {
             Some((_, known)) => *known = ticket.max(*known),
-            None => waited.push((other.id, ticket)),
+            None => {
+                // What is forgotten costs another wait, should it come to that.
+                if waited.len() == REMEMBERED {
+                    waited.pop_front();
+                }
+                waited.push_back((other.id, ticket));
+            }
         }
         Ok(())
     }
