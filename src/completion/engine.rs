@@ -13,7 +13,7 @@
 //! # Invariants
 //! 1. `lost` is set once and before anybody is woken because of it
 //!    (`a_loss_is_seen_by_who_registers_beside_it`).
-//! 2. Nothing here makes a driver call after `main` returned (`tests/exit.rs`).
+//! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
