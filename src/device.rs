@@ -302,7 +302,7 @@ impl Device {
         let mut in_flight = 0;
         for lane in &lanes {
             lane.sweep();
-            in_flight += lane.submitted() - lane.completed().min(lane.submitted());
+            in_flight += lane.in_flight();
         }
         let counters = &engine.counters;
         let (pinned_bytes, pinned_used_bytes) = self.home.pinned.reserved_and_used();

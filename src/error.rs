@@ -276,6 +276,11 @@ impl Error {
         &self.0
     }
 
+    /// Whether both are the same failure, and not only alike.
+    pub(crate) fn is(&self, other: &Error) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether the device is gone, directly or through a dependency.
     #[must_use]
     pub fn is_device_lost(&self) -> bool {

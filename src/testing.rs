@@ -16,6 +16,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::backend::Backend;
 #[cfg(feature = "cuda")]
 use crate::backend::DeviceKind;
@@ -357,10 +359,13 @@ fn code_for(kind: ErrorKind) -> i32 {
 #[derive(Debug)]
 pub struct Stepper {
     device: Device,
+    /// As a poller does: a stream whose handle is gone stays until all that was lent to it is back.
+    active: Mutex<Vec<Arc<Lane>>>,
 }
 
 /// A host device without threads: nothing runs until the test steps it, so interleavings are
-/// chosen, not raced.
+/// chosen, not raced. Its clock does not go by itself either: the same calls and the same steps do
+/// the same each time.
 ///
 /// # Examples
 /// ```
@@ -385,7 +390,7 @@ pub fn manual() -> (Device, Stepper) {
 pub fn manual_with(completion: Completion) -> (Device, Stepper) {
     let options = EngineOptions { completion, stepped: true, ..EngineOptions::default() };
     match Device::open(Arc::new(HostBackend::new(None, false)), options) {
-        Ok(device) => (device.clone(), Stepper { device }),
+        Ok(device) => (device.clone(), Stepper::new(device)),
         Err(error) => panic!("a device for tests: {error}"),
     }
 }
@@ -393,17 +398,37 @@ pub fn manual_with(completion: Completion) -> (Device, Stepper) {
 /// [`manual`], with its calls watched as those of [`host_with`].
 #[must_use]
 pub fn manual_with_faults(faults: Faults) -> (Device, Stepper) {
-    let options = EngineOptions { stepped: true, ..EngineOptions::default() };
+    manual_with_faults_completion(faults, Completion::default())
+}
+
+/// [`manual_with_faults`], with completions learned in a given way.
+#[must_use]
+pub fn manual_with_faults_completion(faults: Faults, completion: Completion) -> (Device, Stepper) {
+    let options = EngineOptions { completion, stepped: true, ..EngineOptions::default() };
     let device = watched(Arc::new(HostBackend::new(None, false)), faults, options);
-    (device.clone(), Stepper { device })
+    (device.clone(), Stepper::new(device))
 }
 
 impl Stepper {
+    /// How far a step moves the device's clock.
+    pub const STEP: Duration = Duration::from_micros(1);
+
+    fn new(device: Device) -> Self {
+        Stepper { device, active: Mutex::default() }
+    }
+
+    /// Moves the device's clock on by more than its steps do: what the runtime learns of how long
+    /// work takes is in this time.
+    pub fn advance(&self, by: Duration) {
+        self.device.engine().advance(by);
+    }
+
     /// Runs one command: the `choose`-th of the streams whose next command is ready, modulo their
     /// number. Then wakes who waited for that. False if nothing was ready.
     #[must_use]
     pub fn step(&self, choose: usize) -> bool {
         let engine = self.device.engine();
+        engine.advance(Stepper::STEP);
         let ran = engine.backend.step(choose);
         self.sweep();
         ran
@@ -419,12 +444,13 @@ impl Stepper {
         let engine = self.device.engine();
         engine.check_health().ok();
         engine.mourn();
-        for lane in engine.attention.take_incoming() {
-            lane.deactivate();
-        }
+        let mut active = std::mem::take(&mut *self.active.lock());
+        active.extend(engine.attention.take_incoming());
         engine.lanes().iter().for_each(|lane: &Arc<Lane>| {
             lane.sweep();
         });
+        active.retain(|lane| !lane.deactivate());
+        self.active.lock().append(&mut active);
         engine.sweep_retired(false);
     }
 
@@ -434,5 +460,12 @@ impl Stepper {
         engine.lanes().iter().for_each(|lane: &Arc<Lane>| lane.press());
         engine.sweep_retired(true);
         self.step(0)
+    }
+}
+
+impl Drop for Stepper {
+    fn drop(&mut self) {
+        // Lanes keep their engine, and that keeps these.
+        drop(self.device.engine().attention.take_incoming());
     }
 }

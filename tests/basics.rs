@@ -127,3 +127,24 @@ async fn a_failed_producer_is_named_to_its_reader_until_an_overwrite_heals() {
     stream.fill(&mut y, 5.0).queued().unwrap();
     assert_eq!(stream.download(&y).await.unwrap(), [5.0; 4]);
 }
+
+#[tokio::test]
+async fn each_part_keeps_the_cause_of_its_own_failure() {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream().unwrap();
+    let axpy = kernels::axpy::load(&device).await.unwrap();
+    let scale = kernels::scale::load(&device).await.unwrap();
+    let nothing = stream.empty::<f32>(5).queued().unwrap();
+    let mut x = stream.full(10, 1.0f32).queued().unwrap();
+    handle.fail_nth(testing::DriverCall::Launch, 1, ErrorKind::Driver);
+    assert!(scale.launch(&stream, 2.0, &mut x).queued().is_err());
+    // Another failure in the second half, which one more launch of the first kernel hands on.
+    let mut half = x.slice_mut(5..).unwrap();
+    assert!(axpy.launch(&stream, 2.0, &nothing, &mut half).queued().is_err());
+    assert!(scale.launch(&stream, 2.0, &mut half).queued().is_err());
+    for (range, expected) in [(0..5, ErrorKind::Driver), (5..10, ErrorKind::InvalidCall)] {
+        let error = stream.download(&x.slice(range).unwrap()).await.unwrap_err();
+        assert_eq!(error.kind(), expected, "{error}");
+    }
+}

@@ -307,3 +307,40 @@ async fn what_a_host_function_returned_is_dropped_off_the_drivers_thread() {
     })
     .await;
 }
+
+#[test]
+fn a_stream_whose_marker_was_refused_goes_away() {
+    let (faults, handle) = testing::faults();
+    let (device, step) =
+        testing::manual_with_faults_completion(faults, gpu_await::Completion::Word);
+    let streams = device.stats().streams;
+    let stream = device.stream().unwrap();
+    let empty = kernels::empty::load_blocking(&device).unwrap();
+    let mut op = empty.launch(&stream);
+    handle.fail_nth(testing::DriverCall::WriteWord, 1, gpu_await::ErrorKind::Driver);
+    // It asks for a marker, and is given up with the stream before it asks again.
+    assert!((&mut op).now_or_never().is_none());
+    drop((op, stream));
+    step.run_until_idle();
+    assert_eq!(device.stats().streams, streams);
+}
+
+#[test]
+fn streams_that_come_and_go_leave_no_events() {
+    let (faults, handle) = testing::faults();
+    let (device, step) = testing::manual_with_faults(faults);
+    let stays = device.stream().unwrap();
+    handle.record();
+    for _ in 0..100 {
+        let goes = device.stream().unwrap();
+        let x = goes.full(10, 1u8).queued().unwrap();
+        stays.wait(&goes.record().unwrap()).queued().unwrap();
+        // With its marker still to come.
+        drop((x, goes));
+        step.run_until_idle();
+    }
+    let calls = handle.calls();
+    let count = |name: &str| calls.iter().filter(|call| **call == name).count();
+    let (made, gone) = (count("event_create"), count("event_destroy"));
+    assert!(made - gone <= 20, "{made} made, {gone} destroyed");
+}

@@ -528,6 +528,25 @@ impl Poller<'_> {
 // ---- timeline -----------------------------------------------------------------------------
 
 #[test]
+fn what_is_in_flight_is_never_negative() {
+    explore(3, || {
+        let timeline = Arc::new(Timeline::new());
+        let submitter = {
+            let timeline = timeline.clone();
+            thread::spawn(move || {
+                for ticket in 1..=2 {
+                    timeline.publish(ticket);
+                    timeline.complete(ticket);
+                }
+            })
+        };
+        assert!(timeline.in_flight() <= 2);
+        submitter.join().unwrap();
+        assert_eq!(timeline.in_flight(), 0);
+    });
+}
+
+#[test]
 fn completed_only_rises() {
     explore(3, || {
         let timeline = Arc::new(Timeline::new());
@@ -1056,7 +1075,7 @@ impl Marked {
     fn submit(&self) {
         let ticket = self.timeline.submitted() + 1;
         self.timeline.publish(ticket);
-        let event = self.pool.get(|| {
+        let event = self.pool.get(|_| {
             let index = self.device.created.fetch_add(1, Seen);
             Ok::<_, ()>(backend::RawEvent(index))
         });

@@ -3,8 +3,9 @@
 //! An event is borrowed as an [`EventHandle`], shared between the marker that credits a ticket and
 //! whoever orders a stream behind it. It goes back to the pool when the last handle is gone; the
 //! marker keeps its handle until its ticket is complete, so a pooled event is never pending. An event
-//! whose record failed is not lent again: it may be pending all the same. A handle may outlive the
-//! engine; its event is then destroyed when it comes back.
+//! whose record failed, or whose stream went away before it was seen complete, is not lent again: it
+//! may be pending. It is destroyed when the next event is made, so that there are not ever more. A
+//! handle may outlive the engine; its event is then destroyed when it comes back.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -47,15 +48,19 @@ pub(crate) struct EventHandle {
 }
 
 impl EventPool {
-    /// Takes a pooled event, or adopts the one that `create` makes.
+    /// Takes a pooled event, or adopts the one that `create` makes; it is shown the events that are not
+    /// lent any more, and destroys them.
     pub(crate) fn get<E>(
         self: &Arc<Self>,
-        create: impl FnOnce() -> Result<RawEvent, E>,
+        create: impl FnOnce(Vec<RawEvent>) -> Result<RawEvent, E>,
     ) -> Result<EventHandle, E> {
         let pooled = self.idle.lock().free.pop();
         let cell = match pooled {
             Some(cell) => cell,
-            None => Arc::new(EventCell { raw: create()?, spoiled: AtomicBool::new(false) }),
+            None => {
+                let spoiled = std::mem::take(&mut self.idle.lock().spoiled);
+                Arc::new(EventCell { raw: create(spoiled)?, spoiled: AtomicBool::new(false) })
+            }
         };
         Ok(EventHandle { raw: cell.raw, cell: Some(cell), pool: self.clone() })
     }

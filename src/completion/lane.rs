@@ -47,6 +47,9 @@ use crate::thread_role::{self, Role};
 /// Events that a new stream has.
 const EVENTS_IN_STOCK: usize = 8;
 
+/// No value that a word will have: whether it is still to be written is not known.
+const UNKNOWN: u64 = u64::MAX;
+
 pub(crate) struct Lane {
     id: u64,
     engine: Arc<Engine>,
@@ -74,7 +77,7 @@ pub(crate) struct Lane {
     deferred: Mutex<Vec<DevicePtr>>,
     has_deferred: AtomicBool,
     word: Option<Word>,
-    /// The last value that the stream was told to write into `word`.
+    /// The last value that the stream was told to write into `word`; [`UNKNOWN`] after a refusal.
     told: AtomicU64,
     /// With the poller.
     active: AtomicBool,
@@ -332,6 +335,10 @@ impl Lane {
         self.timeline.completed()
     }
 
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.timeline.in_flight()
+    }
+
     pub(crate) fn is_complete(&self, ticket: u64) -> bool {
         self.timeline.is_complete(ticket)
     }
@@ -468,7 +475,7 @@ impl Lane {
 
     /// So much is in flight that one more command might block the thread.
     fn is_crowded(&self) -> bool {
-        self.submitted() - self.completed() > policy::BUSY_QUEUE
+        self.in_flight() > policy::BUSY_QUEUE
     }
 }
 
@@ -507,8 +514,10 @@ impl Drop for Lane {
         // late write would complete the tickets of the line's next stream.
         // ORDERING: Relaxed, see `mark_tail`.
         let told = self.told.load(Ordering::Relaxed);
-        if let Some(word) = self.word.take().filter(|word| word.read() >= told) {
-            engine.words.put(word);
+        match self.word.take() {
+            Some(word) if word.read() >= told => engine.words.put(word),
+            Some(word) => engine.words.retain(word),
+            None => {}
         }
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);

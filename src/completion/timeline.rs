@@ -15,6 +15,7 @@
 //!    (`completed_only_rises`).
 //! 2. `held` names the tail or nothing: an older ticket's `Op` cannot clear a newer one's
 //!    (`an_older_op_cannot_release_the_tail`).
+//! 3. Who sees a ticket complete sees it submitted (`what_is_in_flight_is_never_negative`).
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering};
@@ -47,6 +48,14 @@ impl Timeline {
         // ORDERING: Acquire pairs with `complete`: what the device wrote before the marker was
         // seen is visible to whoever reads this value.
         self.completed.load(Ordering::Acquire)
+    }
+
+    /// How many tickets are not known to be complete.
+    pub(crate) fn in_flight(&self) -> u64 {
+        // In this order: a ticket is published before it is complete, so what is read second is not
+        // less. The other way round others may submit and complete in between.
+        let completed = self.completed();
+        self.submitted() - completed
     }
 
     pub(crate) fn is_complete(&self, ticket: u64) -> bool {

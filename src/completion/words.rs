@@ -1,7 +1,8 @@
 //! Words that streams write: one 128-byte line each, in pinned memory that the device can reach.
 //!
 //! A stream writes its ticket into its word; reading the word never enters the driver. A line is
-//! given back only when its last value was seen, so a late write never reaches another stream.
+//! given back only when its last value was seen, so a late write never reaches another stream. A write
+//! that the driver refused may have been made all the same: its line is nobody's any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,8 @@ pub(crate) struct Words {
 struct State {
     pages: Vec<Arc<Page>>,
     free: Vec<(Arc<Page>, usize)>,
+    /// A write may still come when all streams are gone.
+    unsettled: bool,
 }
 
 struct Page {
@@ -64,9 +67,20 @@ impl Words {
         self.state.lock().free.push((word.page, word.line));
     }
 
-    /// Takes the pages back from the device; no stream may write any more.
+    /// Keeps a line into which a write may still come: no stream gets it, and the pages stay.
+    pub(crate) fn retain(&self, word: Word) {
+        self.state.lock().unsettled = true;
+        drop(word);
+    }
+
+    /// Takes the pages back from the device; no stream may write any more, but into what was
+    /// [retained](Self::retain).
     pub(crate) fn close(&self, backend: &dyn Backend) {
         let mut state = self.state.lock();
+        if state.unsettled {
+            drop(state);
+            return self.leak();
+        }
         state.free.clear();
         for page in state.pages.drain(..) {
             // SAFETY: the page was registered with this backend when it was made, and the caller

@@ -30,7 +30,8 @@ pub(crate) struct Poison {
 
 impl PartialEq for Poison {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.producer, &other.producer)
+        // One kernel's launches share its name.
+        Arc::ptr_eq(&self.producer, &other.producer) && self.cause.is(&other.cause)
     }
 }
 

@@ -8,7 +8,7 @@ use std::task::Waker;
 
 use smallvec::SmallVec;
 
-use super::{Lane, Lent, Payload, wake};
+use super::{Lane, Lent, Payload, UNKNOWN, wake};
 use crate::backend::Query;
 use crate::completion::events::EventHandle;
 use crate::completion::policy::{self, Phase};
@@ -304,10 +304,12 @@ impl Lane {
         self.lending.load(Ordering::Relaxed) > 0 || self.has_deferred.load(Ordering::Relaxed)
     }
 
-    /// A word that is still to be written keeps its line, and so the lane.
+    /// A word that is still to be written keeps its line, and so the lane. One that may never be
+    /// written does not.
     fn word_is_late(&self) -> bool {
         // ORDERING: Relaxed: a hint; `Lane::drop` asks again.
-        self.word.as_ref().is_some_and(|word| word.read() < self.told.load(Ordering::Relaxed))
+        let told = self.told.load(Ordering::Relaxed);
+        told != UNKNOWN && self.word.as_ref().is_some_and(|word| word.read() < told)
     }
 
     /// When the poller looks next; `u64::MAX`: not on account of a waiter.

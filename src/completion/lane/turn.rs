@@ -1,15 +1,19 @@
 //! A submitter's turn: what may be done while the submission lock is held.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{ForeignWait, Lane, Lent, Marker, Payload};
+use super::{ForeignWait, Lane, Lent, Marker, Payload, UNKNOWN};
 use crate::backend::DevicePtr;
 use crate::completion::events::EventHandle;
 use crate::completion::policy;
 use crate::completion::submission::{Locked, Markable};
 use crate::error::DriverCode;
 use crate::hazard::Use;
+
+/// Streams that a stream remembers to have waited for: others come and go as long as it lives.
+const REMEMBERED: usize = 64;
 
 /// What the submission lock protects.
 #[derive(Default)]
@@ -18,8 +22,8 @@ pub(crate) struct Submitter {
     pub(crate) unmarked: u32,
     /// Whether an operation since the last event touched buffers.
     pub(crate) touched: bool,
-    /// Up to which ticket this stream already waits for others.
-    waited: Vec<(u64, u64)>,
+    /// Up to which ticket this stream already waits for others; the last few of them.
+    waited: VecDeque<(u64, u64)>,
 }
 
 impl Markable for Submitter {
@@ -39,6 +43,8 @@ impl Markable for Submitter {
                 // SAFETY: the stream is this lane's, the word is its own until the lane is gone
                 // and the last value was seen.
                 unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
+                    // ORDERING: Relaxed, as above.
+                    .inspect_err(|_| lane.told.store(UNKNOWN, Ordering::Relaxed))
             }
             None => self.record_event(lane, tail),
         };
@@ -185,7 +191,13 @@ impl Turn<'_, '_> {
         let waited = &mut self.locked.state.waited;
         match waited.iter_mut().find(|(lane, _)| *lane == other.id) {
             Some((_, known)) => *known = ticket.max(*known),
-            None => waited.push((other.id, ticket)),
+            None => {
+                // What is forgotten costs another wait, should it come to that.
+                if waited.len() == REMEMBERED {
+                    waited.pop_front();
+                }
+                waited.push_back((other.id, ticket));
+            }
         }
         Ok(())
     }

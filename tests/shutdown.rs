@@ -1,0 +1,283 @@
+//! The end: of a device, of a runtime, of the process. What is in flight drains or is left behind, and
+//! nothing hangs.
+
+#[path = "under_test/child.rs"]
+mod child;
+#[path = "under_test/modes.rs"]
+mod modes;
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::executor::block_on;
+use gpu_await::testing::{self, FaultHandle, Gate};
+use gpu_await::{Completion, Device, ErrorDetail, ErrorKind, Op, PinnedBuffer};
+
+fn mode(name: &str) -> Completion {
+    *modes::ALL.iter().find(|mode| format!("{mode:?}") == name).expect("a mode's name")
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).enable_all().build().expect("tokio")
+}
+
+/// A download behind a closed gate, polled once, so that the poller has it.
+fn pending(device: &Device) -> (Gate, Op<PinnedBuffer<u8>>) {
+    let stream = device.stream().expect("a stream");
+    let x = stream.full(1 << 16, 1u8).queued().expect("memory");
+    let gate = Gate::close(&stream).expect("a gate");
+    let mut op = stream.download(&x);
+    assert!(op.poll_unpin(&mut Context::from_waker(Waker::noop())).is_pending());
+    (gate, op)
+}
+
+fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn close_waits_for_what_is_in_flight() {
+    for mode in modes::ALL {
+        let device = testing::device_with(mode);
+        let stream = device.stream().unwrap();
+        let ran = Arc::new(AtomicU32::new(0));
+        let gate = Gate::close(&stream).unwrap();
+        for _ in 0..50 {
+            let ran = ran.clone();
+            let count = move || ran.fetch_add(1, Ordering::SeqCst);
+            drop(stream.host_fn(count));
+        }
+        let opener = device.stream().unwrap();
+        let late = opener.host_fn(move || gate.open());
+        block_on(device.close(Duration::from_secs(20))).unwrap();
+        assert_eq!(ran.load(Ordering::SeqCst), 50, "{mode:?}");
+        assert!(late.now_or_never().is_some(), "{mode:?}: it was in flight as well");
+        assert_eq!(stream.zeros::<u8>(1).queued().unwrap_err().kind(), ErrorKind::Closed);
+    }
+}
+
+#[test]
+fn close_gives_up_at_its_limit_and_what_the_device_uses_stays() {
+    for mode in modes::ALL {
+        let device = testing::device_with(mode);
+        let (gate, op) = pending(&device);
+        let start = Instant::now();
+        let error = block_on(device.close(Duration::from_millis(20))).unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::TimedOut { limit_ms: 20, .. }), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{mode:?}: {:?}", start.elapsed());
+        assert!(device.stats().lent_bytes >= 1 << 16, "{mode:?}: {:?}", device.stats());
+        drop(op);
+        assert!(device.stats().lent_bytes >= 1 << 16, "{mode:?}: a drop frees nothing in use");
+        gate.open();
+        wait_until("what was lent comes back when the device is through", || {
+            device.stats().lent_bytes == 0 && device.stats().allocations == 0
+        });
+    }
+}
+
+#[test]
+fn a_device_dropped_with_work_in_flight_finishes_it() {
+    for mode in modes::ALL {
+        let ran = Arc::new(AtomicU32::new(0));
+        let gate = {
+            let device = testing::device_with(mode);
+            let (gate, op) = pending(&device);
+            let (stream, count) = (device.stream().unwrap(), ran.clone());
+            drop(stream.host_fn(move || count.fetch_add(1, Ordering::SeqCst)));
+            drop(op);
+            gate
+        };
+        gate.open();
+        wait_until("the work goes on without the device's handle", || {
+            // Its own share, and none in a closure.
+            ran.load(Ordering::SeqCst) == 1 && Arc::strong_count(&ran) == 1
+        });
+    }
+}
+
+#[test]
+fn a_runtime_that_ends_takes_its_futures_and_leaves_the_work() {
+    for mode in modes::ALL {
+        let device = testing::device_with(mode);
+        let stream = device.stream().unwrap();
+        let (gate, op) = pending(&device);
+        let ran = Arc::new(AtomicU32::new(0));
+        let behind = Gate::close(&stream).unwrap();
+        let ended = runtime();
+        ended.spawn(op);
+        for _ in 0..20 {
+            let ran = ran.clone();
+            ended.spawn(stream.host_fn(move || ran.fetch_add(1, Ordering::SeqCst)));
+        }
+        let start = Instant::now();
+        ended.shutdown_timeout(Duration::from_secs(10));
+        assert!(start.elapsed() < Duration::from_secs(5), "{mode:?}: {:?}", start.elapsed());
+        assert_eq!(ran.load(Ordering::SeqCst), 0, "{mode:?}: the gate is closed");
+        drop((gate, behind));
+        // Another runtime goes on with the same streams.
+        let other = runtime();
+        let sum = other.block_on(async { stream.host_fn(|| 20).await });
+        assert_eq!((sum.unwrap(), ran.load(Ordering::SeqCst)), (20, 20), "{mode:?}");
+        wait_until("all is given back", || device.stats().lent_bytes == 0);
+    }
+}
+
+#[test]
+fn two_runtimes_use_one_device_at_once() {
+    for mode in modes::ALL {
+        let device = testing::device_with(mode);
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let runtimes = [runtime(), runtime()];
+        let mut tasks = Vec::new();
+        for n in 0..100_usize {
+            let stream = streams[n % 2].clone();
+            // Submitted by one, awaited by the other.
+            let op = runtimes[n % 2].block_on(async { stream.host_fn(move || n) });
+            tasks.push((n, runtimes[1 - n % 2].spawn(op)));
+        }
+        for (n, task) in tasks {
+            let value = block_on(async { tokio::task::unconstrained(task).await });
+            assert_eq!(value.expect("no panic").unwrap(), n, "{mode:?}");
+        }
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Op<PinnedBuffer<u8>>>> = const { RefCell::new(None) };
+}
+
+/// Ends the process in one of several ways, with a future pending behind a kernel that does not end
+/// for a long time.
+fn end_process(way: &str, device: &Device) {
+    let (gate, op) = pending(device);
+    std::mem::forget(gate);
+    match way {
+        "leaked" => std::mem::forget(op),
+        "dropped" => drop(op),
+        "thread_local" => KEPT.with(|kept| *kept.borrow_mut() = Some(op)),
+        "awaited" => {
+            let runtime = runtime();
+            runtime.spawn(op);
+            runtime.shutdown_background();
+        }
+        "blocked" => {
+            std::thread::spawn(move || block_on(op));
+        }
+        "exit" => {
+            std::thread::spawn(move || block_on(op));
+            std::process::exit(0);
+        }
+        _ => unreachable!("no such way"),
+    }
+}
+
+#[test]
+fn the_process_exits_whatever_becomes_of_its_futures() {
+    const NAME: &str = "the_process_exits_whatever_becomes_of_its_futures";
+    let Some(parameter) = child::parameter() else {
+        let ways = ["leaked", "dropped", "thread_local", "awaited", "blocked", "exit"];
+        for (n, way) in ways.into_iter().enumerate() {
+            let parameter = format!("{way} {:?}", modes::ALL[n % modes::ALL.len()]);
+            if way == "exit" {
+                let output = child::command(NAME, &parameter).output().expect("a child");
+                assert_eq!(output.status.code(), Some(0), "{output:?}");
+            } else {
+                child::run(NAME, &parameter);
+            }
+        }
+        return;
+    };
+    let (way, name) = parameter.split_once(' ').expect("a way and a mode");
+    end_process(way, &testing::device_with(mode(name)));
+}
+
+static WATCHED: OnceLock<FaultHandle> = OnceLock::new();
+
+/// Runs after the crate's own exit handler, which was registered later.
+extern "C" fn watch_for_calls() {
+    let handle = WATCHED.get().expect("set before it was registered");
+    handle.record();
+    let end = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < end {
+        std::thread::yield_now();
+    }
+    let calls = handle.calls();
+    if !calls.is_empty() {
+        eprintln!("driver calls after main: {calls:?}");
+        // SAFETY: it ends the process and touches nothing.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+#[test]
+fn nothing_calls_the_driver_after_main() {
+    const NAME: &str = "nothing_calls_the_driver_after_main";
+    let Some(parameter) = child::parameter() else {
+        for mode in modes::ALL {
+            child::run(NAME, &format!("{mode:?}"));
+        }
+        return;
+    };
+    let (faults, handle) = testing::faults();
+    assert!(WATCHED.set(handle).is_ok());
+    // SAFETY: the handler is a function of this program, which stays loaded.
+    assert_eq!(unsafe { libc::atexit(watch_for_calls) }, 0);
+    let device = testing::host_with_completion(faults, mode(&parameter));
+    let (gate, op) = pending(&device);
+    // The poller has a future to look for, and memory to take back.
+    std::mem::forget((gate, op, device));
+}
+
+#[cfg(target_os = "linux")]
+mod growth {
+    use super::*;
+
+    /// Threads, handles and resident KiB of this process.
+    fn held() -> (usize, usize, u64) {
+        let count = |path| std::fs::read_dir(path).expect("Linux").count();
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+        let pages: u64 = statm.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number");
+        (count("/proc/self/task"), count("/proc/self/fd"), pages * 4)
+    }
+
+    fn open_and_close(times: usize) {
+        for n in 0..times {
+            let device = testing::device_with(modes::ALL[n % modes::ALL.len()]);
+            let stream = device.stream().unwrap();
+            let x = stream.upload(vec![7u8; 1000]).queued().unwrap();
+            assert_eq!(block_on(stream.download(&x)).unwrap(), [7; 1000]);
+            assert_eq!(block_on(stream.host_fn(|| 1)).unwrap(), 1);
+            drop(x);
+            if n % 2 == 0 {
+                block_on(device.close(Duration::from_secs(20))).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_thousand_devices_opened_and_closed_leave_nothing() {
+        const NAME: &str = "growth::a_thousand_devices_opened_and_closed_leave_nothing";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        // A GPU's context goes with its last device, and takes long to make.
+        let _context = testing::device();
+        open_and_close(100);
+        let (threads, handles, resident) = held();
+        open_and_close(1000);
+        wait_until("threads end", || held().0 <= threads);
+        let after = held();
+        assert!(after.1 <= handles, "{handles} handles, then {after:?}");
+        assert!(after.2 <= resident + (8 << 10), "{resident} KiB, then {after:?}");
+    }
+}
