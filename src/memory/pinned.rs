@@ -271,6 +271,12 @@ impl<T: Element> PinnedBuffer<T> {
         offload(move || PinnedBuffer::new(&pool, len)).await?
     }
 
+    /// The same memory with another length, for which it must have room.
+    pub(crate) fn resized(self, len: usize) -> Self {
+        assert!(len <= self.block.raw.bytes / size_of::<T>().max(1), "no room for {len} elements");
+        PinnedBuffer { len, ..self }
+    }
+
     /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
