@@ -19,8 +19,8 @@
 //!    (`a_staged_copy_keeps_a_bounded_amount_pinned`).
 //! 2. The crew never waits for the device: a stream that is held up delays nobody else's copies
 //!    (`a_held_stream_delays_no_other_staged_copy`).
-//! 3. The calling task neither copies, nor maps, nor frees much memory, and submits at most one copy
-//!    a poll (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
+//! 3. The calling task neither copies, nor maps, nor frees much memory. Of handing a part to the crew
+//!    and of submitting a copy it does at most one a poll (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
 //! 4. A second copy of a size makes nothing in the driver: pinned memory, events and the device's
 //!    pool are there (`a_second_staged_round_trip_makes_nothing_in_the_driver`).
 #![forbid(unsafe_code)]
@@ -120,6 +120,7 @@ impl Stream {
             stream.lane().stock_events(events());
             stream.empty::<T>(len).queued()
         })?;
+        pause().await;
         let mut starts = (0..len).step_by(part_len::<T>());
         let mut filling = VecDeque::with_capacity(window());
         for start in starts.by_ref().take(window()) {
@@ -141,6 +142,7 @@ impl Stream {
                     None => None,
                 };
                 filling.push_back(fill(start, pinned));
+                pause().await;
             }
         }
         Ok(buffer)
@@ -185,11 +187,13 @@ impl Stream {
             self.engine().check_open()?;
             return Ok(vec![T::zeroed(); len]);
         }
-        // Before anything is taken, so that a call that waits here leaves it to others.
-        self.throttle(MOST_IN_FLIGHT).await?;
-        let (room, parts) = Room::in_parts(destination, len, part_len::<T>())?;
+        // Making the room may wait for the page faults of others.
+        let room = move || Room::in_parts(destination, len, part_len::<T>());
+        let (room, parts) = self.home().crew.run(room).await??;
         // Its share goes last: the parts, on their way back or not, are dropped before it.
         let (room, window) = (self.dropped_there(room), window());
+        // Before pinned memory is taken: a call that waits here leaves it to others.
+        self.throttle(MOST_IN_FLIGHT).await?;
         if !self.lane().has_events(events()) {
             let lane = self.lane().clone();
             offload(move || lane.stock_events(events())).await?;
@@ -208,11 +212,12 @@ impl Stream {
                 && let Some((op, part)) = flying.pop_front()
             {
                 emptying.push_back(empty(part, op.await?));
+                pause().await;
             }
             let emptied = if emptying.len() > window { emptying.pop_front() } else { None };
             let pinned = match emptied {
                 Some(emptied) => emptied.await?.resized(part.len()),
-                None => PinnedBuffer::new_async(&self.home().pinned, part.len()).await?,
+                None => self.pinned_part(part.len()).await?,
             };
             self.throttle(MOST_IN_FLIGHT).await?;
             let op = self.batch(|queue| queue.download_part(source, part.start(), pinned));
@@ -230,6 +235,16 @@ impl Stream {
             Some(vec) => Ok(vec),
             None => unreachable!("every part was filled, and its end awaited"),
         }
+    }
+
+    /// Pinned memory for a part; the crew makes it if the pool has none.
+    async fn pinned_part<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        let pool = &self.home().pinned;
+        if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
+            return Ok(pooled);
+        }
+        let pool = pool.clone();
+        self.home().crew.run(move || PinnedBuffer::new(&pool, len)).await?
     }
 
     fn dropped_there<V: ?Sized>(&self, value: Arc<V>) -> DroppedThere<V>
