@@ -1,8 +1,11 @@
 //! What do copies, allocations and the bookkeeping of buffers cost beside the bare driver?
 //!
 //! On a GPU each figure has its baseline through the driver API, in the same process, round by
-//! round; on the host device (a smoke test) there is none, and everything is small. Prints `name
-//! value unit`: medians, but for the longest poll.
+//! round; on the host device there is none. In a smoke test everything is small. Prints `name value
+//! unit`: medians, but for the longest poll.
+//!
+//! `pinned.raw_*` copies from and into the very pinned memory of `pinned.*`, on the same streams;
+//! `pinned.raw_host_alloc_*` is the same with memory of `cuMemHostAlloc`.
 //!
 //! `hazard.same_stream_ns` is the time of a launch with eight tracked buffers less that with eight
 //! untracked ones, for one buffer. The driver calls of an edge are counted on a recording host
@@ -14,12 +17,15 @@ mod measure;
 #[path = "raw/copies.rs"]
 mod raw;
 
+use std::ffi::c_void;
 use std::pin::Pin;
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, DeviceBuffer, Readable, Stream, View, kernel, kernels, testing};
+use gpu_await::{
+    Device, DeviceBuffer, DeviceKind, Readable, Stream, View, kernel, kernels, testing,
+};
 use raw::Copies;
 
 kernel! {
@@ -112,8 +118,8 @@ async fn main() {
     let device = measure::device();
     let smoke = measure::is_smoke();
     let bench = Bench {
+        raw: (device.kind() == DeviceKind::Cuda).then(|| Copies::new(2)),
         device,
-        raw: measure::on_cuda().then(|| Copies::new(2)),
         rounds: if smoke { 3 } else { 15 },
         large: if smoke { 32 << 20 } else { 256 << 20 },
     };
@@ -194,57 +200,62 @@ impl Bench {
         }
     }
 
+    /// Ours and the driver's by turns: on the same two streams, from and into the same pinned memory,
+    /// one copy of the same size in flight a stream. And once more with pinned memory of the driver's.
     async fn pinned(&self) {
         let (s, t) = (self.device.stream().unwrap(), self.device.stream().unwrap());
         let bytes = self.large;
         let mut x = s.zeros::<u8>(bytes).await.unwrap();
         let y = t.zeros::<u8>(bytes).await.unwrap();
-        let mut there = Some(self.device.pinned_async::<u8>(bytes).await.unwrap());
-        let mut back = Some(self.device.pinned_async::<u8>(bytes).await.unwrap());
-        let ends = self.raw.as_ref().map(|raw| {
-            (raw.pinned(bytes), raw.pinned(bytes), raw.device(bytes), raw.device(bytes))
+        let mut there = self.device.pinned_async::<u8>(bytes).await.unwrap();
+        let mut back = self.device.pinned_async::<u8>(bytes).await.unwrap();
+        there.fill(1);
+        back.fill(1);
+        let raw = self.raw.as_ref().map(|_| {
+            // SAFETY: used here only, while both streams live, and never captured.
+            let streams = unsafe { [s.as_raw(), t.as_raw()] };
+            let raw = Copies::over(&streams);
+            let ends = (raw.device(bytes), raw.device(bytes));
+            let host = (raw.pinned(bytes), raw.pinned(bytes));
+            (raw, ends, host)
         });
-        let [mut up, mut down, mut duplex] = [(); 3].map(|()| Vec::new());
-        let [mut raw_up, mut raw_down, mut raw_duplex] = [(); 3].map(|()| Vec::new());
-        for _ in 0..self.rounds {
-            let start = Instant::now();
-            there = Some(s.upload_into(there.take().unwrap(), &mut x).await.unwrap());
-            up.push(us(start));
-            let start = Instant::now();
-            back = Some(t.download_into(&y, back.take().unwrap()).await.unwrap());
-            down.push(us(start));
-            let start = Instant::now();
-            let both = s.upload_into(there.take().unwrap(), &mut x);
-            let both = both.and(t.download_into(&y, back.take().unwrap()));
-            let (a, b) = both.await.unwrap();
-            duplex.push(us(start));
-            (there, back) = (Some(a), Some(b));
-            if let (Some(raw), Some((from, to, a, b))) = (&self.raw, ends) {
-                let start = Instant::now();
-                raw.upload(0, a, from.0, bytes);
-                raw.synchronize(0);
-                raw_up.push(us(start));
-                let start = Instant::now();
-                raw.download(1, to.0, b, bytes);
-                raw.synchronize(1);
-                raw_down.push(us(start));
-                let start = Instant::now();
-                raw.upload(0, a, from.0, bytes);
-                raw.download(1, to.0, b, bytes);
-                raw.synchronize(0);
-                raw.synchronize(1);
-                raw_duplex.push(us(start));
+        let [mut ours, mut theirs, mut allocated] = [(); 3].map(|()| Directions::default());
+        for round in 0..=self.rounds {
+            for turn in 0..3 {
+                match ((round + turn) % 3, &raw) {
+                    (0, _) => {
+                        let start = Instant::now();
+                        there = s.upload_into(there, &mut x).await.unwrap();
+                        ours.up.push(us(start));
+                        let start = Instant::now();
+                        back = t.download_into(&y, back).await.unwrap();
+                        ours.down.push(us(start));
+                        let start = Instant::now();
+                        let up = s.upload_into(there, &mut x);
+                        (there, back) = up.and(t.download_into(&y, back)).await.unwrap();
+                        ours.both.push(us(start));
+                    }
+                    (1, Some((raw, ends, _))) => {
+                        let host = (there.as_ptr().cast(), back.as_mut_ptr().cast());
+                        theirs.copy(raw, *ends, host, bytes);
+                    }
+                    (2, Some((raw, ends, host))) => {
+                        allocated.copy(raw, *ends, (host.0.0.cast_const(), host.1.0), bytes);
+                    }
+                    _ => {}
+                }
+            }
+            if round == 0 {
+                // The first maps and wakes up.
+                [&mut ours, &mut theirs, &mut allocated].into_iter().for_each(Directions::clear);
             }
         }
-        println!("pinned.upload_gb_s {:.2} GB/s", gb_s(bytes, median(up)));
-        println!("pinned.download_gb_s {:.2} GB/s", gb_s(bytes, median(down)));
-        println!("pinned.duplex_gb_s {:.2} GB/s", gb_s(2 * bytes, median(duplex)));
-        if let (Some(raw), Some((_, _, a, b))) = (&self.raw, ends) {
-            println!("pinned.raw_upload_gb_s {:.2} GB/s", gb_s(bytes, median(raw_up)));
-            println!("pinned.raw_download_gb_s {:.2} GB/s", gb_s(bytes, median(raw_down)));
-            println!("pinned.raw_duplex_gb_s {:.2} GB/s", gb_s(2 * bytes, median(raw_duplex)));
-            raw.free(a);
-            raw.free(b);
+        ours.print("pinned.", bytes);
+        if let Some((raw, (a, b), _)) = &raw {
+            theirs.print("pinned.raw_", bytes);
+            allocated.print("pinned.raw_host_alloc_", bytes);
+            raw.free(*a);
+            raw.free(*b);
         }
     }
 
@@ -308,10 +319,10 @@ impl Bench {
                 scale.launch(queue, 2.0, &mut x)?;
                 queue.download_vec(&x)
             });
-            let back = op.await.unwrap();
+            let last = op.await.unwrap()[LEN - 1];
+            // The stand-in driver computes nothing.
+            assert!(last == 2.0 || measure::is_smoke());
             fresh.push(us(start));
-            // A stand-in for the driver runs no kernels.
-            assert!(measure::is_smoke() || back[LEN - 1] == 2.0);
             if let (Some(raw), Some((from, to, there))) = (&self.raw, ends) {
                 let start = Instant::now();
                 raw.upload(0, there, from.0, 4 * LEN);
@@ -377,6 +388,49 @@ impl Bench {
         println!("frozen.tracked_us {tracked:.3} us");
         println!("frozen.untracked_us {untracked:.3} us");
         println!("frozen.gain_percent {:.1} %", (tracked / untracked - 1.0) * 100.0);
+    }
+}
+
+/// Microseconds up, down and both at once.
+#[derive(Default)]
+struct Directions {
+    up: Vec<f64>,
+    down: Vec<f64>,
+    both: Vec<f64>,
+}
+
+impl Directions {
+    fn clear(&mut self) {
+        *self = Directions::default();
+    }
+
+    fn copy(
+        &mut self,
+        raw: &Copies,
+        (a, b): (raw::Device, raw::Device),
+        (from, to): (*const c_void, *mut c_void),
+        bytes: usize,
+    ) {
+        let start = Instant::now();
+        raw.upload(0, a, from, bytes);
+        raw.synchronize(0);
+        self.up.push(us(start));
+        let start = Instant::now();
+        raw.download(1, to, b, bytes);
+        raw.synchronize(1);
+        self.down.push(us(start));
+        let start = Instant::now();
+        raw.upload(0, a, from, bytes);
+        raw.download(1, to, b, bytes);
+        raw.synchronize(0);
+        raw.synchronize(1);
+        self.both.push(us(start));
+    }
+
+    fn print(self, name: &str, bytes: usize) {
+        println!("{name}upload_gb_s {:.2} GB/s", gb_s(bytes, median(self.up)));
+        println!("{name}download_gb_s {:.2} GB/s", gb_s(bytes, median(self.down)));
+        println!("{name}duplex_gb_s {:.2} GB/s", gb_s(2 * bytes, median(self.both)));
     }
 }
 

@@ -10,12 +10,19 @@
 //! | first | the crew fills a pinned buffer | the device fills a pinned buffer |
 //! | then | the device takes it | the crew empties it |
 //!
+//! A copy takes pinned memory for twice [`window`] parts and uses it again and again, so that the next
+//! one like it finds in the pool what it needs.
+//!
 //! # Invariants
-//! 1. At most [`window`] parts are in each of the two states, so that pinned memory is bounded,
-//!    whatever holds the stream up.
+//! 1. At most [`window`] parts are with the crew, and twice as many with the crew and the device
+//!    together, so that pinned memory is bounded, whatever holds the stream up
+//!    (`a_staged_copy_keeps_a_bounded_amount_pinned`).
 //! 2. The crew never waits for the device: a stream that is held up delays nobody else's copies
 //!    (`a_held_stream_delays_no_other_staged_copy`).
-//! 3. The calling task neither copies, nor maps, nor frees much memory.
+//! 3. The calling task neither copies, nor maps, nor frees much memory. Of handing a part to the crew
+//!    and of submitting a copy it does at most one a poll (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
+//! 4. A second copy of a size makes nothing in the driver: pinned memory, events and the device's
+//!    pool are there (`a_second_staged_round_trip_makes_nothing_in_the_driver`).
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -28,7 +35,7 @@ use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable};
 use crate::memory::pageable::{Part, Room};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
-use crate::offload::{Crew, Offloaded, offload_now};
+use crate::offload::{Crew, Offloaded, offload, offload_now};
 use crate::op::Op;
 use crate::queue::source::{Source, StagedSource};
 use crate::stream::Stream;
@@ -60,7 +67,7 @@ impl Stream {
     /// Dropped, it stops: parts that are on the stream go on, the buffer is freed behind them.
     ///
     /// # Blocking
-    /// Never: a poll takes as long as submitting a few copies. While the stream is held up, or more
+    /// Never: a poll takes as long as submitting one copy. While the stream is held up, or more
     /// than 512 operations are in flight on it, the future waits.
     ///
     /// # Errors
@@ -92,11 +99,15 @@ impl Stream {
         if bytes_of::<T>(len)? == 0 {
             return self.empty(len).queued();
         }
-        let fill = |start: usize| {
+        // Given no memory of the call's, the crew takes more.
+        let fill = |start: usize, pinned: Option<PinnedBuffer<T>>| {
             let (source, pool) = (source.share(), self.home().pinned.clone());
             let part = self.home().crew.run(move || {
                 let source = &(*source).as_ref()[start..len.min(start + part_len::<T>())];
-                let mut part = PinnedBuffer::new(&pool, source.len())?;
+                let mut part = match pinned {
+                    Some(pinned) => pinned.resized(source.len()),
+                    None => PinnedBuffer::new(&pool, source.len())?,
+                };
                 part.copy_from_slice(source);
                 Ok(part)
             });
@@ -105,40 +116,36 @@ impl Stream {
         self.throttle(MOST_IN_FLIGHT).await?;
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
-        let allocated = offload_now(move || stream.empty::<T>(len).queued())?;
+        let allocated = offload_now(move || {
+            stream.lane().stock_events(events());
+            stream.empty::<T>(len).queued()
+        })?;
+        pause().await;
         let mut starts = (0..len).step_by(part_len::<T>());
         let mut filling = VecDeque::with_capacity(window());
         for start in starts.by_ref().take(window()) {
-            filling.push_back(fill(start));
-            pause(filling.len()).await;
+            filling.push_back(fill(start, None));
+            pause().await;
         }
-        let mut flying = VecDeque::with_capacity(window());
+        let mut flying: VecDeque<Op<PinnedBuffer<T>>> = VecDeque::with_capacity(window() + 1);
         let mut buffer = allocated.await??;
         while let Some((start, part)) = filling.pop_front() {
-            filling.extend(starts.next().map(fill));
-            self.send(filled(part).await?, start, &mut buffer, &mut flying).await?;
+            let part = filled(part).await?;
+            self.throttle(MOST_IN_FLIGHT).await?;
+            let op = self.batch(|queue| queue.upload_part(part, &mut buffer, start));
+            flying.push_back(op.submitted()?);
+            pause().await;
+            if let Some(start) = starts.next() {
+                let oldest = if flying.len() > window() { flying.pop_front() } else { None };
+                let pinned = match oldest {
+                    Some(oldest) => Some(oldest.await?),
+                    None => None,
+                };
+                filling.push_back(fill(start, pinned));
+                pause().await;
+            }
         }
         Ok(buffer)
-    }
-
-    /// Puts the copy of a filled part on the stream; waits where too much is there already.
-    async fn send<T: Element>(
-        &self,
-        part: PinnedBuffer<T>,
-        start: usize,
-        buffer: &mut DeviceBuffer<T>,
-        flying: &mut VecDeque<Op<PinnedBuffer<T>>>,
-    ) -> Result<()> {
-        if flying.len() == window()
-            && let Some(oldest) = flying.pop_front()
-        {
-            oldest.await?;
-        }
-        self.throttle(MOST_IN_FLIGHT).await?;
-        let op = self.batch(|queue| queue.upload_part(part, buffer, start));
-        flying.push_back(op.submitted()?);
-        pause(start / part_len::<T>()).await;
-        Ok(())
     }
 
     /// Copies device memory into a `Vec` without the executor's threads. Ready proves *visible to
@@ -180,42 +187,64 @@ impl Stream {
             self.engine().check_open()?;
             return Ok(vec![T::zeroed(); len]);
         }
-        let (room, parts) = Room::in_parts(destination, len, part_len::<T>())?;
+        // Making the room may wait for the page faults of others.
+        let room = move || Room::in_parts(destination, len, part_len::<T>());
+        let (room, parts) = self.home().crew.run(room).await??;
         // Its share goes last: the parts, on their way back or not, are dropped before it.
         let (room, window) = (self.dropped_there(room), window());
+        // Before pinned memory is taken: a call that waits here leaves it to others.
+        self.throttle(MOST_IN_FLIGHT).await?;
+        if !self.lane().has_events(events()) {
+            let lane = self.lane().clone();
+            offload(move || lane.stock_events(events())).await?;
+        }
         let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
-        let mut emptying: VecDeque<Offloaded<()>> = VecDeque::with_capacity(window);
-        let empty =
-            |part: Part<T>, full: PinnedBuffer<T>| self.home().crew.run(move || part.fill(&full));
+        let mut emptying: VecDeque<Offloaded<PinnedBuffer<T>>> =
+            VecDeque::with_capacity(window + 1);
+        let empty = |part: Part<T>, full: PinnedBuffer<T>| {
+            self.home().crew.run(move || {
+                part.fill(&full);
+                full
+            })
+        };
         for part in parts {
             if flying.len() == window
                 && let Some((op, part)) = flying.pop_front()
             {
-                let full = op.await?;
-                if emptying.len() == window
-                    && let Some(oldest) = emptying.pop_front()
-                {
-                    oldest.await?;
-                }
-                emptying.push_back(empty(part, full));
+                emptying.push_back(empty(part, op.await?));
+                pause().await;
             }
-            let pinned = PinnedBuffer::new_async(&self.home().pinned, part.len()).await?;
+            let emptied = if emptying.len() > window { emptying.pop_front() } else { None };
+            let pinned = match emptied {
+                Some(emptied) => emptied.await?.resized(part.len()),
+                None => self.pinned_part(part.len()).await?,
+            };
             self.throttle(MOST_IN_FLIGHT).await?;
             let op = self.batch(|queue| queue.download_part(source, part.start(), pinned));
-            let number = part.start() / part_len::<T>();
             flying.push_back((op.submitted()?, part));
-            pause(number).await;
+            pause().await;
         }
         for (op, part) in flying {
             emptying.push_back(empty(part, op.await?));
+            pause().await;
         }
         for emptied in emptying {
-            emptied.await?;
+            drop(emptied.await?);
         }
         match Room::into_vec(room.take()) {
             Some(vec) => Ok(vec),
             None => unreachable!("every part was filled, and its end awaited"),
         }
+    }
+
+    /// Pinned memory for a part; the crew makes it if the pool has none.
+    async fn pinned_part<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        let pool = &self.home().pinned;
+        if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
+            return Ok(pooled);
+        }
+        let pool = pool.clone();
+        self.home().crew.run(move || PinnedBuffer::new(&pool, len)).await?
     }
 
     fn dropped_there<V: ?Sized>(&self, value: Arc<V>) -> DroppedThere<V>
@@ -260,7 +289,7 @@ where
     }
 }
 
-/// How many parts may be with the crew, and as many with the device.
+/// How many parts may be with the crew, and as many with the device beside that.
 fn window() -> usize {
     Crew::threads() + 2
 }
@@ -270,10 +299,15 @@ fn part_len<T>() -> usize {
     (PART_BYTES / size_of::<T>().max(1)).max(1)
 }
 
-/// Lets the executor's others run now and then, however many parts are ready.
-async fn pause(part: usize) {
-    const EVERY: usize = 2;
-    let mut paused = !part.is_multiple_of(EVERY);
+/// How many events a stream has for staged copies: a marker for each part on its way up that is still
+/// there when the way down begins, and for each of those.
+fn events() -> usize {
+    3 * (window() + 1)
+}
+
+/// Lets the executor's others run, however much there is to do.
+async fn pause() {
+    let mut paused = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut paused, true) {
             return Poll::Ready(());

@@ -16,6 +16,7 @@
 //! | `loss` | what a fault resolves, and that the driver is then left alone |
 //! | `shared` | what streams with options, and those that others use as well, cost |
 //! | `events` | which events of the driver's stand behind ours |
+//! | `staged` | what a staged copy makes that the next one needs as well |
 //! | `drops` | drops in any order, and the end of the process |
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
@@ -49,6 +50,8 @@ mod order;
 mod peers;
 #[path = "driver_calls/shared.rs"]
 mod shared;
+#[path = "driver_calls/staged.rs"]
+mod staged;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -141,7 +141,9 @@ fn two_runtimes_use_one_device_at_once() {
         for n in 0..100_usize {
             let stream = streams[n % 2].clone();
             // Submitted by one, awaited by the other.
-            let op = runtimes[n % 2].block_on(async { stream.host_fn(move || n) });
+            let within = runtimes[n % 2].enter();
+            let op = stream.host_fn(move || n);
+            drop(within);
             tasks.push((n, runtimes[1 - n % 2].spawn(op)));
         }
         for (n, task) in tasks {

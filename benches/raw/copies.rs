@@ -63,6 +63,12 @@ impl Copies {
         }
     }
 
+    /// The same over streams of somebody else's, by their handles.
+    pub(crate) fn over(streams: &[u64]) -> Copies {
+        let streams = streams.iter().map(|stream| *stream as usize as sys::CUstream).collect();
+        Copies { streams, ..Copies::new(0) }
+    }
+
     pub(crate) fn device(&self, bytes: usize) -> Device {
         let mut ptr = 0;
         // SAFETY: the result is live.

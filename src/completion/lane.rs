@@ -199,7 +199,7 @@ impl Lane {
             engine.refused(code)
         })?;
         let lane = Lane::over(engine, stream, priority, name, word, Origin::Ours);
-        lane.stock_events();
+        lane.stock_events(EVENTS_IN_STOCK);
         Ok(lane)
     }
 
@@ -271,11 +271,19 @@ impl Lane {
         lane
     }
 
-    /// Makes a few events before they are needed: beside threads that launch without a pause the
-    /// driver may not come to it for 100 ms.
-    fn stock_events(&self) {
-        let made = std::iter::from_fn(|| self.engine.event().ok());
-        self.markers.lock().spare.extend(made.take(EVENTS_IN_STOCK));
+    /// Makes events before they are needed, so that the stream has `least`: beside threads that
+    /// launch without a pause the driver may not come to it for 100 ms.
+    pub(crate) fn stock_events(&self, least: usize) {
+        while !self.has_events(least) {
+            let Ok(event) = self.engine.event() else { return };
+            self.markers.lock().spare.push(event);
+        }
+    }
+
+    /// Whether the stream has so many events, behind its work or not.
+    pub(crate) fn has_events(&self, least: usize) -> bool {
+        let markers = self.markers.lock();
+        markers.spare.len() + markers.queue.len() >= least
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

@@ -264,11 +264,23 @@ impl<T: Element> PinnedBuffer<T> {
 
     /// Like [`new`](Self::new), growing the pool off the executor.
     pub(crate) async fn new_async(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
-        if let Some(block) = pool.get_pooled(bytes_of::<T>(len)?) {
-            return Ok(PinnedBuffer { block, len, element: PhantomData });
+        if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
+            return Ok(pooled);
         }
         let pool = pool.clone();
         offload(move || PinnedBuffer::new(&pool, len)).await?
+    }
+
+    /// [`new`](Self::new) if the pool has such memory: quick.
+    pub(crate) fn pooled(pool: &Arc<PinnedPool>, len: usize) -> Result<Option<Self>> {
+        let block = pool.get_pooled(bytes_of::<T>(len)?);
+        Ok(block.map(|block| PinnedBuffer { block, len, element: PhantomData }))
+    }
+
+    /// The same memory with another length, for which it must have room.
+    pub(crate) fn resized(self, len: usize) -> Self {
+        assert!(len <= self.block.raw.bytes / size_of::<T>().max(1), "no room for {len} elements");
+        PinnedBuffer { len, ..self }
     }
 
     /// The number of elements.

@@ -1,0 +1,77 @@
+//! What a staged copy makes that the next one needs as well.
+
+use std::time::Duration;
+
+use gpu_await::{Device, Stream};
+
+use crate::stand_in::StandIn;
+
+use super::{Line, MODES, async_under_the_stand_in, device_with, eventually, soon};
+
+/// Eleven parts and a bit: more than are on their way at once on few cores.
+const BYTES: usize = (11 << 21) + 5;
+
+async fn round_trip(device: &Device, stream: &Stream) {
+    let all_back = || device.stats().lent_bytes == 0;
+    let x = soon(stream.upload_staged(vec![7u8; BYTES])).await.unwrap();
+    soon(stream.done()).await.unwrap();
+    eventually("taken back", all_back);
+    let back = soon(stream.download_staged(&x)).await.unwrap();
+    assert_eq!((back.len(), back[BYTES - 1]), (BYTES, 7));
+    eventually("taken back", all_back);
+}
+
+/// The calls that wait while the driver holds a thread in a launch on a full queue.
+fn made(driver: &StandIn) -> Vec<String> {
+    let makes = ["cuEventCreate", "cuStreamCreate", "cuMemHost", "cuMemAlloc"];
+    let mut calls = driver.calls();
+    calls.retain(|call| {
+        let name = Line(call).name();
+        name != "cuMemAllocAsync" && makes.iter().any(|known| name.starts_with(known))
+    });
+    calls
+}
+
+#[test]
+fn a_second_staged_round_trip_makes_nothing_in_the_driver() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            round_trip(&device, &stream).await;
+            for _ in 0..5 {
+                driver.clear();
+                round_trip(&device, &stream).await;
+                let calls = driver.calls();
+                let copies = calls.iter().filter(|call| call.starts_with("cuMemcpy")).count();
+                assert_eq!(copies, 2 * 12);
+                assert_eq!(made(driver), [""; 0], "{mode:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn staged_copies_that_stand_still_find_their_events() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            round_trip(&device, &stream).await;
+            let x = soon(stream.upload_staged(vec![7u8; BYTES])).await.unwrap();
+            let parts: Vec<_> = (0..24).map(|_| device.pinned::<u8>(2 << 20).unwrap()).collect();
+            drop(parts);
+            driver.clear();
+            let held = driver.hold();
+            let mut both = Box::pin(async {
+                futures::join!(stream.upload_staged(vec![8u8; BYTES]), stream.download_staged(&x))
+            });
+            let stuck = tokio::time::timeout(Duration::from_millis(100), &mut both).await;
+            assert!(stuck.is_err(), "held");
+            drop(held);
+            let (y, back) = soon(both).await;
+            assert_eq!((y.unwrap().len(), back.unwrap()[BYTES - 1]), (BYTES, 7));
+            assert_eq!(made(driver), [""; 0], "{mode:?}");
+        }
+    });
+}
