@@ -433,6 +433,8 @@ impl Engine {
         for (lane, ticket) in pressed {
             lane.want(ticket);
             lane.activate();
+            // Nobody else may have a reason to look.
+            lane.sweep();
         }
         let any = !done.is_empty();
         for retired in done {

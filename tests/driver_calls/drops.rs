@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock};
 
 use gpu_await::Completion;
 
-use super::{Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, soon};
+use super::{Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, eventually, soon};
 use crate::stand_in::{self, StandIn};
 
 /// Numbers in some order: the shuffles of a run are those of every run.
@@ -177,4 +177,31 @@ fn the_process_ends_with_work_pending_word() {
 #[test]
 fn the_process_ends_with_work_pending_callback() {
     exit_with_work_pending(Completion::Callback);
+}
+
+/// Only the poller is left to find out that the other stream is through with the memory, and it has no
+/// other reason to look at that.
+#[test]
+fn memory_of_two_streams_is_freed_though_nobody_awaits_anything() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
+            soon(b.host_fn(|| ())).await.unwrap();
+            let x = a.full(1000, 7u32).queued().unwrap();
+            let mut y = b.zeros::<u32>(1000).queued().unwrap();
+            soon(device.done()).await.unwrap();
+            let held = driver.hold();
+            driver.clear();
+            b.copy(&x, &mut y).queued().unwrap();
+            drop(x);
+            // Behind the copy, for the drop.
+            eventually("a marker", || {
+                let names = driver.names();
+                names.iter().any(|name| name == "cuEventRecord" || name.contains("WriteValue"))
+            });
+            drop(held);
+            eventually("freed", || driver.live("memory") == 1);
+        }
+    });
 }
