@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock};
 
 use gpu_await::Completion;
 
-use super::{Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, soon};
+use super::{Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, eventually, soon};
 use crate::stand_in::{self, StandIn};
 
 /// Numbers in some order: the shuffles of a run are those of every run.
@@ -177,4 +177,43 @@ fn the_process_ends_with_work_pending_word() {
 #[test]
 fn the_process_ends_with_work_pending_callback() {
     exit_with_work_pending(Completion::Callback);
+}
+
+#[test]
+fn what_a_dropped_stream_uses_goes_when_its_work_is_complete() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let before = Live::now(driver);
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            let axpy = axpy(&device).await;
+            let frozen = stream.full(1000, 1.0f32).queued().unwrap().freeze();
+            let frozen = soon(frozen).await.unwrap();
+            let mut y = stream.full(1000, 2.0f32).queued().unwrap();
+            soon(device.done()).await.unwrap();
+            driver.clear();
+            let held = driver.hold();
+            axpy.launch(&stream, 3.0, &frozen, &mut y).queued().unwrap();
+            drop((y, stream));
+            drop((frozen, axpy));
+            let ends = ["cuStreamDestroy_v2", "cuModuleUnload"];
+            // The poller looks again and again.
+            for _ in 0..20 {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                assert_eq!(device.stats().retired_bytes, 4000, "{mode:?}");
+            }
+            let names = driver.names();
+            assert!(names.iter().all(|name| !ends.contains(&name.as_str())), "{names:#?}");
+            drop(held);
+            // Nobody asks: the poller does it by itself.
+            eventually("all gone", || {
+                let names = driver.names();
+                let frees = names.iter().filter(|name| *name == "cuMemFreeAsync").count();
+                frees == 2 && ends.iter().all(|end| names.iter().any(|name| name == end))
+            });
+            assert_eq!(device.stats().retired_bytes, 0, "{mode:?}");
+            drop(device);
+            before.comes_back(driver, &[], &format!("{mode:?}"));
+        }
+    });
 }

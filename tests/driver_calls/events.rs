@@ -3,7 +3,7 @@
 use gpu_await::{Completion, EventProblem};
 
 use super::{
-    Line, async_under_the_stand_in, device_with, my_calls, my_names, soon, under_the_stand_in,
+    Line, Live, async_under_the_stand_in, device_with, my_calls, my_names, soon, under_the_stand_in,
 };
 
 #[test]
@@ -57,6 +57,7 @@ fn an_events_flags_reach_the_driver() {
 fn an_interprocess_event_is_the_drivers_own_and_seen_through_a_ticket() {
     async_under_the_stand_in(async |driver| {
         for mode in super::MODES {
+            let before = Live::now(driver);
             let device = device_with(mode);
             let stream = device.stream().unwrap();
             let other = device.stream().unwrap();
@@ -103,6 +104,9 @@ fn an_interprocess_event_is_the_drivers_own_and_seen_through_a_ticket() {
                 driver.names().iter().filter(|name| *name == "cuEventDestroy_v2").count() >= 2
             });
             assert!(driver.live("event") >= events, "{mode:?}: no pooled event was destroyed");
+            // So that the next one sees nothing of this device's end.
+            drop((gate, device));
+            before.comes_back(driver, &[], &format!("{mode:?}"));
         }
     });
 }
