@@ -213,8 +213,7 @@ impl Bench {
         back.fill(1);
         let raw = self.raw.as_ref().map(|_| {
             // SAFETY: used here only, while both streams live, and never captured.
-            let streams = unsafe { [s.as_raw(), t.as_raw()] };
-            let raw = Copies::over(&streams);
+            let raw = Copies::over(&[&s, &t].map(|stream| unsafe { stream.as_raw() }));
             let ends = (raw.device(bytes), raw.device(bytes));
             let host = (raw.pinned(bytes), raw.pinned(bytes));
             (raw, ends, host)
