@@ -12,8 +12,9 @@
 
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, DeviceBuffer, DeviceKind, Event, Op, PinnedBuffer, Result};
-use gpu_await::{Stream, kernels};
+use gpu_await::{
+    Device, DeviceBuffer, DeviceKind, Event, Op, PinnedBuffer, Result, Stream, kernels,
+};
 
 const STREAMS: usize = 3;
 const ITEMS: usize = 9;

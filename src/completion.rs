@@ -15,7 +15,8 @@
 //!
 //! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
 //! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
-//! [`shared_event`] an event of several processes.
+//! [`shared_event`] an event of several processes, [`roster`] the streams of a device,
+//! [`retired`] what is given up and waits for them.
 
 pub(crate) mod checkers;
 pub(crate) mod doorbell;
@@ -27,6 +28,8 @@ pub(crate) mod park;
 pub(crate) mod policy;
 pub(crate) mod poller;
 pub(crate) mod reaper;
+pub(crate) mod retired;
+pub(crate) mod roster;
 pub(crate) mod shared_event;
 pub(crate) mod submission;
 pub(crate) mod sweep;

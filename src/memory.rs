@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`DeviceBuffer`](buffer::DeviceBuffer) | `len` elements in a device's memory, freed in stream order |
 //! | [`View`](buffer::View), [`ViewMut`](buffer::ViewMut) | a borrowed range of one |
+//! | [`Frozen`](frozen::Frozen) | a buffer that nobody writes any more, shared by readers |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
@@ -11,6 +12,7 @@
 pub(crate) mod allocation;
 pub(crate) mod buffer;
 pub(crate) mod copy_2d;
+pub(crate) mod frozen;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod untracked;

@@ -204,6 +204,27 @@ impl<'a> Footprint<'a> {
         error
     }
 
+    /// Whether all that would be read is worth reading.
+    pub(crate) fn check_contents(&self) -> Result<()> {
+        let mut accesses = self.accesses.iter();
+        accesses.try_for_each(|access| {
+            access.memory.with_hazards(|hazards| self.check_content(access, hazards))
+        })
+    }
+
+    /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
+    fn enter_frozen_peers(&mut self, engine: &Engine) {
+        let untracked = std::mem::take(&mut self.untracked);
+        for memory in untracked {
+            if memory.is_frozen() && memory.engine().id != engine.id {
+                let range = 0..memory.bytes();
+                self.accesses.push(Access { memory, range, mode: Mode::Read });
+            } else {
+                self.untracked.push(memory);
+            }
+        }
+    }
+
     fn validate(&self, engine: &Engine) -> Result<()> {
         thread_role::check("submitting work")?;
         engine.check_open()?;
@@ -329,6 +350,9 @@ pub(crate) fn submit<R>(
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
 ) -> Result<(u64, R)> {
     let engine = lane.engine();
+    if footprint.peers {
+        footprint.enter_frozen_peers(engine);
+    }
     let edges = footprint.validate(engine).and_then(|()| footprint.edges(lane));
     let edges = match edges {
         Ok(edges) => edges,

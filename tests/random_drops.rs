@@ -11,7 +11,9 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use gpu_await::testing::{self, Gate};
-use gpu_await::{Completion, Device, DeviceBuffer, Event, Op, PinnedBuffer, Stream, kernels};
+use gpu_await::{
+    Completion, Device, DeviceBuffer, Event, Frozen, Op, PinnedBuffer, Stream, kernels,
+};
 
 const LEN: usize = 5000;
 const LIVE: usize = 120;
@@ -19,6 +21,7 @@ const LIVE: usize = 120;
 /// Something that can be dropped.
 enum Thing {
     Buffer(DeviceBuffer<f32>),
+    Frozen(Frozen<f32>),
     Pinned(#[expect(dead_code, reason = "only dropped")] PinnedBuffer<f32>),
     Future(Pin<Box<dyn Future<Output = ()>>>),
     Stream(Stream),
@@ -79,7 +82,7 @@ impl Chaos {
 
     fn make(&mut self) {
         let stream = self.stream();
-        let kind = self.random.below(18);
+        let kind = self.random.below(20);
         let made = match kind {
             0 => buffer(stream.zeros(LEN)),
             1 => buffer(stream.upload(vec![1.0; LEN])),
@@ -104,6 +107,14 @@ impl Chaos {
             }
             10 => match self.buffer() {
                 Some(at) => self.through_peer(&stream, at),
+                None => return,
+            },
+            18 => match self.buffer() {
+                Some(at) => self.freeze(at),
+                None => return,
+            },
+            19 => match self.frozen() {
+                Some(frozen) => self.read(&stream, &frozen),
                 None => return,
             },
             _ => match self.buffer() {
@@ -154,6 +165,39 @@ impl Chaos {
         let mut there = self.peer.empty::<f32>(x.len()).queued().unwrap();
         self.peer.copy(x, &mut there).queued().unwrap();
         future(stream.copy(&there, x))
+    }
+
+    /// Sometimes nobody awaits it.
+    fn freeze(&mut self, at: usize) -> Thing {
+        let Thing::Buffer(x) = self.things.swap_remove(at) else {
+            unreachable!("a buffer's place")
+        };
+        let frozen = x.freeze();
+        match self.random.below(4) {
+            0 => future(frozen),
+            _ => Thing::Frozen(futures::executor::block_on(frozen).unwrap()),
+        }
+    }
+
+    fn frozen(&mut self) -> Option<Frozen<f32>> {
+        let mut things = self.things.iter();
+        things.find_map(|thing| match thing {
+            Thing::Frozen(frozen) => Some(frozen.clone()),
+            _ => None,
+        })
+    }
+
+    /// A read on a stream of its own or on another one, on either device.
+    fn read(&mut self, stream: &Stream, frozen: &Frozen<f32>) -> Thing {
+        let peer = self.peer.clone();
+        let own = self.device.stream().unwrap();
+        let stream = [stream, &own, &peer][self.random.below(3)];
+        let mut y = stream.zeros::<f32>(frozen.len()).queued().unwrap();
+        stream.copy(frozen, &mut y).queued().unwrap();
+        match stream == &peer {
+            true => future(peer.download(&y)),
+            false => Thing::Buffer(y),
+        }
     }
 
     fn drop_one(&mut self) {

@@ -2,7 +2,7 @@
 //!
 //! | part | what for |
 //! |---|---|
-//! | `lanes` | every stream, to tell them of a loss |
+//! | `roster` | every stream, to tell them of a loss and to wait for all |
 //! | `attention` | how a stream comes to the poller's |
 //! | `checkers` | places for tasks that look for themselves |
 //! | `events`, `words` | markers |
@@ -17,7 +17,7 @@
 //! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -31,13 +31,14 @@ use super::lane::Lane;
 use super::policy::{self, Completion};
 use super::poller::{self, Attention};
 use super::reaper::Reaper;
+use super::retired::{Remnant, Retired, UserList};
+use super::roster::{Departed, Roster, Tells};
 use super::words::Words;
 use crate::backend::{
-    Backend, DeviceKind, DevicePtr, EventOptions, Query, RawEvent, RawModule, RawStream,
-    StreamOptions,
+    Backend, DeviceKind, EventOptions, Query, RawEvent, RawStream, StreamOptions,
 };
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
-use crate::hazard::Use;
+use crate::hazard::{Track, Use};
 use crate::thread_role::{self, Role};
 
 /// An allocation about to fail waits so long for frees that wait for nothing themselves.
@@ -70,7 +71,7 @@ pub(crate) struct Engine {
     pub(crate) attention: Arc<Attention>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
     pub(crate) private: RawStream,
-    lanes: Mutex<Vec<Weak<Lane>>>,
+    roster: Roster,
     retired: Mutex<Vec<Retired>>,
     lost: OnceLock<Error>,
     /// Set when everybody was told of the loss.
@@ -107,22 +108,6 @@ pub(crate) struct Counters {
     pub(crate) allocations: AtomicU64,
 }
 
-/// What goes away when every stream that used it is through.
-pub(crate) struct Retired {
-    pub(crate) what: Remnant,
-    pub(crate) users: UserList,
-}
-
-/// Streams that use something, each with its last ticket.
-pub(crate) type UserList = SmallVec<[Use<Arc<Lane>>; 2]>;
-
-/// What is retired.
-#[derive(Clone, Copy)]
-pub(crate) enum Remnant {
-    Memory { ptr: DevicePtr, bytes: u64 },
-    Module(RawModule),
-}
-
 impl Engine {
     /// Opens the engine of a device and starts its poller.
     pub(crate) fn start(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Engine>> {
@@ -145,7 +130,7 @@ impl Engine {
             errands: Reaper::new("gpu-await-errand"),
             attention: Arc::new(Attention::new()),
             private,
-            lanes: Mutex::default(),
+            roster: Roster::default(),
             retired: Mutex::default(),
             lost: OnceLock::new(),
             mourned: AtomicBool::new(false),
@@ -175,23 +160,31 @@ impl Engine {
     }
 
     pub(crate) fn enlist(&self, lane: &Arc<Lane>) {
-        let mut lanes = self.lanes.lock();
-        if lanes.len() == lanes.capacity() {
-            lanes.retain(|lane| lane.strong_count() > 0);
+        self.roster.enlist(lane.id(), Arc::downgrade(lane));
+    }
+
+    /// Takes the leave of a lane that is being dropped. `tells` is there if it has work that is not
+    /// known to be complete.
+    pub(crate) fn leave(self: &Arc<Self>, id: u64, tells: Option<Tells>) {
+        let departed = tells.map(|tells| {
+            let engine = (!self.options.stepped).then(|| self.clone());
+            Departed { tells, engine }
+        });
+        let calls = departed.is_some();
+        self.roster.leave(id, departed);
+        if calls {
+            self.attention.call();
         }
-        lanes.push(Arc::downgrade(lane));
     }
 
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
-        self.lanes.lock().iter().filter_map(Weak::upgrade).collect()
+        self.roster.lanes()
     }
 
     /// One stream after the other, at each call; `None` if that would wait for somebody.
     pub(crate) fn another_lane(&self) -> Option<Arc<Lane>> {
-        let lanes = self.lanes.try_lock()?;
         // ORDERING: Relaxed: any stream will do.
-        let next = self.next_lane.fetch_add(1, Ordering::Relaxed);
-        lanes.get(next % lanes.len().max(1))?.upgrade()
+        self.roster.pick(self.next_lane.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Whether the executor has other things to do than to poll checking tasks.
@@ -383,20 +376,25 @@ impl Engine {
         self.attention.call();
     }
 
+    /// Whether something is to be freed, or a stream to be destroyed, when work is complete.
     pub(crate) fn has_retired(&self) -> bool {
-        !self.retired.lock().is_empty()
+        self.roster.has_departed() || !self.retired.lock().is_empty()
     }
 
     fn has_retired_module(&self) -> bool {
         self.retired.lock().iter().any(|retired| matches!(retired.what, Remnant::Module(_)))
     }
 
-    /// Frees what is complete among the retired; asks for markers behind the rest if `press`.
+    /// Frees what is complete among the retired; if `press`, places the markers that this needs and
+    /// asks after them.
     /// True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
-        let mut pressed: SmallVec<[(Arc<Lane>, u64); 8]> = SmallVec::new();
         let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
         let mut through = UserList::new();
+        self.sweep_departed();
+        if press {
+            self.press_users();
+        }
         // Asked only where it matters, and not under the lock: it looks at every stream.
         let idle = self.has_retired_module() && self.is_idle();
         {
@@ -411,6 +409,7 @@ impl Engine {
                 let (complete, waiting): (UserList, UserList) =
                     users.into_iter().partition(|used| used.lane.is_complete(used.ticket));
                 retired[index].users = waiting;
+                self.roster.retain_known(&mut retired[index].departed);
                 // Dropped after the lock: it may be the last of a stream.
                 through.extend(complete);
                 // Unloading waits for everything that runs: only when nothing does.
@@ -418,24 +417,15 @@ impl Engine {
                     Remnant::Memory { .. } => true,
                     Remnant::Module(_) => idle,
                 };
-                if ready && retired[index].users.is_empty() {
+                let used = !retired[index].users.is_empty() || !retired[index].departed.is_empty();
+                if ready && !used {
                     done.push(retired.swap_remove(index));
                 } else {
-                    if press {
-                        let users = retired[index].users.iter();
-                        pressed.extend(users.map(|used| (used.lane.clone(), used.ticket)));
-                    }
                     index += 1;
                 }
             }
         }
         drop(through);
-        for (lane, ticket) in pressed {
-            lane.want(ticket);
-            lane.activate();
-            // Nobody else may have a reason to look.
-            lane.sweep();
-        }
         let any = !done.is_empty();
         for retired in done {
             self.free_now(retired.what);
@@ -443,11 +433,56 @@ impl Engine {
         any
     }
 
-    /// Unloads a module when what was submitted so far, anywhere on the device, is complete.
-    pub(crate) fn unload_later(self: &Arc<Self>, module: RawModule) {
-        let lanes = self.lanes().into_iter();
-        let users = lanes.map(|lane| Use { ticket: lane.submitted(), lane }).collect();
-        self.retire(Retired { what: Remnant::Module(module), users });
+    /// Asks how far the streams are that the retired wait for: perhaps nobody else does.
+    fn press_users(&self) {
+        let mut users = UserList::new();
+        for retired in &*self.retired.lock() {
+            for used in &retired.users {
+                match users.iter_mut().find(|known| known.lane == used.lane) {
+                    Some(known) => known.ticket = known.ticket.max(used.ticket),
+                    None => users.push(used.clone()),
+                }
+            }
+        }
+        for Use { lane, ticket } in users {
+            lane.want(ticket);
+            lane.sweep();
+        }
+    }
+
+    /// Destroys streams that nobody has any more and whose work is complete.
+    fn sweep_departed(&self) {
+        let lost = self.lost.get().is_some();
+        let through = self.roster.take_through(lost, |tells| match tells {
+            // SAFETY: the stream is destroyed below, by who took it out, and by nobody beside this.
+            Tells::Stream(stream) => unsafe { self.backend.stream_query(*stream) },
+            // SAFETY: the handle keeps the event.
+            Tells::Event(event) => unsafe { self.backend.event_query(event.raw()) },
+            Tells::Nothing => Ok(Query::Pending),
+        });
+        let through = match through {
+            Ok(through) => through,
+            Err(code) => return drop(self.refused(code)),
+        };
+        for Departed { tells, engine } in through {
+            if let (Tells::Stream(stream), false) = (&tells, lost) {
+                // SAFETY: the stream was ours and is through, and taken out once.
+                if let Err(error) = unsafe { self.backend.stream_destroy(*stream) } {
+                    tracing::warn!(%error, "a stream was not destroyed");
+                }
+            }
+            // An event goes back to the engine's pool.
+            drop(tells);
+            drop(engine);
+        }
+    }
+
+    /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
+    /// `users` say.
+    pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList) {
+        let (lanes, departed) = self.roster.everybody();
+        users.extend(lanes.into_iter().map(|lane| Use { ticket: lane.submitted(), lane }));
+        self.retire(Retired { what, users, departed });
     }
 
     /// Frees what no stream uses any more.
@@ -462,7 +497,7 @@ impl Engine {
         }
         let engine = self.clone();
         let free = move || {
-            if let Err(code) = discard(&*engine.backend, engine.private, &what) {
+            if let Err(code) = what.discard(&*engine.backend, engine.private) {
                 let error = engine.refused(code);
                 tracing::warn!(device = %engine.label, %error, "a free was refused");
             }
@@ -476,7 +511,8 @@ impl Engine {
 
     /// Whether no stream is known to have work.
     fn is_idle(&self) -> bool {
-        self.lanes().iter().all(|lane| lane.is_complete(lane.submitted()))
+        let (lanes, departed) = self.roster.everybody();
+        departed.is_empty() && lanes.iter().all(|lane| lane.is_complete(lane.submitted()))
     }
 
     /// Counts an allocation, ahead of it; false if it would exceed the device's limit.
@@ -548,21 +584,6 @@ impl Engine {
     }
 }
 
-/// Gives back what no stream uses any more.
-fn discard(
-    backend: &dyn Backend,
-    private: RawStream,
-    what: &Remnant,
-) -> std::result::Result<(), DriverCode> {
-    match *what {
-        // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
-        // and its owner gave it up when it retired it.
-        Remnant::Memory { ptr, .. } => unsafe { backend.free(private, ptr) },
-        // SAFETY: every launch of the module's kernels is complete, and its owner gave it up.
-        Remnant::Module(module) => unsafe { backend.unload(module) },
-    }
-}
-
 /// Destroys events that come back after their engine is gone; until `main` returns.
 fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
     let backend = backend.clone();
@@ -589,12 +610,13 @@ impl Drop for Engine {
         events.extend(self.timed_events.close(destroy));
         let mut streams = self.bells.drain();
         streams.push(self.private);
+        streams.extend(self.roster.drain());
         let words = std::mem::take(&mut self.words);
         let retired = std::mem::take(self.retired.get_mut());
         let private = self.private;
         let last_act = move || {
             for retired in retired {
-                let _ = discard(&*backend, private, &retired.what);
+                let _ = retired.what.discard(&*backend, private);
             }
             for event in events.drain(..) {
                 // SAFETY: the event was pooled: nobody else has it.

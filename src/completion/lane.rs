@@ -34,6 +34,7 @@ use super::engine::Engine;
 use super::events::EventHandle;
 use super::history::History;
 use super::policy;
+use super::roster::Tells;
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
 use super::timeline::Timeline;
@@ -481,6 +482,21 @@ impl Lane {
         }
     }
 
+    /// What tells when the stream's work is complete, if that is not known; for the drop.
+    fn tells(&self) -> Option<Tells> {
+        let tail = self.submitted();
+        // The engine's own stream has no work of a lane.
+        if self.is_complete(tail) || !(self.owned || self.is_shared()) {
+            return None;
+        }
+        if self.owned {
+            return Some(Tells::Stream(self.stream));
+        }
+        // Each operation on a shared stream has its event.
+        let newest = self.marker_behind(tail);
+        Some(newest.map_or(Tells::Nothing, |(_, event)| Tells::Event(event)))
+    }
+
     /// So much is in flight that one more command might block the thread.
     fn is_crowded(&self) -> bool {
         self.in_flight() > policy::BUSY_QUEUE
@@ -517,7 +533,7 @@ impl std::fmt::Debug for Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let engine = &self.engine;
+        let engine = self.engine.clone();
         // Not `completed`: an event in front of the word's last value may have raised that, and the
         // late write would complete the tickets of the line's next stream.
         // ORDERING: Relaxed, see `mark_tail`.
@@ -530,7 +546,11 @@ impl Drop for Lane {
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);
         }
-        for marker in self.markers.get_mut().queue.drain(..) {
+        let tells = self.tells();
+        let markers = self.markers.get_mut();
+        // Before the engine, whose end destroys what is in the pool.
+        markers.spare.clear();
+        for marker in markers.queue.drain(..) {
             if marker.ticket > self.timeline.completed() {
                 // It is still pending: never to be lent again.
                 marker.event.spoil();
@@ -541,15 +561,17 @@ impl Drop for Lane {
         if engine.lost().is_some() {
             // Lent beside the loss: nobody promises that the device has stopped.
             std::mem::forget(std::mem::take(self.lent.get_mut()));
+            engine.leave(self.id, None);
             return;
         }
-        if !self.owned || crate::at_exit::begun() {
+        let departs = tells.is_some();
+        engine.leave(self.id, tells);
+        if departs || !self.owned || crate::at_exit::begun() {
             return;
         }
         let (backend, stream) = (engine.backend.clone(), self.stream);
         engine.act(move || {
-            // SAFETY: the lane made the stream, nobody else has it, and the driver lets work that
-            // is still on it finish.
+            // SAFETY: the lane made the stream, and nobody else has it.
             if let Err(error) = unsafe { backend.stream_destroy(stream) } {
                 tracing::warn!(%error, "a stream was not destroyed");
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::backend::{Call, Function, Grid, RawFunction, RawModule};
 use crate::completion::engine::Engine;
+use crate::completion::retired::{Remnant, UserList};
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::kernel::Kernel;
@@ -226,7 +227,7 @@ impl Drop for LoadedModule {
             return;
         }
         // Launches of its kernels may still be queued: unloaded when they are through.
-        engine.unload_later(self.raw);
+        engine.retire_behind_all(Remnant::Module(self.raw), UserList::new());
     }
 }
 

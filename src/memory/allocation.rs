@@ -3,18 +3,22 @@
 //! | used by | freed |
 //! |---|---|
 //! | its home stream only (other uses complete) | in place: a free behind everything on the home stream |
+//! | nobody knows whom: it was frozen | retired behind all that is on any stream of the device |
 //! | other streams as well | retired with their tickets; freed when all are complete, by the poller |
 //! | nobody any more, device lost or process exiting | not at all: the memory went with the device |
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::backend::DevicePtr;
-use crate::completion::engine::{Engine, Remnant, Retired};
+use crate::completion::engine::Engine;
 use crate::completion::lane::Lane;
+use crate::completion::retired::{Remnant, Retired};
+use crate::completion::roster::Ids;
 use crate::error::Error;
 use crate::hazard::{Content, Hazards, Track, Use};
 
@@ -44,6 +48,8 @@ pub(crate) struct Allocation {
     ptr: DevicePtr,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
+    /// Nobody writes it any more, and its readers on this device are not entered.
+    frozen: AtomicBool,
 }
 
 impl Allocation {
@@ -62,6 +68,7 @@ impl Allocation {
             ptr,
             bytes,
             hazards: Mutex::new(Hazards::new(bytes, writer, content)),
+            frozen: AtomicBool::new(false),
         }
     }
 
@@ -71,6 +78,19 @@ impl Allocation {
 
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.ptr
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn freeze(&self) {
+        // ORDERING: Relaxed, here and below: whoever has a share got it from who froze it.
+        self.frozen.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
     }
 
     pub(crate) fn with_hazards<R>(&self, f: impl FnOnce(&mut AllocationHazards) -> R) -> R {
@@ -93,14 +113,18 @@ impl Drop for Allocation {
             engine.count_free(self.bytes);
             return;
         }
+        let what = Remnant::Memory { ptr: self.ptr, bytes: self.bytes };
+        if *self.frozen.get_mut() {
+            engine.retire_behind_all(what, users);
+            return;
+        }
         if home_only {
             engine.count_free(self.bytes);
             self.home.free_in_order(self.ptr);
             return;
         }
         // The home stream's uses are among them: the free is on none of the users' streams.
-        let what = Remnant::Memory { ptr: self.ptr, bytes: self.bytes };
-        engine.retire(Retired { what, users });
+        engine.retire(Retired { what, users, departed: Ids::new() });
     }
 }
 

@@ -48,7 +48,8 @@ pub struct ViewMut<'a, T> {
 pub struct Span<'a> {
     pub(crate) memory: &'a Arc<Allocation>,
     pub(crate) range: Range<u64>,
-    /// Whether uses are entered and ordered; see [`View::untracked`].
+    /// Whether uses are entered and ordered; see [`View::untracked`] and
+    /// [`Frozen`](super::frozen::Frozen).
     pub(crate) tracked: bool,
 }
 
@@ -64,7 +65,7 @@ pub trait Extent: sealed::Sealed {
 }
 
 /// Device memory of element type `T` that an operation may read: [`DeviceBuffer`], [`View`],
-/// [`ViewMut`]. Sealed.
+/// [`ViewMut`], [`Frozen`](super::frozen::Frozen). Sealed.
 pub trait Readable<T>: Extent {
     #[doc(hidden)]
     fn span(&self) -> Span<'_>;
@@ -77,7 +78,7 @@ pub trait Writable<T>: Readable<T> {
     fn span_mut(&mut self) -> Span<'_>;
 }
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
     impl<T> Sealed for super::DeviceBuffer<T> {}
     impl<T> Sealed for super::View<'_, T> {}
@@ -87,6 +88,10 @@ mod sealed {
 impl<T: Element> DeviceBuffer<T> {
     pub(crate) fn new(memory: Allocation, len: usize) -> Self {
         DeviceBuffer { memory: Arc::new(memory), len, element: PhantomData }
+    }
+
+    pub(super) fn into_memory(self) -> (Arc<Allocation>, usize) {
+        (self.memory, self.len)
     }
 
     /// The number of elements.
@@ -159,6 +164,11 @@ impl<T: Element> DeviceBuffer<T> {
 }
 
 impl<'a, T: Element> View<'a, T> {
+    /// Of memory that nobody writes any more: there is nothing to order.
+    pub(super) fn of_frozen(memory: &'a Arc<Allocation>, len: usize) -> Self {
+        View { memory, start_bytes: 0, len, tracked: false, element: PhantomData }
+    }
+
     /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -343,7 +353,7 @@ impl<T> fmt::Debug for ViewMut<'_, T> {
     }
 }
 
-fn span<T>(memory: &Arc<Allocation>, start: u64, len: usize, tracked: bool) -> Span<'_> {
+pub(super) fn span<T>(memory: &Arc<Allocation>, start: u64, len: usize, tracked: bool) -> Span<'_> {
     Span { memory, range: start..start + bytes_of_elements::<T>(len), tracked }
 }
 

@@ -205,3 +205,42 @@ fn memory_of_two_streams_is_freed_though_nobody_awaits_anything() {
         }
     });
 }
+
+#[test]
+fn what_a_dropped_stream_uses_goes_when_its_work_is_complete() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let before = Live::now(driver);
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            let axpy = axpy(&device).await;
+            let frozen = stream.full(1000, 1.0f32).queued().unwrap().freeze();
+            let frozen = soon(frozen).await.unwrap();
+            let mut y = stream.full(1000, 2.0f32).queued().unwrap();
+            soon(device.done()).await.unwrap();
+            driver.clear();
+            let held = driver.hold();
+            axpy.launch(&stream, 3.0, &frozen, &mut y).queued().unwrap();
+            drop((y, stream));
+            drop((frozen, axpy));
+            let ends = ["cuStreamDestroy_v2", "cuModuleUnload"];
+            // The poller looks again and again.
+            for _ in 0..20 {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                assert_eq!(device.stats().retired_bytes, 4000, "{mode:?}");
+            }
+            let names = driver.names();
+            assert!(names.iter().all(|name| !ends.contains(&name.as_str())), "{names:#?}");
+            drop(held);
+            // Nobody asks: the poller does it by itself.
+            eventually("all gone", || {
+                let names = driver.names();
+                let frees = names.iter().filter(|name| *name == "cuMemFreeAsync").count();
+                frees == 2 && ends.iter().all(|end| names.iter().any(|name| name == end))
+            });
+            assert_eq!(device.stats().retired_bytes, 0, "{mode:?}");
+            drop(device);
+            before.comes_back(driver, &[], &format!("{mode:?}"));
+        }
+    });
+}

@@ -104,6 +104,7 @@ fn an_interprocess_event_is_the_drivers_own_and_seen_through_a_ticket() {
                 driver.names().iter().filter(|name| *name == "cuEventDestroy_v2").count() >= 2
             });
             assert!(driver.live("event") >= events, "{mode:?}: no pooled event was destroyed");
+            // So that the next one sees nothing of this device's end.
             drop((gate, device));
             before.comes_back(driver, &[], &format!("{mode:?}"));
         }

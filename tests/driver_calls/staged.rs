@@ -59,6 +59,7 @@ fn staged_copies_that_stand_still_find_their_events() {
             let stream = device.stream().unwrap();
             round_trip(&device, &stream).await;
             let x = soon(stream.upload_staged(vec![7u8; BYTES])).await.unwrap();
+            soon(stream.done()).await.unwrap();
             let parts: Vec<_> = (0..24).map(|_| device.pinned::<u8>(2 << 20).unwrap()).collect();
             drop(parts);
             driver.clear();

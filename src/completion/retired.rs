@@ -1,0 +1,41 @@
+//! What is given up and waits for the streams that may use it.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::lane::Lane;
+use super::roster::Ids;
+use crate::backend::{Backend, Call, DevicePtr, RawModule, RawStream};
+use crate::hazard::Use;
+
+/// What goes away when every stream that used it is through.
+pub(crate) struct Retired {
+    pub(crate) what: Remnant,
+    pub(crate) users: UserList,
+    /// Streams that nobody has any more.
+    pub(crate) departed: Ids,
+}
+
+/// Streams that use something, each with its last ticket.
+pub(crate) type UserList = SmallVec<[Use<Arc<Lane>>; 2]>;
+
+/// What is retired.
+#[derive(Clone, Copy)]
+pub(crate) enum Remnant {
+    Memory { ptr: DevicePtr, bytes: u64 },
+    Module(RawModule),
+}
+
+impl Remnant {
+    /// Gives back what no stream uses any more.
+    pub(super) fn discard(self, backend: &dyn Backend, private: RawStream) -> Call<()> {
+        match self {
+            // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
+            // and its owner gave it up when it retired it.
+            Remnant::Memory { ptr, .. } => unsafe { backend.free(private, ptr) },
+            // SAFETY: every launch of the module's kernels is complete, and its owner gave it up.
+            Remnant::Module(module) => unsafe { backend.unload(module) },
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Device memory that nobody writes any more.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use super::Element;
+use super::allocation::Allocation;
+use super::buffer::{DeviceBuffer, Extent, Readable, Span, View, sealed, span};
+use crate::error::Result;
+
+/// `len` elements of type `T` in a device's memory, complete and read-only: weights, tables.
+///
+/// Made by [`DeviceBuffer::freeze`]. Operations on any stream read it without a wait, without a
+/// lock and without an entry for each reader, so that many threads may launch kernels that read the
+/// same memory and do not meet there. Cheap to clone; all clones are the same memory.
+///
+/// # Ownership
+/// Operations borrow it only for the call. Dropping it is always right and never blocks. Who reads it
+/// is not known, so the memory is freed when everything is complete that was on any stream of the
+/// device when the last handle was dropped; no stream waits for that.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// # let device = gpu_await::Device::host();
+/// # let (a, b) = (device.stream()?, device.stream()?);
+/// # let axpy = gpu_await::kernels::axpy::load(&device).await?;
+/// let weights = a.upload(vec![1.0f32; 1000]).queued()?.freeze().await?;
+/// let mut y = b.zeros(1000).queued()?;
+/// axpy.launch(&b, 2.0, &weights, &mut y).queued()?;
+/// assert_eq!(b.download(&y).await?[999], 2.0);
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+///
+/// Nothing writes it:
+/// ```compile_fail
+/// # futures::executor::block_on(async {
+/// # let device = gpu_await::Device::host();
+/// # let stream = device.stream()?;
+/// let mut weights = stream.zeros::<f32>(1000).queued()?.freeze().await?;
+/// stream.fill(&mut weights, 1.0).await?;
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+pub struct Frozen<T> {
+    memory: Arc<Allocation>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Frozen<T> {
+    /// The buffer from now on. The caller hands it out when everything that writes it is complete.
+    pub(crate) fn new(buffer: DeviceBuffer<T>) -> Self {
+        let (memory, len) = buffer.into_memory();
+        memory.freeze();
+        Frozen { memory, len, element: PhantomData }
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Borrows a range (in elements).
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`](crate::ErrorDetail::OutOfBounds) with the range and the length.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'_, T>> {
+        self.view().slice(range)
+    }
+
+    /// Borrows all of it.
+    #[must_use]
+    pub fn view(&self) -> View<'_, T> {
+        View::of_frozen(&self.memory, self.len)
+    }
+}
+
+impl<T> Clone for Frozen<T> {
+    fn clone(&self) -> Self {
+        Frozen { memory: self.memory.clone(), ..*self }
+    }
+}
+
+impl<T> sealed::Sealed for Frozen<T> {}
+
+impl<T: Element> Extent for Frozen<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<T: Element> Readable<T> for Frozen<T> {
+    fn span(&self) -> Span<'_> {
+        span::<T>(&self.memory, 0, self.len, false)
+    }
+}
+
+impl<T> fmt::Debug for Frozen<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (element, len) = (std::any::type_name::<T>(), self.len);
+        write!(f, "Frozen<{element}>({len} elements, {:?})", self.memory)
+    }
+}
