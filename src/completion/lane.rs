@@ -473,6 +473,12 @@ impl Lane {
         }
     }
 
+    /// Whether nothing is left on the stream, where that can be asked.
+    fn is_known_to_be_through(&self) -> bool {
+        let may_ask = thread_role::current() != Role::HostFn && !crate::at_exit::begun();
+        may_ask && self.is_through() == Ok(true)
+    }
+
     /// So much is in flight that one more command might block the thread.
     fn is_crowded(&self) -> bool {
         self.in_flight() > policy::BUSY_QUEUE
@@ -514,10 +520,12 @@ impl Drop for Lane {
         // late write would complete the tickets of the line's next stream.
         // ORDERING: Relaxed, see `mark_tail`.
         let told = self.told.load(Ordering::Relaxed);
-        match self.word.take() {
-            Some(word) if word.read() >= told => engine.words.put(word),
-            Some(word) => engine.words.retain(word),
-            None => {}
+        if let Some(word) = self.word.take() {
+            if word.read() >= told || (told == UNKNOWN && self.is_known_to_be_through()) {
+                engine.words.put(word);
+            } else {
+                engine.words.retain(word);
+            }
         }
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);

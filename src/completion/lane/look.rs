@@ -304,12 +304,21 @@ impl Lane {
         self.lending.load(Ordering::Relaxed) > 0 || self.has_deferred.load(Ordering::Relaxed)
     }
 
-    /// A word that is still to be written keeps its line, and so the lane. One that may never be
-    /// written does not.
+    /// A word that is still to be written keeps its line, and so the lane.
     fn word_is_late(&self) -> bool {
+        let Some(word) = &self.word else { return false };
         // ORDERING: Relaxed: a hint; `Lane::drop` asks again.
-        let told = self.told.load(Ordering::Relaxed);
-        told != UNKNOWN && self.word.as_ref().is_some_and(|word| word.read() < told)
+        match self.told.load(Ordering::Relaxed) {
+            UNKNOWN => self.is_through() == Ok(false),
+            told => word.read() < told,
+        }
+    }
+
+    /// Whether nothing is left on the stream, by asking the driver.
+    pub(super) fn is_through(&self) -> std::result::Result<bool, DriverCode> {
+        // SAFETY: the stream is this lane's, or its owner keeps it.
+        let answer = unsafe { self.engine.backend.stream_query(self.stream) }?;
+        Ok(answer == Query::Complete)
     }
 
     /// When the poller looks next; `u64::MAX`: not on account of a waiter.
