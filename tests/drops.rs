@@ -344,3 +344,21 @@ fn streams_that_come_and_go_leave_no_events() {
     let (made, gone) = (count("event_create"), count("event_destroy"));
     assert!(made - gone <= 20, "{made} made, {gone} destroyed");
 }
+
+#[test]
+fn an_op_that_outlives_its_device_leaves_no_events() {
+    let (faults, handle) = testing::faults();
+    handle.record();
+    let device = testing::host_with(faults);
+    let op = device.stream().unwrap().done();
+    drop(device);
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    // The last that has the device is the future's stream.
+    op.synchronize().unwrap();
+    let count = |name: &str| handle.calls().iter().filter(|call| **call == name).count();
+    while count("event_create") > count("event_destroy") {
+        let (made, gone) = (count("event_create"), count("event_destroy"));
+        assert!(std::time::Instant::now() < end, "{made} made, {gone} destroyed");
+        std::thread::yield_now();
+    }
+}

@@ -536,6 +536,8 @@ impl Drop for Lane {
                 marker.event.spoil();
             }
         }
+        // Now: with this lane the engine may go, which destroys what is in its pool.
+        self.markers.get_mut().spare.clear();
         if engine.lost().is_some() {
             // Lent beside the loss: nobody promises that the device has stopped.
             std::mem::forget(std::mem::take(self.lent.get_mut()));
