@@ -540,7 +540,8 @@ impl Drop for Lane {
         self.markers.get_mut().spare.clear();
         if engine.lost().is_some() {
             // Lent beside the loss: nobody promises that the device has stopped.
-            std::mem::forget(std::mem::take(self.lent.get_mut()));
+            let lent = std::mem::take(self.lent.get_mut());
+            self.quarantine(lent);
             return;
         }
         if !self.owned || crate::at_exit::begun() {

@@ -2,6 +2,7 @@
 //!
 //! Whoever waits may look, and so does the poller; one look serves all.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::Waker;
@@ -238,14 +239,19 @@ impl Lane {
     pub(crate) fn mourn(&self) {
         self.take_back();
         let lent = std::mem::take(&mut *self.lent.lock());
+        self.quarantine(lent);
+        self.wake_due();
+    }
+
+    /// Sets aside for good what was lent to a device that is lost.
+    pub(super) fn quarantine(&self, lent: VecDeque<Lent>) {
+        let counters = &self.engine.counters;
         for lent in lent {
-            let counters = &self.engine.counters;
             // ORDERING: Relaxed: statistics.
             counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
             counters.quarantined_bytes.fetch_add(lent.bytes, Ordering::Relaxed);
             std::mem::forget(lent.payload);
         }
-        self.wake_due();
     }
 
     // ---- the poller's side ----------------------------------------------------------------
