@@ -344,3 +344,37 @@ fn streams_that_come_and_go_leave_no_events() {
     let (made, gone) = (count("event_create"), count("event_destroy"));
     assert!(made - gone <= 20, "{made} made, {gone} destroyed");
 }
+
+#[test]
+fn an_op_that_outlives_its_device_leaves_no_events() {
+    let (faults, handle) = testing::faults();
+    handle.record();
+    let device = testing::host_with(faults);
+    let op = device.stream().unwrap().done();
+    drop(device);
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    // The last that has the device is the future's stream.
+    op.synchronize().unwrap();
+    let count = |name: &str| handle.calls().iter().filter(|call| **call == name).count();
+    while count("event_create") > count("event_destroy") {
+        let (made, gone) = (count("event_create"), count("event_destroy"));
+        assert!(std::time::Instant::now() < end, "{made} made, {gone} destroyed");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn memory_lent_beside_a_loss_is_counted_when_its_stream_goes() {
+    let (faults, handle) = testing::faults();
+    let (device, _step) = testing::manual_with_faults(faults);
+    let stream = device.stream().unwrap();
+    let pinned = stream.pinned::<u8>(100).unwrap();
+    let held = kernels::empty::load_blocking(&device).unwrap().launch(&stream);
+    handle.lose_device("on purpose");
+    // It learns of the loss from the marker of what is held, and lends its memory after that.
+    assert!(stream.upload(pinned).queued().unwrap_err().is_device_lost());
+    drop((held, stream));
+    let stats = device.stats();
+    assert_eq!(stats.lent_bytes, 0, "{stats:?}");
+    assert!(stats.quarantined_bytes >= 100, "{stats:?}");
+}

@@ -497,6 +497,12 @@ impl Lane {
         Some(newest.map_or(Tells::Nothing, |(_, event)| Tells::Event(event)))
     }
 
+    /// Whether nothing is left on the stream, where that can be asked.
+    fn is_known_to_be_through(&self) -> bool {
+        let may_ask = thread_role::current() != Role::HostFn && !crate::at_exit::begun();
+        may_ask && self.is_through() == Ok(true)
+    }
+
     /// So much is in flight that one more command might block the thread.
     fn is_crowded(&self) -> bool {
         self.in_flight() > policy::BUSY_QUEUE
@@ -538,10 +544,12 @@ impl Drop for Lane {
         // late write would complete the tickets of the line's next stream.
         // ORDERING: Relaxed, see `mark_tail`.
         let told = self.told.load(Ordering::Relaxed);
-        match self.word.take() {
-            Some(word) if word.read() >= told => engine.words.put(word),
-            Some(word) => engine.words.retain(word),
-            None => {}
+        if let Some(word) = self.word.take() {
+            if word.read() >= told || (told == UNKNOWN && self.is_known_to_be_through()) {
+                engine.words.put(word);
+            } else {
+                engine.words.retain(word);
+            }
         }
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);
@@ -556,11 +564,10 @@ impl Drop for Lane {
                 marker.event.spoil();
             }
         }
-        // Before the engine, whose last holder this may be.
-        self.markers.get_mut().spare.clear();
         if engine.lost().is_some() {
             // Lent beside the loss: nobody promises that the device has stopped.
-            std::mem::forget(std::mem::take(self.lent.get_mut()));
+            let lent = std::mem::take(self.lent.get_mut());
+            self.quarantine(lent);
             engine.leave(self.id, None);
             return;
         }

@@ -2,6 +2,7 @@
 //!
 //! Whoever waits may look, and so does the poller; one look serves all.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::Waker;
@@ -238,14 +239,19 @@ impl Lane {
     pub(crate) fn mourn(&self) {
         self.take_back();
         let lent = std::mem::take(&mut *self.lent.lock());
+        self.quarantine(lent);
+        self.wake_due();
+    }
+
+    /// Sets aside for good what was lent to a device that is lost.
+    pub(super) fn quarantine(&self, lent: VecDeque<Lent>) {
+        let counters = &self.engine.counters;
         for lent in lent {
-            let counters = &self.engine.counters;
             // ORDERING: Relaxed: statistics.
             counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
             counters.quarantined_bytes.fetch_add(lent.bytes, Ordering::Relaxed);
             std::mem::forget(lent.payload);
         }
-        self.wake_due();
     }
 
     // ---- the poller's side ----------------------------------------------------------------
@@ -304,12 +310,21 @@ impl Lane {
         self.lending.load(Ordering::Relaxed) > 0 || self.has_deferred.load(Ordering::Relaxed)
     }
 
-    /// A word that is still to be written keeps its line, and so the lane. One that may never be
-    /// written does not.
+    /// A word that is still to be written keeps its line, and so the lane.
     fn word_is_late(&self) -> bool {
+        let Some(word) = &self.word else { return false };
         // ORDERING: Relaxed: a hint; `Lane::drop` asks again.
-        let told = self.told.load(Ordering::Relaxed);
-        told != UNKNOWN && self.word.as_ref().is_some_and(|word| word.read() < told)
+        match self.told.load(Ordering::Relaxed) {
+            UNKNOWN => self.is_through() == Ok(false),
+            told => word.read() < told,
+        }
+    }
+
+    /// Whether nothing is left on the stream, by asking the driver.
+    pub(super) fn is_through(&self) -> std::result::Result<bool, DriverCode> {
+        // SAFETY: the stream is this lane's, or its owner keeps it.
+        let answer = unsafe { self.engine.backend.stream_query(self.stream) }?;
+        Ok(answer == Query::Complete)
     }
 
     /// When the poller looks next; `u64::MAX`: not on account of a waiter.
