@@ -134,6 +134,7 @@ enum Remembers {
 /// A stream that remembers that.
 async fn stream_that(driver: &StandIn, device: &Device, remembers: Remembers) -> Stream {
     let stream = device.stream().expect("a stream");
+    let modules = driver.live("module");
     match remembers {
         Remembers::Nothing => {}
         Remembers::ShortWaits => {
@@ -148,6 +149,8 @@ async fn stream_that(driver: &StandIn, device: &Device, remembers: Remembers) ->
             soon(spin.launch(&stream, 1_000_000)).await.expect("completes");
         }
     }
+    // So that what comes next sees nothing of the kernel's end.
+    eventually("the kernel is unloaded", || driver.live("module") <= modules);
     stream
 }
 

@@ -214,14 +214,21 @@ fn what_a_dropped_stream_uses_goes_when_its_work_is_complete() {
             let device = device_with(mode);
             let stream = device.stream().unwrap();
             let axpy = axpy(&device).await;
-            let frozen = stream.full(1000, 1.0f32).queued().unwrap().freeze();
+            // A buffer keeps the stream that it was made on.
+            let other = device.default_stream();
+            let frozen = other.full(1000, 1.0f32).queued().unwrap().freeze();
             let frozen = soon(frozen).await.unwrap();
             let mut y = stream.full(1000, 2.0f32).queued().unwrap();
             soon(device.done()).await.unwrap();
             driver.clear();
             let held = driver.hold();
             axpy.launch(&stream, 3.0, &frozen, &mut y).queued().unwrap();
+            let streams = device.stats().streams;
             drop((y, stream));
+            // A word that is still to be written keeps its stream.
+            if [Completion::Event, Completion::Callback].contains(&mode) {
+                eventually("nobody has it", || device.stats().streams == streams - 1);
+            }
             drop((frozen, axpy));
             let ends = ["cuStreamDestroy_v2", "cuModuleUnload"];
             // The poller looks again and again.
