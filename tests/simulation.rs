@@ -18,6 +18,8 @@
 
 #[path = "under_test/child.rs"]
 mod child;
+#[path = "simulation/joined.rs"]
+mod joined;
 #[path = "simulation/model.rs"]
 mod model;
 #[path = "under_test/modes.rs"]
