@@ -1,5 +1,5 @@
 //! `tests/features.md` is whole and true: every row is there once, and everything that it names
-//! exists.
+//! exists. So does what `RELIABILITY.md` names.
 //!
 //! | an entry | names |
 //! |---|---|
@@ -139,4 +139,28 @@ fn everything_that_a_row_names_exists() {
     }
     assert!(checked > 100, "only {checked} names found: is the reader broken?");
     fail_with(complaints);
+}
+
+#[test]
+fn everything_that_a_promise_names_exists() {
+    let text = read("RELIABILITY.md").expect("RELIABILITY.md is there");
+    let promises = text.lines().filter(|line| line.starts_with("| ") && line.contains('`'));
+    let mut complaints = Vec::new();
+    let mut checked = 0;
+    for name in names(&text).filter(|name| name.contains("::") || name.starts_with("examples/")) {
+        if !name.starts_with("tests/") && !name.starts_with("examples/") {
+            continue;
+        }
+        let row = Row { id: String::new(), devices: String::new(), shown_by: String::new() };
+        complaints.extend(complaint(name, &row));
+        checked += 1;
+    }
+    for promise in promises {
+        let held_by = promise.trim().trim_matches('|').rsplit('|').next().unwrap_or_default();
+        if names(held_by).count() == 0 {
+            complaints.push(format!("nothing holds: {promise}"));
+        }
+    }
+    assert!(checked > 30, "only {checked} names found: is the reader broken?");
+    assert!(complaints.is_empty(), "RELIABILITY.md:\n{}", complaints.join("\n"));
 }

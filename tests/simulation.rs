@@ -18,6 +18,8 @@
 
 #[path = "under_test/child.rs"]
 mod child;
+#[path = "simulation/joined.rs"]
+mod joined;
 #[path = "simulation/model.rs"]
 mod model;
 #[path = "under_test/modes.rs"]
@@ -126,6 +128,7 @@ fn without_huge_pages() {}
 /// Runs `count` programs, or as many as the time that was asked for allows.
 fn simulate(test: &str, trouble: Trouble, count: u64) {
     if let Some((seed, steps)) = replay(trouble) {
+        steps.iter().for_each(|(number, action)| println!("{number}: {action:?}"));
         if let Some(what) = failure(seed, &steps) {
             panic!("{what}");
         }
