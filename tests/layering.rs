@@ -65,6 +65,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("backend/wrapper", "passes a backend's calls on"),
     ("completion/doorbell", "calls the backend"),
     ("completion/engine", "calls the backend"),
+    ("completion/engine/retirement", "calls the backend"),
     ("completion/lane", "calls the backend"),
     ("completion/retired", "calls the backend"),
     ("completion/shared_event", "calls the backend"),
