@@ -8,9 +8,12 @@
 //! | calls | need a current context | are bracketed RELAXED |
 //! |---|---|---|
 //! | launch, copy, memset, record, wait, host function, word | only on the legacy default stream, which is the context's | no |
-//! | event and stream query | no | yes: they would break another thread's capture |
-//! | allocate, free | yes | no |
+//! | event and stream query, elapsed time | no | yes |
+//! | allocate, free, record everything | yes | yes |
 //! | create, register, load, ask or change a function | yes | yes |
+//!
+//! Seen on an H200 (driver 580) to break another thread's GLOBAL capture outside of a bracket: queries,
+//! synchronization, stream-ordered allocation, registering, and what asks or trims the pool.
 //!
 //! Loading, unloading and unregistering also wait for whatever runs on the GPU: see [`standstill`].
 //!
@@ -334,6 +337,7 @@ impl Backend for CudaBackend {
             return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
         };
         let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
         // SAFETY: the context is the device's own, and the event lives: the trait's contract.
         api::check(CALL, unsafe { record(self.raw_context as Handle, event_handle(event)) })
     }
@@ -345,6 +349,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32> {
+        let _relaxed = self.api.relax();
         let mut ms = 0.0;
         driver!(self.cuEventElapsedTime(&raw mut ms, event_handle(start), event_handle(end)))?;
         Ok(ms)
@@ -368,6 +373,7 @@ impl Backend for CudaBackend {
 
     unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr> {
         let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
         let mut ptr = 0;
         driver!(self.cuMemAllocAsync(&raw mut ptr, bytes as usize, stream_handle(stream)))?;
         Ok(DevicePtr(ptr))
@@ -375,6 +381,7 @@ impl Backend for CudaBackend {
 
     unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()> {
         let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
         driver!(self.cuMemFreeAsync(ptr.0, stream_handle(stream)))
     }
 

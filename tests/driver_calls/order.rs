@@ -262,9 +262,13 @@ fn event_mode_arms_no_doorbell() {
 #[test]
 fn what_could_break_a_capture_is_in_a_relaxed_bracket() {
     async_under_the_stand_in(async |driver| {
-        const BRACKETED: [&str; 8] = [
+        const BRACKETED: [&str; 12] = [
             "cuEventQuery",
+            "cuEventElapsedTime",
             "cuStreamQuery",
+            "cuMemAllocAsync",
+            "cuMemFreeAsync",
+            "cuMemPoolGetAttribute",
             "cuMemHostRegister_v2",
             "cuMemHostUnregister",
             "cuModuleLoadDataEx",
