@@ -58,13 +58,17 @@ impl Bells {
 }
 
 impl Bell {
-    /// Arms a bell that was taken behind `event`.
-    pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend, event: &EventHandle) -> Call<()> {
-        let stream = self.stream;
+    /// Puts a bell that was taken behind `event`; gives it back if that is refused.
+    pub(crate) fn place(&self, backend: &dyn Backend, event: &EventHandle) -> Call<()> {
         // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
         // the event.
-        let waited = unsafe { backend.stream_wait_event(stream, event.raw()) };
-        waited.inspect_err(|_| self.disarm())?;
+        let waited = unsafe { backend.stream_wait_event(self.stream, event.raw()) };
+        waited.inspect_err(|_| self.disarm())
+    }
+
+    /// Arms a bell where it was placed.
+    pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend) -> Call<()> {
+        let stream = self.stream;
         let data = Arc::into_raw(self);
         // SAFETY: `data` is a reference that the callback gives back; if it never runs, it leaks
         // and stays valid.

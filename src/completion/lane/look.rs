@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::{Lane, Lent, Payload, UNKNOWN, wake};
 use crate::backend::Query;
+use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::policy::{self, Phase};
 use crate::error::DriverCode;
@@ -455,17 +456,24 @@ impl Lane {
             event = self.marker_behind(ticket);
         }
         let Some((_, event)) = event else { return };
-        let Some(bell) = self.engine.bells.take() else { return };
+        let engine = &self.engine;
+        let Some(bell) = engine.bells.take() else { return };
+        let no_doorbell = |engine: &Engine, code| {
+            let error = engine.refused(code);
+            tracing::debug!(device = engine.label(), %error, "no doorbell");
+        };
+        if let Err(code) = bell.place(&*engine.backend, &event) {
+            return no_doorbell(engine, code);
+        }
         // ORDERING: Relaxed, as above.
         self.armed.store(ticket, Ordering::Relaxed);
         let lane = Arc::downgrade(self);
-        self.engine.errand(move |engine| {
+        engine.errand(move |engine| {
             // It may have been complete long before.
             if lane.upgrade().is_none_or(|lane| lane.is_complete(ticket)) {
                 bell.disarm();
-            } else if let Err(code) = bell.arm(&*engine.backend, &event) {
-                let error = engine.refused(code);
-                tracing::debug!(device = engine.label(), %error, "no doorbell");
+            } else if let Err(code) = bell.arm(&*engine.backend) {
+                no_doorbell(engine, code);
             }
         });
     }
