@@ -220,7 +220,11 @@ fn round(device: &Device, streams: &[Stream], seconds: f64, seed: u64) -> Result
 
 fn main() -> Result<()> {
     let argument = std::env::args().nth(1).unwrap_or_else(|| "5".to_owned());
-    let seconds: f64 = argument.parse().expect("the argument is a number of seconds");
+    let Some(seconds) = argument.parse().ok().filter(|seconds: &f64| (0.0..1e9).contains(seconds))
+    else {
+        eprintln!("`{argument}` is no number of seconds: try `10_soak 60`");
+        std::process::exit(2);
+    };
     let rounds = ((seconds / ROUND) as u64).max(3);
     let device = Device::from_env()?;
     let streams: Vec<_> = (0..STREAMS).map(|_| device.stream()).collect::<Result<_>>()?;
