@@ -2,6 +2,8 @@
 
 #[path = "under_test/completions.rs"]
 mod completions;
+#[path = "under_test/settled.rs"]
+mod settled;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,23 +13,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{Device, Stream, kernels};
-
-/// Waits until the device has given everything back.
-async fn settled(device: &Device) {
-    let end = std::time::Instant::now() + Duration::from_secs(10);
-    loop {
-        let stats = device.stats();
-        if stats.in_flight == 0
-            && stats.lent_bytes == 0
-            && stats.retired_bytes == 0
-            && stats.allocations == 0
-        {
-            return;
-        }
-        assert!(std::time::Instant::now() < end, "never given back: {stats:?}");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
+use settled::settled;
 
 #[tokio::test]
 async fn drop_before_completion_keeps_buffers() {

@@ -3,32 +3,19 @@
 
 #[path = "under_test/child.rs"]
 mod child;
+#[path = "under_test/faulty.rs"]
+mod faulty;
 #[path = "under_test/modes.rs"]
 mod modes;
 
 use std::time::{Duration, Instant};
 
+use faulty::faulty;
 use gpu_await::testing::{self, Gate};
-use gpu_await::{
-    Completion, Device, DeviceKind, ErrorDetail, ErrorKind, Grid, Image, Kernel, LaunchConfig,
-    Module, kernels,
-};
+use gpu_await::{Completion, DeviceKind, ErrorDetail, ErrorKind, LaunchConfig, kernels};
 
 fn mode(name: &str) -> Completion {
     *modes::ALL.iter().find(|mode| format!("{mode:?}") == name).expect("a mode's name")
-}
-
-/// A kernel that faults.
-async fn faulty(device: &Device) -> Kernel<()> {
-    match device.kind() {
-        DeviceKind::Cuda => {
-            let ptx = include_str!("../kernels/trap.ptx");
-            let module = Module::load(device, Image::ptx(ptx)).await.expect("trap.ptx loads");
-            // SAFETY: it takes nothing and touches nothing.
-            unsafe { module.kernel("trap") }.expect("trap is there")
-        }
-        _ => Kernel::host(device, "trap", |_: &Grid| panic!("fault on purpose")).expect("a twin"),
-    }
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! Copies between devices: directly, and through the host where they cannot reach each other.
 
+#[path = "under_test/settled.rs"]
+mod settled;
+
 use std::time::Duration;
 
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
 use gpu_await::{Device, ErrorDetail, ErrorKind, kernels};
+use settled::settled;
 
 const SOON: Duration = Duration::from_secs(15);
 /// More than the blocks that go round: seven parts of 4 MiB and a bit, in words.
@@ -19,21 +23,6 @@ fn island() -> (Device, FaultHandle) {
     let (faults, handle) = testing::faults();
     handle.refuse_peers();
     (testing::host_with(faults), handle)
-}
-
-async fn settled(device: &Device) {
-    let back = async {
-        loop {
-            let stats = device.stats();
-            if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    if tokio::time::timeout(SOON, back).await.is_err() {
-        panic!("never given back: {:?}", device.stats());
-    }
 }
 
 /// Ten rounds from `a` to `b` and back; everything is on the streams before anything runs.

@@ -2,12 +2,15 @@
 
 #[path = "under_test/completions.rs"]
 mod completions;
+#[path = "under_test/settled.rs"]
+mod settled;
 
 use std::time::Duration;
 
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, Gate};
-use gpu_await::{Device, Element, ErrorDetail, ErrorKind, Stream};
+use gpu_await::{Element, ErrorDetail, ErrorKind, Stream};
+use settled::settled;
 
 const SOON: Duration = Duration::from_secs(10);
 /// Twelve parts and a bit: more than may be on their way at once on two cores.
@@ -17,22 +20,6 @@ const PART: usize = 2 << 20;
 
 async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(SOON, future).await.expect("in time")
-}
-
-/// Waits until the device has given everything back.
-async fn settled(device: &Device) {
-    let back = async {
-        loop {
-            let stats = device.stats();
-            if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    if tokio::time::timeout(SOON, back).await.is_err() {
-        panic!("never given back: {:?}", device.stats());
-    }
 }
 
 fn numbers(len: usize) -> Vec<u32> {

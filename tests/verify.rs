@@ -2,15 +2,17 @@
 
 #[path = "under_test/child.rs"]
 mod child;
+#[path = "under_test/faulty.rs"]
+mod faulty;
 #[path = "under_test/modes.rs"]
 mod modes;
 
 use std::panic::Location;
 
+use faulty::faulty;
 use gpu_await::testing;
 use gpu_await::{
-    Completion, Device, DeviceKind, Error, ErrorDetail, ErrorKind, Grid, Image, Kernel,
-    LaunchConfig, Module, Queue, Result, kernels,
+    Completion, Device, Error, ErrorDetail, ErrorKind, LaunchConfig, Queue, Result, kernels,
 };
 
 /// The device under test, in verify mode.
@@ -18,19 +20,6 @@ fn verified(completion: Completion) -> Device {
     let name = std::env::var(testing::TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
     let opened = Device::builder().completion(completion).verify(true).named(&name);
     opened.unwrap_or_else(|error| panic!("{name}: {error}"))
-}
-
-/// A kernel that faults.
-async fn faulty(device: &Device) -> Kernel<()> {
-    match device.kind() {
-        DeviceKind::Cuda => {
-            let ptx = include_str!("../kernels/trap.ptx");
-            let module = Module::load(device, Image::ptx(ptx)).await.expect("trap.ptx loads");
-            // SAFETY: it takes nothing and touches nothing.
-            unsafe { module.kernel("trap") }.expect("trap is there")
-        }
-        _ => Kernel::host(device, "trap", |_: &Grid| panic!("fault on purpose")).expect("a twin"),
-    }
 }
 
 mod declared {
