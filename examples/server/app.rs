@@ -50,8 +50,9 @@ pub struct Shared {
     pub window: Window,
     pub drill: Option<Drill>,
     pub options: Options,
-    /// Requests of work answered so far.
-    pub answered: AtomicU64,
+    /// Requests of work answered so far with a result, and with an error.
+    pub results: AtomicU64,
+    pub errors: AtomicU64,
     /// Why no more requests should come; unset while they should.
     stopping: OnceLock<&'static str>,
 }
@@ -81,8 +82,7 @@ impl App {
             .max_in_flight(options.max_in_flight)
             .max_waiting(options.max_waiting)
             .build()?;
-        let (embedder, worker) =
-            embedder::start(pool.clone(), model.clone(), options.max_waiting);
+        let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
         tokio::spawn(worker);
         let app = App(Arc::new(Shared {
             device,
@@ -93,7 +93,8 @@ impl App {
             window: Window::new(),
             drill,
             options,
-            answered: AtomicU64::new(0),
+            results: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
             stopping: OnceLock::new(),
         }));
         tokio::spawn(status::look(Arc::downgrade(&app.0)));
@@ -130,10 +131,14 @@ impl App {
         self.stopping.get().copied()
     }
 
-    /// Counts an answered request of work.
-    pub fn count(&self, took: Duration) {
-        self.window.record(took);
-        self.answered.fetch_add(1, Ordering::Relaxed);
+    /// Counts an answered request of work. ORDERING: Relaxed: statistics.
+    pub fn count(&self, status: StatusCode, took: Duration) {
+        if status.is_success() {
+            self.window.record(took);
+            self.results.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(drill) = &self.drill {
             drill.answered();
         }
@@ -160,7 +165,7 @@ async fn matmul(
             Some(extents) => wire::matmul_from_raw(extents, &body),
         });
         let wire::Matmul { shape, a, b } = input.await??;
-        let [m, _, n] = shape;
+        let [_, _, n] = shape;
 
         let since = Instant::now();
         let stream = app.pool.acquire().await?;
@@ -168,14 +173,7 @@ async fn matmul(
         metrics::queued(queue);
 
         // Behind the wait for a stream, so that pinned memory is bounded by what is in flight.
-        let pinned = async |values: &[f32]| {
-            let mut pinned = app.device.pinned_async(values.len()).await?;
-            pinned.copy_from_slice(values);
-            gpu_await::Result::Ok(pinned)
-        };
-        let c = app.device.pinned_async(m * n).await?;
-        let product = Product { shape, a: pinned(&a).await?, b: pinned(&b).await?, c };
-
+        let product = Product::new(&app.device, shape, &a, &b).await?;
         let result = app.model.matmul(&stream, product); // on the device from here on
         let (c, gpu) = result.await?; // the one wait for it
         drop(stream);

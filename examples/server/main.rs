@@ -26,7 +26,6 @@
 //! | 1 | it could not start, or the device was not idle 10 s after the last answer |
 //! | 2 | unknown arguments |
 //! | 3 | the device is lost: a process cannot get it back, so whoever runs this starts another one |
-#![forbid(unsafe_code)]
 
 mod app;
 mod connections;
@@ -42,7 +41,7 @@ mod status;
 mod window;
 mod wire;
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -76,7 +75,12 @@ async fn main() -> ExitCode {
         }
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .init();
     match run(options).await {
         Ok(Stop::Asked) => ExitCode::SUCCESS,
         Ok(Stop::Lost(error)) => {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `server_requests_total{route,status}` | counter | answers; `status="gone"`: the client left first |
 //! | `server_request_seconds{route}` | histogram | from the head of a request to its answer |
-//! | `server_in_flight` | gauge | requests that are being answered |
+//! | `server_in_flight` | gauge | requests of work that are being answered |
 //! | `server_queue_seconds` | histogram | how long a request waited for a stream |
 //! | `server_gpu_seconds{route}` | histogram | time on the device, of a request or of a batch |
 //! | `server_batch_requests` | histogram | requests in a batch of `/embed` |
@@ -47,7 +47,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     Ok(handle)
 }
 
-/// A request came in, or is answered.
+/// A request of work came in: 1, or is answered: -1.
 pub fn in_flight(by: f64) {
     gauge!("server_in_flight").increment(by);
 }

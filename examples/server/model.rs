@@ -34,6 +34,23 @@ pub struct Product {
     pub c: PinnedBuffer<f32>,
 }
 
+impl Product {
+    /// Copies `a` and `b` into pinned memory; where the device's pool has to grow for that, it does so
+    /// off the executor.
+    ///
+    /// # Errors
+    /// Out of pinned memory.
+    pub async fn new(device: &Device, shape: [usize; 3], a: &[f32], b: &[f32]) -> Result<Product> {
+        let pinned = async |values: &[f32]| -> Result<PinnedBuffer<f32>> {
+            let mut pinned = device.pinned_async(values.len()).await?;
+            pinned.copy_from_slice(values);
+            Ok(pinned)
+        };
+        let c = device.pinned_async(shape[0] * shape[2]).await?;
+        Ok(Product { shape, a: pinned(a).await?, b: pinned(b).await?, c })
+    }
+}
+
 impl Model {
     /// Loads kernels and weights. Before serving: on a GPU loading waits for everything that runs.
     ///
@@ -45,16 +62,13 @@ impl Model {
             (kernels::matmul_tiled::load(device).await?, embed_mean::load(device).await?);
         let width = WIDTH as u32;
         let value = |i: u32, j: u32| ((i * 31 + j * 17 + i * j) % 101) as f32 / 101.0 - 0.5;
-        let table: Vec<f32> =
-            (0..TOKENS * width).map(|at| value(at / width, at % width)).collect();
+        let table: Vec<f32> = (0..TOKENS * width).map(|at| value(at / width, at % width)).collect();
         let table = stream.upload(table).queued()?.freeze().await?;
         let model = Model { matmul, embed, table };
         // The first launch of a kernel and the first copies cost more than the others: pay now.
-        let pinned = |len| async move { device.pinned_async::<f32>(len).await };
-        let (mut a, mut b, c) = (pinned(256).await?, pinned(256).await?, pinned(256).await?);
-        a.fill(0.0);
-        b.fill(0.0);
-        model.matmul(&stream, Product { shape: [16; 3], a, b, c }).await?;
+        let zeros = [0.0; 256];
+        let product = Product::new(device, [16; 3], &zeros, &zeros).await?;
+        model.matmul(&stream, product).await?;
         model.embed(&stream, &[&[0]]).await?;
         Ok(model)
     }
@@ -72,11 +86,7 @@ impl Model {
 
     /// Queues the embeddings of several requests as one launch: `WIDTH` numbers for each, one behind
     /// the other, and the time on the device.
-    pub fn embed(
-        &self,
-        stream: &Stream,
-        requests: &[&[u32]],
-    ) -> Op<(PinnedBuffer<f32>, Duration)> {
+    pub fn embed(&self, stream: &Stream, requests: &[&[u32]]) -> Op<(PinnedBuffer<f32>, Duration)> {
         let tokens = requests.concat();
         let mut starts = vec![0];
         for request in requests {

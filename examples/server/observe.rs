@@ -28,7 +28,7 @@ pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Re
     let id = request_id(&request);
     let route = route(request.uri().path());
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
-    let watched = Watched { app, route, start: Instant::now(), span: span.clone(), done: false };
+    let watched = Watched::new(app, route, span.clone());
     let mut response = next.run(request).instrument(span).await;
     watched.answered(&response);
     response.headers_mut().insert(REQUEST_ID, id);
@@ -63,18 +63,27 @@ struct Watched {
 }
 
 impl Watched {
+    fn new(app: App, route: &'static str, span: tracing::Span) -> Watched {
+        let watched = Watched { app, route, start: Instant::now(), span, done: false };
+        if watched.is_work() {
+            metrics::in_flight(1.0);
+        }
+        watched
+    }
+
     fn answered(mut self, response: &Response) {
         self.done = true;
         let (took, status) = (self.start.elapsed(), response.status().as_u16());
         metrics::answered(self.route, status.to_string(), took);
         let times = response.extensions().get::<Times>();
-        let micros = |time: fn(&Times) -> Duration| times.map(|times| time(times).as_micros() as u64);
+        let micros =
+            |time: fn(&Times) -> Duration| times.map(|times| time(times).as_micros() as u64);
         let (queue_us, gpu_us) = (micros(|times| times.queue), micros(|times| times.gpu));
         let (route, total_us) = (self.route, took.as_micros() as u64);
         let _in_span = self.span.enter();
         if self.is_work() {
             tracing::info!(route, status, queue_us, gpu_us, total_us, "answered");
-            self.app.count(took);
+            self.app.count(response.status(), took);
         } else {
             tracing::debug!(route, status, total_us, "answered");
         }
@@ -87,6 +96,9 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
+        if self.is_work() {
+            metrics::in_flight(-1.0);
+        }
         if !self.done {
             let took = self.start.elapsed();
             metrics::answered(self.route, "gone".to_owned(), took);

@@ -31,7 +31,8 @@ pub fn of(app: &App) -> Value {
         "ready": app.stopping().is_none(),
         "reason": app.stopping(),
         "uptime_s": app.window.uptime().as_secs_f64(),
-        "requests": app.answered.load(Ordering::Relaxed),
+        "results": app.results.load(Ordering::Relaxed),
+        "errors": app.errors.load(Ordering::Relaxed),
         "pool": {
             "in_flight": pool.in_flight, "max_in_flight": pool.max_in_flight,
             "waiting": pool.waiting, "max_waiting": pool.max_waiting,

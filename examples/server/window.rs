@@ -53,7 +53,7 @@ impl Window {
         self.start.elapsed()
     }
 
-    /// Counts a request that took so long.
+    /// Counts a result that took so long.
     pub fn record(&self, latency: Duration) {
         self.now(|second| {
             second.requests += 1;

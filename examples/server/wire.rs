@@ -118,8 +118,11 @@ async fn discard(mut body: Body) {
 
 fn wrong_format(formats: &[Format]) -> Failure {
     let json_alone = formats == [Format::Json];
-    let names =
-        if json_alone { "application/json" } else { "application/json or application/octet-stream" };
+    let names = if json_alone {
+        "application/json"
+    } else {
+        "application/json or application/octet-stream"
+    };
     let message = format!("the content type must be {names}");
     Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
 }
@@ -190,8 +193,8 @@ pub fn matmul_from_raw(Extents { m, k, n }: Extents, body: &[u8]) -> Result<Matm
         )));
     }
     let (a, b) = body.split_at(m * k * size_of::<f32>());
-    // Little endian, as this machine and its GPU are.
-    let numbers = bytemuck::pod_collect_to_vec::<u8, f32>;
+    let numbers =
+        |bytes: &[u8]| bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     Matmul { shape: [m, k, n], a: numbers(a), b: numbers(b) }.check()
 }
 
@@ -204,11 +207,6 @@ impl Matmul {
             }
         }
         Ok(self)
-    }
-
-    /// About how much there is to do with it, in bytes.
-    pub fn bytes(&self) -> usize {
-        (self.a.len() + self.b.len()) * size_of::<f32>()
     }
 }
 
