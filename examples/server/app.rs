@@ -82,6 +82,7 @@ impl App {
             .max_in_flight(options.max_in_flight)
             .max_waiting(options.max_waiting)
             .build()?;
+        tokio::spawn(status::heartbeat(device.stream()?));
         let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
         tokio::spawn(worker);
         let app = App(Arc::new(Shared {

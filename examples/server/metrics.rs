@@ -8,7 +8,7 @@
 //! | `server_queue_seconds` | histogram | how long a request waited for a stream |
 //! | `server_gpu_seconds{route}` | histogram | time on the device, of a request or of a batch |
 //! | `server_batch_requests` | histogram | requests in a batch of `/embed` |
-//! | `server_pool_*`, `server_embed_waiting` | gauge | the stream pool, and who waits for a batch |
+//! | `server_pool_*`, `server_embed_*` | gauge | the stream pool, and who waits for a batch |
 //! | `server_device_*` | gauge | what [`Device::stats`](gpu_await::Device::stats) says, at the time of the scrape |
 #![forbid(unsafe_code)]
 
@@ -81,6 +81,7 @@ pub fn scrape(app: &App) -> String {
         ("server_pool_waiting", pool.waiting as u64),
         ("server_pool_refused", pool.refused),
         ("server_embed_waiting", embed.waiting as u64),
+        ("server_embed_refused", embed.refused),
         ("server_device_operations_in_flight", device.in_flight),
         ("server_device_allocated_bytes", device.allocated_bytes),
         ("server_device_allocations", device.allocations),
