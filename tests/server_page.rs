@@ -107,6 +107,13 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
+        // Asked to, it ends its other processes first, which still write to the profile.
+        let asked = write!(self.commands, "{{\"id\":0,\"method\":\"Browser.close\"}}\0").is_ok();
+        let end = Instant::now() + Duration::from_secs(5);
+        while asked && Instant::now() < end && self.child.try_wait().is_ok_and(|end| end.is_none())
+        {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         self.child.kill().ok();
         self.child.wait().ok();
         std::fs::remove_dir_all(&self.profile).ok();

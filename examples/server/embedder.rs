@@ -19,20 +19,20 @@ const MAX_BATCH: usize = 64;
 const IN_FLIGHT: usize = 2;
 
 /// A request that was checked.
-pub struct Embed {
+pub(crate) struct Embed {
     pub tokens: Vec<u32>,
     pub since: Instant,
 }
 
 /// Its result, and how long it waited and its batch took.
-pub struct Embedded {
+pub(crate) struct Embedded {
     pub embedding: [f32; WIDTH],
     pub queue: Duration,
     pub gpu: Duration,
 }
 
 /// The batcher, and the task that it needs.
-pub fn start(
+pub(crate) fn start(
     pool: StreamPool,
     model: Arc<Model>,
     max_waiting: usize,

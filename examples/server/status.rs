@@ -17,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 
 /// The state of the service, as JSON.
-pub fn of(app: &App) -> Value {
+pub(crate) fn of(app: &App) -> Value {
     let (pool, device, embed) = (app.pool.stats(), app.device.stats(), app.embedder.stats());
     let (second, ten_seconds, minute) = app.window.summaries();
     let streams: Vec<Value> = pool
@@ -60,7 +60,7 @@ pub fn of(app: &App) -> Value {
 }
 
 /// Looks at the device now and then while the service lives.
-pub async fn look(app: Weak<Shared>) {
+pub(crate) async fn look(app: Weak<Shared>) {
     let mut every = tokio::time::interval(LOOK_EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
@@ -72,7 +72,7 @@ pub async fn look(app: Weak<Shared>) {
 
 /// Uses the device now and then: that it is lost is known from the next call of the driver, and without
 /// requests there would be none. Ends with the device; who waits for [`gpu_await::Device::lost`] is told.
-pub async fn heartbeat(stream: Stream) {
+pub(crate) async fn heartbeat(stream: Stream) {
     let mut every = tokio::time::interval(BEAT_EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
