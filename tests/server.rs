@@ -504,13 +504,26 @@ async fn overload_is_429_and_passes() {
 
 #[tokio::test]
 async fn a_request_without_a_result_in_time_is_503_and_the_device_goes_on() {
-    let server = Server::start(&["--request-limit-ms", "1"]);
+    // None at all: what has to be waited for is too late, and a device has to be waited for.
+    let server = Server::start(&["--request-limit-ms", "0"]);
     let allocations = server.status().await["memory"]["allocations"].clone();
-    // A copy of 8 MiB and back takes longer than that on any device; so does this product.
-    let product = Product::new([1024, 16, 1024], &mut Random(4));
-    let reply = server.post(&product.path(), RAW, product.raw()).await;
-    assert_eq!((reply.status.as_u16(), reply.error().as_str()), (503, "timed_out"), "{reply:?}");
+    let product = Product::new([256, 32, 256], &mut Random(4));
+    for _ in 0..10 {
+        let reply = server.post(&product.path(), RAW, product.raw()).await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.error().as_str()),
+            (503, "timed_out"),
+            "{reply:?}"
+        );
+        let reply = server.post("/embed", JSON, r#"{"tokens": [1]}"#).await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.error().as_str()),
+            (503, "timed_out"),
+            "{reply:?}"
+        );
+    }
     settles(&server, &allocations).await;
+    assert!(server.status().await["pool"]["granted"].as_u64() >= Some(10), "it was on the device");
     assert_eq!(server.get("/readyz").await.text(), "ready");
 }
 
