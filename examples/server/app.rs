@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
@@ -119,7 +119,6 @@ impl App {
                 let message = "this path takes another method: see the `Allow` header";
                 Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", message)
             })
-            .layer(DefaultBodyLimit::disable()) // `wire` has its own
             .layer(middleware::from_fn_with_state(self.clone(), observe::observe))
             .with_state(self.clone())
     }
