@@ -32,6 +32,7 @@ use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::op::Op;
 use crate::queue::Queue;
+use crate::serve::pool::PooledStream;
 use crate::stream::Stream;
 use crate::submit::wrong_device;
 use launch_config::LaunchConfig;
@@ -91,6 +92,7 @@ pub trait LaunchOn: sealed::Sealed {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Stream {}
+    impl Sealed for super::PooledStream {}
     impl Sealed for super::Device {}
     impl Sealed for super::Queue<'_> {}
 }
@@ -258,6 +260,19 @@ impl LaunchOn for Stream {
         args: impl Args<'k, S>,
     ) -> Op<()> {
         self.batch(|queue| kernel.submit(queue, config, args))
+    }
+}
+
+impl LaunchOn for PooledStream {
+    type Launched = Op<()>;
+
+    fn launch_kernel<'k, S: Signature>(
+        &self,
+        kernel: &'k Kernel<S>,
+        config: LaunchConfig,
+        args: impl Args<'k, S>,
+    ) -> Op<()> {
+        (**self).launch_kernel(kernel, config, args)
     }
 }
 

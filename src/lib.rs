@@ -29,6 +29,8 @@
 //! | several operations as one future | [`Stream::batch`], [`join_all`] |
 //! | memory on the device, ranges of it | [`DeviceBuffer`], [`View`], [`ViewMut`] |
 //! | copies at full speed | [`PinnedBuffer`], [`Stream::upload_staged`] |
+//! | to bound what many requests have in flight | [`StreamPool`], [`Stream::throttle`] |
+//! | one launch for many small requests | [`Batcher`] |
 //! | never to name a stream, or to name it once for many calls | [`Device::current_stream`], [`Stream::scope`] |
 //! | streams and events of other libraries and processes | [`Stream::from_raw`], [`Device::import_event`] |
 //! | to find the operation that faults | [`DeviceBuilder::verify`] |
@@ -54,7 +56,8 @@
 //! # Features
 //! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
 //! version of `cudarc` chosen by you; `tokio` (default): blocking work goes to tokio's pool;
-//! `test-util`: the `testing` module. The core runs on any executor.
+//! `tower`: pools and batchers as
+//! services; `test-util`: the `testing` module. The core runs on any executor.
 
 #![cfg_attr(
     not(all(feature = "cuda", feature = "test-util")),

@@ -53,7 +53,7 @@ pub struct Stream {
 }
 
 /// Something on a stream to wait for: a [`Stream`] (all submitted to it so far), an [`Event`], an
-/// [`Op`]. Sealed.
+/// [`Op`], a stream of a pool. Sealed.
 pub trait Marks: sealed::Sealed {
     #[doc(hidden)]
     fn marks(&self) -> Result<MarkList>;
@@ -63,7 +63,7 @@ pub trait Marks: sealed::Sealed {
 #[doc(hidden)]
 pub struct MarkList(Vec<Mark>);
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Stream {}
     impl Sealed for super::Event {}

@@ -44,12 +44,12 @@ pub(super) const ROOM: usize = 0;
 
 /// Gathers single requests into batches and gives each its own answer.
 ///
-/// A GPU takes about as long for one small request as for sixty-four. A batcher takes requests one by one
-/// ([`call`](Self::call)), gathers them for up to a time or a count, has one function run each batch (one launch for
-/// all of it), and hands every caller the reply to its own request.
+/// A GPU takes about as long for one small request as for sixty-four. A batcher takes requests one
+/// by one ([`call`](Self::call)), gathers them for up to a time or a count, has one function run each
+/// batch (one launch for all of it), and hands every caller the reply to its own request.
 ///
-/// [`build`](BatcherBuilder::build) returns it with its [`BatchWorker`], a future to be spawned on any executor.
-/// With the default delay, zero, a batch starts as soon as one may: requests are
+/// [`build`](BatcherBuilder::build) returns it with its [`BatchWorker`], a future to be spawned on
+/// any executor. With the default delay, zero, a batch starts as soon as one may: requests are
 /// gathered while [`max_in_flight`](BatcherBuilder::max_in_flight) batches are on the device, so
 /// that batches grow with the load and a lone request waits for nobody.
 ///

@@ -31,7 +31,7 @@ use crate::completion::lane;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::lease::{Lease, Places};
-use crate::stream::Stream;
+use crate::stream::{MarkList, Marks, Stream, sealed};
 
 /// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
 /// submitted, and two whose tasks have yet to learn that they are complete.
@@ -345,6 +345,14 @@ impl Deref for PooledStream {
 
     fn deref(&self) -> &Stream {
         &self.stream
+    }
+}
+
+impl sealed::Sealed for PooledStream {}
+
+impl Marks for PooledStream {
+    fn marks(&self) -> Result<MarkList> {
+        self.stream.marks()
     }
 }
 

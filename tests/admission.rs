@@ -1,0 +1,413 @@
+//! Who is let in and who waits; when a batch is ready.
+//!
+//! The modules are pure: this file compiles their very sources.
+#![forbid(unsafe_code)]
+
+#[expect(dead_code, reason = "the crate uses the rest")]
+#[path = "../src/serve/admission.rs"]
+mod admission;
+#[expect(dead_code, reason = "as above")]
+#[path = "../src/serve/gather.rs"]
+mod gather;
+
+use std::task::Waker;
+
+use admission::{Admission, Class, Entry, Key, OVERTAKES, Patience, Turn};
+use gather::{Gather, Limits, Next};
+use proptest::prelude::*;
+
+const LIMIT: usize = 3;
+const MAX_WAITING: usize = 5;
+const SEATS: [Class; 3] = [Class::Normal, Class::Normal, Class::Urgent];
+
+/// Somebody who wants to get in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Guest {
+    Waiting(Key, Class),
+    In(usize),
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Enter(Class, Patience),
+    /// Somebody waiting looks.
+    Poll(usize),
+    /// Somebody goes, whether in or not.
+    Go(usize),
+    Lose(usize),
+}
+
+fn class() -> impl Strategy<Value = Class> {
+    prop_oneof![3 => Just(Class::Normal), 1 => Just(Class::Urgent)]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let patience = prop_oneof![
+        1 => Just(Patience::Never),
+        6 => Just(Patience::UpToTheLimit),
+        1 => Just(Patience::Always),
+    ];
+    prop_oneof![
+        8 => (class(), patience).prop_map(|(class, patience)| Step::Enter(class, patience)),
+        6 => any::<usize>().prop_map(Step::Poll),
+        6 => any::<usize>().prop_map(Step::Go),
+    ]
+}
+
+fn with_losses() -> impl Strategy<Value = Step> {
+    prop_oneof![20 => step(), 1 => (0..SEATS.len()).prop_map(Step::Lose)]
+}
+
+/// The pool, with who is in it.
+struct House {
+    admission: Admission,
+    guests: Vec<Guest>,
+    lost: Vec<usize>,
+}
+
+impl House {
+    fn new() -> Self {
+        let admission = Admission::new(LIMIT, MAX_WAITING, SEATS);
+        House { admission, guests: Vec::new(), lost: Vec::new() }
+    }
+
+    /// Does the step; the class of who came in by it.
+    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match *step {
+            Step::Enter(class, patience) => {
+                let (waiting, taken) = (self.admission.waiting(), self.admission.taken());
+                match self.admission.enter(class, patience) {
+                    Entry::In(seat) => {
+                        prop_assert!(taken < LIMIT && waiting == 0);
+                        self.check_seat(seat, class)?;
+                        self.guests.push(Guest::In(seat));
+                    }
+                    Entry::Waits(key) => {
+                        prop_assert_eq!(taken, LIMIT);
+                        prop_assert_ne!(patience, Patience::Never);
+                        let bounded = patience == Patience::UpToTheLimit;
+                        prop_assert!(!bounded || waiting < MAX_WAITING);
+                        self.guests.push(Guest::Waiting(key, class));
+                    }
+                    Entry::Full => {
+                        prop_assert_eq!(taken, LIMIT);
+                        prop_assert_ne!(patience, Patience::Always);
+                        prop_assert!(patience == Patience::Never || waiting >= MAX_WAITING);
+                    }
+                    Entry::Gone => prop_assert_eq!(self.lost.len(), SEATS.len()),
+                    Entry::Closed => prop_assert!(false, "nobody closed it"),
+                }
+            }
+            Step::Poll(which) => {
+                let waiting = |guest: &Guest| matches!(guest, Guest::Waiting(..));
+                let places: Vec<_> =
+                    (0..self.guests.len()).filter(|at| waiting(&self.guests[*at])).collect();
+                if places.is_empty() {
+                    return Ok(());
+                }
+                let at = places[which % places.len()];
+                let Guest::Waiting(key, class) = self.guests[at] else { return Ok(()) };
+                match self.admission.poll(key, Waker::noop().clone()).0 {
+                    Turn::Wait => {}
+                    Turn::In(seat) => {
+                        self.guests[at] = Guest::In(seat);
+                        self.check_class(seat, class)?;
+                    }
+                    Turn::Gone => {
+                        prop_assert_eq!(self.lost.len(), SEATS.len());
+                        self.guests.remove(at);
+                    }
+                    Turn::Closed => prop_assert!(false, "nobody closed it"),
+                }
+            }
+            Step::Go(which) => {
+                if self.guests.is_empty() {
+                    return Ok(());
+                }
+                match self.guests.remove(which % self.guests.len()) {
+                    Guest::Waiting(key, _) => drop(self.admission.leave(key)),
+                    Guest::In(seat) => drop(self.admission.give_back(seat)),
+                }
+            }
+            Step::Lose(seat) => {
+                drop(self.admission.lose(seat));
+                self.lost.push(seat);
+                self.lost.sort_unstable();
+                self.lost.dedup();
+            }
+        }
+        Ok(())
+    }
+
+    /// A seat that was just given: of its class, and none has fewer.
+    fn check_seat(&self, seat: usize, class: Class) -> Result<(), TestCaseError> {
+        self.check_class(seat, class)?;
+        let before = self.admission.taken_on(seat) - 1;
+        for other in (0..SEATS.len()).filter(|other| SEATS[*other] == SEATS[seat] && *other != seat)
+        {
+            prop_assert!(self.lost.contains(&other) || before <= self.admission.taken_on(other));
+        }
+        Ok(())
+    }
+
+    fn check_class(&self, seat: usize, class: Class) -> Result<(), TestCaseError> {
+        let has_class = (0..SEATS.len()).any(|s| SEATS[s] == class && !self.lost.contains(&s));
+        prop_assert!(SEATS[seat] == class || !has_class || !self.lost.is_empty());
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn never_more_than_the_limit(steps in prop::collection::vec(with_losses(), 1..80)) {
+        let mut house = House::new();
+        for step in &steps {
+            house.step(step)?;
+            let admission = &house.admission;
+            prop_assert!(admission.taken() <= LIMIT);
+            let seats: usize = (0..SEATS.len()).map(|seat| admission.taken_on(seat)).sum();
+            prop_assert_eq!(seats, admission.taken());
+        }
+        for guest in std::mem::take(&mut house.guests) {
+            match guest {
+                Guest::Waiting(key, _) => drop(house.admission.leave(key)),
+                Guest::In(seat) => drop(house.admission.give_back(seat)),
+            }
+        }
+        prop_assert_eq!((house.admission.taken(), house.admission.waiting()), (0, 0));
+    }
+
+    #[test]
+    fn nobody_waits_beside_a_free_place(steps in prop::collection::vec(step(), 1..80)) {
+        let mut house = House::new();
+        for step in &steps {
+            house.step(step)?;
+            let admission = &house.admission;
+            prop_assert!(admission.waiting() == 0 || admission.taken() == LIMIT);
+        }
+    }
+
+    #[test]
+    fn the_least_loaded_seat_is_taken(steps in prop::collection::vec(step(), 1..80)) {
+        let mut house = House::new();
+        steps.iter().try_for_each(|step| house.step(step))?;
+    }
+
+    /// Whoever is called is the first of the class that waits.
+    #[test]
+    fn first_come_first_served_within_a_class(
+        classes in prop::collection::vec(class(), 1..30),
+        leavers in prop::collection::vec(any::<bool>(), 30),
+    ) {
+        let mut admission = Admission::new(1, usize::MAX, SEATS);
+        prop_assert!(matches!(admission.enter(Class::Normal, Patience::Never), Entry::In(_)));
+        let mut waiting = Vec::new();
+        for class in classes {
+            let Entry::Waits(key) = admission.enter(class, Patience::UpToTheLimit) else {
+                return Err(TestCaseError::fail("the place is taken"));
+            };
+            waiting.push((key, class));
+        }
+        let mut leavers = leavers.into_iter();
+        waiting.retain(|(key, _)| {
+            let leaves = leavers.next() == Some(true);
+            if leaves {
+                drop(admission.leave(*key));
+            }
+            !leaves
+        });
+        let mut seat = 0;
+        while !waiting.is_empty() {
+            drop(admission.give_back(seat));
+            let called: Vec<_> = waiting
+                .iter()
+                .enumerate()
+                .filter_map(|(at, (key, _))| match admission.poll(*key, Waker::noop().clone()).0 {
+                    Turn::In(seat) => Some((at, seat)),
+                    _ => None,
+                })
+                .collect();
+            prop_assert_eq!(called.len(), 1);
+            let (at, given) = called[0];
+            let class = waiting[at].1;
+            prop_assert!(!waiting[..at].iter().any(|(_, earlier)| *earlier == class));
+            waiting.remove(at);
+            seat = given;
+        }
+    }
+}
+
+#[test]
+fn the_urgent_do_not_starve_the_others() {
+    let mut admission = Admission::new(1, usize::MAX, SEATS);
+    let Entry::In(mut seat) = admission.enter(Class::Urgent, Patience::Never) else {
+        panic!("it is empty");
+    };
+    let mut wait = |class| match admission.enter(class, Patience::UpToTheLimit) {
+        Entry::Waits(key) => (key, class),
+        other => panic!("{other:?}"),
+    };
+    let mut waiting: Vec<_> = (0..3).map(|_| wait(Class::Normal)).collect();
+    waiting.extend((0..40).map(|_| wait(Class::Urgent)));
+    let mut order = Vec::new();
+    while !waiting.is_empty() {
+        drop(admission.give_back(seat));
+        waiting.retain(|(key, class)| match admission.poll(*key, Waker::noop().clone()).0 {
+            Turn::In(given) => {
+                seat = given;
+                order.push(*class);
+                false
+            }
+            _ => true,
+        });
+    }
+    let normal: Vec<_> = (0..order.len()).filter(|at| order[*at] == Class::Normal).collect();
+    let every = OVERTAKES as usize + 1;
+    assert_eq!(normal, [every - 1, 2 * every - 1, 3 * every - 1]);
+}
+
+#[test]
+fn closed_nobody_is_let_in_and_who_waits_is_told() {
+    let mut admission = Admission::new(1, 9, [Class::Normal]);
+    assert_eq!(admission.enter(Class::Normal, Patience::Never), Entry::In(0));
+    let Entry::Waits(key) = admission.enter(Class::Normal, Patience::UpToTheLimit) else {
+        panic!("the place is taken");
+    };
+    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Turn::Wait);
+    assert_eq!(admission.close().len(), 1);
+    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Turn::Closed);
+    assert!(admission.give_back(0).is_none());
+    assert_eq!(admission.enter(Class::Normal, Patience::UpToTheLimit), Entry::Closed);
+}
+
+// ---- batches --------------------------------------------------------------------------------
+
+const DELAY: u64 = 100;
+
+#[derive(Clone, Debug)]
+enum Move {
+    Add,
+    Leave(usize),
+    Pass(u64),
+    Finish,
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let one = prop_oneof![
+        6 => Just(Move::Add),
+        2 => any::<usize>().prop_map(Move::Leave),
+        3 => (1..DELAY).prop_map(Move::Pass),
+        2 => Just(Move::Finish),
+    ];
+    prop::collection::vec(one, 1..100)
+}
+
+proptest! {
+    /// Also `nobody_waits_longer_than_the_delay` and `who_left_is_in_no_batch`: each is in
+    /// the model.
+    #[test]
+    fn batches_are_whole_and_in_order(moves in moves(), max_len in 1..5usize, slots in 1..3usize) {
+        let limits = Limits { max_len, max_delay_ns: DELAY, max_in_flight: slots };
+        let mut gather = Gather::new(limits);
+        // Key and time of who should be there.
+        let mut waiting: Vec<(u64, u64)> = Vec::new();
+        let (mut now, mut in_flight) = (0, 0);
+        for step in moves {
+            match step {
+                Move::Add => {
+                    let (key, _) = gather.add(now, now);
+                    prop_assert!(waiting.last().is_none_or(|(last, _)| *last < key));
+                    waiting.push((key, now));
+                }
+                Move::Leave(which) if !waiting.is_empty() => {
+                    let (key, came) = waiting.remove(which % waiting.len());
+                    prop_assert_eq!(gather.leave(key), Some(came));
+                    prop_assert_eq!(gather.leave(key), None);
+                }
+                Move::Leave(_) => {}
+                Move::Pass(time) => now += time,
+                Move::Finish if in_flight > 0 => {
+                    in_flight -= 1;
+                    gather.finished();
+                }
+                Move::Finish => {}
+            }
+            loop {
+                let due = waiting.first().map(|(_, came)| came + DELAY);
+                let may_start = in_flight < slots;
+                match gather.next(now) {
+                    Next::Run(batch) => {
+                        let len = waiting.len().min(max_len);
+                        prop_assert!(may_start && len > 0);
+                        prop_assert!(len == max_len || due <= Some(now));
+                        let expected: Vec<u64> = waiting.drain(..len).map(|(_, came)| came).collect();
+                        prop_assert_eq!(batch, expected);
+                        in_flight += 1;
+                    }
+                    Next::At(at) => {
+                        prop_assert!(may_start && waiting.len() < max_len && at > now);
+                        prop_assert_eq!(Some(at), due);
+                        break;
+                    }
+                    Next::Idle => {
+                        prop_assert!(waiting.is_empty() || !may_start);
+                        break;
+                    }
+                    Next::End => return Err(TestCaseError::fail("nobody ended it")),
+                }
+            }
+        }
+        gather.end();
+        while in_flight > 0 || !waiting.is_empty() {
+            match gather.next(now) {
+                Next::Run(batch) => {
+                    drop(waiting.drain(..batch.len()));
+                    in_flight += 1;
+                }
+                Next::Idle if in_flight > 0 => {
+                    in_flight -= 1;
+                    gather.finished();
+                }
+                other => return Err(TestCaseError::fail(format!("{other:?}"))),
+            }
+        }
+        prop_assert_eq!(gather.next(now), Next::End);
+    }
+
+    /// Who adds is told when the worker has something to do.
+    #[test]
+    fn whoever_changes_what_is_next_is_told(moves in moves(), max_len in 1..5usize) {
+        let limits = Limits { max_len, max_delay_ns: DELAY, max_in_flight: 1 };
+        let mut gather = Gather::new(limits);
+        let mut known = Next::Idle;
+        let mut in_flight = false;
+        let mut now = 0;
+        for step in moves {
+            match step {
+                Move::Add => {
+                    let (_, told) = gather.add(now, ());
+                    // What the worker was told last still holds, unless it is told anew.
+                    if !told && !in_flight {
+                        prop_assert!(matches!(known, Next::At(_)));
+                        prop_assert!(gather.waiting() < max_len);
+                    }
+                    if !told {
+                        continue;
+                    }
+                }
+                Move::Pass(time) => now += time,
+                Move::Finish if in_flight => {
+                    in_flight = false;
+                    gather.finished();
+                }
+                Move::Finish | Move::Leave(_) => continue,
+            }
+            known = gather.next(now);
+            if let Next::Run(_) = known {
+                in_flight = true;
+                known = gather.next(now);
+                prop_assert_eq!(&known, &Next::Idle);
+            }
+        }
+    }
+}

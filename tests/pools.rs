@@ -1,0 +1,352 @@
+//! Stream pools: who is let in, and when a place comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use futures::FutureExt;
+use gpu_await::testing::{self, Gate};
+use gpu_await::{
+    Acquire, Device, ErrorDetail, ErrorKind, PooledStream, Result, StreamPool, kernels,
+};
+
+const SOON: Duration = Duration::from_secs(15);
+
+async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(SOON, future).await.expect("in time")
+}
+
+/// A pool with one stream.
+fn pool(device: &Device, max_in_flight: usize, max_waiting: usize) -> StreamPool {
+    let builder = StreamPool::builder().streams(device, 1);
+    builder.max_in_flight(max_in_flight).max_waiting(max_waiting).build().expect("a pool")
+}
+
+/// Takes its turn in the queue; it must not get in.
+fn queue_up(acquire: &mut Acquire) {
+    assert!(acquire.now_or_never().is_none(), "there was a place");
+}
+
+fn is_full(result: Result<PooledStream>) -> bool {
+    matches!(result.map(drop).map_err(|error| error.kind()), Err(ErrorKind::Overloaded))
+}
+
+#[tokio::test]
+async fn a_place_comes_back_when_the_device_is_through() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 1);
+    let stream = pool.acquire().await?;
+    let gate = Gate::close(&stream)?;
+    let held_up = stream.done();
+    // The request gives up; the device has not.
+    drop(held_up);
+    drop(stream);
+    let mut next = pool.acquire();
+    queue_up(&mut next);
+    assert!(is_full(pool.try_acquire()));
+    assert_eq!(pool.stats().in_flight, 1);
+    gate.open();
+    let stream = soon(next).await?;
+    assert!(stream.waited() > Duration::ZERO);
+    drop(stream);
+    soon(pool.drained()).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_place_does_not_wait_for_others_on_its_stream() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 2, 1);
+    let (a, b) = (pool.acquire().await?, pool.acquire().await?);
+    assert_eq!(a.id(), b.id());
+    let x = a.upload(vec![1u32; 100]).queued()?;
+    assert_eq!(a.download(&x).await?, [1; 100]);
+    let gate = Gate::close(&b)?;
+    drop(a);
+    assert_eq!(pool.stats().in_flight, 1, "its own work is done, whatever came behind it");
+    drop(pool.try_acquire()?);
+    drop(b);
+    assert_eq!(pool.stats().in_flight, 1);
+    gate.open();
+    soon(pool.drained()).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_clone_of_the_stream_holds_the_place() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 1);
+    let pooled = pool.acquire().await?;
+    let stream = (*pooled).clone();
+    drop(pooled);
+    assert!(is_full(pool.try_acquire()));
+    stream.zeros::<f32>(8).await?;
+    drop(stream);
+    soon(pool.acquire()).await?;
+    Ok(())
+}
+
+/// Batches, host functions, timings and copies in parts all go through the handle.
+#[tokio::test]
+async fn every_way_to_submit_is_counted() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 2, 1);
+    let fill = kernels::fill::load(&device).await?;
+    let other = pool.acquire().await?;
+    let mut x = other.zeros::<f32>(64).queued()?;
+    other.done().await?;
+    type Submit<'a> = Box<dyn FnMut(&PooledStream) + 'a>;
+    let mut ways: Vec<(&str, Submit<'_>)> = vec![
+        ("launch", Box::new(|s| fill.launch(s, 7.0, &mut x).abandon())),
+        ("batch", Box::new(|s| s.batch(|q| q.full(8, 1u8)).abandon())),
+        ("host_fn", Box::new(|s| s.host_fn(|| ()).abandon())),
+        ("timed", Box::new(|s| s.timed(|q| q.full(8, 1u8)).abandon())),
+        ("record_timed", Box::new(|s| drop(s.record_timed()))),
+    ];
+    for (name, submit) in &mut ways {
+        let stream = pool.acquire().await?;
+        // In front of it on the same stream, but submitted through the other handle.
+        let gate = Gate::close(&other)?;
+        submit(&stream);
+        drop(stream);
+        assert_eq!(pool.stats().in_flight, 2, "{name}");
+        gate.open();
+        soon(other.done()).await?;
+        drop(soon(pool.acquire()).await?);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_gives_up_passes_the_place_on() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 4);
+    let stream = pool.acquire().await?;
+    let (mut first, mut second) = (pool.acquire(), pool.acquire());
+    queue_up(&mut first);
+    queue_up(&mut second);
+    let third = tokio::spawn(pool.acquire());
+    while pool.stats().waiting < 3 {
+        tokio::task::yield_now().await;
+    }
+    drop(second);
+    drop(stream);
+    // The first one has the place now, and goes without having come for it: the third is woken.
+    drop(first);
+    drop(soon(third).await.expect("no panic")?);
+    assert_eq!((pool.stats().in_flight, pool.stats().waiting), (0, 0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn urgent_requests_go_first_and_get_the_streams_of_the_highest_priority() -> Result<()> {
+    let device = testing::device();
+    let builder = StreamPool::builder().streams(&device, 1).urgent_streams(&device, 1);
+    let pool = builder.max_in_flight(1).build()?;
+    let is_urgent = |stream: &PooledStream| {
+        let stats = pool.stats();
+        stats.streams.iter().any(|known| known.id == stream.id() && known.urgent)
+    };
+    let stream = pool.acquire().await?;
+    assert!(!is_urgent(&stream));
+    let (mut normal, mut urgent) = (pool.acquire(), pool.acquire_urgent());
+    queue_up(&mut normal);
+    queue_up(&mut urgent);
+    drop(stream);
+    queue_up(&mut normal);
+    let stream = soon(urgent).await?;
+    assert!(is_urgent(&stream));
+    assert_eq!(stream.priority(), device.priority_range().1);
+    drop(stream);
+    assert!(!is_urgent(&soon(normal).await?));
+    Ok(())
+}
+
+#[tokio::test]
+async fn requests_are_spread_over_the_streams() -> Result<()> {
+    let pool = testing::device().streams(3)?;
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        held.push(pool.acquire().await?);
+    }
+    let stats = pool.stats();
+    assert!(stats.streams.iter().all(|stream| stream.in_flight == 2), "{stats:?}");
+    assert_eq!((stats.in_flight, stats.max_in_flight, stats.granted), (6, 12, 6));
+    let busy = held[0].id();
+    held.retain(|stream| stream.id() == busy);
+    for _ in 0..4 {
+        let stream = pool.acquire().await?;
+        assert_ne!(stream.id(), busy);
+        held.push(stream);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_full_pool_says_so() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 1);
+    let stream = pool.acquire().await?;
+    let mut waiting = pool.acquire();
+    queue_up(&mut waiting);
+    let error = pool.acquire().await.map(drop).expect_err("one waits already");
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    assert_eq!(
+        error.to_string(),
+        "the stream pool is full: 1 of 1 in flight, 1 waiting of at most 1"
+    );
+    assert_eq!(pool.stats().refused, 1);
+    drop(stream);
+    soon(waiting).await?;
+    let error = StreamPool::builder().build().map(drop).expect_err("no streams");
+    assert!(matches!(error.detail(), ErrorDetail::TooFew { found: 0, least: 1, .. }));
+    assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    assert!(device.streams(0).is_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_closed_pool_lets_nobody_in_and_drains() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 4);
+    let stream = pool.acquire().await?;
+    let gate = Gate::close(&stream)?;
+    let waiting = tokio::spawn(pool.acquire());
+    while pool.stats().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    pool.close();
+    let told = soon(waiting).await.expect("no panic").map(drop);
+    assert_eq!(told.expect_err("closed").kind(), ErrorKind::Closed);
+    assert_eq!(pool.acquire().await.map(drop).expect_err("closed").kind(), ErrorKind::Closed);
+    let mut drained = Box::pin(pool.drained());
+    drop(stream);
+    assert!(drained.as_mut().now_or_never().is_none(), "the device is not through");
+    gate.open();
+    soon(drained).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_device_takes_no_more_requests_and_the_others_go_on() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let (lost, well) = (testing::host_with(faults), Device::host());
+    let pool =
+        StreamPool::builder().streams(&lost, 1).streams(&well, 1).max_in_flight(2).build()?;
+    let streams = [pool.acquire().await?, pool.acquire().await?];
+    let gates = [Gate::close(&streams[0])?, Gate::close(&streams[1])?];
+    drop(streams);
+    handle.lose_device("a test");
+    drop(gates);
+    for _ in 0..4 {
+        let stream = soon(pool.acquire()).await?;
+        assert_eq!(stream.device().to_string(), well.to_string());
+        stream.zeros::<u8>(4).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_waits_for_a_device_that_is_lost_is_told() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let pool = pool(&device, 1, 4);
+    let stream = pool.acquire().await?;
+    let gate = Gate::close(&stream)?;
+    let waiting = tokio::spawn(pool.acquire());
+    while pool.stats().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(stream);
+    handle.lose_device("a test");
+    drop(gate);
+    let told = soon(waiting).await.expect("no panic").map(drop);
+    assert_eq!(told.expect_err("lost").kind(), ErrorKind::DeviceLost);
+    assert_eq!(pool.acquire().await.map(drop).expect_err("lost").kind(), ErrorKind::DeviceLost);
+    soon(pool.drained()).await;
+    Ok(())
+}
+
+/// Only the steps of the test run: nothing else can have brought the place back.
+#[test]
+fn on_a_stepped_device_a_place_comes_back_with_the_step_that_completes_its_work() -> Result<()> {
+    let (device, stepper) = testing::manual();
+    let pool = pool(&device, 1, 4);
+    let stream = pool.try_acquire()?;
+    let x = stream.full(4, 1u32).queued()?;
+    stream.download(&x).abandon();
+    drop((stream, x));
+    assert!(is_full(pool.try_acquire()));
+    stepper.run_until_idle();
+    drop(pool.try_acquire()?);
+    Ok(())
+}
+
+#[test]
+fn a_waker_may_use_the_pool() -> Result<()> {
+    struct Asks(StreamPool, AtomicUsize);
+    impl Wake for Asks {
+        fn wake(self: Arc<Self>) {
+            assert!(self.0.stats().in_flight <= 1);
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let device = testing::device();
+    let pool = pool(&device, 1, 4);
+    let stream = pool.try_acquire()?;
+    let asks = Arc::new(Asks(pool.clone(), AtomicUsize::new(0)));
+    let waker = Waker::from(asks.clone());
+    let mut waiting = pool.acquire();
+    assert!(waiting.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+    drop(stream);
+    assert_eq!(asks.1.load(Ordering::SeqCst), 1);
+    drop(waiting);
+    drop(pool.try_acquire()?);
+    Ok(())
+}
+
+/// Requests of many tasks, some of them given up: never more on the device than the limit says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn never_more_is_on_the_device_than_the_limit_says() -> Result<()> {
+    const LIMIT: usize = 3;
+    let device = testing::device();
+    let builder = StreamPool::builder().streams(&device, 2).urgent_streams(&device, 1);
+    let pool = builder.max_in_flight(LIMIT).build()?;
+    let (on_device, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let tasks: Vec<_> = (0..16)
+        .map(|task| {
+            let (pool, on_device, most) = (pool.clone(), on_device.clone(), most.clone());
+            tokio::spawn(async move {
+                for round in 0..50 {
+                    let urgent = (task + round) % 5 == 0;
+                    let stream =
+                        if urgent { pool.acquire_urgent().await? } else { pool.acquire().await? };
+                    // Counted from the submission on, which is before the device begins.
+                    most.fetch_max(on_device.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    let mut x = stream.full(1000, task).queued()?;
+                    stream.fill(&mut x, round).queued()?;
+                    let leaves = on_device.clone();
+                    let through = stream.host_fn(move || {
+                        leaves.fetch_sub(1, Ordering::SeqCst);
+                    });
+                    if (task + round) % 3 == 0 {
+                        through.abandon();
+                    } else {
+                        through.await?;
+                    }
+                }
+                gpu_await::Result::<()>::Ok(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon(task).await.expect("no panic")?;
+    }
+    pool.close();
+    soon(pool.drained()).await;
+    assert_eq!(on_device.load(Ordering::SeqCst), 0);
+    assert!((1..=LIMIT).contains(&most.load(Ordering::SeqCst)), "{most:?}");
+    assert_eq!(pool.stats().granted, 16 * 50);
+    Ok(())
+}
