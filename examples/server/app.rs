@@ -169,9 +169,8 @@ async fn matmul(
         let wire::Matmul { shape, a, b } = input.await??;
         let [_, _, n] = shape;
 
-        let since = Instant::now();
         let stream = app.pool.acquire().await?;
-        let queue = since.elapsed();
+        let queue = stream.waited();
         metrics::queued(queue);
 
         // Behind the wait for a stream, so that pinned memory is bounded by what is in flight.

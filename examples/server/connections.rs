@@ -9,6 +9,9 @@
 //! | beyond the most that there may be | left in the listener's queue until another one ends |
 //! | idle when the server stops | closed at once |
 //! | in a request when the server stops | closed behind the answer, or when the drain limit has passed |
+//!
+//! A client that reads its answer slowly is not hurried: it holds a connection and the answer's memory, and
+//! nothing of the device.
 #![forbid(unsafe_code)]
 
 use std::io;

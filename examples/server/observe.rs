@@ -1,16 +1,19 @@
 //! Around every request: an id, a span, one line in the log, and what is counted.
 #![forbid(unsafe_code)]
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
 use tracing::Instrument;
 
 use crate::app::App;
+use crate::failure::Failure;
 use crate::metrics;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -29,7 +32,10 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
     let route = route(request.uri().path());
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let watched = Watched::new(app, route, span.clone());
-    let mut response = next.run(request).instrument(span).await;
+    // A panic is one request's: its client gets an answer, the connection goes on.
+    let handled = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span).await;
+    let mut response =
+        handled.unwrap_or_else(|_| Failure::internal(&"a handler panicked").into_response());
     watched.answered(&response);
     response.headers_mut().insert(REQUEST_ID, id);
     response
