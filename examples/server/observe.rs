@@ -33,9 +33,10 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let watched = Watched::new(app, route, span.clone());
     // A panic is one request's: its client gets an answer, the connection goes on.
-    let handled = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span).await;
-    let mut response =
-        handled.unwrap_or_else(|_| Failure::internal(&"a handler panicked").into_response());
+    let work = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
+    let mut response = work.await.unwrap_or_else(|_| {
+        span.in_scope(|| Failure::internal(&"a handler panicked")).into_response()
+    });
     watched.answered(&response);
     response.headers_mut().insert(REQUEST_ID, id);
     response
