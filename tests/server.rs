@@ -2,6 +2,7 @@
 //!
 //! Each test starts one, on the device that `GPU_AWAIT_TEST_DEVICE` names or on the host device.
 //! `cargo test` builds it; before `cargo test --test server` say `cargo build --example server`.
+//! Long, because what one request must not do to another is seen in one place.
 #![forbid(unsafe_code)]
 #![cfg(unix)]
 
