@@ -329,20 +329,33 @@ fn cancel(address: SocketAddr, usual_us: f64, seed: u64) {
     let body = floats(1.0);
     let head = format!("POST /await HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
     let request = [head.as_bytes(), &body].concat();
+    let mut open = Vec::new();
     for number in 0..rounds(CANCELS, CANCELS / 50) as u32 {
         let due = first + number * every;
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        while Instant::now() < due {
+            drop_due(&mut open);
+        }
         let mut connection = std::net::TcpStream::connect(address).expect("connects");
         connection.write_all(&request).expect("sends");
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         let part = (random >> 11) as f64 / (1u64 << 53) as f64;
-        let until = Instant::now() + Duration::from_secs_f64(2.0 * usual_us * part / 1e6);
-        while Instant::now() < until {
-            std::thread::yield_now();
-        }
+        open.push((
+            Instant::now() + Duration::from_secs_f64(2.0 * usual_us * part / 1e6),
+            connection,
+        ));
     }
+    while !open.is_empty() {
+        drop_due(&mut open);
+    }
+}
+
+/// Drops the connections whose time has come, and rests for a moment.
+fn drop_due(open: &mut Vec<(Instant, std::net::TcpStream)>) {
+    let now = Instant::now();
+    open.retain(|(until, _)| *until > now);
+    std::thread::sleep(Duration::from_micros(10));
 }
 
 fn left(app: &App) -> u64 {
