@@ -75,6 +75,8 @@ pub struct Stats {
     pub pinned_bytes: u64,
     /// Pinned host memory in use: held by you, or lent.
     pub pinned_used_bytes: u64,
+    /// Futures woken so far because their operation was complete; who looked for itself is not in it.
+    pub wake_ups: u64,
 }
 
 /// Resolves with the error when the device is lost; see [`Device::lost`].
@@ -318,6 +320,7 @@ impl Device {
             allocations: read(&counters.allocations),
             pinned_bytes,
             pinned_used_bytes,
+            wake_ups: read(&counters.wake_ups),
         }
     }
 

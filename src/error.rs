@@ -15,6 +15,7 @@
 //! | [`ErrorKind::DeviceLost`] | the process cannot get that device back: report and exit |
 //! | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close) |
 //! | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
+//! | [`ErrorKind::Panicked`] | correct the code that ran the batch; others go on |
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -60,6 +61,8 @@ pub enum ErrorKind {
     Closed,
     /// The driver refused a call that this crate believed to be valid.
     Driver,
+    /// Code of the caller's that ran for several requests panicked.
+    Panicked,
 }
 
 /// A number that a CUDA driver call returned, with the name of the call.
@@ -213,9 +216,20 @@ pub enum ErrorDetail {
     /// Ordinary host memory for a result could not be had.
     #[error("out of host memory: asked {asked_bytes} bytes")]
     OutOfHostMemory { asked_bytes: u64 },
-    /// Too much work is in flight.
-    #[error("overloaded: {in_flight} operations in flight, the limit is {limit}")]
-    Overloaded { in_flight: u64, limit: u64 },
+    /// Too many requests are in flight, and as many wait as may.
+    #[error(
+        "{what} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}"
+    )]
+    Overloaded { what: &'static str, in_flight: u64, limit: u64, waiting: u64, max_waiting: u64 },
+    /// There are fewer of something than it takes.
+    #[error("{what}: {found}, at least {least} needed")]
+    TooFew { what: &'static str, found: u64, least: u64 },
+    /// A batch was not answered request by request.
+    #[error("a batch of {requests} requests got {replies} replies")]
+    Replies { requests: usize, replies: usize },
+    /// What ran a batch panicked.
+    #[error("what ran a batch of {requests} requests panicked: {message}")]
+    BatchPanicked { requests: usize, message: String },
     /// A time limit passed.
     #[error("{what} did not finish within {limit_ms} ms")]
     TimedOut { what: &'static str, limit_ms: u64 },
@@ -309,6 +323,8 @@ impl ErrorDetail {
             | D::HostValue { .. }
             | D::Unwritten { .. }
             | D::WrongThread { .. }
+            | D::TooFew { .. }
+            | D::Replies { .. }
             | D::Event { .. } => ErrorKind::InvalidCall,
             D::NoDriver { .. }
             | D::NotBuilt
@@ -323,6 +339,7 @@ impl ErrorDetail {
             D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {
                 ErrorKind::OutOfMemory
             }
+            D::BatchPanicked { .. } => ErrorKind::Panicked,
             D::Overloaded { .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,

@@ -74,6 +74,7 @@ pub(crate) mod host_fn;
 pub(crate) mod interop;
 pub(crate) mod kernel;
 pub mod kernels;
+pub(crate) mod lease;
 pub(crate) mod memory;
 #[cfg(doctest)]
 mod must_not_compile;
@@ -81,6 +82,7 @@ pub(crate) mod offload;
 pub(crate) mod op;
 pub(crate) mod queue;
 pub(crate) mod scope;
+pub(crate) mod serve;
 pub(crate) mod staged;
 pub(crate) mod stream;
 pub(crate) mod submit;
@@ -118,6 +120,12 @@ pub use op::{DeviceSide, Op, Ticket, join_all};
 pub use queue::source::Source;
 pub use queue::{Lent, Queue, Settle};
 pub use scope::Scope;
+pub use serve::batcher::{BatchWorker, Batcher, BatcherBuilder, BatcherStats, Call};
+#[cfg(feature = "tower")]
+pub use serve::layers::{BatchService, PoolService};
+pub use serve::pool::{
+    Acquire, Drained, PoolStats, PooledStream, PooledStreamStats, StreamPool, StreamPoolBuilder,
+};
 pub use stream::{Marks, Stream};
 
 /// What the `kernel!` macro expands to; not part of the API.

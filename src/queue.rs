@@ -26,6 +26,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark, Recorded};
 use crate::home::Home;
 use crate::host_fn::HostFn;
+use crate::lease::Lease;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
@@ -43,6 +44,8 @@ pub struct Queue<'s> {
     last: Cell<u64>,
     /// Why it takes no work.
     refused: Option<&'s Error>,
+    /// Who is to know of each ticket.
+    lease: Option<&'s Lease>,
     /// Where the user opened it.
     at: &'static Location<'static>,
     not_send: PhantomData<*const ()>,
@@ -79,9 +82,10 @@ impl<'s> Queue<'s> {
         lane: &'s Arc<Lane>,
         home: &'s Arc<Home>,
         refused: Option<&'s Error>,
+        lease: Option<&'s Lease>,
     ) -> Self {
         let at = Location::caller();
-        Queue { lane, home, last: Cell::new(0), refused, at, not_send: PhantomData }
+        Queue { lane, home, last: Cell::new(0), refused, lease, at, not_send: PhantomData }
     }
 
     pub(crate) fn lane(&self) -> &'s Arc<Lane> {
@@ -113,7 +117,14 @@ impl<'s> Queue<'s> {
         if self.last.get() != 0 {
             self.lane.release(self.last.get());
         }
-        let (ticket, value) = submit(self.lane, self.at, footprint, commands, calls)?;
+        let submitted = submit(self.lane, self.at, footprint, commands, calls);
+        if let Some(lease) = self.lease {
+            match &submitted {
+                Ok((ticket, _)) => lease.submitted(*ticket),
+                Err(_) => lease.failed(),
+            }
+        }
+        let (ticket, value) = submitted?;
         self.last.set(ticket);
         Ok((ticket, value))
     }

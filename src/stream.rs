@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Mark, Recorded};
 use crate::hazard::Track;
 use crate::home::Home;
+use crate::lease::Lease;
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
 use crate::op::{Op, Value};
@@ -47,6 +48,8 @@ pub struct Stream {
     home: Arc<Home>,
     /// Of a scope's stream that could not be ordered behind what was current: it refuses work.
     refused: Option<Error>,
+    /// Of a stream pool's: the place in it that this handle and its clones hold.
+    lease: Option<Arc<Lease>>,
 }
 
 /// Something on a stream to wait for: a [`Stream`] (all submitted to it so far), an [`Event`], an
@@ -69,13 +72,19 @@ mod sealed {
 
 impl Stream {
     pub(crate) fn new(lane: Arc<Lane>, home: Arc<Home>) -> Self {
-        Stream { lane, home, refused: None }
+        Stream { lane, home, refused: None, lease: None }
     }
 
     /// The same stream, refusing work with `error` through this handle.
     pub(crate) fn refusing(mut self, error: Error) -> Self {
         self.refused = Some(error);
         self
+    }
+
+    /// The same stream, holding a place in a pool.
+    pub(crate) fn leased(&self, lease: Lease) -> Self {
+        let (lane, home) = (self.lane.clone(), self.home.clone());
+        Stream { lane, home, refused: None, lease: Some(Arc::new(lease)) }
     }
 
     /// The default stream of its device.
@@ -265,7 +274,7 @@ impl Stream {
 
     #[track_caller]
     pub(crate) fn queue(&self) -> Queue<'_> {
-        Queue::new(&self.lane, &self.home, self.refused.as_ref())
+        Queue::new(&self.lane, &self.home, self.refused.as_ref(), self.lease.as_deref())
     }
 
     /// The point behind everything submitted so far, with an event.

@@ -25,7 +25,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("memory", &["memory"]),
     ("home", &["home"]),
     ("submit", &["submit"]),
-    ("op", &["op", "host_fn", "freeze"]),
+    ("op", &["op", "host_fn", "freeze", "lease"]),
     ("event", &["event"]),
     ("queue", &["queue"]),
     ("stream", &["stream", "staged"]),
@@ -33,6 +33,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("device", &["device"]),
     ("verbs", &["verbs", "event/builder"]),
     ("interop", &["interop"]),
+    ("serve", &["serve"]),
     ("kernel", &["kernel"]),
     ("kernels", &["kernels"]),
     ("testing", &["testing", "must_not_compile"]),
@@ -49,6 +50,8 @@ const PURE: &[&str] = &[
     "completion/sweep",
     "completion/timeline",
     "completion/waiters",
+    "serve/admission",
+    "serve/gather",
 ];
 
 /// Imports that run uphill and are known; each is to go away.

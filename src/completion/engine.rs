@@ -104,6 +104,7 @@ pub(crate) struct Counters {
     pub(crate) retired_bytes: AtomicU64,
     pub(crate) allocated_bytes: AtomicU64,
     pub(crate) allocations: AtomicU64,
+    pub(crate) wake_ups: AtomicU64,
 }
 
 impl Engine {

@@ -203,6 +203,8 @@ impl Lane {
             if batch.is_empty() {
                 return;
             }
+            // ORDERING: Relaxed: statistics.
+            self.engine.counters.wake_ups.fetch_add(batch.len() as u64, Ordering::Relaxed);
             batch.into_iter().for_each(wake);
         }
     }

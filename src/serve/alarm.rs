@@ -1,0 +1,55 @@
+//! One time-out, on any executor, exact to some microseconds.
+//!
+//! A runtime's own timers are too coarse for a batch: tokio's go by the millisecond. So a batcher
+//! that may wait has a thread of its own for it, which starts with the first time-out and ends with
+//! the batcher.
+#![forbid(unsafe_code)]
+
+use std::sync::OnceLock;
+use std::task::Waker;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+
+use crate::completion::lane;
+use crate::timer_slack;
+
+/// Whom to wake, and when.
+type Set = (Instant, Waker);
+
+#[derive(Default)]
+pub(crate) struct Alarm {
+    thread: OnceLock<Option<Sender<Set>>>,
+}
+
+impl Alarm {
+    /// Wakes `waker` at `at`, instead of what was set before; false if there is no thread to be had.
+    pub(crate) fn set(&self, at: Instant, waker: Waker) -> bool {
+        let thread = self.thread.get_or_init(|| {
+            let (sender, receiver) = unbounded();
+            let thread = std::thread::Builder::new().name("gpu-await-batch".to_owned());
+            thread.spawn(move || run(&receiver)).ok().map(|_| sender)
+        });
+        thread.as_ref().is_some_and(|thread| thread.send((at, waker)).is_ok())
+    }
+}
+
+fn run(sets: &Receiver<Set>) {
+    timer_slack::minimize();
+    let mut set: Option<Set> = None;
+    loop {
+        let next = match &set {
+            Some((at, _)) => sets.recv_deadline(*at),
+            None => sets.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match next {
+            Ok(newer) => set = Some(newer),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some((_, waker)) = set.take() {
+                    lane::wake(waker);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! [`StreamPool`]: streams for many requests, with a bound on what is in flight.
+//!
+//! | a place is | left by |
+//! |---|---|
+//! | free | [`StreamPool::acquire`] |
+//! | held: a [`PooledStream`] is alive, or a clone of its stream | the drop of the last of them |
+//! | the device's: it is not through with what was put on the stream | completion, or loss |
+//!
+//! Who is let in next is decided in [`admission`](super::admission), how a place comes back in
+//! [`lease`](crate::lease).
+//!
+//! # Invariants
+//! 1. A request that is given up keeps its place until the device is through with it
+//!    (`a_place_comes_back_when_the_device_is_through`).
+//! 2. Wakers are woken and dropped outside of the lock
+//!    (`a_waker_may_use_the_pool`).
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::admission::{Admission, Class, Entry, Key, Patience, Turn};
+use crate::completion::lane;
+use crate::device::Device;
+use crate::error::{Error, ErrorDetail, Result};
+use crate::lease::{Lease, Places};
+use crate::stream::Stream;
+
+/// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
+/// submitted, and two whose tasks have yet to learn that they are complete.
+const IN_FLIGHT_A_STREAM: usize = 4;
+/// Who may wait for a place, unless said otherwise.
+const MAX_WAITING: usize = 1024;
+
+/// Streams of one or several devices, lent to requests with a bound on what is in flight.
+///
+/// A time-out gives a caller its answer back, but the GPU goes on with what it was given: only
+/// admission bounds that. [`acquire`](Self::acquire) waits until fewer than
+/// [`max_in_flight`](StreamPoolBuilder::max_in_flight) requests are in flight, then hands out the
+/// stream that the fewest share. A request is in flight until its [`PooledStream`] is dropped *and* the
+/// device is through with everything that was put on the stream through it, also if its futures
+/// were dropped long before.
+///
+/// Streams are shared by several requests at once, so that the device has work while tasks wake up. A GPU
+/// runs few streams at once: four to eight for each device are plenty.
+///
+/// Cheap to clone, `Send + Sync`; the clones are one pool.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// let device = gpu_await::Device::host();
+/// let pool = device.streams(4)?;
+/// let stream = pool.acquire().await?;                  // waits while the pool is full
+/// let x = stream.upload(vec![1.0f32, 2.0]).queued()?;
+/// let host = stream.download(&x).await?;
+/// drop(stream);                                        // the next may come in
+/// assert_eq!(host, [1.0, 2.0]);
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct StreamPool {
+    shared: Arc<Shared>,
+}
+
+/// Options for making a [`StreamPool`].
+#[must_use = "a builder does nothing until `build`"]
+#[derive(Debug, Default)]
+pub struct StreamPoolBuilder {
+    groups: Vec<(Device, usize, bool)>,
+    max_in_flight: Option<usize>,
+    max_waiting: Option<usize>,
+}
+
+/// A stream of a [`StreamPool`], and a place in it.
+///
+/// It dereferences to [`Stream`]. A clone of that stream holds the place as well. What is put on the
+/// stream by other means (a stream that it was [forked](Stream::fork) into, its raw handle) does
+/// not count.
+///
+/// # Cancel safety
+/// Dropped with work pending, the work goes on, and the place comes back when the device is through
+/// with it. A leaked one leaks its place.
+pub struct PooledStream {
+    stream: Stream,
+    waited: Duration,
+}
+
+/// Resolves with a stream when there is a place for the request.
+///
+/// # Cancel safety
+/// Dropped, it leaves the queue; a place that it was granted goes to the next. Polled first when it
+/// is first awaited: that is when it takes its turn in the queue.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Acquire {
+    shared: Arc<Shared>,
+    class: Class,
+    patience: Patience,
+    state: State,
+}
+
+/// Resolves when nothing is in flight; see [`StreamPool::drained`].
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Drained {
+    shared: Arc<Shared>,
+}
+
+/// What a [`StreamPool`] is doing; a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Requests in flight: they hold a stream, or the device is not through with them.
+    pub in_flight: usize,
+    /// How many may be.
+    pub max_in_flight: usize,
+    /// Requests that wait for a place.
+    pub waiting: usize,
+    /// How many may.
+    pub max_waiting: usize,
+    /// Requests let in so far.
+    pub granted: u64,
+    /// Requests refused so far because the pool was full.
+    pub refused: u64,
+    /// The streams.
+    pub streams: Vec<PooledStreamStats>,
+}
+
+/// What a stream of a [`StreamPool`] is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PooledStreamStats {
+    /// Its id, unique in the process.
+    pub id: u64,
+    /// Its device.
+    pub device: String,
+    /// Its priority; lower numbers go first.
+    pub priority: i32,
+    /// Whether it is for urgent requests.
+    pub urgent: bool,
+    /// Requests in flight on it.
+    pub in_flight: usize,
+    /// Operations on it that the device is not known to be through with.
+    pub backlog: u64,
+}
+
+struct Shared {
+    seats: Vec<(Stream, Class)>,
+    book: Mutex<Book>,
+}
+
+struct Book {
+    admission: Admission,
+    /// Who waits until nothing is in flight.
+    draining: Vec<Waker>,
+    /// Why the last seat went.
+    gone: Option<Error>,
+}
+
+enum State {
+    New,
+    Waiting { key: Key, since: Instant },
+    Done,
+}
+
+impl Device {
+    /// Makes a pool of `n` streams of this device; [`StreamPool::builder`] has options.
+    ///
+    /// # Errors
+    /// As [`StreamPoolBuilder::build`].
+    pub fn streams(&self, n: usize) -> Result<StreamPool> {
+        StreamPool::builder().streams(self, n).build()
+    }
+}
+
+impl StreamPool {
+    /// Makes a pool, options first.
+    pub fn builder() -> StreamPoolBuilder {
+        StreamPoolBuilder::default()
+    }
+
+    /// Waits for a place and hands out the stream that the fewest requests share. First come, first
+    /// served.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: the pool is full and
+    /// [`max_waiting`](StreamPoolBuilder::max_waiting) requests wait already.
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed): after [`close`](Self::close). The loss of
+    /// the device, when no other is left in the pool.
+    ///
+    /// # Cancel safety
+    /// Yes: put a time-out around it. Who gives up loses the place in the queue and nothing else.
+    pub fn acquire(&self) -> Acquire {
+        self.enter(Class::Normal, Patience::UpToTheLimit)
+    }
+
+    /// Like [`acquire`](Self::acquire), in front of those who wait there, and on a stream for urgent
+    /// requests if the pool has any: the device prefers what is on these.
+    ///
+    /// Of those who wait, every ninth to be let in is one that is not urgent, so nobody starves.
+    pub fn acquire_urgent(&self) -> Acquire {
+        self.enter(Class::Urgent, Patience::UpToTheLimit)
+    }
+
+    /// A stream, if there is a place right now.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire); `Overloaded` also while nobody waits.
+    pub fn try_acquire(&self) -> Result<PooledStream> {
+        loop {
+            let mut book = self.shared.book.lock();
+            let place = match book.admission.enter(Class::Normal, Patience::Never) {
+                Entry::In(place) => place,
+                Entry::Gone => return Err(book.gone()),
+                Entry::Closed => return Err(closed()),
+                Entry::Full | Entry::Waits(_) => return Err(full(&book.admission)),
+            };
+            drop(book);
+            if let Some(stream) = self.shared.sit(place) {
+                return Ok(PooledStream { stream, waited: Duration::ZERO });
+            }
+        }
+    }
+
+    /// Lets nobody in any more; who waits is told. What is in flight goes on:
+    /// [`drained`](Self::drained) waits for it.
+    pub fn close(&self) {
+        let wakers = self.shared.book.lock().admission.close();
+        wakers.into_iter().for_each(lane::wake);
+    }
+
+    /// Resolves when no request is in flight: none holds a stream, and the devices are through with
+    /// everything. For a shutdown, behind [`close`](Self::close).
+    pub fn drained(&self) -> Drained {
+        Drained { shared: self.shared.clone() }
+    }
+
+    /// What the pool is doing, by asking the devices.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let backlogs: Vec<u64> =
+            self.shared.seats.iter().map(|(stream, _)| stream.backlog()).collect();
+        let book = self.shared.book.lock();
+        let admission = &book.admission;
+        let stream = |(place, (stream, class)): (usize, &(Stream, Class))| PooledStreamStats {
+            id: stream.id(),
+            device: stream.engine().label().to_owned(),
+            priority: stream.priority(),
+            urgent: *class == Class::Urgent,
+            in_flight: admission.taken_on(place),
+            backlog: backlogs[place],
+        };
+        PoolStats {
+            in_flight: admission.taken(),
+            max_in_flight: admission.limit(),
+            waiting: admission.waiting(),
+            max_waiting: admission.max_waiting(),
+            granted: admission.granted(),
+            refused: admission.refused(),
+            streams: self.shared.seats.iter().enumerate().map(stream).collect(),
+        }
+    }
+
+    pub(crate) fn enter(&self, class: Class, patience: Patience) -> Acquire {
+        Acquire { shared: self.shared.clone(), class, patience, state: State::New }
+    }
+}
+
+impl StreamPoolBuilder {
+    /// Adds `n` streams of a device.
+    pub fn streams(mut self, device: &Device, n: usize) -> Self {
+        self.groups.push((device.clone(), n, false));
+        self
+    }
+
+    /// Adds `n` streams of the device's highest priority, for
+    /// [`acquire_urgent`](StreamPool::acquire_urgent); what is not urgent gets none of them, unless
+    /// there are no others.
+    pub fn urgent_streams(mut self, device: &Device, n: usize) -> Self {
+        self.groups.push((device.clone(), n, true));
+        self
+    }
+
+    /// How many requests may be in flight at once, on all streams together; at least 1, and 4 for
+    /// each stream unless said otherwise.
+    ///
+    /// The driver takes about a thousand launches a stream and then blocks the calling thread: keep
+    /// this times the launches of a request below that, for each stream.
+    pub fn max_in_flight(mut self, requests: usize) -> Self {
+        self.max_in_flight = Some(requests.max(1));
+        self
+    }
+
+    /// How many requests may wait for a place: further ones are refused at once, which is better
+    /// than an answer that comes too late. 1024 unless said otherwise.
+    pub fn max_waiting(mut self, requests: usize) -> Self {
+        self.max_waiting = Some(requests);
+        self
+    }
+
+    /// Makes the streams and the pool.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
+    pub fn build(self) -> Result<StreamPool> {
+        let mut seats = Vec::new();
+        for (device, n, urgent) in &self.groups {
+            let (lowest, highest) = device.priority_range();
+            let (priority, class) =
+                if *urgent { (highest, Class::Urgent) } else { (0.min(lowest), Class::Normal) };
+            for _ in 0..*n {
+                let name = format!("pool {}", seats.len());
+                let stream = device.stream_builder().priority(priority).name(&name).build()?;
+                seats.push((stream, class));
+            }
+        }
+        if seats.is_empty() {
+            let what = "streams of a pool";
+            return Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
+        }
+        let limit = self.max_in_flight.unwrap_or(IN_FLIGHT_A_STREAM * seats.len());
+        let max_waiting = self.max_waiting.unwrap_or(MAX_WAITING);
+        let admission = Admission::new(limit, max_waiting, seats.iter().map(|(_, class)| *class));
+        let book = Mutex::new(Book { admission, draining: Vec::new(), gone: None });
+        Ok(StreamPool { shared: Arc::new(Shared { seats, book }) })
+    }
+}
+
+impl PooledStream {
+    /// How long the request waited for its place.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+}
+
+impl Deref for PooledStream {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<PooledStream>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let ended = match self.state {
+                State::New => {
+                    let mut book = self.shared.book.lock();
+                    match book.admission.enter(self.class, self.patience) {
+                        Entry::In(place) => Ok((place, Duration::ZERO)),
+                        Entry::Waits(key) => {
+                            drop(book);
+                            self.state = State::Waiting { key, since: Instant::now() };
+                            continue;
+                        }
+                        Entry::Full => Err(full(&book.admission)),
+                        Entry::Gone => Err(book.gone()),
+                        Entry::Closed => Err(closed()),
+                    }
+                }
+                State::Waiting { key, since } => {
+                    // Cloned in front of the lock, dropped behind it: a waker is foreign code.
+                    let waker = cx.waker().clone();
+                    let mut book = self.shared.book.lock();
+                    let (turn, stale) = book.admission.poll(key, waker);
+                    let ended = match turn {
+                        Turn::Wait => None,
+                        Turn::In(place) => Some(Ok((place, since.elapsed()))),
+                        Turn::Gone => Some(Err(book.gone())),
+                        Turn::Closed => Some(Err(closed())),
+                    };
+                    drop(book);
+                    drop(stale);
+                    match ended {
+                        None => return Poll::Pending,
+                        Some(ended) => ended,
+                    }
+                }
+                State::Done => panic!("`Acquire` polled after it was ready"),
+            };
+            self.state = State::Done;
+            match ended {
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok((place, waited)) => match self.shared.sit(place) {
+                    Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
+                    // Its device is gone: another seat will do.
+                    None => self.state = State::New,
+                },
+            }
+        }
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        if let State::Waiting { key, .. } = self.state {
+            let (next, stale) = self.shared.book.lock().admission.leave(key);
+            drop(stale);
+            next.into_iter().for_each(lane::wake);
+        }
+    }
+}
+
+impl Future for Drained {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let waker = cx.waker().clone();
+        let mut book = self.shared.book.lock();
+        if book.admission.taken() == 0 {
+            drop(book);
+            return Poll::Ready(());
+        }
+        if !book.draining.iter().any(|known| known.will_wake(&waker)) {
+            book.draining.push(waker);
+        }
+        Poll::Pending
+    }
+}
+
+impl Shared {
+    /// The stream of a place that was granted, holding it; `None`, and the place goes back, if its
+    /// device takes no work any more.
+    fn sit(self: &Arc<Self>, place: usize) -> Option<Stream> {
+        let stream = &self.seats[place].0;
+        if stream.engine().check_open().is_err() {
+            self.give_back(place);
+            return None;
+        }
+        Some(stream.leased(Lease::new(stream.lane().clone(), place, self.clone())))
+    }
+
+    /// Takes the seats of devices away that take no work any more.
+    fn look_after(&self, book: &mut Book, place: usize) -> Vec<Waker> {
+        let engine = self.seats[place].0.engine();
+        let Err(error) = engine.check_open() else { return Vec::new() };
+        book.gone = Some(error);
+        let here = self.seats.iter().enumerate();
+        let theirs = here.filter(|(_, (stream, _))| stream.engine().id == engine.id);
+        theirs.flat_map(|(place, _)| book.admission.lose(place)).collect()
+    }
+}
+
+impl Places for Shared {
+    fn give_back(&self, place: usize) {
+        let (mut wakers, drained) = {
+            let mut book = self.book.lock();
+            let mut wakers = self.look_after(&mut book, place);
+            wakers.extend(book.admission.give_back(place));
+            let is_drained = book.admission.taken() == 0;
+            (wakers, if is_drained { std::mem::take(&mut book.draining) } else { Vec::new() })
+        };
+        wakers.extend(drained);
+        wakers.into_iter().for_each(lane::wake);
+    }
+}
+
+impl Book {
+    /// Why there is no seat.
+    fn gone(&self) -> Error {
+        self.gone.clone().unwrap_or_else(closed)
+    }
+}
+
+fn closed() -> Error {
+    ErrorDetail::Closed { device: "the stream pool".to_owned() }.into()
+}
+
+fn full(admission: &Admission) -> Error {
+    ErrorDetail::Overloaded {
+        what: "the stream pool",
+        in_flight: admission.taken() as u64,
+        limit: admission.limit() as u64,
+        waiting: admission.waiting() as u64,
+        max_waiting: admission.max_waiting() as u64,
+    }
+    .into()
+}
+
+impl fmt::Debug for StreamPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let book = self.shared.book.lock();
+        let (taken, limit) = (book.admission.taken(), book.admission.limit());
+        let (streams, waiting) = (self.shared.seats.len(), book.admission.waiting());
+        write!(f, "StreamPool({streams} streams, {taken} of {limit} in flight, {waiting} waiting)")
+    }
+}
+
+impl fmt::Debug for PooledStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pooled{:?}", self.stream)
+    }
+}
+
+impl fmt::Debug for Acquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            State::New => "Acquire(new)",
+            State::Waiting { .. } => "Acquire(waiting)",
+            State::Done => "Acquire(done)",
+        })
+    }
+}
+
+impl fmt::Debug for Drained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Drained")
+    }
+}
