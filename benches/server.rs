@@ -10,10 +10,11 @@
 //! | `await` | takes a stream of a `StreamPool`, uploads, launches, awaits the download |
 //! | `blocking` | inside `spawn_blocking`: bare driver copies, the same kernel, `cuStreamSynchronize` |
 //!
-//! `await` and `blocking` have as many streams (`streams=K` for other than 64), and as many requests
-//! may be on the device at once; the others wait as tasks, so that at most K blocking threads are
-//! needed. A stream of `blocking` has its memory ready, pinned and on the device, while `await`
-//! allocates and frees in stream order. The driver waits as it does unless told otherwise.
+//! At most 64 requests are on the device at once (`in_flight=K` for another number), with either way;
+//! further ones wait as tasks, so that `blocking` needs no more threads than that. Each of its streams
+//! has its memory ready, pinned and on the device, while `await` allocates and frees in stream order.
+//! `await` has as many streams as `blocking` (`streams=K` for fewer). The driver waits as it does unless
+//! told otherwise.
 //!
 //! `server.C.*` is for C connections. Each way has 1 s, behind 0.3 s to warm up, three times in turn;
 //! a figure is the median of the three rounds. A latency is counted if its request began within the
@@ -22,7 +23,7 @@
 //! Then `server.cancel.*`: 64 connections that ask for `await`, alone (`undisturbed`) and beside
 //! 1,000 requests a second whose connection is dropped at a random moment (`disturbed`).
 //! `abandoned` is how many of these were in the middle of their handler, `left` what the device still
-//! has when everything has settled: operations in flight, lent bytes, allocations, streams taken.
+//! has when everything has settled: operations in flight, lent bytes, allocations, places in the pool.
 
 #[path = "measure.rs"]
 mod measure;
@@ -41,7 +42,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::serve::ListenerExt;
-use gpu_await::{Device, kernels};
+use gpu_await::{Device, StreamPool, kernels};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -64,11 +65,12 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 fn main() {
     more_files();
-    let streams = measure::number("streams").unwrap_or(64).max(1);
+    let in_flight = measure::number("in_flight").unwrap_or(64).max(1);
+    let streams = measure::number("streams").unwrap_or(in_flight).max(1);
     let raw = measure::on_cuda().then(Raw::load);
     let device = measure::device();
     let (serving, asking) = (measure::workers(cores().div_ceil(2)), half());
-    let app = App::new(&serving, &device, raw, streams);
+    let app = App::new(&serving, &device, raw, in_flight, streams);
     let address = serving.block_on(serve(app.clone()));
     let mut ways = vec!["none", "await"];
     if raw.is_some() {
@@ -110,7 +112,7 @@ fn half() -> Runtime {
 struct App {
     device: Device,
     scale: kernels::scale,
-    pool: Pool,
+    pool: StreamPool,
     seats: Option<Seats>,
     /// Whether answers are what the kernel says: a stand-in driver computes nothing.
     computes: bool,
@@ -130,13 +132,15 @@ impl App {
         runtime: &Runtime,
         device: &Device,
         raw: Option<&'static Raw>,
+        in_flight: usize,
         streams: usize,
     ) -> Arc<App> {
         let seats = raw.map(|raw| Seats {
-            free: Arc::new(Mutex::new((0..streams).map(|_| Seat::new(raw, LEN)).collect())),
-            permits: Arc::new(Semaphore::new(streams)),
+            free: Arc::new(Mutex::new((0..in_flight).map(|_| Seat::new(raw, LEN)).collect())),
+            permits: Arc::new(Semaphore::new(in_flight)),
         });
-        let pool = Pool::new(device, streams);
+        let pool = StreamPool::builder().streams(device, streams).max_in_flight(in_flight);
+        let pool = pool.max_waiting(2 * CONNECTIONS[2]).build().expect("a pool");
         let scale = runtime.block_on(kernels::scale::load(device)).expect("loads");
         let (device, abandoned) = (device.clone(), Arc::default());
         let mut app = App { device, scale, pool, seats, computes: true, abandoned };
@@ -360,7 +364,7 @@ fn drop_due(open: &mut Vec<(Instant, std::net::TcpStream)>) {
 
 fn left(app: &App) -> u64 {
     let stats = app.device.stats();
-    stats.in_flight + stats.lent_bytes + stats.allocations + app.pool.taken()
+    stats.in_flight + stats.lent_bytes + stats.allocations + app.pool.stats().in_flight as u64
 }
 
 // ---- what both sides need -------------------------------------------------------------------
@@ -381,39 +385,4 @@ fn more_files() {
     // SAFETY: `limit` is live; no more than the maximum is asked for.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert!(limit.rlim_max >= 4096, "no more than {} files may be open", limit.rlim_max);
-}
-
-/// Until there is one in the crate.
-#[derive(Clone)]
-struct Pool {
-    streams: Arc<Vec<gpu_await::Stream>>,
-    permits: Arc<Semaphore>,
-    next: Arc<AtomicU64>,
-}
-
-struct Taken(gpu_await::Stream, #[expect(dead_code)] tokio::sync::OwnedSemaphorePermit);
-
-impl std::ops::Deref for Taken {
-    type Target = gpu_await::Stream;
-    fn deref(&self) -> &gpu_await::Stream {
-        &self.0
-    }
-}
-
-impl Pool {
-    fn new(device: &Device, n: usize) -> Pool {
-        Pool {
-            streams: Arc::new((0..n).map(|_| device.stream().expect("a stream")).collect()),
-            permits: Arc::new(Semaphore::new(n)),
-            next: Arc::default(),
-        }
-    }
-    async fn acquire(&self) -> gpu_await::Result<Taken> {
-        let permit = self.permits.clone().acquire_owned().await.expect("open");
-        let next = self.next.fetch_add(1, Ordering::Relaxed) as usize;
-        Ok(Taken(self.streams[next % self.streams.len()].clone(), permit))
-    }
-    fn taken(&self) -> u64 {
-        (self.streams.len() - self.permits.available_permits()) as u64
-    }
 }
