@@ -39,9 +39,9 @@ use crate::wire::{self, Extents, Format};
 
 /// What all requests share; cheap to clone.
 #[derive(Clone)]
-pub struct App(Arc<Shared>);
+pub(crate) struct App(Arc<Shared>);
 
-pub struct Shared {
+pub(crate) struct Shared {
     pub device: Device,
     pub pool: StreamPool,
     pub model: Arc<Model>,
@@ -70,7 +70,7 @@ impl App {
     ///
     /// # Errors
     /// A model that does not load; a device without room for it.
-    pub async fn start(
+    pub(crate) async fn start(
         device: Device,
         drill: Option<Drill>,
         metrics: PrometheusHandle,
@@ -82,6 +82,7 @@ impl App {
             .max_in_flight(options.max_in_flight)
             .max_waiting(options.max_waiting)
             .build()?;
+        tokio::spawn(status::heartbeat(device.stream()?));
         let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
         tokio::spawn(worker);
         let app = App(Arc::new(Shared {
@@ -102,7 +103,7 @@ impl App {
     }
 
     /// The routes.
-    pub fn router(&self) -> Router {
+    pub(crate) fn router(&self) -> Router {
         Router::new()
             .route("/matmul", post(matmul))
             .route("/embed", post(embed))
@@ -122,17 +123,17 @@ impl App {
     }
 
     /// Turns readiness off; the first reason stays.
-    pub fn stop(&self, why: &'static str) {
+    pub(crate) fn stop(&self, why: &'static str) {
         self.stopping.get_or_init(|| why);
     }
 
     /// Why no more requests should come.
-    pub fn stopping(&self) -> Option<&'static str> {
+    pub(crate) fn stopping(&self) -> Option<&'static str> {
         self.stopping.get().copied()
     }
 
     /// Counts an answered request of work. ORDERING: Relaxed: statistics.
-    pub fn count(&self, status: StatusCode, took: Duration) {
+    pub(crate) fn count(&self, status: StatusCode, took: Duration) {
         if status.is_success() {
             self.window.record(took);
             self.results.fetch_add(1, Ordering::Relaxed);

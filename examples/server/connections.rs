@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 
 /// The limits of connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     pub connections: usize,
     pub head: Duration,
     pub drain: Duration,
@@ -34,7 +34,7 @@ pub struct Limits {
 
 /// Serves `router` on `listener` until `stop` resolves, and then what is open; returns what `stop`
 /// gave.
-pub async fn serve<S>(
+pub(crate) async fn serve<S>(
     listener: TcpListener,
     router: Router,
     limits: Limits,

@@ -11,20 +11,20 @@ use gpu_await::Device;
 use gpu_await::testing::{self, FaultHandle};
 
 /// Loses its device after so many answers.
-pub struct Drill {
+pub(crate) struct Drill {
     faults: FaultHandle,
     left: AtomicU64,
 }
 
 impl Drill {
     /// A host device, and the drill on it.
-    pub fn open(answers: u64) -> (Device, Drill) {
+    pub(crate) fn open(answers: u64) -> (Device, Drill) {
         let (faults, handle) = testing::faults();
         (testing::host_with(faults), Drill { faults: handle, left: AtomicU64::new(answers) })
     }
 
     /// Counts an answer.
-    pub fn answered(&self) {
+    pub(crate) fn answered(&self) {
         if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.faults.lose_device("the drill of --lose-device-after");
         }

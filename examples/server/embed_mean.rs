@@ -7,12 +7,12 @@
 use gpu_await::{Grid, LaunchConfig, kernel};
 
 /// Numbers in a row of the table, and in an embedding. The kernel's block has as many threads.
-pub const WIDTH: usize = 64;
+pub(crate) const WIDTH: usize = 64;
 
 kernel! {
     /// `out[r, :]` = the mean of the table rows of request `r`'s tokens, divided by its norm.
     /// Request `r` has the tokens `starts[r]..starts[r + 1]`.
-    pub unsafe fn embed_mean(
+    pub(crate) unsafe fn embed_mean(
         tokens: &[u32],
         starts: &[u32],
         table: &[f32],

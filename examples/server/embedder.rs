@@ -1,6 +1,7 @@
 //! Gathers requests of `/embed` into micro-batches: one launch for many.
 //!
-//! The first request of a batch waits for others, at most [`MAX_DELAY`]; a batch takes one stream and one
+//! Nobody waits for a batch to fill up: requests are gathered while as many batches as may be are under
+//! way, so a lone request goes at once and batches grow with the load. A batch takes one stream and one
 //! place of the pool, as a request of `/matmul` does.
 #![forbid(unsafe_code)]
 
@@ -14,38 +15,34 @@ use crate::metrics;
 use crate::model::Model;
 
 const MAX_BATCH: usize = 64;
-const MAX_DELAY: Duration = Duration::from_micros(500);
-/// Batches on the device at once: one is computed while the next is copied.
+/// Batches under way at once: one is computed while the next is copied.
 const IN_FLIGHT: usize = 2;
 
 /// A request that was checked.
-pub struct Embed {
+pub(crate) struct Embed {
     pub tokens: Vec<u32>,
     pub since: Instant,
 }
 
 /// Its result, and how long it waited and its batch took.
-pub struct Embedded {
+pub(crate) struct Embedded {
     pub embedding: [f32; WIDTH],
     pub queue: Duration,
     pub gpu: Duration,
 }
 
 /// The batcher, and the task that it needs.
-pub fn start(
+pub(crate) fn start(
     pool: StreamPool,
     model: Arc<Model>,
     max_waiting: usize,
 ) -> (Batcher<Embed, Embedded, Error>, impl Future<Output = ()> + Send + 'static) {
-    Batcher::builder()
-        .max_len(MAX_BATCH)
-        .max_delay(MAX_DELAY)
-        .max_in_flight(IN_FLIGHT)
-        .max_waiting(max_waiting)
-        .build(move |requests: Vec<Embed>| {
+    Batcher::builder().max_len(MAX_BATCH).max_in_flight(IN_FLIGHT).max_waiting(max_waiting).build(
+        move |requests: Vec<Embed>| {
             let (pool, model) = (pool.clone(), model.clone());
             async move { run(&pool, &model, requests).await }
-        })
+        },
+    )
 }
 
 async fn run(

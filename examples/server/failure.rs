@@ -15,30 +15,34 @@ use serde_json::json;
 
 /// A request's failure. Becomes `{"error": {"kind": .., "message": ..}}`.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     pub status: StatusCode,
     kind: &'static str,
     message: String,
 }
 
 impl Failure {
-    pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Failure {
+    pub(crate) fn new(
+        status: StatusCode,
+        kind: &'static str,
+        message: impl Into<String>,
+    ) -> Failure {
         Failure { status, kind, message: message.into() }
     }
 
     /// A request that is wrong in itself: 400.
-    pub fn invalid(message: impl Into<String>) -> Failure {
+    pub(crate) fn invalid(message: impl Into<String>) -> Failure {
         Failure::new(StatusCode::BAD_REQUEST, "invalid", message)
     }
 
     /// The request's time limit passed: 503. The device goes on; what it was doing is not stopped.
-    pub fn timed_out() -> Failure {
+    pub(crate) fn timed_out() -> Failure {
         let message = "no result within the time limit";
         Failure::new(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message)
     }
 
     /// A mistake of ours: 500, and a line in the log.
-    pub fn internal(error: &dyn std::fmt::Display) -> Failure {
+    pub(crate) fn internal(error: &dyn std::fmt::Display) -> Failure {
         tracing::error!(%error, "a request failed");
         let message = "this is a fault of the server: its log says more";
         Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

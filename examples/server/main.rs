@@ -111,7 +111,10 @@ async fn run(options: Options) -> Result<Stop> {
         head: options.body_limit,
         drain: options.drain_limit,
     };
-    let listener = TcpListener::bind(options.listen).await?;
+    let address = options.listen;
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|error| format!("cannot listen on {address}: {error}"))?;
     let app = App::start(device.clone(), drill, metrics::install()?, options).await?;
     tracing::info!(%device, "ready");
     writeln!(std::io::stdout(), "listening on http://{}", listener.local_addr()?)?;

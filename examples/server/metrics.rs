@@ -8,7 +8,7 @@
 //! | `server_queue_seconds` | histogram | how long a request waited for a stream |
 //! | `server_gpu_seconds{route}` | histogram | time on the device, of a request or of a batch |
 //! | `server_batch_requests` | histogram | requests in a batch of `/embed` |
-//! | `server_pool_*`, `server_embed_waiting` | gauge | the stream pool, and who waits for a batch |
+//! | `server_pool_*`, `server_embed_*` | gauge | the stream pool, and who waits for a batch |
 //! | `server_device_*` | gauge | what [`Device::stats`](gpu_await::Device::stats) says, at the time of the scrape |
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// There is another one.
-pub fn install() -> Result<PrometheusHandle, BuildError> {
+pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
     // 10 µs to 10 s, three a decade.
     let seconds: Vec<f64> = (-5..=0)
         .flat_map(|decade| [1.0, 2.0, 5.0].map(|step| step * 10f64.powi(decade)))
@@ -48,39 +48,40 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
 }
 
 /// A request of work came in: 1, or is answered: -1.
-pub fn in_flight(by: f64) {
+pub(crate) fn in_flight(by: f64) {
     gauge!("server_in_flight").increment(by);
 }
 
 /// A request was answered with `status`, or its client left.
-pub fn answered(route: &'static str, status: String, took: Duration) {
+pub(crate) fn answered(route: &'static str, status: String, took: Duration) {
     counter!("server_requests_total", "route" => route, "status" => status).increment(1);
     histogram!("server_request_seconds", "route" => route).record(took);
 }
 
 /// A request got its stream.
-pub fn queued(waited: Duration) {
+pub(crate) fn queued(waited: Duration) {
     histogram!("server_queue_seconds").record(waited);
 }
 
 /// The device was at work on it for so long.
-pub fn on_device(route: &'static str, gpu: Duration) {
+pub(crate) fn on_device(route: &'static str, gpu: Duration) {
     histogram!("server_gpu_seconds", "route" => route).record(gpu);
 }
 
 /// Requests were gathered.
-pub fn batch(requests: usize) {
+pub(crate) fn batch(requests: usize) {
     histogram!("server_batch_requests").record(requests as f64);
 }
 
 /// The text for Prometheus.
-pub fn scrape(app: &App) -> String {
+pub(crate) fn scrape(app: &App) -> String {
     let (pool, device, embed) = (app.pool.stats(), app.device.stats(), app.embedder.stats());
     for (name, value) in [
         ("server_pool_in_flight", pool.in_flight as u64),
         ("server_pool_waiting", pool.waiting as u64),
         ("server_pool_refused", pool.refused),
         ("server_embed_waiting", embed.waiting as u64),
+        ("server_embed_refused", embed.refused),
         ("server_device_operations_in_flight", device.in_flight),
         ("server_device_allocated_bytes", device.allocated_bytes),
         ("server_device_allocations", device.allocations),

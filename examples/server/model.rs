@@ -12,10 +12,10 @@ use gpu_await::{Device, Frozen, Op, PinnedBuffer, Result, Stream, kernels};
 use crate::embed_mean::{WIDTH, embed_mean};
 
 /// Tokens that there are.
-pub const TOKENS: u32 = 4096;
+pub(crate) const TOKENS: u32 = 4096;
 
 /// Code and weights on one device. Shared by all requests: nothing in it changes.
-pub struct Model {
+pub(crate) struct Model {
     matmul: kernels::matmul_tiled,
     embed: embed_mean,
     /// Frozen, so that streams read it side by side without a wait or an entry for each reader.
@@ -23,7 +23,7 @@ pub struct Model {
 }
 
 /// The host memory of one product: pinned, so that copies need no thread and no second copy.
-pub struct Product {
+pub(crate) struct Product {
     /// `m`, `k` and `n`.
     pub shape: [usize; 3],
     /// `a[m, k]`.
@@ -40,7 +40,12 @@ impl Product {
     ///
     /// # Errors
     /// Out of pinned memory.
-    pub async fn new(device: &Device, shape: [usize; 3], a: &[f32], b: &[f32]) -> Result<Product> {
+    pub(crate) async fn new(
+        device: &Device,
+        shape: [usize; 3],
+        a: &[f32],
+        b: &[f32],
+    ) -> Result<Product> {
         let pinned = async |values: &[f32]| -> Result<PinnedBuffer<f32>> {
             let mut pinned = device.pinned_async(values.len()).await?;
             pinned.copy_from_slice(values);
@@ -56,7 +61,7 @@ impl Model {
     ///
     /// # Errors
     /// Code that does not load; out of device memory.
-    pub async fn load(device: &Device) -> Result<Model> {
+    pub(crate) async fn load(device: &Device) -> Result<Model> {
         let stream = device.stream()?;
         let (matmul, embed) =
             (kernels::matmul_tiled::load(device).await?, embed_mean::load(device).await?);
@@ -74,7 +79,11 @@ impl Model {
     }
 
     /// Queues `c = a b` and returns the future of `c` and of the time that it took on the device.
-    pub fn matmul(&self, stream: &Stream, product: Product) -> Op<(PinnedBuffer<f32>, Duration)> {
+    pub(crate) fn matmul(
+        &self,
+        stream: &Stream,
+        product: Product,
+    ) -> Op<(PinnedBuffer<f32>, Duration)> {
         let Product { shape: [m, k, n], a, b, c } = product;
         stream.timed(|q| {
             let (a, b) = (q.upload(a)?, q.upload(b)?);
@@ -86,7 +95,11 @@ impl Model {
 
     /// Queues the embeddings of several requests as one launch: `WIDTH` numbers for each, one behind
     /// the other, and the time on the device.
-    pub fn embed(&self, stream: &Stream, requests: &[&[u32]]) -> Op<(PinnedBuffer<f32>, Duration)> {
+    pub(crate) fn embed(
+        &self,
+        stream: &Stream,
+        requests: &[&[u32]],
+    ) -> Op<(PinnedBuffer<f32>, Duration)> {
         let tokens = requests.concat();
         let mut starts = vec![0];
         for request in requests {

@@ -18,13 +18,13 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How long a request waited for its stream, and how long the device was at work on it. A handler
 /// leaves it in its response.
 #[derive(Clone, Copy, Debug)]
-pub struct Times {
+pub(crate) struct Times {
     pub queue: Duration,
     pub gpu: Duration,
 }
 
 /// The layer around all routes.
-pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let route = route(request.uri().path());
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());

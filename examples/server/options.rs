@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// What is told to who asks for something else.
-pub const USAGE: &str = "\
+pub(crate) const USAGE: &str = "\
 usage: server [--listen ADDR:PORT] [OPTION N]...
 
   --listen ADDR:PORT     where to listen; port 0 picks one           127.0.0.1:8080
@@ -24,7 +24,7 @@ GPU_AWAIT_DEVICE=cuda:0|host|auto names the device, RUST_LOG what is logged.";
 
 /// What can be chosen.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     pub listen: SocketAddr,
     pub streams: usize,
     pub max_in_flight: usize,
@@ -39,7 +39,7 @@ pub struct Options {
 impl Options {
     /// # Errors
     /// What is wrong with the arguments, as a sentence.
-    pub fn from_args(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    pub(crate) fn from_args(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         let ms = Duration::from_millis;
         let mut options = Options {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),

@@ -27,14 +27,14 @@ struct Second {
 }
 
 /// The last minute, for all threads.
-pub struct Window {
+pub(crate) struct Window {
     start: Instant,
     seconds: Mutex<Vec<Second>>,
 }
 
 /// One second, or several, as the page gets them. `null` where there is nothing to tell.
 #[derive(Serialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub requests: u32,
     pub p50_ms: Option<f64>,
     pub p99_ms: Option<f64>,
@@ -43,18 +43,18 @@ pub struct Summary {
 }
 
 impl Window {
-    pub fn new() -> Window {
+    pub(crate) fn new() -> Window {
         let nothing =
             Second { number: u64::MAX, requests: 0, classes: [0; CLASSES], samples: 0, busy: 0 };
         Window { start: Instant::now(), seconds: Mutex::new(vec![nothing; SECONDS + 1]) }
     }
 
-    pub fn uptime(&self) -> Duration {
+    pub(crate) fn uptime(&self) -> Duration {
         self.start.elapsed()
     }
 
     /// Counts a result that took so long.
-    pub fn record(&self, latency: Duration) {
+    pub(crate) fn record(&self, latency: Duration) {
         self.now(|second| {
             second.requests += 1;
             second.classes[class(latency)] += 1;
@@ -62,7 +62,7 @@ impl Window {
     }
 
     /// Counts a look at the device.
-    pub fn look(&self, busy: bool) {
+    pub(crate) fn look(&self, busy: bool) {
         self.now(|second| {
             second.samples += 1;
             second.busy += u32::from(busy);
@@ -70,7 +70,7 @@ impl Window {
     }
 
     /// The last whole second; the last ten; and each of the last minute, the oldest first.
-    pub fn summaries(&self) -> (Summary, Summary, Vec<Summary>) {
+    pub(crate) fn summaries(&self) -> (Summary, Summary, Vec<Summary>) {
         let now = self.start.elapsed().as_secs();
         let seconds = self.lock();
         // `ago` is 1 for the last whole second.

@@ -21,11 +21,11 @@ use crate::failure::Failure;
 use crate::model::TOKENS;
 
 /// Bytes of a request's body.
-pub const MAX_BODY: usize = 16 << 20;
+pub(crate) const MAX_BODY: usize = 16 << 20;
 /// Rows and columns of a matrix.
-pub const MAX_EXTENT: usize = 1024;
+pub(crate) const MAX_EXTENT: usize = 1024;
 /// Tokens of one `/embed`.
-pub const MAX_TOKENS: usize = 512;
+pub(crate) const MAX_TOKENS: usize = 512;
 /// Bodies above it are decoded, and answers above it encoded, off the threads that serve connections.
 const LONG: usize = 64 << 10;
 /// A client that is told off while it sends gets so long to stop: one that finds its connection reset
@@ -34,7 +34,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// How a body is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
+pub(crate) enum Format {
     Json,
     /// Numbers of four bytes, little endian.
     Raw,
@@ -42,7 +42,7 @@ pub enum Format {
 
 /// `c[m, n] = a[m, k] b[k, n]`, row-major.
 #[derive(Debug)]
-pub struct Matmul {
+pub(crate) struct Matmul {
     pub shape: [usize; 3],
     pub a: Vec<f32>,
     pub b: Vec<f32>,
@@ -50,7 +50,7 @@ pub struct Matmul {
 
 /// The `?m=..&k=..&n=..` of a raw product.
 #[derive(Deserialize)]
-pub struct Extents {
+pub(crate) struct Extents {
     m: usize,
     k: usize,
     n: usize,
@@ -59,7 +59,7 @@ pub struct Extents {
 // ---- bodies -----------------------------------------------------------------------------------
 
 /// What the `Content-Type` says; none is none of ours.
-pub fn format(headers: &HeaderMap) -> Option<Format> {
+pub(crate) fn format(headers: &HeaderMap) -> Option<Format> {
     let named = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
     let essence = named.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {
@@ -75,7 +75,7 @@ pub fn format(headers: &HeaderMap) -> Option<Format> {
 ///
 /// # Errors
 /// 415, 413, 408; 400 when it broke off.
-pub async fn body(
+pub(crate) async fn body(
     request: Request,
     formats: &[Format],
     limit: Duration,
@@ -137,7 +137,7 @@ fn too_large() -> Failure {
 ///
 /// # Errors
 /// A panic of `work`.
-pub async fn compute<T: Send + 'static>(
+pub(crate) async fn compute<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
@@ -159,7 +159,7 @@ pub async fn compute<T: Send + 'static>(
 
 /// # Errors
 /// 400: no JSON, another shape, a number that is not finite.
-pub fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
+pub(crate) fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Wire {
@@ -179,7 +179,10 @@ pub fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
 
 /// # Errors
 /// 400: an extent out of range, another length, a number that is not finite.
-pub fn matmul_from_raw(Extents { m, k, n }: Extents, body: &[u8]) -> Result<Matmul, Failure> {
+pub(crate) fn matmul_from_raw(
+    Extents { m, k, n }: Extents,
+    body: &[u8],
+) -> Result<Matmul, Failure> {
     for (name, extent) in [("m", m), ("k", k), ("n", n)] {
         if !(1..=MAX_EXTENT).contains(&extent) {
             return Err(Failure::invalid(format!("{name} is {extent}: 1 to {MAX_EXTENT}")));
@@ -214,7 +217,7 @@ impl Matmul {
 ///
 /// # Errors
 /// 422 for a number that JSON cannot say.
-pub fn matmul_to_json(c: &[f32], columns: usize) -> Result<Vec<u8>, Failure> {
+pub(crate) fn matmul_to_json(c: &[f32], columns: usize) -> Result<Vec<u8>, Failure> {
     #[derive(Serialize)]
     struct Wire<'a> {
         #[serde(serialize_with = "rows")]
@@ -244,7 +247,7 @@ fn check_result(values: &[f32]) -> Result<(), Failure> {
 
 /// # Errors
 /// 400: no JSON, too few or too many tokens, a token that there is not.
-pub fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
+pub(crate) fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Wire {
@@ -265,7 +268,7 @@ pub fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
 ///
 /// # Errors
 /// 422 for a number that JSON cannot say.
-pub fn embed_to_json(embedding: &[f32]) -> Result<Vec<u8>, Failure> {
+pub(crate) fn embed_to_json(embedding: &[f32]) -> Result<Vec<u8>, Failure> {
     #[derive(Serialize)]
     struct Wire<'a> {
         embedding: &'a [f32],
