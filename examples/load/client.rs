@@ -50,8 +50,8 @@ impl Schedule {
         if due >= self.end {
             return None;
         }
+        // Up to a millisecond late, which counts.
         sleep_until(due.into()).await;
-        // The timer counts milliseconds: a request that it sent late was not late because of the server.
         Some(due)
     }
 

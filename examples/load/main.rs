@@ -84,7 +84,13 @@ async fn run(arguments: &Arguments) -> Arc<Tally> {
     let start = tokio::time::Instant::now();
     let mut ticks = interval_at(start + PROGRESS, PROGRESS);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let all = async { while tasks.join_next().await.is_some_and(|ended| ended.is_ok()) {} };
+    let all = async {
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                tally.unexpected(format!("the load generator itself: {error}"));
+            }
+        }
+    };
     let progress = async {
         loop {
             ticks.tick().await;
