@@ -79,6 +79,8 @@ pub(crate) struct Client {
 struct Connection {
     sender: SendRequest<Full<Bytes>>,
     task: JoinHandle<()>,
+    /// What was asked last, for messages.
+    last: &'static str,
 }
 
 impl Drop for Connection {
@@ -118,6 +120,7 @@ impl Client {
         for again in [true, false] {
             let (route, connection) = (request.route, self.connection().await?);
             let answer = timeout(LIMIT, connection.ask(&request)).await;
+            let last = connection.last;
             match answer {
                 Ok(Ok(verdict)) => self.tally.answered(route, due.elapsed(), verdict),
                 Ok(Err(error)) => {
@@ -127,7 +130,9 @@ impl Client {
                     }
                     let verdict = match request.may_be_cut_off() {
                         true => Verdict::Right,
-                        false => Verdict::Unexpected(format!("{}: {error}", request.what)),
+                        false => {
+                            Verdict::Unexpected(format!("{} (after {last}): {error}", request.what))
+                        }
                     };
                     self.tally.answered(route, due.elapsed(), verdict);
                 }
@@ -137,6 +142,9 @@ impl Client {
                 }
             }
             break;
+        }
+        if request.may_be_cut_off() {
+            self.connection = None;
         }
         Ok(())
     }
@@ -174,7 +182,7 @@ impl Connection {
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
         let task = tokio::spawn(async move { drop(connection.await) });
-        Ok(Connection { sender, task })
+        Ok(Connection { sender, task, last: "new" })
     }
 
     async fn ask(&mut self, request: &Request) -> hyper::Result<Verdict> {
@@ -190,6 +198,7 @@ impl Connection {
         let answer = self.sender.send_request(built).await?;
         let (head, body) = answer.into_parts();
         let body = body.collect().await?.to_bytes();
+        self.last = request.what;
         Ok(request.judge(head.status.as_u16(), &head.headers, &body))
     }
 }

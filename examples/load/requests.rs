@@ -167,8 +167,8 @@ impl Request {
         }
     }
 
-    /// A server that refuses a body before it has read it may close the connection under the client's
-    /// hands: then the answer is lost on the way.
+    /// A server that refuses a body before it has read it may close the connection: the answer may
+    /// be lost on the way, and what is asked next on that connection is.
     pub(crate) fn may_be_cut_off(&self) -> bool {
         self.body.len() > MOST_BODY_BYTES
     }
