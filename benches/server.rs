@@ -1,8 +1,8 @@
 //! What does a GPU call cost inside an HTTP server, beside none and beside what people do today?
 //!
-//! An axum server on half of the cores, hyper clients on the other half, keep-alive connections over
-//! loopback that send one request after the other: 256 floats there, doubled, and back. The same
-//! connections ask for each way in turn:
+//! An axum server on half of the cores, with all of its threads, and hyper clients on the other half, so
+//! that neither takes time from the other. Keep-alive connections over loopback send one request after
+//! the other: 256 floats there, doubled, and back. The same connections ask for each way in turn:
 //!
 //! | way | the handler |
 //! |---|---|
@@ -47,11 +47,11 @@ use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use measure::{Sorted, cores, print, rounds, us, window};
+use measure::{Sorted, print, rounds, us, window};
 use parking_lot::Mutex;
 use raw::{Raw, Seat};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
 const LEN: usize = 256;
@@ -67,9 +67,12 @@ fn main() {
     more_files();
     let in_flight = measure::number("in_flight").unwrap_or(64).max(1);
     let streams = measure::number("streams").unwrap_or(in_flight).max(1);
+    let (server, clients) = halves();
+    // What this thread starts, such as the driver's threads and ours, stays where it is.
+    pin(&server);
     let raw = measure::on_cuda().then(Raw::load);
     let device = measure::device();
-    let (serving, asking) = (measure::workers(cores().div_ceil(2)), half());
+    let (serving, asking) = (runtime_on(server), runtime_on(clients.clone()));
     let app = App::new(&serving, &device, raw, in_flight, streams);
     let address = serving.block_on(serve(app.clone()));
     let mut ways = vec!["none", "await"];
@@ -99,11 +102,7 @@ fn main() {
             print(&format!("{name}.p99_over_blocking"), p99, "ratio");
         }
     }
-    cancels(&app, address, &asking);
-}
-
-fn half() -> Runtime {
-    measure::workers((cores() / 2).max(1))
+    cancels(&app, address, &asking, &clients);
 }
 
 // ---- the server -----------------------------------------------------------------------------
@@ -300,14 +299,18 @@ fn percentile_of(phases: &[Phase], percentile: f64) -> f64 {
 
 // ---- cancellation ---------------------------------------------------------------------------
 
-fn cancels(app: &App, address: SocketAddr, asking: &Runtime) {
+fn cancels(app: &App, address: SocketAddr, asking: &Runtime, cores: &[usize]) {
     let mut clients = asking.block_on(Client::connect(address, 64, app.computes));
     let (mut undisturbed, mut disturbed) = (Vec::new(), Vec::new());
     for round in 0..rounds(3, 1) as u64 {
         let phase = Phase::run(asking, &mut clients, "await");
         let usual = phase.latencies.p50();
         undisturbed.push(phase);
-        let canceller = std::thread::spawn(move || cancel(address, usual, SEED + round));
+        let cores = cores.to_vec();
+        let canceller = std::thread::spawn(move || {
+            pin(&cores);
+            cancel(address, usual, SEED + round);
+        });
         disturbed.push(Phase::run(asking, &mut clients, "await"));
         canceller.join().expect("no panic");
     }
@@ -373,6 +376,40 @@ fn left(app: &App) -> u64 {
 fn floats(first: f32) -> Bytes {
     let floats: Vec<f32> = (0..LEN).map(|i| first * (1 + i) as f32).collect();
     Bytes::copy_from_slice(bytemuck::cast_slice(&floats))
+}
+
+/// The cores that this process may use: the server's, the clients'. The same one, if it is the only.
+fn halves() -> (Vec<usize>, Vec<usize>) {
+    // SAFETY: all zeros is a valid set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is live and as long as said.
+    let code = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
+    assert_eq!(code, 0, "the cores of this process");
+    // SAFETY: within the set.
+    let mine = |core: &usize| unsafe { libc::CPU_ISSET(*core, &set) };
+    let mut cores: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(mine).collect();
+    let clients = cores.split_off(cores.len().div_ceil(2));
+    if clients.is_empty() { (cores.clone(), cores) } else { (cores, clients) }
+}
+
+/// Keeps the calling thread, and those that it starts, on some cores.
+fn pin(cores: &[usize]) {
+    // SAFETY: all zeros is a valid set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for core in cores {
+        // SAFETY: `halves` found it in a set of this size.
+        unsafe { libc::CPU_SET(*core, &mut set) };
+    }
+    // SAFETY: `set` is live and as long as said.
+    let code = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
+    assert_eq!(code, 0, "these are cores of this process");
+}
+
+/// A runtime with a worker on each of some cores, and its blocking threads there as well.
+fn runtime_on(cores: Vec<usize>) -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(cores.len()).on_thread_start(move || pin(&cores));
+    builder.enable_all().build().expect("a runtime")
 }
 
 /// A thousand connections have two ends each in this process, and 1,024 files is what many systems
