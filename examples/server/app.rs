@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
@@ -82,7 +82,9 @@ impl App {
             .max_in_flight(options.max_in_flight)
             .max_waiting(options.max_waiting)
             .build()?;
-        tokio::spawn(status::heartbeat(device.stream()?));
+        let heart = device.stream()?;
+        let word = heart.zeros(1).await?;
+        tokio::spawn(status::heartbeat(heart, word));
         let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
         tokio::spawn(worker);
         let app = App(Arc::new(Shared {
@@ -117,7 +119,6 @@ impl App {
                 let message = "this path takes another method: see the `Allow` header";
                 Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", message)
             })
-            .layer(DefaultBodyLimit::disable()) // `wire` has its own
             .layer(middleware::from_fn_with_state(self.clone(), observe::observe))
             .with_state(self.clone())
     }

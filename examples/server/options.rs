@@ -18,7 +18,7 @@ usage: server [--listen ADDR:PORT] [OPTION N]...
   --request-limit-ms N   time from the body to the result            5000
   --body-limit-ms N      time for a request's head, and its body     10000
   --drain-limit-ms N     time for open requests when stopping        10000
-  --lose-device-after N  a drill: the device is lost after N answers
+  --lose-device-after N  a drill: a host device, lost after N answers
 
 GPU_AWAIT_DEVICE=cuda:0|host|auto names the device, RUST_LOG what is logged.";
 

@@ -5,7 +5,7 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use gpu_await::{Error, ErrorKind, Stream};
+use gpu_await::{DeviceBuffer, Error, ErrorKind, Stream};
 use serde_json::{Value, json};
 
 use crate::app::{App, Shared};
@@ -72,14 +72,14 @@ pub(crate) async fn look(app: Weak<Shared>) {
 
 /// Uses the device now and then: that it is lost is known from the next call of the driver, and without
 /// requests there would be none. Ends with the device; who waits for [`gpu_await::Device::lost`] is told.
-pub(crate) async fn heartbeat(stream: Stream) {
+pub(crate) async fn heartbeat(stream: Stream, mut word: DeviceBuffer<u32>) {
     let mut every = tokio::time::interval(BEAT_EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         every.tick().await;
         let ended =
             |error: Error| matches!(error.kind(), ErrorKind::DeviceLost | ErrorKind::Closed);
-        if stream.zeros::<u32>(1).await.is_err_and(ended) {
+        if stream.fill(&mut word, 0).await.is_err_and(ended) {
             return;
         }
     }
