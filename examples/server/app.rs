@@ -1,0 +1,231 @@
+//! The service: its state, its routes, and what they do.
+//!
+//! Every route of work has the same shape:
+//!
+//! 1. read and check the body (`wire`), within the time limit for bodies;
+//! 2. wait for a stream, put the work on it (`model`), await the one future, encode the answer: all
+//!    within the time limit for requests;
+//! 3. hand back the answer with the times that it took (`observe` logs and counts them).
+//!
+//! A client that goes away, or a time limit that passes, drops the handler wherever it is. Nothing has
+//! to be cleaned up for that: what is on the device goes on, its memory comes back when the device is
+//! through, and the place in the pool only then.
+#![forbid(unsafe_code)]
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router, middleware};
+use gpu_await::{Batcher, Device, StreamPool};
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use crate::drill::Drill;
+use crate::embedder::{self, Embed, Embedded};
+use crate::failure::Failure;
+use crate::metrics;
+use crate::model::{Model, Product};
+use crate::observe::{self, Times};
+use crate::options::Options;
+use crate::status;
+use crate::window::Window;
+use crate::wire::{self, Extents, Format};
+
+/// What all requests share; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub device: Device,
+    pub pool: StreamPool,
+    pub model: Arc<Model>,
+    pub embedder: Batcher<Embed, Embedded, gpu_await::Error>,
+    pub metrics: PrometheusHandle,
+    pub window: Window,
+    pub drill: Option<Drill>,
+    pub options: Options,
+    /// Requests of work answered so far with a result, and with an error.
+    pub results: AtomicU64,
+    pub errors: AtomicU64,
+    /// Why no more requests should come; unset while they should.
+    stopping: OnceLock<&'static str>,
+}
+
+impl Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl App {
+    /// Loads the model and makes what serves it. Inside the runtime: it starts tasks.
+    ///
+    /// # Errors
+    /// A model that does not load; a device without room for it.
+    pub(crate) async fn start(
+        device: Device,
+        drill: Option<Drill>,
+        metrics: PrometheusHandle,
+        options: Options,
+    ) -> gpu_await::Result<App> {
+        let model = Arc::new(Model::load(&device).await?);
+        let pool = StreamPool::builder()
+            .streams(&device, options.streams)
+            .max_in_flight(options.max_in_flight)
+            .max_waiting(options.max_waiting)
+            .build()?;
+        let heart = device.stream()?;
+        let word = heart.zeros(1).await?;
+        tokio::spawn(status::heartbeat(heart, word));
+        let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
+        tokio::spawn(worker);
+        let app = App(Arc::new(Shared {
+            device,
+            pool,
+            model,
+            embedder,
+            metrics,
+            window: Window::new(),
+            drill,
+            options,
+            results: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            stopping: OnceLock::new(),
+        }));
+        tokio::spawn(status::look(Arc::downgrade(&app.0)));
+        Ok(app)
+    }
+
+    /// The routes.
+    pub(crate) fn router(&self) -> Router {
+        Router::new()
+            .route("/matmul", post(matmul))
+            .route("/embed", post(embed))
+            .route("/", get(async || Html(include_str!("page.html"))))
+            .route("/status", get(async |State(app): State<App>| Json(status::of(&app))))
+            .route("/metrics", get(async |State(app): State<App>| metrics::scrape(&app)))
+            .route("/healthz", get(async || "ok"))
+            .route("/readyz", get(ready))
+            .fallback(async || Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path"))
+            .method_not_allowed_fallback(async || {
+                let message = "this path takes another method: see the `Allow` header";
+                Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", message)
+            })
+            .layer(middleware::from_fn_with_state(self.clone(), observe::observe))
+            .with_state(self.clone())
+    }
+
+    /// Turns readiness off; the first reason stays.
+    pub(crate) fn stop(&self, why: &'static str) {
+        self.stopping.get_or_init(|| why);
+    }
+
+    /// Why no more requests should come.
+    pub(crate) fn stopping(&self) -> Option<&'static str> {
+        self.stopping.get().copied()
+    }
+
+    /// Counts an answered request of work. ORDERING: Relaxed: statistics.
+    pub(crate) fn count(&self, status: StatusCode, took: Duration) {
+        if status.is_success() {
+            self.window.record(took);
+            self.results.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(drill) = &self.drill {
+            drill.answered();
+        }
+    }
+}
+
+async fn matmul(
+    State(app): State<App>,
+    extents: Result<Query<Extents>, QueryRejection>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let formats = [Format::Json, Format::Raw];
+    let (format, body) = wire::body(request, &formats, app.options.body_limit).await?;
+    let extents = match format {
+        Format::Json => None,
+        Format::Raw => match extents {
+            Ok(Query(extents)) => Some(extents),
+            Err(error) => return Err(Failure::invalid(format!("m, k and n: {error}"))),
+        },
+    };
+    within(app.options.request_limit, async {
+        let input = wire::compute(body.len(), move || match extents {
+            None => wire::matmul_from_json(&body),
+            Some(extents) => wire::matmul_from_raw(extents, &body),
+        });
+        let wire::Matmul { shape, a, b } = input.await??;
+        let [_, _, n] = shape;
+
+        let since = Instant::now();
+        let stream = app.pool.acquire().await?;
+        let queue = since.elapsed();
+        metrics::queued(queue);
+
+        // Behind the wait for a stream, so that pinned memory is bounded by what is in flight.
+        let product = Product::new(&app.device, shape, &a, &b).await?;
+        let result = app.model.matmul(&stream, product); // on the device from here on
+        let (c, gpu) = result.await?; // the one wait for it
+        drop(stream);
+        metrics::on_device("/matmul", gpu);
+
+        let length = size_of_val(&c[..]);
+        let encoded = wire::compute(length, move || match format {
+            Format::Json => wire::matmul_to_json(&c, n),
+            Format::Raw => Ok(bytemuck::cast_slice(&c).to_vec()),
+        });
+        Ok(answer(format, encoded.await??, Times { queue, gpu }))
+    })
+    .await
+}
+
+async fn embed(State(app): State<App>, request: Request) -> Result<Response, Failure> {
+    let (_, body) = wire::body(request, &[Format::Json], app.options.body_limit).await?;
+    within(app.options.request_limit, async {
+        let input = wire::compute(body.len(), move || wire::embed_from_json(&body));
+        let request = Embed { tokens: input.await??, since: Instant::now() };
+        // Waits with others for a batch; a request that is dropped before leaves it.
+        let Embedded { embedding, queue, gpu } = app.embedder.call(request).await?;
+        let encoded = wire::embed_to_json(&embedding)?;
+        Ok(answer(Format::Json, encoded, Times { queue, gpu }))
+    })
+    .await
+}
+
+/// Whether a load balancer should send requests here.
+async fn ready(State(app): State<App>) -> Result<&'static str, Failure> {
+    match app.stopping() {
+        None => Ok("ready"),
+        Some(why) => Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why)),
+    }
+}
+
+/// Time is up for this request; the device goes on with what it was given.
+async fn within(
+    limit: Duration,
+    work: impl Future<Output = Result<Response, Failure>>,
+) -> Result<Response, Failure> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Failure::timed_out()))
+}
+
+fn answer(format: Format, body: Vec<u8>, times: Times) -> Response {
+    let content_type = match format {
+        Format::Json => "application/json",
+        Format::Raw => "application/octet-stream",
+    };
+    let mut response = ([(header::CONTENT_TYPE, content_type)], body).into_response();
+    response.extensions_mut().insert(times);
+    response
+}

@@ -1,0 +1,83 @@
+//! What a request is told when it fails: a status, a word for programs, a sentence for people.
+//!
+//! | what the device said | status | why |
+//! |---|---|---|
+//! | `Overloaded` | 429, `Retry-After: 1` | the queue is full: the same request works later |
+//! | `TimedOut`, `OutOfMemory`, `DeviceLost`, `Closed` | 503 | this process cannot answer it now; another one may |
+//! | anything else | 500 | a mistake of ours: the log has the details, the client none of them |
+#![forbid(unsafe_code)]
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use gpu_await::ErrorKind;
+use serde_json::json;
+
+/// A request's failure. Becomes `{"error": {"kind": .., "message": ..}}`.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub status: StatusCode,
+    kind: &'static str,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(
+        status: StatusCode,
+        kind: &'static str,
+        message: impl Into<String>,
+    ) -> Failure {
+        Failure { status, kind, message: message.into() }
+    }
+
+    /// A request that is wrong in itself: 400.
+    pub(crate) fn invalid(message: impl Into<String>) -> Failure {
+        Failure::new(StatusCode::BAD_REQUEST, "invalid", message)
+    }
+
+    /// The request's time limit passed: 503. The device goes on; what it was doing is not stopped.
+    pub(crate) fn timed_out() -> Failure {
+        let message = "no result within the time limit";
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message)
+    }
+
+    /// A mistake of ours: 500, and a line in the log.
+    pub(crate) fn internal(error: &dyn std::fmt::Display) -> Failure {
+        tracing::error!(%error, "a request failed");
+        let message = "this is a fault of the server: its log says more";
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+}
+
+impl From<gpu_await::Error> for Failure {
+    fn from(error: gpu_await::Error) -> Failure {
+        let unavailable =
+            |kind, message: &str| Failure::new(StatusCode::SERVICE_UNAVAILABLE, kind, message);
+        match error.kind() {
+            ErrorKind::Overloaded => Failure::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "overloaded",
+                "too many requests are waiting: try again in a moment",
+            ),
+            ErrorKind::TimedOut => Failure::timed_out(),
+            ErrorKind::OutOfMemory => {
+                tracing::warn!(%error, "out of memory");
+                unavailable("out_of_memory", "no memory for this request now")
+            }
+            ErrorKind::DeviceLost => unavailable("device_lost", "the device is lost"),
+            ErrorKind::Closed => unavailable("shutting_down", "the server is shutting down"),
+            _ => Failure::internal(&error),
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let error = json!({ "error": { "kind": self.kind, "message": self.message } });
+        let mut response = (self.status, Json(error)).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

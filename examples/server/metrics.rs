@@ -1,0 +1,96 @@
+//! What `/metrics` tells Prometheus. The recorder has no listener of its own: the service renders it.
+//!
+//! | metric | kind | what |
+//! |---|---|---|
+//! | `server_requests_total{route,status}` | counter | answers; `status="gone"`: the client left first |
+//! | `server_request_seconds{route}` | histogram | from the head of a request to its answer |
+//! | `server_in_flight` | gauge | requests of work that are being answered |
+//! | `server_queue_seconds` | histogram | how long a request waited for a stream |
+//! | `server_gpu_seconds{route}` | histogram | time on the device, of a request or of a batch |
+//! | `server_batch_requests` | histogram | requests in a batch of `/embed` |
+//! | `server_pool_*`, `server_embed_*` | gauge | the stream pool, and who waits for a batch |
+//! | `server_device_*` | gauge | what [`Device::stats`](gpu_await::Device::stats) says, at the time of the scrape |
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use metrics::{counter, gauge, histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::app::App;
+
+/// How often samples are counted into their buckets when nobody scrapes.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Makes the recorder the process's, and keeps it in order. Call it once, inside the runtime.
+///
+/// # Errors
+/// There is another one.
+pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
+    // 10 µs to 10 s, three a decade.
+    let seconds: Vec<f64> = (-5..=0)
+        .flat_map(|decade| [1.0, 2.0, 5.0].map(|step| step * 10f64.powi(decade)))
+        .chain([10.0])
+        .collect();
+    let requests: Vec<f64> = (0..=6).map(|power| f64::from(1 << power)).collect();
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &seconds)?
+        .set_buckets_for_metric(Matcher::Suffix("_requests".to_owned()), &requests)?
+        .install_recorder()?;
+    let upkeep = handle.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(handle)
+}
+
+/// A request of work came in: 1, or is answered: -1.
+pub(crate) fn in_flight(by: f64) {
+    gauge!("server_in_flight").increment(by);
+}
+
+/// A request was answered with `status`, or its client left.
+pub(crate) fn answered(route: &'static str, status: String, took: Duration) {
+    counter!("server_requests_total", "route" => route, "status" => status).increment(1);
+    histogram!("server_request_seconds", "route" => route).record(took);
+}
+
+/// A request got its stream.
+pub(crate) fn queued(waited: Duration) {
+    histogram!("server_queue_seconds").record(waited);
+}
+
+/// The device was at work on it for so long.
+pub(crate) fn on_device(route: &'static str, gpu: Duration) {
+    histogram!("server_gpu_seconds", "route" => route).record(gpu);
+}
+
+/// Requests were gathered.
+pub(crate) fn batch(requests: usize) {
+    histogram!("server_batch_requests").record(requests as f64);
+}
+
+/// The text for Prometheus.
+pub(crate) fn scrape(app: &App) -> String {
+    let (pool, device, embed) = (app.pool.stats(), app.device.stats(), app.embedder.stats());
+    for (name, value) in [
+        ("server_pool_in_flight", pool.in_flight as u64),
+        ("server_pool_waiting", pool.waiting as u64),
+        ("server_pool_refused", pool.refused),
+        ("server_embed_waiting", embed.waiting as u64),
+        ("server_embed_refused", embed.refused),
+        ("server_device_operations_in_flight", device.in_flight),
+        ("server_device_allocated_bytes", device.allocated_bytes),
+        ("server_device_allocations", device.allocations),
+        ("server_device_retired_bytes", device.retired_bytes),
+        ("server_device_lent_bytes", device.lent_bytes),
+        ("server_device_pinned_bytes", device.pinned_bytes),
+        ("server_device_pinned_used_bytes", device.pinned_used_bytes),
+    ] {
+        gauge!(name).set(value as f64);
+    }
+    app.metrics.render()
+}

@@ -1,0 +1,115 @@
+//! The GPU work of the service: what is loaded once, and one plain function a model.
+//!
+//! A forward function puts its work on a stream and returns at once; its one future is awaited by the
+//! handler. So the same function serves a request, a batch of requests, a test and a bench, and nothing
+//! in it knows of HTTP.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use gpu_await::{Device, Frozen, Op, PinnedBuffer, Result, Stream, kernels};
+
+use crate::embed_mean::{WIDTH, embed_mean};
+
+/// Tokens that there are.
+pub(crate) const TOKENS: u32 = 4096;
+
+/// Code and weights on one device. Shared by all requests: nothing in it changes.
+pub(crate) struct Model {
+    matmul: kernels::matmul_tiled,
+    embed: embed_mean,
+    /// Frozen, so that streams read it side by side without a wait or an entry for each reader.
+    table: Frozen<f32>,
+}
+
+/// The host memory of one product: pinned, so that copies need no thread and no second copy.
+pub(crate) struct Product {
+    /// `m`, `k` and `n`.
+    pub shape: [usize; 3],
+    /// `a[m, k]`.
+    pub a: PinnedBuffer<f32>,
+    /// `b[k, n]`.
+    pub b: PinnedBuffer<f32>,
+    /// `c[m, n]`: whatever was there is overwritten.
+    pub c: PinnedBuffer<f32>,
+}
+
+impl Product {
+    /// Copies `a` and `b` into pinned memory; where the device's pool has to grow for that, it does so
+    /// off the executor.
+    ///
+    /// # Errors
+    /// Out of pinned memory.
+    pub(crate) async fn new(
+        device: &Device,
+        shape: [usize; 3],
+        a: &[f32],
+        b: &[f32],
+    ) -> Result<Product> {
+        let pinned = async |values: &[f32]| -> Result<PinnedBuffer<f32>> {
+            let mut pinned = device.pinned_async(values.len()).await?;
+            pinned.copy_from_slice(values);
+            Ok(pinned)
+        };
+        let c = device.pinned_async(shape[0] * shape[2]).await?;
+        Ok(Product { shape, a: pinned(a).await?, b: pinned(b).await?, c })
+    }
+}
+
+impl Model {
+    /// Loads kernels and weights. Before serving: on a GPU loading waits for everything that runs.
+    ///
+    /// # Errors
+    /// Code that does not load; out of device memory.
+    pub(crate) async fn load(device: &Device) -> Result<Model> {
+        let stream = device.stream()?;
+        let (matmul, embed) =
+            (kernels::matmul_tiled::load(device).await?, embed_mean::load(device).await?);
+        let width = WIDTH as u32;
+        let value = |i: u32, j: u32| ((i * 31 + j * 17 + i * j) % 101) as f32 / 101.0 - 0.5;
+        let table: Vec<f32> = (0..TOKENS * width).map(|at| value(at / width, at % width)).collect();
+        let table = stream.upload(table).queued()?.freeze().await?;
+        let model = Model { matmul, embed, table };
+        // The first launch of a kernel and the first copies cost more than the others: pay now.
+        let zeros = [0.0; 256];
+        let product = Product::new(device, [16; 3], &zeros, &zeros).await?;
+        model.matmul(&stream, product).await?;
+        model.embed(&stream, &[&[0]]).await?;
+        Ok(model)
+    }
+
+    /// Queues `c = a b` and returns the future of `c` and of the time that it took on the device.
+    pub(crate) fn matmul(
+        &self,
+        stream: &Stream,
+        product: Product,
+    ) -> Op<(PinnedBuffer<f32>, Duration)> {
+        let Product { shape: [m, k, n], a, b, c } = product;
+        stream.timed(|q| {
+            let (a, b) = (q.upload(a)?, q.upload(b)?);
+            let mut product = q.empty(m * n)?;
+            self.matmul.launch(q, &a, &b, &mut product, m as u32, n as u32, k as u32)?;
+            q.download_into(&product, c)
+        })
+    }
+
+    /// Queues the embeddings of several requests as one launch: `WIDTH` numbers for each, one behind
+    /// the other, and the time on the device.
+    pub(crate) fn embed(
+        &self,
+        stream: &Stream,
+        requests: &[&[u32]],
+    ) -> Op<(PinnedBuffer<f32>, Duration)> {
+        let tokens = requests.concat();
+        let mut starts = vec![0];
+        for request in requests {
+            starts.push(starts[starts.len() - 1] + request.len() as u32);
+        }
+        stream.timed(|q| {
+            let (tokens, starts) = (q.upload(tokens)?, q.upload(starts)?);
+            let mut out = q.empty(requests.len() * WIDTH)?;
+            self.embed.launch(q, &tokens, &starts, &self.table, &mut out)?;
+            q.download(&out)
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! Around every request: an id, a span, one line in the log, and what is counted.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use tracing::Instrument;
+
+use crate::app::App;
+use crate::metrics;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// How long a request waited for its stream, and how long the device was at work on it. A handler
+/// leaves it in its response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub queue: Duration,
+    pub gpu: Duration,
+}
+
+/// The layer around all routes.
+pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+    let id = request_id(&request);
+    let route = route(request.uri().path());
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
+    let watched = Watched::new(app, route, span.clone());
+    let mut response = next.run(request).instrument(span).await;
+    watched.answered(&response);
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// The client's, if it is short; one of ours otherwise.
+fn request_id(request: &Request) -> HeaderValue {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let theirs = request.headers().get(REQUEST_ID);
+    let usable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| (1..=64).contains(&id.len()));
+    theirs.filter(usable).cloned().unwrap_or_else(|| {
+        // ORDERING: Relaxed: only different numbers are asked for.
+        NEXT.fetch_add(1, Ordering::Relaxed).into()
+    })
+}
+
+/// The path, if it is one of ours: what clients make up must not become names of metrics.
+fn route(path: &str) -> &'static str {
+    const ROUTES: [&str; 7] =
+        ["/matmul", "/embed", "/", "/status", "/metrics", "/healthz", "/readyz"];
+    ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")
+}
+
+/// A request from its head to its answer. Dropped without one, its client has gone.
+struct Watched {
+    app: App,
+    route: &'static str,
+    start: Instant,
+    span: tracing::Span,
+    done: bool,
+}
+
+impl Watched {
+    fn new(app: App, route: &'static str, span: tracing::Span) -> Watched {
+        let watched = Watched { app, route, start: Instant::now(), span, done: false };
+        if watched.is_work() {
+            metrics::in_flight(1.0);
+        }
+        watched
+    }
+
+    fn answered(mut self, response: &Response) {
+        self.done = true;
+        let (took, status) = (self.start.elapsed(), response.status().as_u16());
+        metrics::answered(self.route, status.to_string(), took);
+        let times = response.extensions().get::<Times>();
+        let micros =
+            |time: fn(&Times) -> Duration| times.map(|times| time(times).as_micros() as u64);
+        let (queue_us, gpu_us) = (micros(|times| times.queue), micros(|times| times.gpu));
+        let (route, total_us) = (self.route, took.as_micros() as u64);
+        let _in_span = self.span.enter();
+        if self.is_work() {
+            tracing::info!(route, status, queue_us, gpu_us, total_us, "answered");
+            self.app.count(response.status(), took);
+        } else {
+            tracing::debug!(route, status, total_us, "answered");
+        }
+    }
+
+    fn is_work(&self) -> bool {
+        matches!(self.route, "/matmul" | "/embed")
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if self.is_work() {
+            metrics::in_flight(-1.0);
+        }
+        if !self.done {
+            let took = self.start.elapsed();
+            metrics::answered(self.route, "gone".to_owned(), took);
+            let (route, total_us) = (self.route, took.as_micros() as u64);
+            self.span.in_scope(|| tracing::info!(route, total_us, "the client has gone"));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What `/status` tells the page, and the tasks that ask the device how it is.
+#![forbid(unsafe_code)]
+
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpu_await::{DeviceBuffer, Error, ErrorKind, Stream};
+use serde_json::{Value, json};
+
+use crate::app::{App, Shared};
+
+/// How often the device is asked whether it has work, for the share of time in which it had.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How often a device that nobody uses is given something to do.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+
+/// The state of the service, as JSON.
+pub(crate) fn of(app: &App) -> Value {
+    let (pool, device, embed) = (app.pool.stats(), app.device.stats(), app.embedder.stats());
+    let (second, ten_seconds, minute) = app.window.summaries();
+    let streams: Vec<Value> = pool
+        .streams
+        .iter()
+        .map(|stream| {
+            json!({
+                "id": stream.id, "device": stream.device, "priority": stream.priority,
+                "in_flight": stream.in_flight, "backlog": stream.backlog,
+            })
+        })
+        .collect();
+    json!({
+        "device": app.device.to_string(),
+        "ready": app.stopping().is_none(),
+        "reason": app.stopping(),
+        "uptime_s": app.window.uptime().as_secs_f64(),
+        "results": app.results.load(Ordering::Relaxed),
+        "errors": app.errors.load(Ordering::Relaxed),
+        "pool": {
+            "in_flight": pool.in_flight, "max_in_flight": pool.max_in_flight,
+            "waiting": pool.waiting, "max_waiting": pool.max_waiting,
+            "granted": pool.granted,
+        },
+        "refused": pool.refused + embed.refused,
+        "streams": streams,
+        "embed": {
+            "waiting": embed.waiting, "batches": embed.batches, "requests": embed.requests,
+        },
+        "memory": {
+            "allocations": device.allocations, "allocated_bytes": device.allocated_bytes,
+            "retired_bytes": device.retired_bytes, "lent_bytes": device.lent_bytes,
+            "pinned_bytes": device.pinned_bytes, "pinned_used_bytes": device.pinned_used_bytes,
+        },
+        "operations_in_flight": device.in_flight,
+        "second": second,
+        "ten_seconds": ten_seconds,
+        "minute": minute,
+    })
+}
+
+/// Looks at the device now and then while the service lives.
+pub(crate) async fn look(app: Weak<Shared>) {
+    let mut every = tokio::time::interval(LOOK_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        every.tick().await;
+        let Some(app) = app.upgrade() else { return };
+        app.window.look(app.device.stats().in_flight > 0);
+    }
+}
+
+/// Uses the device now and then: that it is lost is known from the next call of the driver, and without
+/// requests there would be none. Ends with the device; who waits for [`gpu_await::Device::lost`] is told.
+pub(crate) async fn heartbeat(stream: Stream, mut word: DeviceBuffer<u32>) {
+    let mut every = tokio::time::interval(BEAT_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let ended =
+            |error: Error| matches!(error.kind(), ErrorKind::DeviceLost | ErrorKind::Closed);
+        if stream.fill(&mut word, 0).await.is_err_and(ended) {
+            return;
+        }
+    }
+}

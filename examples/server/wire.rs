@@ -1,0 +1,361 @@
+//! From bytes to checked requests, and from results to bytes. No GPU in here.
+//!
+//! Everything that a client can get wrong is found here, before it costs device time: what goes on to
+//! the model has the right shape, is in range and finite. What takes long is not done on the threads that
+//! serve connections: see [`compute`].
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tokio::sync::Semaphore;
+
+use crate::failure::Failure;
+use crate::model::TOKENS;
+
+/// Bytes of a request's body.
+pub(crate) const MAX_BODY: usize = 16 << 20;
+/// Rows and columns of a matrix.
+pub(crate) const MAX_EXTENT: usize = 1024;
+/// Tokens of one `/embed`.
+pub(crate) const MAX_TOKENS: usize = 512;
+/// Bodies above it are decoded, and answers above it encoded, off the threads that serve connections.
+const LONG: usize = 64 << 10;
+/// A client that is told off while it sends gets so long to stop: one that finds its connection reset
+/// does not read the answer.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How a body is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Format {
+    Json,
+    /// Numbers of four bytes, little endian.
+    Raw,
+}
+
+/// `c[m, n] = a[m, k] b[k, n]`, row-major.
+#[derive(Debug)]
+pub(crate) struct Matmul {
+    pub shape: [usize; 3],
+    pub a: Vec<f32>,
+    pub b: Vec<f32>,
+}
+
+/// The `?m=..&k=..&n=..` of a raw product.
+#[derive(Deserialize)]
+pub(crate) struct Extents {
+    m: usize,
+    k: usize,
+    n: usize,
+}
+
+// ---- bodies -----------------------------------------------------------------------------------
+
+/// What the `Content-Type` says; none is none of ours.
+pub(crate) fn format(headers: &HeaderMap) -> Option<Format> {
+    let named = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    let essence = named.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        Some(Format::Json)
+    } else if essence.eq_ignore_ascii_case("application/octet-stream") {
+        Some(Format::Raw)
+    } else {
+        None
+    }
+}
+
+/// Reads a body of one of these formats: whole, within `limit`.
+///
+/// # Errors
+/// 415, 413, 408; 400 when it broke off.
+pub(crate) async fn body(
+    request: Request,
+    formats: &[Format],
+    limit: Duration,
+) -> Result<(Format, Bytes), Failure> {
+    let format = format(request.headers()).filter(|format| formats.contains(format));
+    // Who sent `Expect: 100-continue` has sent nothing yet and is told at once.
+    let waits = request.headers().contains_key(header::EXPECT);
+    let mut body = request.into_body();
+    let result = match format {
+        None => Err(wrong_format(formats)),
+        Some(_) if body.size_hint().lower() > MAX_BODY as u64 => Err(too_large()),
+        Some(format) => collect(&mut body, limit).await.map(|bytes| (format, bytes)),
+    };
+    if let Err(failure) = &result
+        && failure.status != StatusCode::REQUEST_TIMEOUT
+        && !waits
+    {
+        discard(body).await;
+    }
+    result
+}
+
+async fn collect(body: &mut Body, limit: Duration) -> Result<Bytes, Failure> {
+    match tokio::time::timeout(limit, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => Err(Failure::invalid(format!("the body broke off: {error}"))),
+        Err(_) => {
+            let message = format!("the body was not there within {limit:?}");
+            Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+        }
+    }
+}
+
+/// Lets a client finish sending, for a moment.
+async fn discard(mut body: Body) {
+    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+    tokio::time::timeout(LINGER, rest).await.ok();
+}
+
+fn wrong_format(formats: &[Format]) -> Failure {
+    let json_alone = formats == [Format::Json];
+    let names = if json_alone {
+        "application/json"
+    } else {
+        "application/json or application/octet-stream"
+    };
+    let message = format!("the content type must be {names}");
+    Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
+}
+
+fn too_large() -> Failure {
+    let message = format!("a body has at most {MAX_BODY} bytes");
+    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+}
+
+/// Runs `work` on about so many bytes: here if that is short, else on the blocking pool, no more at
+/// once than there are cores. Dropped, `work` ends by itself.
+///
+/// # Errors
+/// A panic of `work`.
+pub(crate) async fn compute<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    static CORES: LazyLock<Semaphore> = LazyLock::new(|| {
+        Semaphore::new(std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
+    });
+    if bytes <= LONG {
+        return Ok(work());
+    }
+    let core = CORES.acquire().await.map_err(|error| Failure::internal(&error))?;
+    let result = tokio::task::spawn_blocking(move || {
+        let _core = core;
+        work()
+    });
+    result.await.map_err(|error| Failure::internal(&error))
+}
+
+// ---- /matmul ----------------------------------------------------------------------------------
+
+/// # Errors
+/// 400: no JSON, another shape, a number that is not finite.
+pub(crate) fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Wire {
+        a: Matrix,
+        b: Matrix,
+    }
+    let Wire { a, b } = json(body)?;
+    if a.columns != b.rows {
+        return Err(Failure::invalid(format!(
+            "a is {} x {} and b is {} x {}: a must have as many columns as b has rows",
+            a.rows, a.columns, b.rows, b.columns
+        )));
+    }
+    let product = Matmul { shape: [a.rows, a.columns, b.columns], a: a.values, b: b.values };
+    product.check()
+}
+
+/// # Errors
+/// 400: an extent out of range, another length, a number that is not finite.
+pub(crate) fn matmul_from_raw(
+    Extents { m, k, n }: Extents,
+    body: &[u8],
+) -> Result<Matmul, Failure> {
+    for (name, extent) in [("m", m), ("k", k), ("n", n)] {
+        if !(1..=MAX_EXTENT).contains(&extent) {
+            return Err(Failure::invalid(format!("{name} is {extent}: 1 to {MAX_EXTENT}")));
+        }
+    }
+    let expected = (m * k + k * n) * size_of::<f32>();
+    if body.len() != expected {
+        return Err(Failure::invalid(format!(
+            "the body has {} bytes; a[{m}, {k}] and b[{k}, {n}] are {expected}",
+            body.len()
+        )));
+    }
+    let (a, b) = body.split_at(m * k * size_of::<f32>());
+    let numbers =
+        |bytes: &[u8]| bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    Matmul { shape: [m, k, n], a: numbers(a), b: numbers(b) }.check()
+}
+
+impl Matmul {
+    fn check(self) -> Result<Matmul, Failure> {
+        for (name, values) in [("a", &self.a), ("b", &self.b)] {
+            if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+                let message = format!("number {at} of {name} is {}: not finite", values[at]);
+                return Err(Failure::invalid(message));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// `{"c": [[..], ..]}`
+///
+/// # Errors
+/// 422 for a number that JSON cannot say.
+pub(crate) fn matmul_to_json(c: &[f32], columns: usize) -> Result<Vec<u8>, Failure> {
+    #[derive(Serialize)]
+    struct Wire<'a> {
+        #[serde(serialize_with = "rows")]
+        c: (&'a [f32], usize),
+    }
+    fn rows<S: Serializer>((c, columns): &(&[f32], usize), to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(c.chunks_exact(*columns))
+    }
+    check_result(c)?;
+    serde_json::to_vec(&Wire { c: (c, columns) }).map_err(|error| Failure::internal(&error))
+}
+
+fn check_result(values: &[f32]) -> Result<(), Failure> {
+    match values.iter().position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(at) => {
+            let message = format!(
+                "number {at} of the result is {}, which JSON cannot say: ask in raw form",
+                values[at]
+            );
+            Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "not_finite", message))
+        }
+    }
+}
+
+// ---- /embed -----------------------------------------------------------------------------------
+
+/// # Errors
+/// 400: no JSON, too few or too many tokens, a token that there is not.
+pub(crate) fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Wire {
+        tokens: Vec<u32>,
+    }
+    let Wire { tokens } = json(body)?;
+    if !(1..=MAX_TOKENS).contains(&tokens.len()) {
+        return Err(Failure::invalid(format!("{} tokens: 1 to {MAX_TOKENS}", tokens.len())));
+    }
+    if let Some(at) = tokens.iter().position(|token| *token >= TOKENS) {
+        let message = format!("token {at} is {}: the last one is {}", tokens[at], TOKENS - 1);
+        return Err(Failure::invalid(message));
+    }
+    Ok(tokens)
+}
+
+/// `{"embedding": [..]}`
+///
+/// # Errors
+/// 422 for a number that JSON cannot say.
+pub(crate) fn embed_to_json(embedding: &[f32]) -> Result<Vec<u8>, Failure> {
+    #[derive(Serialize)]
+    struct Wire<'a> {
+        embedding: &'a [f32],
+    }
+    check_result(embedding)?;
+    serde_json::to_vec(&Wire { embedding }).map_err(|error| Failure::internal(&error))
+}
+
+// ---- JSON -------------------------------------------------------------------------------------
+
+fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| Failure::invalid(error.to_string()))
+}
+
+/// Rows of equal length, read into one array: a body full of empty rows costs no more than its bytes.
+struct Matrix {
+    rows: usize,
+    columns: usize,
+    values: Vec<f32>,
+}
+
+impl<'de> Deserialize<'de> for Matrix {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_seq(Rows)
+    }
+}
+
+struct Rows;
+
+impl<'de> Visitor<'de> for Rows {
+    type Value = Matrix;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of rows, each an array of numbers")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Matrix, A::Error> {
+        let mut matrix = Matrix { rows: 0, columns: 0, values: Vec::new() };
+        while let Some(columns) = seq.next_element_seed(Row(&mut matrix.values))? {
+            if matrix.rows == 0 {
+                matrix.columns = columns;
+            }
+            if columns != matrix.columns {
+                return Err(A::Error::custom(format_args!(
+                    "row {} has {columns} numbers, row 0 has {}",
+                    matrix.rows, matrix.columns
+                )));
+            }
+            matrix.rows += 1;
+            if matrix.rows > MAX_EXTENT {
+                return Err(A::Error::custom(format_args!("more than {MAX_EXTENT} rows")));
+            }
+        }
+        if matrix.values.is_empty() {
+            return Err(A::Error::custom("a matrix has at least one row and one column"));
+        }
+        Ok(matrix)
+    }
+}
+
+/// Reads one row behind the others; says how long it was.
+struct Row<'a>(&'a mut Vec<f32>);
+
+impl<'de> DeserializeSeed<'de> for Row<'_> {
+    type Value = usize;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<usize, D::Error> {
+        from.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Row<'_> {
+    type Value = usize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a row: an array of numbers")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<usize, A::Error> {
+        let mut columns = 0;
+        while let Some(value) = seq.next_element()? {
+            columns += 1;
+            if columns > MAX_EXTENT {
+                return Err(A::Error::custom(format_args!("more than {MAX_EXTENT} columns")));
+            }
+            self.0.push(value);
+        }
+        Ok(columns)
+    }
+}

@@ -1,0 +1,209 @@
+//! The example `server` as a process, and a client of it.
+#![forbid(unsafe_code)]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{HeaderMap, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+/// For what should take a moment; a machine that is busy with other tests may take some.
+pub(crate) const SOON: Duration = Duration::from_secs(15);
+pub(crate) const JSON: &str = "application/json";
+pub(crate) const RAW: &str = "application/octet-stream";
+
+/// A running server; killed when dropped.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) addr: SocketAddr,
+    log: Arc<Mutex<String>>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// What builds and starts the server with these arguments.
+pub(crate) fn command(args: &[&str]) -> Command {
+    // Beside the folder of this test.
+    let this = std::env::current_exe().expect("this binary has a path");
+    let path: PathBuf = this.ancestors().nth(2).expect("target/PROFILE").join("examples/server");
+    assert!(path.exists(), "{} is not there: `cargo build --example server`", path.display());
+    let device = std::env::var("GPU_AWAIT_TEST_DEVICE").unwrap_or_else(|_| "host".to_owned());
+    let mut command = Command::new(path);
+    command.args(args).env("GPU_AWAIT_DEVICE", device).env("RUST_LOG", "info");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+impl Server {
+    /// Starts one on a free port, and waits until it listens.
+    pub(crate) fn start(args: &[&str]) -> Server {
+        let args = [&["--listen", "127.0.0.1:0"], args].concat();
+        let mut child = command(&args).spawn().expect("the server starts");
+        let log = Arc::new(Mutex::new(String::new()));
+        let (stderr, copy) = (child.stderr.take().expect("piped"), log.clone());
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut log = copy.lock().unwrap();
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        stdout.read_line(&mut line).expect("its first line");
+        let addr = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| {
+            panic!("it said `{line}` and {}", log.lock().unwrap());
+        });
+        let addr = addr.parse().expect("an address");
+        Server { child, addr, log }
+    }
+
+    /// What it wrote to stderr so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn client(&self) -> SendRequest<Full<Bytes>> {
+        let socket = TcpStream::connect(self.addr).await.expect("it accepts");
+        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.expect("HTTP/1");
+        tokio::spawn(async move { connection.await.ok() });
+        sender
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Reply {
+        self.request(Request::get(path).body(Full::default()).expect("a request")).await
+    }
+
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        content_type: &str,
+        body: impl Into<Bytes>,
+    ) -> Reply {
+        self.request(post(path, content_type, body)).await
+    }
+
+    pub(crate) async fn request(&self, request: Request<Full<Bytes>>) -> Reply {
+        send(&mut self.client().await, request).await
+    }
+
+    pub(crate) async fn status(&self) -> Value {
+        self.get("/status").await.json()
+    }
+
+    /// The value of a metric without labels.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").await.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or("0").parse().expect("a number")
+    }
+
+    /// Sends a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status();
+        assert!(sent.expect("`kill` is there").success());
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let end = Instant::now() + SOON;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("its state") {
+                return status;
+            }
+            assert!(Instant::now() < end, "it does not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
+        if std::thread::panicking() {
+            // What the last lines say is about the failure.
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!("the server's log:\n{}", lines[lines.len().saturating_sub(20)..].join("\n"));
+        }
+    }
+}
+
+impl Reply {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.body.to_vec()).expect("text")
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().expect("text"))
+    }
+
+    /// The kind of an error that is told as all of them are: with a sentence.
+    pub(crate) fn error(&self) -> String {
+        let error = &self.json()["error"];
+        assert!(error["message"].as_str().is_some_and(|text| text.len() > 10), "{self:?}");
+        error["kind"].as_str().expect("a kind").to_owned()
+    }
+}
+
+pub(crate) fn post(path: &str, content_type: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+    let request = Request::post(path).header(CONTENT_TYPE, content_type);
+    request.body(Full::new(body.into())).expect("a request")
+}
+
+/// Sends a request on a connection and reads the answer.
+pub(crate) async fn send(
+    client: &mut SendRequest<Full<Bytes>>,
+    mut request: Request<Full<Bytes>>,
+) -> Reply {
+    request.headers_mut().insert(HOST, "localhost".parse().expect("a host"));
+    let exchange = async {
+        client.ready().await.expect("a connection");
+        let (head, body) = client.send_request(request).await.expect("an answer").into_parts();
+        let body = body.collect().await.expect("a whole answer").to_bytes();
+        Reply { status: head.status, headers: head.headers, body }
+    };
+    tokio::time::timeout(SOON, exchange).await.expect("it answers")
+}
+
+/// Asks again and again until it is so.
+pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !is_so().await {
+        assert!(Instant::now() < end, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The rest of what a program that ended said.
+pub(crate) fn text_of(mut from: impl Read) -> String {
+    let mut text = String::new();
+    from.read_to_string(&mut text).expect("text");
+    text
+}
