@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `smoke` | few iterations, to see that the bench runs; always so on the host device |
 //! | `all-modes` | `await_latency`: the other ways of learning of completions as well |
-//! | `streams=K` | `throughput`: spreads the tasks over at most K streams |
+//! | `streams=K` | `throughput`: spreads the tasks over at most K streams; `server`: its pool has K |
+//! | `in_flight=K` | `server`: at most K requests on the device at once |
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -53,6 +53,13 @@ pub(crate) struct Home {
     loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
+/// The poller keeps streams for a while, and with them the engine: no longer.
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.engine.attention.hurry();
+    }
+}
+
 impl Home {
     pub(crate) fn new(engine: &Arc<Engine>) -> Result<Arc<Self>> {
         let pinned = PinnedPool::new(engine);

@@ -284,3 +284,30 @@ mod growth {
         assert!(after.2 <= resident + (8 << 10), "{resident} KiB, then {after:?}");
     }
 }
+
+/// The poller keeps streams for a while that nobody waits for; not those of a device that is gone.
+#[tokio::test]
+async fn what_a_device_had_goes_soon_after_its_last_handle() -> gpu_await::Result<()> {
+    // Half of that while.
+    const SOON: Duration = Duration::from_millis(10);
+    let mut quickest = Duration::MAX;
+    for _ in 0..10 {
+        let (faults, handle) = testing::faults();
+        handle.record();
+        let device = testing::host_with(faults);
+        let stream = device.stream()?;
+        let mut op = stream.host_fn(|| std::thread::sleep(Duration::from_millis(1)));
+        // Looked for by the poller.
+        tokio::time::timeout(Duration::from_secs(5), &mut op).await.expect("it ends")?;
+        drop((op, stream, device));
+        let start = Instant::now();
+        let count = |call| handle.calls().into_iter().filter(|made| *made == call).count();
+        while count("stream_destroy") < count("stream_create") {
+            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", handle.calls());
+            std::thread::yield_now();
+        }
+        quickest = quickest.min(start.elapsed());
+    }
+    assert!(quickest < SOON, "{quickest:?}");
+    Ok(())
+}

@@ -1,15 +1,17 @@
-//! The bare driver API, for baselines in the same process and run.
+//! The bare driver API, for baselines in the same process and run. Copies of much memory are in
+//! `copies.rs`.
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
 
-/// CUDA device 0 and two kernels, without any of this crate.
+/// CUDA device 0 and three kernels, without any of this crate.
 pub(crate) struct Raw {
     context: Arc<CudaContext>,
     empty: sys::CUfunction,
+    scale: sys::CUfunction,
     spin: sys::CUfunction,
 }
 
@@ -54,6 +56,7 @@ impl Raw {
         };
         Box::leak(Box::new(Raw {
             empty: function(include_str!("../../kernels/empty.ptx"), "empty"),
+            scale: function(include_str!("../../kernels/scale.ptx"), "scale"),
             spin: function(include_str!("../../kernels/spin.ptx"), "spin"),
             context,
         }))
@@ -146,6 +149,61 @@ impl Drop for RawEvent {
     fn drop(&mut self) {
         // SAFETY: the event lives, and nobody names it any more.
         ok(unsafe { sys::cuEventDestroy_v2(self.0) });
+    }
+}
+
+/// A stream with memory of its own on both sides, for one request at a time. The memory is left to
+/// the end of the process.
+pub(crate) struct Seat {
+    stream: RawStream,
+    /// Pinned.
+    host: *mut f32,
+    device: sys::CUdeviceptr,
+    len: usize,
+}
+
+// SAFETY: its memory is its own, and may be used by any thread.
+unsafe impl Send for Seat {}
+
+impl Seat {
+    /// For `len` elements; leaves the context current on the calling thread.
+    pub(crate) fn new(raw: &'static Raw, len: usize) -> Seat {
+        let stream = raw.stream();
+        let (mut host, mut device) = (std::ptr::null_mut(), 0);
+        // SAFETY: a context is current and the result is live; flag 0 is the plain kind.
+        ok(unsafe { sys::cuMemHostAlloc(&raw mut host, 4 * len, 0) });
+        // SAFETY: likewise.
+        ok(unsafe { sys::cuMemAlloc_v2(&raw mut device, 4 * len) });
+        Seat { stream, host: host.cast(), device, len }
+    }
+
+    /// Copies floats up, multiplies them, copies them down and blocks the thread until that is done.
+    ///
+    /// # Panics
+    /// If `values` are not as many as the seat is for.
+    pub(crate) fn scale(&mut self, mut factor: f32, values: &[u8]) -> Vec<u8> {
+        let (bytes, raw, stream) = (4 * self.len, self.stream.raw, self.stream.stream);
+        assert_eq!(values.len(), bytes);
+        raw.context.bind_to_thread().expect("the context is alive");
+        let host = self.host.cast::<u8>();
+        // SAFETY: `host` has so many bytes, and nothing uses them: each call waits for its copies.
+        unsafe { host.copy_from_nonoverlapping(values.as_ptr(), bytes) };
+        // SAFETY: both ends have so many bytes and live as long as this does.
+        ok(unsafe { sys::cuMemcpyHtoDAsync_v2(self.device, host.cast(), bytes, stream) });
+        let mut len = self.len as u64;
+        let mut args: [*mut c_void; 3] =
+            [(&raw mut factor).cast(), (&raw mut self.device).cast(), (&raw mut len).cast()];
+        let blocks = u32::try_from(self.len.div_ceil(256)).expect("a grid");
+        let (args, none) = (args.as_mut_ptr(), std::ptr::null_mut());
+        // SAFETY: the kernel takes a float, an address and a length, which the call copies.
+        ok(unsafe {
+            sys::cuLaunchKernel(raw.scale, blocks, 1, 1, 256, 1, 1, 0, stream, args, none)
+        });
+        // SAFETY: as for the copy up.
+        ok(unsafe { sys::cuMemcpyDtoHAsync_v2(host.cast(), self.device, bytes, stream) });
+        self.stream.synchronize();
+        // SAFETY: the copy down has ended, and what it wrote lasts until the next call.
+        unsafe { std::slice::from_raw_parts(host, bytes) }.to_vec()
     }
 }
 

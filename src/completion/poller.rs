@@ -29,6 +29,8 @@ pub(crate) struct Attention {
     incoming: Mutex<Vec<Arc<Lane>>>,
     stop: AtomicBool,
     stopped: AtomicBool,
+    /// Set when the device's last handle is gone: nobody will wait for its streams.
+    hurries: AtomicBool,
 }
 
 impl Attention {
@@ -39,6 +41,7 @@ impl Attention {
             incoming: Mutex::default(),
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            hurries: AtomicBool::new(false),
         }
     }
 
@@ -65,6 +68,18 @@ impl Attention {
         {
             thread.unpark();
         }
+    }
+
+    /// Lets go of streams as soon as nobody waits for them.
+    pub(crate) fn hurry(&self) {
+        // ORDERING: Relaxed: the call below orders it before the poller's next look.
+        self.hurries.store(true, Ordering::Relaxed);
+        self.call();
+    }
+
+    fn lingers_ns(&self) -> u64 {
+        // ORDERING: Relaxed, as above.
+        if self.hurries.load(Ordering::Relaxed) { HURRY_NS } else { policy::LINGER_NS }
     }
 
     /// Ends the poller's thread.
@@ -105,6 +120,9 @@ enum Next {
     /// The device is lost, and everybody was told.
     End,
 }
+
+/// How long streams are kept that nobody waits for, once the device's last handle is gone.
+const HURRY_NS: u64 = 50_000;
 
 /// A sleep shorter than this is not worth its 3 µs.
 const SPIN_NS: u64 = 3_000;
@@ -172,7 +190,7 @@ impl Poller {
         // Once more, for who came before it could see that.
         let again = self.round(engine, attention);
         let now = engine.now();
-        let until = self.next_look(engine, now);
+        let until = self.next_look(engine, now, attention.lingers_ns());
         if again || until <= now + SPIN_NS {
             attention.park.resume();
             return Next::Again;
@@ -208,7 +226,7 @@ impl Poller {
     }
 
     /// When to look next, given that nothing moved.
-    fn next_look(&mut self, engine: &Arc<Engine>, now: u64) -> u64 {
+    fn next_look(&mut self, engine: &Arc<Engine>, now: u64, lingers_ns: u64) -> u64 {
         let waited_for = self.active.iter().any(|lane| lane.has_waiters());
         let owes = self.owes(engine);
         if waited_for || owes {
@@ -217,7 +235,7 @@ impl Poller {
                 self.last_probe = now;
                 engine.check_health().ok();
             }
-        } else if now >= self.last_progress + policy::LINGER_NS {
+        } else if now >= self.last_progress + lingers_ns {
             self.active.retain(|lane| !lane.deactivate());
             if self.active.is_empty() {
                 return u64::MAX;
@@ -227,7 +245,7 @@ impl Poller {
             (_, true) => self.next_press(),
             (true, false) => now + policy::PROBE_NS,
             (false, false) if self.active.is_empty() => return u64::MAX,
-            (false, false) => now + policy::LINGER_NS,
+            (false, false) => now + lingers_ns,
         };
         for lane in &self.active {
             until = until.min(lane.next_look());

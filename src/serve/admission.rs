@@ -74,8 +74,6 @@ struct Seat {
     class: Class,
     taken: usize,
     usable: bool,
-    /// When it was last given, as a count of places given.
-    given: u64,
 }
 
 #[derive(Debug)]
@@ -104,7 +102,7 @@ impl Admission {
         max_waiting: usize,
         seats: impl IntoIterator<Item = Class>,
     ) -> Self {
-        let seat = |class| Seat { class, taken: 0, usable: true, given: 0 };
+        let seat = |class| Seat { class, taken: 0, usable: true };
         Admission {
             limit,
             max_waiting,
@@ -259,18 +257,18 @@ impl Admission {
         self.waiting.remove(&key).flatten()
     }
 
-    /// Takes a place on the seat of the class that fewest share, of these the one that was given
-    /// longest ago. Where there is none of the class, any other will do.
+    /// Takes a place on the seat of the class that fewest share, of these the first: a stream that
+    /// was used lately has memory to reuse, and is known. Where there is none of the class, any other
+    /// will do.
     fn give(&mut self, class: Class) -> Option<usize> {
         let seats = || self.seats.iter().enumerate().filter(|(_, seat)| seat.usable);
         let has_class = seats().any(|(_, seat)| seat.class == class);
         let (seat, _) = seats()
             .filter(|(_, seat)| seat.class == class || !has_class)
-            .min_by_key(|(_, seat)| (seat.taken, seat.given))?;
+            .min_by_key(|(_, seat)| seat.taken)?;
         self.granted += 1;
         self.taken += 1;
         self.seats[seat].taken += 1;
-        self.seats[seat].given = self.granted;
         Some(seat)
     }
 }
