@@ -80,10 +80,11 @@ pub struct Stats {
 }
 
 /// Resolves with the error when the device is lost; see [`Device::lost`].
-#[derive(Clone)]
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Loss {
     engine: Arc<Engine>,
+    /// Its place among those who wait.
+    key: Option<usize>,
 }
 
 impl Device {
@@ -385,8 +386,14 @@ impl Device {
     }
 
     /// Resolves with the error when the device is lost, and stays pending otherwise.
+    ///
+    /// A driver tells of a loss when it is called. While somebody awaits this, a device without work
+    /// is asked once a second.
+    ///
+    /// # Cancel safety
+    /// Yes.
     pub fn lost(&self) -> Loss {
-        Loss { engine: self.engine().clone() }
+        Loss { engine: self.engine().clone(), key: None }
     }
 
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
@@ -557,11 +564,24 @@ impl DeviceBuilder {
 impl Future for Loss {
     type Output = Error;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
-        match self.engine.poll_lost(cx.waker()) {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
+        let this = &mut *self;
+        match this.engine.poll_lost(&mut this.key, cx.waker()) {
             Some(error) => Poll::Ready(error),
             None => Poll::Pending,
         }
+    }
+}
+
+impl Clone for Loss {
+    fn clone(&self) -> Self {
+        Loss { engine: self.engine.clone(), key: None }
+    }
+}
+
+impl Drop for Loss {
+    fn drop(&mut self) {
+        self.engine.forget_lost(self.key);
     }
 }
 

@@ -15,6 +15,28 @@ use gpu_await::testing::{self, Gate};
 use gpu_await::{Device, Stream, kernels};
 use settled::settled;
 
+/// A task that is through is not kept by the device whose loss it might have been told.
+#[test]
+fn a_dropped_wait_for_a_loss_keeps_no_waker() {
+    struct Quiet;
+    impl std::task::Wake for Quiet {
+        fn wake(self: Arc<Self>) {}
+    }
+    let device = testing::device();
+    let quiet = Arc::new(Quiet);
+    let waker = std::task::Waker::from(quiet.clone());
+    let mut cx = std::task::Context::from_waker(&waker);
+    let mut losses: Vec<_> = (0..10).map(|_| device.lost()).collect();
+    for _ in 0..2 {
+        for loss in &mut losses {
+            assert!(futures::FutureExt::poll_unpin(loss, &mut cx).is_pending());
+        }
+    }
+    assert_eq!(Arc::strong_count(&quiet), 12);
+    drop(losses);
+    assert_eq!(Arc::strong_count(&quiet), 2);
+}
+
 #[tokio::test]
 async fn drop_before_completion_keeps_buffers() {
     completions::each(|device| async move {

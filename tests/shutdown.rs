@@ -285,6 +285,23 @@ mod growth {
     }
 }
 
+/// Nobody calls the driver: the poller does, for who waits for the loss.
+#[tokio::test]
+async fn the_loss_of_an_idle_device_is_told() -> gpu_await::Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    device.stream()?.zeros::<u8>(4).await?;
+    let told = tokio::spawn(device.lost());
+    // Others come and go.
+    for _ in 0..3 {
+        assert!(device.lost().now_or_never().is_none());
+    }
+    handle.lose_device("a test");
+    let error = tokio::time::timeout(Duration::from_secs(10), told).await.expect("it is told");
+    assert!(error.expect("no panic").is_device_lost());
+    Ok(())
+}
+
 /// The poller keeps streams for a while that nobody waits for; not those of a device that is gone.
 #[tokio::test]
 async fn what_a_device_had_goes_soon_after_its_last_handle() -> gpu_await::Result<()> {

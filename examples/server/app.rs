@@ -82,9 +82,6 @@ impl App {
             .max_in_flight(options.max_in_flight)
             .max_waiting(options.max_waiting)
             .build()?;
-        let heart = device.stream()?;
-        let word = heart.zeros(1).await?;
-        tokio::spawn(status::heartbeat(heart, word));
         let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
         tokio::spawn(worker);
         let app = App(Arc::new(Shared {

@@ -83,6 +83,7 @@ pub(crate) fn scrape(app: &App) -> String {
         ("server_embed_waiting", embed.waiting as u64),
         ("server_embed_refused", embed.refused),
         ("server_device_operations_in_flight", device.in_flight),
+        ("server_device_wake_ups", device.wake_ups),
         ("server_device_allocated_bytes", device.allocated_bytes),
         ("server_device_allocations", device.allocations),
         ("server_device_retired_bytes", device.retired_bytes),

@@ -1,20 +1,16 @@
-//! What `/status` tells the page, and the tasks that ask the device how it is.
+//! What `/status` tells the page, and the task that asks the device whether it has work.
 #![forbid(unsafe_code)]
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use gpu_await::{DeviceBuffer, Error, ErrorKind, Stream};
 use serde_json::{Value, json};
 
 use crate::app::{App, Shared};
 
 /// How often the device is asked whether it has work, for the share of time in which it had.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// How often a device that nobody uses is given something to do.
-const BEAT_EVERY: Duration = Duration::from_secs(1);
 
 /// The state of the service, as JSON.
 pub(crate) fn of(app: &App) -> Value {
@@ -67,20 +63,5 @@ pub(crate) async fn look(app: Weak<Shared>) {
         every.tick().await;
         let Some(app) = app.upgrade() else { return };
         app.window.look(app.device.stats().in_flight > 0);
-    }
-}
-
-/// Uses the device now and then: that it is lost is known from the next call of the driver, and without
-/// requests there would be none. Ends with the device; who waits for [`gpu_await::Device::lost`] is told.
-pub(crate) async fn heartbeat(stream: Stream, mut word: DeviceBuffer<u32>) {
-    let mut every = tokio::time::interval(BEAT_EVERY);
-    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        every.tick().await;
-        let ended =
-            |error: Error| matches!(error.kind(), ErrorKind::DeviceLost | ErrorKind::Closed);
-        if stream.fill(&mut word, 0).await.is_err_and(ended) {
-            return;
-        }
     }
 }

@@ -24,6 +24,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use slab::Slab;
 
 use super::checkers::Checkers;
 use super::doorbell::Bells;
@@ -92,7 +93,7 @@ pub(crate) struct Engine {
     /// The clock of a stepped device, which time itself does not move.
     stepped_ns: AtomicU64,
     /// Wakers of who waits for the loss of the device.
-    mourners: Mutex<Vec<Waker>>,
+    mourners: Mutex<Slab<Waker>>,
     pub(crate) counters: Counters,
 }
 
@@ -237,16 +238,40 @@ impl Engine {
         self.lost.get()
     }
 
-    /// Resolves with the loss of the device.
-    pub(crate) fn poll_lost(&self, waker: &Waker) -> Option<Error> {
+    /// Resolves with the loss of the device. `key` is the future's, for [`forget_lost`](Self::forget_lost).
+    pub(crate) fn poll_lost(&self, key: &mut Option<usize>, waker: &Waker) -> Option<Error> {
         if self.lost.get().is_none() {
-            let mut mourners = self.mourners.lock();
-            if !mourners.iter().any(|known| known.will_wake(waker)) {
-                mourners.push(waker.clone());
+            // Cloning and dropping a waker is foreign code: both outside the lock.
+            let fresh = waker.clone();
+            let (stale, is_first) = {
+                let mut mourners = self.mourners.lock();
+                match key.and_then(|key| mourners.get_mut(key)) {
+                    Some(known) => (Some(std::mem::replace(known, fresh)), false),
+                    None => {
+                        *key = Some(mourners.insert(fresh));
+                        (None, mourners.len() == 1)
+                    }
+                }
+            };
+            drop(stale);
+            if is_first {
+                // From now on it looks after an idle device as well.
+                self.attention.call();
             }
         }
         // Read again: `lose` sets the loss before it takes the mourners.
         self.lost.get().cloned()
+    }
+
+    /// Drops a future's interest in the loss.
+    pub(crate) fn forget_lost(&self, key: Option<usize>) {
+        let waker = key.and_then(|key| self.mourners.lock().try_remove(key));
+        drop(waker);
+    }
+
+    /// Whether somebody waits for the loss of the device.
+    pub(crate) fn is_watched(&self) -> bool {
+        !self.mourners.lock().is_empty()
     }
 
     /// Whether dependencies between streams are exact, so that operations are followed by events.
@@ -338,7 +363,7 @@ impl Engine {
         // the load of `lost` in `Lane::poll_ticket`.
         fence(Ordering::SeqCst);
         let mourners = std::mem::take(&mut *self.mourners.lock());
-        mourners.into_iter().for_each(super::lane::wake);
+        mourners.into_iter().for_each(|(_, waker)| super::lane::wake(waker));
         for lane in self.lanes() {
             lane.mourn();
         }

@@ -100,6 +100,8 @@ pub(crate) const NAP_FIRST_NS: u64 = 20_000;
 pub(crate) const NAP_STEADY_NS: u64 = 50_000;
 /// The longest nap while somebody waits; as often the device is asked how it is.
 pub(crate) const PROBE_NS: u64 = 5_000_000;
+/// As often an idle device is asked whose loss somebody waits for.
+pub(crate) const WATCH_NS: u64 = 1_000_000_000;
 /// Doorbells are for waits beyond this age.
 pub(crate) const BELL_NS: u64 = 500_000;
 

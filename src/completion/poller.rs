@@ -238,19 +238,31 @@ impl Poller {
         } else if now >= self.last_progress + lingers_ns {
             self.active.retain(|lane| !lane.deactivate());
             if self.active.is_empty() {
-                return u64::MAX;
+                return self.next_watch(engine, now);
             }
         }
         let mut until = match (waited_for, owes) {
             (_, true) => self.next_press(),
             (true, false) => now + policy::PROBE_NS,
-            (false, false) if self.active.is_empty() => return u64::MAX,
+            (false, false) if self.active.is_empty() => return self.next_watch(engine, now),
             (false, false) => now + lingers_ns,
         };
         for lane in &self.active {
             until = until.min(lane.next_look());
         }
         until
+    }
+
+    /// When to look after an idle device next.
+    fn next_watch(&mut self, engine: &Engine, now: u64) -> u64 {
+        if !engine.is_watched() {
+            return u64::MAX;
+        }
+        if now >= self.last_probe + policy::WATCH_NS {
+            self.last_probe = now;
+            engine.check_health().ok();
+        }
+        self.last_probe + policy::WATCH_NS
     }
 
     /// When to see to what is owed; more rarely while nothing moves.
