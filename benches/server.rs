@@ -1,29 +1,33 @@
 //! What does a GPU call cost inside an HTTP server, beside none and beside what people do today?
 //!
-//! An axum server on half of the cores, with all of its threads, and hyper clients on the other half, so
-//! that neither takes time from the other. Keep-alive connections over loopback send one request after
-//! the other: 256 floats there, doubled, and back. The same connections ask for each way in turn:
+//! An axum server on half of the cores, with all of its threads, and hyper clients on the other half,
+//! so that neither takes time from the other. Keep-alive connections over loopback send one request
+//! after the other: 256 floats there, doubled, and back. The same connections ask for each way in
+//! turn:
 //!
 //! | way | the handler |
 //! |---|---|
 //! | `none` | answers with what it got |
 //! | `await` | takes a stream of a `StreamPool`, uploads, launches, awaits the download |
-//! | `blocking` | inside `spawn_blocking`: bare driver copies, the same kernel, `cuStreamSynchronize` |
+//! | `batched` | asks a `Batcher`, whose batches do the same with all that came meanwhile |
+//! | `blocking` | what people do, see below |
+//! | `ready` | the best that can be made of that |
 //!
-//! At most 64 requests are on the device at once (`in_flight=K` for another number), with either way;
-//! further ones wait as tasks, so that `blocking` needs no more threads than that. Each of its streams
-//! has its memory ready, pinned and on the device, while `await` allocates and frees in stream order.
-//! `await` has as many streams as `blocking` (`streams=K` for fewer). The driver waits as it does unless
-//! told otherwise.
+//! `blocking` goes through `spawn_blocking` and the bare driver: it allocates, copies, launches,
+//! copies, frees and calls `cuStreamSynchronize`, on a stream that no other request has meanwhile, in
+//! one of tokio's 512 threads. For `ready` the device memory is there already, and no more than 64
+//! requests (`in_flight=K`) come to those threads at once. `await` and `batched` have at most 64
+//! requests or batches in flight (`in_flight=K`) on 8 streams (`streams=K`). Host memory is pinned
+//! and ready everywhere. The driver waits as it does unless told otherwise.
 //!
-//! `server.C.*` is for C connections. Each way has 1 s, behind 0.3 s to warm up, three times in turn;
-//! a figure is the median of the three rounds. A latency is counted if its request began within the
-//! second, however long it took; a rate counts what ended within it.
+//! `server.C.*` is for C connections. Each way has 0.6 s, behind 0.2 s to warm up, three times in
+//! turn; a figure is the median of the three rounds. A latency is counted if its request began within
+//! that time, however long it took; a rate counts what ended within it.
 //!
 //! Then `server.cancel.*`: 64 connections that ask for `await`, alone (`undisturbed`) and beside
-//! 1,000 requests a second whose connection is dropped at a random moment (`disturbed`).
-//! `abandoned` is how many of these were in the middle of their handler, `left` what the device still
-//! has when everything has settled: operations in flight, lent bytes, allocations, places in the pool.
+//! 1,000 requests whose connection is dropped at a random moment (`disturbed`). `abandoned` is how
+//! many of these were in the middle of their handler, `left` what the device still has when everything
+//! has settled: operations in flight, lent bytes, allocations, places in the pool.
 
 #[path = "measure.rs"]
 mod measure;
@@ -42,21 +46,21 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::serve::ListenerExt;
-use gpu_await::{Device, StreamPool, kernels};
+use gpu_await::{BatchWorker, Batcher, Device, StreamPool, kernels};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use measure::{Sorted, print, rounds, us, window};
 use parking_lot::Mutex;
-use raw::{Raw, Seat};
+use raw::{Memory, Raw, Seat};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
 const LEN: usize = 256;
-const WINDOW: Duration = Duration::from_secs(1);
-const WARM_UP: Duration = Duration::from_millis(300);
+const WINDOW: Duration = Duration::from_millis(600);
+const WARM_UP: Duration = Duration::from_millis(200);
 const CONNECTIONS: [usize; 3] = [1, 64, 1024];
 const CANCELS: usize = 1000;
 const SEED: u64 = 0x5EED;
@@ -66,7 +70,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 fn main() {
     more_files();
     let in_flight = measure::number("in_flight").unwrap_or(64).max(1);
-    let streams = measure::number("streams").unwrap_or(in_flight).max(1);
+    let streams = measure::number("streams").unwrap_or(8).max(1);
     let (server, clients) = halves();
     // What this thread starts, such as the driver's threads and ours, stays where it is.
     pin(&server);
@@ -75,9 +79,9 @@ fn main() {
     let (serving, asking) = (runtime_on(server), runtime_on(clients.clone()));
     let app = App::new(&serving, &device, raw, in_flight, streams);
     let address = serving.block_on(serve(app.clone()));
-    let mut ways = vec!["none", "await"];
+    let mut ways = vec!["none", "await", "batched"];
     if raw.is_some() {
-        ways.push("blocking");
+        ways.extend(["blocking", "ready"]);
     }
     for connections in CONNECTIONS {
         let mut clients = asking.block_on(Client::connect(address, connections, app.computes));
@@ -94,12 +98,16 @@ fn main() {
                 print(&format!("{name}.{p}_us"), percentile_of(phases, percentile), "us");
             }
         }
-        if let [_, awaiting, blocking] = &phases[..] {
-            let throughput = median(awaiting, Phase::rate) / median(blocking, Phase::rate);
-            let name = format!("server.{connections}");
-            print(&format!("{name}.throughput_over_blocking"), throughput, "ratio");
-            let p99 = percentile_of(awaiting, 0.99) / percentile_of(blocking, 0.99);
-            print(&format!("{name}.p99_over_blocking"), p99, "ratio");
+        if let [_, awaiting, batched, blocking, ready] = &phases[..] {
+            for (way, ours) in [("await", awaiting), ("batched", batched)] {
+                for (what, theirs) in [("blocking", blocking), ("ready", ready)] {
+                    let name = format!("server.{connections}.{way}");
+                    let throughput = median(ours, Phase::rate) / median(theirs, Phase::rate);
+                    print(&format!("{name}.throughput_over_{what}"), throughput, "ratio");
+                    let p99 = percentile_of(ours, 0.99) / percentile_of(theirs, 0.99);
+                    print(&format!("{name}.p99_over_{what}"), p99, "ratio");
+                }
+            }
         }
     }
     cancels(&app, address, &asking, &clients);
@@ -112,6 +120,7 @@ struct App {
     device: Device,
     scale: kernels::scale,
     pool: StreamPool,
+    batcher: Batcher<Bytes, Bytes>,
     seats: Option<Seats>,
     /// Whether answers are what the kernel says: a stand-in driver computes nothing.
     computes: bool,
@@ -119,10 +128,12 @@ struct App {
     abandoned: Arc<AtomicU64>,
 }
 
-/// What `blocking` has instead of a pool of streams.
+/// What `blocking` and `ready` have instead of a pool of streams.
 #[derive(Clone)]
 struct Seats {
+    raw: &'static Raw,
     free: Arc<Mutex<Vec<Seat>>>,
+    /// For `ready`.
     permits: Arc<Semaphore>,
 }
 
@@ -135,14 +146,17 @@ impl App {
         streams: usize,
     ) -> Arc<App> {
         let seats = raw.map(|raw| Seats {
-            free: Arc::new(Mutex::new((0..in_flight).map(|_| Seat::new(raw, LEN)).collect())),
+            raw,
+            free: Arc::default(),
             permits: Arc::new(Semaphore::new(in_flight)),
         });
         let pool = StreamPool::builder().streams(device, streams).max_in_flight(in_flight);
         let pool = pool.max_waiting(2 * CONNECTIONS[2]).build().expect("a pool");
         let scale = runtime.block_on(kernels::scale::load(device)).expect("loads");
+        let (batcher, worker) = batcher(&pool, &scale);
+        runtime.spawn(worker);
         let (device, abandoned) = (device.clone(), Arc::default());
-        let mut app = App { device, scale, pool, seats, computes: true, abandoned };
+        let mut app = App { device, scale, pool, batcher, seats, computes: true, abandoned };
         let answer = runtime.block_on(app.scale(&floats(1.0))).expect("a round trip");
         app.computes = answer == floats(2.0);
         assert!(app.computes || measure::is_smoke(), "the device computes something else");
@@ -158,10 +172,31 @@ impl App {
         let mut pinned = stream.pinned::<f32>(values.len() / 4)?;
         bytemuck::cast_slice_mut(&mut pinned).copy_from_slice(values);
         let mut x = stream.upload(pinned).queued()?;
-        self.scale.launch(&*stream, 2.0, &mut x).queued()?;
+        self.scale.launch(&stream, 2.0, &mut x).queued()?;
         let x = stream.download(&x).await?;
         Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&x)))
     }
+}
+
+/// Doubles the floats of all requests of a batch with one upload, one launch and one download.
+fn batcher(pool: &StreamPool, scale: &kernels::scale) -> (Batcher<Bytes, Bytes>, BatchWorker) {
+    let (pool, scale) = (pool.clone(), scale.clone());
+    let builder = Batcher::builder().max_len(64).max_in_flight(4).max_waiting(2 * CONNECTIONS[2]);
+    builder.build(move |requests: Vec<Bytes>| {
+        let (pool, scale) = (pool.clone(), scale.clone());
+        async move {
+            let stream = pool.acquire().await?;
+            let mut pinned = stream.pinned::<f32>(LEN * requests.len())?;
+            for (row, request) in pinned.as_chunks_mut::<LEN>().0.iter_mut().zip(&requests) {
+                bytemuck::cast_slice_mut(row).copy_from_slice(request);
+            }
+            let mut x = stream.upload(pinned).queued()?;
+            scale.launch(&stream, 2.0, &mut x).queued()?;
+            let x = stream.download(&x).await?;
+            let rows = x.as_chunks::<LEN>().0.iter();
+            Ok(rows.map(|row| Ok(Bytes::copy_from_slice(bytemuck::cast_slice(row)))).collect())
+        }
+    })
 }
 
 /// Serves from now on, at the address that it returns.
@@ -169,7 +204,9 @@ async fn serve(app: Arc<App>) -> SocketAddr {
     let router = Router::new()
         .route("/none", post(async |body: Bytes| body))
         .route("/await", post(awaiting))
+        .route("/batched", post(batched))
         .route("/blocking", post(blocking))
+        .route("/ready", post(ready))
         .with_state(app);
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -194,17 +231,34 @@ impl Drop for Begun<'_> {
     }
 }
 
+async fn batched(State(app): State<Arc<App>>, body: Bytes) -> Result<Bytes, StatusCode> {
+    app.batcher.call(body).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+}
+
 async fn blocking(State(app): State<Arc<App>>, body: Bytes) -> Result<Bytes, StatusCode> {
-    let Seats { free, permits } = app.seats.clone().ok_or(StatusCode::NOT_FOUND)?;
-    let permit = permits.acquire_owned().await.expect("never closed");
-    let blocking = tokio::task::spawn_blocking(move || {
-        let mut seat = free.lock().pop().expect("as many as permits");
-        let answer = seat.scale(2.0, &body);
-        free.lock().push(seat);
-        drop(permit);
-        answer
-    });
-    Ok(blocking.await.expect("no panic").into())
+    let seats = app.seats.clone().ok_or(StatusCode::NOT_FOUND)?;
+    Ok(seats.scale(body, Memory::Fresh).await)
+}
+
+async fn ready(State(app): State<Arc<App>>, body: Bytes) -> Result<Bytes, StatusCode> {
+    let seats = app.seats.clone().ok_or(StatusCode::NOT_FOUND)?;
+    let permit = seats.permits.clone().acquire_owned().await.expect("never closed");
+    let answer = seats.scale(body, Memory::Ready).await;
+    drop(permit);
+    Ok(answer)
+}
+
+impl Seats {
+    async fn scale(self, body: Bytes, memory: Memory) -> Bytes {
+        let blocking = tokio::task::spawn_blocking(move || {
+            let free = self.free.lock().pop();
+            let mut seat = free.unwrap_or_else(|| Seat::new(self.raw, LEN));
+            let answer = seat.scale(2.0, &body, memory);
+            self.free.lock().push(seat);
+            answer
+        });
+        blocking.await.expect("no panic").into()
+    }
 }
 
 // ---- the clients ----------------------------------------------------------------------------
@@ -245,7 +299,7 @@ impl Client {
     }
 }
 
-/// What one way was asked by all connections for a second.
+/// What one way was asked by all connections.
 struct Phase {
     latencies: Sorted,
     ended: u64,

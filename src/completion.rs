@@ -12,6 +12,7 @@
 //! | [`policy`] | how a waiter spends its time |
 //! | [`history`] | how long work took, and so when it may be complete |
 //! | [`checkers`] | which tasks look for themselves |
+//! | [`spare`] | what a stream keeps of freed memory |
 //!
 //! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
 //! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
@@ -31,6 +32,7 @@ pub(crate) mod reaper;
 pub(crate) mod retired;
 pub(crate) mod roster;
 pub(crate) mod shared_event;
+pub(crate) mod spare;
 pub(crate) mod submission;
 pub(crate) mod sweep;
 pub(crate) mod timeline;

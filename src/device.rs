@@ -1,22 +1,21 @@
 //! [`Device`]: a GPU, or the CPU as one.
 #![forbid(unsafe_code)]
 
+pub(crate) mod loss;
 pub(crate) mod streams;
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
+use self::loss::Loss;
 use crate::backend::host::HostBackend;
 use crate::backend::{Backend, DeviceKind};
 use crate::completion::engine::{Engine, EngineOptions};
 use crate::completion::lane::Lane;
 use crate::completion::policy::Completion;
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{ErrorDetail, Result};
 use crate::hazard::Use;
 use crate::home::Home;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
@@ -24,6 +23,9 @@ use crate::memory::{Element, MemoryInfo};
 use crate::offload::offload;
 use crate::op::{Op, Point, Value, join_all};
 use crate::stream::Stream;
+
+/// What a stream keeps of freed memory, unless said otherwise.
+const SPARE_BYTES: u64 = 8 << 20;
 
 /// A GPU, or the CPU as a device. Cheap to clone, `Send + Sync`; several of both kinds may be open
 /// in one process, and opening one twice gives two independent devices over one GPU.
@@ -51,6 +53,7 @@ pub struct DeviceBuilder {
     host_memory_bytes: Option<u64>,
     memory_limit_bytes: Option<u64>,
     release_threshold_bytes: Option<u64>,
+    spare_bytes_per_stream: Option<u64>,
 }
 
 /// What a device is doing; a snapshot.
@@ -77,14 +80,6 @@ pub struct Stats {
     pub pinned_used_bytes: u64,
     /// Futures woken so far because their operation was complete; who looked for itself is not in it.
     pub wake_ups: u64,
-}
-
-/// Resolves with the error when the device is lost; see [`Device::lost`].
-#[must_use = "a future does nothing unless it is awaited"]
-pub struct Loss {
-    engine: Arc<Engine>,
-    /// Its place among those who wait.
-    key: Option<usize>,
 }
 
 impl Device {
@@ -250,8 +245,11 @@ impl Device {
     pub async fn trim(&self, keep_bytes: u64) -> Result<()> {
         let engine = self.engine().clone();
         engine.check_health()?;
-        offload(move || engine.backend.pool_trim(keep_bytes).map_err(|code| engine.refused(code)))
-            .await?
+        offload(move || {
+            engine.flush_retired();
+            engine.backend.pool_trim(keep_bytes).map_err(|code| engine.refused(code))
+        })
+        .await?
     }
 
     /// Gives pinned memory that nobody holds back to the system, down to `keep_bytes` of what is
@@ -393,7 +391,7 @@ impl Device {
     /// # Cancel safety
     /// Yes.
     pub fn lost(&self) -> Loss {
-        Loss { engine: self.engine().clone(), key: None }
+        Loss::of(self.engine())
     }
 
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
@@ -445,6 +443,18 @@ impl DeviceBuilder {
     /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
     pub fn release_threshold_bytes(mut self, bytes: u64) -> Self {
         self.release_threshold_bytes = Some(bytes);
+        self
+    }
+
+    /// How much memory of buffers of at most 1 MiB each stream keeps when they are freed, for the
+    /// next ones of about that size on the same stream; 0 for none, 8 MiB unless said otherwise. What
+    /// a stream keeps is given back by [`Device::trim`], by the drop of the stream, and before an
+    /// allocation fails.
+    ///
+    /// The driver's allocator is quick for one thread and slow for several: 0.6 µs for an allocation
+    /// and its free on an H200, and 27 µs from each of eight threads. What is kept costs neither.
+    pub fn spare_bytes_per_stream(mut self, bytes: u64) -> Self {
+        self.spare_bytes_per_stream = Some(bytes);
         self
     }
 
@@ -557,31 +567,8 @@ impl DeviceBuilder {
             std::env::var_os("GPU_AWAIT_VERIFY").is_some_and(|value| value != "0")
         });
         let (completion, memory_limit) = (self.completion, self.memory_limit_bytes);
-        EngineOptions { completion, stepped: false, memory_limit, verify }
-    }
-}
-
-impl Future for Loss {
-    type Output = Error;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
-        let this = &mut *self;
-        match this.engine.poll_lost(&mut this.key, cx.waker()) {
-            Some(error) => Poll::Ready(error),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Clone for Loss {
-    fn clone(&self) -> Self {
-        Loss { engine: self.engine.clone(), key: None }
-    }
-}
-
-impl Drop for Loss {
-    fn drop(&mut self) {
-        self.engine.forget_lost(self.key);
+        let spare_bytes = self.spare_bytes_per_stream.unwrap_or(SPARE_BYTES);
+        EngineOptions { completion, stepped: false, memory_limit, verify, spare_bytes }
     }
 }
 

@@ -99,8 +99,9 @@ pub(crate) mod verbs;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use completion::policy::Completion;
+pub use device::loss::Loss;
 pub use device::streams::StreamBuilder;
-pub use device::{Device, DeviceBuilder, Loss, Stats};
+pub use device::{Device, DeviceBuilder, Stats};
 pub use error::{
     Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Result,
 };

@@ -51,11 +51,14 @@ impl MemoryInfo {
         let limit_bytes = engine.options.memory_limit;
         // ORDERING: Relaxed: a statistic.
         let held = engine.counters.allocated_bytes.load(Ordering::Relaxed);
+        // In the driver's eyes it is used; anybody's allocation gets it before it fails.
+        let spare: u64 = engine.lanes().iter().map(|lane| lane.spare_bytes()).sum();
+        let used = pool.used.saturating_sub(spare);
         let allowed = limit_bytes.map_or(u64::MAX, |limit| limit.saturating_sub(held));
         Ok(MemoryInfo {
-            free_bytes: (left + pool.reserved.saturating_sub(pool.used)).min(allowed),
+            free_bytes: (left + pool.reserved.saturating_sub(used)).min(allowed),
             total_bytes,
-            used_bytes: pool.used,
+            used_bytes: used,
             used_peak_bytes: pool.used_peak,
             reserved_bytes: pool.reserved,
             reserved_peak_bytes: pool.reserved_peak,

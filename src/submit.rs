@@ -462,11 +462,16 @@ pub(crate) struct Raw<'a> {
 }
 
 impl Raw<'_> {
-    /// Allocates in stream order.
+    /// Allocates in stream order: what the stream gave up, or from the driver.
+    // STREAM: what the stream gave up was used on it alone, in front of here.
     pub(crate) fn alloc(&self, bytes: u64) -> std::result::Result<DevicePtr, Refusal> {
         const OUT_OF_MEMORY: i32 = 2;
+        let (spare, size) = self.lane.take_spare(bytes);
+        if let Some(ptr) = spare {
+            return Ok(ptr);
+        }
         // SAFETY: the stream is the lane's.
-        unsafe { self.backend.alloc(self.stream, bytes) }.map_err(|code| match code.code {
+        unsafe { self.backend.alloc(self.stream, size) }.map_err(|code| match code.code {
             OUT_OF_MEMORY => Refusal::OutOfMemory { asked_bytes: bytes },
             _ => code.into(),
         })

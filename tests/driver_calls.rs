@@ -118,8 +118,13 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// A device whose streams keep nothing that is freed, so that each buffer is an allocation.
 fn device_with(mode: Completion) -> Device {
-    Device::builder().completion(mode).cuda(0).expect("the stand-in has a device")
+    Device::builder()
+        .completion(mode)
+        .spare_bytes_per_stream(0)
+        .cuda(0)
+        .expect("the stand-in has a device")
 }
 
 /// What a stream remembers of the waits for its work: in the mode `Adaptive`, that decides how it is
@@ -217,6 +222,16 @@ struct Live([(&'static str, i64); 6]);
 impl Live {
     const KINDS: [&'static str; 6] =
         ["stream", "event", "memory", "registered", "module", "context"];
+
+    /// When everything that was put on streams is complete: what is freed there lives until then.
+    fn settled(driver: &StandIn) -> Live {
+        let end = Instant::now() + SOON;
+        while driver.live("command") > 0 {
+            assert!(Instant::now() < end, "commands do not end");
+            std::thread::yield_now();
+        }
+        Live::now(driver)
+    }
 
     fn now(driver: &StandIn) -> Live {
         Live(Live::KINDS.map(|kind| (kind, driver.live(kind))))

@@ -48,6 +48,7 @@ const PURE: &[&str] = &[
     "completion/policy",
     "completion/submission",
     "completion/sweep",
+    "completion/spare",
     "completion/timeline",
     "completion/waiters",
     "serve/admission",

@@ -152,6 +152,15 @@ impl Drop for RawEvent {
     }
 }
 
+/// Which device memory a request uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// Its seat's.
+    Ready,
+    /// Allocated for it.
+    Fresh,
+}
+
 /// A stream with memory of its own on both sides, for one request at a time. The memory is left to
 /// the end of the process.
 pub(crate) struct Seat {
@@ -177,22 +186,28 @@ impl Seat {
         Seat { stream, host: host.cast(), device, len }
     }
 
-    /// Copies floats up, multiplies them, copies them down and blocks the thread until that is done.
+    /// Copies floats up, multiplies them, copies them down and blocks the thread until that is done;
+    /// in device memory of its own, or in some that is allocated and freed in stream order.
     ///
     /// # Panics
     /// If `values` are not as many as the seat is for.
-    pub(crate) fn scale(&mut self, mut factor: f32, values: &[u8]) -> Vec<u8> {
+    pub(crate) fn scale(&mut self, mut factor: f32, values: &[u8], memory: Memory) -> Vec<u8> {
         let (bytes, raw, stream) = (4 * self.len, self.stream.raw, self.stream.stream);
         assert_eq!(values.len(), bytes);
         raw.context.bind_to_thread().expect("the context is alive");
         let host = self.host.cast::<u8>();
         // SAFETY: `host` has so many bytes, and nothing uses them: each call waits for its copies.
         unsafe { host.copy_from_nonoverlapping(values.as_ptr(), bytes) };
-        // SAFETY: both ends have so many bytes and live as long as this does.
-        ok(unsafe { sys::cuMemcpyHtoDAsync_v2(self.device, host.cast(), bytes, stream) });
+        let mut device = self.device;
+        if memory == Memory::Fresh {
+            // SAFETY: the stream is of the current context and the result is live.
+            ok(unsafe { sys::cuMemAllocAsync(&raw mut device, bytes, stream) });
+        }
+        // SAFETY: both ends have so many bytes and live until the stream is synchronized.
+        ok(unsafe { sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes, stream) });
         let mut len = self.len as u64;
         let mut args: [*mut c_void; 3] =
-            [(&raw mut factor).cast(), (&raw mut self.device).cast(), (&raw mut len).cast()];
+            [(&raw mut factor).cast(), (&raw mut device).cast(), (&raw mut len).cast()];
         let blocks = u32::try_from(self.len.div_ceil(256)).expect("a grid");
         let (args, none) = (args.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: the kernel takes a float, an address and a length, which the call copies.
@@ -200,7 +215,11 @@ impl Seat {
             sys::cuLaunchKernel(raw.scale, blocks, 1, 1, 256, 1, 1, 0, stream, args, none)
         });
         // SAFETY: as for the copy up.
-        ok(unsafe { sys::cuMemcpyDtoHAsync_v2(host.cast(), self.device, bytes, stream) });
+        ok(unsafe { sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes, stream) });
+        if memory == Memory::Fresh {
+            // SAFETY: it was allocated on this stream, and is freed behind its last use.
+            ok(unsafe { sys::cuMemFreeAsync(device, stream) });
+        }
         self.stream.synchronize();
         // SAFETY: the copy down has ended, and what it wrote lasts until the next call.
         unsafe { std::slice::from_raw_parts(host, bytes) }.to_vec()

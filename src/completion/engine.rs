@@ -53,6 +53,8 @@ pub(crate) struct EngineOptions {
     pub(crate) memory_limit: Option<u64>,
     /// Each operation is waited for before its call returns.
     pub(crate) verify: bool,
+    /// How much freed memory a stream keeps for itself.
+    pub(crate) spare_bytes: u64,
 }
 
 pub(crate) struct Engine {

@@ -9,11 +9,12 @@
 //! | a future | looks, yields, registers | [`Lane::poll_ticket`] | [`wait`] |
 //! | anybody | asks the driver, raises `completed`, wakes | [`Lane::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`Lane::visit`] | [`look`] |
-//! | a drop | frees in stream order, or leaves it | [`Lane::free_in_order`] | here |
+//! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`Lane::free_in_order`] | [`freed`] |
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
-//! `markers`, `lent`, `deferred`. `waiters` is never held with another.
+//! `markers`, `lent`, `deferred`, `spares`. `waiters` is never held with another.
 
+mod freed;
 mod look;
 mod turn;
 mod wait;
@@ -35,6 +36,7 @@ use super::events::EventHandle;
 use super::history::History;
 use super::policy;
 use super::roster::Tells;
+use super::spare::Spares;
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
 use super::timeline::Timeline;
@@ -77,6 +79,7 @@ pub(crate) struct Lane {
     lending: AtomicU64,
     deferred: Mutex<Vec<DevicePtr>>,
     has_deferred: AtomicBool,
+    spares: Mutex<Spares<DevicePtr>>,
     word: Option<Word>,
     /// The last value that the stream was told to write into `word`; [`UNKNOWN`] after a refusal.
     told: AtomicU64,
@@ -260,6 +263,7 @@ impl Lane {
             lending: AtomicU64::new(0),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
+            spares: Mutex::new(Spares::new(engine.options.spare_bytes)),
             word,
             told: AtomicU64::new(0),
             active: AtomicBool::new(false),
@@ -470,18 +474,6 @@ impl Lane {
 
     // ---- drops ----------------------------------------------------------------------------
 
-    /// Frees memory behind everything submitted so far; never blocks.
-    pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr) {
-        let free_now = thread_role::current() == Role::Free && !self.is_crowded();
-        let freed = free_now && self.try_with(|turn| turn.free(ptr)).is_some();
-        if !freed {
-            self.deferred.lock().push(ptr);
-            // ORDERING: Relaxed: read by whoever submits next, or the poller, which is told below.
-            self.has_deferred.store(true, Ordering::Relaxed);
-            self.activate();
-        }
-    }
-
     /// What tells when the stream's work is complete, if that is not known; for the drop.
     fn tells(&self) -> Option<Tells> {
         let tail = self.submitted();
@@ -573,13 +565,23 @@ impl Drop for Lane {
         }
         let departs = tells.is_some();
         engine.leave(self.id, tells);
-        if departs || !self.owned || crate::at_exit::begun() {
+        if crate::at_exit::begun() {
             return;
         }
-        let (backend, stream) = (engine.backend.clone(), self.stream);
+        let spares = self.spares.get_mut().drain();
+        if departs {
+            return spares.into_iter().for_each(|ptr| engine.retire_spare(ptr, self.id));
+        }
+        let stream = self.owned.then_some(self.stream);
+        if spares.is_empty() && stream.is_none() {
+            return;
+        }
+        let keeper = engine.clone();
         engine.act(move || {
+            spares.into_iter().for_each(|ptr| keeper.free_spare(ptr));
+            let Some(stream) = stream else { return };
             // SAFETY: the lane made the stream, and nobody else has it.
-            if let Err(error) = unsafe { backend.stream_destroy(stream) } {
+            if let Err(error) = unsafe { keeper.backend.stream_destroy(stream) } {
                 tracing::warn!(%error, "a stream was not destroyed");
             }
         });

@@ -23,7 +23,12 @@ pub(crate) type UserList = SmallVec<[Use<Arc<Lane>>; 2]>;
 /// What is retired.
 #[derive(Clone, Copy)]
 pub(crate) enum Remnant {
-    Memory { ptr: DevicePtr, bytes: u64 },
+    Memory {
+        ptr: DevicePtr,
+        bytes: u64,
+    },
+    /// Memory that a stream kept for itself: nobody's, and not counted.
+    Spare(DevicePtr),
     Module(RawModule),
 }
 
@@ -33,7 +38,9 @@ impl Remnant {
         match self {
             // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
             // and its owner gave it up when it retired it.
-            Remnant::Memory { ptr, .. } => unsafe { backend.free(private, ptr) },
+            Remnant::Memory { ptr, .. } | Remnant::Spare(ptr) => unsafe {
+                backend.free(private, ptr)
+            },
             // SAFETY: every launch of the module's kernels is complete, and its owner gave it up.
             Remnant::Module(module) => unsafe { backend.unload(module) },
         }

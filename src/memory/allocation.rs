@@ -2,7 +2,7 @@
 //!
 //! | used by | freed |
 //! |---|---|
-//! | its home stream only (other uses complete) | in place: a free behind everything on the home stream |
+//! | its home stream only (other uses complete) | in place: for the next allocation there, or a free behind everything on the home stream |
 //! | nobody knows whom: it was frozen | retired behind all that is on any stream of the device |
 //! | other streams as well | retired with their tickets; freed when all are complete, by the poller |
 //! | nobody any more, device lost or process exiting | not at all: the memory went with the device |
@@ -120,7 +120,7 @@ impl Drop for Allocation {
         }
         if home_only {
             engine.count_free(self.bytes);
-            self.home.free_in_order(self.ptr);
+            self.home.free_in_order(self.ptr, self.bytes);
             return;
         }
         // The home stream's uses are among them: the free is on none of the users' streams.

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use gpu_await::Completion;
+use gpu_await::{Completion, Device};
 
 use super::{
     Line, Live, MODES, Remembers, allocations, async_under_the_stand_in, axpy, contend,
@@ -112,6 +112,30 @@ fn queued_zeros_are_an_allocation_and_a_fill_and_their_drop_is_a_free() {
     });
 }
 
+/// A stream uses again what was freed on it: no call allocates, none frees, until it goes.
+#[test]
+fn a_buffer_of_a_size_that_was_freed_costs_its_copy_alone() {
+    async_under_the_stand_in(async |driver| {
+        let before = Live::now(driver);
+        let device = Device::cuda(0).unwrap();
+        let (stream, other) = (device.stream().unwrap(), device.stream().unwrap());
+        drop(stream.upload(vec![1.0f32; 1000]).queued().unwrap());
+        driver.clear();
+        // Of the same rounded size: 4,096 bytes.
+        for len in [1000, 1024, 900] {
+            drop(stream.upload(vec![1.0f32; len]).queued().unwrap());
+        }
+        assert_eq!(my_names(driver), ["cuMemcpyHtoDAsync_v2"; 3]);
+        driver.clear();
+        drop(other.upload(vec![1.0f32; 1000]).queued().unwrap());
+        drop(stream.upload(vec![1.0f32; 800]).queued().unwrap());
+        let allocations = my_names(driver).into_iter().filter(|name| name == "cuMemAllocAsync");
+        assert_eq!(allocations.count(), 2, "another stream's, and another size");
+        drop((stream, other, device));
+        before.comes_back(driver, &[], "what the streams kept");
+    });
+}
+
 #[test]
 fn rows_are_one_driver_call_and_rows_without_gaps_a_plain_copy() {
     async_under_the_stand_in(async |driver| {
@@ -152,7 +176,7 @@ fn rows_are_one_driver_call_and_rows_without_gaps_a_plain_copy() {
 #[test]
 fn the_pools_threshold_and_trimming_are_the_drivers() {
     async_under_the_stand_in(async |driver| {
-        let builder = gpu_await::Device::builder().release_threshold_bytes(12_345);
+        let builder = Device::builder().release_threshold_bytes(12_345);
         let device = builder.cuda(0).unwrap();
         let calls = driver.calls();
         // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD.

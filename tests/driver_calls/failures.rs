@@ -57,7 +57,7 @@ const ANYTHING: [(&str, i64); 5] =
 
 /// Uses everything, on a device of its own.
 async fn tour(driver: &StandIn, mode: Completion) -> Result<()> {
-    let device = Device::builder().completion(mode).cuda(0)?;
+    let device = Device::builder().completion(mode).spare_bytes_per_stream(0).cuda(0)?;
     let outcome = work(&device).await;
     driver.forgive();
     // Whatever happened, the device can be used or says that it is gone.
@@ -136,7 +136,7 @@ async fn fail(
     left: Option<Left>,
 ) -> bool {
     let mut any_lost = false;
-    let before = Live::now(driver);
+    let before = Live::settled(driver);
     let times = times(driver, mode, call).await;
     if left.is_some() {
         before.comes_back(driver, &[], "a tour without failures");
@@ -144,7 +144,7 @@ async fn fail(
     for nth in (1..=times).filter(|nth| *nth <= 6 || nth.is_multiple_of(7)).take(9) {
         let context =
             format!("{mode:?}: {call} {nth} returns {code}, after effect: {after_effect}");
-        let before = Live::now(driver);
+        let before = Live::settled(driver);
         if after_effect {
             driver.fail_after_effect(call, nth, code);
         } else {

@@ -326,7 +326,7 @@ impl StandIn {
         self.text(b"standin_misuse_copy\0").lines().map(str::to_owned).collect()
     }
 
-    /// How many "stream", "event", "memory", "registered", "module" or "context" live.
+    /// How many "stream", "event", "memory", "registered", "module", "context" or "command" live.
     pub(crate) fn live(&self, kind: &str) -> i64 {
         let text = CString::new(kind).expect("a kind's name has no NUL");
         // SAFETY: the stand-in's function of this name has this type.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::Engine;
-use crate::backend::Query;
+use crate::backend::{DevicePtr, Query};
 use crate::completion::retired::{Remnant, Retired, UserList};
 use crate::completion::roster::{Departed, Tells};
 use crate::hazard::Use;
@@ -28,6 +28,18 @@ impl Engine {
             self.sweep_retired(false);
         }
         self.attention.call();
+    }
+
+    /// Frees memory that a stream kept for itself, when that stream is through, which nobody has any
+    /// more.
+    pub(crate) fn retire_spare(self: &Arc<Self>, ptr: DevicePtr, lane: u64) {
+        let departed = smallvec![lane];
+        self.retire(Retired { what: Remnant::Spare(ptr), users: UserList::new(), departed });
+    }
+
+    /// Frees memory that a stream kept for itself, and that no work uses any more.
+    pub(crate) fn free_spare(self: &Arc<Self>, ptr: DevicePtr) {
+        self.free_now(Remnant::Spare(ptr));
     }
 
     /// Whether something is to be freed, or a stream to be destroyed, when work is complete.
@@ -68,7 +80,7 @@ impl Engine {
                 through.extend(complete);
                 // Unloading waits for everything that runs: only when nothing does.
                 let ready = match retired[index].what {
-                    Remnant::Memory { .. } => true,
+                    Remnant::Memory { .. } | Remnant::Spare(_) => true,
                     Remnant::Module(_) => idle,
                 };
                 let used = !retired[index].users.is_empty() || !retired[index].departed.is_empty();
@@ -157,7 +169,7 @@ impl Engine {
             }
         };
         match what {
-            Remnant::Memory { .. } => free(),
+            Remnant::Memory { .. } | Remnant::Spare(_) => free(),
             // It may take its time, and the caller may be the poller.
             Remnant::Module(_) => self.reaper.send(Box::new(free)),
         }
@@ -169,10 +181,11 @@ impl Engine {
         departed.is_empty() && lanes.iter().all(|lane| lane.is_complete(lane.submitted()))
     }
 
-    /// Frees all that can be freed, for an allocation that is about to fail.
+    /// Frees all that can be freed, for an allocation that is about to fail, or for others.
     pub(crate) fn flush_retired(self: &Arc<Self>) {
         for lane in self.lanes() {
             lane.sweep();
+            lane.give_back_spares();
         }
         self.sweep_retired(true);
         if self.options.stepped {

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use crate::abi::{Code, Out, Text};
-use crate::engine;
+use crate::engine::{self, Stream};
 use crate::entry_points::entry_point;
 use crate::journal::{Injected, thread_number};
 use crate::world::{MAX_DEVICES, lock};
@@ -107,11 +107,11 @@ pub(crate) extern "C" fn standin_misuse_copy(buffer: Out<c_char>, capacity: usiz
     text.len()
 }
 
-/// Counts what lives: "stream", "event", "memory", "registered", "module", "context" (retains). -1:
-/// no such kind.
+/// Counts what lives: "stream", "event", "memory", "registered", "module", "context" (retains),
+/// "command" (not complete, on devices that are not lost). -1: no such kind.
 ///
-/// Memory lives until its free is reached in stream order, the others until the call that ends
-/// them.
+/// Memory lives until its free is reached in stream order, the others but commands until the call
+/// that ends them.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
     let Ok(kind) = kind.read() else { return -1 };
@@ -125,6 +125,11 @@ pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
         "memory" => world.memory.live_allocations(),
         "registered" => world.memory.live_registrations(),
         "module" => world.modules.len(),
+        "command" => {
+            let devices = &world.devices;
+            let run = |stream: &&Stream| devices[stream.device].lost.is_none();
+            return world.streams.values().filter(run).map(|stream| stream.pending() as i64).sum();
+        }
         "context" => return world.devices.iter().map(|device| i64::from(device.retained)).sum(),
         _ => return -1,
     };

@@ -172,8 +172,13 @@ impl Stream {
     }
 
     /// Whether everything submitted is complete.
+    /// Commands that are not complete.
+    pub(crate) fn pending(&self) -> u64 {
+        self.submitted - self.completed
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
-        self.submitted == self.completed
+        self.pending() == 0
     }
 }
 
