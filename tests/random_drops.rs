@@ -238,11 +238,14 @@ fn buffer(op: Op<DeviceBuffer<f32>>) -> Thing {
     Thing::Buffer(op.queued().unwrap())
 }
 
-/// What both pools have in use.
-fn in_use(device: &Device) -> [u64; 5] {
+/// What both pools have in use. The peer may be over the same GPU: its streams then keep memory of
+/// the same pool for themselves, until they are told to give it back.
+fn in_use(device: &Device, peer: &Device) -> [u64; 5] {
     // A driver does the books of its pool when it is asked to.
     device.synchronize().unwrap();
-    futures::executor::block_on(device.trim(0)).unwrap();
+    for device in [peer, device] {
+        futures::executor::block_on(device.trim(0)).unwrap();
+    }
     let stats = device.stats();
     let used = device.memory().unwrap().used_bytes;
     [used, stats.allocations, stats.lent_bytes, stats.retired_bytes, stats.pinned_used_bytes]
@@ -251,11 +254,11 @@ fn in_use(device: &Device) -> [u64; 5] {
 fn drops(mode: Completion, seed: u64, count: usize) {
     let mut chaos = Chaos::new(mode, seed);
     let device = chaos.device.clone();
-    let before = in_use(&device);
+    let before = in_use(&device, &chaos.other);
     chaos.run(count);
     let end = Instant::now() + Duration::from_secs(20);
     loop {
-        let after = in_use(&device);
+        let after = in_use(&device, &chaos.other);
         if after == before {
             return;
         }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use crate::completion::engine::Engine;
 use crate::error::Error;
 
-/// Resolves with the error when the device is lost; see [`Device::lost`].
+/// Resolves with the error when the device is lost; see [`Device::lost`](crate::Device::lost).
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Loss {
     engine: Arc<Engine>,
