@@ -35,6 +35,10 @@ use tokio::time::{MissedTickBehavior, interval_at, sleep, timeout};
 const PROGRESS: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
+    if std::env::args().any(|argument| argument == "--help") {
+        println!("{}", arguments::USAGE);
+        return ExitCode::SUCCESS;
+    }
     let arguments = match Arguments::parse(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(message) => {

@@ -67,6 +67,10 @@ enum Stop {
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    if std::env::args().any(|argument| argument == "--help") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let options = match Options::from_args(std::env::args().skip(1)) {
         Ok(options) => options,
         Err(error) => {
