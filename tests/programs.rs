@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_await::testing::{self, DriverCall, Gate};
-use gpu_await::{Device, DeviceBuffer, ErrorKind, Result, Stream, join_all, kernels};
+use gpu_await::{
+    Device, DeviceBuffer, ErrorKind, Frozen, Result, Stream, StreamPool, join_all, kernels,
+};
 use tokio::time::timeout;
 
 /// No test waits longer than this for a device that works.
@@ -22,7 +24,8 @@ mod an_inference_service {
     #[derive(Clone)]
     struct App {
         device: Device,
-        weights: Arc<[DeviceBuffer<f32>; 2]>,
+        pool: StreamPool,
+        weights: [Frozen<f32>; 2],
         matmul: kernels::matmul_tiled,
     }
 
@@ -51,12 +54,14 @@ mod an_inference_service {
                 stream.upload((0..WIDTH * WIDTH).map(unit).collect::<Vec<_>>())
             };
             let (two, three) = weight(2.0).and(weight(3.0)).await?;
+            let weights = [two.freeze().await?, three.freeze().await?];
             let matmul = kernels::matmul_tiled::load(&device).await?;
-            Ok(App { device, weights: Arc::new([two, three]), matmul })
+            Ok(App { pool: device.streams(2)?, device, weights, matmul })
         }
 
         async fn infer(self, x: Vec<f32>) -> std::result::Result<Vec<f32>, Status> {
-            let stream = self.device.stream()?;
+            let acquired = timeout(SOON, self.pool.acquire()).await;
+            let stream = acquired.map_err(|_| Status(503))??;
             let y = forward(&stream, &self, x)?;
             let Ok(y) = timeout(SOON, stream.download(&y)).await else { return Err(Status(503)) };
             Ok(y?.to_vec())
@@ -67,7 +72,7 @@ mod an_inference_service {
     fn forward(stream: &Stream, app: &App, x: Vec<f32>) -> Result<DeviceBuffer<f32>> {
         let mut h = stream.upload(x).queued()?;
         let width = WIDTH as u32;
-        for weight in &*app.weights {
+        for weight in &app.weights {
             let mut y = stream.empty(WIDTH).queued()?;
             app.matmul.launch(stream, &h, weight, &mut y, 1, width, width).queued()?;
             h = y; // the old one is freed in stream order
