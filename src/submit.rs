@@ -26,9 +26,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::backend::host::POISON;
 use crate::backend::{
-    ArgBlock, Backend, Call, DevicePtr, Function, HostCallback, HostPtr, LaunchShape, Pattern,
-    Place, RawStream, RowCopy,
+    ArgBlock, Backend, Call, DeviceKind, DevicePtr, Function, HostCallback, HostPtr, LaunchShape,
+    Pattern, Place, RawStream, RowCopy,
 };
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
@@ -468,12 +469,25 @@ impl Raw<'_> {
         const OUT_OF_MEMORY: i32 = 2;
         let (spare, size) = self.lane.take_spare(bytes);
         if let Some(ptr) = spare {
-            return Ok(ptr);
+            return self.renew(ptr, size).map(|()| ptr);
         }
         // SAFETY: the stream is the lane's.
         unsafe { self.backend.alloc(self.stream, size) }.map_err(|code| match code.code {
             OUT_OF_MEMORY => Refusal::OutOfMemory { asked_bytes: bytes },
             _ => code.into(),
+        })
+    }
+
+    /// Has a host device fill what is used again as it fills what is fresh, so that who reads what
+    /// nothing wrote sees it there.
+    fn renew(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<(), Refusal> {
+        if self.backend.kind() != DeviceKind::Host {
+            return Ok(());
+        }
+        let pattern = Pattern { bytes: [POISON; 16], len: 1 };
+        self.fill(ptr, pattern, bytes).map_err(|code| {
+            self.undo_alloc(ptr);
+            code.into()
         })
     }
 

@@ -260,7 +260,10 @@ impl DriverCall {
 
 /// What makes a device's calls recorded and fallible; goes into [`host_with`].
 #[derive(Default)]
-pub struct Faults(Arc<Control>);
+pub struct Faults {
+    control: Arc<Control>,
+    spare_bytes: u64,
+}
 
 /// Decides what fails, while the device runs.
 #[derive(Clone)]
@@ -283,7 +286,18 @@ pub struct FaultHandle(Arc<Control>);
 #[must_use]
 pub fn faults() -> (Faults, FaultHandle) {
     let control = Arc::new(Control::default());
-    (Faults(control.clone()), FaultHandle(control))
+    (Faults { control: control.clone(), spare_bytes: 0 }, FaultHandle(control))
+}
+
+impl Faults {
+    /// How much freed memory each stream of the device keeps; none unless said otherwise, so that each
+    /// buffer is an allocation. See
+    /// [`DeviceBuilder::spare_bytes_per_stream`](crate::DeviceBuilder::spare_bytes_per_stream).
+    #[must_use]
+    pub fn spare_bytes_per_stream(mut self, bytes: u64) -> Self {
+        self.spare_bytes = bytes;
+        self
+    }
 }
 
 /// A host device whose calls are watched.
@@ -306,7 +320,8 @@ pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
 }
 
 fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> Device {
-    match Device::open(Arc::new(Wrapper::new(inner, faults.0)), options) {
+    let options = EngineOptions { spare_bytes: faults.spare_bytes, ..options };
+    match Device::open(Arc::new(Wrapper::new(inner, faults.control)), options) {
         Ok(device) => device,
         Err(error) => panic!("a device for tests: {error}"),
     }

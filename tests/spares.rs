@@ -96,6 +96,25 @@ async fn what_was_never_written_is_still_not_read() -> Result<()> {
     Ok(())
 }
 
+/// On a host device memory that is used again looks as fresh memory does.
+#[tokio::test]
+async fn old_contents_do_not_hide_that_nothing_was_written() -> Result<()> {
+    if testing::device().kind() != DeviceKind::Host {
+        return Ok(()); // a GPU leaves what was there
+    }
+    let (faults, _handle) = testing::faults();
+    let device = testing::host_with(faults.spare_bytes_per_stream(1 << 20));
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    drop(stream.full(100, 7.0f32).queued()?);
+    let mut again = stream.empty::<f32>(100).queued()?;
+    // It reads and writes: what it reads is nobody's business to forbid.
+    scale.launch(&stream, 1.0, &mut again).queued()?;
+    let seen = stream.download(&again).await?;
+    assert!(seen.iter().all(|x| x.to_bits() == 0xA5A5_A5A5), "{seen:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn what_is_kept_does_not_count_as_used_and_is_given_back() -> Result<()> {
     let device = testing::device();

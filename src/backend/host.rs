@@ -40,7 +40,8 @@ use crate::thread_role::{self, Role};
 pub(crate) const QUEUE_LIMIT: usize = 1021;
 
 const ALIGNMENT: usize = 256;
-const POISON: u8 = 0xA5;
+/// What fresh memory is filled with.
+pub(crate) const POISON: u8 = 0xA5;
 
 const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;

@@ -86,6 +86,8 @@ fn name(call: DriverCall) -> String {
 impl World {
     pub(crate) fn new(mode: Completion) -> Self {
         let (faults, handle) = testing::faults();
+        // Room for some of the buffers of a program, not for all.
+        let faults = faults.spare_bytes_per_stream(1 << 10);
         let (device, step) = testing::manual_with_faults_completion(faults, mode);
         let on_purpose = |_: &Grid| std::panic::resume_unwind(Box::new(ON_PURPOSE));
         let mut world = World {
