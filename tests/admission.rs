@@ -303,8 +303,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 }
 
 proptest! {
-    /// Also `nobody_waits_longer_than_the_delay` and `who_left_is_in_no_batch`: each is in
-    /// the model.
+    /// Nobody waits longer than the delay, and who left is in no batch: both are in the model.
     #[test]
     fn batches_are_whole_and_in_order(moves in moves(), max_len in 1..5usize, slots in 1..3usize) {
         let limits = Limits { max_len, max_delay_ns: DELAY, max_in_flight: slots };

@@ -21,7 +21,7 @@ proptest! {
         }
     }
 
-    /// Also `no_more_is_kept_than_the_limit`.
+    /// And no more is kept than the limit.
     #[test]
     fn what_is_kept_comes_out_once(steps in prop::collection::vec((1..=6u64, any::<bool>()), 1..60)) {
         const LIMIT: u64 = 4096;

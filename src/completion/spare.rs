@@ -14,7 +14,7 @@
 //! # Invariants
 //! 1. What is taken is as large as what is asked for (`a_spare_is_large_enough_and_not_too_large`).
 //! 2. What is put comes out once, taken or drained (`what_is_kept_comes_out_once`).
-//! 3. No more than the limit is kept (`no_more_is_kept_than_the_limit`).
+//! 3. No more than the limit is kept (`what_is_kept_comes_out_once`).
 #![forbid(unsafe_code)]
 
 /// The largest piece that is kept.

@@ -12,9 +12,9 @@
 //! 1. Batches are made in the order in which requests came, and none has more than `max_len`
 //!    (`batches_are_whole_and_in_order`).
 //! 2. A request waits no longer than `max_delay` while a batch may start
-//!    (`nobody_waits_longer_than_the_delay`).
+//!    (`batches_are_whole_and_in_order`).
 //! 3. Who left is in no later batch, and changes nothing for the others
-//!    (`who_left_is_in_no_batch`).
+//!    (`batches_are_whole_and_in_order`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use parking_lot::Mutex;
 
 use super::admission::{Admission, Class, Entry, Key, Patience, Turn};
@@ -213,19 +214,8 @@ impl StreamPool {
     /// # Errors
     /// As [`acquire`](Self::acquire); `Overloaded` also while nobody waits.
     pub fn try_acquire(&self) -> Result<PooledStream> {
-        loop {
-            let mut book = self.shared.book.lock();
-            let place = match book.admission.enter(Class::Normal, Patience::Never) {
-                Entry::In(place) => place,
-                Entry::Gone => return Err(book.gone()),
-                Entry::Closed => return Err(closed()),
-                Entry::Full | Entry::Waits(_) => return Err(full(&book.admission)),
-            };
-            drop(book);
-            if let Some(stream) = self.shared.sit(place) {
-                return Ok(PooledStream { stream, waited: Duration::ZERO });
-            }
-        }
+        let acquired = self.enter(Class::Normal, Patience::Never).now_or_never();
+        acquired.unwrap_or_else(|| unreachable!("who never waits is answered at once"))
     }
 
     /// Lets nobody in any more; who waits is told. What is in flight goes on:
