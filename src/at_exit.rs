@@ -11,6 +11,11 @@ pub(crate) fn begun() -> bool {
     BEGUN.load(Ordering::SeqCst)
 }
 
+/// From now on the process is ending; for the handler, which may still let others go on before.
+pub(crate) fn begin() {
+    BEGUN.store(true, Ordering::SeqCst);
+}
+
 /// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have
 /// grown: handlers run in reverse order, and ours must run before those of a driver that was loaded
 /// meanwhile.
@@ -19,11 +24,11 @@ pub(crate) fn register(handler: fn()) {
     static REGISTERED: Mutex<u32> = Mutex::new(0);
 
     extern "C" fn call() {
-        BEGUN.store(true, Ordering::SeqCst);
         let handler = HANDLER.lock().take();
         if let Some(handler) = handler {
             handler();
         }
+        begin();
     }
 
     *HANDLER.lock() = Some(handler);

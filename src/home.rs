@@ -53,10 +53,9 @@ pub(crate) struct Home {
     loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
-/// The poller keeps streams for a while, and with them the engine: no longer.
 impl Drop for Home {
     fn drop(&mut self) {
-        self.engine.attention.hurry();
+        self.engine.leave_soon();
     }
 }
 

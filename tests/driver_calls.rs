@@ -237,6 +237,10 @@ impl Live {
         Live(Live::KINDS.map(|kind| (kind, driver.live(kind))))
     }
 
+    fn is_nothing(&self) -> bool {
+        self.0.iter().all(|(_, count)| *count == 0)
+    }
+
     fn of(&self, kind: &str) -> i64 {
         self.0.iter().find(|(known, _)| *known == kind).expect("a kind").1
     }

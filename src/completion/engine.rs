@@ -96,6 +96,8 @@ pub(crate) struct Engine {
     stepped_ns: AtomicU64,
     /// Wakers of who waits for the loss of the device.
     mourners: Mutex<Slab<Waker>>,
+    /// There once the last handle is gone.
+    leaving: Mutex<Option<poller::Leaving>>,
     pub(crate) counters: Counters,
 }
 
@@ -147,6 +149,7 @@ impl Engine {
             epoch: Instant::now(),
             stepped_ns: AtomicU64::new(0),
             mourners: Mutex::default(),
+            leaving: Mutex::default(),
             counters: Counters::default(),
             backend,
         });
@@ -154,6 +157,15 @@ impl Engine {
             poller::spawn(&engine)?;
         }
         Ok(engine)
+    }
+
+    /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no
+    /// longer.
+    pub(crate) fn leave_soon(&self) {
+        if !self.options.stepped {
+            *self.leaving.lock() = Some(poller::Leaving::begin());
+        }
+        self.attention.hurry();
     }
 
     /// `cuda:0`, `host:3`: for messages.
@@ -465,6 +477,7 @@ impl Drop for Engine {
         let words = std::mem::take(&mut self.words);
         let retired = std::mem::take(self.retired.get_mut());
         let private = self.private;
+        let leaving = self.leaving.get_mut().take();
         let last_act = move || {
             for retired in retired {
                 let _ = retired.what.discard(&*backend, private);
@@ -478,6 +491,7 @@ impl Drop for Engine {
                 let _ = unsafe { backend.stream_destroy(stream) };
             }
             words.close(&*backend);
+            drop((backend, leaving));
         };
         poller::last_act(last_act);
     }

@@ -302,7 +302,7 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-pub(crate) use exit::UnderWay;
+pub(crate) use exit::{Leaving, UnderWay};
 
 /// The end of the process.
 mod exit {
@@ -318,8 +318,30 @@ mod exit {
     /// is torn down.
     static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
 
+    /// How long the end of the process waits for either: for what leaves, and for what is under way.
+    const PATIENCE: Duration = Duration::from_millis(200);
+
     /// Last acts and errands under way.
     static LAST_ACTS: AtomicU32 = AtomicU32::new(0);
+
+    /// Devices whose last handle is gone and that still have something of the driver's.
+    static LEAVING: AtomicU32 = AtomicU32::new(0);
+
+    /// A device that goes away, which the end of the process waits for as long as others may go on.
+    pub(crate) struct Leaving(());
+
+    impl Leaving {
+        pub(crate) fn begin() -> Self {
+            LEAVING.fetch_add(1, Ordering::SeqCst);
+            Leaving(())
+        }
+    }
+
+    impl Drop for Leaving {
+        fn drop(&mut self) {
+            LEAVING.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 
     /// Driver calls that the end of the process waits for.
     pub(crate) struct UnderWay(());
@@ -348,6 +370,9 @@ mod exit {
 
     /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
     fn stop_pollers() {
+        // What a device that was just dropped has goes with the help of its poller.
+        none_left(&LEAVING, Instant::now() + PATIENCE);
+        crate::at_exit::begin();
         let pollers: Vec<_> = match POLLERS.try_lock() {
             Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
             None => return,
@@ -355,13 +380,18 @@ mod exit {
         pollers.iter().for_each(|poller| poller.stop());
         // A poller is between driver calls in microseconds; one that is held by the driver (a
         // full queue never holds it) is not waited for.
-        let limit = Instant::now() + Duration::from_millis(200);
+        let limit = Instant::now() + PATIENCE;
         for poller in pollers {
             while !poller.stopped.load(Ordering::SeqCst) && Instant::now() < limit {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        while LAST_ACTS.load(Ordering::SeqCst) > 0 && Instant::now() < limit {
+        none_left(&LAST_ACTS, limit);
+    }
+
+    /// Waits until nothing is counted, or until then.
+    fn none_left(count: &AtomicU32, limit: Instant) {
+        while count.load(Ordering::SeqCst) > 0 && Instant::now() < limit {
             std::thread::sleep(Duration::from_micros(50));
         }
     }

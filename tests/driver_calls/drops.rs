@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Mutex, OnceLock};
 
-use gpu_await::Completion;
+use gpu_await::{Completion, Device};
 
 use super::{Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, eventually, soon};
 use crate::stand_in::{self, StandIn};
@@ -177,6 +177,37 @@ fn the_process_ends_with_work_pending_word() {
 #[test]
 fn the_process_ends_with_work_pending_callback() {
     exit_with_work_pending(Completion::Callback);
+}
+
+/// Registered before the crate's handler, so it runs after it.
+extern "C" fn nothing_is_left() {
+    let Some(driver) = STAND_IN.get() else { return };
+    let left = Live::settled(driver);
+    if !left.is_nothing() {
+        eprintln!("after main: {left:?}");
+        // SAFETY: ends the process, with nothing in between.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+/// What `main` drops as it returns is the driver's again before the process ends.
+#[test]
+fn a_process_that_drops_its_device_last_leaves_nothing() {
+    const NAME: &str = "drops::a_process_that_drops_its_device_last_leaves_nothing";
+    if !stand_in::is_child() {
+        return stand_in::assert_child(NAME, &[]);
+    }
+    STAND_IN.get_or_init(StandIn::open);
+    // SAFETY: a plain function that lives as long as the program.
+    unsafe { libc::atexit(nothing_is_left) };
+    super::runtime().block_on(async {
+        let devices = MODES.map(|mode| Device::builder().completion(mode).cuda(0).unwrap());
+        for device in devices {
+            let stream = device.stream().unwrap();
+            let x = stream.upload(vec![1.0f32; 1000]).queued().unwrap();
+            soon(stream.download(&x)).await.unwrap();
+        }
+    });
 }
 
 /// Only the poller is left to find out that the other stream is through with the memory, and it has no
