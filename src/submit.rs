@@ -364,10 +364,14 @@ pub(crate) fn submit<R>(
         if footprint.may_be_held_up || !edges.is_empty() {
             turn.fence_off();
         }
-        for edge in &edges {
-            if let Some((behind, event)) = &edge.event {
-                turn.wait_for(&edge.lane, *behind, event)?;
-            }
+        for (place, edge) in edges.iter().enumerate() {
+            let Some((behind, event)) = &edge.event else { continue };
+            turn.wait_for(&edge.lane, *behind, event).inspect_err(|_| {
+                if place > 0 {
+                    // The waits in front of it are on the stream all the same, and end.
+                    turn.publish(ticket, 0, false);
+                }
+            })?;
         }
         for access in &footprint.accesses {
             let enter = |hazards: &mut AllocationHazards| {

@@ -3,7 +3,7 @@
 #[path = "under_test/settled.rs"]
 mod settled;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
@@ -216,4 +216,53 @@ async fn a_source_that_is_lost_fails_the_copy_through_the_host() {
     let error = soon(late).await.unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
     gate.open();
+}
+
+/// How many streams live that the device made.
+fn streams(handle: &FaultHandle) -> usize {
+    let calls = handle.calls();
+    let count = |name| calls.iter().filter(|call| **call == name).count();
+    count("stream_create") - count("stream_destroy")
+}
+
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}: not within {SOON:?}");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Nobody awaits what waited.
+#[tokio::test]
+async fn a_stream_that_another_device_waited_for_is_let_go_when_that_is_through() {
+    let ((a, _), (b, handle)) = (island(), island());
+    handle.record();
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let live = streams(&handle);
+    let gate = Gate::close(&t).unwrap();
+    s.wait(&t).queued().unwrap();
+    drop(t);
+    gate.open();
+    drop(gate);
+    eventually("the stream is destroyed", || streams(&handle) == live - 1).await;
+}
+
+/// Each kept the other's streams, and those their device.
+#[tokio::test]
+async fn two_devices_that_waited_for_each_other_go_away() {
+    let [(a, of_a), (b, of_b)] = [(); 2].map(|()| {
+        let (faults, handle) = testing::faults();
+        handle.record();
+        (testing::host_with(faults), handle)
+    });
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let mut x = s.full(1000, 1u32).queued().unwrap();
+    let mut y = t.empty::<u32>(1000).queued().unwrap();
+    for _ in 0..3 {
+        t.copy(&x, &mut y).queued().unwrap();
+        s.copy(&y, &mut x).queued().unwrap();
+    }
+    drop((x, y, s, t, a, b));
+    eventually("both are gone", || streams(&of_a) == 0 && streams(&of_b) == 0).await;
 }

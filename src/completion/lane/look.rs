@@ -70,6 +70,7 @@ impl Lane {
         fence(Ordering::SeqCst);
         self.wake_due();
         self.take_back();
+        self.forget_foreign();
     }
 
     /// Raises `completed` as far as the markers allow. Only one thread at a time.
@@ -244,6 +245,7 @@ impl Lane {
         let lent = std::mem::take(&mut *self.lent.lock());
         self.quarantine(lent);
         self.wake_due();
+        self.forget_foreign();
     }
 
     /// Sets aside for good what was lent to a device that is lost.
@@ -303,14 +305,16 @@ impl Lane {
         self.has_waiters() || self.has_dues() || self.word_is_late()
     }
 
-    /// Whether memory waits to be taken back or freed.
+    /// Whether memory waits to be taken back or freed, or another device's stream to be let go.
     pub(crate) fn has_dues(&self) -> bool {
         // Of a lost device nothing comes back; see `mourn`.
         if self.engine.lost().is_some() {
             return false;
         }
         // ORDERING: Relaxed: written by the calling thread or under the lock it held.
-        self.lending.load(Ordering::Relaxed) > 0 || self.has_deferred.load(Ordering::Relaxed)
+        self.lending.load(Ordering::Relaxed) > 0
+            || self.has_deferred.load(Ordering::Relaxed)
+            || self.has_foreign.load(Ordering::Relaxed)
     }
 
     /// A word that is still to be written keeps its line, and so the lane.

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll, Waker};
 
+use smallvec::SmallVec;
+
 use super::{ForeignWait, Lane};
 use crate::completion::checkers::Place;
 use crate::completion::policy::{self, Phase};
@@ -160,18 +162,31 @@ impl Lane {
         if !self.has_foreign.load(Ordering::Relaxed) {
             return None;
         }
-        // What is through is dropped after the lock: it may be the last of a stream.
-        let (through, lost) = {
+        self.forget_foreign();
+        let foreign = self.foreign.lock();
+        let mut reached = foreign.iter().filter(|wait| wait.ticket <= ticket);
+        reached.find_map(ForeignWait::lost)
+    }
+
+    /// Lets go of the streams of other devices that nothing here waits for any more: two that waited
+    /// for each other would keep each other for ever.
+    pub(super) fn forget_foreign(&self) {
+        // ORDERING: Relaxed: a hint; whoever set it told the poller, which comes here as well.
+        if !self.has_foreign.load(Ordering::Relaxed) {
+            return;
+        }
+        // Dropped after the lock: it may be the last of a stream.
+        let through: SmallVec<[ForeignWait; 4]> = {
             let mut foreign = self.foreign.lock();
-            let through: Vec<_> =
-                foreign.extract_if(.., |wait| self.is_complete(wait.ticket)).collect();
+            // After the loss of this device nobody asks after the others.
+            let lost = self.engine.lost().is_some();
+            let through = foreign.extract_if(.., |wait| lost || self.is_complete(wait.ticket));
+            let through = through.collect();
             // ORDERING: Relaxed: under the lock that guards what it hints at.
             self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
-            let mut reached = foreign.iter().filter(|wait| wait.ticket <= ticket);
-            (through, reached.find_map(ForeignWait::lost))
+            through
         };
         drop(through);
-        lost
     }
 
     /// Whether the task looks for itself now: it goes on with a check, or begins one.
