@@ -29,6 +29,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 
+use crate::completion::lane::Lane;
 use crate::error::Result;
 use crate::home::Home;
 use crate::memory::Element;
@@ -117,7 +118,7 @@ impl Stream {
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
         let allocated = offload_now(move || {
-            stream.lane().stock_events(events());
+            stock(stream.lane());
             stream.empty::<T>(len).queued()
         })?;
         pause().await;
@@ -196,7 +197,7 @@ impl Stream {
         self.throttle(MOST_IN_FLIGHT).await?;
         if !self.lane().has_events(events()) {
             let lane = self.lane().clone();
-            offload(move || lane.stock_events(events())).await?;
+            offload(move || stock(&lane)).await?;
         }
         let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
         let mut emptying: VecDeque<Offloaded<PinnedBuffer<T>>> =
@@ -316,6 +317,14 @@ async fn pause() {
         Poll::Pending
     })
     .await;
+}
+
+/// Sees to it that there are that many; and one more, because the poller may have one in its hands when
+/// what it marks is complete.
+fn stock(lane: &Lane) {
+    if !lane.has_events(events()) {
+        lane.stock_events(events() + 1);
+    }
 }
 
 async fn filled<T>(part: Offloaded<Result<PinnedBuffer<T>>>) -> Result<PinnedBuffer<T>> {

@@ -290,11 +290,14 @@ async fn host_functions_and_wakers_see_no_scope() -> Result<()> {
             let mut op = stream.done();
             let looks = Arc::new(Looks(std::sync::Mutex::default()));
             let waker = Waker::from(looks.clone());
-            // Until it no longer checks for itself, and so is registered with the poller.
-            for _ in 0..1000 {
+            // Until it no longer wakes itself to check, and so is registered with the poller.
+            loop {
+                *looks.0.lock().unwrap() = None;
                 assert!(op.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+                if looks.0.lock().unwrap().is_none() {
+                    break;
+                }
             }
-            *looks.0.lock().unwrap() = None;
             gate.open();
             let end = std::time::Instant::now() + SOON;
             while looks.0.lock().unwrap().is_none() {

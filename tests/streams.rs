@@ -339,3 +339,27 @@ async fn a_host_device_leaves_no_thread_behind() -> Result<()> {
     eventually("its threads end", || workers(&name) == 0).await;
     Ok(())
 }
+
+/// Once buffers have crossed streams, each operation is followed by an event; nobody ever looks which
+/// of them are complete.
+#[test]
+fn a_stream_that_is_only_ever_given_work_keeps_few_events() -> Result<()> {
+    const LAUNCHES: usize = 20_000;
+    // Twice what a stream takes before it blocks, and a few.
+    const EVENTS: usize = 2_200;
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let (s, t) = (device.stream()?, device.stream()?);
+    let x = s.zeros::<u32>(16).queued()?;
+    let mut y = t.zeros::<u32>(16).queued()?;
+    t.copy(&x, &mut y).queued()?;
+    handle.record();
+    for _ in 0..LAUNCHES {
+        t.fill(&mut y, 1).queued()?;
+    }
+    let made = |name| handle.calls().into_iter().filter(|call| *call == name).count();
+    assert_eq!(made("event_record"), LAUNCHES, "each has its event");
+    let events = made("event_create");
+    assert!(events <= EVENTS, "{events} events for {LAUNCHES} operations");
+    Ok(())
+}

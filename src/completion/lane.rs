@@ -70,6 +70,8 @@ pub(crate) struct Lane {
     markers: Mutex<Markers>,
     /// How many markers there are: lets a look skip the lock.
     marked: AtomicU64,
+    /// From how many on a submitter looks, if nobody waits.
+    tidy_from: AtomicU64,
     gate: SweepGate,
     waiters: Mutex<Waiters<Waker>>,
     /// How many wait: lets a sweep skip the lock.
@@ -256,6 +258,7 @@ impl Lane {
             submission: SubmissionLock::new(Submitter::default()),
             markers: Mutex::default(),
             marked: AtomicU64::new(0),
+            tidy_from: AtomicU64::new(policy::TIDY_FROM),
             gate: SweepGate::new(),
             waiters: Mutex::new(Waiters::new()),
             waiting: AtomicU64::new(0),
@@ -394,6 +397,10 @@ impl Lane {
         });
         if self.has_dues() {
             self.activate();
+        }
+        // ORDERING: Relaxed: numbers that protect nothing.
+        if self.marked.load(Ordering::Relaxed) >= self.tidy_from.load(Ordering::Relaxed) {
+            self.tidy();
         }
         result
     }

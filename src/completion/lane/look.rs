@@ -73,6 +73,24 @@ impl Lane {
         self.forget_foreign();
     }
 
+    /// Takes back the events behind what is complete, on a stream that is only ever given work: nobody
+    /// else looks. Wakes nobody: the caller may be a drop.
+    #[cold]
+    pub(super) fn tidy(self: &Arc<Self>) {
+        // Otherwise the poller looks.
+        if !self.has_waiters() {
+            self.look(self.engine.now());
+            self.forget_foreign();
+            // Who began to wait beside the look.
+            if self.has_waiters() {
+                self.activate_by(self.engine.now());
+            }
+        }
+        // ORDERING: Relaxed, as in `with`.
+        let left = self.marked.load(Ordering::Relaxed);
+        self.tidy_from.store((2 * left).max(policy::TIDY_FROM), Ordering::Relaxed);
+    }
+
     /// Raises `completed` as far as the markers allow. Only one thread at a time.
     ///
     /// The newest marker is asked first: a pending answer costs an eighth of a complete one, which
