@@ -66,7 +66,7 @@ impl Home {
         Ok(Arc::new(Home {
             engine: engine.clone(),
             pinned,
-            crew: Crew::default(),
+            crew: Crew::new(),
             peers: Mutex::default(),
             default,
             legacy: Mutex::default(),

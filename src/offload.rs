@@ -71,17 +71,29 @@ fn no_thread() -> crate::Error {
 }
 
 /// A device's few threads for host copies. They start with the first task and end with the device.
-#[derive(Default)]
 pub(crate) struct Crew {
+    /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
+    /// 10 GB/s and a GPU's link takes 55.
+    threads: usize,
     queue: OnceLock<Sender<Task>>,
 }
 
 impl Crew {
-    /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
-    /// 10 GB/s and a GPU's link takes 55.
-    pub(crate) fn threads() -> usize {
+    /// Asks the system how many cores there are: not in a poll, it reads files for that.
+    pub(crate) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        (cores / 2).clamp(2, 8)
+        Crew { threads: (cores / 2).clamp(2, 8), queue: OnceLock::new() }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Starts the threads; false if they run.
+    pub(crate) fn start(&self) -> bool {
+        let started = self.queue.get().is_none();
+        self.queue();
+        started
     }
 
     /// Runs `work` on one of the threads, in the order of the calls.
@@ -100,13 +112,16 @@ impl Crew {
     }
 
     fn send(&self, task: Task) {
-        let queue = self.queue.get_or_init(|| {
-            let (sender, receiver) = unbounded::<Task>();
-            start(receiver, Crew::threads());
-            sender
-        });
         // Without any thread the task is dropped here, and whoever waits for it sees that.
-        drop(queue.send(task));
+        drop(self.queue().send(task));
+    }
+
+    fn queue(&self) -> &Sender<Task> {
+        self.queue.get_or_init(|| {
+            let (sender, receiver) = unbounded::<Task>();
+            start(receiver, self.threads);
+            sender
+        })
     }
 }
 

@@ -1,21 +1,21 @@
 //! Copies between the device and ordinary (pageable) host memory, off the executor.
 //!
 //! The driver copies pageable memory with the calling thread, at a fraction of the link's speed. Here
-//! the data is cut into parts; a few threads of the device's ([`Crew`]) copy parts between pageable
-//! and pinned memory while others are on the link. The calling task only submits copies and hands out
-//! parts.
+//! the data is cut into parts; a few threads of the device's ([`Crew`](crate::offload::Crew)) copy
+//! parts between pageable and pinned memory while others are on the link. The calling task only
+//! submits copies and hands out parts.
 //!
 //! | | up | down |
 //! |---|---|---|
 //! | first | the crew fills a pinned buffer | the device fills a pinned buffer |
 //! | then | the device takes it | the crew empties it |
 //!
-//! A copy takes pinned memory for twice [`window`] parts and uses it again and again, so that the next
-//! one like it finds in the pool what it needs.
+//! A copy takes pinned memory for two [windows](Stream::window) of parts and uses it again and again,
+//! so that the next one like it finds in the pool what it needs.
 //!
 //! # Invariants
-//! 1. At most [`window`] parts are with the crew, and twice as many with the crew and the device
-//!    together, so that pinned memory is bounded, whatever holds the stream up
+//! 1. At most one window of parts is with the crew, and twice as many are with the crew and the
+//!    device together, so that pinned memory is bounded, whatever holds the stream up
 //!    (`a_staged_copy_keeps_a_bounded_amount_pinned`).
 //! 2. The crew never waits for the device: a stream that is held up delays nobody else's copies
 //!    (`a_held_stream_delays_no_other_staged_copy`).
@@ -36,7 +36,7 @@ use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable};
 use crate::memory::pageable::{Part, Room};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
-use crate::offload::{Crew, Offloaded, offload, offload_now};
+use crate::offload::{Offloaded, offload, offload_now};
 use crate::op::Op;
 use crate::queue::source::{Source, StagedSource};
 use crate::stream::Stream;
@@ -114,21 +114,26 @@ impl Stream {
             });
             (start, part)
         };
+        let (window, events) = (self.window(), self.staged_events());
+        // A thread cannot be made while the driver maps memory: those of the crew before that.
+        if self.home().crew.start() {
+            pause().await;
+        }
         self.throttle(MOST_IN_FLIGHT).await?;
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
         let allocated = offload_now(move || {
-            stock(stream.lane());
+            stock(stream.lane(), events);
             stream.empty::<T>(len).queued()
         })?;
         pause().await;
         let mut starts = (0..len).step_by(part_len::<T>());
-        let mut filling = VecDeque::with_capacity(window());
-        for start in starts.by_ref().take(window()) {
+        let mut filling = VecDeque::with_capacity(window);
+        for start in starts.by_ref().take(window) {
             filling.push_back(fill(start, None));
             pause().await;
         }
-        let mut flying: VecDeque<Op<PinnedBuffer<T>>> = VecDeque::with_capacity(window() + 1);
+        let mut flying: VecDeque<Op<PinnedBuffer<T>>> = VecDeque::with_capacity(window + 1);
         let mut buffer = allocated.await??;
         while let Some((start, part)) = filling.pop_front() {
             let part = filled(part).await?;
@@ -137,7 +142,7 @@ impl Stream {
             flying.push_back(op.submitted()?);
             pause().await;
             if let Some(start) = starts.next() {
-                let oldest = if flying.len() > window() { flying.pop_front() } else { None };
+                let oldest = if flying.len() > window { flying.pop_front() } else { None };
                 let pinned = match oldest {
                     Some(oldest) => Some(oldest.await?),
                     None => None,
@@ -192,12 +197,13 @@ impl Stream {
         let room = move || Room::in_parts(destination, len, part_len::<T>());
         let (room, parts) = self.home().crew.run(room).await??;
         // Its share goes last: the parts, on their way back or not, are dropped before it.
-        let (room, window) = (self.dropped_there(room), window());
+        let room = self.dropped_there(room);
+        let (window, events) = (self.window(), self.staged_events());
         // Before pinned memory is taken: a call that waits here leaves it to others.
         self.throttle(MOST_IN_FLIGHT).await?;
-        if !self.lane().has_events(events()) {
+        if !self.lane().has_events(events) {
             let lane = self.lane().clone();
-            offload(move || stock(&lane)).await?;
+            offload(move || stock(&lane, events)).await?;
         }
         let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
         let mut emptying: VecDeque<Offloaded<PinnedBuffer<T>>> =
@@ -236,6 +242,17 @@ impl Stream {
             Some(vec) => Ok(vec),
             None => unreachable!("every part was filled, and its end awaited"),
         }
+    }
+
+    /// How many parts may be with the crew, and as many with the device beside that.
+    fn window(&self) -> usize {
+        self.home().crew.threads() + 2
+    }
+
+    /// How many events a stream has for staged copies: a marker for each part on its way up that is
+    /// still there when the way down begins, and for each of those.
+    fn staged_events(&self) -> usize {
+        3 * (self.window() + 1)
     }
 
     /// Pinned memory for a part; the crew makes it if the pool has none.
@@ -290,20 +307,9 @@ where
     }
 }
 
-/// How many parts may be with the crew, and as many with the device beside that.
-fn window() -> usize {
-    Crew::threads() + 2
-}
-
 /// How many elements a part has.
 fn part_len<T>() -> usize {
     (PART_BYTES / size_of::<T>().max(1)).max(1)
-}
-
-/// How many events a stream has for staged copies: a marker for each part on its way up that is still
-/// there when the way down begins, and for each of those.
-fn events() -> usize {
-    3 * (window() + 1)
 }
 
 /// Lets the executor's others run, however much there is to do.
@@ -321,9 +327,9 @@ async fn pause() {
 
 /// Sees to it that there are that many; and one more, because the poller may have one in its hands when
 /// what it marks is complete.
-fn stock(lane: &Lane) {
-    if !lane.has_events(events()) {
-        lane.stock_events(events() + 1);
+fn stock(lane: &Lane, events: usize) {
+    if !lane.has_events(events) {
+        lane.stock_events(events + 1);
     }
 }
 
