@@ -428,7 +428,7 @@ impl Engine {
             return errand(self);
         }
         let engine = Arc::downgrade(self);
-        self.errands.send(Box::new(move || {
+        self.errands.enqueue(Box::new(move || {
             if let Some(engine) = engine.upgrade().filter(|engine| engine.lost.get().is_none())
                 && let Some(_under_way) = poller::UnderWay::begin()
             {
@@ -440,7 +440,7 @@ impl Engine {
     /// Runs `act` here, or on the reaper's thread where driver calls are not possible.
     pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
         if thread_role::current() == Role::HostFn {
-            self.reaper.send(Box::new(act));
+            self.reaper.send(act);
         } else {
             act();
         }

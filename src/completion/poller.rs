@@ -324,10 +324,11 @@ mod exit {
     /// Last acts and errands under way.
     static LAST_ACTS: AtomicU32 = AtomicU32::new(0);
 
-    /// Devices whose last handle is gone and that still have something of the driver's.
+    /// Devices whose last handle is gone and that still have something of the driver's; and what is
+    /// to be dropped elsewhere, which may be such a handle.
     static LEAVING: AtomicU32 = AtomicU32::new(0);
 
-    /// A device that goes away, which the end of the process waits for as long as others may go on.
+    /// Something that goes away, which the end of the process waits for before it stops anything.
     pub(crate) struct Leaving(());
 
     impl Leaving {

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 
 use crossbeam_channel::{Sender, unbounded};
 
+use super::poller::Leaving;
+
 /// Something to be dropped elsewhere, or a last act that makes driver calls.
 pub(crate) type Remains = Box<dyn FnOnce() + Send>;
 
@@ -24,8 +26,18 @@ impl Reaper {
         Reaper { thread, queue: OnceLock::new() }
     }
 
-    /// Runs `remains` on the reaper's thread.
-    pub(crate) fn send(&self, remains: Remains) {
+    /// Runs `remains` on the reaper's thread. The end of the process waits for it, briefly: it may keep
+    /// a device.
+    pub(crate) fn send(&self, remains: impl FnOnce() + Send + 'static) {
+        let leaving = Leaving::begin();
+        self.enqueue(Box::new(move || {
+            remains();
+            drop(leaving);
+        }));
+    }
+
+    /// Runs `remains` on the reaper's thread, unless the process ends before.
+    pub(crate) fn enqueue(&self, remains: Remains) {
         let queue = self.queue.get_or_init(|| {
             let (sender, receiver) = unbounded::<Remains>();
             let spawned = std::thread::Builder::new()
@@ -49,7 +61,7 @@ impl Reaper {
 
     /// Drops `value` on the reaper's thread.
     pub(crate) fn drop_later(&self, value: Box<dyn std::any::Any + Send>) {
-        self.send(Box::new(move || drop(value)));
+        self.send(move || drop(value));
     }
 }
 

@@ -206,8 +206,20 @@ fn a_process_that_drops_its_device_last_leaves_nothing() {
             let stream = device.stream().unwrap();
             let x = stream.upload(vec![1.0f32; 1000]).queued().unwrap();
             soon(stream.download(&x)).await.unwrap();
+            // The last handle goes where users' values are dropped.
+            let last = SlowToDrop(device.clone());
+            stream.host_fn(move || last).abandon();
+            soon(stream.done()).await.unwrap();
         }
     });
+}
+
+struct SlowToDrop(#[expect(dead_code, reason = "only dropped")] Device);
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
 }
 
 /// Only the poller is left to find out that the other stream is through with the memory, and it has no

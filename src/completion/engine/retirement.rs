@@ -171,7 +171,7 @@ impl Engine {
         match what {
             Remnant::Memory { .. } | Remnant::Spare(_) => free(),
             // It may take its time, and the caller may be the poller.
-            Remnant::Module(_) => self.reaper.send(Box::new(free)),
+            Remnant::Module(_) => self.reaper.send(free),
         }
     }
 
