@@ -96,9 +96,9 @@ pub(crate) struct Engine {
     stepped_ns: AtomicU64,
     /// Wakers of who waits for the loss of the device.
     mourners: Mutex<Slab<Waker>>,
-    /// There once the last handle is gone.
-    leaving: Mutex<Option<poller::Leaving>>,
     pub(crate) counters: Counters,
+    /// There once the last handle is gone; dropped last.
+    leaving: Mutex<Option<poller::Leaving>>,
 }
 
 /// What [`Device::stats`](crate::Device::stats) tells.
@@ -149,8 +149,8 @@ impl Engine {
             epoch: Instant::now(),
             stepped_ns: AtomicU64::new(0),
             mourners: Mutex::default(),
-            leaving: Mutex::default(),
             counters: Counters::default(),
+            leaving: Mutex::default(),
             backend,
         });
         if !options.stepped {
@@ -477,7 +477,6 @@ impl Drop for Engine {
         let words = std::mem::take(&mut self.words);
         let retired = std::mem::take(self.retired.get_mut());
         let private = self.private;
-        let leaving = self.leaving.get_mut().take();
         let last_act = move || {
             for retired in retired {
                 let _ = retired.what.discard(&*backend, private);
@@ -491,7 +490,6 @@ impl Drop for Engine {
                 let _ = unsafe { backend.stream_destroy(stream) };
             }
             words.close(&*backend);
-            drop((backend, leaving));
         };
         poller::last_act(last_act);
     }

@@ -7,7 +7,7 @@
 //! device nobody needs it, and it ends.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Thread;
 use std::time::Duration;
@@ -31,6 +31,10 @@ pub(crate) struct Attention {
     stopped: AtomicBool,
     /// Set when the device's last handle is gone: nobody will wait for its streams.
     hurries: AtomicBool,
+    /// How often the poller decided when to look next.
+    looks: AtomicU64,
+    /// Whether it then kept streams that nobody waits for.
+    lingers: AtomicBool,
 }
 
 impl Attention {
@@ -42,6 +46,8 @@ impl Attention {
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             hurries: AtomicBool::new(false),
+            looks: AtomicU64::new(0),
+            lingers: AtomicBool::new(false),
         }
     }
 
@@ -80,6 +86,17 @@ impl Attention {
     fn lingers_ns(&self) -> u64 {
         // ORDERING: Relaxed, as above.
         if self.hurries.load(Ordering::Relaxed) { HURRY_NS } else { policy::LINGER_NS }
+    }
+
+    fn looked(&self, lingers: bool) {
+        self.lingers.store(lingers, Ordering::SeqCst);
+        self.looks.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether the poller decided more than `looks` times, and keeps no stream for a while only.
+    fn has_let_go(&self, looks: u64) -> bool {
+        let looked = self.looks.load(Ordering::SeqCst) > looks;
+        self.stopped.load(Ordering::SeqCst) || (looked && !self.lingers.load(Ordering::SeqCst))
     }
 
     /// Ends the poller's thread.
@@ -190,7 +207,7 @@ impl Poller {
         // Once more, for who came before it could see that.
         let again = self.round(engine, attention);
         let now = engine.now();
-        let until = self.next_look(engine, now, attention.lingers_ns());
+        let until = self.next_look(engine, now, attention);
         if again || until <= now + SPIN_NS {
             attention.park.resume();
             return Next::Again;
@@ -226,7 +243,8 @@ impl Poller {
     }
 
     /// When to look next, given that nothing moved.
-    fn next_look(&mut self, engine: &Arc<Engine>, now: u64, lingers_ns: u64) -> u64 {
+    fn next_look(&mut self, engine: &Arc<Engine>, now: u64, attention: &Attention) -> u64 {
+        let lingers_ns = attention.lingers_ns();
         let waited_for = self.active.iter().any(|lane| lane.has_waiters());
         let owes = self.owes(engine);
         if waited_for || owes {
@@ -237,10 +255,8 @@ impl Poller {
             }
         } else if now >= self.last_progress + lingers_ns {
             self.active.retain(|lane| !lane.deactivate());
-            if self.active.is_empty() {
-                return self.next_watch(engine, now);
-            }
         }
+        attention.looked(!(waited_for || owes || self.active.is_empty()));
         let mut until = match (waited_for, owes) {
             (_, true) => self.next_press(),
             (true, false) => now + policy::PROBE_NS,
@@ -293,9 +309,10 @@ impl Poller {
 /// and nobody's drop may. The end of the process waits for it, briefly.
 pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     let Some(under_way) = UnderWay::begin() else { return };
+    let leaving = Leaving::begin();
     let spawned = std::thread::Builder::new().name("gpu-await-close".to_owned()).spawn(move || {
         act();
-        drop(under_way);
+        drop((under_way, leaving));
     });
     if spawned.is_err() {
         tracing::error!("no thread to close a device with: its memory stays registered");
@@ -371,28 +388,33 @@ mod exit {
 
     /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
     fn stop_pollers() {
-        // What a device that was just dropped has goes with the help of its poller.
-        none_left(&LEAVING, Instant::now() + PATIENCE);
-        crate::at_exit::begin();
         let pollers: Vec<_> = match POLLERS.try_lock() {
             Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
-            None => return,
+            None => Vec::new(),
         };
+        // What a device that was just dropped has goes with the help of its poller, which may keep a
+        // stream whose owner is the last to have the device.
+        let limit = Instant::now() + PATIENCE;
+        let looks: Vec<_> =
+            pollers.iter().map(|poller| poller.looks.load(Ordering::SeqCst)).collect();
+        pollers.iter().for_each(|poller| poller.hurry());
+        for (poller, looks) in pollers.iter().zip(looks) {
+            wait_until(limit, || poller.has_let_go(looks));
+        }
+        wait_until(limit, || LEAVING.load(Ordering::SeqCst) == 0);
+        crate::at_exit::begin();
         pollers.iter().for_each(|poller| poller.stop());
         // A poller is between driver calls in microseconds; one that is held by the driver (a
         // full queue never holds it) is not waited for.
         let limit = Instant::now() + PATIENCE;
         for poller in pollers {
-            while !poller.stopped.load(Ordering::SeqCst) && Instant::now() < limit {
-                std::thread::sleep(Duration::from_micros(50));
-            }
+            wait_until(limit, || poller.stopped.load(Ordering::SeqCst));
         }
-        none_left(&LAST_ACTS, limit);
+        wait_until(limit, || LAST_ACTS.load(Ordering::SeqCst) == 0);
     }
 
-    /// Waits until nothing is counted, or until then.
-    fn none_left(count: &AtomicU32, limit: Instant) {
-        while count.load(Ordering::SeqCst) > 0 && Instant::now() < limit {
+    fn wait_until(limit: Instant, holds: impl Fn() -> bool) {
+        while !holds() && Instant::now() < limit {
             std::thread::sleep(Duration::from_micros(50));
         }
     }

@@ -22,6 +22,8 @@ use crate::offload::offload;
 
 /// What small blocks are cut from: one huge page.
 const SLAB_BYTES: usize = 2 << 20;
+/// The smallest page of any system.
+const PAGE_BYTES: usize = 4 << 10;
 /// Every block begins on a line of this size.
 const LEAST_BYTES: usize = 128;
 
@@ -29,6 +31,9 @@ const LEAST_BYTES: usize = 128;
 pub(crate) struct PinnedPool {
     engine: Arc<Engine>,
     state: Mutex<State>,
+    /// Held by who registers. The driver makes others wait meanwhile, who submit: it comes to them
+    /// between two.
+    registers: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -60,7 +65,11 @@ pub(crate) struct PinnedBlock {
 
 impl PinnedPool {
     pub(crate) fn new(engine: &Arc<Engine>) -> Arc<Self> {
-        Arc::new(PinnedPool { engine: engine.clone(), state: Mutex::default() })
+        Arc::new(PinnedPool {
+            engine: engine.clone(),
+            state: Mutex::default(),
+            registers: Mutex::default(),
+        })
     }
 
     /// Bytes mapped and registered, and those of them in use.
@@ -118,12 +127,16 @@ impl PinnedPool {
             // Only advice: small pages work as well, they take longer to make.
             memory.advise(memmap2::Advice::HugePage).ok();
         }
+        // The system makes the pages here, and not while the driver makes others wait.
+        memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
         let address = memory.as_mut_ptr() as usize;
         let backend = &self.engine.backend;
+        let registers = self.registers.lock();
         // SAFETY: the mapping is ours, page-aligned, `bytes` long, and stays mapped until `drop`
         // unregistered it or for ever.
         let device = unsafe { backend.register(HostPtr(address), bytes) }
             .map_err(|code| self.refused(bytes, code))?;
+        drop(registers);
         let mut blocks = (0..bytes / class).map(|index| RawBlock {
             mapping: address,
             host: address + index * class,

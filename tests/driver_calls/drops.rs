@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Mutex, OnceLock};
 
-use gpu_await::{Completion, Device};
+use gpu_await::{Completion, Device, Stream};
 
 use super::{Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, eventually, soon};
 use crate::stand_in::{self, StandIn};
@@ -197,7 +197,7 @@ fn a_process_that_drops_its_device_last_leaves_nothing() {
     if !stand_in::is_child() {
         return stand_in::assert_child(NAME, &[]);
     }
-    STAND_IN.get_or_init(StandIn::open);
+    let driver = STAND_IN.get_or_init(StandIn::open);
     // SAFETY: a plain function that lives as long as the program.
     unsafe { libc::atexit(nothing_is_left) };
     super::runtime().block_on(async {
@@ -211,6 +211,19 @@ fn a_process_that_drops_its_device_last_leaves_nothing() {
             stream.host_fn(move || last).abandon();
             soon(stream.done()).await.unwrap();
         }
+        // The poller has a look at an adopted stream, whose owner is the last handle.
+        let device = Device::cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        // SAFETY: the owner keeps the stream, and nobody captures it.
+        let handle = unsafe { stream.as_raw() };
+        // SAFETY: as above.
+        let adopted = unsafe { Stream::from_raw(&device, handle, stream) }.unwrap();
+        let held = driver.hold();
+        let mut op = adopted.upload(vec![1.0f32; 1000]);
+        let waits = std::time::Duration::from_millis(20);
+        assert!(tokio::time::timeout(waits, &mut op).await.is_err(), "held");
+        drop(held);
+        soon(op).await.unwrap();
     });
 }
 
