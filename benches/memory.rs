@@ -11,6 +11,10 @@
 //! untracked ones, for one buffer. The driver calls of an edge are counted on a recording host
 //! device. `frozen.gain_percent` is what sixteen threads that read the same eight buffers of weights
 //! gain from weights that are frozen.
+//!
+//! `pageable.longest_poll_us` is the longest of all polls of the copies' futures, `poll_p999_us` what one
+//! in a thousand takes. `pageable.floor_*` are polls that only look at the clock for ten microseconds, on
+//! the same thread while another task copies: what the machine adds to anybody's.
 
 #[path = "measure.rs"]
 mod measure;
@@ -56,16 +60,27 @@ fn touch_twin(
 ) {
 }
 
-/// The longest poll of a future, in microseconds: by the clock, and of the thread's own time.
+/// A future whose polls are timed, in microseconds: by the clock, and of the thread's own time.
 struct Polled<'a, F> {
     future: F,
-    longest: &'a mut Longest,
+    polls: &'a mut Polls,
 }
 
 #[derive(Default)]
-struct Longest {
-    wall_us: f64,
-    cpu_us: f64,
+struct Polls {
+    wall_us: Vec<f64>,
+    cpu_us: Vec<f64>,
+}
+
+impl Polls {
+    fn longest(times: &[f64]) -> f64 {
+        times.iter().copied().fold(0.0, f64::max)
+    }
+
+    fn p999(mut times: Vec<f64>) -> f64 {
+        times.sort_by(f64::total_cmp);
+        times[times.len() * 999 / 1000]
+    }
 }
 
 impl<F: Future + Unpin> Future for Polled<'_, F> {
@@ -75,10 +90,26 @@ impl<F: Future + Unpin> Future for Polled<'_, F> {
         let (start, cpu) = (Instant::now(), thread_us());
         let poll = Pin::new(&mut self.future).poll(cx);
         let (wall_us, cpu_us) = (us(start), thread_us() - cpu);
-        let longest = &mut *self.longest;
-        longest.wall_us = longest.wall_us.max(wall_us);
-        longest.cpu_us = longest.cpu_us.max(cpu_us);
+        self.polls.wall_us.push(wall_us);
+        self.polls.cpu_us.push(cpu_us);
         poll
+    }
+}
+
+/// Looks at the clock for ten microseconds a poll, until a task has ended.
+struct Watches(tokio::task::JoinHandle<()>);
+
+impl Future for Watches {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_micros(10) {
+            std::hint::spin_loop();
+        }
+        let ended = Pin::new(&mut self.0).poll(cx).map(Result::unwrap);
+        cx.waker().wake_by_ref();
+        ended
     }
 }
 
@@ -142,19 +173,19 @@ impl Bench {
         let stream = self.device.stream().unwrap();
         let bytes = self.large;
         let source: Arc<[u8]> = vec![7; bytes].into();
-        let (mut up, mut down, mut longest) = (Vec::new(), Vec::new(), Longest::default());
+        let (mut up, mut down, mut polls) = (Vec::new(), Vec::new(), Polls::default());
         let (mut raw_up, mut raw_down, mut raw_fresh) = (Vec::new(), Vec::new(), Vec::new());
         let mut touched = vec![1_u8; bytes];
         let mut into = Vec::new();
         for round in 0..=self.rounds {
             let start = Instant::now();
             let upload = Box::pin(stream.upload_staged(source.clone()));
-            let x = Polled { future: upload, longest: &mut longest }.await.unwrap();
+            let x = Polled { future: upload, polls: &mut polls }.await.unwrap();
             stream.done().await.unwrap();
             up.push(us(start));
             let start = Instant::now();
             let download = Box::pin(stream.download_staged(&x));
-            let back = Polled { future: download, longest: &mut longest }.await.unwrap();
+            let back = Polled { future: download, polls: &mut polls }.await.unwrap();
             down.push(us(start));
             assert!(back[bytes - 1] == 7);
             let start = Instant::now();
@@ -180,16 +211,19 @@ impl Bench {
             }
             if round == 0 {
                 // The first makes threads and pinned memory.
-                println!("pageable.first_longest_poll_us {:.1} us", longest.wall_us);
-                println!("pageable.first_longest_poll_cpu_us {:.1} us", longest.cpu_us);
-                (up, down, longest) = (Vec::new(), Vec::new(), Longest::default());
+                let (wall_us, cpu_us) = (&polls.wall_us, &polls.cpu_us);
+                println!("pageable.first_longest_poll_us {:.1} us", Polls::longest(wall_us));
+                println!("pageable.first_longest_poll_cpu_us {:.1} us", Polls::longest(cpu_us));
+                (up, down, polls) = (Vec::new(), Vec::new(), Polls::default());
             }
         }
         println!("pageable.upload_gb_s {:.2} GB/s", gb_s(bytes, median(up)));
         println!("pageable.download_gb_s {:.2} GB/s", gb_s(bytes, median(down)));
         println!("pageable.download_into_gb_s {:.2} GB/s", gb_s(bytes, median(into)));
-        println!("pageable.longest_poll_us {:.1} us", longest.wall_us);
-        println!("pageable.longest_poll_cpu_us {:.1} us", longest.cpu_us);
+        println!("pageable.longest_poll_us {:.1} us", Polls::longest(&polls.wall_us));
+        println!("pageable.longest_poll_cpu_us {:.1} us", Polls::longest(&polls.cpu_us));
+        println!("pageable.poll_p999_us {:.1} us", Polls::p999(polls.wall_us));
+        self.floor(&stream, &source).await;
         if self.raw.is_some() {
             println!("pageable.driver_upload_gb_s {:.2} GB/s", gb_s(bytes, median(raw_up)));
             println!("pageable.driver_download_gb_s {:.2} GB/s", gb_s(bytes, median(raw_down)));
@@ -198,6 +232,20 @@ impl Bench {
                 gb_s(bytes, median(raw_fresh))
             );
         }
+    }
+
+    async fn floor(&self, stream: &Stream, source: &Arc<[u8]>) {
+        let mut polls = Polls::default();
+        for _ in 0..self.rounds {
+            let (stream, source) = (stream.clone(), source.clone());
+            let copies = tokio::spawn(async move {
+                let x = stream.upload_staged(source).await.unwrap();
+                drop(stream.download_staged(&x).await.unwrap());
+            });
+            Polled { future: Watches(copies), polls: &mut polls }.await;
+        }
+        println!("pageable.floor_longest_poll_us {:.1} us", Polls::longest(&polls.wall_us));
+        println!("pageable.floor_poll_p999_us {:.1} us", Polls::p999(polls.wall_us));
     }
 
     /// Ours and the driver's by turns: on the same two streams, from and into the same pinned memory,
