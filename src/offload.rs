@@ -89,11 +89,13 @@ impl Crew {
         self.threads
     }
 
-    /// Starts the threads; false if they run.
-    pub(crate) fn start(&self) -> bool {
-        let started = self.queue.get().is_none();
+    pub(crate) fn is_started(&self) -> bool {
+        self.queue.get().is_some()
+    }
+
+    /// Starts the threads, unless they run.
+    pub(crate) fn start(&self) {
         self.queue();
-        started
     }
 
     /// Runs `work` on one of the threads, in the order of the calls.

@@ -22,7 +22,8 @@
 //! 3. The calling task neither copies, nor maps, nor frees much memory. Of handing a part to the crew
 //!    and of submitting a copy it does at most one a poll (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
 //! 4. A second copy of a size makes nothing in the driver: pinned memory, events and the device's
-//!    pool are there (`a_second_staged_round_trip_makes_nothing_in_the_driver`).
+//!    pool are there (`a_second_staged_round_trip_makes_nothing_in_the_driver`). A first one makes
+//!    that before it submits a copy (`a_first_staged_copy_pins_what_it_needs_before_it_copies`).
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -68,8 +69,9 @@ impl Stream {
     /// Dropped, it stops: parts that are on the stream go on, the buffer is freed behind them.
     ///
     /// # Blocking
-    /// Never: a poll takes as long as submitting one copy. While the stream is held up, or more
-    /// than 512 operations are in flight on it, the future waits.
+    /// Never: a poll takes as long as submitting one copy (which takes longer while others pin memory
+    /// or load kernels: the driver has one lock for all). While the stream is held up, or more than
+    /// 512 operations are in flight on it, the future waits.
     ///
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
@@ -106,19 +108,17 @@ impl Stream {
             let part = self.home().crew.run(move || {
                 let source = &(*source).as_ref()[start..len.min(start + part_len::<T>())];
                 let mut part = match pinned {
-                    Some(pinned) => pinned.resized(source.len()),
-                    None => PinnedBuffer::new(&pool, source.len())?,
+                    Some(pinned) => pinned,
+                    None => PinnedBuffer::new(&pool, block_len::<T>(len))?,
                 };
+                part = part.resized(source.len());
                 part.copy_from_slice(source);
                 Ok(part)
             });
             (start, part)
         };
         let (window, events) = (self.window(), self.staged_events());
-        // A thread cannot be made while the driver maps memory: those of the crew before that.
-        if self.home().crew.start() {
-            pause().await;
-        }
+        self.start_crew().await?;
         self.throttle(MOST_IN_FLIGHT).await?;
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
@@ -127,6 +127,7 @@ impl Stream {
             stream.empty::<T>(len).queued()
         })?;
         pause().await;
+        self.stock_pinned::<T>(len).await?;
         let mut starts = (0..len).step_by(part_len::<T>());
         let mut filling = VecDeque::with_capacity(window);
         for start in starts.by_ref().take(window) {
@@ -193,6 +194,7 @@ impl Stream {
             self.engine().check_open()?;
             return Ok(vec![T::zeroed(); len]);
         }
+        self.start_crew().await?;
         // Making the room may wait for the page faults of others.
         let room = move || Room::in_parts(destination, len, part_len::<T>());
         let (room, parts) = self.home().crew.run(room).await??;
@@ -205,6 +207,7 @@ impl Stream {
             let lane = self.lane().clone();
             offload(move || stock(&lane, events)).await?;
         }
+        self.stock_pinned::<T>(len).await?;
         let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
         let mut emptying: VecDeque<Offloaded<PinnedBuffer<T>>> =
             VecDeque::with_capacity(window + 1);
@@ -223,9 +226,10 @@ impl Stream {
             }
             let emptied = if emptying.len() > window { emptying.pop_front() } else { None };
             let pinned = match emptied {
-                Some(emptied) => emptied.await?.resized(part.len()),
-                None => self.pinned_part(part.len()).await?,
+                Some(emptied) => emptied.await?,
+                None => self.pinned_part(block_len::<T>(len)).await?,
             };
+            let pinned = pinned.resized(part.len());
             self.throttle(MOST_IN_FLIGHT).await?;
             let op = self.batch(|queue| queue.download_part(source, part.start(), pinned));
             flying.push_back((op.submitted()?, part));
@@ -255,7 +259,35 @@ impl Stream {
         3 * (self.window() + 1)
     }
 
-    /// Pinned memory for a part; the crew makes it if the pool has none.
+    /// Starts the crew, unless it runs: not in a poll, a thread takes its time.
+    async fn start_crew(&self) -> Result<()> {
+        if self.home().crew.is_started() {
+            return Ok(());
+        }
+        let home = self.home().clone();
+        offload(move || home.crew.start()).await
+    }
+
+    /// Has the crew make the pinned memory that a copy of `len` elements takes, as far as the pool has
+    /// none: before the first part is submitted, because the driver makes submitters wait while it
+    /// registers memory.
+    async fn stock_pinned<T: Element>(&self, len: usize) -> Result<()> {
+        let pool = &self.home().pinned;
+        let (bytes, parts) = (bytes_of::<T>(block_len::<T>(len))?, len.div_ceil(part_len::<T>()));
+        let enough = parts.min(2 * self.window());
+        let mut making = Vec::new();
+        for _ in pool.free_blocks(bytes)..enough {
+            let pool = pool.clone();
+            making.push(self.home().crew.run(move || pool.stock(bytes, enough)));
+            pause().await;
+        }
+        for made in making {
+            made.await??;
+        }
+        Ok(())
+    }
+
+    /// Pinned memory for a part of `len` elements at most; the crew makes it if others took it.
     async fn pinned_part<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         let pool = &self.home().pinned;
         if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
@@ -323,6 +355,11 @@ async fn pause() {
         Poll::Pending
     })
     .await;
+}
+
+/// How many elements of pinned memory each part of a copy of `len` elements takes.
+fn block_len<T>(len: usize) -> usize {
+    part_len::<T>().min(len)
 }
 
 /// Sees to it that there are that many; and one more, because the poller may have one in its hands when

@@ -114,6 +114,23 @@ impl PinnedPool {
         Some(Arc::new(PinnedBlock { pool: self.clone(), raw }))
     }
 
+    /// How many blocks for `bytes` are free.
+    pub(crate) fn free_blocks(&self, bytes: usize) -> usize {
+        let class = class_bytes(bytes);
+        class.and_then(|class| Some(self.state.lock().free.get(&class)?.len())).unwrap_or(0)
+    }
+
+    /// Makes one more block for `bytes`, unless `enough` are free.
+    pub(crate) fn stock(&self, bytes: usize, enough: usize) -> Result<()> {
+        if self.free_blocks(bytes) >= enough {
+            return Ok(());
+        }
+        let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
+        let raw = self.grow(class)?;
+        self.state.lock().free.entry(class).or_default().push(raw);
+        Ok(())
+    }
+
     /// Makes a block of `class` bytes, and its neighbours where it is cut from a slab.
     fn grow(&self, class: usize) -> Result<RawBlock> {
         let bytes = if class <= SLAB_BYTES / 2 { SLAB_BYTES } else { class };

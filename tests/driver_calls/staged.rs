@@ -76,3 +76,29 @@ fn staged_copies_that_stand_still_find_their_events() {
         }
     });
 }
+
+/// The driver makes who submits wait while it registers memory.
+#[test]
+fn a_first_staged_copy_pins_what_it_needs_before_it_copies() {
+    fn check(driver: &StandIn, copy: &str) {
+        let names = driver.names();
+        let first = names.iter().position(|name| name.starts_with(copy)).expect("copies");
+        let pins = names.iter().rposition(|name| name == "cuMemHostRegister_v2").expect("pins");
+        assert!(pins < first, "{copy}: {names:?}");
+    }
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            driver.clear();
+            drop(soon(stream.upload_staged(vec![7u8; BYTES])).await.unwrap());
+            check(driver, "cuMemcpyHtoD");
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            let x = soon(stream.zeros::<u8>(BYTES)).await.unwrap();
+            driver.clear();
+            soon(stream.download_staged(&x)).await.unwrap();
+            check(driver, "cuMemcpyDtoH");
+        }
+    });
+}
