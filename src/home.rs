@@ -63,10 +63,14 @@ impl Home {
     pub(crate) fn new(engine: &Arc<Engine>) -> Result<Arc<Self>> {
         let pinned = PinnedPool::new(engine);
         let default = Lane::open(engine, StreamOptions::default(), Some("default".into()))?;
+        let crew = Crew::new();
+        if !engine.options.stepped {
+            crew.start();
+        }
         Ok(Arc::new(Home {
             engine: engine.clone(),
             pinned,
-            crew: Crew::new(),
+            crew,
             peers: Mutex::default(),
             default,
             legacy: Mutex::default(),

@@ -70,7 +70,8 @@ fn no_thread() -> crate::Error {
     DriverCode { call: "thread spawn", code: 304 }.into()
 }
 
-/// A device's few threads for host copies. They start with the first task and end with the device.
+/// A device's few threads for host copies. The first starts with the device, because a future's poll has
+/// no time to make one; each starts the next when it gets its first task. They end with the device.
 pub(crate) struct Crew {
     /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
     /// 10 GB/s and a GPU's link takes 55.
@@ -89,11 +90,7 @@ impl Crew {
         self.threads
     }
 
-    pub(crate) fn is_started(&self) -> bool {
-        self.queue.get().is_some()
-    }
-
-    /// Starts the threads, unless they run.
+    /// Starts the first thread, unless it runs; otherwise the first task does.
     pub(crate) fn start(&self) {
         self.queue();
     }
@@ -127,13 +124,14 @@ impl Crew {
     }
 }
 
-/// Starts `threads` threads, each by the one before it: the caller may be a future's poll.
+/// Starts a thread for `tasks`, which starts another one, up to `threads` in all.
 fn start(tasks: Receiver<Task>, threads: usize) {
     let work = move || {
-        if threads > 1 {
-            start(tasks.clone(), threads - 1);
-        }
+        let mut more = (threads > 1).then(|| tasks.clone());
         for task in tasks {
+            if let Some(tasks) = more.take() {
+                start(tasks, threads - 1);
+            }
             // It may wake somebody whose waker panics: the thread goes on.
             if catch_unwind(AssertUnwindSafe(task)).is_err() {
                 tracing::error!("a waker panicked");

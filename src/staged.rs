@@ -118,7 +118,6 @@ impl Stream {
             (start, part)
         };
         let (window, events) = (self.window(), self.staged_events());
-        self.start_crew().await?;
         self.throttle(MOST_IN_FLIGHT).await?;
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
@@ -194,7 +193,6 @@ impl Stream {
             self.engine().check_open()?;
             return Ok(vec![T::zeroed(); len]);
         }
-        self.start_crew().await?;
         // Making the room may wait for the page faults of others.
         let room = move || Room::in_parts(destination, len, part_len::<T>());
         let (room, parts) = self.home().crew.run(room).await??;
@@ -257,15 +255,6 @@ impl Stream {
     /// still there when the way down begins, and for each of those.
     fn staged_events(&self) -> usize {
         3 * (self.window() + 1)
-    }
-
-    /// Starts the crew, unless it runs: not in a poll, a thread takes its time.
-    async fn start_crew(&self) -> Result<()> {
-        if self.home().crew.is_started() {
-            return Ok(());
-        }
-        let home = self.home().clone();
-        offload(move || home.crew.start()).await
     }
 
     /// Has the crew make the pinned memory that a copy of `len` elements takes, as far as the pool has
