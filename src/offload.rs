@@ -22,16 +22,9 @@ pub(crate) struct Offloaded<R>(oneshot::Receiver<std::thread::Result<R>>);
 pub(crate) async fn offload<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R> {
-    offload_now(work)?.await
-}
-
-/// [`offload`], begun when the call returns.
-pub(crate) fn offload_now<R: Send + 'static>(
-    work: impl FnOnce() -> R + Send + 'static,
-) -> Result<Offloaded<R>> {
     let (task, result) = package(work);
-    spawn(task)?;
-    Ok(result)
+    Place::here().spawn(task)?;
+    result.await
 }
 
 fn package<R: Send + 'static>(
@@ -56,14 +49,30 @@ impl<R> Future for Offloaded<R> {
     }
 }
 
-fn spawn(task: impl FnOnce() + Send + 'static) -> Result<()> {
+/// Where blocking work of the calling task goes.
+struct Place {
     #[cfg(feature = "tokio")]
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn_blocking(task);
-        return Ok(());
+    runtime: Option<tokio::runtime::Handle>,
+}
+
+impl Place {
+    fn here() -> Place {
+        Place {
+            #[cfg(feature = "tokio")]
+            runtime: tokio::runtime::Handle::try_current().ok(),
+        }
     }
-    let spawned = std::thread::Builder::new().name("gpu-await-offload".to_owned()).spawn(task);
-    spawned.map(drop).map_err(|_| no_thread())
+
+    /// Makes a thread where none is free.
+    fn spawn(self, task: impl FnOnce() + Send + 'static) -> Result<()> {
+        #[cfg(feature = "tokio")]
+        if let Some(runtime) = self.runtime {
+            runtime.spawn_blocking(task);
+            return Ok(());
+        }
+        let spawned = std::thread::Builder::new().name("gpu-await-offload".to_owned()).spawn(task);
+        spawned.map(drop).map_err(|_| no_thread())
+    }
 }
 
 fn no_thread() -> crate::Error {
@@ -102,6 +111,19 @@ impl Crew {
     ) -> Offloaded<R> {
         let (task, result) = package(work);
         self.send(Box::new(task));
+        result
+    }
+
+    /// As [`offload`], begun in the order of the calls: one of the threads makes that for the work, if
+    /// one has to be made.
+    pub(crate) fn offload<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Offloaded<R> {
+        let (task, result) = package(work);
+        let place = Place::here();
+        // Refused, the task is dropped, and whoever waits for it sees that.
+        self.send(Box::new(move || drop(place.spawn(task))));
         result
     }
 

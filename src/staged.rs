@@ -37,7 +37,7 @@ use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable};
 use crate::memory::pageable::{Part, Room};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
-use crate::offload::{Offloaded, offload, offload_now};
+use crate::offload::Offloaded;
 use crate::op::Op;
 use crate::queue::source::{Source, StagedSource};
 use crate::stream::Stream;
@@ -121,10 +121,10 @@ impl Stream {
         self.throttle(MOST_IN_FLIGHT).await?;
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
-        let allocated = offload_now(move || {
+        let allocated = self.home().crew.offload(move || {
             stock(stream.lane(), events);
             stream.empty::<T>(len).queued()
-        })?;
+        });
         pause().await;
         self.stock_pinned::<T>(len).await?;
         let mut starts = (0..len).step_by(part_len::<T>());
@@ -203,7 +203,7 @@ impl Stream {
         self.throttle(MOST_IN_FLIGHT).await?;
         if !self.lane().has_events(events) {
             let lane = self.lane().clone();
-            offload(move || stock(&lane, events)).await?;
+            self.home().crew.offload(move || stock(&lane, events)).await?;
         }
         self.stock_pinned::<T>(len).await?;
         let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
