@@ -74,7 +74,7 @@ impl Lane {
     }
 
     /// Takes back the events behind what is complete, on a stream that is only ever given work: nobody
-    /// else looks. Wakes nobody: the caller may be a drop.
+    /// else looks. Wakes nobody, unless it finds the device lost: the caller may be a drop.
     #[cold]
     pub(super) fn tidy(self: &Arc<Self>) {
         // Otherwise the poller looks.
