@@ -15,7 +15,7 @@ use memmap2::MmapMut;
 use parking_lot::Mutex;
 
 use super::Element;
-use crate::backend::{Backend, DevicePtr, HostPtr};
+use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::completion::engine::Engine;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::offload::offload;
@@ -144,10 +144,12 @@ impl PinnedPool {
             // Only advice: small pages work as well, they take longer to make.
             memory.advise(memmap2::Advice::HugePage).ok();
         }
-        // The system makes the pages here, and not while the driver makes others wait.
-        memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
-        let address = memory.as_mut_ptr() as usize;
         let backend = &self.engine.backend;
+        if backend.kind() == DeviceKind::Cuda {
+            // The system makes the pages here, and not while the driver makes others wait.
+            memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
+        }
+        let address = memory.as_mut_ptr() as usize;
         let registers = self.registers.lock();
         // SAFETY: the mapping is ours, page-aligned, `bytes` long, and stays mapped until `drop`
         // unregistered it or for ever.
