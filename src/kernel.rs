@@ -24,7 +24,7 @@ pub(crate) mod source;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backend::{Function, HostTwin, KernelAttributes, LaunchShape};
 use crate::completion::engine::Engine;
@@ -65,6 +65,8 @@ struct Core {
     module: Option<Arc<LoadedModule>>,
     /// Whether the driver was told to allow more than the default of shared memory.
     shared_mem_allowed: AtomicBool,
+    /// It was launched before: the driver has made what a first launch makes.
+    launched: AtomicBool,
 }
 
 struct Requirement<S: Signature> {
@@ -130,6 +132,7 @@ impl<S: Signature> Kernel<S> {
             attributes,
             module,
             shared_mem_allowed: AtomicBool::new(false),
+            launched: AtomicBool::new(false),
         };
         Kernel { core: Arc::new(core), requirements: Arc::default(), names: &[] }
     }
@@ -229,8 +232,17 @@ impl<S: Signature> Kernel<S> {
         if waits {
             footprint.may_be_held_up();
         }
+        // ORDERING: Relaxed, here and below: a hint.
+        let first = !core.launched.load(Ordering::Relaxed);
+        if first {
+            footprint.may_block();
+        }
         let shape = LaunchShape { grid: config.grid(), cooperative: config.is_cooperative() };
-        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?)).map(drop)
+        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?))?;
+        if first {
+            core.launched.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 

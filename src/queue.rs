@@ -22,6 +22,7 @@ use std::sync::Arc;
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
 use crate::completion::lane::Lane;
+use crate::completion::spare;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark, Recorded};
 use crate::home::Home;
@@ -441,6 +442,10 @@ impl<'s> Queue<'s> {
             }
             let mut footprint = footprint();
             footprint.makes_buffer();
+            if bytes > spare::LARGEST {
+                // Nothing is kept of that size, and the driver's pool may have to grow.
+                footprint.may_block();
+            }
             self.submit(footprint, 2, |raw| {
                 let ptr = raw.alloc(bytes)?;
                 match write(raw, ptr, bytes) {

@@ -15,6 +15,7 @@ use crate::home::Home;
 use crate::lease::Lease;
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
+use crate::offload::offload;
 use crate::op::{Op, Value};
 use crate::queue::Queue;
 
@@ -182,6 +183,19 @@ impl Stream {
             }
         }
         self.wait_for(Ok(MarkList(all)))
+    }
+
+    /// [`record_timed`](Self::record_timed) for streams whose queue may be full: waits off the executor
+    /// until the driver takes the record. What others submit meanwhile may be in front of it.
+    ///
+    /// # Cancel safety
+    /// Dropped, the point is still recorded, and nobody has it.
+    ///
+    /// # Errors
+    /// As [`record_timed`](Self::record_timed).
+    pub async fn record_timed_async(&self) -> Result<Event> {
+        let stream = self.clone();
+        offload(move || stream.record_timed()).await?
     }
 
     // ---- load -----------------------------------------------------------------------------

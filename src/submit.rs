@@ -18,14 +18,16 @@
 //!    is taken. Nothing can change the dependencies meanwhile: the caller borrows the buffers.
 //! 2. Memory that the device may touch is in the footprint, so that it outlives the ticket.
 
+mod name;
+
 use std::ffi::c_void;
-use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use self::name::Name;
 use crate::backend::host::POISON;
 use crate::backend::{
     ArgBlock, Backend, Call, DeviceKind, DevicePtr, Function, HostCallback, HostPtr, LaunchShape,
@@ -51,6 +53,7 @@ pub(crate) struct Footprint<'a> {
     lent: SmallVec<[Loan; 2]>,
     after: SmallVec<[Edge; 2]>,
     may_be_held_up: bool,
+    may_block: bool,
     makes_buffer: bool,
     peers: bool,
     record: Option<EventHandle>,
@@ -68,31 +71,6 @@ type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
 struct Loan {
     bytes: u64,
     payload: Payload,
-}
-
-/// What an operation is called in messages.
-#[derive(Clone, Copy)]
-pub(crate) enum Name<'a> {
-    Verb(&'static str),
-    Kernel(&'a Arc<str>),
-}
-
-impl Name<'_> {
-    fn to_arc(self) -> Arc<str> {
-        match self {
-            Name::Verb(name) => Arc::from(name),
-            Name::Kernel(name) => Arc::clone(name),
-        }
-    }
-}
-
-impl fmt::Display for Name<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Name::Verb(name) => name,
-            Name::Kernel(name) => name,
-        })
-    }
 }
 
 /// A point on another stream to wait for.
@@ -125,6 +103,7 @@ impl<'a> Footprint<'a> {
             lent: SmallVec::new(),
             after: SmallVec::new(),
             may_be_held_up: false,
+            may_block: false,
             makes_buffer: false,
             peers: false,
             record: None,
@@ -175,6 +154,12 @@ impl<'a> Footprint<'a> {
     /// Says that something else than the stream's own work may hold the operation up.
     pub(crate) fn may_be_held_up(&mut self) {
         self.may_be_held_up = true;
+    }
+
+    /// Says that the driver may take its time with the calls, for a reason other than a full queue: a
+    /// kernel's first launch, memory that its pool has to get from the system.
+    pub(crate) fn may_block(&mut self) {
+        self.may_block = true;
     }
 
     /// Says that the operation makes a buffer, which others will depend on.
@@ -364,6 +349,10 @@ pub(crate) fn submit<R>(
         if footprint.may_be_held_up || !edges.is_empty() {
             turn.fence_off();
         }
+        let blocks = footprint.may_block || turn.is_crowded(commands);
+        if blocks {
+            turn.expect_to_block();
+        }
         for (place, edge) in edges.iter().enumerate() {
             let Some((behind, event)) = &edge.event else { continue };
             turn.wait_for(&edge.lane, *behind, event).inspect_err(|_| {
@@ -384,6 +373,9 @@ pub(crate) fn submit<R>(
         }
         let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
         let result = calls(&raw);
+        if blocks {
+            turn.did_not_block();
+        }
         let result = match (result, footprint.record.take()) {
             (Ok(value), Some(event)) => {
                 let recorded = raw.record(&event).inspect_err(|_| event.spoil());

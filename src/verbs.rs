@@ -328,6 +328,10 @@ verbs! {
 
     /// Records the point behind everything submitted so far. The host does not wait.
     ///
+    /// # Blocking
+    /// No, also while another thread is held up by the stream's full queue; yes if the stream is shared
+    /// with other libraries and its queue is full.
+    ///
     /// # Errors
     /// A device that is lost or closed.
     ///
@@ -338,6 +342,11 @@ verbs! {
     }
 
     /// Records a point with a time stamp of the device's; see [`Event::elapsed_since`].
+    ///
+    /// # Blocking
+    /// While another thread is held up by the stream's full queue: the time stamp has its place behind
+    /// what that thread submits. [`record_timed_async`](Stream::record_timed_async) waits off the
+    /// executor.
     ///
     /// # Errors
     /// A device that is lost or closed.

@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::{
     ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
@@ -202,6 +202,7 @@ impl HostBackend {
                 // A twin is called with the whole grid: it may do what needs all blocks at once.
                 cooperative: true,
                 clusters: true,
+                records_all: true,
                 interprocess_events: false,
             },
             threads,
@@ -257,11 +258,7 @@ impl HostBackend {
         let stream = self.stream(handle, call)?;
         let books = &stream.books;
         if command.counts() && self.threads {
-            let mut depth = books.depth.lock();
-            while *depth >= QUEUE_LIMIT && self.shared.fault.get().is_none() {
-                books.room.wait(&mut depth);
-            }
-            *depth += 1;
+            *self.shared.wait_for_room(books) += 1;
         }
         let _order = stream.blocking.then(|| self.shared.legacy_order.lock());
         if stream.blocking {
@@ -400,6 +397,15 @@ impl Launch {
 }
 
 impl Shared {
+    /// Blocks until a stream takes another command; returns how many it holds.
+    fn wait_for_room<'b>(&self, books: &'b Books) -> MutexGuard<'b, usize> {
+        let mut depth = books.depth.lock();
+        while *depth >= QUEUE_LIMIT && self.fault.get().is_none() {
+            books.room.wait(&mut depth);
+        }
+        depth
+    }
+
     /// Orders a stream that is not non-blocking: the legacy default stream behind all others, another
     /// one behind the legacy default stream. Under `legacy_order`, so that no two of them wait for
     /// each other.
@@ -689,7 +695,10 @@ impl Backend for HostBackend {
         let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         // Reached when the last share is dropped: by the streams, and by this call.
         let everybody = Arc::new(Everybody { event, generation });
-        for stream in self.shared.streams.read().values() {
+        let streams: Vec<_> = self.shared.streams.read().values().cloned().collect();
+        for stream in streams {
+            // As on a GPU: a full queue holds up who records behind all of them.
+            drop(self.shared.wait_for_room(&stream.books));
             // A stream whose worker is gone has nothing to wait for.
             stream.push(Command::Arrive { _everybody: everybody.clone() }).ok();
         }

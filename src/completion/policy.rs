@@ -110,11 +110,12 @@ pub(crate) const MARK_WITHIN_NS: u64 = 1_000_000;
 /// A stream without work stays with the poller for this long.
 pub(crate) const LINGER_NS: u64 = 20_000_000;
 /// Commands without a marker before one is placed, so that depth is known.
-pub(crate) const MARK_EVERY: u32 = 128;
+pub(crate) const MARK_EVERY: u64 = 128;
 /// Markers of a stream that nobody waits for from which on its submitter looks which are complete.
 pub(crate) const TIDY_FROM: u64 = 256;
-/// Submissions in flight above which a drop leaves its free to the poller.
-pub(crate) const BUSY_QUEUE: u64 = 800;
+/// Commands in flight above which the next one may block the calling thread: the driver takes 1,021 on
+/// a stream.
+pub(crate) const CROWDED: u64 = 800;
 
 /// What to do at some age of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

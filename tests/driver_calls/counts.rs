@@ -316,6 +316,10 @@ fn joined_launches_are_on_the_device_before_the_first_poll() {
                 (a.full(1000, 1.0f32).queued().unwrap(), b.full(9, 1.0f32).queued().unwrap());
             let (mut y, mut w) =
                 (a.full(1000, 2.0f32).queued().unwrap(), b.full(9, 2.0f32).queued().unwrap());
+            // In front of a kernel's first launch, which may take long, comes an event.
+            let first = device.stream().unwrap();
+            let (u, mut z) = (first.zeros(1).queued().unwrap(), first.zeros(1).queued().unwrap());
+            axpy.launch(&first, 1.0, &u, &mut z).queued().unwrap();
             driver.clear();
             let held = driver.hold();
             let mut joined = pin!(async {

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Lane;
+use super::{Lane, Turn};
 use crate::backend::DevicePtr;
 use crate::completion::spare;
 use crate::thread_role::{self, Role};
@@ -56,8 +56,14 @@ impl Lane {
 
     /// Frees memory behind everything submitted so far; never blocks.
     fn give_back(self: &Arc<Self>, ptr: DevicePtr) {
-        let free_now = thread_role::current() == Role::Free && !self.is_crowded();
-        let freed = free_now && self.try_with(|turn| turn.free(ptr)).is_some();
+        let free = |turn: &mut Turn<'_, '_>| {
+            let has_room = !turn.is_crowded(1);
+            if has_room {
+                turn.free(ptr);
+            }
+            has_room
+        };
+        let freed = thread_role::current() == Role::Free && self.try_with(free) == Some(true);
         if !freed {
             self.deferred.lock().push(ptr);
             // ORDERING: Relaxed: read by whoever submits next, or the poller, which is told below.

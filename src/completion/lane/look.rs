@@ -445,9 +445,7 @@ impl Lane {
         }
         if self.has_dues() {
             self.want(self.submitted());
-            if !self.is_crowded() {
-                self.try_with(|turn| turn.free_deferred());
-            }
+            self.try_with(|turn| turn.free_deferred());
         }
     }
 

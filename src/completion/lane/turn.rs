@@ -15,11 +15,22 @@ use crate::hazard::Use;
 /// Streams that a stream remembers to have waited for: others come and go as long as it lives.
 const REMEMBERED: usize = 64;
 
+/// Commands from one entry of [`Submitter::sent_at`] to the next.
+const STEP: u64 = 64;
+
+/// Entries that a stream remembers.
+const STEPS: usize = 32;
+
 /// What the submission lock protects.
-#[derive(Default)]
 pub(crate) struct Submitter {
-    /// Commands since the last marker.
-    pub(crate) unmarked: u32,
+    /// Commands so far, event records and waits aside: they take no room in the stream's queue.
+    sent: u64,
+    /// `sent` when the last marker was placed.
+    sent_at_mark: u64,
+    /// `sent` at some tickets, a [`STEP`] apart: tells how many commands the stream may hold.
+    sent_at: VecDeque<(u64, u64)>,
+    /// `sent` at a ticket that is complete.
+    done: u64,
     /// Whether an operation since the last event touched buffers.
     pub(crate) touched: bool,
     /// Up to which ticket this stream already waits for others; the last few of them.
@@ -34,12 +45,18 @@ impl Markable for Submitter {
         if lane.is_complete(tail) {
             return Some(tail);
         }
-        let word = lane.word.as_ref().filter(|_| lane.prefers_words());
+        if lane.is_whole() {
+            // A point on the lane's stream says nothing of the device.
+            return None;
+        }
+        // A word takes room in the queue: with none left, writing it would block who only asks.
+        let word = lane.word.as_ref().filter(|_| lane.prefers_words() && !self.is_crowded(lane, 1));
         let placed = match word {
             Some(word) => {
                 // ORDERING: Relaxed: read by `Lane::drop`, which nobody is beside. Before the call,
                 // because one that failed may have been made all the same.
                 lane.told.store(tail, Ordering::Relaxed);
+                self.sent += 1;
                 // SAFETY: the stream is this lane's, the word is its own until the lane is gone
                 // and the last value was seen.
                 unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
@@ -50,7 +67,7 @@ impl Markable for Submitter {
         };
         match placed {
             Ok(()) => {
-                self.unmarked = 0;
+                self.sent_at_mark = self.sent;
                 Some(tail)
             }
             Err(code) => {
@@ -63,6 +80,49 @@ impl Markable for Submitter {
 }
 
 impl Submitter {
+    pub(super) fn new() -> Self {
+        Submitter {
+            sent: 0,
+            sent_at_mark: 0,
+            sent_at: VecDeque::with_capacity(STEPS),
+            done: 0,
+            touched: false,
+            waited: VecDeque::new(),
+        }
+    }
+
+    /// Whether `commands` more might find the stream's queue full and block the thread. Counts what is
+    /// not known to be complete.
+    pub(super) fn is_crowded(&mut self, lane: &Lane, commands: u32) -> bool {
+        if self.sent - self.done + u64::from(commands) <= policy::CROWDED {
+            return false;
+        }
+        let completed = lane.completed();
+        while self.sent_at.front().is_some_and(|(ticket, _)| *ticket <= completed) {
+            self.pass_step();
+        }
+        self.sent - self.done + u64::from(commands) > policy::CROWDED
+    }
+
+    /// Counts the commands of a ticket.
+    fn count(&mut self, ticket: u64, commands: u32) {
+        self.sent += u64::from(commands);
+        let last = self.sent_at.back().map_or(self.done, |(_, sent)| *sent);
+        if self.sent - last >= STEP {
+            if self.sent_at.len() == STEPS {
+                // Complete, or the queue would not have had room for the others.
+                self.pass_step();
+            }
+            self.sent_at.push_back((ticket, self.sent));
+        }
+    }
+
+    fn pass_step(&mut self) {
+        if let Some((_, sent)) = self.sent_at.pop_front() {
+            self.done = sent;
+        }
+    }
+
     /// Records an event behind ticket `tail` and enters it as a marker.
     fn record_event(&mut self, lane: &Lane, tail: u64) -> std::result::Result<(), DriverCode> {
         let spare = lane.markers.lock().spare.pop();
@@ -111,16 +171,37 @@ impl Turn<'_, '_> {
     /// Publishes `ticket` after its driver calls; `touched` says that it used buffers.
     pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
         self.lane.timeline.publish(ticket);
-        self.locked.state.unmarked += commands;
+        self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
         if self.lane.is_shared() || (touched && self.lane.engine.is_exact()) {
             // A later dependency on this operation then waits for nothing behind it.
             if let Err(code) = self.place_event() {
                 self.lane.engine.refused(code);
             }
-        } else if self.locked.state.unmarked >= policy::MARK_EVERY {
+        } else if self.locked.state.sent - self.locked.state.sent_at_mark >= policy::MARK_EVERY {
             self.mark_tail();
         }
+    }
+
+    /// Before driver calls that may block the thread: publishes an event behind everything submitted so
+    /// far, so that others who wait for that find it without this lock. Event records take no room in a
+    /// queue.
+    pub(crate) fn expect_to_block(&mut self) {
+        if let Err(code) = self.place_event() {
+            self.lane.engine.refused(code);
+        }
+        // ORDERING: SeqCst: who reads it makes up its mind about a driver call, see `is_held_up`.
+        self.lane.held_up.store(true, Ordering::SeqCst);
+    }
+
+    /// Behind the calls that [`expect_to_block`](Self::expect_to_block) was for.
+    pub(crate) fn did_not_block(&self) {
+        self.lane.held_up.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether so many more commands may find the queue full.
+    pub(crate) fn is_crowded(&mut self, commands: u32) -> bool {
+        self.locked.state.is_crowded(self.lane, commands)
     }
 
     /// Before an operation that may be held up by something other than this stream's own work:
@@ -150,18 +231,24 @@ impl Turn<'_, '_> {
     /// Places an event at the tail that other streams can wait for.
     pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
         let tail = self.lane.submitted();
-        if self.lane.marker_behind(tail).is_none() && !self.lane.is_complete(tail) {
+        let has_one = self.lane.is_whole() || self.lane.marker_behind(tail).is_some();
+        if !has_one && !self.lane.is_complete(tail) {
             self.locked.state.record_event(self.lane, tail)?;
-            self.locked.state.unmarked = 0;
+            self.locked.state.sent_at_mark = self.locked.state.sent;
             self.locked.publish_mark(tail);
         }
         Ok(())
     }
 
+    /// Whether a marker at or behind `ticket` is published.
+    pub(crate) fn is_marked(&self, ticket: u64) -> bool {
+        self.locked.is_marked(ticket)
+    }
+
     /// Enters an event that the caller recorded behind `ticket`, which it published.
     pub(crate) fn enter_event(&mut self, ticket: u64, event: EventHandle) {
         self.locked.state.enter(self.lane, ticket, event);
-        self.locked.state.unmarked = 0;
+        self.locked.state.sent_at_mark = self.locked.state.sent;
         self.locked.publish_mark(ticket);
     }
 
@@ -224,9 +311,11 @@ impl Turn<'_, '_> {
             let error = engine.refused(code);
             tracing::warn!(device = engine.label(), %error, "a free was refused");
         }
-        self.locked.state.unmarked += 1;
+        self.locked.state.sent += 1;
     }
 
+    /// Frees what drops left here, while the stream has room: who comes here may be about to record an
+    /// event, which never blocks.
     pub(super) fn free_deferred(&mut self) {
         // ORDERING: Relaxed: who stored it also told the poller, which comes here as well.
         if !self.lane.has_deferred.load(Ordering::Relaxed) {
@@ -234,9 +323,16 @@ impl Turn<'_, '_> {
         }
         // ORDERING: Relaxed, as above; before the take, so that what comes later is seen.
         self.lane.has_deferred.store(false, Ordering::Relaxed);
-        let deferred = std::mem::take(&mut *self.lane.deferred.lock());
-        for ptr in deferred {
+        let mut deferred = std::mem::take(&mut *self.lane.deferred.lock());
+        while !self.is_crowded(1)
+            && let Some(ptr) = deferred.pop()
+        {
             self.free(ptr);
+        }
+        if !deferred.is_empty() {
+            self.lane.deferred.lock().append(&mut deferred);
+            // ORDERING: Relaxed, as above: the poller has the stream while anything is deferred.
+            self.lane.has_deferred.store(true, Ordering::Relaxed);
         }
     }
 }

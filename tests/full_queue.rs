@@ -1,0 +1,153 @@
+//! A stream whose queue is full holds up who submits to it, and nobody else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpu_await::testing::{self, Gate};
+use gpu_await::{Completion, Device, DeviceBuffer, Stream};
+
+/// A call that takes longer is held up: the gate stays closed meanwhile.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// A stream behind a closed gate, a thread that the driver holds because the stream's queue is full, and
+/// a buffer that was used on the stream before.
+struct FullQueue {
+    stream: Stream,
+    gate: Option<Gate>,
+    used: Arc<DeviceBuffer<u32>>,
+    stop: Arc<AtomicBool>,
+    producer: Option<JoinHandle<()>>,
+}
+
+impl FullQueue {
+    fn of(device: &Device) -> Self {
+        let stream = device.stream().unwrap();
+        let mut used = stream.full(1000, 7u32).queued().unwrap();
+        stream.fill(&mut used, 8).queued().unwrap();
+        let gate = Gate::close(&stream).unwrap();
+        // Behind the gate as well: the buffer's last use waits for it.
+        stream.fill(&mut used, 9).queued().unwrap();
+        let (submits, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let producer = std::thread::spawn({
+            let (stream, submits, stop) = (stream.clone(), submits.clone(), stop.clone());
+            move || {
+                let mut scratch = stream.zeros::<u32>(16).queued().unwrap();
+                while !stop.load(Ordering::SeqCst) {
+                    stream.fill(&mut scratch, 1).queued().unwrap();
+                    submits.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        // Held up: nothing was submitted for a while, and the queue is about as deep as it can be.
+        let (mut last, mut since) = (0, Instant::now());
+        while last < 500 || since.elapsed() < Duration::from_millis(300) {
+            let now = submits.load(Ordering::SeqCst);
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            assert!(
+                since.elapsed() < Duration::from_secs(30),
+                "the queue takes no more after {last}"
+            );
+            assert!(last < 100_000, "the queue is never full");
+            std::thread::yield_now();
+        }
+        FullQueue { stream, gate: Some(gate), used: Arc::new(used), stop, producer: Some(producer) }
+    }
+
+    /// Runs `call` on a thread of its own; false if it is held up.
+    fn returns<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Stream, &DeviceBuffer<u32>) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (sender, receiver) = mpsc::channel();
+        let (stream, used) = (self.stream.clone(), self.used.clone());
+        std::thread::spawn(move || sender.send(call(&stream, &used)).ok());
+        receiver.recv_timeout(AT_ONCE).ok()
+    }
+
+    fn open(mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        drop(self.gate.take());
+        self.producer.take().unwrap().join().unwrap();
+        self.stream.done().synchronize().unwrap();
+    }
+}
+
+fn each_mode(check: impl Fn(Device)) {
+    for completion in
+        [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback]
+    {
+        check(testing::device_with(completion));
+    }
+}
+
+/// What others do with a full stream, each by name; all of them return at once.
+#[test]
+fn a_full_queue_holds_up_nobody_else() {
+    each_mode(|device| {
+        let full = FullQueue::of(&device);
+        let mut held_up = Vec::new();
+        let mut check = |name, returned: bool| {
+            if !returned {
+                held_up.push(name);
+            }
+        };
+        check("record", full.returns(|stream, _| drop(stream.record().unwrap())).is_some());
+        let other = device.stream().unwrap();
+        let waits = other.clone();
+        check(
+            "wait",
+            full.returns(move |stream, _| waits.wait(stream).queued().unwrap()).is_some(),
+        );
+        let joins = other.clone();
+        check(
+            "join",
+            full.returns(move |stream, _| joins.join([stream]).queued().unwrap()).is_some(),
+        );
+        let download = device.stream().unwrap();
+        let downloaded = full.returns(move |_, used| download.download(used));
+        check("download of what was used on it", downloaded.is_some());
+        let scoped = device.clone();
+        let scope = full.returns(move |stream, _| {
+            let inner = scoped.stream().unwrap();
+            stream.scope_sync(|| inner.scope_sync(|| scoped.zeros::<u32>(4).queued().map(drop)))
+        });
+        check("a scope entered from it", scope.is_some());
+        let whole = device.clone();
+        let done = full.returns(move |_, _| whole.done());
+        check("done of the device", done.is_some());
+        let again = device.clone();
+        check("done of the device, again", full.returns(move |_, _| again.done()).is_some());
+        check("done", full.returns(|stream, _| stream.done()).is_some());
+        check("is_idle", full.returns(|stream, _| stream.is_idle()) == Some(false));
+        check("backlog", full.returns(|stream, _| stream.backlog()).is_some());
+        let stats = device.clone();
+        check("stats", full.returns(move |_, _| stats.stats()).is_some());
+        let memory = device.clone();
+        check("memory", full.returns(move |_, _| memory.memory().unwrap()).is_some());
+        check("fork", full.returns(|stream, _| stream.fork(2).unwrap()).is_some());
+        // A time stamp has its place behind the thread that is held up: it blocks nobody, and comes.
+        let timed = full.stream.clone();
+        let (sender, stamp) = mpsc::channel();
+        std::thread::spawn(move || {
+            let recorded = futures::executor::block_on(timed.record_timed_async());
+            sender.send(recorded.map(|event| event.done().synchronize())).ok()
+        });
+        // The poller still serves everybody.
+        let beside = device.stream().unwrap();
+        let ran = full.returns(move |_, _| {
+            let x = beside.full(100, 3u32).queued().unwrap();
+            futures::executor::block_on(beside.download(&x)).unwrap()[99]
+        });
+        check("an await beside it", ran == Some(3));
+        full.open();
+        assert!(held_up.is_empty(), "{:?}: held up: {held_up:?}", device);
+        assert_eq!(downloaded.unwrap().synchronize().unwrap(), [9; 1000]);
+        done.unwrap().synchronize().unwrap();
+        stamp.recv_timeout(Duration::from_secs(10)).unwrap().unwrap().unwrap();
+    });
+}
