@@ -233,16 +233,12 @@ impl<S: Signature> Kernel<S> {
             footprint.may_be_held_up();
         }
         // ORDERING: Relaxed, here and below: a hint.
-        let first = !core.launched.load(Ordering::Relaxed);
-        if first {
+        if !core.launched.load(Ordering::Relaxed) {
+            core.launched.store(true, Ordering::Relaxed);
             footprint.may_block();
         }
         let shape = LaunchShape { grid: config.grid(), cooperative: config.is_cooperative() };
-        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?))?;
-        if first {
-            core.launched.store(true, Ordering::Relaxed);
-        }
-        Ok(())
+        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?)).map(drop)
     }
 }
 

@@ -57,6 +57,16 @@ impl Lane {
         moved
     }
 
+    /// Raises `completed` as far as the markers allow, and leaves what follows from that to whoever looks
+    /// next: for a submitter, under its lock.
+    pub(super) fn ask_quietly(&self) {
+        self.gate.run(|| {
+            if let Err(code) = self.ask() {
+                self.engine.lose(code);
+            }
+        });
+    }
+
     /// Whether the driver, or the stream's word, could say something new.
     fn may_have_moved(&self) -> bool {
         // ORDERING: Relaxed: who waits for a marker sees it counted, see `Submitter::enter`.

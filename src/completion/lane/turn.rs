@@ -29,8 +29,12 @@ pub(crate) struct Submitter {
     sent_at_mark: u64,
     /// `sent` at some tickets, a [`STEP`] apart: tells how many commands the stream may hold.
     sent_at: VecDeque<(u64, u64)>,
+    /// `sent` at which the next entry is made.
+    next_step: u64,
     /// `sent` at a ticket that is complete.
     done: u64,
+    /// `sent` when the driver was last asked how far the stream is, because it may be crowded.
+    asked_at: u64,
     /// Whether an operation since the last event touched buffers.
     pub(crate) touched: bool,
     /// Up to which ticket this stream already waits for others; the last few of them.
@@ -85,7 +89,9 @@ impl Submitter {
             sent: 0,
             sent_at_mark: 0,
             sent_at: VecDeque::with_capacity(STEPS),
+            next_step: STEP,
             done: 0,
+            asked_at: 0,
             touched: false,
             waited: VecDeque::new(),
         }
@@ -93,9 +99,18 @@ impl Submitter {
 
     /// Whether `commands` more might find the stream's queue full and block the thread. Counts what is
     /// not known to be complete.
+    #[inline]
     pub(super) fn is_crowded(&mut self, lane: &Lane, commands: u32) -> bool {
-        if self.sent - self.done + u64::from(commands) <= policy::CROWDED {
-            return false;
+        self.sent - self.done + u64::from(commands) > policy::CROWDED
+            && self.is_still_crowded(lane, commands)
+    }
+
+    #[cold]
+    fn is_still_crowded(&mut self, lane: &Lane, commands: u32) -> bool {
+        // On a stream that is only ever given work nobody else asks how far it is.
+        if self.sent - self.asked_at >= STEP {
+            self.asked_at = self.sent;
+            lane.ask_quietly();
         }
         let completed = lane.completed();
         while self.sent_at.front().is_some_and(|(ticket, _)| *ticket <= completed) {
@@ -105,16 +120,22 @@ impl Submitter {
     }
 
     /// Counts the commands of a ticket.
+    #[inline]
     fn count(&mut self, ticket: u64, commands: u32) {
         self.sent += u64::from(commands);
-        let last = self.sent_at.back().map_or(self.done, |(_, sent)| *sent);
-        if self.sent - last >= STEP {
-            if self.sent_at.len() == STEPS {
-                // Complete, or the queue would not have had room for the others.
-                self.pass_step();
-            }
-            self.sent_at.push_back((ticket, self.sent));
+        if self.sent >= self.next_step {
+            self.step(ticket);
         }
+    }
+
+    #[cold]
+    fn step(&mut self, ticket: u64) {
+        self.next_step = self.sent + STEP;
+        if self.sent_at.len() == STEPS {
+            // Complete, or the queue would not have had room for the others.
+            self.pass_step();
+        }
+        self.sent_at.push_back((ticket, self.sent));
     }
 
     fn pass_step(&mut self) {
@@ -186,6 +207,7 @@ impl Turn<'_, '_> {
     /// Before driver calls that may block the thread: publishes an event behind everything submitted so
     /// far, so that others who wait for that find it without this lock. Event records take no room in a
     /// queue.
+    #[cold]
     pub(crate) fn expect_to_block(&mut self) {
         if let Err(code) = self.place_event() {
             self.lane.engine.refused(code);
