@@ -91,8 +91,6 @@ pub(crate) struct Limits {
     pub(crate) words: bool,
     pub(crate) cooperative: bool,
     pub(crate) clusters: bool,
-    /// Whether an event can be recorded behind everything on the device.
-    pub(crate) records_all: bool,
     /// Whether events can be shared between processes.
     pub(crate) interprocess_events: bool,
 }

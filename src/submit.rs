@@ -349,8 +349,7 @@ pub(crate) fn submit<R>(
         if footprint.may_be_held_up || !edges.is_empty() {
             turn.fence_off();
         }
-        let blocks = footprint.may_block || turn.is_crowded(commands);
-        if blocks {
+        if footprint.may_block || turn.is_crowded(commands) {
             turn.expect_to_block();
         }
         for (place, edge) in edges.iter().enumerate() {
@@ -373,9 +372,6 @@ pub(crate) fn submit<R>(
         }
         let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
         let result = calls(&raw);
-        if blocks {
-            turn.did_not_block();
-        }
         let result = match (result, footprint.record.take()) {
             (Ok(value), Some(event)) => {
                 let recorded = raw.record(&event).inspect_err(|_| event.spoil());

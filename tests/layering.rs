@@ -75,7 +75,6 @@ const UNSAFE: &[(&str, &str)] = &[
     ("completion/shared_event", "calls the backend"),
     ("completion/lane/look", "calls the backend"),
     ("completion/lane/turn", "calls the backend"),
-    ("completion/lane/whole", "calls the backend"),
     ("completion/words", "words that the device writes"),
     ("host_fn", "a closure behind a C function pointer"),
     ("interop", "streams and events of others: the caller vouches"),

@@ -125,7 +125,6 @@ impl CudaBackend {
             words: attribute(122)? != 0,
             cooperative: attribute(95)? != 0,
             clusters: attribute(120)? != 0,
-            records_all: api.cuCtxRecordEvent.is_some(),
             // Drivers that do not know the attribute do not say so.
             interprocess_events: attribute(125).is_ok_and(|supported| supported != 0),
         };

@@ -6,7 +6,8 @@
 //! - memory exists from the moment its allocation *runs* to the moment its free runs; a command that
 //!   touches anything else loses the device, as an illegal address would;
 //! - fresh memory is filled with `0xA5`, so reading too early shows;
-//! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread;
+//! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread; until that goes on
+//!   no stream or event is made, no memory pinned, and no host function put on a stream;
 //! - host functions run one after the other;
 //! - the legacy default stream waits for all streams that are not non-blocking, and they for it;
 //! - after a fault every call fails and no queued command runs.
@@ -26,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::{
     ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
@@ -67,6 +68,9 @@ struct Shared {
     memory: Mutex<Memory>,
     fault: OnceLock<String>,
     host_fn_turn: Mutex<()>,
+    /// Threads that are blocked by a full queue.
+    blocked: Mutex<usize>,
+    unblocked: Condvar,
 }
 
 struct HostStream {
@@ -184,6 +188,8 @@ impl HostBackend {
                 }),
                 fault: OnceLock::new(),
                 host_fn_turn: Mutex::new(()),
+                blocked: Mutex::new(0),
+                unblocked: Condvar::new(),
             }),
             ordinal,
             name: format!("host CPU, {cores} cores"),
@@ -202,7 +208,6 @@ impl HostBackend {
                 // A twin is called with the whole grid: it may do what needs all blocks at once.
                 cooperative: true,
                 clusters: true,
-                records_all: true,
                 interprocess_events: false,
             },
             threads,
@@ -258,7 +263,7 @@ impl HostBackend {
         let stream = self.stream(handle, call)?;
         let books = &stream.books;
         if command.counts() && self.threads {
-            *self.shared.wait_for_room(books) += 1;
+            self.shared.take_room(books);
         }
         let _order = stream.blocking.then(|| self.shared.legacy_order.lock());
         if stream.blocking {
@@ -300,11 +305,13 @@ impl HostStream {
 }
 
 impl Command {
-    /// Whether it takes a place in the stream's queue; event records and waits do not.
+    /// Whether it takes a place in the stream's queue, as launches, fills and copies do on an H200.
     fn counts(&self) -> bool {
         !matches!(
             self,
-            Command::Record { .. }
+            Command::Alloc(_)
+                | Command::Free(_)
+                | Command::Record { .. }
                 | Command::Wait { .. }
                 | Command::Word { .. }
                 | Command::Arrive { .. }
@@ -397,13 +404,28 @@ impl Launch {
 }
 
 impl Shared {
-    /// Blocks until a stream takes another command; returns how many it holds.
-    fn wait_for_room<'b>(&self, books: &'b Books) -> MutexGuard<'b, usize> {
+    /// Blocks until a stream takes another command, which is then counted.
+    fn take_room(&self, books: &Books) {
         let mut depth = books.depth.lock();
-        while *depth >= QUEUE_LIMIT && self.fault.get().is_none() {
-            books.room.wait(&mut depth);
+        if *depth >= QUEUE_LIMIT {
+            *self.blocked.lock() += 1;
+            while *depth >= QUEUE_LIMIT && self.fault.get().is_none() {
+                books.room.wait(&mut depth);
+            }
+            *self.blocked.lock() -= 1;
+            self.unblocked.notify_all();
         }
-        depth
+        *depth += 1;
+    }
+
+    /// Blocks while a full queue blocks another thread: so does the driver when it is to make a stream
+    /// or an event, to pin memory, or to put a host function on a stream.
+    fn wait_until_nobody_is_blocked(&self) {
+        let mut blocked = self.blocked.lock();
+        while *blocked > 0 && self.fault.get().is_none() {
+            // The limit only bounds how late a fault is noticed.
+            self.unblocked.wait_for(&mut blocked, Duration::from_millis(20));
+        }
     }
 
     /// Orders a stream that is not non-blocking: the legacy default stream behind all others, another
@@ -627,6 +649,7 @@ impl Backend for HostBackend {
     fn stream_create(&self, options: StreamOptions) -> Call<RawStream> {
         /// The first handles mean something else to CUDA.
         static NEXT: AtomicU64 = AtomicU64::new(16);
+        self.shared.wait_until_nobody_is_blocked();
         self.shared.healthy("stream_create")?;
         // ORDERING: Relaxed: only uniqueness matters.
         let handle = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -664,6 +687,7 @@ impl Backend for HostBackend {
     }
 
     fn event_create(&self, _options: EventOptions) -> Call<RawEvent> {
+        self.shared.wait_until_nobody_is_blocked();
         self.shared.healthy("event_create")?;
         Ok(RawEvent(Arc::into_raw(Arc::new(HostEvent::default())) as u64))
     }
@@ -695,10 +719,7 @@ impl Backend for HostBackend {
         let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         // Reached when the last share is dropped: by the streams, and by this call.
         let everybody = Arc::new(Everybody { event, generation });
-        let streams: Vec<_> = self.shared.streams.read().values().cloned().collect();
-        for stream in streams {
-            // As on a GPU: a full queue holds up who records behind all of them.
-            drop(self.shared.wait_for_room(&stream.books));
+        for stream in self.shared.streams.read().values() {
             // A stream whose worker is gone has nothing to wait for.
             stream.push(Command::Arrive { _everybody: everybody.clone() }).ok();
         }
@@ -736,6 +757,7 @@ impl Backend for HostBackend {
         data: *mut c_void,
     ) -> Call<()> {
         let data = HostPtr(data as usize);
+        self.shared.wait_until_nobody_is_blocked();
         self.enqueue(stream, "host_fn", Command::HostFn { callback, data })
     }
 
@@ -798,6 +820,7 @@ impl Backend for HostBackend {
     }
 
     unsafe fn register(&self, ptr: HostPtr, _bytes: usize) -> Call<DevicePtr> {
+        self.shared.wait_until_nobody_is_blocked();
         self.shared.healthy("register")?;
         Ok(DevicePtr(ptr.0 as u64))
     }

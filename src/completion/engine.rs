@@ -305,6 +305,16 @@ impl Engine {
         self.events.get(|spoiled| self.make_event(EventOptions::default(), spoiled))
     }
 
+    /// Sees to it that some events are ready to be borrowed.
+    pub(crate) fn stock_events(&self) -> std::result::Result<(), DriverCode> {
+        const STOCK: usize = 32;
+        if self.events.idle() >= STOCK {
+            return Ok(());
+        }
+        // Borrowed all at once, and given back.
+        (0..STOCK).map(|_| self.event()).collect::<std::result::Result<Vec<_>, _>>().map(drop)
+    }
+
     /// Borrows an event that measures time.
     pub(crate) fn timed_event(&self) -> std::result::Result<EventHandle, DriverCode> {
         let options = EventOptions { timing: true, ..EventOptions::default() };

@@ -65,6 +65,11 @@ impl EventPool {
         Ok(EventHandle { raw: cell.raw, cell: Some(cell), pool: self.clone() })
     }
 
+    /// How many can be taken without making one.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle.lock().free.len()
+    }
+
     /// Empties the pool; the caller destroys the events, and `destroy` those that come back later.
     pub(crate) fn close(&self, destroy: Destroy) -> Vec<RawEvent> {
         let mut idle = self.idle.lock();

@@ -9,7 +9,6 @@
 //! | a future | looks, yields, registers | [`Lane::poll_ticket`] | [`wait`] |
 //! | anybody | asks the driver, raises `completed`, wakes | [`Lane::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`Lane::visit`] | [`look`] |
-//! | whoever waits for a whole device | records behind all of its streams | [`Lane::mark_everything`] | [`whole`] |
 //! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`Lane::free_in_order`] | [`freed`] |
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
@@ -19,7 +18,6 @@ mod freed;
 mod look;
 mod turn;
 mod wait;
-mod whole;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -45,7 +43,7 @@ use super::timeline::Timeline;
 use super::waiters::Waiters;
 use super::words::Word;
 use crate::backend::{DevicePtr, Query, RawStream, StreamOptions};
-use crate::error::{ErrorDetail, Result};
+use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::hazard::{Track, Use};
 use crate::thread_role::{self, Role};
 
@@ -69,8 +67,6 @@ pub(crate) struct Lane {
     shared: AtomicBool,
     timeline: Timeline,
     submission: SubmissionLock<Submitter>,
-    /// A submitter makes driver calls that may block it.
-    held_up: AtomicBool,
     markers: Mutex<Markers>,
     /// How many markers there are: lets a look skip the lock.
     marked: AtomicU64,
@@ -226,6 +222,14 @@ impl Lane {
         Ok(Lane::over(engine, stream, priority, name, None, Origin::Shared(owner)))
     }
 
+    /// A lane for [`mark_everything`](Self::mark_everything). It has the engine's own stream, on
+    /// which nothing is put here, and leaves it to the engine.
+    pub(crate) fn open_whole(engine: &Arc<Engine>) -> Result<Arc<Lane>> {
+        engine.check_open()?;
+        let (stream, name) = (engine.private, Some("whole device".into()));
+        Ok(Lane::over(engine, stream, 0, name, None, Origin::Engine))
+    }
+
     fn over(
         engine: &Arc<Engine>,
         stream: RawStream,
@@ -252,7 +256,6 @@ impl Lane {
             owner,
             timeline: Timeline::new(),
             submission: SubmissionLock::new(Submitter::new()),
-            held_up: AtomicBool::new(false),
             markers: Mutex::default(),
             marked: AtomicU64::new(0),
             tidy_from: AtomicU64::new(policy::TIDY_FROM),
@@ -402,6 +405,33 @@ impl Lane {
         result
     }
 
+    /// Takes a ticket behind everything on the device, whoever put it there, and returns it; `None`
+    /// if the driver cannot tell. Only on a lane that has no other tickets: each of its markers then
+    /// stands for all that the one before stood for.
+    pub(crate) fn mark_everything(self: &Arc<Self>) -> Result<Option<u64>> {
+        const NOT_SUPPORTED: i32 = 801;
+        let engine = &self.engine;
+        let event = engine.event().map_err(|code| engine.refused(code))?;
+        let marked = self.with(|turn| {
+            let ticket = turn.next_ticket();
+            // SAFETY: the event is pooled, so nothing is pending on it, and the handle keeps it.
+            let recorded = unsafe { engine.backend.event_record_all(event.raw()) };
+            recorded.inspect_err(|code| {
+                if code.code != NOT_SUPPORTED {
+                    event.spoil();
+                }
+            })?;
+            self.timeline.publish(ticket);
+            turn.enter_event(ticket, event);
+            Ok(ticket)
+        });
+        match marked {
+            Ok(ticket) => Ok(Some(ticket)),
+            Err(DriverCode { code: NOT_SUPPORTED, .. }) => Ok(None),
+            Err(code) => Err(engine.refused(code)),
+        }
+    }
+
     /// Like [`with`](Self::with), unless somebody else submits.
     fn try_with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> Option<R> {
         self.submission.try_with(self, |locked| f(&mut Turn { lane: self, locked }))
@@ -427,11 +457,7 @@ impl Lane {
         if let Some(event) = self.marker_behind(ticket) {
             return Ok(Some(event));
         }
-        let placed = match self.is_whole() {
-            true => self.place_everything(),
-            false => self.with(|turn| turn.place_event()),
-        };
-        placed.map_err(|code| self.engine.refused(code))?;
+        self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
         Ok(self.marker_behind(ticket))
     }
 
@@ -459,7 +485,7 @@ impl Lane {
     fn tells(&self) -> Option<Tells> {
         let tail = self.submitted();
         // The engine's own stream has no work of a lane.
-        if self.is_complete(tail) || self.is_whole() {
+        if self.is_complete(tail) || !(self.owned || self.is_shared()) {
             return None;
         }
         if self.owned {
@@ -474,11 +500,6 @@ impl Lane {
     fn is_known_to_be_through(&self) -> bool {
         let may_ask = thread_role::current() != Role::HostFn && !crate::at_exit::begun();
         may_ask && self.is_through() == Ok(true)
-    }
-
-    /// Whether a submitter may sit in the driver because the queue is full.
-    fn is_held_up(&self) -> bool {
-        self.held_up.load(Ordering::SeqCst)
     }
 }
 

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Lane, Turn};
+use super::Lane;
 use crate::backend::DevicePtr;
 use crate::completion::spare;
 use crate::thread_role::{self, Role};
@@ -56,14 +56,8 @@ impl Lane {
 
     /// Frees memory behind everything submitted so far; never blocks.
     fn give_back(self: &Arc<Self>, ptr: DevicePtr) {
-        let free = |turn: &mut Turn<'_, '_>| {
-            let has_room = !turn.is_crowded(1);
-            if has_room {
-                turn.free(ptr);
-            }
-            has_room
-        };
-        let freed = thread_role::current() == Role::Free && self.try_with(free) == Some(true);
+        let freed =
+            thread_role::current() == Role::Free && self.try_with(|turn| turn.free(ptr)).is_some();
         if !freed {
             self.deferred.lock().push(ptr);
             // ORDERING: Relaxed: read by whoever submits next, or the poller, which is told below.

@@ -49,18 +49,12 @@ impl Markable for Submitter {
         if lane.is_complete(tail) {
             return Some(tail);
         }
-        if lane.is_whole() {
-            // A point on the lane's stream says nothing of the device.
-            return None;
-        }
-        // A word takes room in the queue: with none left, writing it would block who only asks.
-        let word = lane.word.as_ref().filter(|_| lane.prefers_words() && !self.is_crowded(lane, 1));
+        let word = lane.word.as_ref().filter(|_| lane.prefers_words());
         let placed = match word {
             Some(word) => {
                 // ORDERING: Relaxed: read by `Lane::drop`, which nobody is beside. Before the call,
                 // because one that failed may have been made all the same.
                 lane.told.store(tail, Ordering::Relaxed);
-                self.sent += 1;
                 // SAFETY: the stream is this lane's, the word is its own until the lane is gone
                 // and the last value was seen.
                 unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
@@ -116,7 +110,12 @@ impl Submitter {
         while self.sent_at.front().is_some_and(|(ticket, _)| *ticket <= completed) {
             self.pass_step();
         }
-        self.sent - self.done + u64::from(commands) > policy::CROWDED
+        let crowded = self.sent - self.done + u64::from(commands) > policy::CROWDED;
+        if crowded && let Err(code) = lane.engine.stock_events() {
+            // While a full queue blocks this thread the driver makes no events for others.
+            lane.engine.refused(code);
+        }
+        crowded
     }
 
     /// Counts the commands of a ticket.
@@ -205,20 +204,12 @@ impl Turn<'_, '_> {
     }
 
     /// Before driver calls that may block the thread: publishes an event behind everything submitted so
-    /// far, so that others who wait for that find it without this lock. Event records take no room in a
-    /// queue.
+    /// far, so that others who wait for that find it without this lock.
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
         if let Err(code) = self.place_event() {
             self.lane.engine.refused(code);
         }
-        // ORDERING: SeqCst: who reads it makes up its mind about a driver call, see `is_held_up`.
-        self.lane.held_up.store(true, Ordering::SeqCst);
-    }
-
-    /// Behind the calls that [`expect_to_block`](Self::expect_to_block) was for.
-    pub(crate) fn did_not_block(&self) {
-        self.lane.held_up.store(false, Ordering::SeqCst);
     }
 
     /// Whether so many more commands may find the queue full.
@@ -253,18 +244,12 @@ impl Turn<'_, '_> {
     /// Places an event at the tail that other streams can wait for.
     pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
         let tail = self.lane.submitted();
-        let has_one = self.lane.is_whole() || self.lane.marker_behind(tail).is_some();
-        if !has_one && !self.lane.is_complete(tail) {
+        if self.lane.marker_behind(tail).is_none() && !self.lane.is_complete(tail) {
             self.locked.state.record_event(self.lane, tail)?;
             self.locked.state.sent_at_mark = self.locked.state.sent;
             self.locked.publish_mark(tail);
         }
         Ok(())
-    }
-
-    /// Whether a marker at or behind `ticket` is published.
-    pub(crate) fn is_marked(&self, ticket: u64) -> bool {
-        self.locked.is_marked(ticket)
     }
 
     /// Enters an event that the caller recorded behind `ticket`, which it published.
@@ -333,11 +318,8 @@ impl Turn<'_, '_> {
             let error = engine.refused(code);
             tracing::warn!(device = engine.label(), %error, "a free was refused");
         }
-        self.locked.state.sent += 1;
     }
 
-    /// Frees what drops left here, while the stream has room: who comes here may be about to record an
-    /// event, which never blocks.
     pub(super) fn free_deferred(&mut self) {
         // ORDERING: Relaxed: who stored it also told the poller, which comes here as well.
         if !self.lane.has_deferred.load(Ordering::Relaxed) {
@@ -345,16 +327,9 @@ impl Turn<'_, '_> {
         }
         // ORDERING: Relaxed, as above; before the take, so that what comes later is seen.
         self.lane.has_deferred.store(false, Ordering::Relaxed);
-        let mut deferred = std::mem::take(&mut *self.lane.deferred.lock());
-        while !self.is_crowded(1)
-            && let Some(ptr) = deferred.pop()
-        {
+        let deferred = std::mem::take(&mut *self.lane.deferred.lock());
+        for ptr in deferred {
             self.free(ptr);
-        }
-        if !deferred.is_empty() {
-            self.lane.deferred.lock().append(&mut deferred);
-            // ORDERING: Relaxed, as above: the poller has the stream while anything is deferred.
-            self.lane.has_deferred.store(true, Ordering::Relaxed);
         }
     }
 }
