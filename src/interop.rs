@@ -36,8 +36,9 @@ impl Stream {
     /// handle that it does not know.
     ///
     /// # Safety
-    /// The handle is a stream's, which lives at least as long as `owner`. Nobody captures the stream
-    /// into a graph while work is put on it here.
+    /// The handle is that of a stream of the driver behind `device` (for a host device, of any host
+    /// device), and the stream lives at least as long as `owner`. Nobody captures the stream into a
+    /// graph while work is put on it here.
     ///
     /// # Examples
     /// ```

@@ -33,7 +33,9 @@ use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
 use crate::memory::{Element, Number};
 use crate::op::{Op, Value};
-use crate::submit::{Footprint, Raw, Refusal, at, out_of_memory, submit, wrong_device};
+use crate::submit::{
+    Footprint, Raw, Refusal, at, check_can_wait, out_of_memory, submit, wrong_device,
+};
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
 ///
@@ -137,13 +139,6 @@ impl<'s> Queue<'s> {
     pub fn upload<T: Element>(&self, source: impl Source<T>) -> Result<DeviceBuffer<T>> {
         let source = source.into_pinned(&Pool(&self.home.pinned))?;
         let len = source.len();
-        if source.size_bytes() > 0 && source.block().engine().id != self.lane.engine().id {
-            return Err(wrong_device(
-                "the pinned buffer",
-                self.lane.engine(),
-                source.block().engine(),
-            ));
-        }
         let footprint = || {
             let mut footprint = Footprint::new("upload");
             footprint.lends(source.block());
@@ -179,14 +174,6 @@ impl<'s> Queue<'s> {
             return Err(footprint.poison(lengths("upload_into", source.len(), destination_len)));
         }
         if source.size_bytes() > 0 {
-            if source.block().engine().id != self.lane.engine().id {
-                let found = source.block().engine();
-                return Err(footprint.poison(wrong_device(
-                    "the pinned buffer",
-                    self.lane.engine(),
-                    found,
-                )));
-            }
             footprint.lends(source.block());
             let from = source.block().host();
             let bytes = source.size_bytes();
@@ -239,10 +226,6 @@ impl<'s> Queue<'s> {
         let from = source.span();
         if destination.size_bytes() == 0 {
             return Ok(Lent { value: Value::Here(destination) });
-        }
-        if destination.block().engine().id != self.lane.engine().id {
-            let found = destination.block().engine();
-            return Err(wrong_device("the pinned buffer", self.lane.engine(), found));
         }
         let mut footprint = Footprint::new(name);
         footprint.reads(&from);
@@ -394,6 +377,7 @@ impl<'s> Queue<'s> {
             let (point, event) = match mark {
                 Mark::Ticket { point, event } => (point, event),
                 Mark::Shared(event) => {
+                    check_can_wait(self.lane.engine(), event.engine())?;
                     shared.push(event);
                     continue;
                 }

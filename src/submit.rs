@@ -17,7 +17,11 @@
 //! 1. Nobody holds two submission locks: markers on other streams are placed before our own lock
 //!    is taken. Nothing can change the dependencies meanwhile: the caller borrows the buffers.
 //! 2. Memory that the device may touch is in the footprint, so that it outlives the ticket.
+//! 3. What another device made is refused before the first driver call, unless it is documented to work
+//!    (`handles_of_another_device_are_refused`).
 
+mod devices;
+mod loan;
 mod name;
 
 use std::ffi::c_void;
@@ -27,6 +31,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use self::devices::check_device;
+pub(crate) use self::devices::{check_can_wait, wrong_device};
+use self::loan::Loan;
 use self::name::Name;
 use crate::backend::host::POISON;
 use crate::backend::{
@@ -35,14 +42,13 @@ use crate::backend::{
 };
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
-use crate::completion::lane::{Lane, Payload, Turn};
+use crate::completion::lane::{Lane, Turn};
 use crate::completion::shared_event::SharedEvent;
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::hazard::{Content, Mode, Track, Use};
 use crate::memory::MemoryInfo;
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
 use crate::memory::buffer::Span;
-use crate::memory::pinned::PinnedBlock;
 use crate::thread_role;
 
 /// What an operation touches.
@@ -67,11 +73,6 @@ struct Access<'a> {
 
 /// Whose memory an operation uses without its being entered.
 type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
-
-struct Loan {
-    bytes: u64,
-    payload: Payload,
-}
 
 /// A point on another stream to wait for.
 struct Edge {
@@ -133,17 +134,6 @@ impl<'a> Footprint<'a> {
         } else {
             self.untracked.push(span.memory);
         }
-    }
-
-    /// Lends pinned memory to the device until the operation is complete.
-    pub(crate) fn lends(&mut self, block: &Arc<PinnedBlock>) {
-        let payload = Payload::Memory(block.clone());
-        self.lent.push(Loan { bytes: block.bytes(), payload });
-    }
-
-    /// Keeps something of the user's until the operation is complete.
-    pub(crate) fn keeps(&mut self, value: Box<dyn std::any::Any + Send>) {
-        self.lent.push(Loan { bytes: 0, payload: Payload::Foreign(value) });
     }
 
     /// Waits, on the device, for a point of another stream.
@@ -216,24 +206,15 @@ impl<'a> Footprint<'a> {
         engine.check_open()?;
         let accessed = self.accesses.iter().map(|access| access.memory);
         for memory in accessed.chain(self.untracked.iter().copied()) {
-            self.check_device(engine, memory)?;
+            check_device("a buffer", engine, memory.engine(), self.peers)?;
+        }
+        for loan in &self.lent {
+            loan.check(engine)?;
         }
         for edge in &self.after {
-            let other = edge.lane.engine();
-            if other.id != engine.id && other.backend.kind() != engine.backend.kind() {
-                let what = "waiting for a stream of another kind of device";
-                let device = engine.label().to_owned();
-                return Err(ErrorDetail::Unsupported { what, device }.into());
-            }
+            check_can_wait(engine, edge.lane.engine())?;
         }
         Ok(())
-    }
-
-    fn check_device(&self, engine: &Engine, memory: &Allocation) -> Result<()> {
-        let other = memory.engine();
-        let allowed =
-            other.id == engine.id || (self.peers && other.backend.kind() == engine.backend.kind());
-        if allowed { Ok(()) } else { Err(wrong_device("a buffer", engine, other)) }
     }
 
     /// Whether an access finds contents that it can use.
@@ -368,7 +349,7 @@ pub(crate) fn submit<R>(
             access.memory.with_hazards(enter);
         }
         for loan in std::mem::take(&mut footprint.lent) {
-            turn.lend(ticket, loan.bytes, loan.payload);
+            turn.lend(ticket, loan.bytes(), loan.into_payload());
         }
         let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
         let result = calls(&raw);
@@ -434,16 +415,6 @@ pub(crate) fn out_of_memory(engine: &Engine, asked_bytes: u64) -> Error {
         }
         Err(error) => error,
     }
-}
-
-/// The error of something that belongs to another device.
-pub(crate) fn wrong_device(what: &'static str, expected: &Engine, found: &Engine) -> Error {
-    ErrorDetail::WrongDevice {
-        what,
-        expected: expected.label().to_owned(),
-        found: found.label().to_owned(),
-    }
-    .into()
 }
 
 /// The driver, as an operation's closure sees it: its own stream, and memory that it put into its

@@ -17,10 +17,13 @@
 //! | `shared` | what streams with options, and those that others use as well, cost |
 //! | `events` | which events of the driver's stand behind ours |
 //! | `staged` | what a staged copy makes that the next one needs as well |
+//! | `peers` | copies between GPUs, and handles of another one |
 //! | `drops` | drops in any order, and the end of the process |
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
+#[path = "under_test/foreign.rs"]
+mod foreign;
 #[path = "stand_in/client.rs"]
 mod stand_in;
 

@@ -36,6 +36,10 @@ impl SharedEvent {
         Ok(Arc::new(SharedEvent { engine: engine.clone(), raw }))
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     pub(crate) fn raw(&self) -> RawEvent {
         self.raw
     }

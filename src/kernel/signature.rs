@@ -232,7 +232,7 @@ impl Param for Flag {
 }
 impl<'k> Arg<'k, Flag> for &'k PinnedFlag {
     fn push(self, list: &mut ArgList<'k>) {
-        list.footprint.lends(self.block());
+        list.footprint.lends_flag(self.block());
         list.block.push_memory(self.block().device().0, 0);
         list.waits = true;
     }

@@ -11,7 +11,7 @@ use crate::memory::buffer::{DeviceBuffer, Readable, Span, Writable};
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::pinned::PinnedBuffer;
 use crate::op::Value;
-use crate::submit::{Footprint, at, wrong_device};
+use crate::submit::{Footprint, at};
 
 impl Queue<'_> {
     /// Copies `source` to `start` of a buffer that nobody else has yet. Entered as a write of the
@@ -89,8 +89,8 @@ impl Queue<'_> {
         const OP: &str = "upload_2d";
         let (mut footprint, to) = written(OP, destination, rows)?;
         let read = rows.span(OP, rows.source, source.len());
-        let start = match read.and_then(|range| self.check_ours(&source).map(|()| range.start)) {
-            Ok(start) => start,
+        let start = match read {
+            Ok(range) => range.start,
             Err(error) => return Err(footprint.poison(error)),
         };
         if !to.range.is_empty() {
@@ -115,7 +115,6 @@ impl Queue<'_> {
         const OP: &str = "download_2d";
         let start = rows.span(OP, rows.destination, destination.len())?.start;
         let from = part::<T>(&source.span(), rows.span(OP, rows.source, source.len())?);
-        self.check_ours(&destination)?;
         if !from.range.is_empty() {
             let mut footprint = Footprint::new(OP);
             footprint.reads(&from);
@@ -125,14 +124,6 @@ impl Queue<'_> {
             self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
         }
         Ok(Lent { value: Value::Here(destination) })
-    }
-
-    fn check_ours<T: Element>(&self, pinned: &PinnedBuffer<T>) -> Result<()> {
-        let (ours, theirs) = (self.lane.engine(), pinned.block().engine());
-        match ours.id == theirs.id {
-            true => Ok(()),
-            false => Err(wrong_device("the pinned buffer", ours, theirs)),
-        }
     }
 }
 

@@ -63,7 +63,8 @@ impl Queue<'_> {
 
             let mut down = Footprint::new("copy");
             down.reads(from);
-            down.lends(block);
+            // The destination's; only its host address is used here.
+            down.lends_portable(block);
             if part >= BLOCKS {
                 down.comes_after(self.lane.clone(), *emptied, None);
             }

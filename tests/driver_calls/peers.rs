@@ -2,7 +2,8 @@
 
 use gpu_await::Device;
 
-use super::{Line, async_under_the_stand_in, my_calls, my_names, soon};
+use super::foreign::Pair;
+use super::{Line, async_under_the_stand_in, my_calls, my_names, soon, under_the_stand_in};
 
 /// What shows one device's memory to another one.
 const ACCESS: [&str; 3] = ["cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuMemPoolSetAccess"];
@@ -74,5 +75,18 @@ fn a_gpu_that_takes_no_more_peers_copies_through_the_host() {
         let y = soon(t.download(&y)).await.unwrap();
         assert!(y.iter().enumerate().all(|(n, y)| *y == n as u8));
         drop(x);
+    });
+}
+
+#[test]
+fn handles_of_another_gpu_never_reach_the_driver() {
+    under_the_stand_in(|driver| {
+        driver.set_devices(2);
+        let (a, b) = (Device::cuda(0).unwrap(), Device::cuda(1).unwrap());
+        let (again, host) = (Device::cuda(0).unwrap(), Device::host());
+        let pairs = [(&a, &b), (&b, &a), (&a, &again), (&a, &host), (&host, &a)];
+        let complaints = pairs.map(|(ours, theirs)| Pair::new(ours, theirs).complaints()).concat();
+        assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+        assert_eq!(driver.misuse(), [""; 0]);
     });
 }

@@ -1,0 +1,73 @@
+//! What an operation is lent, and keeps until it is complete.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::Footprint;
+use super::devices::check_device;
+use crate::completion::engine::Engine;
+use crate::completion::lane::Payload;
+use crate::error::Result;
+use crate::memory::pinned::PinnedBlock;
+
+pub(super) enum Loan {
+    /// Host memory, what it is called in messages, and whether it may be another device's.
+    Pinned { block: Arc<PinnedBlock>, what: &'static str, portable: bool },
+    /// Something of the user's.
+    Value(Box<dyn Any + Send>),
+}
+
+impl Loan {
+    /// Refuses what another device made.
+    pub(super) fn check(&self, engine: &Engine) -> Result<()> {
+        match self {
+            Loan::Pinned { block, what, portable } => {
+                check_device(what, engine, block.engine(), *portable)
+            }
+            Loan::Value(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Loan::Pinned { block, .. } => block.bytes(),
+            Loan::Value(_) => 0,
+        }
+    }
+
+    pub(super) fn into_payload(self) -> Payload {
+        match self {
+            Loan::Pinned { block, .. } => Payload::Memory(block),
+            Loan::Value(value) => Payload::Foreign(value),
+        }
+    }
+}
+
+impl Footprint<'_> {
+    /// Lends pinned memory to the device until the operation is complete. Another device's is refused:
+    /// it is not registered with this one.
+    pub(crate) fn lends(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the pinned buffer", false);
+    }
+
+    /// Lends the word of a flag, as [`lends`](Self::lends).
+    pub(crate) fn lends_flag(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the flag", false);
+    }
+
+    /// Lends pinned memory that may be another device's of the same kind, to be reached by its *host*
+    /// address alone: it is registered as portable.
+    pub(crate) fn lends_portable(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the pinned buffer", true);
+    }
+
+    fn lend(&mut self, block: &Arc<PinnedBlock>, what: &'static str, portable: bool) {
+        self.lent.push(Loan::Pinned { block: block.clone(), what, portable });
+    }
+
+    /// Keeps something of the user's until the operation is complete.
+    pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
+        self.lent.push(Loan::Value(value));
+    }
+}

@@ -1,0 +1,510 @@
+//! Every public call that takes what a device made, tried with what another device made.
+//!
+//! [`PROBES`] is the list; `tests/foreign_handles.rs` compares it with the public functions in `src`, so
+//! that a new one is tried as well. Each probe is documented to work, or a typed error without an
+//! operation: no driver call sees a handle or an address of another device.
+
+use futures::executor::block_on;
+use gpu_await::{
+    Copy2d, Device, DeviceBuffer, DeviceKind, Error, ErrorDetail, Event, Kernel, LaunchConfig,
+    PinnedBuffer, Result, Stream, kernels,
+};
+
+const LEN: usize = 64;
+
+/// What a call makes of a handle of another device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is documented to work.
+    Works,
+    /// [`ErrorDetail::WrongDevice`].
+    WrongDevice,
+    /// It works for devices of one kind, and is [`ErrorDetail::WrongDevice`] between kinds.
+    OfItsKind,
+    /// It works for devices of one kind, and is [`ErrorDetail::Unsupported`] between kinds.
+    WaitsForItsKind,
+}
+use Outcome::{OfItsKind, WaitsForItsKind, Works, WrongDevice};
+
+/// A stream of one device, and another device with a stream.
+pub(crate) struct Pair {
+    pub(crate) ours: Device,
+    pub(crate) theirs: Device,
+    stream: Stream,
+    elsewhere: Stream,
+}
+
+/// The public functions that a probe calls, what must come of it, and the call.
+pub(crate) struct Probe {
+    pub(crate) calls: &'static [&'static str],
+    outcome: Outcome,
+    run: fn(&Pair) -> Result<()>,
+}
+
+impl Pair {
+    pub(crate) fn new(ours: &Device, theirs: &Device) -> Pair {
+        let (stream, elsewhere) = (ours.stream().unwrap(), theirs.stream().unwrap());
+        Pair { ours: ours.clone(), theirs: theirs.clone(), stream, elsewhere }
+    }
+
+    fn same_kind(&self) -> bool {
+        self.ours.kind() == self.theirs.kind()
+    }
+
+    fn buffer(&self) -> DeviceBuffer<f32> {
+        self.stream.full(LEN, 1.0).queued().unwrap()
+    }
+
+    fn their_buffer(&self) -> DeviceBuffer<f32> {
+        self.elsewhere.full(LEN, 2.0).synchronize().unwrap()
+    }
+
+    fn pinned(&self) -> PinnedBuffer<f32> {
+        self.ours.pinned(LEN).unwrap()
+    }
+
+    fn their_pinned(&self) -> PinnedBuffer<f32> {
+        self.theirs.pinned(LEN).unwrap()
+    }
+
+    fn axpy(&self) -> kernels::axpy {
+        kernels::axpy::load_blocking(&self.ours).unwrap()
+    }
+
+    fn their_axpy(&self) -> kernels::axpy {
+        kernels::axpy::load_blocking(&self.theirs).unwrap()
+    }
+
+    /// Tries everything, and says what went wrong.
+    pub(crate) fn complaints(&self) -> Vec<String> {
+        let expected = |outcome| match (outcome, self.same_kind()) {
+            (OfItsKind | WaitsForItsKind, true) | (Works, _) => Works,
+            (OfItsKind, false) | (WrongDevice, _) => WrongDevice,
+            (WaitsForItsKind, false) => WaitsForItsKind,
+        };
+        let wrong = PROBES.iter().enumerate().filter_map(|(number, probe)| {
+            let result = (probe.run)(self);
+            let found = match result.as_ref().map_err(Error::detail) {
+                Ok(()) => Works,
+                Err(ErrorDetail::WrongDevice { .. }) => WrongDevice,
+                Err(ErrorDetail::Unsupported { .. }) => WaitsForItsKind,
+                Err(other) => return Some(format!("probe {number}, {:?}: {other}", probe.calls)),
+            };
+            let expected = expected(probe.outcome);
+            let calls = probe.calls;
+            (found != expected).then(|| {
+                let (ours, theirs) = (&self.ours, &self.theirs);
+                format!("probe {number}, {calls:?} on {ours} with what {theirs} made: {found:?}, expected {expected:?}")
+            })
+        });
+        let mut complaints: Vec<String> = wrong.collect();
+        for stream in [&self.stream, &self.elsewhere] {
+            if let Err(error) = stream.synchronize() {
+                complaints.push(format!("afterwards: {error}"));
+            }
+        }
+        complaints
+    }
+
+    /// Submits, and sees to it that a refused call put nothing on the stream.
+    fn tries(&self, submit: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
+        let before = self.stream.submitted();
+        let result = submit(&self.stream);
+        if result.is_err() {
+            assert_eq!(self.stream.submitted(), before, "refused, and yet on the stream");
+        }
+        result
+    }
+}
+
+/// A kernel that its preconditions hold for everything that is passed here.
+fn raw(axpy: &kernels::axpy) -> &Kernel<(f32, gpu_await::In<f32>, gpu_await::InOut<f32>, u64)> {
+    // SAFETY: launched with the length of its arrays, or refused.
+    unsafe { axpy.kernel() }
+}
+
+fn rows() -> Copy2d {
+    Copy2d::new(LEN / 4, 4)
+}
+
+fn config() -> LaunchConfig {
+    LaunchConfig::for_elements(LEN)
+}
+
+/// Launches with one argument of the other device.
+fn launch_gate(pair: &Pair) -> Result<()> {
+    let gate = kernels::gate::load_blocking(&pair.ours)?;
+    let flag = pair.theirs.pinned_flag()?;
+    flag.set(1);
+    pair.tries(|stream| gate.launch(stream, &flag, 1000).queued())
+}
+
+fn waits_for(pair: &Pair, event: Result<Event>) -> Result<()> {
+    let event = event?;
+    pair.stream.wait(&event).queued()
+}
+
+/// The driver's own event, where the other device has such.
+fn shared(pair: &Pair) -> Option<Result<Event>> {
+    let event = pair.theirs.event_builder().interprocess(true).build();
+    let there = pair.theirs.kind() == DeviceKind::Cuda || !pair.same_kind();
+    there.then_some(event)
+}
+
+pub(crate) const PROBES: &[Probe] = &[
+    // ---- host memory ------------------------------------------------------------------------
+    Probe {
+        calls: &["upload", "batch"],
+        outcome: WrongDevice,
+        run: |pair| {
+            pair.tries(|stream| stream.upload(pair.their_pinned()).queued().map(drop))?;
+            pair.tries(|stream| stream.batch(|q| q.upload(pair.their_pinned())).queued().map(drop))
+        },
+    },
+    Probe {
+        calls: &["upload_staged"],
+        outcome: WrongDevice,
+        run: |pair| {
+            pair.tries(|stream| block_on(stream.upload_staged(pair.their_pinned())).map(drop))
+        },
+    },
+    Probe {
+        calls: &["upload_into"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.buffer();
+            pair.tries(|stream| {
+                stream.upload_into(pair.their_pinned(), &mut x).synchronize().map(drop)
+            })
+        },
+    },
+    Probe {
+        calls: &["upload_into"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.their_buffer();
+            let pinned = pair.pinned();
+            pair.tries(|stream| stream.upload_into(pinned, &mut x).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["download_into"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.buffer();
+            pair.tries(|stream| {
+                stream.download_into(&x, pair.their_pinned()).synchronize().map(drop)
+            })
+        },
+    },
+    Probe {
+        calls: &["download_into"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, pinned) = (pair.their_buffer(), pair.pinned());
+            pair.tries(|stream| stream.download_into(&x, pinned).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["upload_2d"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.buffer();
+            let pinned = pair.their_pinned();
+            pair.tries(|stream| stream.upload_2d(pinned, &mut x, rows()).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["upload_2d"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.their_buffer();
+            let pinned = pair.pinned();
+            pair.tries(|stream| stream.upload_2d(pinned, &mut x, rows()).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["download_2d"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, pinned) = (pair.buffer(), pair.their_pinned());
+            pair.tries(|stream| stream.download_2d(&x, pinned, rows()).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["download_2d"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, pinned) = (pair.their_buffer(), pair.pinned());
+            pair.tries(|stream| stream.download_2d(&x, pinned, rows()).synchronize().map(drop))
+        },
+    },
+    // ---- device memory ----------------------------------------------------------------------
+    Probe {
+        calls: &["download"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            pair.tries(|stream| stream.download(&x).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["download"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            // SAFETY: nothing writes it, and it outlives the call, which is refused.
+            let view = unsafe { x.view().untracked() };
+            pair.tries(|stream| stream.download(&view).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["download"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let frozen = pair.their_buffer().freeze().synchronize()?;
+            pair.tries(|stream| stream.download(&frozen).synchronize().map(drop))?;
+            pair.tries(|stream| stream.download(&frozen.slice(..5)?).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["download_vec"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            pair.tries(|stream| stream.download_vec(&x).synchronize().map(drop))
+        },
+    },
+    Probe {
+        calls: &["download_staged"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            pair.tries(|stream| block_on(stream.download_staged(&x)).map(drop))
+        },
+    },
+    Probe {
+        calls: &["download_staged_into"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            pair.tries(|stream| block_on(stream.download_staged_into(&x, Vec::new())).map(drop))
+        },
+    },
+    Probe {
+        calls: &["fill"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.their_buffer();
+            pair.tries(|stream| stream.fill(&mut x, 3.0).queued())
+        },
+    },
+    Probe {
+        calls: &["copy"],
+        outcome: OfItsKind,
+        run: |pair| {
+            let (x, mut y) = (pair.their_buffer(), pair.buffer());
+            let frozen = pair.their_buffer().freeze().synchronize()?;
+            pair.tries(|stream| stream.copy(&x, &mut y).queued())?;
+            pair.tries(|stream| stream.copy(&frozen, &mut y).queued())?;
+            assert_eq!(pair.stream.download(&y).synchronize()?, [2.0; LEN]);
+            Ok(())
+        },
+    },
+    Probe {
+        calls: &["copy"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, mut y) = (pair.buffer(), pair.their_buffer());
+            pair.tries(|stream| stream.copy(&x, &mut y).queued())
+        },
+    },
+    Probe {
+        calls: &["copy_2d"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, mut y) = (pair.their_buffer(), pair.buffer());
+            pair.tries(|stream| stream.copy_2d(&x, &mut y, rows()).queued())
+        },
+    },
+    Probe {
+        calls: &["copy_2d"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, mut y) = (pair.buffer(), pair.their_buffer());
+            pair.tries(|stream| stream.copy_2d(&x, &mut y, rows()).queued())
+        },
+    },
+    // ---- launches ---------------------------------------------------------------------------
+    Probe {
+        calls: &["launch"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (axpy, x, mut y) = (pair.their_axpy(), pair.buffer(), pair.buffer());
+            pair.tries(|stream| axpy.launch(stream, 1.0, &x, &mut y).queued())
+        },
+    },
+    Probe {
+        calls: &["launch"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (axpy, x, mut y) = (pair.their_axpy(), pair.buffer(), pair.buffer());
+            let args = (1.0, &x, &mut y, LEN as u64);
+            pair.tries(|stream| stream.launch(raw(&axpy), config(), args).queued())
+        },
+    },
+    Probe {
+        calls: &["launch"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (axpy, x, mut y) = (pair.axpy(), pair.their_buffer(), pair.buffer());
+            pair.tries(|stream| axpy.launch(stream, 1.0, &x, &mut y).queued())
+        },
+    },
+    Probe {
+        calls: &["launch"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (axpy, mut y) = (pair.axpy(), pair.buffer());
+            let frozen = pair.their_buffer().freeze().synchronize()?;
+            pair.tries(|stream| axpy.launch(stream, 1.0, &frozen, &mut y).queued())
+        },
+    },
+    Probe {
+        calls: &["launch"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (axpy, x, mut y) = (pair.axpy(), pair.buffer(), pair.their_buffer());
+            pair.tries(|stream| axpy.launch(stream, 1.0, &x, &mut y.view_mut()).queued())
+        },
+    },
+    Probe {
+        calls: &["launch"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let fill = kernels::fill::load_blocking(&pair.ours)?;
+            let mut x = pair.their_buffer();
+            pair.tries(|stream| fill.launch(stream, 1.0, &mut x).queued())
+        },
+    },
+    Probe { calls: &["launch"], outcome: WrongDevice, run: launch_gate },
+    Probe {
+        calls: &["launch", "streams", "try_acquire"],
+        outcome: WrongDevice,
+        run: |pair| {
+            // A pool of both devices lends a stream of either.
+            let pool = gpu_await::StreamPool::builder();
+            let pool = pool.streams(&pair.theirs, 1).streams(&pair.ours, 1).build()?;
+            let streams = [pool.try_acquire()?, pool.try_acquire()?];
+            let axpy = pair.axpy();
+            let results = streams.iter().map(|stream| {
+                let (x, mut y) = (stream.full(LEN, 1.0).queued()?, stream.full(LEN, 1.0).queued()?);
+                axpy.launch(stream, 1.0, &x, &mut y).queued()
+            });
+            let results: Vec<Result<()>> = results.collect();
+            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
+            results.into_iter().collect()
+        },
+    },
+    // ---- order ------------------------------------------------------------------------------
+    Probe {
+        calls: &["wait"],
+        outcome: WaitsForItsKind,
+        run: |pair| pair.tries(|stream| stream.wait(&pair.elsewhere).queued()),
+    },
+    Probe {
+        calls: &["wait"],
+        outcome: WaitsForItsKind,
+        run: |pair| pair.tries(|_| waits_for(pair, pair.elsewhere.record())),
+    },
+    Probe {
+        calls: &["wait"],
+        outcome: WaitsForItsKind,
+        run: |pair| pair.tries(|_| waits_for(pair, pair.elsewhere.record_timed())),
+    },
+    Probe {
+        calls: &["wait"],
+        outcome: WaitsForItsKind,
+        run: |pair| match shared(pair) {
+            None => Ok(()),
+            Some(event) => pair.tries(|_| waits_for(pair, event)),
+        },
+    },
+    Probe {
+        calls: &["wait"],
+        outcome: WaitsForItsKind,
+        run: |pair| {
+            let op = pair.elsewhere.full(LEN, 1.0f32);
+            pair.tries(|stream| stream.wait(&op).queued())
+        },
+    },
+    Probe {
+        calls: &["join"],
+        outcome: WaitsForItsKind,
+        run: |pair| {
+            let both = [pair.elsewhere.record()?, pair.ours.stream()?.record()?];
+            pair.tries(|stream| stream.join(&both).queued())
+        },
+    },
+    Probe {
+        calls: &["record"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let events =
+                [false, true].map(|timed| pair.theirs.event_builder().timed(timed).build());
+            let refused = events.into_iter().chain(shared(pair).filter(Result::is_ok));
+            let results: Vec<Result<()>> =
+                refused.map(|event| pair.tries(|stream| event?.record(stream))).collect();
+            assert!(results.iter().all(Result::is_err));
+            results.into_iter().collect()
+        },
+    },
+    Probe {
+        calls: &["elapsed_since"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (start, end) = (pair.elsewhere.record_timed()?, pair.stream.record_timed()?);
+            start.synchronize()?;
+            end.synchronize()?;
+            end.elapsed_since(&start).map(drop)
+        },
+    },
+    Probe {
+        calls: &["with_default_stream"],
+        outcome: WrongDevice,
+        run: |pair| pair.ours.with_default_stream(&pair.elsewhere).map(drop),
+    },
+    Probe {
+        calls: &["scope", "scope_sync", "scope_unordered", "scope_sync_unordered"],
+        outcome: Works,
+        run: |pair| {
+            // A stream of another device is nobody's current one here.
+            let ours = || assert_eq!(pair.ours.current_stream(), *pair.ours.default_stream());
+            pair.elsewhere.scope_sync(ours);
+            pair.elsewhere.scope_sync_unordered(ours);
+            block_on(pair.elsewhere.scope(async { ours() }));
+            block_on(pair.elsewhere.scope_unordered(async { ours() }));
+            Ok(())
+        },
+    },
+    // ---- both devices -----------------------------------------------------------------------
+    Probe {
+        calls: &["enable_peer"],
+        outcome: Works,
+        run: |pair| {
+            let reaches = block_on(pair.ours.enable_peer(&pair.theirs))?;
+            assert!(pair.same_kind() || !reaches);
+            Ok(())
+        },
+    },
+    Probe {
+        calls: &["all_done", "and", "join_all"],
+        outcome: Works,
+        run: |pair| {
+            Device::all_done([&pair.ours, &pair.theirs]).synchronize()?;
+            pair.stream.done().and(pair.elsewhere.done()).synchronize()?;
+            let all = gpu_await::join_all([pair.stream.done(), pair.elsewhere.done()]);
+            all.synchronize().map(drop)
+        },
+    },
+];
