@@ -178,9 +178,7 @@ impl<S: Signature> Kernel<S> {
     }
 
     /// Names the arguments for messages.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn named(mut self, names: &'static [&'static str]) -> Self {
+    fn named(mut self, names: &'static [&'static str]) -> Self {
         self.names = names;
         self
     }

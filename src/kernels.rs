@@ -86,19 +86,12 @@ kernel! {
     host = twin::empty;
 }
 
-/// [`gate`] for `testing`, on the calling thread.
+/// [`gate`] for `testing`, on the calling thread, whichever it is.
 #[cfg(feature = "test-util")]
 pub(crate) fn load_gate(
     engine: &std::sync::Arc<crate::completion::engine::Engine>,
-) -> crate::Result<crate::Kernel<(crate::Flag, u64)>> {
-    let definition = crate::kernel::define::Definition {
-        name: "gate",
-        entry: "gate",
-        ptx: Some(include_str!("../kernels/gate.ptx").into()),
-        twin: Some(crate::kernel::define::erase::<(crate::Flag, u64), _>(twin::gate)),
-    };
-    // SAFETY: the declaration of `gate` above vouches for these types.
-    unsafe { definition.load_now(engine) }
+) -> crate::Result<gate> {
+    Ok(gate { kernel: crate::kernel::define::Declared::load_now(engine)? })
 }
 
 /// The kernels on the CPU: called once a launch, for the whole grid.

@@ -135,7 +135,7 @@ pub use stream::{Marks, Stream};
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::kernel::define::{Definition, erase};
+    pub use crate::kernel::define::{Code, Declaration, Declared, erase};
 }
 
 /// The README's examples run as well.

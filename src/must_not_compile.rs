@@ -76,6 +76,89 @@
 //!     k.launch(s, 2.0, x, y).queued()
 //! }
 //! ```
+//! A declaration vouches for its own geometry and derived arguments: nobody launches around them, also
+//! not in the module that declares it.
+//! ```
+//! # use gpu_await::*;
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
+//!     // SAFETY: one element, which is there.
+//!     let kernel = unsafe { k.kernel.kernel() };
+//!     s.launch(kernel, LaunchConfig::for_elements(1), (&mut x.slice_mut(..1)?, 1)).queued()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
+//!     s.launch(&k.kernel, LaunchConfig::for_elements(1), (x, 1u64 << 40)).queued()
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
+//!     s.launch(k.kernel.kernel(), LaunchConfig::for_elements(1), (x, 1u64 << 40)).queued()
+//! }
+//! ```
+//! Nor does one declaration take the kernel of another one, even with the same types:
+//! ```
+//! # use gpu_await::*;
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! fn f(k: &whole) -> whole {
+//!     whole { kernel: k.kernel.clone() }
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! # kernel! { pub unsafe fn any(x: &mut [f32], n: u64); }
+//! fn f(k: &whole) -> any {
+//!     any { kernel: k.kernel.clone() }
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! fn f(kernel: Kernel<(InOut<f32>, u64)>) -> whole {
+//!     whole { kernel }
+//! }
+//! ```
+//! What is declared is a promise, which only `unsafe` makes:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! kernel! { pub fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(x.len()); }
+//! ```
+//! What a declaration computes says `unsafe` itself where it needs it: a condition, a geometry, a derived
+//! argument, the code.
+//! ```
+//! # use gpu_await::*;
+//! # unsafe fn four() -> usize { 4 }
+//! kernel! {
+//!     pub unsafe fn whole(x: &mut [f32], n: u64 = unsafe { four() } as u64) where x.len() == unsafe { four() };
+//!     launch = LaunchConfig::for_elements(unsafe { four() });
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # unsafe fn four() -> usize { 4 }
+//! kernel! { pub unsafe fn whole(x: &mut [f32]) where x.len() == four(); }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # unsafe fn four() -> usize { 4 }
+//! kernel! { pub unsafe fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(four()); }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # unsafe fn four() -> usize { 4 }
+//! kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = four() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # unsafe fn text() -> String { String::new() }
+//! kernel! { pub unsafe fn whole(x: &mut [f32]); ptx = text(); }
+//! ```
 //! Finding a kernel in an image is a promise:
 //! ```
 //! # use gpu_await::*;

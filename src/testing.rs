@@ -30,7 +30,6 @@ use crate::completion::lane::Lane;
 use crate::completion::policy::Completion;
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
-use crate::kernel::launch_config::LaunchConfig;
 use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
 use crate::stream::Stream;
@@ -180,7 +179,7 @@ impl Gate {
         let closed =
             (home.engine.backend.kind() == DeviceKind::Cuda).then(|| Closed::begin(home.engine.id));
         let timeout_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        stream.launch(&kernel, LaunchConfig::new(1, 1), (&word, timeout_ns)).queued()?;
+        kernel.launch(stream, &word, timeout_ns).queued()?;
         Ok(Gate {
             word,
             #[cfg(feature = "cuda")]

@@ -1,74 +1,137 @@
 //! The `kernel!` macro and what it expands to.
+//!
+//! `unsafe fn` in a declaration is its author's signature; nothing else in the expansion lets safe code,
+//! also of the declaring module, launch the kernel in another way than declared (`must_not_compile.rs`):
+//!
+//! | part of the expansion | why it is out of reach |
+//! |---|---|
+//! | the field | a [`Declared`], whose kernel only an `unsafe fn` hands out |
+//! | the struct's literal | needs a [`Declared`] of this very declaration, which only loading makes |
+//! | what the declaration says | an `unsafe impl` of [`Declaration`] |
+//! | expressions of the author's | never inside an `unsafe` block of ours; they see the arguments' names and none of ours |
 
 use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
+use crate::backend::KernelAttributes;
 use crate::completion::engine::Engine;
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::Kernel;
 use crate::kernel::module::{Image, Module};
+use crate::kernel::occupancy::Occupancy;
 use crate::kernel::signature::{Erased, Signature};
 use crate::offload::offload;
 
+/// What [`kernel!`](crate::kernel!) says of a kernel.
+///
+/// # Safety
+/// The implementor vouches for what `kernel!` asks: the signature is that of the kernel's source, and
+/// for all arguments that the requirements admit it stays inside its arrays, and overwrites all of those
+/// that are [`Out`](crate::Out).
+#[doc(hidden)]
+pub unsafe trait Declaration<S: Signature>: Sized + 'static {
+    /// The arguments' names, for messages.
+    const ARGUMENTS: &'static [&'static str];
+    fn code() -> Code;
+    /// Adds what must hold of the arguments.
+    fn require(kernel: Kernel<S>) -> Kernel<S>;
+}
+
 /// A kernel's code for each kind of device.
 #[doc(hidden)]
-pub struct Definition {
+pub struct Code {
     pub name: &'static str,
     pub entry: &'static str,
     pub ptx: Option<Cow<'static, str>>,
     pub twin: Option<Erased>,
 }
 
-impl Definition {
-    /// Loads the code for the device's kind.
-    ///
-    /// # Safety
-    /// As for [`Module::kernel`].
+/// The kernel of the declaration `K`, and of no other one: loaded, with its requirements, and out of reach
+/// of safe code. Launched as it is, it would have any geometry and any derived arguments.
+#[doc(hidden)]
+pub struct Declared<K, S: Signature> {
+    kernel: Kernel<S>,
+    declaration: PhantomData<fn() -> K>,
+}
+
+impl<K: Declaration<S>, S: Signature> Declared<K, S> {
+    /// Loads the code for the device's kind, off the executor.
     ///
     /// # Errors
-    /// As [`Module::load`]; [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation)
-    /// where the definition has no code for the device's kind.
-    pub async unsafe fn load<S: Signature>(self, device: &Device) -> Result<Kernel<S>> {
-        let engine = device.engine().clone();
+    /// As [`Module::load`] and [`Module::kernel`];
+    /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
+    /// code for the device's kind.
+    pub async fn load(device: &Device) -> Result<Self> {
+        let (engine, code) = (device.engine().clone(), K::code());
         if engine.backend.kind() == crate::DeviceKind::Host {
-            // SAFETY: the caller vouches.
-            return unsafe { self.load_now(&engine) };
+            return Declared::of(code, &engine);
         }
-        // SAFETY: the caller vouches.
-        offload(move || unsafe { self.load_now(&engine) }).await?
+        offload(move || Declared::of(code, &engine)).await?
     }
 
     /// [`load`](Self::load) on the calling thread.
     ///
-    /// # Safety
-    /// As for [`Module::kernel`].
-    ///
     /// # Errors
     /// As [`load`](Self::load); a thread on which it would dead-lock.
-    pub unsafe fn load_blocking<S: Signature>(self, device: &Device) -> Result<Kernel<S>> {
+    pub fn load_blocking(device: &Device) -> Result<Self> {
         crate::thread_role::check("loading a kernel")?;
-        // SAFETY: the caller vouches.
-        unsafe { self.load_now(device.engine()) }
+        Declared::load_now(device.engine())
     }
 
     /// [`load`](Self::load) on the calling thread, whichever it is.
-    ///
-    /// # Safety
-    /// As for [`Module::kernel`].
-    pub(crate) unsafe fn load_now<S: Signature>(self, engine: &Arc<Engine>) -> Result<Kernel<S>> {
+    pub(crate) fn load_now(engine: &Arc<Engine>) -> Result<Self> {
+        Declared::of(K::code(), engine)
+    }
+
+    fn of(code: Code, engine: &Arc<Engine>) -> Result<Self> {
         engine.check_open()?;
-        match (engine.backend.kind(), self.ptx, self.twin) {
+        let kernel = match (engine.backend.kind(), code.ptx, code.twin) {
             (crate::DeviceKind::Host, _, Some(twin)) => {
-                Kernel::host_erased(engine, self.name, twin)
+                Kernel::host_erased(engine, code.name, twin)?
             }
             (crate::DeviceKind::Cuda, Some(ptx), _) => {
-                let module = Module::load_now(engine, Image::ptx(ptx).named(self.name))?;
-                // SAFETY: the caller vouches.
-                unsafe { module.kernel(self.entry) }
+                let module = Module::load_now(engine, Image::ptx(ptx).named(code.name))?;
+                // SAFETY: who declared `K` vouches for the signature, and for what `K::require` admits.
+                unsafe { module.kernel(code.entry) }?
             }
-            _ => Err(super::no_implementation(self.name, engine)),
-        }
+            _ => return Err(super::no_implementation(code.name, engine)),
+        };
+        let kernel = K::require(kernel.named(K::ARGUMENTS));
+        Ok(Declared { kernel, declaration: PhantomData })
+    }
+
+    /// What the compiler made of the kernel.
+    pub fn attributes(&self) -> KernelAttributes {
+        self.kernel.attributes()
+    }
+
+    /// How many blocks run at once.
+    pub fn occupancy(&self) -> Occupancy<'_> {
+        self.kernel.occupancy()
+    }
+
+    /// The kernel behind its declaration.
+    ///
+    /// # Safety
+    /// It is launched with the declaration's geometry, where it has one, and its derived arguments; or
+    /// with others for which it stays inside its arrays as well.
+    pub unsafe fn kernel(&self) -> &Kernel<S> {
+        &self.kernel
+    }
+}
+
+impl<K, S: Signature> Clone for Declared<K, S> {
+    fn clone(&self) -> Self {
+        Declared { kernel: self.kernel.clone(), declaration: PhantomData }
+    }
+}
+
+impl<K, S: Signature> fmt::Debug for Declared<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kernel.fmt(f)
     }
 }
 
@@ -192,7 +255,7 @@ macro_rules! __kernel {
             types [$($types)* $crate::InOut<$type>,]
             takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
             shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
-            passes [$($passes)* $arg,] names [$($names)* stringify!($arg),]
+            passes [$($passes)* $arg,] names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,] rest $rest
         }
     };
@@ -205,7 +268,7 @@ macro_rules! __kernel {
             types [$($types)* $crate::Out<$type>,]
             takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
             shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
-            passes [$($passes)* $arg,] names [$($names)* stringify!($arg),]
+            passes [$($passes)* $arg,] names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,] rest $rest
         }
     };
@@ -218,7 +281,7 @@ macro_rules! __kernel {
             types [$($types)* $crate::In<$type>,]
             takes [$($takes)* $arg: &impl $crate::Readable<$type>,]
             shapes [$($shapes)* let $arg = $crate::Len::of($arg);] before [$($before)*]
-            passes [$($passes)* $arg,] names [$($names)* stringify!($arg),]
+            passes [$($passes)* $arg,] names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,] rest $rest
         }
     };
@@ -231,7 +294,7 @@ macro_rules! __kernel {
             types [$($types)* $crate::Flag,]
             takes [$($takes)* $arg: &$crate::PinnedFlag,]
             shapes [$($shapes)*] before [$($before)*]
-            passes [$($passes)* $arg,] names [$($names)* stringify!($arg),]
+            passes [$($passes)* $arg,] names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,] rest $rest
         }
     };
@@ -246,7 +309,7 @@ macro_rules! __kernel {
             shapes [$($shapes)* let $arg: $type = $derive;]
             before [$($before)* let $arg: $type = { $($shapes)* $derive };]
             passes [$($passes)* $arg,]
-            names [$($names)* stringify!($arg),]
+            names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,] rest $rest
         }
     };
@@ -259,7 +322,7 @@ macro_rules! __kernel {
             types [$($types)* $type,]
             takes [$($takes)* $arg: $type,]
             shapes [$($shapes)*] before [$($before)*]
-            passes [$($passes)* $arg,] names [$($names)* stringify!($arg),]
+            passes [$($passes)* $arg,] names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,] rest $rest
         }
     };
@@ -277,23 +340,42 @@ macro_rules! __kernel {
         ]) => {
         $($meta)*
         #[allow(non_camel_case_types, reason = "a kernel is named as in its source")]
-        #[derive(Clone, Debug)]
+        #[derive(::core::clone::Clone, ::core::fmt::Debug)]
         $vis struct $name {
-            kernel: $crate::Kernel<($($types)*)>,
+            kernel: $crate::__private::Declared<$name, ($($types)*)>,
         }
 
+        // SAFETY: the declaration is an `unsafe fn`: its author vouches for the types, and for all
+        // arguments that the conditions admit.
         #[allow(unused_variables, reason = "not every argument is in every condition")]
+        unsafe impl $crate::__private::Declaration<($($types)*)> for $name {
+            const ARGUMENTS: &'static [&'static ::core::primitive::str] = &[$($names)*];
+
+            fn code() -> $crate::__private::Code {
+                $crate::__private::Code {
+                    name: ::core::stringify!($name),
+                    entry: $crate::__kernel!(@or [$($entry)?] [::core::stringify!($name)]),
+                    ptx: $crate::__kernel!(@some [$($ptx)?]),
+                    twin: $crate::__kernel!(@twin ($($types)*) [$($host)?]),
+                }
+            }
+
+            fn require(kernel: $crate::Kernel<($($types)*)>) -> $crate::Kernel<($($types)*)> {
+                $(let kernel = $crate::__kernel!(@require kernel $config [$condition] $idents);)*
+                kernel
+            }
+        }
+
+        #[allow(unused_variables, reason = "not every argument is in every expression")]
         impl $name {
             /// Loads the kernel for `device`'s kind, off the executor.
             ///
             /// # Errors
-            /// An image that does not load, with the compiler's log; a device of a kind that the
-            /// kernel has no code for.
+            /// An image that does not load, with the compiler's log; parameters that are not the declared
+            /// ones; a device of a kind that the kernel has no code for.
             $vis async fn load(device: &$crate::Device) -> $crate::Result<Self> {
-                // SAFETY: the kernel's declaration is an `unsafe fn`: its author vouches for the
-                // types and for all arguments that the conditions admit.
-                let kernel = unsafe { Self::definition().load(device).await? };
-                ::core::result::Result::Ok(Self::checked(kernel))
+                let kernel = $crate::__private::Declared::load(device).await?;
+                ::core::result::Result::Ok(Self { kernel })
             }
 
             /// Loads the kernel for `device`'s kind, on the calling thread.
@@ -305,24 +387,8 @@ macro_rules! __kernel {
             /// # Errors
             /// As [`load`](Self::load); a thread on which it would dead-lock.
             $vis fn load_blocking(device: &$crate::Device) -> $crate::Result<Self> {
-                // SAFETY: as in `load`.
-                let kernel = unsafe { Self::definition().load_blocking(device)? };
-                ::core::result::Result::Ok(Self::checked(kernel))
-            }
-
-            fn definition() -> $crate::__private::Definition {
-                $crate::__private::Definition {
-                    name: stringify!($name),
-                    entry: $crate::__kernel!(@or [$($entry)?] [stringify!($name)]),
-                    ptx: $crate::__kernel!(@some [$($ptx)?]),
-                    twin: $crate::__kernel!(@twin ($($types)*) [$($host)?]),
-                }
-            }
-
-            fn checked(kernel: $crate::Kernel<($($types)*)>) -> Self {
-                let kernel = kernel.named(&[$($names)*]);
-                $(let kernel = $crate::__kernel!(@require kernel $config [$condition] $idents);)*
-                Self { kernel }
+                let kernel = $crate::__private::Declared::load_blocking(device)?;
+                ::core::result::Result::Ok(Self { kernel })
             }
 
             /// What the compiler made of the kernel: registers, memory, versions.
@@ -343,7 +409,8 @@ macro_rules! __kernel {
             /// Its launches must have the declaration's geometry and its derived arguments: only the
             /// declared `launch` computes them.
             $vis unsafe fn kernel(&self) -> &$crate::Kernel<($($types)*)> {
-                &self.kernel
+                // SAFETY: passed on to the caller.
+                unsafe { self.kernel.kernel() }
             }
 
             $crate::__kernel! { @launch [$($launch)?] [$vis] [$($takes)*] [$($shapes)*] [$($before)*] [$($passes)*] }
@@ -353,31 +420,39 @@ macro_rules! __kernel {
         /// Puts a launch on a stream or a batch; see [`Stream::launch`]($crate::Stream::launch).
         #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
         #[track_caller]
-        $vis fn launch<On: $crate::LaunchOn>(&self, on: &On, $($takes)*) -> On::Launched {
-            let config = { $($shapes)* $launch };
+        $vis fn launch<__On: $crate::LaunchOn>(
+            &self,
+            on: &__On,
+            $($takes)*
+        ) -> <__On as $crate::LaunchOn>::Launched {
+            let config: $crate::LaunchConfig = { $($shapes)* $launch };
             $($before)*
-            on.launch_kernel(&self.kernel, config, ($($passes)*))
+            // SAFETY: launched with the geometry and the derived arguments of the declaration.
+            let kernel = unsafe { self.kernel.kernel() };
+            $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
         }
     };
     (@launch [] [$vis:vis] [$($takes:tt)*] [$($shapes:tt)*] [$($before:tt)*] [$($passes:tt)*]) => {
         /// Puts a launch on a stream or a batch; see [`Stream::launch`]($crate::Stream::launch).
         #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
         #[track_caller]
-        $vis fn launch<On: $crate::LaunchOn>(
+        $vis fn launch<__On: $crate::LaunchOn>(
             &self,
-            on: &On,
+            on: &__On,
             config: $crate::LaunchConfig,
             $($takes)*
-        ) -> On::Launched {
+        ) -> <__On as $crate::LaunchOn>::Launched {
             $($before)*
-            on.launch_kernel(&self.kernel, config, ($($passes)*))
+            // SAFETY: the declaration admits any geometry; the derived arguments are its own.
+            let kernel = unsafe { self.kernel.kernel() };
+            $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
         }
     };
     (@require $kernel:ident [] $condition:tt $idents:tt) => {
         $crate::__kernel!(@require $kernel [_config] $condition $idents)
     };
     (@require $kernel:ident [$config:ident] [$condition:expr] [$($idents:tt)*]) => {
-        $kernel.require(stringify!($condition), |$config: &$crate::LaunchConfig, shapes| {
+        $kernel.require(::core::stringify!($condition), |$config: &$crate::LaunchConfig, shapes| {
             let ($($idents)*) = *shapes;
             $condition
         })

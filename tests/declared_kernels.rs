@@ -1,0 +1,102 @@
+//! `kernel!`: whatever names its author uses, a launch has the declared geometry and arguments.
+
+use gpu_await::{Grid, kernel};
+
+/// Every name that the expansion could take from its surroundings.
+#[allow(dead_code, unused_macros, unused_imports, reason = "here to be taken by mistake")]
+#[allow(non_camel_case_types, reason = "named like what could be taken")]
+mod shadowed {
+    use gpu_await::{Grid, LaunchConfig, kernel};
+
+    pub(crate) struct Result;
+    pub(crate) struct Option;
+    pub(crate) struct Kernel;
+    pub(crate) struct Declared;
+    pub(crate) struct Clone;
+    pub(crate) struct Debug;
+    pub(crate) struct str;
+    macro_rules! stringify {
+        ($($any:tt)*) => {
+            compile_error!("the author's macro of that name")
+        };
+    }
+    pub(crate) use stringify;
+    #[expect(non_snake_case, reason = "the variants of `Option` and `Result`")]
+    pub(crate) fn Some() {}
+    #[expect(non_snake_case, reason = "likewise")]
+    pub(crate) fn Ok() {}
+
+    /// A blanket method that would be taken for the trait's.
+    pub(crate) trait Everything {
+        fn launch_kernel(&self, _kernel: usize) {}
+        fn kernel(&self) {}
+        fn attributes(&self) {}
+        fn require(&self) {}
+    }
+    impl<T: ?Sized> Everything for T {}
+
+    /// Named like a generic parameter.
+    type On = u32;
+
+    kernel! {
+        /// `x[i] += config + kernel + shapes + on`.
+        pub unsafe fn sum(
+            config: u32,
+            kernel: u32,
+            shapes: u32,
+            on: On,
+            x: &mut [u32],
+            args: On = config + kernel,
+            raw: u32 = { let shapes = shapes + on; args + shapes }
+        ) where |launch| config + kernel == args,
+                launch.block_dim()[0] > on,
+                { if on > 100 { return false; } raw == args + shapes + on };
+        launch = { let config = x.len(); LaunchConfig::for_elements(config) };
+        host = sum_twin;
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as many as the kernel has")]
+    fn sum_twin(_: &Grid, _: u32, _: u32, _: u32, _: u32, x: &mut [u32], _: u32, raw: u32) {
+        x.iter_mut().for_each(|x| *x += raw);
+    }
+}
+
+#[test]
+fn names_of_a_declaration_take_none_of_ours() {
+    let device = gpu_await::Device::host();
+    let stream = device.stream().unwrap();
+    let sum = shadowed::sum::load_blocking(&device).unwrap();
+    let mut x = stream.full(10, 1u32).queued().unwrap();
+    sum.launch(&stream, 2, 3, 5, 7, &mut x).queued().unwrap();
+    assert_eq!(stream.download(&x).synchronize().unwrap(), [18; 10]);
+    // One condition that returns early decides for itself alone, and one that fails is named.
+    for (on, condition) in [(101, "return false"), (300, "launch.block_dim()[0] > on")] {
+        let error = sum.launch(&stream, 2, 3, 5, on, &mut x).queued().unwrap_err();
+        let gpu_await::ErrorDetail::Precondition { requirement, values, .. } = error.detail()
+        else {
+            panic!("{error}");
+        };
+        assert!(requirement.contains(condition), "{error}");
+        assert!(values.contains(&format!("on = {on}")), "{error}");
+    }
+    assert!(format!("{sum:?}").contains("sum") && sum.clone().attributes() == sum.attributes());
+}
+
+kernel! {
+    /// A condition that always returns early.
+    unsafe fn hasty(x: &mut [u32]) where { return true; }, x.len() == 4;
+    launch = gpu_await::LaunchConfig::for_elements(x.len());
+    host = nothing;
+}
+
+fn nothing(_: &Grid, _: &mut [u32]) {}
+
+#[test]
+fn a_condition_returns_for_itself_alone() {
+    let device = gpu_await::Device::host();
+    let stream = device.stream().unwrap();
+    let hasty = hasty::load_blocking(&device).unwrap();
+    let mut x = stream.full(5, 1u32).queued().unwrap();
+    let error = hasty.launch(&stream, &mut x).queued().unwrap_err();
+    assert!(error.to_string().contains("x.len() == 4"), "{error}");
+}
