@@ -18,9 +18,13 @@
 //! | [`ErrorKind::Panicked`] | correct the code that ran the batch; others go on |
 #![forbid(unsafe_code)]
 
+pub(crate) mod image;
+
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
+
+use image::ImageProblem;
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -131,8 +135,8 @@ pub enum ErrorDetail {
     #[error("{0}")]
     Driver(DriverCode),
     /// A kernel image did not load; `log` is the JIT compiler's.
-    #[error("the kernel image `{image}` did not load ({code}){}", log_suffix(.log))]
-    BadImage { image: String, code: DriverCode, log: String },
+    #[error("the kernel image `{image}` did not load ({problem}){}", log_suffix(.log))]
+    BadImage { image: String, problem: ImageProblem, log: String },
     /// No run-time compiler for CUDA C++ could be loaded.
     #[error(
         "no NVRTC: {reason}; looked for {}; `GPU_AWAIT_NVRTC` names the library or its folder",

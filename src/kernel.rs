@@ -14,6 +14,7 @@
 //! whoever does so vouches that the argument types are those of the kernel's source, and that for
 //! all arguments its preconditions admit, it stays inside the memory it was passed. The
 //! preconditions are checked before every launch, so that launching is safe.
+mod container;
 pub(crate) mod define;
 pub(crate) mod launch_config;
 mod limits;

@@ -159,6 +159,26 @@
 //! # unsafe fn text() -> String { String::new() }
 //! kernel! { pub unsafe fn whole(x: &mut [f32]); ptx = text(); }
 //! ```
+//! Bytes that the driver is to run are a promise, PTX is text:
+//! ```
+//! # use gpu_await::*;
+//! fn f(cubin: Vec<u8>, ptx: String) -> [Image; 2] {
+//!     // SAFETY: from the compiler, whole.
+//!     [unsafe { Image::binary(cubin) }, Image::ptx(ptx)]
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(cubin: Vec<u8>) -> Image {
+//!     Image::binary(cubin)
+//! }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(cubin: Vec<u8>) -> Image {
+//!     Image::ptx(cubin)
+//! }
+//! ```
 //! Finding a kernel in an image is a promise:
 //! ```
 //! # use gpu_await::*;

@@ -8,8 +8,10 @@ use crate::backend::{Call, Function, Grid, RawFunction, RawModule};
 use crate::completion::engine::Engine;
 use crate::completion::retired::{Remnant, UserList};
 use crate::device::Device;
-use crate::error::{ErrorDetail, Result};
+use crate::error::image::ImageProblem;
+use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::Kernel;
+use crate::kernel::container;
 use crate::kernel::signature::Signature;
 use crate::kernel::source::CudaSource;
 use crate::offload::offload;
@@ -37,23 +39,55 @@ pub(crate) struct LoadedModule {
 #[derive(Clone, Debug)]
 pub struct Image {
     name: String,
+    form: Form,
     bytes: Cow<'static, [u8]>,
     instances: Vec<(String, String)>,
 }
 
+/// What an image's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Ptx,
+    Binary,
+}
+
 impl Image {
     /// PTX text; the driver compiles it for its GPU.
+    ///
+    /// Loading refuses text with a NUL in it, and what begins like a binary: the driver would take it for
+    /// one ([`ErrorDetail::BadImage`]).
     pub fn ptx(text: impl Into<Cow<'static, str>>) -> Self {
         let bytes = match text.into() {
             Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
             Cow::Owned(text) => Cow::Owned(text.into_bytes()),
         };
-        Image { name: "PTX".to_owned(), bytes, instances: Vec::new() }
+        Image { name: "PTX".to_owned(), form: Form::Ptx, bytes, instances: Vec::new() }
     }
 
     /// The bytes of a cubin or fatbin.
-    pub fn binary(bytes: impl Into<Cow<'static, [u8]>>) -> Self {
-        Image { name: "binary".to_owned(), bytes: bytes.into(), instances: Vec::new() }
+    ///
+    /// Loading refuses those whose own sizes do not stay inside of them, such as a file that was cut off
+    /// ([`ErrorDetail::BadImage`] with the figures). What else they say the driver believes.
+    ///
+    /// # Safety
+    /// The bytes are a whole cubin or fatbin as a CUDA compiler wrote it. The driver is not told their
+    /// number, and runs what is in them; bytes that were changed can end the process.
+    ///
+    /// # Examples
+    /// ```
+    /// # fn f(bytes: Vec<u8>) -> gpu_await::Image {
+    /// // SAFETY: `bytes` is what `nvcc --cubin` wrote, whole.
+    /// unsafe { gpu_await::Image::binary(bytes) }.named("model.cubin")
+    /// # }
+    /// ```
+    pub unsafe fn binary(bytes: impl Into<Cow<'static, [u8]>>) -> Self {
+        Image::compiled(Form::Binary, bytes.into())
+    }
+
+    /// What a compiler of this process wrote.
+    pub(crate) fn compiled(form: Form, bytes: Cow<'static, [u8]>) -> Self {
+        let name = "binary".to_owned();
+        Image { name, form, bytes, instances: Vec::new() }
     }
 
     /// Tells under which names the instances of templates are in the image.
@@ -74,7 +108,7 @@ impl Module {
     /// Loads an image, off the executor: compiling PTX can take seconds.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadImage`] with the compiler's log and line;
+    /// [`ErrorDetail::BadImage`] with the compiler's log and line, or with what is wrong with the file;
     /// [`ErrorDetail::NoImplementation`] on a host device.
     ///
     /// # Cancel safety
@@ -101,6 +135,14 @@ impl Module {
         if engine.backend.kind() == crate::DeviceKind::Host {
             return Err(super::no_implementation(&image.name, engine));
         }
+        let checked = match image.form {
+            Form::Ptx => container::check_text(&image.bytes),
+            Form::Binary => container::check_binary(&image.bytes),
+        };
+        let bad = |problem, log| -> Error {
+            ErrorDetail::BadImage { image: image.name.clone(), problem, log }.into()
+        };
+        checked.map_err(|problem| bad(problem, String::new()))?;
         // PTX is text and the driver wants its end marked; a binary does not mind.
         let mut bytes = Vec::with_capacity(image.bytes.len() + 1);
         bytes.extend_from_slice(&image.bytes);
@@ -111,7 +153,7 @@ impl Module {
             if error.is_device_lost() {
                 return error;
             }
-            ErrorDetail::BadImage { image: image.name.clone(), code, log }.into()
+            bad(ImageProblem::Driver(code), log)
         })?;
         let Image { name, instances, .. } = image;
         let loaded = LoadedModule { engine: engine.clone(), raw, name, instances };

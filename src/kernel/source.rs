@@ -131,6 +131,7 @@ impl CudaSource {
     #[cfg(feature = "cuda")]
     pub(crate) fn image(&self, home: &Home) -> Result<Image> {
         use crate::backend::cuda::nvrtc::{Job, Nvrtc};
+        use crate::kernel::module::Form;
 
         if home.engine.backend.kind() == crate::DeviceKind::Host {
             return Err(no_cuda(home));
@@ -155,7 +156,14 @@ impl CudaSource {
         if !compiled.log.is_empty() {
             tracing::warn!(file = name, log = compiled.log, "the compiler warns");
         }
-        let image = Image::binary(compiled.image).named(name).with_instances(compiled.names);
+        let form = if *cubin { Form::Binary } else { Form::Ptx };
+        let mut image = compiled.image;
+        if form == Form::Ptx {
+            // The compiler marks the end of the text.
+            while image.pop_if(|last| *last == 0).is_some() {}
+        }
+        let image = Image::compiled(form, image.into());
+        let image = image.named(name).with_instances(compiled.names);
         if self.closed {
             cache.keep(self, &image);
         }
@@ -227,7 +235,7 @@ mod tests {
     fn the_last_used_sources_are_kept_with_all_their_options() {
         let cache = Cache::default();
         let source = |number: usize| CudaSource::new(format!("// {number}"));
-        let image = |number: usize| Image::binary(vec![number as u8]).named(number.to_string());
+        let image = |number: usize| Image::ptx("").named(number.to_string());
         for number in 0..Cache::MOST {
             cache.keep(&source(number), &image(number));
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-use gpu_await::{CudaSource, ErrorDetail, ErrorKind, InOut, LaunchConfig, Module};
+use gpu_await::{CudaSource, ErrorDetail, ErrorKind, ImageProblem, InOut, LaunchConfig, Module};
 
 use super::{Completion, StandIn, device_with, runtime, soon, stand_in};
 
@@ -93,16 +93,27 @@ fn a_source_is_compiled_for_the_device_and_its_kernel_launched() {
 
 #[test]
 fn machine_code_reaches_the_driver_as_such() {
-    with_the_compiler(async |_driver| {
+    with_the_compiler(async |driver| {
         let device = device_with(Completion::Adaptive);
-        let source = CudaSource::new(SQUARE).named("square.cu");
-        let error = soon(Module::compile(&device, source.cubin())).await.unwrap_err();
-        // The stand-in loads nothing but PTX.
-        match error.detail() {
-            ErrorDetail::BadImage { image, code, .. } => {
-                assert_eq!((&**image, code.code), ("square.cu", 200));
+        let source = CudaSource::new(SQUARE).named("square.cu").cubin();
+        // All that the compiler writes is checked before, and passes.
+        for source in [
+            source.clone(),
+            source.clone().line_info(),
+            source.clone().option("--device-debug"),
+            source.clone().option("--relocatable-device-code=true"),
+            source.clone().architecture("sm_50"),
+        ] {
+            driver.clear();
+            let error = soon(Module::compile(&device, source)).await.unwrap_err();
+            assert!(driver.names().contains(&"cuModuleLoadDataEx".to_owned()), "{error}");
+            // The stand-in loads nothing but PTX.
+            match error.detail() {
+                ErrorDetail::BadImage { image, problem: ImageProblem::Driver(code), .. } => {
+                    assert_eq!((&**image, code.code), ("square.cu", 200));
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         }
     });
 }
