@@ -19,6 +19,7 @@ use std::sync::Arc;
 pub use twin::Grid;
 pub(crate) use twin::{ArgBlock, HostTwin};
 
+use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 
 /// The result of a driver call.
@@ -348,6 +349,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     unsafe fn unload(&self, module: RawModule) -> Call<()>;
     unsafe fn function(&self, module: RawModule, name: &str) -> Call<RawFunction>;
     unsafe fn function_attributes(&self, function: RawFunction) -> Call<KernelAttributes>;
+    /// The parameters that the function was compiled with; `None` where the driver does not tell.
+    unsafe fn function_parameters(&self, function: RawFunction) -> Call<Option<Vec<ParamLayout>>>;
     unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()>;
     /// Blocks that a multiprocessor holds at once.
     unsafe fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Call<u32>;

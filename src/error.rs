@@ -24,7 +24,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use image::ImageProblem;
+use image::{ImageProblem, ParamLayout};
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -149,6 +149,14 @@ pub enum ErrorDetail {
     /// The image has no kernel of that name.
     #[error("`{image}` has no kernel `{kernel}`")]
     NoSuchKernel { image: String, kernel: String },
+    /// A kernel is declared with other parameters than it was compiled with: another number, other sizes,
+    /// or other alignments. Drivers from CUDA 12.4 on tell.
+    #[error(
+        "kernel `{kernel}` is declared with {} parameters and was compiled with {} (cuFuncGetParamInfo): {}; \
+         declare those of its source, in order, arrays and flags as pointers",
+        .declared.len(), .compiled.len(), image::difference(.declared, .compiled)
+    )]
+    WrongParameters { kernel: String, declared: Vec<ParamLayout>, compiled: Vec<ParamLayout> },
     /// The kernel has no implementation for this kind of device.
     #[error("kernel `{kernel}` has no implementation for a {device} device")]
     NoImplementation { kernel: String, device: &'static str },
@@ -314,6 +322,7 @@ impl ErrorDetail {
             | D::BadImage { .. }
             | D::Compile { .. }
             | D::NoSuchKernel { .. }
+            | D::WrongParameters { .. }
             | D::Precondition { .. }
             | D::LaunchLimit { .. }
             | D::PartialCluster { .. }

@@ -102,7 +102,7 @@ pub use completion::policy::Completion;
 pub use device::loss::Loss;
 pub use device::streams::StreamBuilder;
 pub use device::{Device, DeviceBuilder, Stats};
-pub use error::image::ImageProblem;
+pub use error::image::{ImageProblem, ParamLayout};
 pub use error::{
     Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Result,
 };

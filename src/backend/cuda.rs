@@ -41,6 +41,7 @@ use super::{
     HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query, RawEvent,
     RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
+use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, ErrorDetail, Result};
 
 /// A flag of `cuStreamCreate`.
@@ -630,6 +631,27 @@ impl Backend for CudaBackend {
             binary_version: attribute(6)?,
             cache_mode_ca: attribute(7)? != 0,
         })
+    }
+
+    unsafe fn function_parameters(&self, function: RawFunction) -> Call<Option<Vec<ParamLayout>>> {
+        const CALL: &str = "cuFuncGetParamInfo";
+        const PAST_THE_LAST: i32 = 1;
+        let Some(ask) = self.api.cuFuncGetParamInfo else { return Ok(None) };
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let (mut params, mut offset_bytes, mut size_bytes) = (Vec::new(), 0, 0);
+        loop {
+            let (function, offset, size) =
+                (function.0 as Handle, &raw mut offset_bytes, &raw mut size_bytes);
+            // SAFETY: the function is loaded: the trait's contract. Both are live integers.
+            let code = unsafe { ask(function, params.len(), offset, size) };
+            match code {
+                PAST_THE_LAST => return Ok(Some(params)),
+                NOT_SUPPORTED => return Ok(None),
+                code => api::check(CALL, code)?,
+            }
+            params.push(ParamLayout { offset_bytes, size_bytes });
+        }
     }
 
     unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()> {

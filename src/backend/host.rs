@@ -34,6 +34,7 @@ use super::{
     HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, Place, PoolInfo, Query, RawEvent,
     RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
+use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 use crate::thread_role::{self, Role};
 
@@ -913,6 +914,10 @@ impl Backend for HostBackend {
 
     unsafe fn function_attributes(&self, _function: RawFunction) -> Call<KernelAttributes> {
         Err(DriverCode { call: "function_attributes", code: NOT_SUPPORTED })
+    }
+
+    unsafe fn function_parameters(&self, _: RawFunction) -> Call<Option<Vec<ParamLayout>>> {
+        Ok(None)
     }
 
     unsafe fn allow_shared_mem(&self, _function: RawFunction, _bytes: u32) -> Call<()> {

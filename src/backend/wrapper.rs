@@ -16,6 +16,7 @@ use super::{
     HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query, RawEvent,
     RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
+use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 
 /// A backend that is watched.
@@ -202,6 +203,7 @@ impl Backend for Wrapper {
         #[contract] fn unload(&self, module: RawModule) -> Call<()>;
         #[contract] fn function(&self, module: RawModule, name: &str) -> Call<RawFunction>;
         #[contract] fn function_attributes(&self, function: RawFunction) -> Call<KernelAttributes>;
+        #[contract] fn function_parameters(&self, function: RawFunction) -> Call<Option<Vec<ParamLayout>>>;
         #[contract] fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()>;
         #[contract] fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Call<u32>;
         #[contract] fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32>;

@@ -1,7 +1,50 @@
 //! What is wrong with a kernel image, and with the declaration of a kernel in it.
 #![forbid(unsafe_code)]
 
+use std::fmt;
+
 use super::DriverCode;
+
+/// Where a parameter of a kernel lies in what a launch passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct ParamLayout {
+    pub offset_bytes: usize,
+    pub size_bytes: usize,
+}
+
+impl ParamLayout {
+    /// Where parameters of these sizes and alignments lie, in bytes.
+    pub(crate) fn in_order<const N: usize>(params: [(usize, usize); N]) -> Vec<ParamLayout> {
+        let mut end = 0_usize;
+        let place = params.into_iter().map(|(size_bytes, alignment)| {
+            let offset_bytes = end.next_multiple_of(alignment);
+            end = offset_bytes + size_bytes;
+            ParamLayout { offset_bytes, size_bytes }
+        });
+        place.collect()
+    }
+}
+
+impl fmt::Display for ParamLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ParamLayout { offset_bytes, size_bytes } = self;
+        write!(f, "{size_bytes} bytes at offset {offset_bytes}")
+    }
+}
+
+/// The first parameter that is declared otherwise than it was compiled.
+pub(super) fn difference(declared: &[ParamLayout], compiled: &[ParamLayout]) -> String {
+    let either =
+        (0..declared.len().max(compiled.len())).find(|n| declared.get(*n) != compiled.get(*n));
+    let Some(number) = either else { return String::new() };
+    let side = |params: &[ParamLayout], what: &str| match params.get(number) {
+        Some(layout) => format!("{what} {layout}"),
+        None => format!("not {what}"),
+    };
+    let (here, there) = (side(declared, "declared"), side(compiled, "compiled"));
+    format!("parameter {number} is {here}, {there}")
+}
 
 /// Why a kernel image did not load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

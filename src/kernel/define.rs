@@ -157,7 +157,10 @@ impl<K, S: Signature> fmt::Debug for Declared<K, S> {
 /// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the
 /// launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as bare pointers.
 /// In conditions and in `launch`, arrays have a `len()` and values are themselves; `|config|` names
-/// the [`LaunchConfig`](crate::LaunchConfig) for the conditions.
+/// the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares the number,
+/// sizes and alignments of the parameters with those of the compiled kernel
+/// ([`ErrorDetail::WrongParameters`](crate::ErrorDetail::WrongParameters)), where the driver tells them
+/// (CUDA 12.4).
 ///
 /// # Safety
 /// `unsafe fn` is your signature under: these types are those of the CUDA source, and for all

@@ -215,7 +215,12 @@ impl Module {
     /// [`Out`](crate::Out).
     ///
     /// # Errors
-    /// [`ErrorDetail::NoSuchKernel`].
+    /// [`ErrorDetail::NoSuchKernel`]; [`ErrorDetail::WrongParameters`]: `S` has another number of
+    /// parameters, other sizes or other alignments than the kernel was compiled with, where the driver
+    /// tells (CUDA 12.4). That the types are right, beyond their sizes, nobody can check.
+    ///
+    /// # Source
+    /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
         let LoadedModule { engine, raw, name: image, instances } = &*self.loaded;
         let instance = instances.iter().find(|(written, _)| written == name);
@@ -232,6 +237,16 @@ impl Module {
         // SAFETY: the function was found in that module just now.
         let attributes = unsafe { engine.backend.function_attributes(function) };
         let attributes = attributes.map_err(refused)?;
+        // SAFETY: as above.
+        let compiled = unsafe { engine.backend.function_parameters(function) };
+        let declared = S::layout();
+        match compiled.map_err(refused)? {
+            Some(compiled) if compiled != declared => {
+                let kernel = name.to_owned();
+                return Err(ErrorDetail::WrongParameters { kernel, declared, compiled }.into());
+            }
+            _ => {}
+        }
         let module = Some(self.loaded.clone());
         Ok(Kernel::new(engine, name, Function::Device(function), attributes, module))
     }

@@ -20,6 +20,7 @@ use std::sync::atomic::AtomicU32;
 use bytemuck::Pod;
 
 use crate::backend::{ArgBlock, Grid, HostTwin};
+use crate::error::image::ParamLayout;
 use crate::memory::Element;
 use crate::memory::buffer::{Extent, Readable, Writable};
 use crate::memory::pinned::PinnedFlag;
@@ -63,12 +64,24 @@ impl Len {
     }
 }
 
+/// Size and alignment of a pointer in a kernel's parameters.
+const ADDRESS: (usize, usize) = (8, 8);
+
+/// Size and alignment of a value: C++ has no values without a size.
+const fn layout_of<T>() -> (usize, usize) {
+    assert!(size_of::<T>() > 0, "a kernel's parameter has a size");
+    (size_of::<T>(), align_of::<T>())
+}
+
 /// One argument's type. Sealed.
 pub trait Param: sealed::Sealed + 'static {
     /// What a precondition sees: the value, or the [`Len`] of an array.
     type Shape: Copy + Debug + Send + Sync + 'static;
     /// What the host twin receives.
     type Twin<'a>;
+    /// Size and alignment of what a launch passes, in bytes.
+    #[doc(hidden)]
+    const LAYOUT: (usize, usize) = ADDRESS;
 
     /// Reads the argument for the twin.
     ///
@@ -97,6 +110,9 @@ pub trait Signature: sealed::Sealed + Sized + 'static {
     type Shapes: Debug + Send + Sync + 'static;
     #[doc(hidden)]
     fn describe(shapes: &Self::Shapes, names: &[&str]) -> String;
+    /// The parameters that a kernel of these types has.
+    #[doc(hidden)]
+    fn layout() -> Vec<ParamLayout>;
 }
 
 /// A tuple of arguments that fit `S`. Sealed.
@@ -139,6 +155,7 @@ macro_rules! scalars {
         impl Param for $type {
             type Shape = $type;
             type Twin<'a> = $type;
+            const LAYOUT: (usize, usize) = layout_of::<$type>();
             unsafe fn twin(args: &ArgBlock, index: usize) -> $type {
                 bytemuck::pod_read_unaligned(args.value(index, size_of::<$type>()))
             }
@@ -157,6 +174,7 @@ impl<T> sealed::Sealed for Value<T> {}
 impl<T: Pod + Debug + Send + Sync> Param for Value<T> {
     type Shape = T;
     type Twin<'a> = T;
+    const LAYOUT: (usize, usize) = layout_of::<T>();
     unsafe fn twin(args: &ArgBlock, index: usize) -> T {
         bytemuck::pod_read_unaligned(args.value(index, size_of::<T>()))
     }
@@ -266,6 +284,9 @@ macro_rules! tuples {
                 }),+];
                 described.join(", ")
             }
+            fn layout() -> Vec<ParamLayout> {
+                ParamLayout::in_order([$($param::LAYOUT),+])
+            }
         }
 
         impl<'k, $($param: Param, $arg: Arg<'k, $param>),+> Args<'k, ($($param,)+)> for ($($arg,)+) {
@@ -308,6 +329,9 @@ impl Signature for () {
     type Shapes = ();
     fn describe(_shapes: &(), _names: &[&str]) -> String {
         "it has no arguments".to_owned()
+    }
+    fn layout() -> Vec<ParamLayout> {
+        Vec::new()
     }
 }
 impl<'k> Args<'k, ()> for () {

@@ -42,6 +42,7 @@ const CALLS: &[(&str, [Left; 2])] = &[
     ("cuModuleUnload", [&[("module", 1)], &[]]),
     ("cuModuleGetFunction", [&[], &[]]),
     ("cuFuncGetAttribute", [&[], &[]]),
+    ("cuFuncGetParamInfo", [&[], &[]]),
     ("cuFuncSetAttribute", [&[], &[]]),
     ("cuLaunchKernel", [&[], &[]]),
     ("cuCtxGetCurrent", [&ANYTHING, &ANYTHING]),

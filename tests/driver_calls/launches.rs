@@ -1,7 +1,8 @@
 //! What a launch asks the driver first, and what is refused without it.
 
 use gpu_await::{
-    Completion, Device, ErrorDetail, ErrorKind, Kernel, LaunchConfig, LaunchLimit, Stream,
+    Completion, Device, ErrorDetail, ErrorKind, Flag, In, InOut, Kernel, LaunchConfig, LaunchLimit,
+    Out, Stream, Value,
 };
 
 use super::{
@@ -219,5 +220,128 @@ fn a_host_function_does_not_ask_the_driver_about_a_kernel() {
         for error in soon(refusals).await.unwrap() {
             assert!(matches!(error.detail(), ErrorDetail::WrongThread { .. }), "{error}");
         }
+    });
+}
+
+/// Loads a kernel of that text, declared so.
+async fn declared<S: gpu_await::Signature>(
+    device: &Device,
+    ptx: &'static str,
+    name: &str,
+) -> gpu_await::Result<Kernel<S>> {
+    let module = soon(gpu_await::Module::load(device, gpu_await::Image::ptx(ptx))).await?;
+    // SAFETY: never launched.
+    unsafe { module.kernel(name) }
+}
+
+/// How many parameters are declared and compiled, and what the message says of the first that differs.
+fn differs<S: gpu_await::Signature>(
+    loaded: gpu_await::Result<Kernel<S>>,
+) -> (usize, usize, String) {
+    let error = loaded.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidCall, "{error}");
+    match error.detail() {
+        ErrorDetail::WrongParameters { declared, compiled, .. } => {
+            (declared.len(), compiled.len(), error.to_string())
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_wrong_signature_is_refused_at_load() {
+    async_under_the_stand_in(async |_driver| {
+        let device = device_with(Completion::Adaptive);
+        let axpy = include_str!("../../kernels/axpy.ptx");
+        type Right = (f32, In<f32>, InOut<f32>, u64);
+        declared::<Right>(&device, axpy, "axpy").await.unwrap();
+
+        type OneTooFew = (f32, In<f32>, InOut<f32>);
+        let (declared_count, compiled, text) =
+            differs(declared::<OneTooFew>(&device, axpy, "axpy").await);
+        assert_eq!((declared_count, compiled), (3, 4));
+        let said = "parameter 3 is not declared, compiled 8 bytes at offset 24";
+        assert!(text.contains("`axpy`") && text.contains(said), "{text}");
+
+        type OneTooMany = (f32, In<f32>, InOut<f32>, u64, u32);
+        let (declared_count, compiled, text) =
+            differs(declared::<OneTooMany>(&device, axpy, "axpy").await);
+        assert_eq!((declared_count, compiled), (5, 4));
+        assert!(text.contains("declared 4 bytes at offset 32, not compiled"), "{text}");
+
+        type AnotherSize = (f32, In<f32>, InOut<f32>, u32);
+        let (.., text) = differs(declared::<AnotherSize>(&device, axpy, "axpy").await);
+        let said = "declared 4 bytes at offset 24, compiled 8 bytes at offset 24";
+        assert!(text.contains(said), "{text}");
+
+        // As many bytes in all, and in another order.
+        type AnotherOrder = (In<f32>, f32, InOut<f32>, u64);
+        let (.., text) = differs(declared::<AnotherOrder>(&device, axpy, "axpy").await);
+        assert!(text.contains("parameter 0"), "{text}");
+
+        let empty = include_str!("../../kernels/empty.ptx");
+        declared::<()>(&device, empty, "empty").await.unwrap();
+        assert_eq!(differs(declared::<(u8,)>(&device, empty, "empty").await).1, 0);
+        let gate = include_str!("../../kernels/gate.ptx");
+        declared::<(Flag, u64)>(&device, gate, "gate").await.unwrap();
+    });
+}
+
+#[test]
+fn structs_by_value_count_with_their_alignment() {
+    #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+    #[repr(C, align(16))]
+    struct Aligned([f32; 4]);
+
+    const PTX: &str = ".visible .entry aligned(\n.param .u8 a,\n.param .align 16 .b8 b[16],\n\
+                       .param .align 4 .b8 c[12],\n.param .align 2 .b8 d[2],\n.param .u64 e\n)";
+    async_under_the_stand_in(async |_driver| {
+        let device = device_with(Completion::Adaptive);
+        type Right = (u8, Value<Aligned>, Value<[f32; 3]>, half::f16, Out<u8>);
+        declared::<Right>(&device, PTX, "aligned").await.unwrap();
+        // As large, and less aligned: it would begin at byte 4.
+        type Unaligned = (u8, Value<[f32; 4]>, Value<[f32; 3]>, half::f16, Out<u8>);
+        let (.., text) = differs(declared::<Unaligned>(&device, PTX, "aligned").await);
+        let said = "parameter 1 is declared 16 bytes at offset 4, compiled 16 bytes at offset 16";
+        assert!(text.contains(said), "{text}");
+    });
+}
+
+#[test]
+fn a_wrong_declaration_does_not_load() {
+    gpu_await::kernel! {
+        /// One parameter is missing.
+        unsafe fn forgetful(a: f32, x: &mut [f32]);
+        launch = LaunchConfig::for_elements(x.len());
+        ptx = include_str!("../../kernels/scale.ptx");
+        entry = "scale";
+    }
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let error = soon(forgetful::load(&device)).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::WrongParameters { .. }), "{error}");
+        assert!(forgetful::load_blocking(&device).is_err());
+        // A driver before 12.4 does not tell.
+        driver.fail("cuFuncGetParamInfo", 1, 801);
+        soon(forgetful::load(&device)).await.unwrap();
+    });
+}
+
+#[test]
+fn parameters_are_asked_for_at_load_alone() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let asked = || driver.names().iter().filter(|name| *name == "cuFuncGetParamInfo").count();
+        driver.clear();
+        let scale = gpu_await::kernels::scale::load_blocking(&device).unwrap();
+        assert_eq!(asked(), 4, "three, and where they end");
+        let calls = driver.calls();
+        let questions = calls.iter().filter(|line| Line(line).name() == "cuFuncGetParamInfo");
+        assert!(questions.into_iter().all(|line| Line(line).has("relaxed")), "{calls:#?}");
+        let stream = device.stream().unwrap();
+        let mut x = stream.full(8, 1.0f32).queued().unwrap();
+        driver.clear();
+        soon(scale.launch(&stream, 2.0, &mut x)).await.unwrap();
+        assert_eq!(asked(), 0);
     });
 }

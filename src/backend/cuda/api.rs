@@ -136,6 +136,8 @@ entry_points! {
     newer {
         // From CUDA 12.5 on.
         cuCtxRecordEvent(Handle, Handle);
+        // From CUDA 12.4 on.
+        cuFuncGetParamInfo(Handle, usize, *mut usize, *mut usize);
     }
     cuInit(u32);
     cuDeviceGetCount(*mut c_int);

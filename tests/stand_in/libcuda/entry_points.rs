@@ -42,7 +42,7 @@ entry_points! {
     cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
     cuMemcpyDtoDAsync_v2 cuMemcpyAsync cuMemcpy2DAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
     cuMemsetD32Async cuMemsetD2D8Async cuMemsetD2D32Async
-    cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction cuFuncGetAttribute
+    cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction cuFuncGetAttribute cuFuncGetParamInfo
     cuFuncSetAttribute cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxPotentialBlockSize
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyAvailableDynamicSMemPerBlock

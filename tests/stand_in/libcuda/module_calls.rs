@@ -166,6 +166,27 @@ pub(crate) extern "C" fn cuFuncGetAttribute(
 }
 
 #[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuFuncGetParamInfo(
+    function: Handle,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> Code {
+    let arguments = |world: &World| format!("{} index={index}", world.function_label(function));
+    call("cuFuncGetParamInfo", arguments, |mut world| {
+        world.live_current()?;
+        let entry = &world.live_function(function)?.entry;
+        let (Some(&at), Some(&bytes)) = (entry.offsets.get(index), entry.parameters.get(index))
+        else {
+            return Err(code::INVALID_VALUE);
+        };
+        offset.put(at)?;
+        size.put_if_wanted(bytes);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuFuncSetAttribute(
     function: Handle,
     attribute: c_int,

@@ -12,6 +12,8 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     /// Bytes of each parameter.
     pub(crate) parameters: Vec<usize>,
+    /// Where each parameter begins.
+    pub(crate) offsets: Vec<usize>,
 }
 
 /// Reads an image's entries: `INVALID_PTX` for one with a syntax error, `INVALID_IMAGE` for one
@@ -39,9 +41,23 @@ fn entry(text: &str) -> Option<Entry> {
     let is_name =
         !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_$%".contains(c));
     let (list, _) = rest.split_once(')')?;
-    let parameters =
-        list.split(',').map(str::trim).filter(|one| !one.is_empty()).map(parameter_bytes).collect();
-    is_name.then(|| Entry { name: name.to_owned(), parameters })
+    let declared = || list.split(',').map(str::trim).filter(|one| !one.is_empty());
+    let parameters: Vec<usize> = declared().map(parameter_bytes).collect();
+    let mut end = 0_usize;
+    let place = |(size, alignment): (&usize, usize)| {
+        let offset = end.next_multiple_of(alignment);
+        end = offset + size;
+        offset
+    };
+    let offsets = parameters.iter().zip(declared().map(alignment_bytes)).map(place).collect();
+    is_name.then(|| Entry { name: name.to_owned(), parameters, offsets })
+}
+
+/// What follows `.align`, or else the size of one element.
+fn alignment_bytes(declaration: &str) -> usize {
+    let mut words = declaration.split_whitespace();
+    let named = words.find(|word| *word == ".align").and_then(|_| words.next()?.parse().ok());
+    named.or_else(|| declaration.split_whitespace().find_map(type_bytes)).unwrap_or(8)
 }
 
 /// The bytes of `.param .u64 name`, or of `.param .align 8 .b8 name[16]`.
