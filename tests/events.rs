@@ -146,6 +146,7 @@ async fn elapsed_time_says_what_is_missing_in_order() -> Result<()> {
     end.record(&stream)?;
     soon(end.done()).await?;
     assert!(end.elapsed_since(&start)? > Duration::ZERO);
+    assert_eq!(end.elapsed_since(&end)?, Duration::ZERO);
     Ok(())
 }
 
