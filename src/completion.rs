@@ -17,9 +17,11 @@
 //! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
 //! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
 //! [`shared_event`] an event of several processes, [`roster`] the streams of a device,
-//! [`retired`] what is given up and waits for them.
+//! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
+//! streams and devices.
 
 pub(crate) mod checkers;
+pub(crate) mod device_state;
 pub(crate) mod doorbell;
 pub(crate) mod engine;
 pub(crate) mod events;
@@ -28,6 +30,7 @@ pub(crate) mod lane;
 pub(crate) mod park;
 pub(crate) mod policy;
 pub(crate) mod poller;
+pub(crate) mod progress;
 pub(crate) mod reaper;
 pub(crate) mod retired;
 pub(crate) mod roster;

@@ -13,8 +13,8 @@ use self::loss::Loss;
 use crate::backend::host::HostBackend;
 use crate::backend::{Backend, DeviceKind};
 use crate::completion::engine::{Engine, EngineOptions};
-use crate::completion::lane::Lane;
 use crate::completion::policy::Completion;
+use crate::completion::progress::Progress;
 use crate::error::{ErrorDetail, Result};
 use crate::hazard::Use;
 use crate::home::Home;
@@ -62,7 +62,7 @@ pub struct DeviceBuilder {
 pub struct Stats {
     /// Operations submitted and not known to be complete, on all streams.
     pub in_flight: u64,
-    /// Streams alive.
+    /// Streams alive: somebody has them, or a buffer that was made there, or their work goes on.
     pub streams: usize,
     /// Host memory lent to operations in flight.
     pub lent_bytes: u64,
@@ -415,7 +415,7 @@ impl Device {
 }
 
 /// An operation that is complete when every point is.
-fn at(points: Vec<Use<Arc<Lane>>>) -> Op<()> {
+fn at(points: Vec<Use<Arc<Progress>>>) -> Op<()> {
     let points = points.into_iter().map(|Use { lane, ticket }| Point { lane, ticket });
     Op::at_points(points.collect(), Value::Here(()))
 }

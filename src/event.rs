@@ -26,7 +26,8 @@ use parking_lot::Mutex;
 use crate::backend::{EventOptions, Query, StreamOptions};
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
-use crate::completion::lane::Lane;
+use crate::completion::lane::{Lane, LaneHandle};
+use crate::completion::progress::Progress;
 use crate::completion::shared_event::SharedEvent;
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::hazard::Track;
@@ -52,19 +53,19 @@ struct Inner {
     engine: Arc<Engine>,
 }
 
-/// Where an event was last recorded. The handle goes before the lane, see [`Inner`].
+/// Where an event was last recorded.
 #[derive(Clone)]
 pub(crate) struct Recorded {
     handle: Option<EventHandle>,
     ticket: u64,
-    lane: Arc<Lane>,
+    lane: Arc<Progress>,
 }
 
 /// Of an event that several processes have.
 struct Shared {
     event: Arc<SharedEvent>,
     /// Our own stream that waits for it, so that a ticket tells the host.
-    observer: OnceLock<Arc<Lane>>,
+    observer: OnceLock<Arc<LaneHandle>>,
 }
 
 /// Something to wait for on a stream.
@@ -77,7 +78,7 @@ pub(crate) enum Mark {
 
 impl Recorded {
     pub(crate) fn new(lane: &Arc<Lane>, ticket: u64, handle: Option<EventHandle>) -> Self {
-        Recorded { lane: lane.clone(), ticket, handle }
+        Recorded { lane: lane.progress().clone(), ticket, handle }
     }
 
     pub(crate) fn ticket(&self) -> u64 {
@@ -85,14 +86,14 @@ impl Recorded {
     }
 
     fn op(&self) -> Op<()> {
-        Op::pending(&self.lane, self.ticket, Value::Here(()))
+        Op::at_point(&self.lane, self.ticket, Value::Here(()))
     }
 }
 
 impl Event {
     /// An event that was recorded already.
-    pub(crate) fn recorded(at: Recorded, timing: bool) -> Self {
-        let engine = at.lane.engine().clone();
+    pub(crate) fn recorded(engine: &Arc<Engine>, at: Recorded, timing: bool) -> Self {
+        let engine = engine.clone();
         let options = EventOptions { timing, ..EventOptions::default() };
         Event {
             inner: Arc::new(Inner { engine, options, last: Mutex::new(Some(at)), shared: None }),

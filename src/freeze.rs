@@ -44,7 +44,7 @@ impl<T: Element> DeviceBuffer<T> {
         let mut writers = Vec::new();
         all.memory.with_hazards(|hazards| {
             hazards.dependencies(&all.range, Mode::Read, NOBODY, |used| {
-                if !used.lane.is_complete(used.ticket) {
+                if !used.is_complete() {
                     writers.push(Point { lane: used.lane.clone(), ticket: used.ticket });
                 }
             });

@@ -9,12 +9,15 @@
 //! | write | the last writer and all readers | itself as the writer, no readers |
 //!
 //! Uses on the user's own stream need no wait: that stream's order is enough. A buffer that was
-//! never cut has one span.
+//! never cut has one span. A use that is complete says nothing any more: it goes when another stream
+//! is entered beside it, so that there are not ever more of them.
 //!
 //! # Invariants
 //! 1. The spans are sorted, disjoint and cover the allocation.
 //! 2. A span has at most one reader entry for a stream, its highest ticket.
-//! 3. Content is `Valid` after a write, whatever it was before; `Unwritten` and `Poisoned` ranges
+//! 3. A stream is entered as a reader only when those in front of it that are complete are gone
+//!    (`readers_that_are_complete_are_forgotten`).
+//! 4. Content is `Valid` after a write, whatever it was before; `Unwritten` and `Poisoned` ranges
 //!    stay so where no write reached.
 //!
 //! Pinned by the property tests in `tests/hazard.rs`.
@@ -27,13 +30,22 @@ use smallvec::{SmallVec, smallvec};
 /// A stream, as far as hazards need to know it.
 pub(crate) trait Track: Clone {
     fn id(&self) -> u64;
+    /// Whether `ticket` is known to be complete: who comes after it waits for nothing then.
+    fn is_complete(&self, ticket: u64) -> bool;
 }
 
-/// One use: the stream and the ticket of the operation.
+/// One use: the stream, or how far it is, and the ticket of the operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Use<L> {
     pub(crate) lane: L,
     pub(crate) ticket: u64,
+}
+
+impl<L: Track> Use<L> {
+    /// Whether it is known to be complete.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.lane.is_complete(self.ticket)
+    }
 }
 
 /// What an operation does to a range.
@@ -235,10 +247,17 @@ impl<L: Track, P> Span<L, P> {
             }
             self.readers.clear();
             self.content = Content::Valid;
-        } else {
-            match self.readers.iter_mut().find(|r| r.lane.id() == lane.id()) {
-                Some(reader) => reader.ticket = ticket,
-                None => self.readers.push(Use { lane: lane.clone(), ticket }),
+            return;
+        }
+        match self.readers.iter().position(|reader| reader.lane.id() == lane.id()) {
+            Some(0) => self.readers[0].ticket = ticket,
+            // Asking costs a look at each stream: while the first of them reads, it is left alone.
+            Some(at) if !self.readers[0].is_complete() => self.readers[at].ticket = ticket,
+            _ => {
+                self.readers
+                    .retain(|reader| reader.lane.id() != lane.id() && !reader.is_complete());
+                self.readers.push(Use { lane: lane.clone(), ticket });
+                self.writer.take_if(|writer| writer.is_complete());
             }
         }
     }

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 
 use crate::backend::{RawStream, StreamOptions};
 use crate::completion::engine::Engine;
-use crate::completion::lane::Lane;
+use crate::completion::lane::{Lane, LaneHandle};
+use crate::completion::progress::Progress;
 use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::pinned::PinnedPool;
@@ -44,11 +45,11 @@ pub(crate) struct Home {
     /// directly.
     peers: Mutex<Vec<(u64, bool)>>,
     /// The stream that the device has from the start.
-    pub(crate) default: Arc<Lane>,
-    legacy: Mutex<Option<Arc<Lane>>>,
+    pub(crate) default: Arc<LaneHandle>,
+    legacy: Mutex<Option<Arc<LaneHandle>>>,
     /// For tickets that stand for the whole device.
-    whole: Mutex<Option<Arc<Lane>>>,
-    of_threads: Mutex<HashMap<ThreadId, Arc<Lane>>>,
+    whole: Mutex<Option<Arc<LaneHandle>>>,
+    of_threads: Mutex<HashMap<ThreadId, Arc<LaneHandle>>>,
     /// One value of each type.
     loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
@@ -97,7 +98,7 @@ impl Home {
     }
 
     /// The lane over the legacy default stream.
-    pub(crate) fn legacy(&self) -> Result<Arc<Lane>> {
+    pub(crate) fn legacy(&self) -> Result<Arc<LaneHandle>> {
         let mut legacy = self.legacy.lock();
         if let Some(lane) = &*legacy {
             return Ok(lane.clone());
@@ -111,7 +112,7 @@ impl Home {
     /// Points that together stand for everything on the device: also for the work of others, if the
     /// device is open. Where the driver cannot tell of that, for theirs on streams that are ordered
     /// with the legacy default stream.
-    pub(crate) fn everything(&self) -> Result<Vec<Use<Arc<Lane>>>> {
+    pub(crate) fn everything(&self) -> Result<Vec<Use<Arc<Progress>>>> {
         thread_role::check("waiting for a whole device")?;
         if self.engine.check_open().is_err() {
             return Ok(self.ours());
@@ -125,12 +126,12 @@ impl Home {
     }
 
     /// The tail of every lane.
-    pub(crate) fn ours(&self) -> Vec<Use<Arc<Lane>>> {
+    pub(crate) fn ours(&self) -> Vec<Use<Arc<Progress>>> {
         let lanes = self.engine.lanes().into_iter();
-        lanes.map(|lane| Use { ticket: lane.tail(), lane }).collect()
+        lanes.map(|lane| Use { ticket: lane.tail(), lane: lane.progress().clone() }).collect()
     }
 
-    fn whole_device(&self) -> Result<Arc<Lane>> {
+    fn whole_device(&self) -> Result<Arc<LaneHandle>> {
         let mut whole = self.whole.lock();
         if let Some(lane) = &*whole {
             return Ok(lane.clone());
@@ -145,7 +146,7 @@ impl Home {
     }
 
     /// The lane of the calling thread; it is let go when the thread ends.
-    pub(crate) fn of_this_thread(self: &Arc<Self>) -> Result<Arc<Lane>> {
+    pub(crate) fn of_this_thread(self: &Arc<Self>) -> Result<Arc<LaneHandle>> {
         let this = thread::current();
         if let Some(lane) = self.of_threads.lock().get(&this.id()) {
             return Ok(lane.clone());
@@ -155,7 +156,12 @@ impl Home {
         let kept = self.of_threads.lock().entry(this.id()).or_insert(lane).clone();
         // On a thread that is about to end nobody would let go of it.
         let home = (this.id(), Arc::downgrade(self));
-        if HOMES.try_with(|homes| homes.0.borrow_mut().push(home)).is_err() {
+        let enter = |homes: &Homes| {
+            let mut homes = homes.0.borrow_mut();
+            homes.retain(|(_, home)| home.strong_count() > 0);
+            homes.push(home);
+        };
+        if HOMES.try_with(enter).is_err() {
             self.of_threads.lock().remove(&this.id());
         }
         Ok(kept)

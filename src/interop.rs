@@ -28,7 +28,7 @@ impl Stream {
     ///
     /// # Ownership
     /// `owner` is kept until the last handle of the stream, and the last buffer that was made on it,
-    /// are gone.
+    /// are gone and what was put on the stream here is complete.
     ///
     /// # Errors
     /// [`ErrorDetail::BadStream`]: the per-thread handle (2), which means another stream on every

@@ -22,7 +22,7 @@ use std::task::{Context, Wake, Waker};
 use parking_lot::Mutex;
 
 use crate::at_exit;
-use crate::completion::lane::Lane;
+use crate::completion::progress::Progress;
 use crate::completion::sweep::SweepGate;
 use crate::op::{Op, Value};
 
@@ -33,7 +33,7 @@ pub(crate) trait Places: Send + Sync {
 
 /// A place; dropped, it goes back when the device is through.
 pub(crate) struct Lease {
-    lane: Arc<Lane>,
+    lane: Arc<Progress>,
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
     place: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(lane: Arc<Lane>, place: usize, places: Arc<dyn Places>) -> Self {
+    pub(crate) fn new(lane: Arc<Progress>, place: usize, places: Arc<dyn Places>) -> Self {
         Lease { lane, last: AtomicU64::new(0), place, places }
     }
 
@@ -65,7 +65,7 @@ impl Drop for Lease {
             self.places.give_back(self.place);
             return;
         }
-        let mut op = Op::pending(&self.lane, last, Value::Here(()));
+        let mut op = Op::at_point(&self.lane, last, Value::Here(()));
         op.never_check();
         let return_ = Return {
             gate: SweepGate::new(),

@@ -24,6 +24,7 @@ use futures::future::FusedFuture;
 use sync_wrapper::SyncWrapper;
 
 use crate::completion::lane::{Lane, WaitState};
+use crate::completion::progress::Progress;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::hazard::Track;
 use crate::memory::Element;
@@ -72,7 +73,7 @@ struct Pending<T> {
 /// A point on a stream.
 #[derive(Clone)]
 pub(crate) struct Point {
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) lane: Arc<Progress>,
     pub(crate) ticket: u64,
 }
 
@@ -113,9 +114,12 @@ mod sealed {
 }
 
 impl<T> Op<T> {
-    pub(crate) fn pending(lane: &Arc<Lane>, ticket: u64, value: Value<T>) -> Self {
-        let points = Points::One(Point { lane: lane.clone(), ticket });
-        Op::at(points, value)
+    pub(crate) fn pending(lane: &Lane, ticket: u64, value: Value<T>) -> Self {
+        Op::at_point(lane.progress(), ticket, value)
+    }
+
+    pub(crate) fn at_point(lane: &Arc<Progress>, ticket: u64, value: Value<T>) -> Self {
+        Op::at(Points::One(Point { lane: lane.clone(), ticket }), value)
     }
 
     pub(crate) fn failed(error: Error) -> Self {
@@ -394,7 +398,7 @@ impl<T> Pending<T> {
             let Some(point) = self.points.as_slice().last() else {
                 return Poll::Ready(Ok(()));
             };
-            match point.lane.poll_ticket(point.ticket, &mut self.wait, cx) {
+            match point.poll(&mut self.wait, cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Ready(Ok(())) => match &mut self.points {
@@ -410,7 +414,7 @@ impl<T> Pending<T> {
 
     fn stop_waiting(&mut self) {
         if let Some(point) = self.points.as_slice().last() {
-            point.lane.forget(&mut self.wait);
+            point.forget(&mut self.wait);
         }
     }
 
@@ -433,13 +437,31 @@ impl Points {
 }
 
 impl Point {
-    /// Whether it is complete or never will be.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.lane.is_complete(self.ticket)
+    }
+
+    /// Whether it is complete or never will be, by asking the device.
     fn ask(&self) -> bool {
-        if !self.lane.is_complete(self.ticket) {
-            self.lane.want(self.ticket);
-            self.lane.sweep();
-        }
+        self.lane.ask(self.ticket);
         self.lane.is_settled(self.ticket)
+    }
+
+    fn poll(&self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match self.lane.lane() {
+            Some(lane) => lane.poll_ticket(self.ticket, wait, cx),
+            // What it waited with went with the stream.
+            None => Poll::Ready(self.lane.outcome(self.ticket)),
+        }
+    }
+
+    /// Stops waiting.
+    fn forget(&self, wait: &mut WaitState) {
+        if wait.is_waiting()
+            && let Some(lane) = self.lane.lane()
+        {
+            lane.forget(wait);
+        }
     }
 }
 

@@ -21,10 +21,11 @@ use std::sync::Arc;
 
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
-use crate::completion::lane::Lane;
+use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::spare;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark, Recorded};
+use crate::hazard::Use;
 use crate::home::Home;
 use crate::host_fn::HostFn;
 use crate::lease::Lease;
@@ -41,7 +42,7 @@ use crate::submit::{
 ///
 /// It is not `Send`: a batch is put on its stream by one thread, in program order.
 pub struct Queue<'s> {
-    lane: &'s Arc<Lane>,
+    lane: &'s Arc<LaneHandle>,
     home: &'s Arc<Home>,
     /// The last ticket that this queue submitted; 0 before.
     last: Cell<u64>,
@@ -82,7 +83,7 @@ mod sealed {
 impl<'s> Queue<'s> {
     #[track_caller]
     pub(crate) fn new(
-        lane: &'s Arc<Lane>,
+        lane: &'s Arc<LaneHandle>,
         home: &'s Arc<Home>,
         refused: Option<&'s Error>,
         lease: Option<&'s Lease>,
@@ -355,7 +356,7 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// A lost or closed device.
     pub fn record_timed(&self) -> Result<Event> {
-        Ok(Event::recorded(self.mark_timed()?, true))
+        Ok(Event::recorded(self.lane.engine(), self.mark_timed()?, true))
     }
 
     pub(crate) fn mark_timed(&self) -> Result<Recorded> {
@@ -377,16 +378,14 @@ impl<'s> Queue<'s> {
             let (point, event) = match mark {
                 Mark::Ticket { point, event } => (point, event),
                 Mark::Shared(event) => {
-                    check_can_wait(self.lane.engine(), event.engine())?;
+                    check_can_wait(self.lane.engine(), &event.engine().state)?;
                     shared.push(event);
                     continue;
                 }
             };
-            if point.lane.engine().id != self.lane.engine().id
-                || !point.lane.is_complete(point.ticket)
-            {
+            if point.lane.device().id != self.lane.engine().id || !point.is_complete() {
                 waits = true;
-                footprint.comes_after(point.lane, point.ticket, event);
+                footprint.comes_after(Use { lane: point.lane, ticket: point.ticket }, event);
             }
         }
         if !shared.is_empty() {

@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use crate::backend::StreamOptions;
 use crate::completion::engine::Engine;
-use crate::completion::lane::Lane;
+use crate::completion::lane::{Lane, LaneHandle};
 use crate::error::{Error, Result};
 use crate::event::{Event, Mark, Recorded};
-use crate::hazard::Track;
 use crate::home::Home;
 use crate::lease::Lease;
 use crate::memory::Element;
@@ -45,7 +44,7 @@ use crate::queue::Queue;
 /// ```
 #[derive(Clone)]
 pub struct Stream {
-    lane: Arc<Lane>,
+    lane: Arc<LaneHandle>,
     home: Arc<Home>,
     /// Of a scope's stream that could not be ordered behind what was current: it refuses work.
     refused: Option<Error>,
@@ -72,7 +71,7 @@ pub(crate) mod sealed {
 }
 
 impl Stream {
-    pub(crate) fn new(lane: Arc<Lane>, home: Arc<Home>) -> Self {
+    pub(crate) fn new(lane: Arc<LaneHandle>, home: Arc<Home>) -> Self {
         Stream { lane, home, refused: None, lease: None }
     }
 
@@ -370,6 +369,6 @@ impl Hash for Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (submitted, completed) = (self.submitted(), self.completed());
-        write!(f, "Stream({:?}, {submitted} submitted, {completed} completed)", self.lane)
+        write!(f, "Stream({:?}, {submitted} submitted, {completed} completed)", self.lane())
     }
 }

@@ -43,6 +43,7 @@ use crate::backend::{
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::lane::{Lane, Turn};
+use crate::completion::progress::Progress;
 use crate::completion::shared_event::SharedEvent;
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::hazard::{Content, Mode, Track, Use};
@@ -76,7 +77,7 @@ type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
 
 /// A point on another stream to wait for.
 struct Edge {
-    lane: Arc<Lane>,
+    lane: Arc<Progress>,
     ticket: u64,
     /// With the ticket that it is behind: at least `ticket`.
     event: Option<(u64, EventHandle)>,
@@ -137,7 +138,8 @@ impl<'a> Footprint<'a> {
     }
 
     /// Waits, on the device, for a point of another stream.
-    pub(crate) fn comes_after(&mut self, lane: Arc<Lane>, ticket: u64, event: Option<EventHandle>) {
+    pub(crate) fn comes_after(&mut self, on: Use<Arc<Progress>>, event: Option<EventHandle>) {
+        let Use { lane, ticket } = on;
         self.after.push(Edge { lane, ticket, event: event.map(|event| (ticket, event)) });
     }
 
@@ -212,7 +214,7 @@ impl<'a> Footprint<'a> {
             loan.check(engine)?;
         }
         for edge in &self.after {
-            check_can_wait(engine, edge.lane.engine())?;
+            check_can_wait(engine, edge.lane.device())?;
         }
         Ok(())
     }
@@ -254,7 +256,7 @@ impl<'a> Footprint<'a> {
         let mut edges = std::mem::take(&mut self.after);
         edges.retain(|edge| edge.lane.id() != lane.id());
         for access in &self.accesses {
-            let add = |used: &Use<Arc<Lane>>| match edges
+            let add = |used: &Use<Arc<Progress>>| match edges
                 .iter_mut()
                 .find(|edge| edge.lane.id() == used.lane.id())
             {
@@ -264,7 +266,7 @@ impl<'a> Footprint<'a> {
                     edge.event = None;
                 }
                 // The lane's count of shares is everybody's: left alone where nothing is waited for.
-                None if used.lane.is_complete(used.ticket) => {}
+                None if used.is_complete() => {}
                 None => {
                     let (lane, ticket) = (used.lane.clone(), used.ticket);
                     edges.push(Edge { lane, ticket, event: None });
@@ -286,16 +288,13 @@ impl<'a> Footprint<'a> {
         // Ours, for a look only, and never together with the other stream's lock below.
         lane.with(|turn| edges.retain(|edge| turn.waited_for(edge.lane.id()) < edge.ticket));
         for edge in &mut edges {
-            let other = edge.lane.engine();
-            if other.id != lane.engine().id {
-                other.set_exact();
-                if let Some(cause) = other.lost().filter(|_| !edge.lane.is_complete(edge.ticket)) {
-                    let device = other.label().to_owned();
-                    return Err(ErrorDetail::DependencyLost { device, cause: cause.clone() }.into());
-                }
+            let pending = edge.lane.pending_for(lane.engine(), edge.ticket)?;
+            let Some(other) = pending else { continue };
+            if other.engine().id != lane.engine().id {
+                other.engine().set_exact();
             }
             if edge.event.is_none() {
-                edge.event = edge.lane.event_behind(edge.ticket)?;
+                edge.event = other.event_behind(edge.ticket)?;
             }
         }
         edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
@@ -344,7 +343,7 @@ pub(crate) fn submit<R>(
         }
         for access in &footprint.accesses {
             let enter = |hazards: &mut AllocationHazards| {
-                hazards.record(&access.range, access.mode, turn.lane, ticket);
+                hazards.record(&access.range, access.mode, turn.lane.progress(), ticket);
             };
             access.memory.with_hazards(enter);
         }

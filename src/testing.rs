@@ -480,6 +480,6 @@ impl Stepper {
 impl Drop for Stepper {
     fn drop(&mut self) {
         // Lanes keep their engine, and that keeps these.
-        drop(self.device.engine().attention.take_incoming());
+        self.device.engine().attention.end();
     }
 }

@@ -338,7 +338,7 @@ verbs! {
     /// # Source
     /// `cuEventRecord`.
     pub fn record(&self) -> Result<Event> {
-        Ok(Event::recorded(self.mark()?, false))
+        Ok(Event::recorded(self.engine(), self.mark()?, false))
     }
 
     /// Records a point with a time stamp of the device's; see [`Event::elapsed_since`].
@@ -351,7 +351,7 @@ verbs! {
     /// # Errors
     /// A device that is lost or closed.
     pub fn record_timed(&self) -> Result<Event> {
-        Ok(Event::recorded(self.mark_timed()?, true))
+        Ok(Event::recorded(self.engine(), self.mark_timed()?, true))
     }
 
     /// Makes everything submitted to this stream *from now on* wait, on the device, for a point of

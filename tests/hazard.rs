@@ -7,8 +7,10 @@ mod hazard;
 #[path = "../src/completion/waiters.rs"]
 mod waiters;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::rc::Rc;
 
 use hazard::{Content, Hazards, Mode, Track, Use};
 use proptest::prelude::*;
@@ -17,12 +19,25 @@ use waiters::Waiters;
 const LEN: u64 = 12;
 const LANES: u64 = 4;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Lane(u64);
+#[derive(Clone, Debug)]
+struct Lane {
+    id: u64,
+    completed: Rc<Cell<u64>>,
+}
 
 impl Track for Lane {
     fn id(&self) -> u64 {
-        self.0
+        self.id
+    }
+
+    fn is_complete(&self, ticket: u64) -> bool {
+        self.completed.get() >= ticket
+    }
+}
+
+impl PartialEq for Lane {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
     }
 }
 
@@ -40,24 +55,48 @@ struct Byte {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Use { range: Range<u64>, mode: Mode, lane: u64 },
-    Poison { range: Range<u64>, poison: Poison },
+    Use {
+        range: Range<u64>,
+        mode: Mode,
+        lane: u64,
+    },
+    Poison {
+        range: Range<u64>,
+        poison: Poison,
+    },
+    /// Everything that the stream has is complete.
+    Complete {
+        lane: u64,
+    },
+}
+
+/// What a byte's uses were, complete or not.
+#[derive(Clone, Debug, Default)]
+struct Past {
+    writer: Option<Pair>,
+    readers: BTreeMap<u64, u64>,
 }
 
 /// The module beside its model; each step is checked from every side.
 struct Twins {
     hazards: Hazards<Lane, Poison>,
     bytes: Vec<Byte>,
+    past: Vec<Past>,
+    lanes: Vec<Lane>,
     tickets: [u64; LANES as usize],
 }
 
 impl Twins {
     fn new(len: u64, writer: Option<Pair>, content: Content<Poison>) -> Self {
-        let made_by = writer.map(|(lane, ticket)| Use { lane: Lane(lane), ticket });
+        let lanes: Vec<_> = (0..LANES).map(|id| Lane { id, completed: Rc::default() }).collect();
+        let made_by =
+            writer.map(|(lane, ticket)| Use { lane: lanes[lane as usize].clone(), ticket });
         let byte = Byte { writer, readers: Vec::new(), content: content.clone() };
         Twins {
             hazards: Hazards::new(len, made_by, content),
             bytes: vec![byte; len as usize],
+            past: vec![Past { writer, readers: BTreeMap::new() }; len as usize],
+            lanes,
             tickets: [10; LANES as usize],
         }
     }
@@ -69,18 +108,34 @@ impl Twins {
                 let ticket = &mut self.tickets[*lane as usize];
                 *ticket += 1;
                 let ticket = *ticket;
-                self.hazards.record(range, *mode, &Lane(*lane), ticket);
-                for byte in &mut self.bytes[range.start as usize..range.end as usize] {
-                    if *mode == Mode::Read {
-                        match byte.readers.iter_mut().find(|(reader, _)| reader == lane) {
-                            Some(reader) => reader.1 = ticket,
-                            None => byte.readers.push((*lane, ticket)),
-                        }
-                    } else {
+                self.hazards.record(range, *mode, &self.lanes[*lane as usize], ticket);
+                let is_complete =
+                    |(lane, ticket): Pair| self.lanes[lane as usize].is_complete(ticket);
+                for at in range.start as usize..range.end as usize {
+                    let (byte, past) = (&mut self.bytes[at], &mut self.past[at]);
+                    if *mode != Mode::Read {
                         let writer = Some((*lane, ticket));
                         *byte = Byte { writer, readers: Vec::new(), content: Content::Valid };
+                        *past = Past { writer, readers: BTreeMap::new() };
+                        continue;
+                    }
+                    past.readers.insert(*lane, ticket);
+                    let known = byte.readers.iter().position(|(reader, _)| reader == lane);
+                    let first = byte.readers.first().copied();
+                    match known {
+                        Some(at) if at == 0 || !first.is_some_and(is_complete) => {
+                            byte.readers[at].1 = ticket;
+                        }
+                        _ => {
+                            byte.readers.retain(|used| used.0 != *lane && !is_complete(*used));
+                            byte.readers.push((*lane, ticket));
+                            byte.writer.take_if(|writer| is_complete(*writer));
+                        }
                     }
                 }
+            }
+            Step::Complete { lane } => {
+                self.lanes[*lane as usize].completed.set(self.tickets[*lane as usize]);
             }
             Step::Poison { range, poison } => {
                 self.hazards.poison(range, poison);
@@ -95,11 +150,11 @@ impl Twins {
         }
     }
 
-    /// Exactly what the bytes say, so none is missing and none is redundant.
+    /// Exactly what the bytes say, so none is redundant; and none that is pending is missing.
     fn check_dependencies(&self, range: &Range<u64>, mode: Mode, lane: u64) {
         let mut found = BTreeSet::new();
         self.hazards.dependencies(range, mode, lane, |used| {
-            found.insert((used.lane.0, used.ticket));
+            found.insert((used.lane.id, used.ticket));
         });
         let mut expected = BTreeSet::new();
         for byte in &self.bytes[range.start as usize..range.end as usize] {
@@ -110,6 +165,14 @@ impl Twins {
         }
         expected.retain(|(other, _)| *other != lane);
         assert_eq!(found, expected, "{mode:?} of {range:?} by {lane}");
+        for past in &self.past[range.start as usize..range.end as usize] {
+            let readers = past.readers.iter().filter(|_| mode != Mode::Read);
+            for used in past.writer.into_iter().chain(readers.map(|(lane, at)| (*lane, *at))) {
+                let pending = !self.lanes[used.0 as usize].is_complete(used.1);
+                let other = used.0 != lane && pending;
+                assert!(!other || found.contains(&used), "{used:?} is pending and was forgotten");
+            }
+        }
         let maxima = |set: &BTreeSet<Pair>| set.iter().copied().collect::<BTreeMap<_, _>>();
         assert_eq!(maxima(&found), maxima(&expected));
     }
@@ -133,7 +196,7 @@ impl Twins {
         }
         let found = self.hazards.users();
         assert_eq!(found.len(), users.len(), "a stream is named once");
-        assert_eq!(found.iter().map(|u| (u.lane.0, u.ticket)).collect::<BTreeMap<_, _>>(), users);
+        assert_eq!(found.iter().map(|u| (u.lane.id, u.ticket)).collect::<BTreeMap<_, _>>(), users);
 
         let len = self.bytes.len() as u64;
         for start in 0..len {
@@ -188,6 +251,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (range(), mode, 0..LANES)
             .prop_map(|(range, mode, lane)| Step::Use { range, mode, lane }),
         1 => (range(), 0..2_u32).prop_map(|(range, poison)| Step::Poison { range, poison }),
+        2 => (0..LANES).prop_map(|lane| Step::Complete { lane }),
     ]
 }
 
@@ -239,7 +303,7 @@ proptest! {
         prop_assert_eq!(twins.hazards.unreadable(&(0..LEN)), None);
         let users = twins.hazards.users();
         prop_assert_eq!(users.len(), 1);
-        prop_assert_eq!(users[0].lane.0, lane);
+        prop_assert_eq!(users[0].lane.id, lane);
     }
 }
 
@@ -261,6 +325,34 @@ fn two_readers_do_not_wait_for_each_other() {
     let mut waits = 0;
     twins.hazards.dependencies(&(0..LEN), Mode::Overwrite, 2, |_| waits += 1);
     assert_eq!(waits, 1);
+}
+
+/// Streams that come, read and go: the next one finds none of them.
+#[test]
+fn readers_that_are_complete_are_forgotten() {
+    let lane = |id| Lane { id, completed: Rc::default() };
+    let maker = Some(Use { lane: lane(1), ticket: 1 });
+    let mut hazards: Hazards<Lane, Poison> = Hazards::new(LEN, maker, Content::Valid);
+    let pending = lane(2);
+    hazards.record(&(0..LEN), Mode::Read, &pending, 1);
+    let others: Vec<_> = (0..300).map(|id| lane(10 + id)).collect();
+    for reader in &others {
+        hazards.record(&(0..LEN), Mode::Read, reader, 1);
+        assert!(hazards.users().len() <= 3, "the maker, who is pending, and the last reader");
+        reader.completed.set(1);
+    }
+    // In flight all at once, and complete when one of them reads again.
+    others.iter().for_each(|reader| reader.completed.set(0));
+    others.iter().for_each(|reader| hazards.record(&(0..LEN), Mode::Read, reader, 2));
+    assert_eq!(hazards.users().len(), 302);
+    others.iter().chain([&pending]).for_each(|reader| reader.completed.set(2));
+    hazards.record(&(0..LEN), Mode::Read, &others[299], 3);
+    let users = hazards.users();
+    assert_eq!(users.len(), 2, "the maker and who reads: {users:?}");
+    // The maker as well, once its work is complete and another one reads.
+    users[0].lane.completed.set(1);
+    hazards.record(&(0..LEN), Mode::Read, &pending, 4);
+    assert!(hazards.users().iter().all(|used| used.lane.id != 1));
 }
 
 #[test]

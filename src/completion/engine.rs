@@ -2,6 +2,7 @@
 //!
 //! | part | what for |
 //! |---|---|
+//! | `state` | whether it is lost: for those who outlive it as well |
 //! | `roster` | every stream, to tell them of a loss and to wait for all |
 //! | `attention` | how a stream comes to the poller's |
 //! | `checkers` | places for tasks that look for themselves |
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::checkers::Checkers;
+use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::events::{Destroy, EventHandle, EventPool};
 use super::lane::Lane;
@@ -34,13 +36,12 @@ use super::policy::{self, Completion};
 use super::poller::{self, Attention};
 use super::reaper::Reaper;
 use super::retired::Retired;
-use super::roster::{Departed, Roster, Tells};
+use super::roster::Roster;
 use super::words::Words;
 use crate::backend::{
     Backend, DeviceKind, EventOptions, Query, RawEvent, RawStream, StreamOptions,
 };
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
-use crate::hazard::Track;
 use crate::thread_role::{self, Role};
 
 /// How a device's completions are learned; from the builder.
@@ -62,7 +63,7 @@ pub(crate) struct Engine {
     pub(crate) options: EngineOptions,
     /// Process-unique and never reused.
     pub(crate) id: u64,
-    label: String,
+    pub(crate) state: Arc<DeviceState>,
     events: Arc<EventPool>,
     timed_events: Arc<EventPool>,
     pub(crate) words: Words,
@@ -74,7 +75,6 @@ pub(crate) struct Engine {
     pub(crate) private: RawStream,
     roster: Roster,
     retired: Mutex<Vec<Retired>>,
-    lost: OnceLock<Error>,
     /// Set when everybody was told of the loss.
     mourned: AtomicBool,
     closed: AtomicBool,
@@ -121,11 +121,18 @@ impl Engine {
             DeviceKind::Cuda => "cuda",
             DeviceKind::Host => "host",
         };
+        // ORDERING: Relaxed: only uniqueness matters.
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let state = DeviceState {
+            id,
+            kind: backend.kind(),
+            label: format!("{kind}:{}", backend.ordinal()),
+            lost: OnceLock::new(),
+        };
         let engine = Arc::new(Engine {
             options,
-            // ORDERING: Relaxed: only uniqueness matters.
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            label: format!("{kind}:{}", backend.ordinal()),
+            id,
+            state: Arc::new(state),
             events: Arc::default(),
             timed_events: Arc::default(),
             words: Words::default(),
@@ -136,7 +143,6 @@ impl Engine {
             private,
             roster: Roster::default(),
             retired: Mutex::default(),
-            lost: OnceLock::new(),
             mourned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
@@ -170,25 +176,16 @@ impl Engine {
 
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) fn label(&self) -> &str {
-        &self.label
+        &self.state.label
     }
 
     pub(crate) fn enlist(&self, lane: &Arc<Lane>) {
         self.roster.enlist(lane.id(), Arc::downgrade(lane));
     }
 
-    /// Takes the leave of a lane that is being dropped. `tells` is there if it has work that is not
-    /// known to be complete.
-    pub(crate) fn leave(self: &Arc<Self>, id: u64, tells: Option<Tells>) {
-        let departed = tells.map(|tells| {
-            let engine = (!self.options.stepped).then(|| self.clone());
-            Departed { tells, engine }
-        });
-        let calls = departed.is_some();
-        self.roster.leave(id, departed);
-        if calls {
-            self.attention.call();
-        }
+    /// Takes the leave of a lane that is being dropped.
+    pub(crate) fn leave(&self, id: u64) {
+        self.roster.leave(id);
     }
 
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
@@ -233,12 +230,12 @@ impl Engine {
 
     /// Refuses work on a device that is gone.
     pub(crate) fn check_open(&self) -> Result<()> {
-        if let Some(lost) = self.lost.get() {
+        if let Some(lost) = self.state.lost.get() {
             return Err(lost.clone());
         }
         // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
         if self.closed.load(Ordering::Relaxed) {
-            return Err(ErrorDetail::Closed { device: self.label.clone() }.into());
+            return Err(ErrorDetail::Closed { device: self.label().to_owned() }.into());
         }
         Ok(())
     }
@@ -249,12 +246,12 @@ impl Engine {
     }
 
     pub(crate) fn lost(&self) -> Option<&Error> {
-        self.lost.get()
+        self.state.lost.get()
     }
 
     /// Resolves with the loss of the device. `key` is the future's, for [`forget_lost`](Self::forget_lost).
     pub(crate) fn poll_lost(&self, key: &mut Option<usize>, waker: &Waker) -> Option<Error> {
-        if self.lost.get().is_none() {
+        if self.state.lost.get().is_none() {
             // Cloning and dropping a waker is foreign code: both outside the lock.
             let fresh = waker.clone();
             let (stale, is_first) = {
@@ -274,7 +271,7 @@ impl Engine {
             }
         }
         // Read again: `lose` sets the loss before it takes the mourners.
-        self.lost.get().cloned()
+        self.state.lost.get().cloned()
     }
 
     /// Drops a future's interest in the loss.
@@ -329,7 +326,7 @@ impl Engine {
         for event in spoiled {
             // SAFETY: its last handle is gone, and the driver allows that it is still pending.
             if let Err(error) = unsafe { self.backend.event_destroy(event) } {
-                tracing::debug!(device = %self.label, %error, "an event was not destroyed");
+                tracing::debug!(device = %self.label(), %error, "an event was not destroyed");
             }
         }
         self.backend.event_create(options)
@@ -354,7 +351,7 @@ impl Engine {
 
     /// Asks the device how it is.
     pub(crate) fn check_health(&self) -> Result<()> {
-        if let Some(lost) = self.lost.get() {
+        if let Some(lost) = self.state.lost.get() {
             return Err(lost.clone());
         }
         // SAFETY: the private stream lives as long as the engine.
@@ -366,8 +363,8 @@ impl Engine {
 
     /// Declares the device lost. Whoever sweeps next resolves what waits for it.
     pub(crate) fn lose(&self, code: DriverCode) -> Error {
-        let lost = self.lost.get_or_init(|| {
-            let (device, cause) = (self.label.clone(), self.backend.loss_cause(code));
+        let lost = self.state.lost.get_or_init(|| {
+            let (device, cause) = (self.label().to_owned(), self.backend.loss_cause(code));
             ErrorDetail::DeviceLost { device, cause }.into()
         });
         self.backend.abandon();
@@ -378,11 +375,11 @@ impl Engine {
     /// Once after the loss: wakes everybody who waits and quarantines what is lent. Not under a
     /// lock.
     pub(crate) fn mourn(&self) {
-        let Some(lost) = self.lost.get() else { return };
+        let Some(lost) = self.state.lost.get() else { return };
         if self.mourned.swap(true, Ordering::SeqCst) {
             return;
         }
-        tracing::error!(device = %self.label, error = %lost, "device lost");
+        tracing::error!(device = %self.label(), error = %lost, "device lost");
         // The store of `lost` before the scan of the waiters, against the store of a waker before
         // the load of `lost` in `Lane::poll_ticket`.
         fence(Ordering::SeqCst);
@@ -439,7 +436,7 @@ impl Engine {
         }
         let engine = Arc::downgrade(self);
         self.errands.enqueue(Box::new(move || {
-            if let Some(engine) = engine.upgrade().filter(|engine| engine.lost.get().is_none())
+            if let Some(engine) = engine.upgrade().filter(|engine| engine.lost().is_none())
                 && let Some(_under_way) = poller::UnderWay::begin()
             {
                 errand(&engine);
@@ -472,7 +469,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.attention.stop();
-        if self.lost.get().is_some() || crate::at_exit::begun() {
+        if self.state.lost.get().is_some() || crate::at_exit::begun() {
             // The device may still write what it was told to.
             self.words.leak();
             return;
@@ -483,14 +480,8 @@ impl Drop for Engine {
         events.extend(self.timed_events.close(destroy));
         let mut streams = self.bells.drain();
         streams.push(self.private);
-        streams.extend(self.roster.drain());
         let words = std::mem::take(&mut self.words);
-        let retired = std::mem::take(self.retired.get_mut());
-        let private = self.private;
         let last_act = move || {
-            for retired in retired {
-                let _ = retired.what.discard(&*backend, private);
-            }
             for event in events.drain(..) {
                 // SAFETY: the event was pooled: nobody else has it.
                 let _ = unsafe { backend.event_destroy(event) };

@@ -15,6 +15,7 @@
 //! `markers`, `lent`, `deferred`, `spares`. `waiters` is never held with another.
 
 mod freed;
+mod handle;
 mod look;
 mod turn;
 mod wait;
@@ -22,12 +23,13 @@ mod wait;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use parking_lot::Mutex;
 
+pub(crate) use self::handle::LaneHandle;
 use self::turn::Submitter;
 pub(crate) use self::turn::Turn;
 pub(crate) use self::wait::WaitState;
@@ -35,7 +37,7 @@ use super::engine::Engine;
 use super::events::EventHandle;
 use super::history::History;
 use super::policy;
-use super::roster::Tells;
+use super::progress::Progress;
 use super::spare::Spares;
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
@@ -43,8 +45,8 @@ use super::timeline::Timeline;
 use super::waiters::Waiters;
 use super::words::Word;
 use crate::backend::{DevicePtr, Query, RawStream, StreamOptions};
-use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::hazard::{Track, Use};
+use crate::error::{DriverCode, Result};
+use crate::hazard::Use;
 use crate::thread_role::{self, Role};
 
 /// Events that a new stream has.
@@ -54,7 +56,7 @@ const EVENTS_IN_STOCK: usize = 8;
 const UNKNOWN: u64 = u64::MAX;
 
 pub(crate) struct Lane {
-    id: u64,
+    progress: Arc<Progress>,
     engine: Arc<Engine>,
     stream: RawStream,
     priority: i32,
@@ -65,7 +67,6 @@ pub(crate) struct Lane {
     owner: Option<Owner>,
     /// Others put work on the stream as well: each operation of ours is followed by a marker.
     shared: AtomicBool,
-    timeline: Timeline,
     submission: SubmissionLock<Submitter>,
     markers: Mutex<Markers>,
     /// How many markers there are: lets a look skip the lock.
@@ -87,6 +88,8 @@ pub(crate) struct Lane {
     told: AtomicU64,
     /// With the poller.
     active: AtomicBool,
+    /// The last handle is gone: nothing more is put on it.
+    deserted: AtomicBool,
     /// The highest ticket behind which a doorbell was armed.
     armed: AtomicU64,
     pace: Pace,
@@ -110,7 +113,7 @@ enum Origin {
 /// Ticket `ticket` and all behind it wait for another device.
 struct ForeignWait {
     ticket: u64,
-    on: Use<Arc<Lane>>,
+    on: Use<Arc<Progress>>,
 }
 
 /// When the stream's work was waited for, looked at, and how long it took; times of the engine's
@@ -164,10 +167,7 @@ pub(crate) enum Payload {
 impl ForeignWait {
     /// The error of who waits for this, if its device is lost.
     fn lost(&self) -> Option<crate::Error> {
-        let engine = &self.on.lane.engine;
-        let cause = engine.lost().filter(|_| !self.on.lane.is_complete(self.on.ticket))?;
-        let device = engine.label().to_owned();
-        Some(ErrorDetail::DependencyLost { device, cause: cause.clone() }.into())
+        self.on.lane.dependency_lost(self.on.ticket)
     }
 }
 
@@ -177,7 +177,7 @@ impl Lane {
         engine: &Arc<Engine>,
         options: StreamOptions,
         name: Option<Box<str>>,
-    ) -> Result<Arc<Lane>> {
+    ) -> Result<Arc<LaneHandle>> {
         engine.check_open()?;
         let backend = &*engine.backend;
         let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;
@@ -217,14 +217,14 @@ impl Lane {
         priority: i32,
         name: Option<Box<str>>,
         owner: Option<Owner>,
-    ) -> Result<Arc<Lane>> {
+    ) -> Result<Arc<LaneHandle>> {
         engine.check_open()?;
         Ok(Lane::over(engine, stream, priority, name, None, Origin::Shared(owner)))
     }
 
     /// A lane for [`mark_everything`](Self::mark_everything). It has the engine's own stream, on
     /// which nothing is put here, and leaves it to the engine.
-    pub(crate) fn open_whole(engine: &Arc<Engine>) -> Result<Arc<Lane>> {
+    pub(crate) fn open_whole(engine: &Arc<Engine>) -> Result<Arc<LaneHandle>> {
         engine.check_open()?;
         let (stream, name) = (engine.private, Some("whole device".into()));
         Ok(Lane::over(engine, stream, 0, name, None, Origin::Engine))
@@ -237,16 +237,23 @@ impl Lane {
         name: Option<Box<str>>,
         word: Option<Word>,
         origin: Origin,
-    ) -> Arc<Lane> {
+    ) -> Arc<LaneHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let (owned, shared, owner) = match origin {
             Origin::Ours => (true, false, None),
             Origin::Shared(owner) => (false, true, owner),
             Origin::Engine => (false, false, None),
         };
-        let lane = Arc::new(Lane {
-            // ORDERING: Relaxed: only uniqueness matters.
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+        // ORDERING: Relaxed: only uniqueness matters.
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let progress = |lane: &Weak<Lane>| Progress {
+            id,
+            timeline: Timeline::new(),
+            device: engine.state.clone(),
+            lane: lane.clone(),
+        };
+        let lane = Arc::new_cyclic(|this| Lane {
+            progress: Arc::new(progress(this)),
             engine: engine.clone(),
             stream,
             priority,
@@ -254,7 +261,6 @@ impl Lane {
             shared: AtomicBool::new(shared),
             owned,
             owner,
-            timeline: Timeline::new(),
             submission: SubmissionLock::new(Submitter::new()),
             markers: Mutex::default(),
             marked: AtomicU64::new(0),
@@ -270,13 +276,14 @@ impl Lane {
             word,
             told: AtomicU64::new(0),
             active: AtomicBool::new(false),
+            deserted: AtomicBool::new(false),
             armed: AtomicU64::new(0),
             pace: Pace::default(),
             foreign: Mutex::default(),
             has_foreign: AtomicBool::new(false),
         });
         engine.enlist(&lane);
-        lane
+        LaneHandle::new(lane)
     }
 
     /// Makes events before they are needed, so that the stream has `least`: beside threads that
@@ -292,6 +299,10 @@ impl Lane {
     pub(crate) fn has_events(&self, least: usize) -> bool {
         let markers = self.markers.lock();
         markers.spare.len() + markers.queue.len() >= least
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.progress.id
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -344,19 +355,19 @@ impl Lane {
     }
 
     pub(crate) fn submitted(&self) -> u64 {
-        self.timeline.submitted()
+        self.progress.timeline.submitted()
     }
 
     pub(crate) fn completed(&self) -> u64 {
-        self.timeline.completed()
+        self.progress.timeline.completed()
     }
 
     pub(crate) fn in_flight(&self) -> u64 {
-        self.timeline.in_flight()
+        self.progress.timeline.in_flight()
     }
 
     pub(crate) fn is_complete(&self, ticket: u64) -> bool {
-        self.timeline.is_complete(ticket)
+        self.progress.timeline.is_complete(ticket)
     }
 
     /// The tail, with a marker behind it: what is submitted later does not delay who waits for it.
@@ -381,9 +392,14 @@ impl Lane {
         })
     }
 
+    /// What is kept by those who may outlive the stream.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
     /// Gives up a future's interest in a marker of its own.
     pub(crate) fn release(&self, ticket: u64) {
-        self.timeline.release(ticket);
+        self.progress.release(ticket);
     }
 
     // ---- submitting -----------------------------------------------------------------------
@@ -421,7 +437,7 @@ impl Lane {
                     event.spoil();
                 }
             })?;
-            self.timeline.publish(ticket);
+            self.progress.timeline.publish(ticket);
             turn.enter_event(ticket, event);
             Ok(ticket)
         });
@@ -481,21 +497,6 @@ impl Lane {
 
     // ---- drops ----------------------------------------------------------------------------
 
-    /// What tells when the stream's work is complete, if that is not known; for the drop.
-    fn tells(&self) -> Option<Tells> {
-        let tail = self.submitted();
-        // The engine's own stream has no work of a lane.
-        if self.is_complete(tail) || !(self.owned || self.is_shared()) {
-            return None;
-        }
-        if self.owned {
-            return Some(Tells::Stream(self.stream));
-        }
-        // Each operation on a shared stream has its event.
-        let newest = self.marker_behind(tail);
-        Some(newest.map_or(Tells::Nothing, |(_, event)| Tells::Event(event)))
-    }
-
     /// Whether nothing is left on the stream, where that can be asked.
     fn is_known_to_be_through(&self) -> bool {
         let may_ask = thread_role::current() != Role::HostFn && !crate::at_exit::begun();
@@ -510,23 +511,17 @@ pub(crate) fn wake(waker: Waker) {
     }
 }
 
-impl Track for Arc<Lane> {
-    fn id(&self) -> u64 {
-        self.id
-    }
-}
-
 impl PartialEq for Lane {
     fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
+        self.id() == other.id()
     }
 }
 
 impl std::fmt::Debug for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.name {
-            Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id, self.engine.label()),
-            None => write!(f, "stream {} of {}", self.id, self.engine.label()),
+            Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id(), self.engine.label()),
+            None => write!(f, "stream {} of {}", self.id(), self.engine.label()),
         }
     }
 }
@@ -548,12 +543,16 @@ impl Drop for Lane {
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);
         }
-        let tells = self.tells();
+        engine.leave(self.id());
+        // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
+        while let Some(waker) = self.waiters.get_mut().pop_due(u64::MAX) {
+            wake(waker);
+        }
         let markers = self.markers.get_mut();
         // Before the engine, whose end destroys what is in the pool.
         markers.spare.clear();
         for marker in markers.queue.drain(..) {
-            if marker.ticket > self.timeline.completed() {
+            if marker.ticket > self.progress.timeline.completed() {
                 // It is still pending: never to be lent again.
                 marker.event.spoil();
             }
@@ -562,18 +561,12 @@ impl Drop for Lane {
             // Lent beside the loss: nobody promises that the device has stopped.
             let lent = std::mem::take(self.lent.get_mut());
             self.quarantine(lent);
-            engine.leave(self.id, None);
             return;
         }
-        let departs = tells.is_some();
-        engine.leave(self.id, tells);
         if crate::at_exit::begun() {
             return;
         }
         let spares = self.spares.get_mut().drain();
-        if departs {
-            return spares.into_iter().for_each(|ptr| engine.retire_spare(ptr, self.id));
-        }
         let stream = self.owned.then_some(self.stream);
         if spares.is_empty() && stream.is_none() {
             return;

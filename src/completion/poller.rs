@@ -2,7 +2,8 @@
 //!
 //! It owns the list of streams somebody waits for (or that owe memory), looks at each when its work
 //! may be complete, and sleeps in between: see [`policy`](super::policy) for the phases. Its work
-//! grows with busy streams, not with futures. It holds its engine only while it looks, so a device
+//! grows with busy streams, not with futures. A stream without a handle it keeps until its work is
+//! complete. It holds its engine only while it looks, so a device
 //! that nobody uses goes away, and the thread with it; it never joins itself. After the loss of its
 //! device nobody needs it, and it ends.
 #![forbid(unsafe_code)]
@@ -55,7 +56,8 @@ impl Attention {
     pub(crate) fn add(&self, lane: Arc<Lane>) {
         let mut incoming = self.incoming.lock();
         if self.stopped.load(Ordering::SeqCst) {
-            return;
+            drop(incoming);
+            return let_go([lane]);
         }
         incoming.push(lane);
         drop(incoming);
@@ -109,10 +111,24 @@ impl Attention {
         self.stop.load(Ordering::SeqCst) || crate::at_exit::begun()
     }
 
-    /// Takes the lanes of a device without a poller, or whose poller has ended.
+    /// Nobody looks after streams any more: lets go of those that were handed over, and of those that
+    /// will be.
+    pub(crate) fn end(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        let_go(self.take_incoming());
+    }
+
+    /// Takes the lanes that were handed over.
     pub(crate) fn take_incoming(&self) -> Vec<Arc<Lane>> {
         std::mem::take(&mut *self.incoming.lock())
     }
+}
+
+/// Lets go of streams that nobody looks after any more. At the end of the process they stay: others may
+/// still depend on what is pending there.
+fn let_go(lanes: impl IntoIterator<Item = Arc<Lane>>) {
+    let exits = crate::at_exit::begun();
+    lanes.into_iter().for_each(|lane| if exits { std::mem::forget(lane) } else { drop(lane) });
 }
 
 /// Starts the poller of an engine.
@@ -186,9 +202,9 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
             Next::End => break,
         }
     }
-    attention.stopped.store(true, Ordering::SeqCst);
-    // Lanes keep their engine, and that keeps these: let go of them.
-    drop(attention.take_incoming());
+    // Lanes keep their engine, and that keeps these.
+    attention.end();
+    let_go(poller.active);
 }
 
 impl Poller {
@@ -245,6 +261,8 @@ impl Poller {
     /// When to look next, given that nothing moved.
     fn next_look(&mut self, engine: &Arc<Engine>, now: u64, attention: &Attention) -> u64 {
         let lingers_ns = attention.lingers_ns();
+        // Nobody will use them again.
+        self.active.retain(|lane| !(lane.is_deserted() && lane.deactivate()));
         let waited_for = self.active.iter().any(|lane| lane.has_waiters());
         let owes = self.owes(engine);
         if waited_for || owes {

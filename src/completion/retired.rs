@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::lane::Lane;
-use super::roster::Ids;
+use super::engine::Engine;
+use super::progress::Progress;
 use crate::backend::{Backend, Call, DevicePtr, RawModule, RawStream};
 use crate::hazard::Use;
 
@@ -13,12 +13,13 @@ use crate::hazard::Use;
 pub(crate) struct Retired {
     pub(crate) what: Remnant,
     pub(crate) users: UserList,
-    /// Streams that nobody has any more.
-    pub(crate) departed: Ids,
+    /// Whoever uses it may be another device's stream, which does not keep this engine.
+    #[expect(dead_code, reason = "kept for as long as this is")]
+    pub(crate) engine: Arc<Engine>,
 }
 
 /// Streams that use something, each with its last ticket.
-pub(crate) type UserList = SmallVec<[Use<Arc<Lane>>; 2]>;
+pub(crate) type UserList = SmallVec<[Use<Arc<Progress>>; 2]>;
 
 /// What is retired.
 #[derive(Clone, Copy)]

@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 
 use crate::backend::DevicePtr;
 use crate::completion::engine::Engine;
-use crate::completion::lane::Lane;
-use crate::completion::retired::{Remnant, Retired};
-use crate::completion::roster::Ids;
+use crate::completion::lane::LaneHandle;
+use crate::completion::progress::Progress;
+use crate::completion::retired::Remnant;
 use crate::error::Error;
 use crate::hazard::{Content, Hazards, Track, Use};
 
@@ -40,11 +40,11 @@ impl PartialEq for Poison {
 }
 
 /// Who used which part.
-pub(crate) type AllocationHazards = Hazards<Arc<Lane>, Poison>;
+pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
 /// Device memory, its home stream and its hazards.
 pub(crate) struct Allocation {
-    home: Arc<Lane>,
+    home: Arc<LaneHandle>,
     ptr: DevicePtr,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
@@ -55,14 +55,14 @@ pub(crate) struct Allocation {
 impl Allocation {
     /// Memory that ticket `ticket` of `home` made, and that the caller counted.
     pub(crate) fn new(
-        home: &Arc<Lane>,
+        home: &Arc<LaneHandle>,
         ptr: DevicePtr,
         bytes: u64,
         ticket: u64,
         written: bool,
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
-        let writer = (bytes > 0).then(|| Use { lane: home.clone(), ticket });
+        let writer = (bytes > 0).then(|| Use { lane: home.progress().clone(), ticket });
         Allocation {
             home: home.clone(),
             ptr,
@@ -106,9 +106,8 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         let engine = self.home.engine();
         let users = self.hazards.get_mut().users();
-        let home_only = users
-            .iter()
-            .all(|used| used.lane.id() == self.home.id() || used.lane.is_complete(used.ticket));
+        let home_only =
+            users.iter().all(|used| used.lane.id() == self.home.id() || used.is_complete());
         if self.bytes == 0 || engine.lost().is_some() || crate::at_exit::begun() {
             engine.count_free(self.bytes);
             return;
@@ -124,7 +123,7 @@ impl Drop for Allocation {
             return;
         }
         // The home stream's uses are among them: the free is on none of the users' streams.
-        engine.retire(Retired { what, users, departed: Ids::new() });
+        engine.retire(what, users);
     }
 }
 

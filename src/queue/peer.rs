@@ -15,6 +15,7 @@ use super::Queue;
 use crate::backend::StreamOptions;
 use crate::completion::lane::Lane;
 use crate::error::Result;
+use crate::hazard::Use;
 use crate::memory::buffer::Span;
 use crate::memory::pinned::PinnedBlock;
 use crate::submit::{Footprint, at, submit};
@@ -66,7 +67,8 @@ impl Queue<'_> {
             // The destination's; only its host address is used here.
             down.lends_portable(block);
             if part >= BLOCKS {
-                down.comes_after(self.lane.clone(), *emptied, None);
+                let lane = self.lane.progress().clone();
+                down.comes_after(Use { lane, ticket: *emptied }, None);
             }
             let (filled, ()) = submit(&relay, self.at, down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), at(from).offset(start), part_bytes)?)
@@ -75,11 +77,7 @@ impl Queue<'_> {
             let mut up = Footprint::new("copy");
             up.overwrites(to);
             up.lends(block);
-            up.comes_after(relay.clone(), filled, None);
-            if part + 1 == parts {
-                // It has nothing more to do once the last part was taken.
-                up.keeps(Box::new(relay.clone()));
-            }
+            up.comes_after(Use { lane: relay.progress().clone(), ticket: filled }, None);
             (*emptied, ()) = self.submit(up, 1, |raw| {
                 Ok(raw.copy_to_device(at(to).offset(start), block.host(), part_bytes)?)
             })?;

@@ -435,7 +435,7 @@ impl Shared {
             self.give_back(place);
             return None;
         }
-        Some(stream.leased(Lease::new(stream.lane().clone(), place, self.clone())))
+        Some(stream.leased(Lease::new(stream.lane().progress().clone(), place, self.clone())))
     }
 
     /// Takes the seats of devices away that take no work any more.

@@ -2,6 +2,7 @@
 //! devices.
 #![forbid(unsafe_code)]
 
+use crate::completion::device_state::DeviceState;
 use crate::completion::engine::Engine;
 use crate::error::{Error, ErrorDetail, Result};
 
@@ -20,8 +21,8 @@ pub(super) fn check_device(
 
 /// Refuses a wait for something of another kind of device: only handles of one driver mean anything to
 /// it.
-pub(crate) fn check_can_wait(engine: &Engine, other: &Engine) -> Result<()> {
-    if other.backend.kind() == engine.backend.kind() {
+pub(crate) fn check_can_wait(engine: &Engine, other: &DeviceState) -> Result<()> {
+    if other.kind == engine.state.kind {
         return Ok(());
     }
     let what = "waiting for a stream or an event of another kind of device";

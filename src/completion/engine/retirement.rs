@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::Engine;
 use crate::backend::{DevicePtr, Query};
+use crate::completion::lane::Lane;
 use crate::completion::retired::{Remnant, Retired, UserList};
-use crate::completion::roster::{Departed, Tells};
 use crate::hazard::Use;
 
 /// An allocation about to fail waits so long for frees that wait for nothing themselves.
@@ -17,24 +17,18 @@ const FLUSH_FOR: Duration = Duration::from_millis(10);
 
 impl Engine {
     /// Frees memory when every stream that used it is through; no stream waits for that.
-    pub(crate) fn retire(self: &Arc<Self>, retired: Retired) {
-        if let Remnant::Memory { bytes, .. } = retired.what {
+    pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList) {
+        if let Remnant::Memory { bytes, .. } = what {
             // ORDERING: Relaxed: a statistic.
             self.counters.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        self.retired.lock().push(retired);
-        if self.lost.get().is_some() {
+        let engine = self.clone();
+        self.retired.lock().push(Retired { what, users, engine });
+        if self.state.lost.get().is_some() {
             // There is no poller any more.
             self.sweep_retired(false);
         }
         self.attention.call();
-    }
-
-    /// Frees memory that a stream kept for itself, when that stream is through, which nobody has any
-    /// more.
-    pub(crate) fn retire_spare(self: &Arc<Self>, ptr: DevicePtr, lane: u64) {
-        let departed = smallvec![lane];
-        self.retire(Retired { what: Remnant::Spare(ptr), users: UserList::new(), departed });
     }
 
     /// Frees memory that a stream kept for itself, and that no work uses any more.
@@ -42,9 +36,9 @@ impl Engine {
         self.free_now(Remnant::Spare(ptr));
     }
 
-    /// Whether something is to be freed, or a stream to be destroyed, when work is complete.
+    /// Whether something is to be freed when work is complete.
     pub(crate) fn has_retired(&self) -> bool {
-        self.roster.has_departed() || !self.retired.lock().is_empty()
+        !self.retired.lock().is_empty()
     }
 
     fn has_retired_module(&self) -> bool {
@@ -56,8 +50,6 @@ impl Engine {
     /// True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
         let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
-        let mut through = UserList::new();
-        self.sweep_departed();
         if press {
             self.press_users();
         }
@@ -65,33 +57,25 @@ impl Engine {
         let idle = self.has_retired_module() && self.is_idle();
         {
             let mut retired = self.retired.lock();
-            if self.lost.get().is_some() {
-                // Their streams will not get there. They hold this engine: let go of them.
+            if self.state.lost.get().is_some() {
+                // Their streams will not get there, and each of them keeps this engine.
                 done.extend(retired.drain(..));
             }
             let mut index = 0;
             while index < retired.len() {
-                let users = std::mem::take(&mut retired[index].users);
-                let (complete, waiting): (UserList, UserList) =
-                    users.into_iter().partition(|used| used.lane.is_complete(used.ticket));
-                retired[index].users = waiting;
-                self.roster.retain_known(&mut retired[index].departed);
-                // Dropped after the lock: it may be the last of a stream.
-                through.extend(complete);
+                retired[index].users.retain(|used| !used.is_complete());
                 // Unloading waits for everything that runs: only when nothing does.
                 let ready = match retired[index].what {
                     Remnant::Memory { .. } | Remnant::Spare(_) => true,
                     Remnant::Module(_) => idle,
                 };
-                let used = !retired[index].users.is_empty() || !retired[index].departed.is_empty();
-                if ready && !used {
+                if ready && retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
                 } else {
                     index += 1;
                 }
             }
         }
-        drop(through);
         let any = !done.is_empty();
         for retired in done {
             self.free_now(retired.what);
@@ -110,45 +94,16 @@ impl Engine {
                 }
             }
         }
-        for Use { lane, ticket } in users {
-            lane.want(ticket);
-            lane.sweep();
-        }
-    }
-
-    /// Destroys streams that nobody has any more and whose work is complete.
-    fn sweep_departed(&self) {
-        let lost = self.lost.get().is_some();
-        let through = self.roster.take_through(lost, |tells| match tells {
-            // SAFETY: the stream is destroyed below, by who took it out, and by nobody beside this.
-            Tells::Stream(stream) => unsafe { self.backend.stream_query(*stream) },
-            // SAFETY: the handle keeps the event.
-            Tells::Event(event) => unsafe { self.backend.event_query(event.raw()) },
-            Tells::Nothing => Ok(Query::Pending),
-        });
-        let through = match through {
-            Ok(through) => through,
-            Err(code) => return drop(self.refused(code)),
-        };
-        for Departed { tells, engine } in through {
-            if let (Tells::Stream(stream), false) = (&tells, lost) {
-                // SAFETY: the stream was ours and is through, and taken out once.
-                if let Err(error) = unsafe { self.backend.stream_destroy(*stream) } {
-                    tracing::warn!(%error, "a stream was not destroyed");
-                }
-            }
-            // An event goes back to the engine's pool.
-            drop(tells);
-            drop(engine);
-        }
+        users.iter().for_each(|Use { lane, ticket }| lane.ask(*ticket));
     }
 
     /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
     /// `users` say.
     pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList) {
-        let (lanes, departed) = self.roster.everybody();
-        users.extend(lanes.into_iter().map(|lane| Use { ticket: lane.submitted(), lane }));
-        self.retire(Retired { what, users, departed });
+        let submitted = |lane: &Arc<Lane>| (lane.submitted(), lane.progress().clone());
+        let tails = self.lanes().iter().map(submitted).collect::<Vec<_>>();
+        users.extend(tails.into_iter().map(|(ticket, lane)| Use { lane, ticket }));
+        self.retire(what, users);
     }
 
     /// Frees what no stream uses any more.
@@ -158,14 +113,14 @@ impl Engine {
             self.counters.retired_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.count_free(bytes);
         }
-        if self.lost.get().is_some() {
+        if self.state.lost.get().is_some() {
             return;
         }
         let engine = self.clone();
         let free = move || {
             if let Err(code) = what.discard(&*engine.backend, engine.private) {
                 let error = engine.refused(code);
-                tracing::warn!(device = %engine.label, %error, "a free was refused");
+                tracing::warn!(device = %engine.label(), %error, "a free was refused");
             }
         };
         match what {
@@ -177,8 +132,7 @@ impl Engine {
 
     /// Whether no stream is known to have work.
     fn is_idle(&self) -> bool {
-        let (lanes, departed) = self.roster.everybody();
-        departed.is_empty() && lanes.iter().all(|lane| lane.is_complete(lane.submitted()))
+        self.lanes().iter().all(|lane| lane.is_complete(lane.submitted()))
     }
 
     /// Frees all that can be freed, for an allocation that is about to fail, or for others.

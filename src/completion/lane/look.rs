@@ -107,7 +107,7 @@ impl Lane {
     /// speaks for all in front of it.
     fn ask(&self) -> std::result::Result<(), DriverCode> {
         if let Some(word) = &self.word {
-            self.timeline.complete(word.read());
+            self.progress.timeline.complete(word.read());
         }
         // ORDERING: Relaxed: who waits for a marker sees it counted, see `Submitter::enter`.
         if self.marked.load(Ordering::Relaxed) == 0 {
@@ -132,7 +132,7 @@ impl Lane {
             // removes markers.
             match unsafe { self.engine.backend.event_query(event) }? {
                 Query::Complete => {
-                    self.timeline.complete(ticket);
+                    self.progress.timeline.complete(ticket);
                     done = index + 1;
                     if pending == usize::MAX {
                         break;
@@ -333,7 +333,7 @@ impl Lane {
         self.has_waiters() || self.has_dues() || self.word_is_late()
     }
 
-    /// Whether memory waits to be taken back or freed, or another device's stream to be let go.
+    /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
     pub(crate) fn has_dues(&self) -> bool {
         // Of a lost device nothing comes back; see `mourn`.
         if self.engine.lost().is_some() {
@@ -342,7 +342,7 @@ impl Lane {
         // ORDERING: Relaxed: written by the calling thread or under the lock it held.
         self.lending.load(Ordering::Relaxed) > 0
             || self.has_deferred.load(Ordering::Relaxed)
-            || self.has_foreign.load(Ordering::Relaxed)
+            || (self.is_deserted() && self.in_flight() > 0)
     }
 
     /// A word that is still to be written keeps its line, and so the lane.
@@ -467,7 +467,7 @@ impl Lane {
             return;
         }
         let others: SmallVec<[Arc<Lane>; 2]> =
-            self.foreign.lock().iter().map(|wait| wait.on.lane.clone()).collect();
+            self.foreign.lock().iter().filter_map(|wait| wait.on.lane.lane()).collect();
         for other in others {
             other.sweep();
             other.engine.check_health().ok();

@@ -8,9 +8,10 @@ use super::{ForeignWait, Lane, Lent, Marker, Payload, UNKNOWN};
 use crate::backend::DevicePtr;
 use crate::completion::events::EventHandle;
 use crate::completion::policy;
+use crate::completion::progress::Progress;
 use crate::completion::submission::{Locked, Markable};
 use crate::error::DriverCode;
-use crate::hazard::Use;
+use crate::hazard::{Track, Use};
 
 /// Streams that a stream remembers to have waited for: others come and go as long as it lives.
 const REMEMBERED: usize = 64;
@@ -45,7 +46,7 @@ impl Markable for Submitter {
     type Context = Lane;
 
     fn mark_tail(&mut self, lane: &Lane) -> Option<u64> {
-        let tail = lane.timeline.submitted();
+        let tail = lane.progress.timeline.submitted();
         if lane.is_complete(tail) {
             return Some(tail);
         }
@@ -182,7 +183,7 @@ impl Turn<'_, '_> {
     /// marker goes in front of this one.
     pub(crate) fn next_ticket(&mut self) -> u64 {
         let tail = self.lane.submitted();
-        if self.lane.timeline.held() == Some(tail) {
+        if self.lane.progress.timeline.held() == Some(tail) {
             self.mark_tail();
         }
         tail + 1
@@ -190,7 +191,7 @@ impl Turn<'_, '_> {
 
     /// Publishes `ticket` after its driver calls; `touched` says that it used buffers.
     pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
-        self.lane.timeline.publish(ticket);
+        self.lane.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
         if self.lane.is_shared() || (touched && self.lane.engine.is_exact()) {
@@ -268,14 +269,14 @@ impl Turn<'_, '_> {
     /// Makes this stream wait, on the device, for `ticket` of `other`.
     pub(crate) fn wait_for(
         &mut self,
-        other: &Arc<Lane>,
+        other: &Arc<Progress>,
         ticket: u64,
         event: &EventHandle,
     ) -> std::result::Result<(), DriverCode> {
         let backend = &self.lane.engine.backend;
         // SAFETY: the stream is this lane's and the handle keeps the event.
         unsafe { backend.stream_wait_event(self.lane.stream, event.raw()) }?;
-        if other.engine.id != self.lane.engine.id {
+        if other.device().id != self.lane.engine.id {
             let ticket_here = self.lane.submitted() + 1;
             let on = Use { lane: other.clone(), ticket };
             self.lane.foreign.lock().push(ForeignWait { ticket: ticket_here, on });
@@ -283,14 +284,14 @@ impl Turn<'_, '_> {
             self.lane.has_foreign.store(true, Ordering::Relaxed);
         }
         let waited = &mut self.locked.state.waited;
-        match waited.iter_mut().find(|(lane, _)| *lane == other.id) {
+        match waited.iter_mut().find(|(lane, _)| *lane == other.id()) {
             Some((_, known)) => *known = ticket.max(*known),
             None => {
                 // What is forgotten costs another wait, should it come to that.
                 if waited.len() == REMEMBERED {
                     waited.pop_front();
                 }
-                waited.push_back((other.id, ticket));
+                waited.push_back((other.id(), ticket));
             }
         }
         Ok(())

@@ -11,8 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll, Waker};
 
-use smallvec::SmallVec;
-
 use super::{ForeignWait, Lane};
 use crate::completion::checkers::Place;
 use crate::completion::policy::{self, Phase};
@@ -41,6 +39,11 @@ impl WaitState {
     /// Whether the task looks for itself: it is polled again without being woken.
     pub(crate) fn is_checking(&self) -> bool {
         self.place.is_some()
+    }
+
+    /// Whether the stream knows of it.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.key.is_some() || self.place.is_some()
     }
 
     /// Leaves the looking to the poller from the first poll on.
@@ -168,25 +171,18 @@ impl Lane {
         reached.find_map(ForeignWait::lost)
     }
 
-    /// Lets go of the streams of other devices that nothing here waits for any more: two that waited
-    /// for each other would keep each other for ever.
+    /// Forgets the streams of other devices that nothing here waits for any more.
     pub(super) fn forget_foreign(&self) {
-        // ORDERING: Relaxed: a hint; whoever set it told the poller, which comes here as well.
+        // ORDERING: Relaxed: a hint; who adds to them comes here again.
         if !self.has_foreign.load(Ordering::Relaxed) {
             return;
         }
-        // Dropped after the lock: it may be the last of a stream.
-        let through: SmallVec<[ForeignWait; 4]> = {
-            let mut foreign = self.foreign.lock();
-            // After the loss of this device nobody asks after the others.
-            let lost = self.engine.lost().is_some();
-            let through = foreign.extract_if(.., |wait| lost || self.is_complete(wait.ticket));
-            let through = through.collect();
-            // ORDERING: Relaxed: under the lock that guards what it hints at.
-            self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
-            through
-        };
-        drop(through);
+        let mut foreign = self.foreign.lock();
+        // After the loss of this device nobody asks after the others.
+        let lost = self.engine.lost().is_some();
+        foreign.retain(|wait| !lost && !self.is_complete(wait.ticket));
+        // ORDERING: Relaxed: under the lock that guards what it hints at.
+        self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
     }
 
     /// Whether the task looks for itself now: it goes on with a check, or begins one.

@@ -1,0 +1,158 @@
+//! How far a stream is: what is kept by those who used it, and not by the stream alone.
+//!
+//! Buffers remember who used them, futures and events their points; all of them may live much longer
+//! than the stream. They keep this, which is light, and come from here to the stream while a ticket
+//! of it is pending.
+//!
+//! | a ticket is | so the stream |
+//! |---|---|
+//! | complete | is there or gone: nobody needs it |
+//! | pending | is there: a handle keeps it, or whoever looks after the streams of the device (the poller; a stepped device's stepper; at the end of the process, nobody lets go of it) |
+//! | neither: it will never be known to be complete | is gone with its device, which is lost; or with the stepper of a stepped one |
+//!
+//! # Invariants
+//! 1. No stream goes while a ticket of it is pending and its device may still complete it
+//!    (`a_dropped_stream_orders_what_comes_behind`).
+//! 2. Nothing here keeps a stream, its device, or what owns an adopted stream
+//!    (`readers_that_go_leave_no_stream`, `a_device_goes_before_what_it_read`).
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+
+use super::device_state::DeviceState;
+use super::engine::Engine;
+use super::lane::Lane;
+use super::timeline::Timeline;
+use crate::error::{Error, ErrorDetail, Result};
+use crate::hazard::Track;
+
+/// A stream's id, its tickets, and the way to it while it is there.
+pub(crate) struct Progress {
+    pub(super) id: u64,
+    pub(super) timeline: Timeline,
+    pub(super) device: Arc<DeviceState>,
+    pub(super) lane: Weak<Lane>,
+}
+
+/// What became of a ticket.
+enum Standing {
+    Complete,
+    Pending(Arc<Lane>),
+    /// It will never be known to be complete, and why.
+    Never(Error),
+}
+
+impl Progress {
+    pub(crate) fn device(&self) -> &Arc<DeviceState> {
+        &self.device
+    }
+
+    /// The last ticket handed out.
+    pub(crate) fn submitted(&self) -> u64 {
+        self.timeline.submitted()
+    }
+
+    /// Gives up a future's interest in a marker of its own.
+    pub(crate) fn release(&self, ticket: u64) {
+        self.timeline.release(ticket);
+    }
+
+    /// The stream, unless it is gone.
+    pub(crate) fn lane(&self) -> Option<Arc<Lane>> {
+        self.lane.upgrade()
+    }
+
+    /// What became of `ticket`, as far as it is known.
+    fn standing(&self, ticket: u64) -> Standing {
+        if self.is_complete(ticket) {
+            return Standing::Complete;
+        }
+        match self.lane() {
+            Some(lane) => Standing::Pending(lane),
+            None => self.outcome(ticket).map_or_else(Standing::Never, |()| Standing::Complete),
+        }
+    }
+
+    /// The end of `ticket` of a stream that is gone.
+    #[cold]
+    pub(crate) fn outcome(&self, ticket: u64) -> Result<()> {
+        // The stream was seen to be gone: with whoever dropped it, see what was known to them.
+        fence(Ordering::Acquire);
+        if self.is_complete(ticket) {
+            return Ok(());
+        }
+        Err(match self.device.lost.get() {
+            Some(lost) => lost.clone(),
+            None => ErrorDetail::Closed { device: self.device.label.clone() }.into(),
+        })
+    }
+
+    /// The stream, for an operation on `engine` that must wait for `ticket`; `None` if that is
+    /// complete.
+    pub(crate) fn pending_for(&self, engine: &Engine, ticket: u64) -> Result<Option<Arc<Lane>>> {
+        if self.device.id != engine.id
+            && let Some(error) = self.dependency_lost(ticket)
+        {
+            return Err(error);
+        }
+        match self.standing(ticket) {
+            Standing::Complete => Ok(None),
+            Standing::Pending(lane) => Ok(Some(lane)),
+            Standing::Never(error) => Err(error),
+        }
+    }
+
+    /// What another device is told that waits for `ticket`, if this one is lost before.
+    pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
+        let cause = self.device.lost.get().filter(|_| !self.is_complete(ticket))?;
+        let (device, cause) = (self.device.label.clone(), cause.clone());
+        Some(ErrorDetail::DependencyLost { device, cause }.into())
+    }
+
+    pub(crate) fn is_complete(&self, ticket: u64) -> bool {
+        self.timeline.is_complete(ticket)
+    }
+
+    /// Whether `ticket` is complete or never will be.
+    pub(crate) fn is_settled(&self, ticket: u64) -> bool {
+        match self.standing(ticket) {
+            Standing::Pending(lane) => lane.is_settled(ticket),
+            Standing::Complete | Standing::Never(_) => true,
+        }
+    }
+
+    /// Asks the device how far the stream is, if `ticket` is not known to be complete. Never blocks.
+    pub(crate) fn ask(&self, ticket: u64) {
+        if let Standing::Pending(lane) = self.standing(ticket) {
+            lane.want(ticket);
+            lane.sweep();
+        }
+    }
+}
+
+impl Track for Arc<Progress> {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn is_complete(&self, ticket: u64) -> bool {
+        Progress::is_complete(self, ticket)
+    }
+}
+
+impl PartialEq for Progress {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lane() {
+            Some(lane) => lane.fmt(f),
+            None => write!(f, "stream {} of {}", self.id, self.device.label),
+        }
+    }
+}
