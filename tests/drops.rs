@@ -361,7 +361,7 @@ fn an_op_that_outlives_its_device_leaves_no_events() {
     let op = device.stream().unwrap().done();
     drop(device);
     let end = std::time::Instant::now() + Duration::from_secs(10);
-    // The last that has the device is the future's stream.
+    // It says so, whether its device is still there or not.
     op.synchronize().unwrap();
     let count = |name: &str| handle.calls().iter().filter(|call| **call == name).count();
     while count("event_create") > count("event_destroy") {

@@ -119,7 +119,7 @@ impl Event {
             return queue.finish(record.map(drop)).queued();
         }
         let at = if inner.options.timing { stream.mark_timed()? } else { stream.mark()? };
-        // Dropped after the lock: it may hold the last of a stream.
+        // Dropped after the lock: it may give an event back.
         let before = inner.last.lock().replace(at);
         drop(before);
         Ok(())

@@ -38,6 +38,7 @@ impl Lane {
     /// The last handle is dropped. Whoever looks after the streams keeps it while its work is pending,
     /// and lets go of it when it is complete.
     fn desert(self: &Arc<Self>) {
+        // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
         // Of a stream that the poller does not have this is the last that anybody has.
         if self.has_dues() || self.active.load(Ordering::SeqCst) {
@@ -47,7 +48,7 @@ impl Lane {
 
     /// Whether nobody has a handle.
     pub(crate) fn is_deserted(&self) -> bool {
-        // ORDERING: Relaxed: a hint; `deactivate` looks behind a fence.
+        // ORDERING: Relaxed: a hint; `deactivate` looks behind a fence, against `desert`.
         self.deserted.load(Ordering::Relaxed)
     }
 }
