@@ -20,6 +20,7 @@
 //! [`retired`] what is given up and waits for them.
 
 pub(crate) mod checkers;
+pub(crate) mod deadlines;
 pub(crate) mod doorbell;
 pub(crate) mod engine;
 pub(crate) mod events;

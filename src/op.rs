@@ -223,11 +223,6 @@ impl<T> Op<T> {
         }
     }
 
-    /// Blocks the calling thread until it is complete, for at most `limit`.
-    pub(crate) fn synchronize_for(self, limit: Duration) -> Option<Result<T>> {
-        self.block_until(Some(Instant::now() + limit))
-    }
-
     fn block_until(mut self, end: Option<Instant>) -> Option<Result<T>> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut cx = Context::from_waker(&waker);

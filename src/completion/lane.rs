@@ -21,7 +21,6 @@ mod wait;
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
@@ -500,13 +499,6 @@ impl Lane {
     fn is_known_to_be_through(&self) -> bool {
         let may_ask = thread_role::current() != Role::HostFn && !crate::at_exit::begun();
         may_ask && self.is_through() == Ok(true)
-    }
-}
-
-/// Wakes a task; a waker that panics harms nobody else.
-pub(crate) fn wake(waker: Waker) {
-    if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
-        tracing::error!("a waker panicked");
     }
 }
 

@@ -17,17 +17,14 @@
 //! 3. Wakers, requests and replies are dropped outside of the lock.
 #![forbid(unsafe_code)]
 
-use std::any::Any;
 use std::fmt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
-use futures::future::FutureExt;
 use futures::ready;
 use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
@@ -36,7 +33,7 @@ use smallvec::SmallVec;
 use super::admission::{Admission, Class, Entry, Patience};
 use super::alarm::Alarm;
 use super::gather::{Gather, Limits, Next};
-use crate::completion::lane;
+use crate::contain;
 use crate::error::{Error, ErrorDetail};
 
 /// The one seat of a batcher's places.
@@ -340,7 +337,7 @@ impl<Q, R, E> Shared<Q, R, E> {
             (next, stale)
         };
         drop(stale);
-        callers.into_iter().for_each(lane::wake);
+        callers.into_iter().for_each(contain::wake);
         next
     }
 
@@ -360,7 +357,7 @@ impl<Q, R, E> Shared<Q, R, E> {
         let (key, tells) = book.gather.add(now, request);
         let worker = if tells { book.worker.take() } else { None };
         drop(book);
-        worker.into_iter().for_each(lane::wake);
+        worker.into_iter().for_each(contain::wake);
         State::Waiting { key, reply }
     }
 
@@ -371,7 +368,7 @@ impl<Q, R, E> Shared<Q, R, E> {
         let next = request.as_ref().and_then(|_| book.room.give_back(ROOM));
         drop(book);
         drop(request);
-        next.into_iter().for_each(lane::wake);
+        next.into_iter().for_each(contain::wake);
     }
 
     fn full(&self, book: &Book<Q, R, E>) -> Error {
@@ -402,17 +399,16 @@ where
     let (batch, callers): (Vec<Q>, Vec<_>) =
         batch.into_iter().map(|one| (one.request, one.reply)).unzip();
     tracing::trace!(target: "gpu_await::batch", requests);
-    let begun = catch_unwind(AssertUnwindSafe(|| run(batch)));
+    let begun = contain::catch(|| run(batch));
     async move {
         let ended = match begun {
-            Ok(running) => AssertUnwindSafe(running).catch_unwind().await,
-            Err(panic) => Err(panic),
+            Ok(running) => contain::catch_future(running).await,
+            Err(message) => Err(message),
         };
         let error: E = match ended {
             Ok(Ok(replies)) if replies.len() == requests => {
                 for (caller, reply) in callers.into_iter().zip(replies) {
-                    // Who is gone does not want it.
-                    drop(caller.send(reply));
+                    send(caller, || reply);
                 }
                 return;
             }
@@ -420,22 +416,23 @@ where
                 Error::from(ErrorDetail::Replies { requests, replies: replies.len() }).into()
             }
             Ok(Err(error)) => error,
-            Err(panic) => {
-                let message = message(&*panic);
-                tracing::error!(requests, message, "what ran a batch panicked");
+            Err(message) => {
+                contain::log(|| {
+                    tracing::error!(requests, message, "what ran a batch panicked");
+                });
                 Error::from(ErrorDetail::BatchPanicked { requests, message }).into()
             }
         };
         for caller in callers {
-            drop(caller.send(Err(error.clone())));
+            send(caller, || Err(error.clone()));
         }
     }
 }
 
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned())
+/// Answers a request. The reply is dropped if the caller is gone; whatever that, its waker or
+/// `reply` does, the others of the batch are answered as well.
+fn send<T>(caller: oneshot::Sender<T>, reply: impl FnOnce() -> T) {
+    contain::contain("the reply to a request of a batch", || drop(caller.send(reply())));
 }
 
 pub(super) fn closed() -> Error {
@@ -473,8 +470,10 @@ impl<Q, R, E> Drop for End<Q, R, E> {
         let worker = book.worker.take();
         drop(book);
         drop(worker);
-        drop(waiting);
-        wakers.into_iter().for_each(lane::wake);
+        for request in waiting {
+            contain::contain("the drop of a request", || drop(request));
+        }
+        wakers.into_iter().for_each(contain::wake);
     }
 }
 
@@ -485,7 +484,7 @@ impl<Q, R, E> Drop for Open<Q, R, E> {
             book.gather.end();
             book.worker.take()
         };
-        worker.into_iter().for_each(lane::wake);
+        worker.into_iter().for_each(contain::wake);
     }
 }
 

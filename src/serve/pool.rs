@@ -28,7 +28,7 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 
 use super::admission::{Admission, Class, Entry, Key, Patience, Turn};
-use crate::completion::lane;
+use crate::contain;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::lease::{Lease, Places};
@@ -222,7 +222,7 @@ impl StreamPool {
     /// [`drained`](Self::drained) waits for it.
     pub fn close(&self) {
         let wakers = self.shared.book.lock().admission.close();
-        wakers.into_iter().for_each(lane::wake);
+        wakers.into_iter().for_each(contain::wake);
     }
 
     /// Resolves when no request is in flight: none holds a stream, and the devices are through with
@@ -404,7 +404,7 @@ impl Drop for Acquire {
         if let State::Waiting { key, .. } = self.state {
             let (next, stale) = self.shared.book.lock().admission.leave(key);
             drop(stale);
-            next.into_iter().for_each(lane::wake);
+            next.into_iter().for_each(contain::wake);
         }
     }
 }
@@ -459,7 +459,7 @@ impl Places for Shared {
             (wakers, if is_drained { std::mem::take(&mut book.draining) } else { Vec::new() })
         };
         wakers.extend(drained);
-        wakers.into_iter().for_each(lane::wake);
+        wakers.into_iter().for_each(contain::wake);
     }
 }
 
