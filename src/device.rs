@@ -23,6 +23,7 @@ use crate::memory::{Element, MemoryInfo};
 use crate::offload::offload;
 use crate::op::{Op, Point, Value, join_all};
 use crate::stream::Stream;
+use crate::turn_taking;
 
 /// What a stream keeps of freed memory, unless said otherwise.
 const SPARE_BYTES: u64 = 8 << 20;
@@ -210,6 +211,7 @@ impl Device {
         self.engine().check_open()?;
         let pool = &self.home.pinned;
         if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
+            turn_taking::proceed().await;
             return Ok(pooled);
         }
         let pool = pool.clone();

@@ -55,8 +55,8 @@
 //!
 //! # Features
 //! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
-//! version of `cudarc` chosen by you; `tokio` (default): tasks that look for themselves yield
-//! as tokio's do; `tower`: pools and batchers as
+//! version of `cudarc` chosen by you; `tokio` (default): operations take part in the
+//! cooperative budget of tokio's tasks; `tower`: pools and batchers as
 //! services; `test-util`: the `testing` module. The core runs on any executor.
 
 #![cfg_attr(

@@ -35,6 +35,7 @@ use super::alarm::Alarm;
 use super::gather::{Gather, Limits, Next};
 use crate::contain;
 use crate::error::{Error, ErrorDetail};
+use crate::turn_taking::Budget;
 
 /// The one seat of a batcher's places.
 pub(super) const ROOM: usize = 0;
@@ -112,6 +113,7 @@ pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
 pub struct Call<Q, R, E = Error> {
     shared: Arc<Shared<Q, R, E>>,
     state: State<R, E>,
+    budget: Budget,
 }
 
 /// What a [`Batcher`] is doing; a snapshot.
@@ -279,7 +281,8 @@ impl<Q, R, E> Batcher<Q, R, E> {
 impl<Q, R, E> Call<Q, R, E> {
     /// `reserved` says that there is a place for it.
     pub(super) fn new(shared: &Arc<Shared<Q, R, E>>, request: Q, reserved: bool) -> Self {
-        Call { shared: shared.clone(), state: shared.enter(request, reserved) }
+        let state = shared.enter(request, reserved);
+        Call { shared: shared.clone(), state, budget: Budget::default() }
     }
 }
 
@@ -287,13 +290,16 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
     type Output = Result<R, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = match &mut self.state {
-            State::Waiting { reply, .. } => {
-                ready!(Pin::new(reply).poll(cx)).unwrap_or_else(|_gone| Err(closed().into()))
+        let Call { state, budget, .. } = &mut *self;
+        let answer = ready!(budget.poll(cx, |cx| {
+            match state {
+                State::Waiting { reply, .. } => Pin::new(reply)
+                    .poll(cx)
+                    .map(|replied| replied.unwrap_or_else(|_gone| Err(closed().into()))),
+                State::Refused(error) => Poll::Ready(Err(error.clone().into())),
+                State::Done => panic!("`Call` polled after it was ready"),
             }
-            State::Refused(error) => Err(error.clone().into()),
-            State::Done => panic!("`Call` polled after it was ready"),
-        };
+        }));
         self.state = State::Done;
         Poll::Ready(answer)
     }
