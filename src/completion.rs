@@ -21,6 +21,7 @@
 //! streams and devices.
 
 pub(crate) mod checkers;
+pub(crate) mod deadlines;
 pub(crate) mod device_state;
 pub(crate) mod doorbell;
 pub(crate) mod engine;

@@ -1,13 +1,13 @@
 //! [`Device`]: a GPU, or the CPU as one.
 #![forbid(unsafe_code)]
 
+mod close;
 pub(crate) mod loss;
 pub(crate) mod streams;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use self::loss::Loss;
 use crate::backend::host::HostBackend;
@@ -23,6 +23,7 @@ use crate::memory::{Element, MemoryInfo};
 use crate::offload::offload;
 use crate::op::{Op, Point, Value, join_all};
 use crate::stream::Stream;
+use crate::turn_taking;
 
 /// What a stream keeps of freed memory, unless said otherwise.
 const SPARE_BYTES: u64 = 8 << 20;
@@ -208,7 +209,14 @@ impl Device {
     /// As [`pinned`](Self::pinned).
     pub async fn pinned_async<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.engine().check_open()?;
-        PinnedBuffer::new_async(&self.home.pinned, len).await
+        let pool = &self.home.pinned;
+        if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
+            turn_taking::proceed().await;
+            return Ok(pooled);
+        }
+        let pool = pool.clone();
+        // Not by the crew itself: much memory takes long, and copies would wait behind it.
+        self.home.crew.offload(move || PinnedBuffer::new(&pool, len)).await?
     }
 
     /// A word, zero at first, that the host and running kernels share.
@@ -392,25 +400,6 @@ impl Device {
     /// Yes.
     pub fn lost(&self) -> Loss {
         Loss::of(self.engine())
-    }
-
-    /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
-    /// most `limit`.
-    ///
-    /// # Errors
-    /// [`ErrorDetail::TimedOut`]: work is still on the device and goes on (its memory is kept);
-    /// the loss of the device.
-    pub async fn close(&self, limit: Duration) -> Result<()> {
-        let engine = self.engine().clone();
-        engine.close();
-        let done = at(self.home.ours());
-        offload(move || {
-            done.synchronize_for(limit).unwrap_or_else(|| {
-                let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-                Err(ErrorDetail::TimedOut { what: "closing the device", limit_ms }.into())
-            })
-        })
-        .await?
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::backend::HostCallback;
+use crate::contain;
 use crate::thread_role::{self, Role};
 
 pub(crate) struct HostFn<F, R> {
@@ -70,7 +71,9 @@ unsafe extern "C" fn call<F: FnOnce() -> R, R>(data: *mut c_void) {
     if let Some(function) = function {
         let result = catch_unwind(AssertUnwindSafe(function));
         if result.is_err() {
-            tracing::error!("a host function panicked; its future goes on with the panic");
+            contain::log(|| {
+                tracing::error!("a host function panicked; its future goes on with the panic");
+            });
         }
         *cell.result.lock() = Some(result);
     }

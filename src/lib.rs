@@ -55,8 +55,8 @@
 //!
 //! # Features
 //! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
-//! version of `cudarc` chosen by you; `tokio` (default): blocking work goes to tokio's pool;
-//! `tower`: pools and batchers as
+//! version of `cudarc` chosen by you; `tokio` (default): operations take part in the
+//! cooperative budget of tokio's tasks; `tower`: pools and batchers as
 //! services; `test-util`: the `testing` module. The core runs on any executor.
 
 #![cfg_attr(
@@ -67,6 +67,7 @@
 pub(crate) mod at_exit;
 pub(crate) mod backend;
 pub(crate) mod completion;
+pub(crate) mod contain;
 pub(crate) mod device;
 pub(crate) mod error;
 pub(crate) mod event;

@@ -1,5 +1,9 @@
-//! Blocking work, off the executor: tokio's blocking pool inside a tokio runtime, a thread elsewhere;
-//! and a [`Crew`], the few threads that copy between pageable and pinned memory.
+//! Blocking work, off the executor, on threads of this crate: a thread of its own for what is rare and
+//! may take long ([`offload`]), and a device's [`Crew`], the few threads that copy between pageable and
+//! pinned memory.
+//!
+//! An executor's own threads for blocking work are not used: others may have taken them all, and they
+//! end with their runtime.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -11,6 +15,8 @@ use std::task::{Context, Poll};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
 
+use crate::at_exit::UnderWay;
+use crate::contain;
 use crate::error::{DriverCode, Result};
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -18,12 +24,12 @@ type Task = Box<dyn FnOnce() + Send>;
 /// The result of work that another thread does. Dropped, it leaves the work running.
 pub(crate) struct Offloaded<R>(oneshot::Receiver<std::thread::Result<R>>);
 
-/// Runs `work` where it may block. Dropped, the future leaves it running.
+/// Runs `work` on a thread of its own. Dropped, the future leaves it running.
 pub(crate) async fn offload<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R> {
     let (task, result) = package(work);
-    Place::here().spawn(task)?;
+    spawn(task)?;
     result.await
 }
 
@@ -31,7 +37,8 @@ fn package<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> (impl FnOnce() + Send + 'static, Offloaded<R>) {
     let (sender, receiver) = oneshot::channel();
-    // Nobody waits any more if sending fails: then the result is dropped here.
+    // A panic goes on in the future. If nobody waits any more, sending fails, and the result or the
+    // panic's payload is dropped here; else sending calls a waker: whoever runs this contains it.
     let task = move || drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
     (task, Offloaded(receiver))
 }
@@ -43,36 +50,20 @@ impl<R> Future for Offloaded<R> {
         Pin::new(&mut self.0).poll(cx).map(|received| match received {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(panic)) => resume_unwind(panic),
-            // The runtime was shut down before it ran the task, or there is no thread.
+            // There is no thread, or the process is ending.
             Err(oneshot::Canceled) => Err(no_thread()),
         })
     }
 }
 
-/// Where blocking work of the calling task goes.
-struct Place {
-    #[cfg(feature = "tokio")]
-    runtime: Option<tokio::runtime::Handle>,
-}
-
-impl Place {
-    fn here() -> Place {
-        Place {
-            #[cfg(feature = "tokio")]
-            runtime: tokio::runtime::Handle::try_current().ok(),
+/// Runs `task` on a thread that ends with it.
+fn spawn(task: impl FnOnce() + Send + 'static) -> Result<()> {
+    let task = move || {
+        if let Some(_under_way) = UnderWay::begin() {
+            task();
         }
-    }
-
-    /// Makes a thread where none is free.
-    fn spawn(self, task: impl FnOnce() + Send + 'static) -> Result<()> {
-        #[cfg(feature = "tokio")]
-        if let Some(runtime) = self.runtime {
-            runtime.spawn_blocking(task);
-            return Ok(());
-        }
-        let spawned = std::thread::Builder::new().name("gpu-await-offload".to_owned()).spawn(task);
-        spawned.map(drop).map_err(|_| no_thread())
-    }
+    };
+    contain::spawn("gpu-await-offload", task).map(drop).map_err(|_| no_thread())
 }
 
 fn no_thread() -> crate::Error {
@@ -114,16 +105,15 @@ impl Crew {
         result
     }
 
-    /// As [`offload`], begun in the order of the calls: one of the threads makes that for the work, if
-    /// one has to be made.
+    /// As [`offload`], begun in the order of the calls: one of the threads makes the one for the work,
+    /// which may take longer than a poll has.
     pub(crate) fn offload<R: Send + 'static>(
         &self,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Offloaded<R> {
         let (task, result) = package(work);
-        let place = Place::here();
         // Refused, the task is dropped, and whoever waits for it sees that.
-        self.send(Box::new(move || drop(place.spawn(task))));
+        self.send(Box::new(move || drop(spawn(task))));
         result
     }
 
@@ -154,14 +144,12 @@ fn start(tasks: Receiver<Task>, threads: usize) {
             if let Some(tasks) = more.take() {
                 start(tasks, threads - 1);
             }
-            // It may wake somebody whose waker panics: the thread goes on.
-            if catch_unwind(AssertUnwindSafe(task)).is_err() {
-                tracing::error!("a waker panicked");
-            }
+            contain::contain("a waker or the drop of offloaded work", task);
         }
     };
-    let name = "gpu-await-staging".to_owned();
-    if std::thread::Builder::new().name(name).spawn(work).is_err() {
-        tracing::warn!(threads, "the system gives no more threads for host copies");
+    if contain::spawn("gpu-await-staging", work).is_err() {
+        contain::log(|| {
+            tracing::warn!(threads, "the system gives no more threads for host copies")
+        });
     }
 }

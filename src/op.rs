@@ -18,9 +18,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
 
 use futures::future::FusedFuture;
+use futures::ready;
+use parking_lot::{Condvar, Mutex};
 use sync_wrapper::SyncWrapper;
 
 use crate::completion::lane::{Lane, WaitState};
@@ -30,6 +31,7 @@ use crate::hazard::Track;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::thread_role;
+use crate::turn_taking::Budget;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
 ///
@@ -41,6 +43,14 @@ use crate::thread_role;
 /// The call that returned the `Op` has put the work on the device; the future only observes. An
 /// `async` block around that call is lazy as always: it runs the call when it is first polled. In a
 /// `select!` loop make the `Op` outside of the loop and poll `&mut op` inside.
+///
+/// # Fairness
+/// With the feature `tokio` an operation that is ready takes one of the
+/// [budget](https://docs.rs/tokio/latest/tokio/task/coop/index.html) that tokio gives each poll of a
+/// task. A task that has none left is put off once, and polled again after others, so that a loop
+/// over operations that are complete keeps nobody from running. Elsewhere, and under
+/// `tokio::task::unconstrained`, there is no budget. [`try_take`](Op::try_take) and
+/// [`synchronize`](Op::synchronize) spend none.
 ///
 /// # Cancel safety
 /// Dropping an `Op` abandons it: it never blocks, never cancels the work, never frees what the
@@ -60,7 +70,7 @@ pub struct Op<T> {
 
 enum State<T> {
     Pending(Pending<T>),
-    Failed(Error),
+    Failed(Error, Budget),
     Done,
 }
 
@@ -123,7 +133,7 @@ impl<T> Op<T> {
     }
 
     pub(crate) fn failed(error: Error) -> Self {
-        Op { state: State::Failed(error) }
+        Op { state: State::Failed(error, Budget::default()) }
     }
 
     fn at(points: Points, value: Value<T>) -> Self {
@@ -162,7 +172,7 @@ impl<T> Op<T> {
                         .ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into()),
                 }
             }
-            State::Failed(error) => Err(error),
+            State::Failed(error, _) => Err(error),
             State::Done => panic!("`Op` used after it completed"),
         }
     }
@@ -173,7 +183,7 @@ impl<T> Op<T> {
     /// Why it could not be submitted.
     pub fn submitted(mut self) -> Result<Op<T>> {
         match std::mem::replace(&mut self.state, State::Done) {
-            State::Failed(error) => Err(error),
+            State::Failed(error, _) => Err(error),
             state => Ok(Op { state }),
         }
     }
@@ -186,7 +196,7 @@ impl<T> Op<T> {
     pub fn is_complete(&self) -> bool {
         match &self.state {
             State::Pending(pending) => pending.points.as_slice().iter().all(Point::ask),
-            State::Failed(_) | State::Done => true,
+            State::Failed(..) | State::Done => true,
         }
     }
 
@@ -196,7 +206,7 @@ impl<T> Op<T> {
         if matches!(self.state, State::Done) || !self.is_complete() {
             return None;
         }
-        match Pin::new(self).poll(&mut Context::from_waker(Waker::noop())) {
+        match self.poll_now(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Some(result),
             Poll::Pending => None,
         }
@@ -214,10 +224,7 @@ impl<T> Op<T> {
         if matches!(self.state, State::Pending(_)) {
             thread_role::check("a blocking wait")?;
         }
-        match self.block_until(None) {
-            Some(result) => result,
-            None => unreachable!("there is no limit"),
-        }
+        self.block()
     }
 
     /// Lets who waits for it sleep at once instead of looking for itself.
@@ -227,34 +234,26 @@ impl<T> Op<T> {
         }
     }
 
-    /// Blocks the calling thread until it is complete, for at most `limit`.
-    pub(crate) fn synchronize_for(self, limit: Duration) -> Option<Result<T>> {
-        self.block_until(Some(Instant::now() + limit))
-    }
-
-    fn block_until(mut self, end: Option<Instant>) -> Option<Result<T>> {
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    fn block(mut self) -> Result<T> {
+        let asleep = Arc::new(Asleep::default());
+        let waker = Waker::from(asleep.clone());
         let mut cx = Context::from_waker(&waker);
         let mut checks = 0_u32;
         if let State::Pending(pending) = &mut self.state {
             pending.wait.block();
         }
         loop {
-            if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut cx) {
-                return Some(result);
+            if let Poll::Ready(result) = self.poll_now(&mut cx) {
+                return result;
             }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match left {
-                Some(Duration::ZERO) => return None,
-                // While it checks for itself it has already woken this thread.
-                _ if self.is_checking() => {
-                    checks += 1;
-                    if checks.is_multiple_of(64) {
-                        std::thread::yield_now();
-                    }
+            // While it checks for itself nobody wakes it.
+            if self.is_checking() {
+                checks += 1;
+                if checks.is_multiple_of(64) {
+                    std::thread::yield_now();
                 }
-                Some(left) => std::thread::park_timeout(left),
-                None => std::thread::park(),
+            } else {
+                asleep.until_woken();
             }
         }
     }
@@ -307,14 +306,14 @@ impl<T> Op<T> {
     pub(crate) fn points(&self) -> &[Point] {
         match &self.state {
             State::Pending(pending) => pending.points.as_slice(),
-            State::Failed(_) | State::Done => &[],
+            State::Failed(..) | State::Done => &[],
         }
     }
 
     /// The error of an operation that could not be submitted.
     pub(crate) fn submission_error(&self) -> Option<&Error> {
         match &self.state {
-            State::Failed(error) => Some(error),
+            State::Failed(error, _) => Some(error),
             _ => None,
         }
     }
@@ -325,8 +324,27 @@ impl<T> Op<T> {
                 pending.stop_waiting();
                 Ok((pending.points.as_slice().to_vec(), pending.value.into_inner()))
             }
-            State::Failed(error) => Err(error),
+            State::Failed(error, _) => Err(error),
             State::Done => panic!("`Op` used after it completed"),
+        }
+    }
+
+    /// Polls it for a thread or for nobody, and not for a task that has a budget.
+    fn poll_now(&mut self, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let outcome = match &mut self.state {
+            State::Pending(Pending { points, wait, .. }) => ready!(points.poll(wait, cx)),
+            State::Failed(..) => Ok(()),
+            State::Done => panic!("`Op` polled after it completed"),
+        };
+        Poll::Ready(self.finish(outcome))
+    }
+
+    /// Takes the value or the error, now that every point is complete or one never will be.
+    fn finish(&mut self, outcome: Result<()>) -> Result<T> {
+        match (outcome, std::mem::replace(&mut self.state, State::Done)) {
+            (Err(error), _) | (_, State::Failed(error, _)) => Err(error),
+            (Ok(()), State::Pending(pending)) => pending.value.into_inner().take(),
+            (Ok(()), State::Done) => unreachable!("its state was matched"),
         }
     }
 
@@ -340,19 +358,16 @@ impl<T> Future for Op<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let outcome = match &mut self.state {
-            State::Pending(pending) => match pending.poll_points(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(outcome) => outcome,
-            },
-            State::Failed(_) => Ok(()),
+            State::Pending(Pending { points, wait, .. }) => {
+                let mut budget = wait.budget;
+                let polled = budget.poll(cx, |cx| points.poll(wait, cx));
+                wait.budget = budget;
+                ready!(polled)
+            }
+            State::Failed(_, budget) => ready!(budget.poll(cx, |_| Poll::Ready(Ok(())))),
             State::Done => panic!("`Op` polled after it completed"),
         };
-        let state = std::mem::replace(&mut self.state, State::Done);
-        Poll::Ready(match (outcome, state) {
-            (Err(error), _) | (_, State::Failed(error)) => Err(error),
-            (Ok(()), State::Pending(pending)) => pending.value.into_inner().take(),
-            (Ok(()), State::Done) => unreachable!("matched above"),
-        })
+        Poll::Ready(self.finish(outcome))
     }
 }
 
@@ -385,33 +400,13 @@ impl<T> fmt::Debug for Op<T> {
                 }
                 f.write_str(")")
             }
-            State::Failed(error) => write!(f, "Op(failed: {error})"),
+            State::Failed(error, _) => write!(f, "Op(failed: {error})"),
             State::Done => f.write_str("Op(done)"),
         }
     }
 }
 
 impl<T> Pending<T> {
-    /// Waits for one point after the other: one registration at a time, one wake-up a stream.
-    fn poll_points(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        loop {
-            let Some(point) = self.points.as_slice().last() else {
-                return Poll::Ready(Ok(()));
-            };
-            match point.poll(&mut self.wait, cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Ready(Ok(())) => match &mut self.points {
-                    Points::One(_) => return Poll::Ready(Ok(())),
-                    Points::Many(points) => {
-                        points.pop();
-                        self.wait = self.wait.next();
-                    }
-                },
-            }
-        }
-    }
-
     fn stop_waiting(&mut self) {
         if let Some(point) = self.points.as_slice().last() {
             point.forget(&mut self.wait);
@@ -428,6 +423,26 @@ impl<T> Pending<T> {
 }
 
 impl Points {
+    /// Waits for one point after the other: one registration at a time, one wake-up a stream.
+    fn poll(&mut self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        loop {
+            let Some(point) = self.as_slice().last() else {
+                return Poll::Ready(Ok(()));
+            };
+            match point.poll(wait, cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Ok(())) => match self {
+                    Points::One(_) => return Poll::Ready(Ok(())),
+                    Points::Many(points) => {
+                        points.pop();
+                        *wait = wait.next();
+                    }
+                },
+            }
+        }
+    }
+
     fn as_slice(&self) -> &[Point] {
         match self {
             Points::One(point) => std::slice::from_ref(point),
@@ -528,15 +543,32 @@ fn latest(points: Vec<Point>) -> Vec<Point> {
     latest
 }
 
-struct Unpark(std::thread::Thread);
+/// A thread that blocks on one operation, as a waker. It has a flag of its own: the thread's park token
+/// belongs to everybody, and foreign wakers that this thread calls after it registered may wait
+/// themselves, and take it.
+#[derive(Default)]
+struct Asleep {
+    woken: Mutex<bool>,
+    wakes: Condvar,
+}
 
-impl Wake for Unpark {
+impl Asleep {
+    fn until_woken(&self) {
+        let mut woken = self.woken.lock();
+        while !std::mem::take(&mut *woken) {
+            self.wakes.wait(&mut woken);
+        }
+    }
+}
+
+impl Wake for Asleep {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.0.unpark();
+        *self.woken.lock() = true;
+        self.wakes.notify_one();
     }
 }
 

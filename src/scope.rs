@@ -11,20 +11,29 @@
 //!    (`tasks_that_migrate_do_not_see_each_others_streams`).
 //! 3. Threads of the driver's and of this crate see none
 //!    (`host_functions_and_wakers_see_no_scope`).
+//! 4. The destructors of a thread's locals may use scopes as everybody does
+//!    (`scopes_work_in_the_destructors_of_a_thread`).
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use pin_project::pin_project;
+use smallvec::SmallVec;
 
 use crate::stream::Stream;
 
+/// The streams of the scopes around what runs now, innermost last.
+///
+/// Without a destructor, so that it is there until the thread has ended. It is empty then, and what is
+/// empty owns nothing: see [`Installed`].
+type Streams = ManuallyDrop<SmallVec<[Stream; 4]>>;
+
 thread_local! {
-    /// The streams of the scopes around what runs now, innermost last.
-    static SCOPES: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+    static SCOPES: RefCell<Streams> = RefCell::default();
 }
 
 /// A future with a current stream; see [`Stream::scope`].
@@ -61,20 +70,33 @@ impl<F: Future> Future for Scope<F> {
     }
 }
 
-/// A stream that is current until this is dropped.
-struct Installed(());
+/// A stream that is current until this is dropped; what it says is whether it is. A system without
+/// thread-locals that outlive their destructors has no scopes in these.
+struct Installed(bool);
 
 impl Installed {
     fn new(stream: &Stream) -> Self {
-        SCOPES.with_borrow_mut(|scopes| scopes.push(stream.clone()));
-        Installed(())
+        let stream = stream.clone();
+        Installed(SCOPES.try_with(|scopes| scopes.borrow_mut().push(stream)).is_ok())
     }
 }
 
 impl Drop for Installed {
     fn drop(&mut self) {
+        if !self.0 {
+            return;
+        }
+        let pop = |scopes: &RefCell<Streams>| {
+            let mut scopes = scopes.borrow_mut();
+            let innermost = scopes.pop();
+            if scopes.is_empty() && scopes.spilled() {
+                // Gives the memory back.
+                drop(std::mem::take(&mut **scopes));
+            }
+            innermost
+        };
         // Dropped after the borrow: it may be the last of its stream.
-        drop(SCOPES.with_borrow_mut(Vec::pop));
+        drop(SCOPES.try_with(pop));
     }
 }
 

@@ -17,6 +17,7 @@ use crate::memory::pinned::PinnedBuffer;
 use crate::offload::offload;
 use crate::op::{Op, Value};
 use crate::queue::Queue;
+use crate::turn_taking;
 
 /// An ordered queue of work on a device: what is put on it runs in program order, streams run
 /// beside each other.
@@ -232,8 +233,9 @@ impl Stream {
     pub async fn throttle(&self, max: u64) -> Result<()> {
         let submitted = self.lane.submitted();
         if submitted.saturating_sub(self.lane.completed()) > max {
-            Op::pending(&self.lane, submitted - max, Value::Here(())).await?;
+            return Op::pending(&self.lane, submitted - max, Value::Here(())).await;
         }
+        turn_taking::proceed().await;
         Ok(())
     }
 

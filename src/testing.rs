@@ -458,6 +458,7 @@ impl Stepper {
         let engine = self.device.engine();
         engine.check_health().ok();
         engine.mourn();
+        engine.deadlines.wake_due(engine.now());
         let mut active = std::mem::take(&mut *self.active.lock());
         active.extend(engine.attention.take_incoming());
         engine.lanes().iter().for_each(|lane: &Arc<Lane>| {

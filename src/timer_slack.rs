@@ -13,7 +13,9 @@ pub(crate) fn minimize() {
         // SAFETY: this option takes one integer and touches only the calling thread's slack.
         let refused = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, LEAST_NS) };
         if refused != 0 {
-            tracing::debug!("sleeps stay inexact: PR_SET_TIMERSLACK was refused");
+            crate::contain::log(|| {
+                tracing::debug!("sleeps stay inexact: PR_SET_TIMERSLACK was refused");
+            });
         }
     }
 }

@@ -1,7 +1,13 @@
-//! How a polled task lets others go first.
+//! How a polled task lets others go first: between two looks of its own, and after a number of
+//! operations that were complete at once.
+//!
+//! # Invariants
+//! 1. A future that is put off for lack of budget wakes its own waker
+//!    (`a_task_that_never_waits_lets_others_run`), and is put off once in a row: an executor inside of
+//!    a task, whose budget never comes back, gets on (`an_executor_inside_of_a_task_gets_on`).
 #![forbid(unsafe_code)]
 
-use std::task::Context;
+use std::task::{Context, Poll};
 
 /// Has the current task polled again once others had their turn.
 ///
@@ -19,6 +25,53 @@ pub(crate) fn yield_now(cx: &mut Context<'_>, busy: bool) {
     }
     let _ = busy;
     cx.waker().wake_by_ref();
+}
+
+/// A leaf future's part in the budget that tokio gives a task for each poll: so many operations may
+/// succeed, then the task lets others run. Outside of tokio there is no budget.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Budget {
+    /// It was put off, and the budget did not come back since.
+    #[cfg(feature = "tokio")]
+    put_off: bool,
+}
+
+impl Budget {
+    /// Polls the future if there is budget left, and spends one if it is ready.
+    pub(crate) fn poll<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
+    ) -> Poll<R> {
+        #[cfg(feature = "tokio")]
+        {
+            let has_budget = tokio::task::coop::has_budget_remaining();
+            if !has_budget && !self.put_off {
+                self.put_off = true;
+                // Not through tokio: its list of those who are put off is one worker's, delayed by
+                // what runs there and lost when a `block_on` returns.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            self.put_off = !has_budget;
+            let polled = poll(cx);
+            if polled.is_ready()
+                && has_budget
+                && let Poll::Ready(spent) = tokio::task::coop::poll_proceed(cx)
+            {
+                spent.made_progress();
+            }
+            polled
+        }
+        #[cfg(not(feature = "tokio"))]
+        poll(cx)
+    }
+}
+
+/// Spends one of the budget, for what was ready at once without any future.
+pub(crate) async fn proceed() {
+    let mut budget = Budget::default();
+    std::future::poll_fn(|cx| budget.poll(cx, |_| Poll::Ready(()))).await;
 }
 
 /// Learns what can be known of the executor beforehand. Not from inside one.

@@ -16,7 +16,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("error", &["error"]),
     (
         "ground: threads, process",
-        &["sync", "thread_role", "at_exit", "offload", "timer_slack", "turn_taking"],
+        &["sync", "thread_role", "at_exit", "contain", "offload", "timer_slack", "turn_taking"],
     ),
     ("pure modules", PURE),
     ("backend trait", &["backend", "backend/twin"]),

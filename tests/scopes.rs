@@ -348,3 +348,76 @@ async fn a_program_without_a_stream_in_sight_is_right() -> Result<()> {
     assert_eq!(device.download_vec(&y).await?, [11.0; 1000]);
     Ok(())
 }
+
+/// What it does when its thread ends.
+struct AtTheEnd(Option<Box<dyn FnOnce()>>);
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        if let Some(act) = self.0.take() {
+            act();
+        }
+    }
+}
+
+thread_local! {
+    static AT_THE_END: std::cell::RefCell<AtTheEnd> =
+        const { std::cell::RefCell::new(AtTheEnd(None)) };
+}
+
+/// Runs `act` in the destructor of a thread-local that was made before any other, so that it is dropped
+/// last; panics do not come back from there.
+fn in_a_destructor(act: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        AT_THE_END.with(|end| end.borrow_mut().0 = Some(Box::new(act)));
+        // Others, of this crate's as well.
+        let device = testing::device();
+        device.default_stream().scope_sync(|| assert!(Stream::current().is_some()));
+        drop(device.thread_stream());
+    });
+    thread.join().expect("the thread itself");
+}
+
+#[test]
+fn scopes_work_in_the_destructors_of_a_thread() {
+    let device = testing::device();
+    let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
+    let (told, tells) = std::sync::mpsc::channel();
+    let given = device.clone();
+    in_a_destructor(move || {
+        let device = given;
+        let tell = |ok: bool| told.send(ok).unwrap();
+        tell(Stream::current().is_none());
+        tell(device.current_stream() == *device.default_stream());
+        // On a system whose thread-locals are gone by now a scope has no effect.
+        let effect = !cfg!(target_os = "linux");
+        tell(a.scope_sync(|| device.current_stream() == a) || effect);
+        tell(a.scope_sync_unordered(|| Stream::current() == Some(a.clone())) || effect);
+        let nested = a.scope_sync(|| {
+            // More than are kept without an allocation.
+            fn down(device: &Device, streams: [&Stream; 2], depth: u32) -> bool {
+                depth == 0
+                    || streams[0].scope_sync(|| {
+                        device.current_stream() == *streams[0]
+                            && down(device, [streams[1], streams[0]], depth - 1)
+                            && device.current_stream() == *streams[0]
+                    })
+            }
+            down(&device, [&b, &a], 9) && device.current_stream() == a
+        });
+        tell(nested || effect);
+        let inside = b.scope(async { device.current_stream() == b && device.done().await.is_ok() });
+        tell(futures::executor::block_on(inside) || effect);
+        let outside = catch_unwind(AssertUnwindSafe(|| a.scope_sync(|| panic!("on purpose"))));
+        tell(outside.is_err() && Stream::current().is_none());
+        let own = device.thread_stream();
+        tell(own.is_ok_and(|own| {
+            own.fill(&mut own.zeros(4).queued().unwrap(), 1).synchronize().is_ok()
+        }));
+        tell(device.host_fn(|| 3).synchronize().is_ok_and(|three| three == 3));
+    });
+    let told: Vec<bool> = tells.iter().collect();
+    assert_eq!(told, [true; 9], "in this order, up to where it ended");
+    // Nothing was left behind by the thread.
+    goes_to(&device, device.default_stream());
+}

@@ -84,6 +84,171 @@ fn close_gives_up_at_its_limit_and_what_the_device_uses_stays() {
     }
 }
 
+/// A runtime whose one thread for blocking work is taken until the sender is dropped.
+fn with_taken_pool() -> (tokio::runtime::Runtime, std::sync::mpsc::Sender<()>) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).max_blocking_threads(1).enable_all().build();
+    let runtime = runtime.expect("tokio");
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (taken, is_taken) = std::sync::mpsc::channel();
+    runtime.spawn_blocking(move || {
+        taken.send(()).ok();
+        released.recv_timeout(Duration::from_secs(60)).ok();
+    });
+    is_taken.recv_timeout(Duration::from_secs(10)).expect("a thread");
+    (runtime, release)
+}
+
+fn assert_timed_out(closed: gpu_await::Result<()>) {
+    let error = closed.expect_err("the gate is closed");
+    assert!(matches!(error.detail(), ErrorDetail::TimedOut { .. }), "{error}");
+}
+
+#[test]
+fn close_needs_no_thread_of_the_runtime() {
+    for mode in modes::ALL {
+        let device = testing::device_with(mode);
+        let (gate, op) = pending(&device);
+        let (runtime, release) = with_taken_pool();
+        let start = Instant::now();
+        let closed = runtime.block_on(async {
+            let close = device.close(Duration::from_millis(200));
+            tokio::time::timeout(Duration::from_secs(10), close).await
+        });
+        let took = start.elapsed();
+        assert_timed_out(closed.expect("it returns at its limit"));
+        assert!(took >= Duration::from_millis(200), "{mode:?}: {took:?}");
+        assert!(took < Duration::from_secs(3), "{mode:?}: {took:?}");
+        drop(release);
+        gate.open();
+        block_on(op).unwrap();
+    }
+}
+
+#[test]
+fn a_close_that_is_given_up_leaves_nothing() {
+    for mode in modes::ALL {
+        let device = testing::device_with(mode);
+        let (gate, op) = pending(&device);
+        let runtime = runtime();
+        let start = Instant::now();
+        let given_up = runtime.block_on(async {
+            let close = device.close(Duration::from_secs(15));
+            tokio::time::timeout(Duration::from_millis(100), close).await
+        });
+        assert!(given_up.is_err(), "{mode:?}: the gate is closed");
+        drop(runtime);
+        assert!(start.elapsed() < Duration::from_secs(5), "{mode:?}: {:?}", start.elapsed());
+        // Nor does one that is dropped while it has the poller keep its waker.
+        let (waker, count) = counting();
+        let mut close = Box::pin(device.close(Duration::from_secs(15)));
+        assert!(close.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+        drop((close, waker));
+        assert_eq!(Arc::strong_count(&count), 1, "{mode:?}");
+        gate.open();
+        block_on(op).unwrap();
+        // Again, now that all is complete: at once.
+        block_on(device.close(Duration::ZERO)).unwrap();
+    }
+}
+
+#[test]
+fn close_has_no_limit_if_none_is_given() {
+    for mode in modes::ALL {
+        let device = testing::device_with(mode);
+        let (gate, op) = pending(&device);
+        let mut close = Box::pin(device.close(Duration::MAX));
+        assert!(close.poll_unpin(&mut Context::from_waker(Waker::noop())).is_pending());
+        gate.open();
+        block_on(close).unwrap();
+        assert!(op.is_complete(), "{mode:?}");
+    }
+}
+
+#[test]
+fn two_closes_keep_their_own_limits() {
+    let device = testing::device();
+    let (gate, op) = pending(&device);
+    let runtime = runtime();
+    let close = |limit| {
+        runtime.spawn({
+            let device = device.clone();
+            async move { device.close(limit).await }
+        })
+    };
+    let (long, short) = (close(Duration::from_secs(60)), close(Duration::from_millis(50)));
+    assert_timed_out(runtime.block_on(short).expect("no panic"));
+    assert!(!long.is_finished());
+    gate.open();
+    runtime.block_on(long).expect("no panic").unwrap();
+    block_on(op).unwrap();
+    // On another executor.
+    let device = testing::device();
+    let (gate, op) = pending(&device);
+    let close = device.clone();
+    let task = smol::spawn(async move { close.close(Duration::from_millis(50)).await });
+    assert_timed_out(smol::block_on(task));
+    gate.open();
+    smol::block_on(device.close(Duration::from_secs(10))).unwrap();
+    block_on(op).unwrap();
+}
+
+#[test]
+fn close_tells_of_a_loss_and_not_of_its_limit() {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let (gate, op) = pending(&device);
+    let mut close = Box::pin(device.close(Duration::from_secs(60)));
+    assert!(close.poll_unpin(&mut Context::from_waker(Waker::noop())).is_pending());
+    handle.lose_device("a test");
+    let start = Instant::now();
+    assert!(block_on(close).unwrap_err().is_device_lost());
+    // Nobody keeps the time of a device that is lost: there is no need to.
+    assert!(block_on(device.close(Duration::from_secs(60))).unwrap_err().is_device_lost());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    drop((gate, op));
+}
+
+/// The time of a stepped device is that of its steps.
+#[test]
+fn close_keeps_the_time_of_a_stepped_device() {
+    let (device, step) = testing::manual();
+    let stream = device.stream().unwrap();
+    let op = stream.host_fn(|| 5);
+    let (count, woken) = counting();
+    let mut close = Box::pin(device.close(Duration::from_millis(200)));
+    let poll = |close: &mut std::pin::Pin<Box<_>>| {
+        Future::poll(std::pin::Pin::as_mut(close), &mut Context::from_waker(&count))
+    };
+    assert!(poll(&mut close).is_pending());
+    step.advance(Duration::from_millis(199));
+    assert!(poll(&mut close).is_pending());
+    step.advance(Duration::from_millis(2));
+    assert_eq!(woken.load(Ordering::SeqCst), 0, "nobody steps it");
+    let std::task::Poll::Ready(closed) = poll(&mut close) else { panic!("its limit is over") };
+    assert_timed_out(closed);
+    // A step wakes it.
+    let mut close = Box::pin(device.close(Duration::from_nanos(500)));
+    assert!(poll(&mut close).is_pending());
+    assert!(step.step(0));
+    assert!(woken.load(Ordering::SeqCst) > 0);
+    step.run_until_idle();
+    block_on(close).unwrap();
+    assert_eq!(block_on(op).unwrap(), 5);
+}
+
+/// A waker that counts.
+fn counting() -> (Waker, Arc<AtomicU32>) {
+    struct Counting(Arc<AtomicU32>);
+    impl std::task::Wake for Counting {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let woken = Arc::new(AtomicU32::new(0));
+    (Waker::from(Arc::new(Counting(woken.clone()))), woken)
+}
+
 #[test]
 fn a_device_dropped_with_work_in_flight_finishes_it() {
     for mode in modes::ALL {

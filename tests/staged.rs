@@ -22,6 +22,22 @@ async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(SOON, future).await.expect("in time")
 }
 
+/// [`settled`] beside uploads that were given up: the allocation of one may come late, from a thread of
+/// its own, and has no marker.
+async fn settled_late(stream: &Stream) {
+    let settled = async {
+        loop {
+            stream.done().await.expect("no loss");
+            let stats = stream.device().stats();
+            if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    soon(settled).await;
+}
+
 fn numbers(len: usize) -> Vec<u32> {
     (0..len as u32).map(|n| n.wrapping_mul(2_654_435_761)).collect()
 }
@@ -216,7 +232,7 @@ async fn a_staged_copy_can_be_dropped_at_any_poll() {
         }
         assert!(stream.download_staged(&x).await? == *data);
         drop(x);
-        settled(&device).await;
+        settled_late(&stream).await;
         // The crew is through as well: nobody else holds the data.
         soon(async {
             while std::sync::Arc::strong_count(&data) > 1 {
@@ -323,4 +339,85 @@ fn staging_runs_on_any_executor_and_its_future_is_send() {
         futures::executor::block_on(is_send(stream.download_staged(&x))).unwrap()
     });
     assert!(thread.join().unwrap() == numbers(MANY / 8));
+}
+
+/// A runtime whose one thread for blocking work is taken until the sender is dropped.
+fn with_taken_pool() -> (tokio::runtime::Runtime, std::sync::mpsc::Sender<()>) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).max_blocking_threads(1).enable_all().build();
+    let runtime = runtime.expect("tokio");
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (taken, is_taken) = std::sync::mpsc::channel();
+    runtime.spawn_blocking(move || {
+        taken.send(()).ok();
+        released.recv_timeout(6 * SOON).ok();
+    });
+    is_taken.recv_timeout(SOON).expect("a thread");
+    (runtime, release)
+}
+
+#[test]
+fn blocking_work_needs_no_thread_of_the_runtime() {
+    let (device, peer) = (testing::device(), testing::peer_device());
+    let (runtime, release) = with_taken_pool();
+    runtime.block_on(async {
+        let stream = device.stream().unwrap();
+        let x = soon(stream.upload_staged(numbers(MANY / 4))).await.unwrap();
+        assert!(soon(stream.download_staged(&x)).await.unwrap() == numbers(MANY / 4));
+        let into = soon(stream.download_staged_into(&x, Vec::new())).await.unwrap();
+        assert!(into == numbers(MANY / 4));
+        assert_eq!(soon(device.pinned_async::<u8>(3 << 20)).await.unwrap().len(), 3 << 20);
+        soon(device.enable_peer(&peer)).await.unwrap();
+        let fill = soon(gpu_await::kernels::fill::load(&device)).await.unwrap();
+        drop((fill, x));
+        soon(device.done()).await.unwrap();
+        soon(device.trim(0)).await.unwrap();
+        soon(device.trim_pinned(0)).await.unwrap();
+        // A binary that no device takes: refused, and by the thread that loads.
+        let image = gpu_await::Image::ptx("no such thing");
+        assert!(soon(gpu_await::Module::load(&device, image)).await.is_err());
+        let source = gpu_await::CudaSource::new("no such thing");
+        assert!(soon(gpu_await::Module::compile(&device, source)).await.is_err());
+        soon(device.close(SOON)).await.unwrap();
+    });
+    drop(release);
+}
+
+/// A runtime that ends takes the future; what is on the device goes on, and everything comes back.
+#[test]
+fn a_runtime_that_ends_leaves_staged_work_to_the_device() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let data: std::sync::Arc<[u32]> = numbers(MANY).into();
+    let x = stream.upload(data.to_vec()).queued().unwrap();
+    let gate = Gate::close(&stream).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let before = stream.submitted();
+    let (up, down) = (stream.clone(), stream.clone());
+    let source = data.clone();
+    runtime.spawn(async move { up.upload_staged(source).await.map(drop) });
+    runtime.spawn(async move { down.download_staged(&x).await.map(drop) });
+    // An allocation and a part at least are on the stream.
+    let end = std::time::Instant::now() + SOON;
+    while stream.submitted() < before + 3 {
+        assert!(std::time::Instant::now() < end, "{stream:?}");
+        std::thread::yield_now();
+    }
+    let start = std::time::Instant::now();
+    runtime.shutdown_timeout(SOON);
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert!(!gate.timed_out());
+    gate.open();
+    let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    other.block_on(async {
+        settled_late(&stream).await;
+        // The crew is the device's and not the runtime's.
+        let x = soon(stream.upload_staged(data.clone())).await.unwrap();
+        assert!(soon(stream.download_staged(&x)).await.unwrap() == *data);
+    });
+    // By the crew, a moment later.
+    while std::sync::Arc::strong_count(&data) > 1 {
+        assert!(start.elapsed() < 3 * SOON, "the source is dropped");
+        std::thread::yield_now();
+    }
 }

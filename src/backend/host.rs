@@ -21,7 +21,6 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -34,6 +33,7 @@ use super::{
     HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, Place, PoolInfo, Query, RawEvent,
     RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
+use crate::contain;
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 use crate::thread_role::{self, Role};
@@ -241,10 +241,10 @@ impl HostBackend {
         let books = Arc::new(Books { handle, ..Books::default() });
         if let Some(receiver) = worker {
             let (shared, books) = (self.shared.clone(), books.clone());
-            std::thread::Builder::new()
-                .name(format!("host:{}-stream", self.ordinal))
-                // Until the stream was destroyed and its queue is empty.
-                .spawn(move || receiver.iter().for_each(|command| shared.execute(&books, command)))
+            let name = format!("host:{}-stream", self.ordinal);
+            // Until the stream was destroyed and its queue is empty.
+            let work = move || receiver.iter().for_each(|command| shared.execute(&books, command));
+            contain::spawn(&name, work)
                 .map_err(|_| DriverCode { call: "stream_create", code: OPERATING_SYSTEM })?;
         }
         Ok(Arc::new(HostStream { blocking, commands, books, stepped }))
@@ -319,6 +319,13 @@ impl Command {
         )
     }
 
+    /// Drops it without running it.
+    fn discard(self) {
+        if let Command::Launch(launch) = self {
+            launch.discard();
+        }
+    }
+
     fn is_ready(&self) -> bool {
         match self {
             Command::Wait { event, generation } => event.reached.lock().generation >= *generation,
@@ -358,7 +365,11 @@ impl Command {
             }
             Command::CopyRows(copy) => shared.copy_rows(&copy),
             Command::Fill { dst, pattern, count } => shared.fill(dst, &pattern, count),
-            Command::Launch(launch) => launch.run(shared),
+            Command::Launch(launch) => {
+                let ran = launch.run(shared);
+                launch.discard();
+                ran
+            }
             Command::HostFn { callback, data } => {
                 let _turn = shared.host_fn_turn.lock();
                 let _role = thread_role::enter(Role::HostFn);
@@ -393,14 +404,19 @@ impl Command {
 }
 
 impl Launch {
+    /// Drops it: if it is the last to have the twin, that includes whatever a user's twin captured.
+    fn discard(self: Box<Self>) {
+        contain::contain("the drop of what a kernel's host twin captured", || drop(self));
+    }
+
     fn run(&self, shared: &Shared) -> std::result::Result<(), String> {
         for (index, slot) in self.args.slots().iter().enumerate() {
             if slot.memory_bytes > 0 {
                 shared.touch(DevicePtr(self.args.address(index)), slot.memory_bytes)?;
             }
         }
-        catch_unwind(AssertUnwindSafe(|| (self.function)(&self.shape.grid, &self.args)))
-            .map_err(|panic| format!("a kernel's host twin panicked: {}", panic_message(&*panic)))
+        contain::catch(|| (self.function)(&self.shape.grid, &self.args))
+            .map_err(|message| format!("a kernel's host twin panicked: {message}"))
     }
 }
 
@@ -463,9 +479,9 @@ impl Shared {
     /// Runs one command of a stream and keeps its books.
     fn execute(&self, books: &Books, command: Command) {
         let counts = command.counts();
-        if self.fault.get().is_none()
-            && let Err(what) = command.run(self)
-        {
+        if self.fault.get().is_some() {
+            command.discard();
+        } else if let Err(what) = command.run(self) {
             self.fail(what);
         }
         if counts {
@@ -933,15 +949,6 @@ impl Backend for HostBackend {
     unsafe fn active_clusters(&self, _function: RawFunction, _grid: &Grid) -> Call<u32> {
         Err(DriverCode { call: "active_clusters", code: NOT_SUPPORTED })
     }
-}
-
-/// What a panic said, where it said anything.
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no message)")
 }
 
 fn physical_memory() -> u64 {

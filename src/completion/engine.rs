@@ -8,6 +8,7 @@
 //! | `checkers` | places for tasks that look for themselves |
 //! | `events`, `words` | markers |
 //! | `bells` | private streams on which doorbells ring |
+//! | `deadlines` | moments at which the poller wakes tasks |
 //! | `retired` | device memory to be freed when several streams are through with it |
 //! | `reaper` | drops what users lent |
 //! | `errands` | makes driver calls for the poller that may be held up |
@@ -28,6 +29,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::checkers::Checkers;
+use super::deadlines::Deadlines;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::events::{Destroy, EventHandle, EventPool};
@@ -94,6 +96,7 @@ pub(crate) struct Engine {
     epoch: Instant,
     /// The clock of a stepped device, which time itself does not move.
     stepped_ns: AtomicU64,
+    pub(crate) deadlines: Deadlines,
     /// Wakers of who waits for the loss of the device.
     mourners: Mutex<Slab<Waker>>,
     pub(crate) counters: Counters,
@@ -154,6 +157,7 @@ impl Engine {
             next_lane: AtomicUsize::new(0),
             epoch: Instant::now(),
             stepped_ns: AtomicU64::new(0),
+            deadlines: Deadlines::new(),
             mourners: Mutex::default(),
             counters: Counters::default(),
             leaving: Mutex::default(),
@@ -379,12 +383,14 @@ impl Engine {
         if self.mourned.swap(true, Ordering::SeqCst) {
             return;
         }
-        tracing::error!(device = %self.label(), error = %lost, "device lost");
+        // A subscriber that panics must not keep the loss from those who wait.
+        let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
+        crate::contain::log(lost);
         // The store of `lost` before the scan of the waiters, against the store of a waker before
         // the load of `lost` in `Lane::poll_ticket`.
         fence(Ordering::SeqCst);
         let mourners = std::mem::take(&mut *self.mourners.lock());
-        mourners.into_iter().for_each(|(_, waker)| super::lane::wake(waker));
+        mourners.into_iter().for_each(|(_, waker)| crate::contain::wake(waker));
         for lane in self.lanes() {
             lane.mourn();
         }
@@ -437,7 +443,7 @@ impl Engine {
         let engine = Arc::downgrade(self);
         self.errands.enqueue(Box::new(move || {
             if let Some(engine) = engine.upgrade().filter(|engine| engine.lost().is_none())
-                && let Some(_under_way) = poller::UnderWay::begin()
+                && let Some(_under_way) = crate::at_exit::UnderWay::begin()
             {
                 errand(&engine);
             }

@@ -22,7 +22,6 @@ mod wait;
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -45,6 +44,7 @@ use super::timeline::Timeline;
 use super::waiters::Waiters;
 use super::words::Word;
 use crate::backend::{DevicePtr, Query, RawStream, StreamOptions};
+use crate::contain;
 use crate::error::{DriverCode, Result};
 use crate::hazard::Use;
 use crate::thread_role::{self, Role};
@@ -504,13 +504,6 @@ impl Lane {
     }
 }
 
-/// Wakes a task; a waker that panics harms nobody else.
-pub(crate) fn wake(waker: Waker) {
-    if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
-        tracing::error!("a waker panicked");
-    }
-}
-
 impl PartialEq for Lane {
     fn eq(&self, other: &Self) -> bool {
         self.id() == other.id()
@@ -546,7 +539,7 @@ impl Drop for Lane {
         engine.leave(self.id());
         // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
         while let Some(waker) = self.waiters.get_mut().pop_due(u64::MAX) {
-            wake(waker);
+            contain::wake(waker);
         }
         let markers = self.markers.get_mut();
         // Before the engine, whose end destroys what is in the pool.

@@ -19,6 +19,8 @@ use super::engine::Engine;
 use super::lane::Lane;
 use super::park::ParkState;
 use super::policy;
+use crate::at_exit::UnderWay;
+use crate::contain;
 use crate::error::{DriverCode, Result};
 use crate::thread_role::{self, Role};
 use crate::{timer_slack, turn_taking};
@@ -136,11 +138,10 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     let attention = engine.attention.clone();
     let weak = Arc::downgrade(engine);
     exit::watch(&attention);
-    let spawned = std::thread::Builder::new()
-        .name(format!("gpu-await-{}", engine.label()))
-        .spawn(move || run(&weak, &attention))
+    let name = format!("gpu-await-{}", engine.label());
+    let thread = contain::spawn(&name, move || run(&weak, &attention))
         .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
-    engine.attention.thread.get_or_init(|| spawned.thread().clone());
+    engine.attention.thread.get_or_init(|| thread);
     Ok(())
 }
 
@@ -174,9 +175,19 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
     let mut poller = Poller { active: Vec::new(), last_progress: 0, last_press: 0, last_probe: 0 };
     let mut spins = 0_u32;
     while !attention.must_stop() {
-        let (next, now) = match engine.upgrade() {
-            Some(engine) => (poller.look(&engine, attention), engine.now()),
-            None => break,
+        // A subscriber of `tracing` may panic anywhere; wakers and destructors are contained where they
+        // are called.
+        let looked = contain::contain("what a poller called", || {
+            let engine = engine.upgrade()?;
+            Some((poller.look(&engine, attention), engine.now()))
+        });
+        let (next, now) = match looked {
+            Some(Some(looked)) => looked,
+            Some(None) => break,
+            None => {
+                attention.park.resume();
+                (Next::Again, 0)
+            }
         };
         match next {
             Next::Again => {
@@ -223,7 +234,7 @@ impl Poller {
         // Once more, for who came before it could see that.
         let again = self.round(engine, attention);
         let now = engine.now();
-        let until = self.next_look(engine, now, attention);
+        let until = self.next_look(engine, now, attention).min(engine.deadlines.first());
         if again || until <= now + SPIN_NS {
             attention.park.resume();
             return Next::Again;
@@ -240,6 +251,7 @@ impl Poller {
         self.active.append(&mut incoming);
         drop(incoming);
         let now = engine.now();
+        engine.deadlines.wake_due(now);
         let mut visited = false;
         for lane in self.active.iter().filter(|lane| lane.next_look() <= now) {
             visited = true;
@@ -328,7 +340,7 @@ impl Poller {
 pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     let Some(under_way) = UnderWay::begin() else { return };
     let leaving = Leaving::begin();
-    let spawned = std::thread::Builder::new().name("gpu-await-close".to_owned()).spawn(move || {
+    let spawned = contain::spawn("gpu-await-close", move || {
         act();
         drop((under_way, leaving));
     });
@@ -337,7 +349,7 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-pub(crate) use exit::{Leaving, UnderWay};
+pub(crate) use exit::Leaving;
 
 /// The end of the process.
 mod exit {
@@ -356,9 +368,6 @@ mod exit {
     /// How long the end of the process waits for either: for what leaves, and for what is under way.
     const PATIENCE: Duration = Duration::from_millis(200);
 
-    /// Last acts and errands under way.
-    static LAST_ACTS: AtomicU32 = AtomicU32::new(0);
-
     /// Devices whose last handle is gone and that still have something of the driver's; and what is
     /// to be dropped elsewhere, which may be such a handle.
     static LEAVING: AtomicU32 = AtomicU32::new(0);
@@ -376,24 +385,6 @@ mod exit {
     impl Drop for Leaving {
         fn drop(&mut self) {
             LEAVING.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Driver calls that the end of the process waits for.
-    pub(crate) struct UnderWay(());
-
-    impl UnderWay {
-        /// `None` if the process is ending.
-        pub(crate) fn begin() -> Option<Self> {
-            LAST_ACTS.fetch_add(1, Ordering::SeqCst);
-            let under_way = UnderWay(());
-            (!crate::at_exit::begun()).then_some(under_way)
-        }
-    }
-
-    impl Drop for UnderWay {
-        fn drop(&mut self) {
-            LAST_ACTS.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -428,7 +419,7 @@ mod exit {
         for poller in pollers {
             wait_until(limit, || poller.stopped.load(Ordering::SeqCst));
         }
-        wait_until(limit, || LAST_ACTS.load(Ordering::SeqCst) == 0);
+        wait_until(limit, || !crate::at_exit::is_under_way());
     }
 
     fn wait_until(limit: Instant, holds: impl Fn() -> bool) {

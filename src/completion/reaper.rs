@@ -5,12 +5,12 @@
 //! to another such thread. It starts when something is first sent.
 #![forbid(unsafe_code)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use crossbeam_channel::{Sender, unbounded};
 
 use super::poller::Leaving;
+use crate::contain;
 
 /// Something to be dropped elsewhere, or a last act that makes driver calls.
 pub(crate) type Remains = Box<dyn FnOnce() + Send>;
@@ -40,9 +40,7 @@ impl Reaper {
     pub(crate) fn enqueue(&self, remains: Remains) {
         let queue = self.queue.get_or_init(|| {
             let (sender, receiver) = unbounded::<Remains>();
-            let spawned = std::thread::Builder::new()
-                .name(self.thread.to_owned())
-                .spawn(move || receiver.iter().for_each(bury));
+            let spawned = contain::spawn(self.thread, move || receiver.iter().for_each(bury));
             spawned.ok().map(|_| sender)
         });
         match queue {
@@ -66,7 +64,5 @@ impl Reaper {
 }
 
 fn bury(remains: Remains) {
-    if catch_unwind(AssertUnwindSafe(remains)).is_err() {
-        tracing::error!("a value that was lent to a stream panicked in its drop");
-    }
+    contain::contain("the drop of a value that was lent to a stream", remains);
 }

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::completion::engine::Engine;
 use crate::error::Error;
+use crate::turn_taking::Budget;
 
 /// Resolves with the error when the device is lost; see [`Device::lost`](crate::Device::lost).
 #[must_use = "a future does nothing unless it is awaited"]
@@ -15,11 +16,12 @@ pub struct Loss {
     engine: Arc<Engine>,
     /// Its place among those who wait.
     key: Option<usize>,
+    budget: Budget,
 }
 
 impl Loss {
     pub(super) fn of(engine: &Arc<Engine>) -> Self {
-        Loss { engine: engine.clone(), key: None }
+        Loss { engine: engine.clone(), key: None, budget: Budget::default() }
     }
 }
 
@@ -27,17 +29,17 @@ impl Future for Loss {
     type Output = Error;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
-        let this = &mut *self;
-        match this.engine.poll_lost(&mut this.key, cx.waker()) {
+        let Loss { engine, key, budget } = &mut *self;
+        budget.poll(cx, |cx| match engine.poll_lost(key, cx.waker()) {
             Some(error) => Poll::Ready(error),
             None => Poll::Pending,
-        }
+        })
     }
 }
 
 impl Clone for Loss {
     fn clone(&self) -> Self {
-        Loss { engine: self.engine.clone(), key: None }
+        Loss::of(&self.engine)
     }
 }
 

@@ -18,7 +18,6 @@ use super::Element;
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::completion::engine::Engine;
 use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::offload::offload;
 
 /// What small blocks are cut from: one huge page.
 const SLAB_BYTES: usize = 2 << 20;
@@ -292,15 +291,6 @@ impl<T: Element> PinnedBuffer<T> {
         const { assert!(align_of::<T>() <= LEAST_BYTES, "element type aligned too strictly") };
         let bytes = bytes_of::<T>(len)?;
         Ok(PinnedBuffer { block: pool.get(bytes)?, len, element: PhantomData })
-    }
-
-    /// Like [`new`](Self::new), growing the pool off the executor.
-    pub(crate) async fn new_async(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
-        if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
-            return Ok(pooled);
-        }
-        let pool = pool.clone();
-        offload(move || PinnedBuffer::new(&pool, len)).await?
     }
 
     /// [`new`](Self::new) if the pool has such memory: quick.

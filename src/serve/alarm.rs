@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use crate::completion::lane;
+use crate::contain;
 use crate::timer_slack;
 
 /// Whom to wake, and when.
@@ -27,8 +27,7 @@ impl Alarm {
     pub(crate) fn set(&self, at: Instant, waker: Waker) -> bool {
         let thread = self.thread.get_or_init(|| {
             let (sender, receiver) = unbounded();
-            let thread = std::thread::Builder::new().name("gpu-await-batch".to_owned());
-            thread.spawn(move || run(&receiver)).ok().map(|_| sender)
+            contain::spawn("gpu-await-batch", move || run(&receiver)).ok().map(|_| sender)
         });
         thread.as_ref().is_some_and(|thread| thread.send((at, waker)).is_ok())
     }
@@ -43,10 +42,13 @@ fn run(sets: &Receiver<Set>) {
             None => sets.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match next {
-            Ok(newer) => set = Some(newer),
+            Ok(newer) => {
+                let older = set.replace(newer);
+                contain::contain("the drop of a waker", || drop(older));
+            }
             Err(RecvTimeoutError::Timeout) => {
                 if let Some((_, waker)) = set.take() {
-                    lane::wake(waker);
+                    contain::wake(waker);
                 }
             }
             Err(RecvTimeoutError::Disconnected) => return,

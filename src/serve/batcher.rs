@@ -17,17 +17,14 @@
 //! 3. Wakers, requests and replies are dropped outside of the lock.
 #![forbid(unsafe_code)]
 
-use std::any::Any;
 use std::fmt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
-use futures::future::FutureExt;
 use futures::ready;
 use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
@@ -36,8 +33,9 @@ use smallvec::SmallVec;
 use super::admission::{Admission, Class, Entry, Patience};
 use super::alarm::Alarm;
 use super::gather::{Gather, Limits, Next};
-use crate::completion::lane;
+use crate::contain;
 use crate::error::{Error, ErrorDetail};
+use crate::turn_taking::Budget;
 
 /// The one seat of a batcher's places.
 pub(super) const ROOM: usize = 0;
@@ -115,6 +113,7 @@ pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
 pub struct Call<Q, R, E = Error> {
     shared: Arc<Shared<Q, R, E>>,
     state: State<R, E>,
+    budget: Budget,
 }
 
 /// What a [`Batcher`] is doing; a snapshot.
@@ -282,7 +281,8 @@ impl<Q, R, E> Batcher<Q, R, E> {
 impl<Q, R, E> Call<Q, R, E> {
     /// `reserved` says that there is a place for it.
     pub(super) fn new(shared: &Arc<Shared<Q, R, E>>, request: Q, reserved: bool) -> Self {
-        Call { shared: shared.clone(), state: shared.enter(request, reserved) }
+        let state = shared.enter(request, reserved);
+        Call { shared: shared.clone(), state, budget: Budget::default() }
     }
 }
 
@@ -290,13 +290,16 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
     type Output = Result<R, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = match &mut self.state {
-            State::Waiting { reply, .. } => {
-                ready!(Pin::new(reply).poll(cx)).unwrap_or_else(|_gone| Err(closed().into()))
+        let Call { state, budget, .. } = &mut *self;
+        let answer = ready!(budget.poll(cx, |cx| {
+            match state {
+                State::Waiting { reply, .. } => Pin::new(reply)
+                    .poll(cx)
+                    .map(|replied| replied.unwrap_or_else(|_gone| Err(closed().into()))),
+                State::Refused(error) => Poll::Ready(Err(error.clone().into())),
+                State::Done => panic!("`Call` polled after it was ready"),
             }
-            State::Refused(error) => Err(error.clone().into()),
-            State::Done => panic!("`Call` polled after it was ready"),
-        };
+        }));
         self.state = State::Done;
         Poll::Ready(answer)
     }
@@ -340,7 +343,7 @@ impl<Q, R, E> Shared<Q, R, E> {
             (next, stale)
         };
         drop(stale);
-        callers.into_iter().for_each(lane::wake);
+        callers.into_iter().for_each(contain::wake);
         next
     }
 
@@ -360,7 +363,7 @@ impl<Q, R, E> Shared<Q, R, E> {
         let (key, tells) = book.gather.add(now, request);
         let worker = if tells { book.worker.take() } else { None };
         drop(book);
-        worker.into_iter().for_each(lane::wake);
+        worker.into_iter().for_each(contain::wake);
         State::Waiting { key, reply }
     }
 
@@ -371,7 +374,7 @@ impl<Q, R, E> Shared<Q, R, E> {
         let next = request.as_ref().and_then(|_| book.room.give_back(ROOM));
         drop(book);
         drop(request);
-        next.into_iter().for_each(lane::wake);
+        next.into_iter().for_each(contain::wake);
     }
 
     fn full(&self, book: &Book<Q, R, E>) -> Error {
@@ -402,17 +405,16 @@ where
     let (batch, callers): (Vec<Q>, Vec<_>) =
         batch.into_iter().map(|one| (one.request, one.reply)).unzip();
     tracing::trace!(target: "gpu_await::batch", requests);
-    let begun = catch_unwind(AssertUnwindSafe(|| run(batch)));
+    let begun = contain::catch(|| run(batch));
     async move {
         let ended = match begun {
-            Ok(running) => AssertUnwindSafe(running).catch_unwind().await,
-            Err(panic) => Err(panic),
+            Ok(running) => contain::catch_future(running).await,
+            Err(message) => Err(message),
         };
         let error: E = match ended {
             Ok(Ok(replies)) if replies.len() == requests => {
                 for (caller, reply) in callers.into_iter().zip(replies) {
-                    // Who is gone does not want it.
-                    drop(caller.send(reply));
+                    send(caller, || reply);
                 }
                 return;
             }
@@ -420,22 +422,23 @@ where
                 Error::from(ErrorDetail::Replies { requests, replies: replies.len() }).into()
             }
             Ok(Err(error)) => error,
-            Err(panic) => {
-                let message = message(&*panic);
-                tracing::error!(requests, message, "what ran a batch panicked");
+            Err(message) => {
+                contain::log(|| {
+                    tracing::error!(requests, message, "what ran a batch panicked");
+                });
                 Error::from(ErrorDetail::BatchPanicked { requests, message }).into()
             }
         };
         for caller in callers {
-            drop(caller.send(Err(error.clone())));
+            send(caller, || Err(error.clone()));
         }
     }
 }
 
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned())
+/// Answers a request. The reply is dropped if the caller is gone; whatever that, its waker or
+/// `reply` does, the others of the batch are answered as well.
+fn send<T>(caller: oneshot::Sender<T>, reply: impl FnOnce() -> T) {
+    contain::contain("the reply to a request of a batch", || drop(caller.send(reply())));
 }
 
 pub(super) fn closed() -> Error {
@@ -473,8 +476,10 @@ impl<Q, R, E> Drop for End<Q, R, E> {
         let worker = book.worker.take();
         drop(book);
         drop(worker);
-        drop(waiting);
-        wakers.into_iter().for_each(lane::wake);
+        for request in waiting {
+            contain::contain("the drop of a request", || drop(request));
+        }
+        wakers.into_iter().for_each(contain::wake);
     }
 }
 
@@ -485,7 +490,7 @@ impl<Q, R, E> Drop for Open<Q, R, E> {
             book.gather.end();
             book.worker.take()
         };
-        worker.into_iter().for_each(lane::wake);
+        worker.into_iter().for_each(contain::wake);
     }
 }
 

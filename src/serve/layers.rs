@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::admission::{Class, Entry, Key, Patience, Turn};
 use super::batcher::{Batcher, Call, ROOM, Shared, closed};
 use super::pool::{Acquire, PooledStream, StreamPool};
-use crate::completion::lane;
+use crate::contain;
 use crate::error::Error;
 
 /// A function of a stream and a request, as a service: ready when the [`StreamPool`] has a stream.
@@ -144,7 +144,7 @@ impl<Q, R, E> Shared<Q, R, E> {
         };
         drop(book);
         drop(stale);
-        next.into_iter().for_each(lane::wake);
+        next.into_iter().for_each(contain::wake);
     }
 }
 

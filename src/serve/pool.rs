@@ -28,11 +28,12 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 
 use super::admission::{Admission, Class, Entry, Key, Patience, Turn};
-use crate::completion::lane;
+use crate::contain;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::lease::{Lease, Places};
 use crate::stream::{MarkList, Marks, Stream, sealed};
+use crate::turn_taking::Budget;
 
 /// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
 /// submitted, and two whose tasks have yet to learn that they are complete.
@@ -105,12 +106,14 @@ pub struct Acquire {
     class: Class,
     patience: Patience,
     state: State,
+    budget: Budget,
 }
 
 /// Resolves when nothing is in flight; see [`StreamPool::drained`].
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Drained {
     shared: Arc<Shared>,
+    budget: Budget,
 }
 
 /// What a [`StreamPool`] is doing; a snapshot.
@@ -222,13 +225,13 @@ impl StreamPool {
     /// [`drained`](Self::drained) waits for it.
     pub fn close(&self) {
         let wakers = self.shared.book.lock().admission.close();
-        wakers.into_iter().for_each(lane::wake);
+        wakers.into_iter().for_each(contain::wake);
     }
 
     /// Resolves when no request is in flight: none holds a stream, and the devices are through with
     /// everything. For a shutdown, behind [`close`](Self::close).
     pub fn drained(&self) -> Drained {
-        Drained { shared: self.shared.clone() }
+        Drained { shared: self.shared.clone(), budget: Budget::default() }
     }
 
     /// What the pool is doing, by asking the devices.
@@ -258,7 +261,8 @@ impl StreamPool {
     }
 
     pub(crate) fn enter(&self, class: Class, patience: Patience) -> Acquire {
-        Acquire { shared: self.shared.clone(), class, patience, state: State::New }
+        let (shared, budget) = (self.shared.clone(), Budget::default());
+        Acquire { shared, class, patience, state: State::New, budget }
     }
 }
 
@@ -350,6 +354,15 @@ impl Future for Acquire {
     type Output = Result<PooledStream>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut budget = self.budget;
+        let polled = budget.poll(cx, |cx| self.poll_place(cx));
+        self.budget = budget;
+        polled
+    }
+}
+
+impl Acquire {
+    fn poll_place(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
         loop {
             let ended = match self.state {
                 State::New => {
@@ -404,7 +417,7 @@ impl Drop for Acquire {
         if let State::Waiting { key, .. } = self.state {
             let (next, stale) = self.shared.book.lock().admission.leave(key);
             drop(stale);
-            next.into_iter().for_each(lane::wake);
+            next.into_iter().for_each(contain::wake);
         }
     }
 }
@@ -412,9 +425,16 @@ impl Drop for Acquire {
 impl Future for Drained {
     type Output = ();
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Drained { shared, budget } = &mut *self;
+        budget.poll(cx, |cx| shared.poll_drained(cx))
+    }
+}
+
+impl Shared {
+    fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         let waker = cx.waker().clone();
-        let mut book = self.shared.book.lock();
+        let mut book = self.book.lock();
         if book.admission.taken() == 0 {
             drop(book);
             return Poll::Ready(());
@@ -424,9 +444,7 @@ impl Future for Drained {
         }
         Poll::Pending
     }
-}
 
-impl Shared {
     /// The stream of a place that was granted, holding it; `None`, and the place goes back, if its
     /// device takes no work any more.
     fn sit(self: &Arc<Self>, place: usize) -> Option<Stream> {
@@ -459,7 +477,7 @@ impl Places for Shared {
             (wakers, if is_drained { std::mem::take(&mut book.draining) } else { Vec::new() })
         };
         wakers.extend(drained);
-        wakers.into_iter().for_each(lane::wake);
+        wakers.into_iter().for_each(contain::wake);
     }
 }
 

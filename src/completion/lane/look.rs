@@ -9,11 +9,12 @@ use std::task::Waker;
 
 use smallvec::SmallVec;
 
-use super::{Lane, Lent, Payload, UNKNOWN, wake};
+use super::{Lane, Lent, Payload, UNKNOWN};
 use crate::backend::Query;
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::policy::{self, Phase};
+use crate::contain::wake;
 use crate::error::DriverCode;
 
 /// Events that a stream keeps for its next markers.

@@ -16,7 +16,7 @@ use crate::completion::checkers::Place;
 use crate::completion::policy::{self, Phase};
 use crate::completion::waiters::WaiterKey;
 use crate::error::Result;
-use crate::turn_taking;
+use crate::turn_taking::{self, Budget};
 
 /// What a future remembers between polls.
 #[derive(Debug, Default)]
@@ -30,6 +30,8 @@ pub(crate) struct WaitState {
     began: bool,
     /// Polled by a thread that has nothing else to do.
     blocking: bool,
+    /// The task's: kept here because there is room.
+    pub(crate) budget: Budget,
 }
 
 /// Checks for one future; the poller does the rest.

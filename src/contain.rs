@@ -1,0 +1,90 @@
+//! Foreign code, contained: a waker, a destructor, a kernel's twin or a subscriber that panics ends no
+//! thread of this crate.
+//!
+//! A panic's payload is foreign as well: its `Drop` may panic, with a payload whose `Drop` panics. It
+//! is dropped here, and what keeps panicking is leaked.
+//!
+//! # Invariants
+//! 1. Nothing unwinds out of a function of this module, and no thread ends with a payload
+//!    (`a_waker_whose_panic_panics_ends_nothing` and its siblings in `tests/panics.rs`).
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::future::Future;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::{Poll, Waker};
+use std::thread::Thread;
+
+/// How many payloads of one panic are dropped, each thrown by the drop of the one before.
+const PAYLOADS: usize = 8;
+
+/// Runs foreign code; if it panicked, returns what the panic said.
+pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
+        let message = message(&*payload);
+        discard(payload);
+        message
+    })
+}
+
+/// Runs foreign code; if it panicked, logs that `what` did, and returns `None`.
+pub(crate) fn contain<R>(what: &'static str, run: impl FnOnce() -> R) -> Option<R> {
+    catch(run).map_err(|message| log(|| tracing::error!(message, "{what} panicked"))).ok()
+}
+
+/// Calls `tracing` where nothing may unwind: a subscriber is foreign code.
+pub(crate) fn log(event: impl FnOnce()) {
+    // There is nobody left to tell.
+    catch(event).ok();
+}
+
+/// Wakes a task; a waker that panics harms nobody else.
+pub(crate) fn wake(waker: Waker) {
+    contain("a waker", || waker.wake());
+}
+
+/// [`catch`] for a future, which is dropped when it ended: its drop may panic as well.
+pub(crate) async fn catch_future<F: Future>(future: F) -> Result<F::Output, String> {
+    let mut future = pin!(Some(future));
+    let ended = std::future::poll_fn(|cx| {
+        let polled = catch(|| future.as_mut().as_pin_mut().map(|future| future.poll(cx)));
+        match polled {
+            Ok(Some(polled)) => polled.map(Ok),
+            Ok(None) => unreachable!("it is there until it ended"),
+            Err(message) => Poll::Ready(Err(message)),
+        }
+    })
+    .await;
+    contain("the drop of a future", || future.set(None));
+    ended
+}
+
+/// Starts a thread of this crate: one that does not end with a panic. (The standard library aborts
+/// the process if the payload of a thread's panic panics when it is dropped.)
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    let contained = move || {
+        contain("a thread of this crate", work);
+    };
+    Ok(thread.spawn(contained)?.thread().clone())
+}
+
+/// Drops a payload, and what its drop throws.
+fn discard(mut payload: Box<dyn Any + Send>) {
+    for _ in 0..PAYLOADS {
+        match catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            Ok(()) => return,
+            Err(next) => payload = next,
+        }
+    }
+    std::mem::forget(payload);
+}
+
+/// What a panic said, where it said anything.
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "(no message)".to_owned())
+}

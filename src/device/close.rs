@@ -1,0 +1,44 @@
+//! Closing a device, within a limit and without a thread.
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::{Device, at};
+use crate::completion::deadlines::Deadline;
+use crate::error::{ErrorDetail, Result};
+
+impl Device {
+    /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
+    /// most `limit`; [`Duration::MAX`] is no limit.
+    ///
+    /// It holds no thread: the device's poller keeps the time. On a device that is stepped
+    /// (`testing::manual`) the limit is in the time of its steps.
+    ///
+    /// # Cancel safety
+    /// Dropped, it waits no longer; the device stays closed.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::TimedOut`]: work is still on the device and goes on (its memory is kept);
+    /// the loss of the device.
+    pub async fn close(&self, limit: Duration) -> Result<()> {
+        self.engine().close();
+        let mut done = at(self.home.ours());
+        let mut deadline = Deadline::after(self.engine(), limit);
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(result) = Pin::new(&mut done).poll(cx) {
+                return Poll::Ready(result);
+            }
+            Pin::new(&mut deadline).poll(cx).map(|()| {
+                // By asking the device, once more.
+                done.try_take().unwrap_or_else(|| {
+                    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+                    Err(ErrorDetail::TimedOut { what: "closing the device", limit_ms }.into())
+                })
+            })
+        })
+        .await
+    }
+}

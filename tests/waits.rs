@@ -1,0 +1,254 @@
+//! Waiting beside others: a thread that blocks, and a task whose operations are complete at once.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Wake, Waker};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::executor::block_on;
+use gpu_await::testing::{self, Gate};
+use gpu_await::{Batcher, Completion, Device, Error, Op, Result, Stream};
+use parking_lot::Mutex;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Does something when it is woken.
+struct OnWake<F>(F);
+
+impl<F: Fn() + Send + Sync + 'static> Wake for OnWake<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+fn on_wake(act: impl Fn() + Send + Sync + 'static) -> Waker {
+    Waker::from(Arc::new(OnWake(act)))
+}
+
+/// Registers `waker` behind what is on `stream`.
+fn wait_with(stream: &Stream, waker: &Waker) -> Op<()> {
+    let mut op = stream.done();
+    assert!(op.poll_unpin(&mut Context::from_waker(waker)).is_pending());
+    op
+}
+
+/// A thread that blocks on an operation also wakes others, whose wakers may wait themselves: such a
+/// wait takes the thread's park token, and with it what a bare `park` would need to wake up again.
+#[test]
+fn a_nested_wait_takes_no_wake_up() {
+    // Nobody checks: each poll registers, and then looks after one other stream.
+    let device = testing::device_with(Completion::Event);
+    let [stream, held, gated] = [(); 3].map(|()| device.stream().unwrap());
+    let others: Vec<_> = (0..8).map(|_| device.stream().unwrap()).collect();
+    let gate = Arc::new(Gate::close(&stream).unwrap());
+    let (hold, release) = (Gate::close(&held).unwrap(), Gate::close(&gated).unwrap());
+    let op = stream.done();
+
+    // The thread's, once it runs.
+    let waiting: Arc<Mutex<Option<ThreadId>>> = Arc::default();
+    let nested = Arc::new(AtomicBool::new(false));
+    let (to_sweep, sweeps) = channel();
+    let (swept, is_swept) = channel();
+    let is_swept = Mutex::new(is_swept);
+    let waker = on_wake({
+        let (waiting, nested, gate) = (waiting.clone(), nested.clone(), gate.clone());
+        move || {
+            let this = Some(thread::current().id());
+            if *waiting.lock() == this && !nested.swap(true, Ordering::SeqCst) {
+                gate.open();
+                to_sweep.send(()).unwrap();
+                is_swept.lock().recv_timeout(SOON).unwrap();
+                // As any wait for something else does.
+                thread::park_timeout(Duration::ZERO);
+            }
+        }
+    });
+    // The others come later in the device's list than these three and its first stream.
+    let ops: Vec<_> = others
+        .iter()
+        .map(|other| {
+            other.wait(&gated).queued().unwrap();
+            wait_with(other, &waker)
+        })
+        .collect();
+    let passed: Receiver<()> = {
+        let (passed, passes) = channel();
+        for other in &others {
+            let passed: Sender<()> = passed.clone();
+            drop(other.host_fn(move || passed.send(()).unwrap()));
+        }
+        passes
+    };
+    // The poller is kept in a waker.
+    let (blocked, is_blocked) = channel();
+    let (go_on, goes_on) = channel::<()>();
+    let goes_on = Mutex::new(goes_on);
+    let blocking = on_wake(move || {
+        blocked.send(()).unwrap();
+        goes_on.lock().recv_timeout(2 * SOON).ok();
+    });
+    let kept = wait_with(&held, &blocking);
+    hold.open();
+    is_blocked.recv_timeout(SOON).unwrap();
+    release.open();
+    for _ in &others {
+        passed.recv_timeout(SOON).unwrap();
+    }
+
+    let (done, is_done) = channel();
+    let thread = thread::spawn(move || {
+        *waiting.lock() = Some(thread::current().id());
+        done.send(op.synchronize()).unwrap();
+    });
+    sweeps.recv_timeout(SOON).expect("the thread wakes another stream's waiter while it waits");
+    while stream.backlog() > 0 {
+        thread::yield_now();
+    }
+    swept.send(()).unwrap();
+    let result = is_done.recv_timeout(SOON).expect("it was woken before the nested wait");
+    go_on.send(()).unwrap();
+    result.unwrap();
+    thread.join().unwrap();
+    assert!(nested.load(Ordering::SeqCst));
+    drop((ops, kept));
+}
+
+fn one_thread() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// How often a task awaits what `make` makes, which is always ready at once, until another task of the
+/// runtime ran; at most `most` times.
+async fn awaits_beside_another<F: Future>(most: u32, mut make: impl FnMut() -> F) -> u32 {
+    let ran = Arc::new(AtomicBool::new(false));
+    let other = tokio::spawn({
+        let ran = ran.clone();
+        async move { ran.store(true, Ordering::SeqCst) }
+    });
+    let mut awaits = 0;
+    while awaits < most && !ran.load(Ordering::SeqCst) {
+        make().await;
+        awaits += 1;
+    }
+    other.await.expect("no panic");
+    awaits
+}
+
+/// What tokio gives a task for a poll, and a few.
+const BUDGET: u32 = 140;
+const MANY: u32 = 20_000;
+
+#[test]
+fn a_task_that_never_waits_lets_others_run() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    stream.zeros::<u8>(4).synchronize().unwrap();
+    let pool = device.streams(1).unwrap();
+    let lost = {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let told = device.lost();
+        handle.lose_device("a test");
+        block_on(told.clone());
+        told
+    };
+    let refused = {
+        let closed = Device::host();
+        block_on(closed.close(SOON)).unwrap();
+        closed.default_stream().clone()
+    };
+    let (batcher, worker) = Batcher::builder()
+        .max_waiting(1)
+        .build(|batch: Vec<u32>| async { Ok::<_, Error>(batch.into_iter().map(Ok).collect()) });
+    let _waits = batcher.call(1);
+    let pinned = device.pinned::<u8>(100).unwrap();
+    drop(pinned);
+
+    one_thread().block_on(async {
+        let counts = [
+            ("an operation", awaits_beside_another(MANY, || stream.done()).await),
+            ("a refused one", awaits_beside_another(MANY, || refused.done()).await),
+            ("throttle", awaits_beside_another(MANY, || stream.throttle(100)).await),
+            ("a place in a pool", awaits_beside_another(MANY, || pool.acquire()).await),
+            ("an empty pool", awaits_beside_another(MANY, || pool.drained()).await),
+            ("a refused request", awaits_beside_another(MANY, || batcher.call(2)).await),
+            ("a loss", awaits_beside_another(MANY, || lost.clone()).await),
+            ("pinned memory", awaits_beside_another(MANY, || device.pinned_async::<u8>(100)).await),
+        ];
+        for (what, awaits) in counts {
+            assert!(awaits < BUDGET, "{what}: {awaits}");
+        }
+        // The same inside of a task.
+        let stream = stream.clone();
+        let task = tokio::spawn(async move { awaits_beside_another(MANY, || stream.done()).await });
+        let awaits = task.await.expect("no panic");
+        assert!(awaits < BUDGET, "in a task: {awaits}");
+    });
+    drop(worker);
+}
+
+#[test]
+fn an_unconstrained_task_is_not_put_off() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    stream.zeros::<u8>(4).synchronize().unwrap();
+    one_thread().block_on(async {
+        let stubborn = awaits_beside_another(1000, || stream.done());
+        assert_eq!(tokio::task::unconstrained(stubborn).await, 1000);
+    });
+}
+
+/// Without budget left: what asks, blocks or brings an executor of its own gets on.
+#[test]
+fn an_executor_inside_of_a_task_gets_on() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let (done, is_done) = channel();
+    let thread = thread::spawn(move || {
+        let result: Result<()> = one_thread().block_on(async {
+            // One poll, in which all of it goes.
+            while tokio::task::coop::has_budget_remaining() {
+                tokio::task::consume_budget().await;
+            }
+            for n in 0..1000 {
+                assert_eq!(block_on(stream.host_fn(move || n))?, n);
+                assert_eq!(stream.host_fn(move || n).synchronize()?, n);
+                block_on(stream.throttle(0))?;
+            }
+            let mut op = stream.done();
+            assert!(op.is_complete());
+            stream.synchronize()?;
+            op.try_take().expect("it is complete")?;
+            assert!(!tokio::task::coop::has_budget_remaining(), "it is still the same poll");
+            Ok(())
+        });
+        done.send(result).unwrap();
+    });
+    is_done.recv_timeout(2 * SOON).expect("it hangs").unwrap();
+    thread.join().unwrap();
+}
+
+/// A future that is put off is woken through its own waker: that is how a future in a set, or in
+/// another executor's hands, is polled again.
+#[test]
+fn a_future_that_is_put_off_wakes_its_own_waker() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    stream.synchronize().unwrap();
+    one_thread().block_on(async {
+        while tokio::task::coop::has_budget_remaining() {
+            tokio::task::consume_budget().await;
+        }
+        let woken = Arc::new(AtomicU32::new(0));
+        let count = woken.clone();
+        let waker = on_wake(move || _ = count.fetch_add(1, Ordering::SeqCst));
+        let mut op = stream.done();
+        assert!(op.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        assert!(op.poll_unpin(&mut Context::from_waker(&waker)).is_ready());
+    });
+}
