@@ -7,12 +7,16 @@
 //! | done | the value was taken | panics |
 //!
 //! # Invariants
-//! 1. A value is handed out only when every point is complete (`an_op_resolves_after_the_device`).
+//! 1. A value is handed out only when every point is complete (`an_op_resolves_after_the_device`),
+//!    those of the host memory in it among them, on whatever stream (`every_shape_waits`).
 //! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory
 //!    is freed in order. So dropping or leaking one is always right
 //!    (`drop_before_completion_keeps_buffers`).
 #![forbid(unsafe_code)]
 
+mod points;
+
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -23,11 +27,13 @@ use std::time::{Duration, Instant};
 use futures::future::FusedFuture;
 use sync_wrapper::SyncWrapper;
 
+pub(crate) use self::points::{Point, Points};
 use crate::completion::lane::{Lane, WaitState};
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Refused, Result};
 use crate::hazard::Track;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
+use crate::memory::pinned::PinnedBuffer;
 use crate::thread_role;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
@@ -59,27 +65,18 @@ pub struct Op<T> {
 
 enum State<T> {
     Pending(Pending<T>),
-    Failed(Error),
+    /// With the host memory that the call was given, if it was given some.
+    Failed(Error, Option<Returned>),
     Done,
 }
+
+/// Host memory on its way back from a refused call: what [`Op::accepted`] expects.
+type Returned = Box<dyn Any + Send + Sync>;
 
 struct Pending<T> {
     points: Points,
     wait: WaitState,
     value: SyncWrapper<Value<T>>,
-}
-
-/// A point on a stream.
-#[derive(Clone)]
-pub(crate) struct Point {
-    pub(crate) lane: Arc<Lane>,
-    pub(crate) ticket: u64,
-}
-
-enum Points {
-    One(Point),
-    /// One a stream.
-    Many(Vec<Point>),
 }
 
 /// What an operation resolves with.
@@ -119,17 +116,26 @@ impl<T> Op<T> {
     }
 
     pub(crate) fn failed(error: Error) -> Self {
-        Op { state: State::Failed(error) }
+        Op { state: State::Failed(error, None) }
     }
 
-    fn at(points: Points, value: Value<T>) -> Self {
+    /// A call that was refused and gives back what it was given.
+    pub(crate) fn refused<B: Send + Sync + 'static>(refused: Refused<B>) -> Self {
+        let Refused { error, value } = refused;
+        let returned = value.map(|value| Box::new(value) as Returned);
+        Op { state: State::Failed(error, returned) }
+    }
+
+    pub(crate) fn at(points: Points, value: Value<T>) -> Self {
         let value = SyncWrapper::new(value);
         Op { state: State::Pending(Pending { points, wait: WaitState::default(), value }) }
     }
 
     /// An operation that is complete when every point is.
     pub(crate) fn at_points(points: Vec<Point>, value: Value<T>) -> Self {
-        Op::at(Points::Many(latest(points)), value)
+        let mut all = Points::NONE;
+        points.into_iter().for_each(|point| all.add(point));
+        Op::at(all, value)
     }
 
     /// Gives up the host's interest where device order is enough: what comes behind it on the
@@ -158,19 +164,63 @@ impl<T> Op<T> {
                         .ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into()),
                 }
             }
-            State::Failed(error) => Err(error),
+            State::Failed(error, _) => Err(error),
             State::Done => panic!("`Op` used after it completed"),
         }
     }
 
     /// Reports a submission error now and keeps the future.
     ///
+    /// For host memory that the call was given see [`accepted`](Op::accepted).
+    ///
     /// # Errors
     /// Why it could not be submitted.
     pub fn submitted(mut self) -> Result<Op<T>> {
         match std::mem::replace(&mut self.state, State::Done) {
-            State::Failed(error) => Err(error),
+            State::Failed(error, _) => Err(error),
             state => Ok(Op { state }),
+        }
+    }
+
+    /// [`submitted`](Self::submitted), with what the call was given.
+    fn returning<B: 'static>(mut self) -> Result<Op<T>, Refused<B>> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Failed(error, returned) => {
+                let value = returned.and_then(|returned| returned.downcast().ok());
+                Err(Refused { error, value: value.map(|value| *value) })
+            }
+            state => Ok(Op { state }),
+        }
+    }
+
+    /// The same operation without its value: what it would hand back is dropped, and pinned memory
+    /// returns to its pool when the operation is complete. Costs nothing.
+    ///
+    /// So an upload can be [`queued`](Self::queued) whose buffer should simply go home.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let mut x = stream.zeros::<f32>(1000).queued()?;
+    /// let mut part = stream.pinned(10)?;
+    /// part.fill(1.0);
+    /// stream.upload_into(part, &mut x.slice_mut(..10)?).without_value().queued()?;
+    /// assert_eq!(stream.download(&x).await?[8..12], [1.0, 1.0, 0.0, 0.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn without_value(mut self) -> Op<()> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Pending(Pending { points, wait, value }) => {
+                let nothing = SyncWrapper::new(Value::Here(()));
+                let op = Op { state: State::Pending(Pending { points, wait, value: nothing }) };
+                // The stream has a share of what the device uses.
+                drop(value);
+                op
+            }
+            State::Failed(error, _) => Op::failed(error),
+            State::Done => panic!("`Op` used after it completed"),
         }
     }
 
@@ -182,7 +232,7 @@ impl<T> Op<T> {
     pub fn is_complete(&self) -> bool {
         match &self.state {
             State::Pending(pending) => pending.points.as_slice().iter().all(Point::ask),
-            State::Failed(_) | State::Done => true,
+            State::Failed(..) | State::Done => true,
         }
     }
 
@@ -279,8 +329,8 @@ impl<T> Op<T> {
             (a, b) => Value::Later(Box::new(move || Ok((a.take()?, b.take()?)))),
         };
         let mut points = a.0;
-        points.extend(b.0);
-        Op::at_points(points, value)
+        points.merge(b.0);
+        Op::at(points, value)
     }
 
     /// The same operation, with another value once it is complete.
@@ -293,9 +343,7 @@ impl<T> Op<T> {
     {
         match self.into_parts() {
             Err(error) => Op::failed(error),
-            Ok((points, value)) => {
-                Op::at_points(points, Value::Later(Box::new(move || f(value.take()?))))
-            }
+            Ok((points, value)) => Op::at(points, Value::Later(Box::new(move || f(value.take()?)))),
         }
     }
 
@@ -303,25 +351,25 @@ impl<T> Op<T> {
     pub(crate) fn points(&self) -> &[Point] {
         match &self.state {
             State::Pending(pending) => pending.points.as_slice(),
-            State::Failed(_) | State::Done => &[],
+            State::Failed(..) | State::Done => &[],
         }
     }
 
     /// The error of an operation that could not be submitted.
     pub(crate) fn submission_error(&self) -> Option<&Error> {
         match &self.state {
-            State::Failed(error) => Some(error),
+            State::Failed(error, _) => Some(error),
             _ => None,
         }
     }
 
-    fn into_parts(mut self) -> Result<(Vec<Point>, Value<T>)> {
+    fn into_parts(mut self) -> Result<(Points, Value<T>)> {
         match std::mem::replace(&mut self.state, State::Done) {
             State::Pending(mut pending) => {
                 pending.stop_waiting();
-                Ok((pending.points.as_slice().to_vec(), pending.value.into_inner()))
+                Ok((pending.points, pending.value.into_inner()))
             }
-            State::Failed(error) => Err(error),
+            State::Failed(error, _) => Err(error),
             State::Done => panic!("`Op` used after it completed"),
         }
     }
@@ -330,6 +378,45 @@ impl<T> Op<T> {
         matches!(&self.state, State::Pending(pending) if pending.wait.is_checking())
     }
 }
+
+/// Makes `accepted`, once for each value of an operation that takes pinned memory.
+macro_rules! accepted {
+    ($($value:ident)+) => {$(
+        impl<T: Element> Op<$value<T>> {
+            /// Reports a refusal now, with the host memory that the call was given, and keeps the
+            /// future otherwise: [`submitted`](Op::submitted) for copies that take a pinned buffer.
+            /// (Of an [`upload`](crate::Stream::upload) it is the data that was to be uploaded, in
+            /// pinned memory, whatever it came in.)
+            ///
+            /// # Errors
+            /// [`Refused`]: why, and what the call was given.
+            ///
+            /// # Examples
+            /// ```
+            /// # futures::executor::block_on(async {
+            /// use gpu_await::Refused;
+            /// # let device = gpu_await::Device::host();
+            /// # let stream = device.stream()?;
+            /// # let mut x = stream.zeros::<f32>(99).queued()?;
+            /// let mut frame = stream.pinned::<f32>(100)?;
+            /// frame.fill(1.0);
+            /// let frame = match stream.upload_into(frame, &mut x).accepted() {
+            ///     Ok(op) => op.await?,
+            ///     Err(Refused { error, value }) => {
+            ///         println!("not uploaded: {error}"); // 100 elements into 99
+            ///         value.expect("nothing reached the device")
+            ///     }
+            /// };
+            /// assert_eq!(frame[99], 1.0);
+            /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+            /// ```
+            pub fn accepted(self) -> Result<Self, Refused<PinnedBuffer<T>>> {
+                self.returning()
+            }
+        }
+    )+};
+}
+accepted! { PinnedBuffer DeviceBuffer }
 
 impl<T> Future for Op<T> {
     type Output = Result<T>;
@@ -340,12 +427,12 @@ impl<T> Future for Op<T> {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(outcome) => outcome,
             },
-            State::Failed(_) => Ok(()),
+            State::Failed(..) => Ok(()),
             State::Done => panic!("`Op` polled after it completed"),
         };
         let state = std::mem::replace(&mut self.state, State::Done);
         Poll::Ready(match (outcome, state) {
-            (Err(error), _) | (_, State::Failed(error)) => Err(error),
+            (Err(error), _) | (_, State::Failed(error, _)) => Err(error),
             (Ok(()), State::Pending(pending)) => pending.value.into_inner().take(),
             (Ok(()), State::Done) => unreachable!("matched above"),
         })
@@ -372,16 +459,8 @@ impl<T> Drop for Op<T> {
 impl<T> fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            State::Pending(pending) => {
-                let points = pending.points.as_slice();
-                f.write_str("Op(")?;
-                for (index, point) in points.iter().enumerate() {
-                    let comma = if index == 0 { "" } else { ", " };
-                    write!(f, "{comma}ticket {} of {:?}", point.ticket, point.lane)?;
-                }
-                f.write_str(")")
-            }
-            State::Failed(error) => write!(f, "Op(failed: {error})"),
+            State::Pending(pending) => write!(f, "Op({})", pending.points),
+            State::Failed(error, _) => write!(f, "Op(failed: {error})"),
             State::Done => f.write_str("Op(done)"),
         }
     }
@@ -423,26 +502,6 @@ impl<T> Pending<T> {
     }
 }
 
-impl Points {
-    fn as_slice(&self) -> &[Point] {
-        match self {
-            Points::One(point) => std::slice::from_ref(point),
-            Points::Many(points) => points,
-        }
-    }
-}
-
-impl Point {
-    /// Whether it is complete or never will be.
-    fn ask(&self) -> bool {
-        if !self.lane.is_complete(self.ticket) {
-            self.lane.want(self.ticket);
-            self.lane.sweep();
-        }
-        self.lane.is_settled(self.ticket)
-    }
-}
-
 impl<T> Value<T> {
     pub(crate) fn take(self) -> Result<T> {
         match self {
@@ -467,18 +526,18 @@ impl<T> Value<T> {
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 pub fn join_all<T: Send + 'static>(ops: impl IntoIterator<Item = Op<T>>) -> Op<Vec<T>> {
-    let mut points = Vec::new();
+    let mut points = Points::NONE;
     let mut values = Vec::new();
     for op in ops {
         match op.into_parts() {
             Ok((more, value)) => {
-                points.extend(more);
+                points.merge(more);
                 values.push(value);
             }
             Err(error) => return Op::failed(error),
         }
     }
-    Op::at_points(points, Value::collect(values))
+    Op::at(points, Value::collect(values))
 }
 
 impl<T: Send + 'static> Value<T> {
@@ -492,18 +551,6 @@ impl<T: Send + 'static> Value<T> {
         }
         Value::Later(Box::new(move || values.into_iter().map(Value::take).collect()))
     }
-}
-
-/// The highest ticket of each stream.
-fn latest(points: Vec<Point>) -> Vec<Point> {
-    let mut latest: Vec<Point> = Vec::new();
-    for point in points {
-        match latest.iter_mut().find(|known| known.lane.id() == point.lane.id()) {
-            Some(known) => known.ticket = known.ticket.max(point.ticket),
-            None => latest.push(point),
-        }
-    }
-    latest
 }
 
 struct Unpark(std::thread::Thread);

@@ -9,8 +9,8 @@
 //! |---|---|---|
 //! | thread, device, arguments | a typed error | nothing; what the operation would have written is poisoned |
 //! | waits for other streams | a driver error | nothing of the operation; likewise |
-//! | uses entered, memory lent | – | – |
-//! | driver calls | a driver error | perhaps a part: the ticket stands, lent memory stays lent until it is complete, the outputs are poisoned |
+//! | uses entered | – | – |
+//! | driver calls, memory lent | a driver error | perhaps a part: the ticket stands, lent memory stays lent until it is complete, the outputs are poisoned. Of an allocation that cannot be had: nothing, and nothing is lent |
 //! | in verify mode: waiting | the loss of the device | the operation ran, or the device is gone |
 //!
 //! # Invariants
@@ -348,11 +348,14 @@ pub(crate) fn submit<R>(
             };
             access.memory.with_hazards(enter);
         }
-        for loan in std::mem::take(&mut footprint.lent) {
-            turn.lend(ticket, loan.bytes(), loan.into_payload());
-        }
         let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
         let result = calls(&raw);
+        // Nobody takes it back before the ticket is published. Without memory nothing has used it.
+        if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
+            for loan in std::mem::take(&mut footprint.lent) {
+                turn.lend(ticket, loan.bytes(), loan.into_payload());
+            }
+        }
         let result = match (result, footprint.record.take()) {
             (Ok(value), Some(event)) => {
                 let recorded = raw.record(&event).inspect_err(|_| event.spoil());
