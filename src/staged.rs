@@ -330,7 +330,7 @@ where
 
 /// How many elements a part has.
 fn part_len<T>() -> usize {
-    (PART_BYTES / size_of::<T>().max(1)).max(1)
+    (PART_BYTES / size_of::<T>()).max(1)
 }
 
 /// Lets the executor's others run, however much there is to do.

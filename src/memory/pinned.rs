@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memmap2::MmapMut;
 use parking_lot::Mutex;
 
-use super::Element;
+use super::{Element, must_fit};
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::completion::engine::Engine;
 use crate::error::{DriverCode, ErrorDetail, Result};
@@ -289,9 +289,13 @@ pub struct PinnedBuffer<T> {
 
 impl<T: Element> PinnedBuffer<T> {
     pub(crate) fn new(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
-        const { assert!(align_of::<T>() <= LEAST_BYTES, "element type aligned too strictly") };
-        let bytes = bytes_of::<T>(len)?;
-        Ok(PinnedBuffer { block: pool.get(bytes)?, len, element: PhantomData })
+        Ok(PinnedBuffer::over(pool.get(bytes_of::<T>(len)?)?, len))
+    }
+
+    /// `len` elements in a block that is large enough: the one way to a buffer.
+    fn over(block: Arc<PinnedBlock>, len: usize) -> Self {
+        const { must_fit::<T>(LEAST_BYTES as u64) };
+        PinnedBuffer { block, len, element: PhantomData }
     }
 
     /// Like [`new`](Self::new), growing the pool off the executor.
@@ -306,12 +310,12 @@ impl<T: Element> PinnedBuffer<T> {
     /// [`new`](Self::new) if the pool has such memory: quick.
     pub(crate) fn pooled(pool: &Arc<PinnedPool>, len: usize) -> Result<Option<Self>> {
         let block = pool.get_pooled(bytes_of::<T>(len)?);
-        Ok(block.map(|block| PinnedBuffer { block, len, element: PhantomData }))
+        Ok(block.map(|block| PinnedBuffer::over(block, len)))
     }
 
     /// The same memory with another length, for which it must have room.
     pub(crate) fn resized(self, len: usize) -> Self {
-        assert!(len <= self.block.raw.bytes / size_of::<T>().max(1), "no room for {len} elements");
+        assert!(len <= self.block.raw.bytes / size_of::<T>(), "no room for {len} elements");
         PinnedBuffer { len, ..self }
     }
 
@@ -346,7 +350,7 @@ impl<T: Element> Deref for PinnedBuffer<T> {
 
     fn deref(&self) -> &[T] {
         let start: *const T = self.block.raw.host as *const T;
-        // SAFETY: the block has room for `len` elements, is aligned for `T` (asserted in `new`)
+        // SAFETY: the block has room for `len` elements, is aligned for `T` (asserted in `over`)
         // and mapped; any bits are a valid `T: Pod`. A `PinnedBuffer` is in the user's hands only
         // while no device command may touch the block: it moves into the operation it is lent to
         // and comes back when that is complete.
