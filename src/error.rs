@@ -212,8 +212,12 @@ pub enum ErrorDetail {
     /// The value is made by the host when the device gets there; only awaiting can give it.
     #[error("{op}: the value is made by the host; await it")]
     HostValue { op: &'static str },
-    /// Memory was read that nothing has written since it was allocated.
-    #[error("{op} reads bytes {start}..{end} of a buffer that nothing has written yet")]
+    /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
+    /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
+    #[error(
+        "{op} reads bytes {start}..{end} of a buffer that nothing has written yet: make it with \
+         `zeros`, or declare the kernel's argument as `Out<[T]>` if the kernel overwrites all of it"
+    )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data whose producer could not be submitted.
     #[error("{op} reads the output of {producer}, which failed: {cause}")]

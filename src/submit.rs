@@ -219,20 +219,16 @@ impl<'a> Footprint<'a> {
 
     /// Whether an access finds contents that it can use.
     fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
-        match access.mode {
-            Mode::Read => match hazards.unreadable(&access.range) {
-                None => Ok(()),
-                Some((_, Content::Poisoned(poison))) => Err(self.upstream(poison)),
-                Some((part, _)) => {
-                    let (start, end) = (part.start, part.end);
-                    Err(ErrorDetail::Unwritten { op: self.name.to_arc(), start, end }.into())
-                }
-            },
-            Mode::ReadWrite => match hazards.poison_in(&access.range) {
-                None => Ok(()),
-                Some(poison) => Err(self.upstream(&poison)),
-            },
-            Mode::Overwrite => Ok(()),
+        if access.mode == Mode::Overwrite {
+            return Ok(());
+        }
+        match hazards.unreadable(&access.range) {
+            None => Ok(()),
+            Some((_, Content::Poisoned(poison))) => Err(self.upstream(poison)),
+            Some((part, _)) => {
+                let (start, end) = (part.start, part.end);
+                Err(ErrorDetail::Unwritten { op: self.name.to_arc(), start, end }.into())
+            }
         }
     }
 

@@ -214,13 +214,14 @@ verbs! {
 
     /// Copies rows between device buffers of this device. Ready proves *complete on the device*.
     ///
-    /// Gaps between the rows of the destination keep their contents; what nothing has written there
-    /// counts as written from then on, as after a kernel. Gaps of the source are not read, but what
-    /// the rows span must have been written.
+    /// Gaps between the rows of the destination keep their contents. Gaps of the source are not read.
+    /// On a side with gaps, all that the rows span must have been written before: for the destination
+    /// say [`zeros`](Self::zeros), not [`empty`](Self::empty).
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source that nothing has written or
-    /// whose producer failed; memory of another device; a device that is lost or closed.
+    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source, or gaps of the destination,
+    /// that nothing has written or whose producer failed; memory of another device; a device that is
+    /// lost or closed.
     ///
     /// # Source
     /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyDtoDAsync`.
@@ -273,8 +274,9 @@ verbs! {
         self.lending(|queue| queue.download_2d(source, destination, rows))
     }
 
-    /// Allocates without writing. Reading it before something wrote it is an error. Ready proves
-    /// *complete on the device*.
+    /// Allocates without writing. Reading it before something wrote it is an error, also through a
+    /// kernel's `&mut [T]`: it is for what a copy, a fill or a kernel's [`Out`](crate::Out) overwrites
+    /// first. Ready proves *complete on the device*.
     ///
     /// # Errors
     /// Out of device memory, with what was asked, free and there in all; a device that is lost or

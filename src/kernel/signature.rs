@@ -30,10 +30,11 @@ use crate::submit::Footprint;
 /// Marker: an array that the kernel reads.
 pub struct In<T>(PhantomData<fn() -> T>);
 
-/// Marker: an array that the kernel may read and write.
+/// Marker: an array that the kernel may read and write. All of it must have been written.
 pub struct InOut<T>(PhantomData<fn() -> T>);
 
-/// Marker: an array of which the kernel overwrites every element before anything reads it.
+/// Marker: an array of which the kernel overwrites every element before anything reads it. It may be
+/// memory that nothing has written; it counts as written from then on.
 pub struct Out<T>(PhantomData<fn() -> T>);
 
 /// Marker: a plain value of a type of yours.

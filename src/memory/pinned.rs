@@ -278,8 +278,8 @@ fn out_of_pinned(bytes: usize, reason: &str) -> crate::Error {
 /// `len` elements in pinned host memory: copies to and from the device run at full speed and
 /// without the calling thread.
 ///
-/// It derefs to `[T]` and is aligned to 128 bytes. Its contents are unspecified (never undefined)
-/// when it is handed out. It is *lent* to a copy and comes back from the copy's future; dropped, it
+/// It derefs to `[T]` and is aligned to 128 bytes. Fresh ones are zero, also where the pool had the
+/// memory from somebody else. It is *lent* to a copy and comes back from the copy's future; dropped, it
 /// returns to its device's pool.
 pub struct PinnedBuffer<T> {
     block: Arc<PinnedBlock>,
@@ -288,6 +288,8 @@ pub struct PinnedBuffer<T> {
 }
 
 impl<T: Element> PinnedBuffer<T> {
+    /// Memory for a copy that overwrites all of it before anybody may look: it holds what whoever had
+    /// it before left there.
     pub(crate) fn new(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
         Ok(PinnedBuffer::over(pool.get(bytes_of::<T>(len)?)?, len))
     }
@@ -298,13 +300,24 @@ impl<T: Element> PinnedBuffer<T> {
         PinnedBuffer { block, len, element: PhantomData }
     }
 
-    /// Like [`new`](Self::new), growing the pool off the executor.
-    pub(crate) async fn new_async(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
-        if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
+    /// [`new`](Self::new) for users: zeros, whatever whoever had the memory before left there.
+    pub(crate) fn zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
+        let mut fresh = PinnedBuffer::new(pool, len)?;
+        bytemuck::fill_zeroes(&mut fresh);
+        Ok(fresh)
+    }
+
+    /// Like [`zeroed`](Self::zeroed), growing the pool and clearing much of it off the executor.
+    pub(crate) async fn zeroed_async(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
+        // What is cut from slabs takes as long as a wake-up.
+        if bytes_of::<T>(len)? <= SLAB_BYTES / 2
+            && let Some(mut pooled) = PinnedBuffer::pooled(pool, len)?
+        {
+            bytemuck::fill_zeroes(&mut pooled);
             return Ok(pooled);
         }
         let pool = pool.clone();
-        offload(move || PinnedBuffer::new(&pool, len)).await?
+        offload(move || PinnedBuffer::zeroed(&pool, len)).await?
     }
 
     /// [`new`](Self::new) if the pool has such memory: quick.
