@@ -284,6 +284,9 @@ pub enum EventProblem {
     /// It was never recorded.
     #[error("was never recorded")]
     Unrecorded,
+    /// It was recorded behind the event that ends the time.
+    #[error("was recorded behind the end event: take them the other way round")]
+    BehindEnd,
     /// Its stream has not reached it.
     #[error("is not complete yet: await it first")]
     Incomplete,

@@ -428,6 +428,7 @@ impl Raw<'_> {
     /// Allocates in stream order: what the stream gave up, or from the driver.
     // STREAM: what the stream gave up was used on it alone, in front of here.
     pub(crate) fn alloc(&self, bytes: u64) -> std::result::Result<DevicePtr, Refusal> {
+        const INVALID_VALUE: i32 = 1;
         const OUT_OF_MEMORY: i32 = 2;
         let (spare, size) = self.lane.take_spare(bytes);
         if let Some(ptr) = spare {
@@ -435,7 +436,8 @@ impl Raw<'_> {
         }
         // SAFETY: the stream is the lane's.
         unsafe { self.backend.alloc(self.stream, size) }.map_err(|code| match code.code {
-            OUT_OF_MEMORY => Refusal::OutOfMemory { asked_bytes: bytes },
+            // Of what is asked only the size can be invalid: no device has so much.
+            OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: bytes },
             _ => code.into(),
         })
     }

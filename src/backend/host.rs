@@ -738,10 +738,14 @@ impl Backend for HostBackend {
     unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32> {
         const CALL: &str = "event_elapsed_ms";
         let (start, end) = (self.event(start, CALL)?, self.event(end, CALL)?);
-        let (start, end) = (start.reached.lock().at, end.reached.lock().at);
+        // One lock after the other: they may be one event.
+        let start = start.reached.lock().at;
+        let end = end.reached.lock().at;
         match (start, end) {
             (Some(start), Some(end)) => {
-                Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3)
+                let later = end.saturating_duration_since(start).as_secs_f32();
+                let earlier = start.saturating_duration_since(end).as_secs_f32();
+                Ok((later - earlier) * 1e3)
             }
             _ => Err(DriverCode { call: CALL, code: INVALID_VALUE }),
         }

@@ -22,7 +22,7 @@ fn a_block_used_again_shows_nothing() {
         let mut to = stream.zeros::<f32>(LEN).queued().unwrap();
         let mut ones = device.pinned::<f32>(LEN).unwrap();
         ones.fill(1.0);
-        let mut again = || {
+        let again = || {
             drop(stream.full(LEN, SECRET).queued().unwrap());
             stream.empty::<f32>(LEN).queued().unwrap()
         };
