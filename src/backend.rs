@@ -32,6 +32,7 @@ pub(crate) struct RawStream(pub(crate) u64);
 impl RawStream {
     /// The legacy default stream: `CU_STREAM_LEGACY`.
     pub(crate) const LEGACY: RawStream = RawStream(1);
+    pub(crate) const LEGACY_OPTIONS: StreamOptions = StreamOptions { priority: 0, blocking: true };
     /// Another stream on every thread, so never used here: `CU_STREAM_PER_THREAD`.
     pub(crate) const PER_THREAD: RawStream = RawStream(2);
 }
@@ -280,6 +281,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// Records behind everything on the device, whoever put it there.
     unsafe fn event_record_all(&self, event: RawEvent) -> Call<()>;
     unsafe fn event_query(&self, event: RawEvent) -> Call<Query>;
+    /// Negative if `start` was reached later.
     unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32>;
     unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()>;
     unsafe fn host_fn(

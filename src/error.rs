@@ -45,6 +45,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone)]
 pub struct Error(Arc<ErrorDetail>);
 
+/// Why a call was refused that was given host memory, and that memory.
+///
+/// `?` makes an [`Error`] of it; the memory then returns to its pool.
+///
+/// Returned by [`Op::accepted`](crate::Op::accepted) and by the verbs of [`Queue`](crate::Queue) that
+/// take a pinned buffer.
+pub struct Refused<T> {
+    /// Why.
+    pub error: Error,
+    /// What the call was given, as it was. `None` if the driver refused in the middle: the device may
+    /// still use the memory, which returns to its pool when the stream is past that.
+    pub value: Option<T>,
+}
+
 /// What a caller can do about an [`Error`]; see the table of the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -198,8 +212,12 @@ pub enum ErrorDetail {
     /// The value is made by the host when the device gets there; only awaiting can give it.
     #[error("{op}: the value is made by the host; await it")]
     HostValue { op: &'static str },
-    /// Memory was read that nothing has written since it was allocated.
-    #[error("{op} reads bytes {start}..{end} of a buffer that nothing has written yet")]
+    /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
+    /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
+    #[error(
+        "{op} reads bytes {start}..{end} of a buffer that nothing has written yet: make it with \
+         `zeros`, or declare the kernel's argument as `Out<[T]>` if the kernel overwrites all of it"
+    )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data whose producer could not be submitted.
     #[error("{op} reads the output of {producer}, which failed: {cause}")]
@@ -266,6 +284,9 @@ pub enum EventProblem {
     /// It was never recorded.
     #[error("was never recorded")]
     Unrecorded,
+    /// It was recorded behind the event that ends the time.
+    #[error("was recorded behind the end event: take them the other way round")]
+    BehindEnd,
     /// Its stream has not reached it.
     #[error("is not complete yet: await it first")]
     Incomplete,
@@ -364,6 +385,37 @@ impl ErrorDetail {
 impl From<ErrorDetail> for Error {
     fn from(detail: ErrorDetail) -> Self {
         Error(Arc::new(detail))
+    }
+}
+
+impl<T> From<Refused<T>> for Error {
+    fn from(refused: Refused<T>) -> Self {
+        refused.error
+    }
+}
+
+/// With nothing to give back.
+impl<T> From<Error> for Refused<T> {
+    fn from(error: Error) -> Self {
+        Refused { error, value: None }
+    }
+}
+
+impl<T> fmt::Display for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<T> fmt::Debug for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl<T> std::error::Error for Refused<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
     }
 }
 

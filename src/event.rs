@@ -11,7 +11,8 @@
 //! 1. Recording again makes a new point: who waits for the old one still does
 //!    (`recording_again_leaves_who_waits_for_the_first_point`).
 //! 2. Elapsed time never waits: what is missing is a typed error, in this order: timing, a record,
-//!    completion, the same device (`elapsed_time_says_what_is_missing_in_order`).
+//!    completion, the same device, the right way round (`elapsed_time_says_what_is_missing_in_order`,
+//!    `a_start_behind_the_end_is_an_error`).
 #![forbid(unsafe_code)]
 
 pub(crate) mod builder;
@@ -168,7 +169,8 @@ impl Event {
     /// # Errors
     /// [`ErrorDetail::Event`] with, in this order: [`EventProblem::Untimed`],
     /// [`EventProblem::Unrecorded`], [`EventProblem::Incomplete`] (it does not wait). Then
-    /// [`ErrorDetail::WrongDevice`] if they are of two devices.
+    /// [`ErrorDetail::WrongDevice`] if they are of two devices, and [`EventProblem::BehindEnd`] if the
+    /// device reached `self` before `start`.
     ///
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.

@@ -17,8 +17,9 @@
 //! 2. A span has at most one reader entry for a stream, its highest ticket.
 //! 3. A stream is entered as a reader only when those in front of it that are complete are gone
 //!    (`readers_that_are_complete_are_forgotten`).
-//! 4. Content is `Valid` after a write, whatever it was before; `Unwritten` and `Poisoned` ranges
-//!    stay so where no write reached.
+//! 4. Content is `Valid` after an overwrite, whatever it was before; `Unwritten` and `Poisoned` ranges
+//!    stay so where no write reached. Whoever may read, writing or not, asks first
+//!    (`no_kernel_reads_it`).
 //!
 //! Pinned by the property tests in `tests/hazard.rs`.
 #![forbid(unsafe_code)]
@@ -54,7 +55,7 @@ pub(crate) enum Mode {
     Read,
     /// Overwrites every byte of the range without reading it.
     Overwrite,
-    /// May read and may write any part of the range.
+    /// May read and may write any part of the range: all of it has to be readable before, and is after.
     ReadWrite,
 }
 
@@ -123,14 +124,6 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
             start = span.end;
         }
         None
-    }
-
-    /// The first poisoned part of `range`.
-    pub(crate) fn poison_in(&self, range: &Range<u64>) -> Option<P> {
-        self.overlapping(range).find_map(|span| match &span.content {
-            Content::Poisoned(poison) => Some(poison.clone()),
-            _ => None,
-        })
     }
 
     /// Enters a use by `ticket` of `lane`.
@@ -246,7 +239,9 @@ impl<L: Track, P> Span<L, P> {
                 writer => *writer = Some(Use { lane: lane.clone(), ticket }),
             }
             self.readers.clear();
-            self.content = Content::Valid;
+            if mode == Mode::Overwrite {
+                self.content = Content::Valid;
+            }
             return;
         }
         match self.readers.iter().position(|reader| reader.lane.id() == lane.id()) {

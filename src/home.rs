@@ -103,9 +103,9 @@ impl Home {
         if let Some(lane) = &*legacy {
             return Ok(lane.clone());
         }
-        let name = Some("legacy default".into());
+        let (name, options) = (Some("legacy default".into()), RawStream::LEGACY_OPTIONS);
         // The driver's: nobody has to keep it.
-        let lane = Lane::open_foreign(&self.engine, RawStream::LEGACY, 0, name, None)?;
+        let lane = Lane::open_foreign(&self.engine, RawStream::LEGACY, options, name, None)?;
         Ok(legacy.insert(lane).clone())
     }
 

@@ -11,7 +11,7 @@
 //! | a stream of this crate | to give it to another library | [`Stream::as_raw`] |
 //! | cudarc's `CudaStream` | either | `Device::adopt`, `Stream::to_cudarc` |
 
-use crate::backend::RawStream;
+use crate::backend::{RawStream, StreamOptions};
 use crate::completion::lane::{Lane, Owner};
 use crate::completion::shared_event::SharedEvent;
 use crate::device::Device;
@@ -60,9 +60,8 @@ impl Stream {
     ) -> Result<Stream> {
         let engine = device.engine();
         engine.check_open()?;
-        let mut priority = 0;
-        let stream = match handle {
-            0 | 1 => RawStream::LEGACY,
+        let (stream, options) = match handle {
+            0 | 1 => (RawStream::LEGACY, RawStream::LEGACY_OPTIONS),
             2 => {
                 let reason = "the per-thread default stream is another one on every thread; use \
                               `Device::thread_stream`";
@@ -78,12 +77,11 @@ impl Stream {
                     let found = format!("the context {:#x}", info.context);
                     return Err(ErrorDetail::WrongDevice { what, expected, found }.into());
                 }
-                priority = info.priority;
-                stream
+                (stream, StreamOptions { priority: info.priority, blocking: info.blocking })
             }
         };
         let owner: Option<Owner> = Some(Box::new(owner));
-        let lane = Lane::open_foreign(engine, stream, priority, Some("adopted".into()), owner)?;
+        let lane = Lane::open_foreign(engine, stream, options, Some("adopted".into()), owner)?;
         Ok(Stream::new(lane, device.default_stream().home().clone()))
     }
 

@@ -105,7 +105,8 @@ pub use device::streams::StreamBuilder;
 pub use device::{Device, DeviceBuilder, Stats};
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::{
-    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Result,
+    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Refused,
+    Result,
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;
@@ -123,8 +124,9 @@ pub use memory::frozen::Frozen;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::{Element, MemoryInfo, Number};
 pub use op::{DeviceSide, Op, Ticket, join_all};
+pub use queue::Queue;
+pub use queue::settle::{Lent, Settle};
 pub use queue::source::Source;
-pub use queue::{Lent, Queue, Settle};
 pub use scope::Scope;
 pub use serve::batcher::{BatchWorker, Batcher, BatcherBuilder, BatcherStats, Call};
 #[cfg(feature = "tower")]

@@ -72,9 +72,19 @@ impl MemoryInfo {
 /// Implemented for every [`bytemuck::Pod`] type that may cross threads: all integers, `f16`,
 /// `bf16`, `f32`, `f64`, arrays of them, and your own `#[repr(C)]` types with
 /// `#[derive(bytemuck::Pod, bytemuck::Zeroable)]`.
+///
+/// A buffer of a type that has no size, or that is aligned to more than 256 bytes (in pinned memory:
+/// 128), does not compile.
 pub trait Element: bytemuck::Pod + Send + Sync {}
 
 impl<T: bytemuck::Pod + Send + Sync> Element for T {}
+
+/// Refuses, when the program is compiled, a type that memory of so much alignment cannot hold or that
+/// has no size: its length would be anybody's guess.
+pub(crate) const fn must_fit<T>(alignment: u64) {
+    assert!(size_of::<T>() > 0, "the element type has no size");
+    assert!(align_of::<T>() as u64 <= alignment, "the element type is aligned too strictly");
+}
 
 /// Numbers, which have a one: all integers, `f16`, `bf16`, `f32`, `f64`. Sealed.
 pub trait Number: Element + sealed::Number {

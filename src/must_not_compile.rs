@@ -266,6 +266,78 @@
 //!     });
 //! }
 //! ```
+//! An element type is aligned as the device's memory is, and has a size:
+//! ```
+//! # use gpu_await::*;
+//! #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+//! #[repr(C, align(256))]
+//! struct Aligned([u8; 256]);
+//! Device::host().stream()?.empty::<Aligned>(1).queued()?;
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+//! #[repr(C, align(512))]
+//! struct Aligned([u8; 512]);
+//! Device::host().stream()?.empty::<Aligned>(1).queued()?;
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! Device::host().stream()?.empty::<[f32; 0]>(1).queued()?;
+//! # Ok::<(), Error>(())
+//! ```
+//! So has one that a kernel declares, also a value:
+//! ```
+//! # use gpu_await::*;
+//! fn twin(_: &Grid, _: &mut [u8], _: [u8; 1]) {}
+//! Kernel::<(InOut<u8>, Value<[u8; 1]>)>::host(&Device::host(), "k", twin)?;
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn twin(_: &Grid, _: &mut [[u8; 0]]) {}
+//! Kernel::<(InOut<[u8; 0]>,)>::host(&Device::host(), "k", twin)?;
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+//! #[repr(C, align(512))]
+//! struct Aligned([u8; 512]);
+//! fn twin(_: &Grid, _: &[Aligned]) {}
+//! Kernel::<(In<Aligned>,)>::host(&Device::host(), "k", twin)?;
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn twin(_: &Grid, _: [u8; 0]) {}
+//! Kernel::<(Value<[u8; 0]>,)>::host(&Device::host(), "k", twin)?;
+//! # Ok::<(), Error>(())
+//! ```
+//! Pinned memory is aligned to 128 bytes:
+//! ```
+//! # use gpu_await::*;
+//! #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+//! #[repr(C, align(128))]
+//! struct Aligned([u8; 128]);
+//! Device::host().pinned::<Aligned>(1)?;
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+//! #[repr(C, align(256))]
+//! struct Aligned([u8; 256]);
+//! Device::host().pinned::<Aligned>(1)?;
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! Device::host().pinned::<()>(1)?;
+//! # Ok::<(), Error>(())
+//! ```
 //! What is not plain data stays on the host:
 //! ```compile_fail
 //! # use gpu_await::*;

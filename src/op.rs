@@ -7,12 +7,16 @@
 //! | done | the value was taken | panics |
 //!
 //! # Invariants
-//! 1. A value is handed out only when every point is complete (`an_op_resolves_after_the_device`).
+//! 1. A value is handed out only when every point is complete (`an_op_resolves_after_the_device`),
+//!    those of the host memory in it among them, on whatever stream (`every_shape_waits`).
 //! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory
 //!    is freed in order. So dropping or leaking one is always right
 //!    (`drop_before_completion_keeps_buffers`).
 #![forbid(unsafe_code)]
 
+mod points;
+
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -24,12 +28,14 @@ use futures::ready;
 use parking_lot::{Condvar, Mutex};
 use sync_wrapper::SyncWrapper;
 
+pub(crate) use self::points::{Point, Points};
 use crate::completion::lane::{Lane, WaitState};
 use crate::completion::progress::Progress;
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Refused, Result};
 use crate::hazard::Track;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
+use crate::memory::pinned::PinnedBuffer;
 use crate::thread_role;
 use crate::turn_taking::Budget;
 
@@ -70,27 +76,18 @@ pub struct Op<T> {
 
 enum State<T> {
     Pending(Pending<T>),
-    Failed(Error, Budget),
+    /// With the host memory that the call was given, if it was given some.
+    Failed(Error, Option<Returned>, Budget),
     Done,
 }
+
+/// Host memory on its way back from a refused call: what [`Op::accepted`] expects.
+type Returned = Box<dyn Any + Send + Sync>;
 
 struct Pending<T> {
     points: Points,
     wait: WaitState,
     value: SyncWrapper<Value<T>>,
-}
-
-/// A point on a stream.
-#[derive(Clone)]
-pub(crate) struct Point {
-    pub(crate) lane: Arc<Progress>,
-    pub(crate) ticket: u64,
-}
-
-enum Points {
-    One(Point),
-    /// One a stream.
-    Many(Vec<Point>),
 }
 
 /// What an operation resolves with.
@@ -133,17 +130,26 @@ impl<T> Op<T> {
     }
 
     pub(crate) fn failed(error: Error) -> Self {
-        Op { state: State::Failed(error, Budget::default()) }
+        Op { state: State::Failed(error, None, Budget::default()) }
     }
 
-    fn at(points: Points, value: Value<T>) -> Self {
+    /// A call that was refused and gives back what it was given.
+    pub(crate) fn refused<B: Send + Sync + 'static>(refused: Refused<B>) -> Self {
+        let Refused { error, value } = refused;
+        let returned = value.map(|value| Box::new(value) as Returned);
+        Op { state: State::Failed(error, returned, Budget::default()) }
+    }
+
+    pub(crate) fn at(points: Points, value: Value<T>) -> Self {
         let value = SyncWrapper::new(value);
         Op { state: State::Pending(Pending { points, wait: WaitState::default(), value }) }
     }
 
     /// An operation that is complete when every point is.
     pub(crate) fn at_points(points: Vec<Point>, value: Value<T>) -> Self {
-        Op::at(Points::Many(latest(points)), value)
+        let mut all = Points::NONE;
+        points.into_iter().for_each(|point| all.add(point));
+        Op::at(all, value)
     }
 
     /// Gives up the host's interest where device order is enough: what comes behind it on the
@@ -172,19 +178,63 @@ impl<T> Op<T> {
                         .ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into()),
                 }
             }
-            State::Failed(error, _) => Err(error),
+            State::Failed(error, ..) => Err(error),
             State::Done => panic!("`Op` used after it completed"),
         }
     }
 
     /// Reports a submission error now and keeps the future.
     ///
+    /// For host memory that the call was given see [`accepted`](Op::accepted).
+    ///
     /// # Errors
     /// Why it could not be submitted.
     pub fn submitted(mut self) -> Result<Op<T>> {
         match std::mem::replace(&mut self.state, State::Done) {
-            State::Failed(error, _) => Err(error),
+            State::Failed(error, ..) => Err(error),
             state => Ok(Op { state }),
+        }
+    }
+
+    /// [`submitted`](Self::submitted), with what the call was given.
+    fn returning<B: 'static>(mut self) -> Result<Op<T>, Refused<B>> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Failed(error, returned, _) => {
+                let value = returned.and_then(|returned| returned.downcast().ok());
+                Err(Refused { error, value: value.map(|value| *value) })
+            }
+            state => Ok(Op { state }),
+        }
+    }
+
+    /// The same operation without its value: what it would hand back is dropped, and pinned memory
+    /// returns to its pool when the operation is complete. Costs nothing.
+    ///
+    /// So an upload can be [`queued`](Self::queued) whose buffer should simply go home.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let mut x = stream.zeros::<f32>(1000).queued()?;
+    /// let mut part = stream.pinned(10)?;
+    /// part.fill(1.0);
+    /// stream.upload_into(part, &mut x.slice_mut(..10)?).without_value().queued()?;
+    /// assert_eq!(stream.download(&x).await?[8..12], [1.0, 1.0, 0.0, 0.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn without_value(mut self) -> Op<()> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Pending(Pending { points, wait, value }) => {
+                let nothing = SyncWrapper::new(Value::Here(()));
+                let op = Op { state: State::Pending(Pending { points, wait, value: nothing }) };
+                // The stream has a share of what the device uses.
+                drop(value);
+                op
+            }
+            State::Failed(error, ..) => Op::failed(error),
+            State::Done => panic!("`Op` used after it completed"),
         }
     }
 
@@ -282,8 +332,8 @@ impl<T> Op<T> {
             (a, b) => Value::Later(Box::new(move || Ok((a.take()?, b.take()?)))),
         };
         let mut points = a.0;
-        points.extend(b.0);
-        Op::at_points(points, value)
+        points.merge(b.0);
+        Op::at(points, value)
     }
 
     /// The same operation, with another value once it is complete.
@@ -296,9 +346,7 @@ impl<T> Op<T> {
     {
         match self.into_parts() {
             Err(error) => Op::failed(error),
-            Ok((points, value)) => {
-                Op::at_points(points, Value::Later(Box::new(move || f(value.take()?))))
-            }
+            Ok((points, value)) => Op::at(points, Value::Later(Box::new(move || f(value.take()?)))),
         }
     }
 
@@ -313,18 +361,18 @@ impl<T> Op<T> {
     /// The error of an operation that could not be submitted.
     pub(crate) fn submission_error(&self) -> Option<&Error> {
         match &self.state {
-            State::Failed(error, _) => Some(error),
+            State::Failed(error, ..) => Some(error),
             _ => None,
         }
     }
 
-    fn into_parts(mut self) -> Result<(Vec<Point>, Value<T>)> {
+    fn into_parts(mut self) -> Result<(Points, Value<T>)> {
         match std::mem::replace(&mut self.state, State::Done) {
             State::Pending(mut pending) => {
                 pending.stop_waiting();
-                Ok((pending.points.as_slice().to_vec(), pending.value.into_inner()))
+                Ok((pending.points, pending.value.into_inner()))
             }
-            State::Failed(error, _) => Err(error),
+            State::Failed(error, ..) => Err(error),
             State::Done => panic!("`Op` used after it completed"),
         }
     }
@@ -342,7 +390,7 @@ impl<T> Op<T> {
     /// Takes the value or the error, now that every point is complete or one never will be.
     fn finish(&mut self, outcome: Result<()>) -> Result<T> {
         match (outcome, std::mem::replace(&mut self.state, State::Done)) {
-            (Err(error), _) | (_, State::Failed(error, _)) => Err(error),
+            (Err(error), _) | (_, State::Failed(error, ..)) => Err(error),
             (Ok(()), State::Pending(pending)) => pending.value.into_inner().take(),
             (Ok(()), State::Done) => unreachable!("its state was matched"),
         }
@@ -352,6 +400,45 @@ impl<T> Op<T> {
         matches!(&self.state, State::Pending(pending) if pending.wait.is_checking())
     }
 }
+
+/// Makes `accepted`, once for each value of an operation that takes pinned memory.
+macro_rules! accepted {
+    ($($value:ident)+) => {$(
+        impl<T: Element> Op<$value<T>> {
+            /// Reports a refusal now, with the host memory that the call was given, and keeps the
+            /// future otherwise: [`submitted`](Op::submitted) for copies that take a pinned buffer.
+            /// (Of an [`upload`](crate::Stream::upload) it is the data that was to be uploaded, in
+            /// pinned memory, whatever it came in.)
+            ///
+            /// # Errors
+            /// [`Refused`]: why, and what the call was given.
+            ///
+            /// # Examples
+            /// ```
+            /// # futures::executor::block_on(async {
+            /// use gpu_await::Refused;
+            /// # let device = gpu_await::Device::host();
+            /// # let stream = device.stream()?;
+            /// # let mut x = stream.zeros::<f32>(99).queued()?;
+            /// let mut frame = stream.pinned::<f32>(100)?;
+            /// frame.fill(1.0);
+            /// let frame = match stream.upload_into(frame, &mut x).accepted() {
+            ///     Ok(op) => op.await?,
+            ///     Err(Refused { error, value }) => {
+            ///         println!("not uploaded: {error}"); // 100 elements into 99
+            ///         value.expect("nothing reached the device")
+            ///     }
+            /// };
+            /// assert_eq!(frame[99], 1.0);
+            /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+            /// ```
+            pub fn accepted(self) -> Result<Self, Refused<PinnedBuffer<T>>> {
+                self.returning()
+            }
+        }
+    )+};
+}
+accepted! { PinnedBuffer DeviceBuffer }
 
 impl<T> Future for Op<T> {
     type Output = Result<T>;
@@ -364,7 +451,7 @@ impl<T> Future for Op<T> {
                 wait.budget = budget;
                 ready!(polled)
             }
-            State::Failed(_, budget) => ready!(budget.poll(cx, |_| Poll::Ready(Ok(())))),
+            State::Failed(.., budget) => ready!(budget.poll(cx, |_| Poll::Ready(Ok(())))),
             State::Done => panic!("`Op` polled after it completed"),
         };
         Poll::Ready(self.finish(outcome))
@@ -391,16 +478,8 @@ impl<T> Drop for Op<T> {
 impl<T> fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            State::Pending(pending) => {
-                let points = pending.points.as_slice();
-                f.write_str("Op(")?;
-                for (index, point) in points.iter().enumerate() {
-                    let comma = if index == 0 { "" } else { ", " };
-                    write!(f, "{comma}ticket {} of {:?}", point.ticket, point.lane)?;
-                }
-                f.write_str(")")
-            }
-            State::Failed(error, _) => write!(f, "Op(failed: {error})"),
+            State::Pending(pending) => write!(f, "Op({})", pending.points),
+            State::Failed(error, ..) => write!(f, "Op(failed: {error})"),
             State::Done => f.write_str("Op(done)"),
         }
     }
@@ -418,64 +497,6 @@ impl<T> Pending<T> {
         self.stop_waiting();
         for point in self.points.as_slice() {
             point.lane.release(point.ticket);
-        }
-    }
-}
-
-impl Points {
-    /// Waits for one point after the other: one registration at a time, one wake-up a stream.
-    fn poll(&mut self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        loop {
-            let Some(point) = self.as_slice().last() else {
-                return Poll::Ready(Ok(()));
-            };
-            match point.poll(wait, cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Ready(Ok(())) => match self {
-                    Points::One(_) => return Poll::Ready(Ok(())),
-                    Points::Many(points) => {
-                        points.pop();
-                        *wait = wait.next();
-                    }
-                },
-            }
-        }
-    }
-
-    fn as_slice(&self) -> &[Point] {
-        match self {
-            Points::One(point) => std::slice::from_ref(point),
-            Points::Many(points) => points,
-        }
-    }
-}
-
-impl Point {
-    pub(crate) fn is_complete(&self) -> bool {
-        self.lane.is_complete(self.ticket)
-    }
-
-    /// Whether it is complete or never will be, by asking the device.
-    fn ask(&self) -> bool {
-        self.lane.ask(self.ticket);
-        self.lane.is_settled(self.ticket)
-    }
-
-    fn poll(&self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        match self.lane.lane() {
-            Some(lane) => lane.poll_ticket(self.ticket, wait, cx),
-            // What it waited with went with the stream.
-            None => Poll::Ready(self.lane.outcome(self.ticket)),
-        }
-    }
-
-    /// Stops waiting.
-    fn forget(&self, wait: &mut WaitState) {
-        if wait.is_waiting()
-            && let Some(lane) = self.lane.lane()
-        {
-            lane.forget(wait);
         }
     }
 }
@@ -504,18 +525,18 @@ impl<T> Value<T> {
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 pub fn join_all<T: Send + 'static>(ops: impl IntoIterator<Item = Op<T>>) -> Op<Vec<T>> {
-    let mut points = Vec::new();
+    let mut points = Points::NONE;
     let mut values = Vec::new();
     for op in ops {
         match op.into_parts() {
             Ok((more, value)) => {
-                points.extend(more);
+                points.merge(more);
                 values.push(value);
             }
             Err(error) => return Op::failed(error),
         }
     }
-    Op::at_points(points, Value::collect(values))
+    Op::at(points, Value::collect(values))
 }
 
 impl<T: Send + 'static> Value<T> {
@@ -529,18 +550,6 @@ impl<T: Send + 'static> Value<T> {
         }
         Value::Later(Box::new(move || values.into_iter().map(Value::take).collect()))
     }
-}
-
-/// The highest ticket of each stream.
-fn latest(points: Vec<Point>) -> Vec<Point> {
-    let mut latest: Vec<Point> = Vec::new();
-    for point in points {
-        match latest.iter_mut().find(|known| known.lane.id() == point.lane.id()) {
-            Some(known) => known.ticket = known.ticket.max(point.ticket),
-            None => latest.push(point),
-        }
-    }
-    latest
 }
 
 /// A thread that blocks on one operation, as a waker. It has a flag of its own: the thread's park token

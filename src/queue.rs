@@ -4,12 +4,17 @@
 //! a plain `Result`; the batch as a whole is one future with one marker. The verbs of
 //! [`Stream`](crate::Stream) are batches of one.
 //!
-//! Host values come as [`Lent`]: nobody can look at them before the batch is complete. What the
+//! Host values come as [`Lent`]: nobody can look at them before their operation is complete. What the
 //! closure returns is handed back whole by the future, with every `Lent<T>` in it turned into `T`.
+//!
+//! # Invariants
+//! 1. A refused call hands the host memory back that it was given, unless the device may have it
+//!    (`a_refused_call_hands_the_memory_back`).
 #![forbid(unsafe_code)]
 
 mod partial;
 mod peer;
+pub(crate) mod settle;
 pub(crate) mod source;
 
 use std::any::Any;
@@ -19,11 +24,12 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
+use self::settle::{Lent, Settle, Settled};
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::spare;
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Refused, Result};
 use crate::event::{Event, Mark, Recorded};
 use crate::hazard::Use;
 use crate::home::Home;
@@ -55,31 +61,6 @@ pub struct Queue<'s> {
     not_send: PhantomData<*const ()>,
 }
 
-/// A host value that is with the device until the batch is complete; the future hands it back.
-///
-/// Dropped, it is given back (to its pool, or to be dropped) when the device is through with it.
-#[must_use = "return it from the batch, or the future cannot hand it back"]
-pub struct Lent<T> {
-    value: Value<T>,
-}
-
-/// What a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and
-/// options of them. Sealed: nobody else may open a [`Lent`] early.
-pub trait Settle: sealed::Sealed + Sized {
-    /// What the future resolves with.
-    type Output: Send + 'static;
-    #[doc(hidden)]
-    fn settle(self) -> Settled<Self::Output>;
-}
-
-/// A value that waits for its batch.
-#[doc(hidden)]
-pub struct Settled<T>(pub(crate) Value<T>);
-
-mod sealed {
-    pub trait Sealed {}
-}
-
 impl<'s> Queue<'s> {
     #[track_caller]
     pub(crate) fn new(
@@ -99,11 +80,41 @@ impl<'s> Queue<'s> {
     /// Turns what the closure of a batch returned into its future.
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {
-            Ok(value) => Op::pending(self.lane, self.last.get(), value.settle().0),
+            Ok(value) => {
+                let Settled { value, mut points } = value.settle();
+                points.reach(self.lane, self.last.get());
+                Op::at(points, value)
+            }
             Err(error) => {
                 self.lane.release(self.last.get());
                 Op::failed(error)
             }
+        }
+    }
+
+    /// [`finish`](Self::finish) for a call that takes pinned memory.
+    pub(crate) fn finish_returning<R: Settle, B: Send + Sync + 'static>(
+        &self,
+        result: Result<R, Refused<B>>,
+    ) -> Op<R::Output> {
+        match result {
+            Ok(value) => self.finish(Ok(value)),
+            Err(refused) => {
+                self.lane.release(self.last.get());
+                Op::refused(refused)
+            }
+        }
+    }
+
+    /// `pinned`, lent to the ticket (to nothing if that is 0), or handed back.
+    fn lent<T: Element>(
+        &self,
+        pinned: PinnedBuffer<T>,
+        ticket: Result<u64>,
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        match ticket {
+            Ok(ticket) => Ok(Lent::to(self.lane, ticket, Value::Here(pinned))),
+            Err(error) => Err(Refused { error, value: pinned.unless_lent() }),
         }
     }
 
@@ -136,16 +147,26 @@ impl<'s> Queue<'s> {
     /// See [`Stream::upload`](crate::Stream::upload).
     ///
     /// # Errors
-    /// Out of device or pinned memory; a device that is lost or closed.
-    pub fn upload<T: Element>(&self, source: impl Source<T>) -> Result<DeviceBuffer<T>> {
+    /// Out of device or pinned memory; a device that is lost or closed. [`Refused`] has the data, in
+    /// pinned memory.
+    pub fn upload<T: Element>(
+        &self,
+        source: impl Source<T>,
+    ) -> Result<DeviceBuffer<T>, Refused<PinnedBuffer<T>>> {
         let source = source.into_pinned(&Pool(&self.home.pinned))?;
-        let len = source.len();
+        match self.upload_pinned(&source) {
+            Ok(buffer) => Ok(buffer),
+            Err(error) => Err(Refused { error, value: source.unless_lent() }),
+        }
+    }
+
+    fn upload_pinned<T: Element>(&self, source: &PinnedBuffer<T>) -> Result<DeviceBuffer<T>> {
         let footprint = || {
             let mut footprint = Footprint::new("upload");
             footprint.lends(source.block());
             footprint
         };
-        self.make(footprint, len, true, |raw, ptr, bytes| {
+        self.make(footprint, source.len(), true, |raw, ptr, bytes| {
             Ok(raw.copy_to_device(ptr, source.block().host(), bytes)?)
         })
     }
@@ -155,18 +176,27 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Result<DeviceBuffer<T>> {
-        self.upload(copied(source, &Pool(&self.home.pinned))?)
+        self.upload_pinned(&copied(source, &Pool(&self.home.pinned))?)
     }
 
     /// See [`Stream::upload_into`](crate::Stream::upload_into).
     ///
     /// # Errors
-    /// Lengths that differ (the pinned buffer then returns to its pool); a lost or closed device.
+    /// Lengths that differ; a lost or closed device. [`Refused`] has the pinned buffer.
     pub fn upload_into<T: Element>(
         &self,
         source: PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
-    ) -> Result<Lent<PinnedBuffer<T>>> {
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        let ticket = self.copy_in(&source, destination);
+        self.lent(source, ticket)
+    }
+
+    fn copy_in<T: Element>(
+        &self,
+        source: &PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Result<u64> {
         let destination_len = destination.len();
         let to = destination.span_mut();
         let mut footprint = Footprint::new("upload_into");
@@ -174,13 +204,13 @@ impl<'s> Queue<'s> {
         if source.len() != destination_len {
             return Err(footprint.poison(lengths("upload_into", source.len(), destination_len)));
         }
-        if source.size_bytes() > 0 {
-            footprint.lends(source.block());
-            let from = source.block().host();
-            let bytes = source.size_bytes();
-            self.submit(footprint, 1, |raw| Ok(raw.copy_to_device(at(&to), from, bytes)?))?;
+        if source.size_bytes() == 0 {
+            return Ok(0);
         }
-        Ok(Lent { value: Value::Here(source) })
+        footprint.lends(source.block());
+        let (from, bytes) = (source.block().host(), source.size_bytes());
+        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(at(&to), from, bytes)?);
+        self.submit(footprint, 1, copy).map(|(ticket, ())| ticket)
     }
 
     /// See [`Stream::download`](crate::Stream::download).
@@ -190,22 +220,21 @@ impl<'s> Queue<'s> {
     /// closed device.
     pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<PinnedBuffer<T>>> {
         let destination = PinnedBuffer::new(&self.home.pinned, source.len())?;
-        self.copy_out("download", source, destination)
+        let ticket = self.copy_out("download", source, &destination);
+        Ok(self.lent(destination, ticket)?)
     }
 
     /// See [`Stream::download_into`](crate::Stream::download_into).
     ///
     /// # Errors
-    /// As [`download`](Self::download); lengths that differ.
+    /// As [`download`](Self::download); lengths that differ. [`Refused`] has the pinned buffer.
     pub fn download_into<T: Element>(
         &self,
         source: &impl Readable<T>,
         destination: PinnedBuffer<T>,
-    ) -> Result<Lent<PinnedBuffer<T>>> {
-        if source.len() != destination.len() {
-            return Err(lengths("download_into", source.len(), destination.len()));
-        }
-        self.copy_out("download_into", source, destination)
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        let ticket = self.copy_out("download_into", source, &destination);
+        self.lent(destination, ticket)
     }
 
     /// See [`Stream::download_vec`](crate::Stream::download_vec).
@@ -213,28 +242,30 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// As [`download`](Self::download).
     pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<Vec<T>>> {
-        let pinned = self.download(source)?;
-        let value = Value::Later(Box::new(move || Ok(pinned.value.take()?.to_vec())));
-        Ok(Lent { value })
+        let Lent(Settled { value: pinned, points }) = self.download(source)?;
+        let value = Value::Later(Box::new(move || Ok(pinned.take()?.to_vec())));
+        Ok(Lent(Settled { value, points }))
     }
 
     fn copy_out<T: Element>(
         &self,
         name: &'static str,
         source: &impl Readable<T>,
-        destination: PinnedBuffer<T>,
-    ) -> Result<Lent<PinnedBuffer<T>>> {
+        destination: &PinnedBuffer<T>,
+    ) -> Result<u64> {
+        if source.len() != destination.len() {
+            return Err(lengths(name, source.len(), destination.len()));
+        }
         let from = source.span();
         if destination.size_bytes() == 0 {
-            return Ok(Lent { value: Value::Here(destination) });
+            return Ok(0);
         }
         let mut footprint = Footprint::new(name);
         footprint.reads(&from);
         footprint.lends(destination.block());
-        let to = destination.block().host();
-        let bytes = destination.size_bytes();
-        self.submit(footprint, 1, |raw| Ok(raw.copy_to_host(to, at(&from), bytes)?))?;
-        Ok(Lent { value: Value::Here(destination) })
+        let (to, bytes) = (destination.block().host(), destination.size_bytes());
+        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, at(&from), bytes)?);
+        self.submit(footprint, 1, copy).map(|(ticket, ())| ticket)
     }
 
     /// See [`Stream::copy`](crate::Stream::copy).
@@ -341,14 +372,14 @@ impl<'s> Queue<'s> {
         footprint.may_be_held_up();
         // The last share is dropped by the reaper or the future, never by the driver's thread.
         footprint.keeps(Box::new(host_fn.share()) as Box<dyn Any + Send>);
-        self.submit(footprint, 1, |raw| {
+        let submitted = self.submit(footprint, 1, |raw| {
             let data: *mut c_void = host_fn.lend();
             Ok(raw.host_fn(host_fn.callback(), data)?)
-        })
+        });
         // Outside of the lock: it drops the user's closure.
-        .inspect_err(|_| host_fn.refused())?;
+        let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
         let value = Value::Later(Box::new(move || Ok(host_fn.result())));
-        Ok(Lent { value })
+        Ok(Lent::to(self.lane, ticket, value))
     }
 
     /// See [`Stream::record_timed`](crate::Stream::record_timed).
@@ -470,84 +501,3 @@ impl<'s> Queue<'s> {
 fn lengths(op: &'static str, source_len: usize, destination_len: usize) -> crate::Error {
     ErrorDetail::LengthMismatch { op, source_len, destination_len }.into()
 }
-
-impl<T> sealed::Sealed for Lent<T> {}
-impl<T: Send + 'static> Settle for Lent<T> {
-    type Output = T;
-    fn settle(self) -> Settled<T> {
-        Settled(self.value)
-    }
-}
-
-impl<T: Element> sealed::Sealed for DeviceBuffer<T> {}
-impl<T: Element> Settle for DeviceBuffer<T> {
-    type Output = Self;
-    fn settle(self) -> Settled<Self> {
-        Settled(Value::Here(self))
-    }
-}
-
-impl<S: Settle> sealed::Sealed for Vec<S> {}
-impl<S: Settle> Settle for Vec<S> {
-    type Output = Vec<S::Output>;
-    fn settle(self) -> Settled<Vec<S::Output>> {
-        Settled(Value::collect(self.into_iter().map(|value| value.settle().0).collect()))
-    }
-}
-
-impl<S: Settle> sealed::Sealed for Option<S> {}
-impl<S: Settle> Settle for Option<S> {
-    type Output = Option<S::Output>;
-    fn settle(self) -> Settled<Option<S::Output>> {
-        Settled(match self.map(|value| value.settle().0) {
-            None => Value::Here(None),
-            Some(Value::Here(value)) => Value::Here(Some(value)),
-            Some(later) => Value::Later(Box::new(move || later.take().map(Some))),
-        })
-    }
-}
-
-impl<S: Settle, const N: usize> sealed::Sealed for [S; N] {}
-impl<S: Settle, const N: usize> Settle for [S; N] {
-    type Output = [S::Output; N];
-    fn settle(self) -> Settled<[S::Output; N]> {
-        let values = self.map(|value| value.settle().0);
-        Settled(Value::Later(Box::new(move || {
-            let taken: Result<Vec<_>> = values.into_iter().map(Value::take).collect();
-            let array: std::result::Result<[S::Output; N], _> = taken?.try_into();
-            array.map_err(|_| unreachable!("as many as there were"))
-        })))
-    }
-}
-
-macro_rules! settle_plain {
-    ($($type:ty)+) => {$(
-        impl sealed::Sealed for $type {}
-        impl Settle for $type {
-            type Output = Self;
-            fn settle(self) -> Settled<Self> {
-                Settled(Value::Here(self))
-            }
-        }
-    )+};
-}
-settle_plain! { () bool u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 String std::time::Instant }
-
-macro_rules! settle_tuples {
-    ($(($($name:ident)+))+) => {$(
-        impl<$($name: Settle),+> sealed::Sealed for ($($name,)+) {}
-        impl<$($name: Settle),+> Settle for ($($name,)+) {
-            type Output = ($($name::Output,)+);
-            #[expect(non_snake_case, reason = "a value for each type parameter")]
-            fn settle(self) -> Settled<Self::Output> {
-                let ($($name,)+) = self;
-                let ($($name,)+) = ($($name.settle().0,)+);
-                Settled(match ($($name,)+) {
-                    ($(Value::Here($name),)+) => Value::Here(($($name,)+)),
-                    ($($name,)+) => Value::Later(Box::new(move || Ok(($($name.take()?,)+)))),
-                })
-            }
-        }
-    )+};
-}
-settle_tuples! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }

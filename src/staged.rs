@@ -99,7 +99,7 @@ impl Stream {
             StagedSource::Pageable(source) => self.dropped_there(source),
         };
         let len = (*source.share()).as_ref().len();
-        if bytes_of::<T>(len)? == 0 {
+        if len == 0 {
             return self.empty(len).queued();
         }
         // Given no memory of the call's, the crew takes more.
@@ -189,9 +189,9 @@ impl Stream {
         destination: Vec<T>,
     ) -> Result<Vec<T>> {
         let len = source.len();
-        if bytes_of::<T>(len)? == 0 {
+        if len == 0 {
             self.engine().check_open()?;
-            return Ok(vec![T::zeroed(); len]);
+            return Ok(Vec::new());
         }
         // Making the room may wait for the page faults of others.
         let room = move || Room::in_parts(destination, len, part_len::<T>());
@@ -330,7 +330,7 @@ where
 
 /// How many elements a part has.
 fn part_len<T>() -> usize {
-    (PART_BYTES / size_of::<T>().max(1)).max(1)
+    (PART_BYTES / size_of::<T>()).max(1)
 }
 
 /// Lets the executor's others run, however much there is to do.

@@ -9,8 +9,8 @@
 //! |---|---|---|
 //! | thread, device, arguments | a typed error | nothing; what the operation would have written is poisoned |
 //! | waits for other streams | a driver error | nothing of the operation; likewise |
-//! | uses entered, memory lent | – | – |
-//! | driver calls | a driver error | perhaps a part: the ticket stands, lent memory stays lent until it is complete, the outputs are poisoned |
+//! | uses entered | – | – |
+//! | driver calls, memory lent | a driver error | perhaps a part: the ticket stands, lent memory stays lent until it is complete, the outputs are poisoned. Of an allocation that cannot be had: nothing, and nothing is lent |
 //! | in verify mode: waiting | the loss of the device | the operation ran, or the device is gone |
 //!
 //! # Invariants
@@ -221,20 +221,16 @@ impl<'a> Footprint<'a> {
 
     /// Whether an access finds contents that it can use.
     fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
-        match access.mode {
-            Mode::Read => match hazards.unreadable(&access.range) {
-                None => Ok(()),
-                Some((_, Content::Poisoned(poison))) => Err(self.upstream(poison)),
-                Some((part, _)) => {
-                    let (start, end) = (part.start, part.end);
-                    Err(ErrorDetail::Unwritten { op: self.name.to_arc(), start, end }.into())
-                }
-            },
-            Mode::ReadWrite => match hazards.poison_in(&access.range) {
-                None => Ok(()),
-                Some(poison) => Err(self.upstream(&poison)),
-            },
-            Mode::Overwrite => Ok(()),
+        if access.mode == Mode::Overwrite {
+            return Ok(());
+        }
+        match hazards.unreadable(&access.range) {
+            None => Ok(()),
+            Some((_, Content::Poisoned(poison))) => Err(self.upstream(poison)),
+            Some((part, _)) => {
+                let (start, end) = (part.start, part.end);
+                Err(ErrorDetail::Unwritten { op: self.name.to_arc(), start, end }.into())
+            }
         }
     }
 
@@ -347,11 +343,14 @@ pub(crate) fn submit<R>(
             };
             access.memory.with_hazards(enter);
         }
-        for loan in std::mem::take(&mut footprint.lent) {
-            turn.lend(ticket, loan.bytes(), loan.into_payload());
-        }
         let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
         let result = calls(&raw);
+        // Nobody takes it back before the ticket is published. Without memory nothing has used it.
+        if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
+            for loan in std::mem::take(&mut footprint.lent) {
+                turn.lend(ticket, loan.bytes(), loan.into_payload());
+            }
+        }
         let result = match (result, footprint.record.take()) {
             (Ok(value), Some(event)) => {
                 let recorded = raw.record(&event).inspect_err(|_| event.spoil());
@@ -428,6 +427,7 @@ impl Raw<'_> {
     /// Allocates in stream order: what the stream gave up, or from the driver.
     // STREAM: what the stream gave up was used on it alone, in front of here.
     pub(crate) fn alloc(&self, bytes: u64) -> std::result::Result<DevicePtr, Refusal> {
+        const INVALID_VALUE: i32 = 1;
         const OUT_OF_MEMORY: i32 = 2;
         let (spare, size) = self.lane.take_spare(bytes);
         if let Some(ptr) = spare {
@@ -435,7 +435,8 @@ impl Raw<'_> {
         }
         // SAFETY: the stream is the lane's.
         unsafe { self.backend.alloc(self.stream, size) }.map_err(|code| match code.code {
-            OUT_OF_MEMORY => Refusal::OutOfMemory { asked_bytes: bytes },
+            // Of what is asked only the size can be invalid: no device has so much.
+            OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: bytes },
             _ => code.into(),
         })
     }

@@ -8,16 +8,30 @@
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::error::{ErrorDetail, EventProblem, Result};
+use crate::error::{ErrorDetail, EventProblem, Refused, Result};
 use crate::event::Event;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::{Element, Number};
 use crate::op::Op;
+use crate::queue::Queue;
+use crate::queue::settle::Settle;
 use crate::queue::source::Source;
-use crate::queue::{Queue, Settle};
 use crate::stream::{Marks, Stream};
+
+impl Stream {
+    /// A batch of one call that is given pinned memory: refused, it hands that back.
+    #[track_caller]
+    fn lending<R: Settle, B: Send + Sync + 'static>(
+        &self,
+        call: impl FnOnce(&Queue<'_>) -> Result<R, Refused<B>>,
+    ) -> Op<R::Output> {
+        let queue = self.queue();
+        let result = call(&queue);
+        queue.finish_returning(result)
+    }
+}
 
 /// Makes methods of [`Stream`], and of [`Device`] the same on its current stream.
 macro_rules! verbs {
@@ -58,7 +72,8 @@ verbs! {
     ///
     /// The closure runs at once; inside it the verbs of [`Queue`] return plain results. Host values
     /// come as [`Lent`](crate::Lent) and are handed back by the future. Ready proves that every
-    /// operation of the batch is complete, and its host values *visible to the host*.
+    /// operation of the batch is complete, and the host values that it returns *visible to the host*,
+    /// also those that another batch lent.
     ///
     /// # Errors
     /// The first error that the closure returns; what was put on the stream before goes on.
@@ -92,7 +107,8 @@ verbs! {
     /// first.
     ///
     /// # Ownership
-    /// The source moves in; a pinned buffer returns to its pool when the copy is complete.
+    /// The source moves in; a pinned buffer returns to its pool when the copy is complete. If the call
+    /// is refused, [`accepted`](Op::accepted) hands the data back.
     ///
     /// # Blocking
     /// The host copy of a `Vec` takes about 0.1 ms a mebibyte; the first of its size also maps and
@@ -104,7 +120,7 @@ verbs! {
     /// # Source
     /// `cuMemAllocAsync`, `cuMemcpyHtoDAsync`.
     pub fn upload<T: Element>(&self, source: impl Source<T>) -> Op<DeviceBuffer<T>> {
-        self.batch(|queue| queue.upload(source))
+        self.lending(|queue| queue.upload(source))
     }
 
     /// Copies a slice into a new device buffer; see [`upload`](Self::upload). The slice is free
@@ -117,8 +133,9 @@ verbs! {
     /// hands the pinned buffer back.
     ///
     /// # Ownership
-    /// The pinned buffer is lent to the device until the copy is complete; if the call fails or the
-    /// future is dropped it returns to its pool.
+    /// The pinned buffer is lent to the device until the copy is complete; if the future is dropped it
+    /// returns to its pool. If the call is refused, [`accepted`](Op::accepted) hands it back. With
+    /// [`without_value`](Op::without_value) it goes home by itself, and the copy can be `queued()`.
     ///
     /// # Errors
     /// Lengths that differ; memory of another device; a device that is lost or closed.
@@ -127,7 +144,7 @@ verbs! {
         source: PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
     ) -> Op<PinnedBuffer<T>> {
-        self.batch(|queue| queue.upload_into(source, destination))
+        self.lending(|queue| queue.upload_into(source, destination))
     }
 
     /// Copies device memory into a pooled pinned buffer. Ready proves *visible to the host*.
@@ -145,6 +162,9 @@ verbs! {
     /// Copies device memory into a pinned buffer of yours. Ready proves *visible to the host* and
     /// hands it back.
     ///
+    /// # Ownership
+    /// As of [`upload_into`](Self::upload_into).
+    ///
     /// # Errors
     /// As [`download`](Self::download); lengths that differ.
     pub fn download_into<T: Element>(
@@ -152,7 +172,7 @@ verbs! {
         source: &impl Readable<T>,
         destination: PinnedBuffer<T>,
     ) -> Op<PinnedBuffer<T>> {
-        self.batch(|queue| queue.download_into(source, destination))
+        self.lending(|queue| queue.download_into(source, destination))
     }
 
     /// Copies device memory into a `Vec`. Ready proves *visible to the host*.
@@ -194,13 +214,14 @@ verbs! {
 
     /// Copies rows between device buffers of this device. Ready proves *complete on the device*.
     ///
-    /// Gaps between the rows of the destination keep their contents; what nothing has written there
-    /// counts as written from then on, as after a kernel. Gaps of the source are not read, but what
-    /// the rows span must have been written.
+    /// Gaps between the rows of the destination keep their contents. Gaps of the source are not read.
+    /// On a side with gaps, all that the rows span must have been written before: for the destination
+    /// say [`zeros`](Self::zeros), not [`empty`](Self::empty).
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source that nothing has written or
-    /// whose producer failed; memory of another device; a device that is lost or closed.
+    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source, or gaps of the destination,
+    /// that nothing has written or whose producer failed; memory of another device; a device that is
+    /// lost or closed.
     ///
     /// # Source
     /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyDtoDAsync`.
@@ -216,8 +237,11 @@ verbs! {
     /// Copies rows of a pinned buffer into device memory. Ready proves *complete on the device* and
     /// hands the pinned buffer back. About gaps see [`copy_2d`](Self::copy_2d).
     ///
+    /// # Ownership
+    /// As of [`upload_into`](Self::upload_into).
+    ///
     /// # Errors
-    /// As [`copy_2d`](Self::copy_2d); the pinned buffer then returns to its pool.
+    /// As [`copy_2d`](Self::copy_2d).
     ///
     /// # Source
     /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyHtoDAsync`.
@@ -227,11 +251,14 @@ verbs! {
         destination: &mut impl Writable<T>,
         rows: Copy2d,
     ) -> Op<PinnedBuffer<T>> {
-        self.batch(|queue| queue.upload_2d(source, destination, rows))
+        self.lending(|queue| queue.upload_2d(source, destination, rows))
     }
 
     /// Copies rows of device memory into a pinned buffer of yours. Ready proves *visible to the host*
     /// and hands it back; gaps between rows are as they were.
+    ///
+    /// # Ownership
+    /// As of [`upload_into`](Self::upload_into).
     ///
     /// # Errors
     /// As [`copy_2d`](Self::copy_2d).
@@ -244,11 +271,12 @@ verbs! {
         destination: PinnedBuffer<T>,
         rows: Copy2d,
     ) -> Op<PinnedBuffer<T>> {
-        self.batch(|queue| queue.download_2d(source, destination, rows))
+        self.lending(|queue| queue.download_2d(source, destination, rows))
     }
 
-    /// Allocates without writing. Reading it before something wrote it is an error. Ready proves
-    /// *complete on the device*.
+    /// Allocates without writing. Reading it before something wrote it is an error, also through a
+    /// kernel's `&mut [T]`: it is for what a copy, a fill or a kernel's [`Out`](crate::Out) overwrites
+    /// first. Ready proves *complete on the device*.
     ///
     /// # Errors
     /// Out of device memory, with what was asked, free and there in all; a device that is lost or

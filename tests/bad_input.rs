@@ -270,6 +270,32 @@ fn out_of_memory_names_its_figures_and_everything_goes_on() {
     assert!(matches!(error.detail(), ErrorDetail::TooLarge { element_bytes: 8, .. }), "{error}");
 }
 
+/// Whatever is asked: nothing is blamed on the driver, and everything goes on.
+#[test]
+fn absurd_sizes_are_too_large_or_out_of_memory() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let most = isize::MAX as usize;
+    for len in [1 << 50, 1 << 60, most / 2, most - 511, most - 1, most, most + 1, usize::MAX] {
+        let errors = [
+            stream.empty::<u8>(len).queued().map(drop),
+            stream.zeros::<u8>(len).queued().map(drop),
+            stream.full::<u64>(len / 8, 7).queued().map(drop),
+            stream.empty::<[u8; 3]>(len / 3).queued().map(drop),
+            stream.empty::<f64>(len).queued().map(drop),
+            device.pinned::<u8>(len).map(drop),
+            device.pinned::<[u8; 3]>(len / 3).map(drop),
+        ];
+        for error in errors.map(|made| made.expect_err("nobody has so much")) {
+            let too_large = matches!(error.detail(), ErrorDetail::TooLarge { .. });
+            assert!(too_large || error.kind() == ErrorKind::OutOfMemory, "{len}: {error}");
+        }
+    }
+    assert_eq!((device.stats().allocations, device.stats().allocated_bytes), (0, 0));
+    let x = stream.full(3, 1u8).queued().unwrap();
+    assert_eq!(stream.download(&x).synchronize().unwrap(), [1; 3]);
+}
+
 #[test]
 fn memory_freed_is_there_for_the_next_request() {
     let device = match testing::device().kind() {

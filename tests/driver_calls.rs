@@ -17,6 +17,7 @@
 //! | `shared` | what streams with options, and those that others use as well, cost |
 //! | `events` | which events of the driver's stand behind ours |
 //! | `staged` | what a staged copy makes that the next one needs as well |
+//! | `unwritten` | whether memory that is used again shows what was there |
 //! | `peers` | copies between GPUs, and handles of another one |
 //! | `drops` | drops in any order, and the end of the process |
 
@@ -55,6 +56,8 @@ mod peers;
 mod shared;
 #[path = "driver_calls/staged.rs"]
 mod staged;
+#[path = "driver_calls/unwritten.rs"]
+mod unwritten;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -274,3 +274,27 @@ async fn two_processes_share_an_event() -> Result<()> {
     assert!(event.is_complete());
     Ok(())
 }
+
+/// Taken the wrong way round, it is said so: not a time of zero.
+#[tokio::test]
+async fn a_start_behind_the_end_is_an_error() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let spin = gpu_await::kernels::spin::load(&device).await?;
+    let first = stream.record_timed()?;
+    spin.launch(&stream, 200_000).queued()?;
+    let second = stream.record_timed()?;
+    // The same between two streams.
+    other.wait(&second).queued()?;
+    spin.launch(&other, 200_000).queued()?;
+    let third = other.record_timed()?;
+    soon(third.done()).await?;
+    for (start, end) in [(&first, &second), (&second, &third), (&first, &third)] {
+        assert!(end.elapsed_since(start)? >= Duration::from_micros(190));
+        let error = start.elapsed_since(end).expect_err("the wrong way round");
+        assert_eq!(problem(&error), Some(("the start event", EventProblem::BehindEnd)));
+        assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    }
+    assert_eq!(first.elapsed_since(&first)?, Duration::ZERO);
+    Ok(())
+}

@@ -399,3 +399,38 @@ async fn untracked_uses_wait_for_nobody_and_nobody_for_them() {
     let error = other.stream().unwrap().download(&unsafe { x.view().untracked() }).await;
     assert!(matches!(error.unwrap_err().detail(), ErrorDetail::WrongDevice { .. }));
 }
+
+/// Casts of views begin at any byte that their element's alignment allows; so does a fill.
+#[tokio::test]
+async fn a_fill_begins_at_any_byte() {
+    const BYTES: usize = 200;
+    async fn check<T: gpu_await::Element>(stream: &gpu_await::Stream, offset: usize) {
+        let (size, count) = (size_of::<T>(), (BYTES - offset) / size_of::<T>());
+        for uniform in [true, false] {
+            let pattern: Vec<u8> =
+                (0..size).map(|n| if uniform { 5 } else { n as u8 + 1 }).collect();
+            let mut x = stream.zeros::<u8>(BYTES).queued().unwrap();
+            let mut part = x.slice_mut(offset..offset + count * size).unwrap().cast::<T>().unwrap();
+            stream.fill(&mut part, bytemuck::pod_read_unaligned(&pattern)).queued().unwrap();
+            let seen = soon(stream.download(&x)).await.unwrap();
+            let mut expected = vec![0; BYTES];
+            expected[offset..offset + count * size].copy_from_slice(&pattern.repeat(count));
+            assert_eq!(seen, expected, "{} at {offset}", std::any::type_name::<T>());
+        }
+    }
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    for offset in 0..9 {
+        check::<[u8; 1]>(&stream, offset).await;
+        check::<[u8; 2]>(&stream, offset).await;
+        check::<[u8; 3]>(&stream, offset).await;
+        check::<[u8; 4]>(&stream, offset).await;
+        check::<[u8; 8]>(&stream, offset).await;
+        check::<[u8; 12]>(&stream, offset).await;
+        check::<[u8; 16]>(&stream, offset).await;
+        if offset % 2 == 0 {
+            check::<[u16; 2]>(&stream, offset).await;
+            check::<[u16; 4]>(&stream, offset).await;
+        }
+    }
+}

@@ -363,3 +363,23 @@ fn a_stream_that_is_only_ever_given_work_keeps_few_events() -> Result<()> {
     assert!(events <= EVENTS, "{events} events for {LAUNCHES} operations");
     Ok(())
 }
+
+/// A branch has the priority of its origin and its place in the order of the legacy default stream.
+#[test]
+fn a_branch_has_the_flags_of_its_origin() -> Result<()> {
+    let device = testing::device();
+    for non_blocking in [false, true] {
+        let origin = device.stream_builder().non_blocking(non_blocking).build()?;
+        let branch = origin.fork(1)?.remove(0);
+        assert_eq!(branch.is_non_blocking()?, non_blocking);
+        assert_eq!(branch.fork(1)?[0].is_non_blocking()?, non_blocking, "of a branch");
+        // SAFETY: the handle is used while `origin` lives, here alone, and captures nothing.
+        let handle = unsafe { origin.as_raw() };
+        // SAFETY: it is of this device and outlives the adopted stream, which owns a share.
+        let adopted = unsafe { Stream::from_raw(&device, handle, origin.clone()) }?;
+        assert_eq!(adopted.fork(1)?[0].is_non_blocking()?, non_blocking, "of an adopted stream");
+    }
+    assert!(!device.legacy_stream()?.fork(1)?[0].is_non_blocking()?);
+    assert!(device.default_stream().fork(1)?[0].is_non_blocking()?);
+    Ok(())
+}

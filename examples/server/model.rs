@@ -89,7 +89,7 @@ impl Model {
             let (a, b) = (q.upload(a)?, q.upload(b)?);
             let mut product = q.empty(m * n)?;
             self.matmul.launch(q, &a, &b, &mut product, m as u32, n as u32, k as u32)?;
-            q.download_into(&product, c)
+            Ok(q.download_into(&product, c)?)
         })
     }
 

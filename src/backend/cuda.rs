@@ -506,33 +506,34 @@ impl Backend for CudaBackend {
     ) -> Call<()> {
         let _bound = self.bind_for(stream)?;
         let stream = stream_handle(stream);
-        let bytes = pattern.len * count as usize;
         let short = pattern.shortest();
+        let pitch = short.len;
+        // Of that pattern.
+        let count = pattern.len / pitch * count as usize;
+        let is_aligned = |bytes: u64| dst.0.is_multiple_of(bytes);
         match *short.as_slice() {
-            [byte] => driver!(self.cuMemsetD8Async(dst.0, byte, bytes, stream)),
-            [a, b] => {
+            [byte] => driver!(self.cuMemsetD8Async(dst.0, byte, count, stream)),
+            [a, b] if is_aligned(2) => {
                 let value = u16::from_ne_bytes([a, b]);
-                driver!(self.cuMemsetD16Async(dst.0, value, bytes / 2, stream))
+                driver!(self.cuMemsetD16Async(dst.0, value, count, stream))
             }
-            [a, b, c, d] => {
+            [a, b, c, d] if is_aligned(4) => {
                 let value = u32::from_ne_bytes([a, b, c, d]);
-                driver!(self.cuMemsetD32Async(dst.0, value, bytes / 4, stream))
+                driver!(self.cuMemsetD32Async(dst.0, value, count, stream))
             }
             // Column by column: one strided memset for each word (or byte) of the pattern.
-            ref whole if whole.len().is_multiple_of(4) => {
+            ref whole if whole.len().is_multiple_of(4) && is_aligned(4) => {
                 for (index, word) in whole.chunks_exact(4).enumerate() {
                     let value = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
                     let at = dst.0 + 4 * index as u64;
-                    let pitch = pattern.len;
-                    driver!(self.cuMemsetD2D32Async(at, pitch, value, 1, count as usize, stream))?;
+                    driver!(self.cuMemsetD2D32Async(at, pitch, value, 1, count, stream))?;
                 }
                 Ok(())
             }
             ref whole => {
                 for (index, byte) in whole.iter().enumerate() {
                     let at = dst.0 + index as u64;
-                    let pitch = pattern.len;
-                    driver!(self.cuMemsetD2D8Async(at, pitch, *byte, 1, count as usize, stream))?;
+                    driver!(self.cuMemsetD2D8Async(at, pitch, *byte, 1, count, stream))?;
                 }
                 Ok(())
             }

@@ -759,7 +759,9 @@ impl Backend for HostBackend {
         let end = end.reached.lock().at;
         match (start, end) {
             (Some(start), Some(end)) => {
-                Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3)
+                let later = end.saturating_duration_since(start).as_secs_f32();
+                let earlier = start.saturating_duration_since(end).as_secs_f32();
+                Ok((later - earlier) * 1e3)
             }
             _ => Err(DriverCode { call: CALL, code: INVALID_VALUE }),
         }

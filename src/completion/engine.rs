@@ -43,7 +43,7 @@ use super::words::Words;
 use crate::backend::{
     Backend, DeviceKind, EventOptions, Query, RawEvent, RawStream, StreamOptions,
 };
-use crate::error::{DriverCode, Error, ErrorDetail, Result};
+use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
 use crate::thread_role::{self, Role};
 
 /// How a device's completions are learned; from the builder.
@@ -341,7 +341,10 @@ impl Engine {
         // SAFETY: the handles keep the events.
         let elapsed = unsafe { self.backend.event_elapsed_ms(start.raw(), end.raw()) };
         let ms = elapsed.map_err(|code| self.refused(code))?;
-        Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
+        Duration::try_from_secs_f64(f64::from(ms) / 1e3).map_err(|_| {
+            let (which, problem) = ("the start event", EventProblem::BehindEnd);
+            ErrorDetail::Event { which, problem }.into()
+        })
     }
 
     /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody

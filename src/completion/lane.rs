@@ -59,7 +59,8 @@ pub(crate) struct Lane {
     progress: Arc<Progress>,
     engine: Arc<Engine>,
     stream: RawStream,
-    priority: i32,
+    /// What its driver stream is.
+    options: StreamOptions,
     name: Option<Box<str>>,
     /// The stream is the lane's to destroy.
     owned: bool,
@@ -182,10 +183,10 @@ impl Lane {
         let backend = &*engine.backend;
         let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;
         let made = || {
-            let mut priority = options.priority;
-            if priority != 0 {
+            let mut options = options;
+            if options.priority != 0 {
                 // SAFETY: the stream was made just now.
-                priority = unsafe { backend.stream_info(stream) }?.priority;
+                options.priority = unsafe { backend.stream_info(stream) }?.priority;
             }
             let mode = engine.options.completion;
             let word = match mode.may_use_words() && backend.limits().words {
@@ -197,14 +198,14 @@ impl Lane {
             if mode.rings() {
                 engine.bells.stock(backend, &engine.attention)?;
             }
-            Ok((priority, word))
+            Ok((options, word))
         };
-        let (priority, word) = made().map_err(|code| {
+        let (options, word) = made().map_err(|code| {
             // SAFETY: the stream was made just now, and nobody else has it.
             let _ = unsafe { backend.stream_destroy(stream) };
             engine.refused(code)
         })?;
-        let lane = Lane::over(engine, stream, priority, name, word, Origin::Ours);
+        let lane = Lane::over(engine, stream, options, name, word, Origin::Ours);
         lane.stock_events(EVENTS_IN_STOCK);
         Ok(lane)
     }
@@ -214,12 +215,12 @@ impl Lane {
     pub(crate) fn open_foreign(
         engine: &Arc<Engine>,
         stream: RawStream,
-        priority: i32,
+        options: StreamOptions,
         name: Option<Box<str>>,
         owner: Option<Owner>,
     ) -> Result<Arc<LaneHandle>> {
         engine.check_open()?;
-        Ok(Lane::over(engine, stream, priority, name, None, Origin::Shared(owner)))
+        Ok(Lane::over(engine, stream, options, name, None, Origin::Shared(owner)))
     }
 
     /// A lane for [`mark_everything`](Self::mark_everything). It has the engine's own stream, on
@@ -227,13 +228,13 @@ impl Lane {
     pub(crate) fn open_whole(engine: &Arc<Engine>) -> Result<Arc<LaneHandle>> {
         engine.check_open()?;
         let (stream, name) = (engine.private, Some("whole device".into()));
-        Ok(Lane::over(engine, stream, 0, name, None, Origin::Engine))
+        Ok(Lane::over(engine, stream, StreamOptions::default(), name, None, Origin::Engine))
     }
 
     fn over(
         engine: &Arc<Engine>,
         stream: RawStream,
-        priority: i32,
+        options: StreamOptions,
         name: Option<Box<str>>,
         word: Option<Word>,
         origin: Origin,
@@ -256,7 +257,7 @@ impl Lane {
             progress: Arc::new(progress(this)),
             engine: engine.clone(),
             stream,
-            priority,
+            options,
             name,
             shared: AtomicBool::new(shared),
             owned,
@@ -313,8 +314,9 @@ impl Lane {
         self.stream
     }
 
-    pub(crate) fn priority(&self) -> i32 {
-        self.priority
+    /// What its driver stream is; see [`is_blocking`](Self::is_blocking) for what the driver says.
+    pub(crate) fn options(&self) -> StreamOptions {
+        self.options
     }
 
     pub(crate) fn name(&self) -> Option<&str> {

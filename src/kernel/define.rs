@@ -156,6 +156,8 @@ impl<K, S: Signature> fmt::Debug for Declared<K, S> {
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written
 /// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the
 /// launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as bare pointers.
+/// Only an `Out` may be given memory that nothing has written, as `empty` makes it: say `Out` where the
+/// kernel writes every element, or pass `zeros`.
 /// In conditions and in `launch`, arrays have a `len()` and values are themselves; `|config|` names
 /// the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares the number,
 /// sizes and alignments of the parameters with those of the compiled kernel

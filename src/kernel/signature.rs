@@ -21,18 +21,20 @@ use bytemuck::Pod;
 
 use crate::backend::{ArgBlock, Grid, HostTwin};
 use crate::error::image::ParamLayout;
-use crate::memory::Element;
+use crate::memory::allocation::ALIGNMENT;
 use crate::memory::buffer::{Extent, Readable, Writable};
 use crate::memory::pinned::PinnedFlag;
+use crate::memory::{Element, must_fit};
 use crate::submit::Footprint;
 
 /// Marker: an array that the kernel reads.
 pub struct In<T>(PhantomData<fn() -> T>);
 
-/// Marker: an array that the kernel may read and write.
+/// Marker: an array that the kernel may read and write. All of it must have been written.
 pub struct InOut<T>(PhantomData<fn() -> T>);
 
-/// Marker: an array of which the kernel overwrites every element before anything reads it.
+/// Marker: an array of which the kernel overwrites every element before anything reads it. It may be
+/// memory that nothing has written; it counts as written from then on.
 pub struct Out<T>(PhantomData<fn() -> T>);
 
 /// Marker: a plain value of a type of yours.
@@ -176,11 +178,13 @@ impl<T: Pod + Debug + Send + Sync> Param for Value<T> {
     type Twin<'a> = T;
     const LAYOUT: (usize, usize) = layout_of::<T>();
     unsafe fn twin(args: &ArgBlock, index: usize) -> T {
+        const { must_fit::<T>(u64::MAX) };
         bytemuck::pod_read_unaligned(args.value(index, size_of::<T>()))
     }
 }
 impl<'k, T: Pod + Debug + Send + Sync> Arg<'k, Value<T>> for T {
     fn push(self, list: &mut ArgList<'k>) -> T {
+        const { must_fit::<T>(u64::MAX) };
         list.block.push_value(bytemuck::bytes_of(&self));
         self
     }
@@ -263,6 +267,7 @@ fn push_array(list: &mut ArgList<'_>, span: &crate::memory::buffer::Span<'_>) {
 
 /// Address and length of an array argument; dangling but aligned for an empty one.
 fn array<T>(args: &ArgBlock, index: usize) -> (*mut T, usize) {
+    const { must_fit::<T>(ALIGNMENT) };
     let bytes = args.slots()[index].memory_bytes as usize;
     if bytes == 0 {
         return (std::ptr::dangling_mut(), 0);

@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
-use super::Element;
 use super::allocation::{ALIGNMENT, Allocation};
+use super::{Element, must_fit};
 use crate::error::{ErrorDetail, Result};
 
 /// `len` elements of type `T` in a device's memory.
@@ -86,7 +86,9 @@ pub(super) mod sealed {
 }
 
 impl<T: Element> DeviceBuffer<T> {
+    /// The one way to a buffer, and so to a view of elements that were not cast.
     pub(crate) fn new(memory: Allocation, len: usize) -> Self {
+        const { must_fit::<T>(ALIGNMENT) };
         DeviceBuffer { memory: Arc::new(memory), len, element: PhantomData }
     }
 

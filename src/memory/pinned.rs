@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memmap2::MmapMut;
 use parking_lot::Mutex;
 
-use super::Element;
+use super::{Element, must_fit};
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::completion::engine::Engine;
 use crate::error::{DriverCode, ErrorDetail, Result};
@@ -277,8 +277,8 @@ fn out_of_pinned(bytes: usize, reason: &str) -> crate::Error {
 /// `len` elements in pinned host memory: copies to and from the device run at full speed and
 /// without the calling thread.
 ///
-/// It derefs to `[T]` and is aligned to 128 bytes. Its contents are unspecified (never undefined)
-/// when it is handed out. It is *lent* to a copy and comes back from the copy's future; dropped, it
+/// It derefs to `[T]` and is aligned to 128 bytes. Fresh ones are zero, also where the pool had the
+/// memory from somebody else. It is *lent* to a copy and comes back from the copy's future; dropped, it
 /// returns to its device's pool.
 pub struct PinnedBuffer<T> {
     block: Arc<PinnedBlock>,
@@ -287,21 +287,47 @@ pub struct PinnedBuffer<T> {
 }
 
 impl<T: Element> PinnedBuffer<T> {
+    /// Memory for a copy that overwrites all of it before anybody may look: it holds what whoever had
+    /// it before left there.
     pub(crate) fn new(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
-        const { assert!(align_of::<T>() <= LEAST_BYTES, "element type aligned too strictly") };
-        let bytes = bytes_of::<T>(len)?;
-        Ok(PinnedBuffer { block: pool.get(bytes)?, len, element: PhantomData })
+        Ok(PinnedBuffer::over(pool.get(bytes_of::<T>(len)?)?, len))
+    }
+
+    /// `len` elements in a block that is large enough: the one way to a buffer.
+    fn over(block: Arc<PinnedBlock>, len: usize) -> Self {
+        const { must_fit::<T>(LEAST_BYTES as u64) };
+        PinnedBuffer { block, len, element: PhantomData }
+    }
+
+    /// [`new`](Self::new) for users: zeros, whatever whoever had the memory before left there.
+    pub(crate) fn zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
+        let mut fresh = PinnedBuffer::new(pool, len)?;
+        bytemuck::fill_zeroes(&mut fresh);
+        Ok(fresh)
+    }
+
+    /// [`zeroed`](Self::zeroed) if the pool has such memory and clearing it is quick.
+    pub(crate) fn pooled_zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Option<Self>> {
+        // What is cut from slabs takes as long to clear as a wake-up.
+        if bytes_of::<T>(len)? > SLAB_BYTES / 2 {
+            return Ok(None);
+        }
+        let mut pooled = PinnedBuffer::pooled(pool, len)?;
+        if let Some(pooled) = &mut pooled {
+            bytemuck::fill_zeroes(pooled);
+        }
+        Ok(pooled)
     }
 
     /// [`new`](Self::new) if the pool has such memory: quick.
     pub(crate) fn pooled(pool: &Arc<PinnedPool>, len: usize) -> Result<Option<Self>> {
         let block = pool.get_pooled(bytes_of::<T>(len)?);
-        Ok(block.map(|block| PinnedBuffer { block, len, element: PhantomData }))
+        Ok(block.map(|block| PinnedBuffer::over(block, len)))
     }
 
     /// The same memory with another length, for which it must have room.
     pub(crate) fn resized(self, len: usize) -> Self {
-        assert!(len <= self.block.raw.bytes / size_of::<T>().max(1), "no room for {len} elements");
+        assert!(len <= self.block.raw.bytes / size_of::<T>(), "no room for {len} elements");
         PinnedBuffer { len, ..self }
     }
 
@@ -321,6 +347,11 @@ impl<T: Element> PinnedBuffer<T> {
         &self.block
     }
 
+    /// The buffer, unless a stream has a share of it: then the device may use it.
+    pub(crate) fn unless_lent(mut self) -> Option<Self> {
+        Arc::get_mut(&mut self.block).is_some().then_some(self)
+    }
+
     pub(crate) fn size_bytes(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
     }
@@ -331,7 +362,7 @@ impl<T: Element> Deref for PinnedBuffer<T> {
 
     fn deref(&self) -> &[T] {
         let start: *const T = self.block.raw.host as *const T;
-        // SAFETY: the block has room for `len` elements, is aligned for `T` (asserted in `new`)
+        // SAFETY: the block has room for `len` elements, is aligned for `T` (asserted in `over`)
         // and mapped; any bits are a valid `T: Pod`. A `PinnedBuffer` is in the user's hands only
         // while no device command may touch the block: it moves into the operation it is lent to
         // and comes back when that is complete.

@@ -3,14 +3,14 @@
 
 use std::ops::Range;
 
-use super::{Lent, Queue};
+use super::Queue;
+use super::settle::Lent;
 use crate::backend::{HostPtr, Place, RowCopy};
-use crate::error::Result;
+use crate::error::{Refused, Result};
 use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable, Span, Writable};
 use crate::memory::copy_2d::Copy2d;
 use crate::memory::pinned::PinnedBuffer;
-use crate::op::Value;
 use crate::submit::{Footprint, at};
 
 impl Queue<'_> {
@@ -28,8 +28,8 @@ impl Queue<'_> {
         footprint.overwrites(&whole);
         footprint.lends(source.block());
         let (from, bytes) = (source.block().host(), source.size_bytes());
-        self.submit(footprint, 1, |raw| Ok(raw.copy_to_device(to, from, bytes)?))?;
-        Ok(Lent { value: Value::Here(source) })
+        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_to_device(to, from, bytes)?));
+        Ok(self.lent(source, copied.map(|(ticket, ())| ticket))?)
     }
 
     /// Copies what lies at `start` of `source` into all of `destination`. Entered as a read of the
@@ -47,8 +47,8 @@ impl Queue<'_> {
         footprint.lends(destination.block());
         let from = at(&whole).offset((start * size_of::<T>()) as u64);
         let (to, bytes) = (destination.block().host(), destination.size_bytes());
-        self.submit(footprint, 1, |raw| Ok(raw.copy_to_host(to, from, bytes)?))?;
-        Ok(Lent { value: Value::Here(destination) })
+        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_to_host(to, from, bytes)?));
+        Ok(self.lent(destination, copied.map(|(ticket, ())| ticket))?)
     }
 
     /// See [`Stream::copy_2d`](crate::Stream::copy_2d).
@@ -79,13 +79,23 @@ impl Queue<'_> {
     /// See [`Stream::upload_2d`](crate::Stream::upload_2d).
     ///
     /// # Errors
-    /// As there.
+    /// As there. [`Refused`] has the pinned buffer.
     pub fn upload_2d<T: Element>(
         &self,
         source: PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
         rows: Copy2d,
-    ) -> Result<Lent<PinnedBuffer<T>>> {
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        let ticket = self.rows_in(&source, destination, rows);
+        self.lent(source, ticket)
+    }
+
+    fn rows_in<T: Element>(
+        &self,
+        source: &PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+        rows: Copy2d,
+    ) -> Result<u64> {
         const OP: &str = "upload_2d";
         let (mut footprint, to) = written(OP, destination, rows)?;
         let read = rows.span(OP, rows.source, source.len());
@@ -93,37 +103,49 @@ impl Queue<'_> {
             Ok(range) => range.start,
             Err(error) => return Err(footprint.poison(error)),
         };
-        if !to.range.is_empty() {
-            footprint.lends(source.block());
-            let from = HostPtr(source.block().host().0 + start * size_of::<T>());
-            let copy = row_copy::<T>(Place::Device(at(&to)), Place::Host(from), rows);
-            self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
+        if to.range.is_empty() {
+            return Ok(0);
         }
-        Ok(Lent { value: Value::Here(source) })
+        footprint.lends(source.block());
+        let from = HostPtr(source.block().host().0 + start * size_of::<T>());
+        let copy = row_copy::<T>(Place::Device(at(&to)), Place::Host(from), rows);
+        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
+        copied.map(|(ticket, ())| ticket)
     }
 
     /// See [`Stream::download_2d`](crate::Stream::download_2d).
     ///
     /// # Errors
-    /// As there.
+    /// As there. [`Refused`] has the pinned buffer.
     pub fn download_2d<T: Element>(
         &self,
         source: &impl Readable<T>,
         destination: PinnedBuffer<T>,
         rows: Copy2d,
-    ) -> Result<Lent<PinnedBuffer<T>>> {
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        let ticket = self.rows_out(source, &destination, rows);
+        self.lent(destination, ticket)
+    }
+
+    fn rows_out<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: &PinnedBuffer<T>,
+        rows: Copy2d,
+    ) -> Result<u64> {
         const OP: &str = "download_2d";
         let start = rows.span(OP, rows.destination, destination.len())?.start;
         let from = part::<T>(&source.span(), rows.span(OP, rows.source, source.len())?);
-        if !from.range.is_empty() {
-            let mut footprint = Footprint::new(OP);
-            footprint.reads(&from);
-            footprint.lends(destination.block());
-            let to = HostPtr(destination.block().host().0 + start * size_of::<T>());
-            let copy = row_copy::<T>(Place::Host(to), Place::Device(at(&from)), rows);
-            self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
+        if from.range.is_empty() {
+            return Ok(0);
         }
-        Ok(Lent { value: Value::Here(destination) })
+        let mut footprint = Footprint::new(OP);
+        footprint.reads(&from);
+        footprint.lends(destination.block());
+        let to = HostPtr(destination.block().host().0 + start * size_of::<T>());
+        let copy = row_copy::<T>(Place::Host(to), Place::Device(at(&from)), rows);
+        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
+        copied.map(|(ticket, ())| ticket)
     }
 }
 

@@ -337,3 +337,56 @@ fn joined_launches_are_on_the_device_before_the_first_poll() {
         }
     });
 }
+
+/// The driver's fills want an aligned address: the widest that this one allows is called.
+#[test]
+fn a_fill_is_as_wide_as_its_address_allows() {
+    async_under_the_stand_in(async |driver| {
+        let device = Device::cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        let mut x = stream.zeros::<u8>(64).queued().unwrap();
+        soon(stream.done()).await.unwrap();
+        for (offset, value, expected) in [
+            (0, [1, 2, 3, 4], vec!["cuMemsetD32Async"]),
+            (1, [1, 2, 3, 4], vec!["cuMemsetD2D8Async"; 4]),
+            (2, [1, 2, 3, 4], vec!["cuMemsetD2D8Async"; 4]),
+            (2, [1, 2, 1, 2], vec!["cuMemsetD16Async"]),
+            (3, [1, 2, 1, 2], vec!["cuMemsetD2D8Async"; 2]),
+            (3, [7, 7, 7, 7], vec!["cuMemsetD8Async"]),
+        ] {
+            driver.clear();
+            let mut part = x.slice_mut(offset..offset + 40).unwrap().cast::<[u8; 4]>().unwrap();
+            stream.fill(&mut part, value).queued().unwrap();
+            assert_eq!(my_names(driver), expected, "at {offset}");
+            let seen = soon(stream.download(&x)).await.unwrap();
+            assert_eq!(seen[offset..offset + 40], value.repeat(10), "at {offset}");
+        }
+        for (offset, expected) in [(0, "cuMemsetD2D32Async"), (4, "cuMemsetD2D32Async")] {
+            driver.clear();
+            let mut part = x.slice_mut(offset..offset + 40).unwrap().cast::<[u8; 8]>().unwrap();
+            stream.fill(&mut part, [1, 2, 3, 4, 5, 6, 7, 8]).queued().unwrap();
+            assert_eq!(my_names(driver), [expected; 2], "at {offset}");
+        }
+        driver.clear();
+        let mut part = x.slice_mut(1..41).unwrap().cast::<[u8; 8]>().unwrap();
+        stream.fill(&mut part, [1, 2, 3, 4, 5, 6, 7, 8]).queued().unwrap();
+        assert_eq!(my_names(driver), ["cuMemsetD2D8Async"; 8]);
+    });
+}
+
+/// A size that is no size at all is an invalid value to some drivers.
+#[test]
+fn an_absurd_size_is_out_of_memory_whatever_the_driver_says() {
+    async_under_the_stand_in(async |driver| {
+        let device = Device::cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        for code in [1, 2] {
+            for nth in [1, 2] {
+                driver.fail("cuMemAllocAsync", nth, code);
+            }
+            let error = stream.empty::<u8>(isize::MAX as usize).queued().unwrap_err();
+            assert_eq!(error.kind(), gpu_await::ErrorKind::OutOfMemory, "{code}: {error}");
+            driver.forgive();
+        }
+    });
+}

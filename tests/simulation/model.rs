@@ -9,9 +9,6 @@ use parking_lot::Mutex;
 
 use super::program::{LEN, Place};
 
-/// What the host device writes into fresh memory.
-const FRESH: f32 = f32::from_bits(0xA5A5_A5A5);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Unwritten,
@@ -29,27 +26,19 @@ pub(crate) struct Contents {
 
 impl Contents {
     pub(crate) fn unwritten() -> Self {
-        Contents { values: [FRESH; LEN], states: [State::Unwritten; LEN] }
+        Contents { values: [f32::NAN; LEN], states: [State::Unwritten; LEN] }
     }
 
     pub(crate) fn full(value: f32) -> Self {
         Contents { values: [value; LEN], states: [State::Valid; LEN] }
     }
 
-    /// Why these elements cannot be read.
+    /// Why these elements cannot be read, nor updated in place.
     pub(crate) fn unreadable(&self, place: &Place) -> Option<ErrorKind> {
         self.states[place.start..place.end].iter().find_map(|state| match state {
             State::Valid => None,
             State::Unwritten => Some(ErrorKind::InvalidCall),
             State::Poisoned(kind) => Some(*kind),
-        })
-    }
-
-    /// Why these elements cannot be updated in place.
-    pub(crate) fn poison(&self, place: &Place) -> Option<ErrorKind> {
-        self.states[place.start..place.end].iter().find_map(|state| match state {
-            State::Poisoned(kind) => Some(*kind),
-            State::Valid | State::Unwritten => None,
         })
     }
 

@@ -285,7 +285,7 @@ impl World {
             let mut view = buffer.slice_mut(to.start..to.end).map_err(|e| e.to_string())?;
             self.scale.launch(on, 0.5, &mut view)
         };
-        let must = contents.poison(to).map_or(Ok(()), Err);
+        let must = contents.unreadable(to).map_or(Ok(()), Err);
         let outcome = self.end("scale", s, op, must, then)?;
         contents.write(to, outcome, |_, x| 0.5 * x);
         self.buffers[to.buffer] = Some((buffer, contents));
@@ -313,7 +313,7 @@ impl World {
                 let mut y = target.slice_mut(to.start..to.end).map_err(|e| e.to_string())?;
                 if adds { self.axpy.launch(on, 0.5, &x, &mut y) } else { on.copy(&x, &mut y) }
             };
-            let updated = contents.poison(to).filter(|_| adds);
+            let updated = contents.unreadable(to).filter(|_| adds);
             let must = known.unreadable(from).or(updated).map_or(Ok(()), Err);
             let outcome = self.end(if adds { "axpy" } else { "copy" }, s, op, must, then)?;
             let x = known.read(from);

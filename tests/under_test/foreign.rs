@@ -158,7 +158,9 @@ pub(crate) const PROBES: &[Probe] = &[
         outcome: WrongDevice,
         run: |pair| {
             pair.tries(|stream| stream.upload(pair.their_pinned()).queued().map(drop))?;
-            pair.tries(|stream| stream.batch(|q| q.upload(pair.their_pinned())).queued().map(drop))
+            pair.tries(|stream| {
+                stream.batch(|q| Ok(q.upload(pair.their_pinned())?)).queued().map(drop)
+            })
         },
     },
     Probe {

@@ -1,0 +1,140 @@
+//! [`Points`]: what an operation or a value waits for.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::completion::lane::{Lane, WaitState};
+use crate::completion::progress::Progress;
+use crate::error::Result;
+use crate::hazard::Track;
+
+/// A point on a stream.
+#[derive(Clone)]
+pub(crate) struct Point {
+    pub(crate) lane: Arc<Progress>,
+    pub(crate) ticket: u64,
+}
+
+/// Points of streams, the highest of each.
+pub(crate) enum Points {
+    One(Point),
+    Many(Vec<Point>),
+}
+
+impl fmt::Display for Points {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, point) in self.as_slice().iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}ticket {} of {:?}", point.ticket, point.lane)?;
+        }
+        Ok(())
+    }
+}
+
+impl Points {
+    pub(crate) const NONE: Points = Points::Many(Vec::new());
+
+    pub(crate) fn as_slice(&self) -> &[Point] {
+        match self {
+            Points::One(point) => std::slice::from_ref(point),
+            Points::Many(points) => points,
+        }
+    }
+
+    /// Adds a ticket of `lane`, which is not cloned where it is among the streams already. Ticket 0 is
+    /// in front of all work: it adds nothing to others.
+    pub(crate) fn reach(&mut self, lane: &Arc<Lane>, ticket: u64) {
+        if ticket == 0 && !self.as_slice().is_empty() {
+            return;
+        }
+        match self.on(lane.id()) {
+            Some(known) => known.ticket = known.ticket.max(ticket),
+            None => self.push(Point { lane: lane.progress().clone(), ticket }),
+        }
+    }
+
+    pub(crate) fn merge(&mut self, others: Points) {
+        match others {
+            Points::One(point) => self.add(point),
+            Points::Many(points) => points.into_iter().for_each(|point| self.add(point)),
+        }
+    }
+
+    pub(super) fn add(&mut self, point: Point) {
+        match self.on(point.lane.id()) {
+            Some(known) => known.ticket = known.ticket.max(point.ticket),
+            None => self.push(point),
+        }
+    }
+
+    /// The point on a stream.
+    fn on(&mut self, lane: u64) -> Option<&mut Point> {
+        let points = match self {
+            Points::One(point) => std::slice::from_mut(point),
+            Points::Many(points) => points,
+        };
+        points.iter_mut().find(|point| point.lane.id() == lane)
+    }
+
+    fn push(&mut self, point: Point) {
+        *self = match std::mem::replace(self, Points::NONE) {
+            Points::One(first) => Points::Many(vec![first, point]),
+            Points::Many(points) if points.is_empty() => Points::One(point),
+            Points::Many(mut points) => {
+                points.push(point);
+                Points::Many(points)
+            }
+        };
+    }
+
+    /// Waits for one point after the other: one registration at a time, one wake-up a stream.
+    pub(super) fn poll(&mut self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        loop {
+            let Some(point) = self.as_slice().last() else {
+                return Poll::Ready(Ok(()));
+            };
+            match point.poll(wait, cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Ok(())) => match self {
+                    Points::One(_) => return Poll::Ready(Ok(())),
+                    Points::Many(points) => {
+                        points.pop();
+                        *wait = wait.next();
+                    }
+                },
+            }
+        }
+    }
+}
+
+impl Point {
+    pub(crate) fn is_complete(&self) -> bool {
+        self.lane.is_complete(self.ticket)
+    }
+
+    /// Whether it is complete or never will be, by asking the device.
+    pub(super) fn ask(&self) -> bool {
+        self.lane.ask(self.ticket);
+        self.lane.is_settled(self.ticket)
+    }
+
+    fn poll(&self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match self.lane.lane() {
+            Some(lane) => lane.poll_ticket(self.ticket, wait, cx),
+            // What it waited with went with the stream.
+            None => Poll::Ready(self.lane.outcome(self.ticket)),
+        }
+    }
+
+    /// Stops waiting.
+    pub(super) fn forget(&self, wait: &mut WaitState) {
+        if wait.is_waiting()
+            && let Some(lane) = self.lane.lane()
+        {
+            lane.forget(wait);
+        }
+    }
+}
