@@ -1,10 +1,36 @@
 //! The end of the process: nothing of this crate makes driver calls after `main` returned.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
 static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Last acts and errands under way.
+static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
+
+/// Driver calls that the end of the process waits for.
+pub(crate) struct UnderWay(());
+
+impl UnderWay {
+    /// `None` if the process is ending.
+    pub(crate) fn begin() -> Option<Self> {
+        UNDER_WAY.fetch_add(1, Ordering::SeqCst);
+        let under_way = UnderWay(());
+        (!begun()).then_some(under_way)
+    }
+
+    /// Whether there are any.
+    pub(crate) fn any() -> bool {
+        UNDER_WAY.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// Whether the process is ending.
 pub(crate) fn begun() -> bool {

@@ -337,7 +337,8 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-pub(crate) use exit::{Leaving, UnderWay};
+pub(crate) use crate::at_exit::UnderWay;
+pub(crate) use exit::Leaving;
 
 /// The end of the process.
 mod exit {
@@ -348,6 +349,7 @@ mod exit {
     use parking_lot::Mutex;
 
     use super::Attention;
+    use crate::at_exit::UnderWay;
 
     /// Process state, and the only one of this crate: the pollers that must stop before the driver
     /// is torn down.
@@ -355,9 +357,6 @@ mod exit {
 
     /// How long the end of the process waits for either: for what leaves, and for what is under way.
     const PATIENCE: Duration = Duration::from_millis(200);
-
-    /// Last acts and errands under way.
-    static LAST_ACTS: AtomicU32 = AtomicU32::new(0);
 
     /// Devices whose last handle is gone and that still have something of the driver's; and what is
     /// to be dropped elsewhere, which may be such a handle.
@@ -376,24 +375,6 @@ mod exit {
     impl Drop for Leaving {
         fn drop(&mut self) {
             LEAVING.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Driver calls that the end of the process waits for.
-    pub(crate) struct UnderWay(());
-
-    impl UnderWay {
-        /// `None` if the process is ending.
-        pub(crate) fn begin() -> Option<Self> {
-            LAST_ACTS.fetch_add(1, Ordering::SeqCst);
-            let under_way = UnderWay(());
-            (!crate::at_exit::begun()).then_some(under_way)
-        }
-    }
-
-    impl Drop for UnderWay {
-        fn drop(&mut self) {
-            LAST_ACTS.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -428,7 +409,7 @@ mod exit {
         for poller in pollers {
             wait_until(limit, || poller.stopped.load(Ordering::SeqCst));
         }
-        wait_until(limit, || LAST_ACTS.load(Ordering::SeqCst) == 0);
+        wait_until(limit, || !UnderWay::any());
     }
 
     fn wait_until(limit: Instant, holds: impl Fn() -> bool) {
