@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
+/// Last acts and errands under way.
 static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
 
 /// Driver calls, on a thread of this crate, that the end of the process waits for, briefly.

@@ -23,6 +23,7 @@ use crate::memory::{Element, MemoryInfo};
 use crate::offload::offload;
 use crate::op::{Op, Point, Value, join_all};
 use crate::stream::Stream;
+use crate::thread_role::{self, Role};
 use crate::turn_taking;
 
 /// What a stream keeps of freed memory, unless said otherwise.
@@ -81,6 +82,8 @@ pub struct Stats {
     pub pinned_used_bytes: u64,
     /// Futures woken so far because their operation was complete; who looked for itself is not in it.
     pub wake_ups: u64,
+    /// What the driver refused to take back, and values that got no thread to be dropped on: they leak.
+    pub unreturned: u64,
 }
 
 impl Device {
@@ -126,7 +129,8 @@ impl Device {
         DeviceBuilder::default()
     }
 
-    /// The number of CUDA devices; 0 where there is no driver.
+    /// The number of CUDA devices; 0 where there is no driver, and inside a host function where nobody
+    /// asked before.
     #[must_use]
     pub fn count() -> usize {
         #[cfg(feature = "cuda")]
@@ -136,6 +140,9 @@ impl Device {
     }
 
     pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Device> {
+        // A host device has no driver that could refuse calls: it opens anywhere.
+        let is_host = backend.kind() == DeviceKind::Host;
+        let _role = is_host.then(|| thread_role::enter(Role::Free));
         let engine = Engine::start(backend, options)?;
         let home = Home::new(&engine)?;
         tracing::debug!(device = engine.label(), name = engine.backend.name(), "device opened");
@@ -209,6 +216,7 @@ impl Device {
     /// # Errors
     /// As [`pinned`](Self::pinned).
     pub async fn pinned_async<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        thread_role::check_driver("taking pinned memory")?;
         self.engine().check_open()?;
         let pool = &self.home.pinned;
         if let Some(pooled) = PinnedBuffer::pooled_zeroed(pool, len)? {
@@ -252,6 +260,7 @@ impl Device {
     /// # Source
     /// `cuMemPoolTrimTo`.
     pub async fn trim(&self, keep_bytes: u64) -> Result<()> {
+        thread_role::check_driver("trimming memory")?;
         let engine = self.engine().clone();
         engine.check_health()?;
         offload(move || {
@@ -277,6 +286,7 @@ impl Device {
     /// # Source
     /// `cuMemHostUnregister`.
     pub async fn trim_pinned(&self, keep_bytes: u64) -> Result<u64> {
+        thread_role::check_driver("trimming memory")?;
         self.engine().check_health()?;
         let pool = self.home.pinned.clone();
         offload(move || pool.trim(keep_bytes)).await?
@@ -296,6 +306,7 @@ impl Device {
     /// # Source
     /// `cuDeviceCanAccessPeer`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`.
     pub async fn enable_peer(&self, other: &Device) -> Result<bool> {
+        thread_role::check_driver("enabling peer access")?;
         let (home, other) = (self.home.clone(), other.engine().clone());
         home.engine.check_open()?;
         if home.engine.id == other.id {
@@ -304,14 +315,15 @@ impl Device {
         offload(move || home.reaches(&other)).await?
     }
 
-    /// What the device is doing, by asking it.
+    /// What the device is doing, by asking it. Inside a host function it answers with what is known, and
+    /// the poller asks.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = self.engine();
         let lanes = engine.lanes();
         let mut in_flight = 0;
         for lane in &lanes {
-            lane.sweep();
+            lane.ask_here_or_there();
             in_flight += lane.in_flight();
         }
         let counters = &engine.counters;
@@ -329,6 +341,7 @@ impl Device {
             pinned_bytes,
             pinned_used_bytes,
             wake_ups: read(&counters.wake_ups),
+            unreturned: read(&counters.unreturned) + engine.reaper.leaked(),
         }
     }
 
@@ -388,7 +401,7 @@ impl Device {
     /// # Errors
     /// The loss of the device; a thread on which it would dead-lock.
     pub fn synchronize(&self) -> Result<()> {
-        crate::thread_role::check("a blocking wait")?;
+        thread_role::check("a blocking wait")?;
         self.done().synchronize()
     }
 
@@ -473,6 +486,7 @@ impl DeviceBuilder {
     /// As [`Device::cuda`].
     #[cfg(feature = "cuda")]
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
+        thread_role::check_driver("opening a CUDA device")?;
         let backend = crate::backend::cuda::CudaBackend::open(ordinal)?;
         if let Some(bytes) = self.release_threshold_bytes {
             backend.set_release_threshold(bytes)?;

@@ -228,7 +228,9 @@ pub enum ErrorDetail {
     /// Another device's loss made this operation's input unavailable.
     #[error("this operation depends on {device}, which was lost: {cause}")]
     DependencyLost { device: String, cause: Error },
-    /// Submission or a blocking wait from a thread where it would dead-lock.
+    /// A submission, a blocking wait or a driver call from a thread where it would dead-lock or the
+    /// driver refuses it: in a host function, in a kernel's host twin, in a waker. Do it elsewhere:
+    /// return what it takes from the host function, and go on in the task that awaits it.
     #[error("{what} is not possible on {thread}")]
     WrongThread { what: &'static str, thread: &'static str },
     /// An event was used in a way it was not made for, or too early.
@@ -419,9 +421,18 @@ impl<T> std::error::Error for Refused<T> {
     }
 }
 
+/// 800 is the driver's answer to any call from a host function, of whatever library: the thread is the
+/// wrong one, and nothing is wrong with the device.
 impl From<DriverCode> for Error {
     fn from(code: DriverCode) -> Self {
-        ErrorDetail::Driver(code).into()
+        match code.code {
+            DriverCode::NOT_PERMITTED => {
+                let thread = "a thread where the driver permits no calls, as in a host function \
+                              (CUDA_ERROR_NOT_PERMITTED, 800)";
+                ErrorDetail::WrongThread { what: code.call, thread }.into()
+            }
+            _ => ErrorDetail::Driver(code).into(),
+        }
     }
 }
 
@@ -456,9 +467,20 @@ impl DriverCode {
         NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
     }
 
+    /// `CUDA_ERROR_NOT_PERMITTED`: what every call inside a host function returns.
+    pub(crate) const NOT_PERMITTED: i32 = 800;
+
     /// Whether this code says that the context is gone for good.
     pub(crate) fn is_sticky(self) -> bool {
-        matches!(self.code, 4 | 214 | 215 | 220 | 226 | 227 | 700 | 702 | 708..=710 | 714..=719 | 721)
+        matches!(
+            self.code,
+            4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
+        )
+    }
+
+    /// Whether this code is about the calling thread, or a capture: it says nothing of the device.
+    pub(crate) fn is_about_the_caller(self) -> bool {
+        matches!(self.code, DriverCode::NOT_PERMITTED | 900..=909)
     }
 }
 
@@ -537,8 +559,10 @@ const NAMES: &[(i32, &str)] = &[
     (201, "CUDA_ERROR_INVALID_CONTEXT"),
     (209, "CUDA_ERROR_NO_BINARY_FOR_GPU"),
     (214, "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    (220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"),
     (218, "CUDA_ERROR_INVALID_PTX"),
     (222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"),
+    (226, "CUDA_ERROR_CONTAINED"),
     (300, "CUDA_ERROR_INVALID_SOURCE"),
     (301, "CUDA_ERROR_FILE_NOT_FOUND"),
     (304, "CUDA_ERROR_OPERATING_SYSTEM"),
@@ -560,11 +584,18 @@ const NAMES: &[(i32, &str)] = &[
     (718, "CUDA_ERROR_INVALID_PC"),
     (719, "CUDA_ERROR_LAUNCH_FAILED"),
     (720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"),
+    (721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"),
     (800, "CUDA_ERROR_NOT_PERMITTED"),
     (801, "CUDA_ERROR_NOT_SUPPORTED"),
     (802, "CUDA_ERROR_SYSTEM_NOT_READY"),
     (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+    (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
     (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
     (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
+    (905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"),
+    (906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"),
+    (907, "CUDA_ERROR_CAPTURED_EVENT"),
+    (908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"),
+    (911, "CUDA_ERROR_EXTERNAL_DEVICE"),
     (999, "CUDA_ERROR_UNKNOWN"),
 ];

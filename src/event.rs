@@ -34,6 +34,7 @@ use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::hazard::Track;
 use crate::op::{Op, Point, Value};
 use crate::submit::{Footprint, submit, wrong_device};
+use crate::thread_role;
 
 /// A point of a stream that others can wait for, the host can await, and (if it is timed) time can
 /// be measured between.
@@ -137,7 +138,7 @@ impl Event {
     }
 
     /// Whether the stream has reached the point that was recorded last, by asking the device. Never
-    /// blocks.
+    /// blocks. Inside a host function it answers with what is known, and the poller asks.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.inner.shared {
@@ -175,6 +176,7 @@ impl Event {
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
+        thread_role::check_driver("asking for the time between events")?;
         let both = [("the end event", self), ("the start event", start)];
         let problem = |which, problem| Err(ErrorDetail::Event { which, problem }.into());
         for (which, event) in both {
@@ -214,6 +216,7 @@ impl Event {
     /// # Source
     /// `cuIpcGetEventHandle`.
     pub fn export(&self) -> Result<[u8; 64]> {
+        thread_role::check_driver("exporting an event")?;
         match &self.inner.shared {
             Some(shared) => shared.event.export(),
             None => {
@@ -230,6 +233,7 @@ impl Event {
     /// Makes a stream of ours wait for the driver's event: its ticket then tells.
     #[track_caller]
     fn observe(&self, shared: &Shared) -> Result<Op<()>> {
+        thread_role::check("submitting work")?;
         let engine = &self.inner.engine;
         let lane = match shared.observer.get() {
             Some(lane) => lane,

@@ -1,22 +1,36 @@
 //! A closure that a stream calls when it gets there.
 //!
 //! The closure and its result live in a shared cell: one share goes through the driver, one is lent
-//! to the stream until the ticket is complete, one is the future's. So a result that nobody awaits
-//! is dropped by the reaper and not on the driver's thread, and a callback that never runs (the
-//! device faulted, the driver refused it) leaks a cell and nothing worse.
+//! to the stream until the ticket is complete, one is the future's.
+//!
+//! | what | is dropped |
+//! |---|---|
+//! | what the closure captured and keeps | by the closure, when it ends: on the driver's thread, in the role `HostFn` |
+//! | a closure that never ran | by who submitted it, or the reaper |
+//! | the result, or the payload of the panic, that nobody took | by who drops the future, or the reaper |
+//!
+//! A callback that never runs (the device faulted) leaks a cell and nothing worse.
+//!
+//! # Invariants
+//! 1. Nothing that the cell holds is dropped on the driver's thread
+//!    (`what_a_host_function_leaves_is_dropped_off_the_drivers_thread`).
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use crate::backend::HostCallback;
-use crate::contain;
+use crate::completion::engine::Engine;
 use crate::thread_role::{self, Role};
 
-pub(crate) struct HostFn<F, R> {
-    cell: Arc<Cell<F, R>>,
+pub(crate) struct HostFn<F: Send + 'static, R: Send + 'static> {
+    /// `None` only inside `drop`.
+    cell: Option<Arc<Cell<F, R>>>,
+    /// Has the reaper. Not kept: the share may be leaked.
+    engine: Weak<Engine>,
 }
 
 struct Cell<F, R> {
@@ -25,14 +39,18 @@ struct Cell<F, R> {
 }
 
 impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
-    pub(crate) fn new(function: F) -> Self {
+    pub(crate) fn new(engine: &Arc<Engine>, function: F) -> Self {
         let cell = Cell { function: Mutex::new(Some(function)), result: Mutex::new(None) };
-        HostFn { cell: Arc::new(cell) }
+        HostFn { cell: Some(Arc::new(cell)), engine: Arc::downgrade(engine) }
+    }
+
+    fn cell(&self) -> &Arc<Cell<F, R>> {
+        self.cell.as_ref().unwrap_or_else(|| unreachable!("taken by the drop only"))
     }
 
     /// Another share of the cell, to be kept.
     pub(crate) fn share(&self) -> impl Send + 'static {
-        HostFn { cell: self.cell.clone() }
+        HostFn { cell: self.cell.clone(), engine: self.engine.clone() }
     }
 
     /// The function that the driver calls with what [`lend`](Self::lend) returned.
@@ -42,19 +60,20 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
 
     /// A share for the driver.
     pub(crate) fn lend(&self) -> *mut c_void {
-        Arc::into_raw(self.cell.clone()).cast_mut().cast()
+        Arc::into_raw(self.cell().clone()).cast_mut().cast()
     }
 
-    /// After the driver refused what [`lend`](Self::lend) made: drops the function, which will not
+    /// After the driver refused what [`lend`](Self::lend) made: lets go of the function, which will not
     /// run. The cell is leaked: the driver may report an earlier failure and call all the same.
     pub(crate) fn refused(&self) {
-        let function = self.cell.function.lock().take();
-        drop(function);
+        let function = self.cell().function.lock().take();
+        self.let_go(function);
     }
 
     /// The result, after the stream was there. Goes on with the function's panic.
     pub(crate) fn result(&self) -> R {
-        match self.cell.result.lock().take() {
+        let result = self.cell().result.lock().take();
+        match result {
             Some(Ok(value)) => value,
             Some(Err(panic)) => resume_unwind(panic),
             None => unreachable!("the ticket is complete, so the function ran"),
@@ -62,19 +81,44 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
     }
 }
 
+impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
+    /// Drops what is the user's, off the driver's thread.
+    fn let_go(&self, value: impl Send + 'static) {
+        match self.engine.upgrade() {
+            Some(engine) => engine.let_go(value),
+            None if thread_role::current() == Role::Free => drop(value),
+            // The device is gone, and its reaper with it.
+            None => {
+                let value = ManuallyDrop::new(value);
+                let reap = move || drop(ManuallyDrop::into_inner(value));
+                let thread = std::thread::Builder::new().name("gpu-await-reaper".to_owned());
+                // Without a thread it leaks, which is the lesser evil.
+                drop(thread.spawn(reap));
+            }
+        }
+    }
+}
+
+impl<F: Send + 'static, R: Send + 'static> Drop for HostFn<F, R> {
+    fn drop(&mut self) {
+        // The last share has what nobody took, and may go in a host function: this one, or another.
+        if let Some(cell) = self.cell.take().and_then(Arc::into_inner) {
+            self.let_go(cell);
+        }
+    }
+}
+
 /// The driver's side. Does not unwind and makes no driver call.
-unsafe extern "C" fn call<F: FnOnce() -> R, R>(data: *mut c_void) {
+unsafe extern "C" fn call<F: FnOnce() -> R + Send + 'static, R: Send + 'static>(data: *mut c_void) {
+    let _role = thread_role::enter(Role::HostFn);
     // SAFETY: `lend` made this share for this very type, and the driver calls at most once.
     let cell = unsafe { Arc::from_raw(data.cast_const().cast::<Cell<F, R>>()) };
-    let _role = thread_role::enter(Role::HostFn);
-    let function = cell.function.lock().take();
+    // Not the last: one is lent until this has returned, and forgotten if the device is lost.
+    let share = HostFn { cell: Some(cell), engine: Weak::new() };
+    let function = share.cell().function.lock().take();
     if let Some(function) = function {
         let result = catch_unwind(AssertUnwindSafe(function));
-        if result.is_err() {
-            contain::log(|| {
-                tracing::error!("a host function panicked; its future goes on with the panic");
-            });
-        }
-        *cell.result.lock() = Some(result);
+        // In place of `None`: nothing is dropped under the lock.
+        *share.cell().result.lock() = Some(result);
     }
 }

@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::event::Event;
 use crate::stream::Stream;
+use crate::thread_role;
 
 impl Stream {
     /// Adopts a stream of another library: a `CUstream` of this device's context, as a number. Zero
@@ -58,6 +59,7 @@ impl Stream {
         handle: u64,
         owner: impl Send + Sync + 'static,
     ) -> Result<Stream> {
+        thread_role::check_driver("adopting a stream")?;
         let engine = device.engine();
         engine.check_open()?;
         let (stream, options) = match handle {

@@ -103,6 +103,9 @@ mod sealed {
 impl<S: Signature> Kernel<S> {
     /// A kernel for the host device alone: `twin` is called once a launch with the whole grid.
     ///
+    /// A twin is on its stream while it runs. What submits or blocks is
+    /// [`ErrorDetail::WrongThread`] inside one.
+    ///
     /// # Errors
     /// [`ErrorDetail::NoImplementation`] on another kind of device.
     pub fn host(device: &Device, name: &str, twin: impl TwinFn<S>) -> Result<Self> {

@@ -92,14 +92,13 @@ impl Return {
     fn look(self: &Arc<Self>) {
         self.gate.run(|| {
             let waker = Waker::from(self.clone());
-            let mut slot = self.op.lock();
-            let Some(op) = slot.as_mut() else { return };
+            // Taken out: the poll may wake others, which is foreign code. The gate keeps it ours.
+            let Some(mut op) = self.op.lock().take() else { return };
             // Complete or lost: the device will not touch anything more of it.
-            if Pin::new(op).poll(&mut Context::from_waker(&waker)).is_ready() {
-                let op = slot.take();
-                drop(slot);
-                drop(op);
+            if Pin::new(&mut op).poll(&mut Context::from_waker(&waker)).is_ready() {
                 self.places.give_back(self.place);
+            } else {
+                *self.op.lock() = Some(op);
             }
         });
     }

@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 
 use crate::completion::engine::Engine;
 use crate::error::Result;
+use crate::thread_role;
 
 /// A device's memory, in bytes; a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,7 @@ pub struct MemoryInfo {
 
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
+        thread_role::check_driver("asking how much memory there is")?;
         let asked = engine.backend.memory_info();
         let (left, total_bytes) = asked.map_err(|code| engine.refused(code))?;
         let pool = engine.backend.pool_info().map_err(|code| engine.refused(code))?;

@@ -147,9 +147,6 @@ fn start(tasks: Receiver<Task>, threads: usize) {
             contain::contain("a waker or the drop of offloaded work", task);
         }
     };
-    if contain::spawn("gpu-await-staging", work).is_err() {
-        contain::log(|| {
-            tracing::warn!(threads, "the system gives no more threads for host copies")
-        });
-    }
+    // Refused: those that there are do the work. Not logged: the caller may be the first to use them.
+    drop(contain::spawn("gpu-await-staging", work));
 }

@@ -43,6 +43,7 @@ use crate::op::{Op, Value};
 use crate::submit::{
     Footprint, Raw, Refusal, at, check_can_wait, out_of_memory, submit, wrong_device,
 };
+use crate::thread_role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
 ///
@@ -121,6 +122,20 @@ impl<'s> Queue<'s> {
     /// Submits; only the last operation of a batch may want a marker of its own.
     #[inline]
     pub(crate) fn submit<R>(
+        &self,
+        footprint: Footprint<'_>,
+        commands: u32,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    ) -> Result<(u64, R)> {
+        let op = footprint.name();
+        let submitted = self.submit_untold(footprint, commands, calls)?;
+        op.told(self.lane, submitted.0);
+        Ok(submitted)
+    }
+
+    /// [`submit`](Self::submit) for a caller that has more to enter before it is told of.
+    #[inline]
+    fn submit_untold<R>(
         &self,
         footprint: Footprint<'_>,
         commands: u32,
@@ -367,16 +382,16 @@ impl<'s> Queue<'s> {
         &self,
         function: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Lent<R>> {
-        let host_fn = HostFn::new(function);
+        let host_fn = HostFn::new(self.lane.engine(), function);
         let mut footprint = Footprint::new("host_fn");
         footprint.may_be_held_up();
-        // The last share is dropped by the reaper or the future, never by the driver's thread.
+        // While it is lent, the driver's share is not the last.
         footprint.keeps(Box::new(host_fn.share()) as Box<dyn Any + Send>);
         let submitted = self.submit(footprint, 1, |raw| {
             let data: *mut c_void = host_fn.lend();
             Ok(raw.host_fn(host_fn.callback(), data)?)
         });
-        // Outside of the lock: it drops the user's closure.
+        // Outside of the lock: it may drop the user's closure.
         let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
         let value = Value::Later(Box::new(move || Ok(host_fn.result())));
         Ok(Lent::to(self.lane, ticket, value))
@@ -391,6 +406,7 @@ impl<'s> Queue<'s> {
     }
 
     pub(crate) fn mark_timed(&self) -> Result<Recorded> {
+        thread_role::check("submitting work")?;
         let engine = self.lane.engine();
         engine.check_open()?;
         let event = engine.timed_event().map_err(|code| engine.refused(code))?;
@@ -424,7 +440,7 @@ impl<'s> Queue<'s> {
             footprint.may_be_held_up();
         }
         if !waits {
-            return Ok(());
+            return thread_role::check("submitting work");
         }
         let wait = self.submit(footprint, 1, |raw| {
             shared.iter().try_for_each(|event| Ok(raw.wait_shared(event)?))
@@ -441,6 +457,7 @@ impl<'s> Queue<'s> {
         written: bool,
         write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
     ) -> Result<DeviceBuffer<T>> {
+        thread_role::check("submitting work")?;
         let bytes = bytes_of::<T>(len)? as u64;
         let engine = self.lane.engine();
         if bytes == 0 {
@@ -460,19 +477,25 @@ impl<'s> Queue<'s> {
                 // Nothing is kept of that size, and the driver's pool may have to grow.
                 footprint.may_block();
             }
-            self.submit(footprint, 2, |raw| {
-                let ptr = raw.alloc(bytes)?;
-                match write(raw, ptr, bytes) {
-                    Ok(()) => Ok(ptr),
-                    Err(refusal) => {
-                        raw.undo_alloc(ptr);
-                        Err(refusal)
+            let op = footprint.name();
+            let made = self
+                .submit_untold(footprint, 2, |raw| {
+                    let ptr = raw.alloc(bytes)?;
+                    match write(raw, ptr, bytes) {
+                        Ok(()) => Ok(ptr),
+                        Err(refusal) => {
+                            raw.undo_alloc(ptr);
+                            Err(refusal)
+                        }
                     }
-                }
-            })
-            .inspect_err(|_| engine.count_free(bytes))
+                })
+                .inspect_err(|_| engine.count_free(bytes));
+            let (ticket, ptr) = made?;
+            let memory = Allocation::new(self.lane, ptr, bytes, ticket, written);
+            op.told(self.lane, ticket);
+            Ok(DeviceBuffer::new(memory, len))
         };
-        let made = attempt().or_else(|error| match error.detail() {
+        attempt().or_else(|error| match error.detail() {
             ErrorDetail::OutOfMemory { .. } => {
                 engine.flush_retired();
                 // Refused, there is nothing to give back.
@@ -480,9 +503,7 @@ impl<'s> Queue<'s> {
                 attempt()
             }
             _ => Err(error),
-        });
-        let (ticket, ptr) = made?;
-        Ok(DeviceBuffer::new(Allocation::new(self.lane, ptr, bytes, ticket, written), len))
+        })
     }
 
     fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {

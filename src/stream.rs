@@ -16,6 +16,7 @@ use crate::memory::pinned::PinnedBuffer;
 use crate::offload::offload;
 use crate::op::{Op, Value};
 use crate::queue::Queue;
+use crate::thread_role;
 use crate::turn_taking;
 
 /// An ordered queue of work on a device: what is put on it runs in program order, streams run
@@ -114,7 +115,9 @@ impl Stream {
     }
 
     /// Whether everything submitted so far is complete, by asking the device. What nobody has asked
-    /// for yet gets its marker by the call, so that a later call may be the first to say yes.
+    /// for yet gets its marker by the call, so that a later call may be the first to say yes. Inside a
+    /// host function it answers with what is known, and the poller asks; a stream that is shared with
+    /// others is then not known to be idle.
     ///
     /// # Blocking
     /// No, unless the stream is shared with others and its queue is full.
@@ -131,7 +134,7 @@ impl Stream {
     /// # Errors
     /// The loss of the device; a thread on which it would dead-lock.
     pub fn synchronize(&self) -> Result<()> {
-        crate::thread_role::check("a blocking wait")?;
+        thread_role::check("a blocking wait")?;
         self.done().synchronize()
     }
 
@@ -157,6 +160,7 @@ impl Stream {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn fork(&self, n: usize) -> Result<Vec<Stream>> {
+        thread_role::check("submitting work")?;
         let branch = |_| {
             let lane = Lane::open(self.engine(), self.lane.options(), None)?;
             let branch = Stream::new(lane, self.home.clone());
@@ -174,6 +178,9 @@ impl Stream {
     /// As [`wait`](Self::wait).
     #[track_caller]
     pub fn join<'m, M: Marks + 'm>(&self, marks: impl IntoIterator<Item = &'m M>) -> Op<()> {
+        if let Err(error) = thread_role::check("submitting work") {
+            return Op::failed(error);
+        }
         let mut all = Vec::new();
         for mark in marks {
             match mark.marks() {
@@ -193,6 +200,7 @@ impl Stream {
     /// # Errors
     /// As [`record_timed`](Self::record_timed).
     pub async fn record_timed_async(&self) -> Result<Event> {
+        thread_role::check("submitting work")?;
         let stream = self.clone();
         offload(move || stream.record_timed()).await?
     }
@@ -211,11 +219,12 @@ impl Stream {
         self.lane.completed()
     }
 
-    /// Operations in flight, by asking the device. Never blocks.
+    /// Operations in flight, by asking the device. Never blocks. Inside a host function it answers with
+    /// what is known, and the poller asks.
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let submitted = self.lane.submitted();
-        self.lane.sweep();
+        self.lane.ask_here_or_there();
         submitted - self.lane.completed().min(submitted)
     }
 
@@ -294,6 +303,9 @@ impl Stream {
 
     /// The point behind everything submitted so far, with an event.
     pub(crate) fn mark(&self) -> Result<Recorded> {
+        // In front of everything: it takes the stream's lock, whose holder may be in a full queue that
+        // waits for the caller.
+        thread_role::check("submitting work")?;
         self.engine().check_open()?;
         if let Some(error) = &self.refused {
             return Err(error.clone());
@@ -317,7 +329,7 @@ impl Stream {
     /// Orders what comes behind `marks`, which were looked up for it.
     #[track_caller]
     pub(crate) fn wait_for(&self, marks: Result<MarkList>) -> Op<()> {
-        let marks = match marks {
+        let marks = match thread_role::check("submitting work").and(marks) {
             Ok(MarkList(marks)) => marks,
             Err(error) => return Op::failed(error),
         };

@@ -112,6 +112,10 @@ impl<'a> Footprint<'a> {
         }
     }
 
+    pub(crate) fn name(&self) -> Name<'a> {
+        self.name
+    }
+
     /// Names a kernel in messages.
     pub(crate) fn launches(&mut self, kernel: &'a Arc<str>) {
         self.name = Name::Kernel(kernel);
@@ -367,7 +371,6 @@ pub(crate) fn submit<R>(
     });
     match submitted {
         Ok((ticket, value)) => {
-            tracing::trace!(target: "gpu_await::submit", stream = lane.id(), name = lane.name(), ticket, op = %footprint.name);
             if engine.options.verify {
                 verify(lane, at, ticket, &footprint)?;
             }

@@ -33,6 +33,7 @@ use crate::error::{ErrorKind, Result};
 use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
 use crate::stream::Stream;
+use crate::thread_role::{self, Role};
 
 /// The environment variable that names the device for tests.
 pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";
@@ -171,6 +172,7 @@ impl Gate {
     /// # Errors
     /// A device that is lost or closed.
     pub fn close_for(stream: &Stream, limit: Duration) -> Result<Gate> {
+        thread_role::check("closing a gate")?;
         let home = stream.home();
         // Once a device: loading code may wait for what runs, such as another gate.
         let kernel = home.get_or_load(|| kernels::load_gate(&home.engine))?;
@@ -214,7 +216,9 @@ impl Drop for Gate {
 pub enum DriverCall {
     StreamCreate,
     StreamWaitEvent,
+    StreamDestroy,
     EventCreate,
+    EventDestroy,
     EventRecord,
     EventQuery,
     EventRecordAll,
@@ -237,7 +241,9 @@ impl DriverCall {
         match self {
             DriverCall::StreamCreate => "stream_create",
             DriverCall::StreamWaitEvent => "stream_wait_event",
+            DriverCall::StreamDestroy => "stream_destroy",
             DriverCall::EventCreate => "event_create",
+            DriverCall::EventDestroy => "event_destroy",
             DriverCall::EventRecord => "event_record",
             DriverCall::EventQuery => "event_query",
             DriverCall::EventRecordAll => "event_record_all",
@@ -363,6 +369,7 @@ impl FaultHandle {
 fn code_for(kind: ErrorKind) -> i32 {
     match kind {
         ErrorKind::OutOfMemory => 2,
+        ErrorKind::InvalidCall => 800,
         ErrorKind::Unsupported => 801,
         ErrorKind::DeviceLost => 719,
         _ => 1,
@@ -438,9 +445,13 @@ impl Stepper {
     }
 
     /// Runs one command: the `choose`-th of the streams whose next command is ready, modulo their
-    /// number. Then wakes who waited for that. False if nothing was ready.
+    /// number. Then wakes who waited for that. False if nothing was ready; inside a host function or a
+    /// host twin nothing is.
     #[must_use]
     pub fn step(&self, choose: usize) -> bool {
+        if is_inside_a_command() {
+            return false;
+        }
         let engine = self.device.engine();
         engine.advance(Stepper::STEP);
         let ran = engine.backend.step(choose);
@@ -471,11 +482,19 @@ impl Stepper {
 
     /// Places the markers that are due; true if that made something to run.
     fn settle(&self) -> bool {
+        if is_inside_a_command() {
+            return false;
+        }
         let engine = self.device.engine();
         engine.lanes().iter().for_each(|lane: &Arc<Lane>| lane.press());
         engine.sweep_retired(true);
         self.step(0)
     }
+}
+
+/// Whether the caller is what a step runs: nothing else runs inside of that.
+fn is_inside_a_command() -> bool {
+    matches!(thread_role::current(), Role::HostFn | Role::Twin)
 }
 
 impl Drop for Stepper {

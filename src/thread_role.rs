@@ -1,8 +1,17 @@
-//! Which of this crate's threads the current one is.
+//! Whose code the current thread runs.
 //!
-//! On a thread that runs host functions, and on a device's poller, submissions and blocking waits
-//! would dead-lock or stall every other future of the device: they are a typed error there, and a
-//! drop only enqueues.
+//! | role | what it runs | may call the driver | may submit or block |
+//! |---|---|---|---|
+//! | `Free` | anything else | yes | yes |
+//! | `HostFn` | a host function of a stream | no: the driver answers 800 | no |
+//! | `Twin` | a kernel's host twin | yes | no: it would wait for its own stream |
+//! | `Poller` | a waker, on a device's poller | yes | no: every other future of the device would wait |
+//!
+//! # Invariants
+//! 1. Every public call that needs the driver asks for the role before it takes a lock or makes a
+//!    driver call: it is a typed error, or answers with what is known and leaves asking to the poller
+//!    (`every_public_method_inside_a_host_function`).
+//! 2. A drop only enqueues in a host function (`what_a_host_function_captured_may_be_a_handle`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -15,6 +24,8 @@ pub(crate) enum Role {
     Free,
     /// Inside a host function of a stream.
     HostFn,
+    /// Inside a kernel's host twin.
+    Twin,
     /// A device's poller.
     Poller,
 }
@@ -33,14 +44,35 @@ pub(crate) fn enter(role: Role) -> RoleGuard {
     RoleGuard(ROLE.try_with(|cell| cell.replace(role)).unwrap_or(role))
 }
 
-/// Refuses `what` on threads where it would dead-lock.
+/// Whether driver calls are possible here.
+pub(crate) fn may_call_driver() -> bool {
+    current() != Role::HostFn
+}
+
+/// Refuses `what`, which submits or blocks, on threads where it would dead-lock.
 pub(crate) fn check(what: &'static str) -> Result<()> {
-    let thread = match current() {
-        Role::Free => return Ok(()),
-        Role::HostFn => "the thread that runs host functions",
+    match current() {
+        Role::Free => Ok(()),
+        role => Err(wrong_thread(what, role)),
+    }
+}
+
+/// Refuses `what`, which calls the driver and waits for nothing, where the driver refuses calls.
+pub(crate) fn check_driver(what: &'static str) -> Result<()> {
+    match current() {
+        Role::HostFn => Err(wrong_thread(what, Role::HostFn)),
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn wrong_thread(what: &'static str, role: Role) -> crate::Error {
+    let thread = match role {
+        Role::Free | Role::HostFn => "the thread that runs host functions",
+        Role::Twin => "a host device's worker thread (inside a kernel's host twin)",
         Role::Poller => "a device's poller thread (from a waker)",
     };
-    Err(ErrorDetail::WrongThread { what, thread }.into())
+    ErrorDetail::WrongThread { what, thread }.into()
 }
 
 pub(crate) struct RoleGuard(Role);

@@ -329,13 +329,29 @@ verbs! {
     /// Runs a closure on the host when the stream gets there. Ready hands its result over.
     ///
     /// All host functions of a process run one after the other on a thread of the driver's: keep
-    /// them short, and do not let one wait for another. Submitting work or blocking on the device
-    /// inside one is a typed error. After a fault of the device none runs any more.
+    /// them short, and do not let one wait for another. After a fault of the device none runs any more.
+    ///
+    /// The driver refuses every call inside one. What submits, blocks or needs the driver is
+    /// [`ErrorDetail::WrongThread`] there; what only asks ([`Op::is_complete`], [`Device::stats`])
+    /// answers with what is known and has the device's poller ask; an [`Op`] that is polled there is
+    /// woken by the poller.
     ///
     /// # Ownership
-    /// What it captured and does not return is dropped when it ends, on that thread. What it returns
-    /// is the future's; if nobody awaits it, it is dropped on a thread of this crate's: return what
-    /// takes long to drop.
+    /// What it captured and does not return is dropped when it ends, *on that thread*. Handles of this
+    /// crate may be dropped there: that enqueues and never blocks. What takes long to drop, or must not
+    /// be dropped on a thread of the driver's, is to be returned: what it returns is the future's, and
+    /// a result that nobody takes, the payload of its panic and a closure that never ran are dropped
+    /// by who dropped the future or by a thread of this crate's.
+    ///
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let table = vec![1u32; 1000];
+    /// let (sum, table) = stream.host_fn(move || (table.iter().sum::<u32>(), table)).await?;
+    /// assert_eq!((sum, table.len()), (1000, 1000)); // and it is dropped here
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Panics
     /// The awaiting task goes on with the closure's panic.
@@ -401,7 +417,8 @@ verbs! {
     /// on the device. Ready proves what the batch proves.
     ///
     /// # Errors
-    /// Those of `work`; a device that is lost or closed.
+    /// Those of `work`; a device that is lost or closed. The poll that finds it complete asks the driver
+    /// for the time: inside a host function it is [`ErrorDetail::WrongThread`].
     ///
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.

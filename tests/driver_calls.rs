@@ -13,6 +13,7 @@
 //! | `context` | whether the calling thread is left as it was found |
 //! | `errors` | what a missing or refusing driver looks like to the caller |
 //! | `failures` | what is left when the n-th call of a kind fails |
+//! | `host_functions` | that inside one nothing calls the driver, and that its refusal loses no device |
 //! | `loss` | what a fault resolves, and that the driver is then left alone |
 //! | `shared` | what streams with options, and those that others use as well, cost |
 //! | `events` | which events of the driver's stand behind ours |
@@ -42,6 +43,8 @@ mod errors;
 mod events;
 #[path = "driver_calls/failures.rs"]
 mod failures;
+#[path = "driver_calls/host_functions.rs"]
+mod host_functions;
 #[path = "driver_calls/launches.rs"]
 mod launches;
 #[path = "driver_calls/loss.rs"]

@@ -674,6 +674,28 @@ fn a_wanted_marker_is_served_by_whoever_unlocks() {
     }
 }
 
+/// A host function leaves its wish; it is served by who unlocks, or by the poller, which is told.
+#[test]
+fn a_wish_that_is_left_is_served() {
+    explore(3, || {
+        let line = Line::new(0);
+        let host_function = {
+            let line = line.clone();
+            thread::spawn(move || line.submission.leave(1))
+        };
+        let submitter = {
+            let line = line.clone();
+            thread::spawn(move || {
+                line.submission.with(&line.queue, |_| line.queue.timeline.publish(2));
+            })
+        };
+        host_function.join().unwrap();
+        line.submission.serve(&line.queue);
+        submitter.join().unwrap();
+        assert!(line.submission.is_marked(1), "nobody placed the marker");
+    });
+}
+
 #[test]
 fn a_wish_for_an_older_ticket_does_not_undo_a_newer_one() {
     explore(3, || {

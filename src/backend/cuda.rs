@@ -28,8 +28,9 @@ pub(crate) mod standstill;
 
 use std::any::Any;
 use std::ffi::{CString, c_int, c_void};
-use std::sync::Arc;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use api::{Api, Handle, IpcHandle, Memcpy2d};
 use cudarc::driver::CudaContext;
@@ -41,8 +42,10 @@ use super::{
     HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query, RawEvent,
     RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
+use crate::at_exit::UnderWay;
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, ErrorDetail, Result};
+use crate::thread_role;
 
 /// A flag of `cuStreamCreate`.
 const NON_BLOCKING: u32 = 1;
@@ -67,11 +70,20 @@ pub(crate) struct CudaBackend {
 }
 
 /// The number of GPUs that the driver sees; 0 without a driver.
+///
+/// Asked once: it does not change while the process lives, and a host function may not ask.
 pub(crate) fn device_count() -> usize {
-    match Api::get() {
-        Ok(api) => api.device_count().unwrap_or(0),
-        Err(_) => 0,
+    if COUNT.get().is_none() && thread_role::may_call_driver() {
+        Api::get().and_then(count).ok();
     }
+    COUNT.get().copied().unwrap_or(0)
+}
+
+static COUNT: OnceLock<usize> = OnceLock::new();
+
+fn count(api: &Api) -> Result<usize> {
+    let count = api.device_count()?;
+    Ok(*COUNT.get_or_init(|| count))
 }
 
 impl CudaBackend {
@@ -81,7 +93,7 @@ impl CudaBackend {
     /// No driver, no such GPU, a driver that is too old.
     pub(crate) fn open(ordinal: usize) -> Result<Self> {
         let api = Api::get()?;
-        let count = api.device_count()?;
+        let count = count(api)?;
         if ordinal >= count {
             return Err(ErrorDetail::NoSuchDevice { ordinal, count }.into());
         }
@@ -701,11 +713,26 @@ impl Drop for CudaBackend {
             std::mem::forget(context);
             return;
         }
-        // Letting go of it makes it current first: give the thread back what it had.
-        let before = self.api.current_context();
-        drop(context);
-        if let Ok(before) = before {
-            self.api.set_context(before).ok();
+        let (api, context) = (self.api, ManuallyDrop::new(context));
+        let release = move || {
+            // Letting go of it makes it current first: give the thread back what it had.
+            let before = api.current_context();
+            drop(ManuallyDrop::into_inner(context));
+            if let Ok(before) = before {
+                api.set_context(before).ok();
+            }
+        };
+        if thread_role::may_call_driver() {
+            return release();
         }
+        // The last handle of the device went in a host function. Without a thread, or with the process
+        // ending, the context goes with the process.
+        let Some(under_way) = UnderWay::begin() else { return };
+        let thread = std::thread::Builder::new().name("gpu-await-close".to_owned());
+        let spawned = thread.spawn(move || {
+            release();
+            drop(under_way);
+        });
+        drop(spawned);
     }
 }

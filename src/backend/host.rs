@@ -10,6 +10,7 @@
 //!   no stream or event is made, no memory pinned, and no host function put on a stream;
 //! - host functions run one after the other;
 //! - the legacy default stream waits for all streams that are not non-blocking, and they for it;
+//! - inside a host function every call is refused with 800;
 //! - after a fault every call fails and no queued command runs.
 //!
 //! A kernel's host twin is called once a launch with the whole grid; a twin that panics loses the
@@ -99,6 +100,8 @@ struct Books {
 struct Stepped {
     commands: Receiver<Command>,
     head: Option<Command>,
+    /// A command runs: not under the lock, it is the user's code.
+    running: bool,
 }
 
 #[derive(Default)]
@@ -236,7 +239,7 @@ impl HostBackend {
         let (stepped, worker) = if self.threads {
             (None, Some(receiver))
         } else {
-            (Some(Mutex::new(Stepped { commands: receiver, head: None })), None)
+            (Some(Mutex::new(Stepped { commands: receiver, head: None, running: false })), None)
         };
         let books = Arc::new(Books { handle, ..Books::default() });
         if let Some(receiver) = worker {
@@ -319,6 +322,15 @@ impl Command {
         )
     }
 
+    /// Whose code it runs.
+    fn role(&self) -> Option<Role> {
+        match self {
+            Command::HostFn { .. } => Some(Role::HostFn),
+            Command::Launch(_) => Some(Role::Twin),
+            _ => None,
+        }
+    }
+
     /// Drops it without running it.
     fn discard(self) {
         if let Command::Launch(launch) = self {
@@ -372,7 +384,6 @@ impl Command {
             }
             Command::HostFn { callback, data } => {
                 let _turn = shared.host_fn_turn.lock();
-                let _role = thread_role::enter(Role::HostFn);
                 // SAFETY: the submitter gave `data` for this callback and keeps it valid.
                 unsafe { callback(data.0 as *mut c_void) };
                 Ok(())
@@ -460,6 +471,7 @@ impl Shared {
     }
 
     fn healthy(&self, call: &'static str) -> Call<()> {
+        permitted(call)?;
         match self.fault.get() {
             None => Ok(()),
             Some(_) => Err(DriverCode { call, code: LAUNCH_FAILED }),
@@ -479,11 +491,14 @@ impl Shared {
     /// Runs one command of a stream and keeps its books.
     fn execute(&self, books: &Books, command: Command) {
         let counts = command.counts();
+        // Also for the drop of what the command has, which is the user's.
+        let role = command.role().map(thread_role::enter);
         if self.fault.get().is_some() {
             command.discard();
         } else if let Err(what) = command.run(self) {
             self.fail(what);
         }
+        drop(role);
         if counts {
             let mut depth = books.depth.lock();
             *depth = depth.saturating_sub(1);
@@ -597,21 +612,16 @@ fn free_block(start: u64, bytes: u64) {
 }
 
 impl Stepped {
-    /// Runs the head if it is ready.
-    fn step(&mut self, books: &Books, shared: &Shared) -> bool {
-        if !self.is_ready(shared) {
-            return false;
-        }
-        match self.head.take() {
-            Some(command) => {
-                shared.execute(books, command);
-                true
-            }
-            None => false,
-        }
+    /// The head, to be run, if it is ready.
+    fn take(&mut self, shared: &Shared) -> Option<Command> {
+        self.running = self.is_ready(shared);
+        if self.running { self.head.take() } else { None }
     }
 
     fn is_ready(&mut self, shared: &Shared) -> bool {
+        if self.running {
+            return false;
+        }
         if self.head.is_none() {
             self.head = self.commands.try_recv().ok();
         }
@@ -654,7 +664,10 @@ impl Backend for HostBackend {
             return false;
         }
         let (stream, stepped) = ready[choose % ready.len()];
-        stepped.lock().step(&stream.books, &self.shared)
+        let Some(command) = stepped.lock().take(&self.shared) else { return false };
+        self.shared.execute(&stream.books, command);
+        stepped.lock().running = false;
+        true
     }
 
     /// Host devices share the host's memory.
@@ -718,6 +731,7 @@ impl Backend for HostBackend {
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Call<()> {
+        permitted("event_destroy")?;
         // SAFETY: the handle is the share that `event_create` made; nobody uses it after this.
         drop(unsafe { Arc::from_raw(event.0 as *const HostEvent) });
         Ok(())
@@ -826,6 +840,7 @@ impl Backend for HostBackend {
     }
 
     fn memory_info(&self) -> Call<(u64, u64)> {
+        self.shared.healthy("memory_info")?;
         let memory = self.shared.memory.lock();
         Ok((memory.limit.saturating_sub(memory.pool.reserved), memory.limit))
     }
@@ -847,7 +862,7 @@ impl Backend for HostBackend {
     }
 
     unsafe fn unregister(&self, _ptr: HostPtr) -> Call<()> {
-        Ok(())
+        permitted("unregister")
     }
 
     unsafe fn copy_to_device(
@@ -950,6 +965,14 @@ impl Backend for HostBackend {
 
     unsafe fn active_clusters(&self, _function: RawFunction, _grid: &Grid) -> Call<u32> {
         Err(DriverCode { call: "active_clusters", code: NOT_SUPPORTED })
+    }
+}
+
+/// Refuses calls from inside a host function, as the driver does.
+fn permitted(call: &'static str) -> Call<()> {
+    match thread_role::may_call_driver() {
+        true => Ok(()),
+        false => Err(DriverCode { call, code: DriverCode::NOT_PERMITTED }),
     }
 }
 

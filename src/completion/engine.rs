@@ -40,9 +40,7 @@ use super::reaper::Reaper;
 use super::retired::Retired;
 use super::roster::Roster;
 use super::words::Words;
-use crate::backend::{
-    Backend, DeviceKind, EventOptions, Query, RawEvent, RawStream, StreamOptions,
-};
+use crate::backend::{Backend, DeviceKind, EventOptions, RawEvent, RawStream, StreamOptions};
 use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
 use crate::thread_role::{self, Role};
 
@@ -113,6 +111,7 @@ pub(crate) struct Counters {
     pub(crate) allocated_bytes: AtomicU64,
     pub(crate) allocations: AtomicU64,
     pub(crate) wake_ups: AtomicU64,
+    pub(crate) unreturned: AtomicU64,
 }
 
 impl Engine {
@@ -329,8 +328,8 @@ impl Engine {
     ) -> std::result::Result<RawEvent, DriverCode> {
         for event in spoiled {
             // SAFETY: its last handle is gone, and the driver allows that it is still pending.
-            if let Err(error) = unsafe { self.backend.event_destroy(event) } {
-                tracing::debug!(device = %self.label(), %error, "an event was not destroyed");
+            if unsafe { self.backend.event_destroy(event) }.is_err() {
+                self.count_unreturned();
             }
         }
         self.backend.event_create(options)
@@ -338,6 +337,7 @@ impl Engine {
 
     /// The time between two timed events of this device, both complete.
     pub(crate) fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
+        thread_role::check_driver("asking for the time between events")?;
         // SAFETY: the handles keep the events.
         let elapsed = unsafe { self.backend.event_elapsed_ms(start.raw(), end.raw()) };
         let ms = elapsed.map_err(|code| self.refused(code))?;
@@ -347,25 +347,51 @@ impl Engine {
         })
     }
 
-    /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody
-    /// here: the caller may hold a submission lock.
+    /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody and
+    /// logs nothing: the caller may hold a submission lock.
     pub(crate) fn refused(&self, code: DriverCode) -> Error {
         if code.is_sticky() {
             return self.lose(code);
         }
+        if code.is_about_the_caller() {
+            return code.into();
+        }
         self.check_health().err().unwrap_or_else(|| code.into())
     }
 
-    /// Asks the device how it is.
+    /// Asks the device how it is, where driver calls are possible.
     pub(crate) fn check_health(&self) -> Result<()> {
         if let Some(lost) = self.state.lost.get() {
             return Err(lost.clone());
         }
-        // SAFETY: the private stream lives as long as the engine.
-        match unsafe { self.backend.stream_query(self.private) } {
-            Ok(Query::Complete | Query::Pending) => Ok(()),
-            Err(code) => Err(self.lose(code)),
+        if !thread_role::may_call_driver() {
+            return Ok(());
         }
+        // SAFETY: the private stream lives as long as the engine.
+        self.judged(|| unsafe { self.backend.stream_query(self.private) }.map(drop))
+    }
+
+    /// Asks a `question` that only a lost device fails to answer. The loss is declared if the answer
+    /// is a sticky code, or any other one that is not about the caller *and is given again*: so a code
+    /// newer than the table is told from a call that failed once, and nobody waits for ever.
+    pub(crate) fn judged(
+        &self,
+        mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
+    ) -> Result<()> {
+        let Err(first) = question() else { return Ok(()) };
+        let code = if first.is_sticky() || first.is_about_the_caller() {
+            first
+        } else {
+            let Err(again) = question() else { return Ok(()) };
+            again
+        };
+        if code.is_about_the_caller() { Ok(()) } else { Err(self.lose(code)) }
+    }
+
+    /// Counts something that the driver refused to take back: it leaks.
+    pub(crate) fn count_unreturned(&self) {
+        // ORDERING: Relaxed: a statistic.
+        self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Declares the device lost. Whoever sweeps next resolves what waits for it.
@@ -455,10 +481,19 @@ impl Engine {
 
     /// Runs `act` here, or on the reaper's thread where driver calls are not possible.
     pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
-        if thread_role::current() == Role::HostFn {
-            self.reaper.send(act);
-        } else {
+        if thread_role::may_call_driver() {
             act();
+        } else {
+            self.reaper.send(act);
+        }
+    }
+
+    /// Drops what is the user's here, or on the reaper's thread if this one is the driver's or ours.
+    pub(crate) fn let_go(&self, value: impl Send + 'static) {
+        if thread_role::current() == Role::Free {
+            drop(value);
+        } else {
+            self.reaper.drop_later(Box::new(value));
         }
     }
 }

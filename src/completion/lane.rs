@@ -43,7 +43,7 @@ use super::sweep::SweepGate;
 use super::timeline::Timeline;
 use super::waiters::Waiters;
 use super::words::Word;
-use crate::backend::{DevicePtr, Query, RawStream, StreamOptions};
+use crate::backend::{DevicePtr, RawStream, StreamOptions};
 use crate::contain;
 use crate::error::{DriverCode, Result};
 use crate::hazard::Use;
@@ -179,6 +179,7 @@ impl Lane {
         options: StreamOptions,
         name: Option<Box<str>>,
     ) -> Result<Arc<LaneHandle>> {
+        thread_role::check_driver("making a stream")?;
         engine.check_open()?;
         let backend = &*engine.backend;
         let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;
@@ -323,29 +324,6 @@ impl Lane {
         self.name.as_deref()
     }
 
-    /// Whether a shared stream has nothing to do, whoever put it there; `None` for one of our own,
-    /// whose tickets say so. On a lost device nothing more will happen.
-    pub(crate) fn is_idle_shared(&self) -> Option<bool> {
-        if !self.is_shared() {
-            return None;
-        }
-        // SAFETY: the stream is this lane's, or its owner keeps it.
-        match unsafe { self.engine.backend.stream_query(self.stream) } {
-            Ok(answer) => Some(answer == Query::Complete),
-            Err(code) => Some(self.engine.refused(code).is_device_lost()),
-        }
-    }
-
-    /// Whether the stream is ordered with the legacy default stream.
-    pub(crate) fn is_blocking(&self) -> Result<bool> {
-        if self.stream.0 == RawStream::LEGACY.0 {
-            return Ok(true);
-        }
-        // SAFETY: the stream is this lane's, or its owner keeps it.
-        let info = unsafe { self.engine.backend.stream_info(self.stream) };
-        info.map(|info| info.blocking).map_err(|code| self.engine.refused(code))
-    }
-
     /// Says that others put work on the stream from now on.
     pub(crate) fn share(&self) {
         self.shared.store(true, Ordering::SeqCst);
@@ -455,10 +433,16 @@ impl Lane {
         self.submission.try_with(self, |locked| f(&mut Turn { lane: self, locked }))
     }
 
-    /// Asks for a marker at or behind `ticket`; never blocks.
+    /// Asks for a marker at or behind `ticket`; never blocks. Where no driver call may be made, the
+    /// next submitter or the poller's next look places it.
     pub(crate) fn want(&self, ticket: u64) {
-        if !self.is_complete(ticket) {
+        if self.is_complete(ticket) {
+            return;
+        }
+        if thread_role::may_call_driver() {
             self.submission.want(self, ticket);
+        } else {
+            self.submission.leave(ticket);
         }
     }
 
@@ -501,7 +485,7 @@ impl Lane {
 
     /// Whether nothing is left on the stream, where that can be asked.
     fn is_known_to_be_through(&self) -> bool {
-        let may_ask = thread_role::current() != Role::HostFn && !crate::at_exit::begun();
+        let may_ask = thread_role::may_call_driver() && !crate::at_exit::begun();
         may_ask && self.is_through() == Ok(true)
     }
 }
@@ -571,8 +555,8 @@ impl Drop for Lane {
             spares.into_iter().for_each(|ptr| keeper.free_spare(ptr));
             let Some(stream) = stream else { return };
             // SAFETY: the lane made the stream, and nobody else has it.
-            if let Err(error) = unsafe { keeper.backend.stream_destroy(stream) } {
-                tracing::warn!(%error, "a stream was not destroyed");
+            if unsafe { keeper.backend.stream_destroy(stream) }.is_err() {
+                keeper.count_unreturned();
             }
         });
     }

@@ -123,11 +123,12 @@ impl Progress {
         }
     }
 
-    /// Asks the device how far the stream is, if `ticket` is not known to be complete. Never blocks.
+    /// Asks the device how far the stream is, if `ticket` is not known to be complete, or has the poller
+    /// ask where no driver call may be made. Never blocks.
     pub(crate) fn ask(&self, ticket: u64) {
         if let Standing::Pending(lane) = self.standing(ticket) {
             lane.want(ticket);
-            lane.sweep();
+            lane.ask_here_or_there();
         }
     }
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_channel::{Sender, unbounded};
 
@@ -16,6 +17,8 @@ use crate::contain;
 pub(crate) type Remains = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Reaper {
+    /// How much was leaked because the system gave no thread.
+    leaked: AtomicU64,
     thread: &'static str,
     queue: OnceLock<Option<Sender<Remains>>>,
 }
@@ -23,7 +26,13 @@ pub(crate) struct Reaper {
 impl Reaper {
     /// One whose thread has that name.
     pub(crate) fn new(thread: &'static str) -> Self {
-        Reaper { thread, queue: OnceLock::new() }
+        Reaper { leaked: AtomicU64::new(0), thread, queue: OnceLock::new() }
+    }
+
+    /// How much was leaked because the system gave no thread.
+    pub(crate) fn leaked(&self) -> u64 {
+        // ORDERING: Relaxed: a statistic.
+        self.leaked.load(Ordering::Relaxed)
     }
 
     /// Runs `remains` on the reaper's thread. The end of the process waits for it, briefly: it may keep
@@ -44,9 +53,11 @@ impl Reaper {
             spawned.ok().map(|_| sender)
         });
         match queue {
-            // A thread that cannot be had: leaking is the lesser evil, and it is said.
+            // A thread that cannot be had: leaking is the lesser evil, and it is counted. Not logged:
+            // the caller may hold a lock.
             None => {
-                tracing::error!("no thread for the reaper: a value is leaked");
+                // ORDERING: Relaxed, as above.
+                self.leaked.fetch_add(1, Ordering::Relaxed);
                 std::mem::forget(remains);
             }
             Some(queue) => {

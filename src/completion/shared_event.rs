@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::engine::Engine;
 use crate::backend::{EventOptions, Query, RawEvent};
 use crate::error::{ErrorDetail, Result};
+use crate::thread_role;
 
 /// Destroyed with its last reference, by this process alone.
 pub(crate) struct SharedEvent {
@@ -50,10 +51,13 @@ impl SharedEvent {
         handle.map_err(|code| self.engine.refused(code))
     }
 
-    /// Whether what was last recorded, anywhere, is complete.
+    /// Whether what was last recorded, anywhere, is complete; pending where that cannot be asked.
     pub(crate) fn query(&self) -> Result<Query> {
         if let Some(lost) = self.engine.lost() {
             return Err(lost.clone());
+        }
+        if !thread_role::may_call_driver() {
+            return Ok(Query::Pending);
         }
         // SAFETY: the event lives as long as this.
         let answer = unsafe { self.engine.backend.event_query(self.raw) };
@@ -62,6 +66,7 @@ impl SharedEvent {
 }
 
 fn check(engine: &Engine) -> Result<()> {
+    thread_role::check_driver("making an event")?;
     engine.check_open()?;
     if engine.backend.limits().interprocess_events {
         return Ok(());
@@ -75,12 +80,12 @@ impl Drop for SharedEvent {
         if self.engine.lost().is_some() || crate::at_exit::begun() {
             return;
         }
-        let (backend, raw) = (self.engine.backend.clone(), self.raw);
+        let (keeper, raw) = (self.engine.clone(), self.raw);
         self.engine.act(move || {
             // SAFETY: this process made or opened the handle, and nobody here has it any more. Work
             // that still waits for it or records it is allowed to.
-            if let Err(error) = unsafe { backend.event_destroy(raw) } {
-                tracing::warn!(%error, "an event was not destroyed");
+            if unsafe { keeper.backend.event_destroy(raw) }.is_err() {
+                keeper.count_unreturned();
             }
         });
     }

@@ -84,8 +84,15 @@ impl<S: Markable> SubmissionLock<S> {
         self.serve(cx);
     }
 
+    /// Asks for a marker at or behind `ticket` where none may be placed: the next to unlock, or to
+    /// [`serve`](Self::serve), does.
+    pub(crate) fn leave(&self, ticket: u64) {
+        // ORDERING: Relaxed: whoever has it served is told by means that order this.
+        self.wanted.fetch_max(ticket, Ordering::Relaxed);
+    }
+
     /// Places the markers that were asked for while the lock was held.
-    fn serve(&self, cx: &S::Context) {
+    pub(crate) fn serve(&self, cx: &S::Context) {
         loop {
             fence(Ordering::SeqCst);
             // ORDERING: Relaxed, ordered by the fences here and in `want`.

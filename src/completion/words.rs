@@ -47,7 +47,10 @@ impl Words {
     pub(crate) fn get(&self, backend: &dyn Backend) -> Call<Word> {
         let mut state = self.state.lock();
         if state.free.is_empty() {
+            // Not under the lock, which a drop takes: registering may take its time.
+            drop(state);
             let page = Arc::new(Page::new(backend)?);
+            state = self.state.lock();
             state.free.extend((0..PAGE_BYTES / LINE_BYTES).map(|line| (page.clone(), line)));
             state.pages.push(page);
         }

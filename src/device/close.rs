@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{Device, at};
 use crate::completion::deadlines::Deadline;
 use crate::error::{ErrorDetail, Result};
+use crate::thread_role;
 
 impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
@@ -24,6 +25,7 @@ impl Device {
     /// [`ErrorDetail::TimedOut`]: work is still on the device and goes on (its memory is kept);
     /// the loss of the device.
     pub async fn close(&self, limit: Duration) -> Result<()> {
+        thread_role::check_driver("closing a device")?;
         self.engine().close();
         let mut done = at(self.home.ours());
         let mut deadline = Deadline::after(self.engine(), limit);

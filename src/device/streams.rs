@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::scope;
 use crate::stream::Stream;
 use crate::submit::wrong_device;
+use crate::thread_role;
 
 /// Options for making a [`Stream`].
 #[derive(Debug)]
@@ -58,6 +59,7 @@ impl Device {
     /// # Errors
     /// A device that is lost or closed.
     pub fn thread_stream(&self) -> Result<Stream> {
+        thread_role::check_driver("making a stream")?;
         self.engine().check_open()?;
         Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
     }

@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::stream::Stream;
 use crate::submit::{Footprint, wrong_device};
+use crate::thread_role;
 
 /// Options for making an [`Event`].
 #[derive(Debug)]
@@ -108,6 +109,7 @@ impl Event {
     /// `cuEventRecord`.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        thread_role::check("submitting work")?;
         let inner = &self.inner;
         if stream.engine().id != inner.engine.id {
             return Err(wrong_device("the event", stream.engine(), &inner.engine));

@@ -24,6 +24,7 @@ use crate::kernel::module::{Image, Module};
 use crate::kernel::occupancy::Occupancy;
 use crate::kernel::signature::{Erased, Signature};
 use crate::offload::offload;
+use crate::thread_role;
 
 /// What [`kernel!`](crate::kernel!) says of a kernel.
 ///
@@ -65,6 +66,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
     /// code for the device's kind.
     pub async fn load(device: &Device) -> Result<Self> {
+        thread_role::check_driver("loading a kernel")?;
         let (engine, code) = (device.engine().clone(), K::code());
         if engine.backend.kind() == crate::DeviceKind::Host {
             return Declared::of(code, &engine);
@@ -77,7 +79,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// # Errors
     /// As [`load`](Self::load); a thread on which it would dead-lock.
     pub fn load_blocking(device: &Device) -> Result<Self> {
-        crate::thread_role::check("loading a kernel")?;
+        thread_role::check("loading a kernel")?;
         Declared::load_now(device.engine())
     }
 

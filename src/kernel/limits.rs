@@ -132,10 +132,10 @@ impl Core {
         &self,
         call: impl FnOnce(&LoadedModule, RawFunction) -> Call<R>,
     ) -> Result<Option<R>> {
+        thread_role::check_driver("asking the driver about a kernel")?;
         let (Some(module), Function::Device(function)) = (&self.module, &self.function) else {
             return Ok(None);
         };
-        thread_role::check("asking the driver about a kernel")?;
         call(module, *function).map(Some).map_err(|code| self.engine.refused(code))
     }
 

@@ -15,6 +15,7 @@ use crate::kernel::container;
 use crate::kernel::signature::Signature;
 use crate::kernel::source::CudaSource;
 use crate::offload::offload;
+use crate::thread_role;
 
 const NOT_FOUND: i32 = 500;
 
@@ -114,6 +115,8 @@ impl Module {
     /// # Cancel safety
     /// Dropped, the load goes on and its result is unloaded.
     pub async fn load(device: &Device, image: Image) -> Result<Module> {
+        // Not that the call would be made here: it waits for whatever runs, the host function too.
+        thread_role::check_driver("loading a kernel")?;
         let engine = device.engine().clone();
         offload(move || Module::load_now(&engine, image)).await?
     }
@@ -126,7 +129,7 @@ impl Module {
     /// # Errors
     /// As [`load`](Self::load); a thread on which it would dead-lock.
     pub fn load_blocking(device: &Device, image: Image) -> Result<Module> {
-        crate::thread_role::check("loading a kernel")?;
+        thread_role::check("loading a kernel")?;
         Module::load_now(device.engine(), image)
     }
 
@@ -200,6 +203,7 @@ impl Module {
     /// # Source
     /// `nvrtcCompileProgram`, `cuModuleLoadDataEx`.
     pub async fn compile(device: &Device, source: CudaSource) -> Result<Module> {
+        thread_role::check_driver("loading a kernel")?;
         let home = device.home().clone();
         home.engine.check_open()?;
         offload(move || Module::load_now(&home.engine, source.image(&home)?)).await?
@@ -222,6 +226,7 @@ impl Module {
     /// # Source
     /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
+        thread_role::check_driver("asking the driver about a kernel")?;
         let LoadedModule { engine, raw, name: image, instances } = &*self.loaded;
         let instance = instances.iter().find(|(written, _)| written == name);
         let in_image = instance.map_or(name, |(_, lowered)| lowered);

@@ -18,6 +18,7 @@ use super::{Element, must_fit};
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::completion::engine::Engine;
 use crate::error::{DriverCode, ErrorDetail, Result};
+use crate::thread_role;
 
 /// What small blocks are cut from: one huge page.
 const SLAB_BYTES: usize = 2 << 20;
@@ -98,6 +99,8 @@ impl PinnedPool {
     /// A block of at least `bytes`. Maps and registers memory where the pool has none: 0.2 to 6 ms
     /// a mebibyte on an H200.
     pub(crate) fn get(self: &Arc<Self>, bytes: usize) -> Result<Arc<PinnedBlock>> {
+        // Also where the pool has some: that a call works must not depend on what others used.
+        thread_role::check_driver("taking pinned memory")?;
         if let Some(block) = self.get_pooled(bytes) {
             return Ok(block);
         }

@@ -19,6 +19,7 @@ use crate::hazard::Use;
 use crate::memory::buffer::Span;
 use crate::memory::pinned::PinnedBlock;
 use crate::submit::{Footprint, at, submit};
+use crate::thread_role;
 
 /// What goes through the host in one go.
 const PART_BYTES: usize = 4 << 20;
@@ -35,7 +36,7 @@ impl Queue<'_> {
     ) -> Result<()> {
         let source = from.memory.engine();
         let same_kind = source.backend.kind() == self.lane.engine().backend.kind();
-        match self.home.reaches(source) {
+        match thread_role::check("submitting work").and_then(|()| self.home.reaches(source)) {
             // Of another kind: refused with the right words.
             Ok(direct) if direct || !same_kind => {
                 self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?)).map(drop)

@@ -33,6 +33,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::lease::{Lease, Places};
 use crate::stream::{MarkList, Marks, Stream, sealed};
+use crate::thread_role;
 use crate::turn_taking::Budget;
 
 /// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
@@ -303,6 +304,7 @@ impl StreamPoolBuilder {
     /// # Errors
     /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
     pub fn build(self) -> Result<StreamPool> {
+        thread_role::check_driver("making streams")?;
         let mut seats = Vec::new();
         for (device, n, urgent) in &self.groups {
             let (lowest, highest) = device.priority_range();

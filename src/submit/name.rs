@@ -4,15 +4,25 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::completion::lane::Lane;
+
 /// What an operation is called in messages.
 #[derive(Clone, Copy)]
-pub(super) enum Name<'a> {
+pub(crate) enum Name<'a> {
     Verb(&'static str),
     Kernel(&'a Arc<str>),
 }
 
 impl Name<'_> {
-    pub(super) fn to_arc(self) -> Arc<str> {
+    /// Tells of a submission, when nothing of it is left to be entered: a subscriber is foreign code that
+    /// may use the stream, or panic.
+    #[inline]
+    pub(crate) fn told(self, lane: &Arc<Lane>, ticket: u64) {
+        let op = self;
+        tracing::trace!(target: "gpu_await::submit", stream = lane.id(), name = lane.name(), ticket, %op);
+    }
+
+    pub(crate) fn to_arc(self) -> Arc<str> {
         match self {
             Name::Verb(name) => Arc::from(name),
             Name::Kernel(name) => Arc::clone(name),

@@ -207,6 +207,7 @@ each_mode! { fail_each:
     a_call_out_of_memory_harms_nobody: Adaptive, 2;
     a_result_that_nobody_knows_harms_nobody: Adaptive, 9999;
     a_negative_result_harms_nobody: Word, -1;
+    a_call_that_is_not_permitted_harms_nobody: Adaptive, 800;
 }
 
 /// A question that is answered with an error will not be answered better: the device counts as

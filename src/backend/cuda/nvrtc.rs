@@ -91,10 +91,7 @@ impl Nvrtc {
         let mut reasons = Vec::new();
         for path in &candidates {
             match Nvrtc::open(path) {
-                Ok(nvrtc) => {
-                    tracing::debug!(path = %path.display(), "NVRTC opened");
-                    return Ok(nvrtc);
-                }
+                Ok(nvrtc) => return Ok(nvrtc),
                 Err(reason) => reasons.push(reason),
             }
         }

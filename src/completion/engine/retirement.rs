@@ -119,8 +119,8 @@ impl Engine {
         let engine = self.clone();
         let free = move || {
             if let Err(code) = what.discard(&*engine.backend, engine.private) {
-                let error = engine.refused(code);
-                tracing::warn!(device = %engine.label(), %error, "a free was refused");
+                engine.refused(code);
+                engine.count_unreturned();
             }
         };
         match what {

@@ -10,28 +10,40 @@ use std::task::Waker;
 use smallvec::SmallVec;
 
 use super::{Lane, Lent, Payload, UNKNOWN};
-use crate::backend::Query;
+use crate::backend::{Query, RawStream};
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::policy::{self, Phase};
 use crate::contain::wake;
 use crate::error::DriverCode;
+use crate::thread_role;
 
 /// Events that a stream keeps for its next markers.
 const SPARE_EVENTS: usize = 64;
 
 impl Lane {
+    /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
+    pub(crate) fn ask_here_or_there(self: &Arc<Self>) {
+        if thread_role::may_call_driver() {
+            self.sweep();
+        } else {
+            self.activate_by(self.engine.now());
+        }
+    }
+
     /// Looks, and wakes whoever waited for what is complete. True if the stream was seen to have
-    /// moved.
+    /// moved. Where no driver call may be made, nothing is done.
     pub(crate) fn sweep(&self) -> bool {
+        if !thread_role::may_call_driver() {
+            return false;
+        }
         let moved = self.look(self.engine.now());
         self.settle();
         moved
     }
 
-    /// Asks the driver how far the stream is. True if it was seen to have moved.
+    /// Asks the driver how far the stream is, where that is possible. True if it was seen to have moved.
     pub(super) fn look(&self, now: u64) -> bool {
-        let mut failed = None;
         let mut moved = false;
         // A lost device would only say so again.
         if self.engine.lost().is_none() {
@@ -42,7 +54,8 @@ impl Lane {
             }
             self.gate.run(|| {
                 let before = self.completed();
-                failed = self.ask().err();
+                // Who is told of a loss is told by `mourn`, below.
+                self.engine.judged(|| self.ask()).ok();
                 if self.completed() > before {
                     moved = true;
                     self.learn(now);
@@ -51,9 +64,6 @@ impl Lane {
                 }
             });
         }
-        if let Some(code) = failed {
-            self.engine.lose(code);
-        }
         self.engine.mourn();
         moved
     }
@@ -61,11 +71,36 @@ impl Lane {
     /// Raises `completed` as far as the markers allow, and leaves what follows from that to whoever looks
     /// next: for a submitter, under its lock.
     pub(super) fn ask_quietly(&self) {
-        self.gate.run(|| {
-            if let Err(code) = self.ask() {
-                self.engine.lose(code);
-            }
-        });
+        // Of a loss the next look tells.
+        self.gate.run(|| drop(self.engine.judged(|| self.ask())));
+    }
+
+    /// Whether a shared stream has nothing to do, whoever put it there; `None` for one of our own,
+    /// whose tickets say so. On a lost device nothing more will happen. Where no driver call may be
+    /// made, it is not known to have nothing to do.
+    pub(crate) fn is_idle_shared(&self) -> Option<bool> {
+        if !self.is_shared() {
+            return None;
+        }
+        if !thread_role::may_call_driver() {
+            return Some(self.engine.lost().is_some());
+        }
+        // SAFETY: the stream is this lane's, or its owner keeps it.
+        match unsafe { self.engine.backend.stream_query(self.stream) } {
+            Ok(answer) => Some(answer == Query::Complete),
+            Err(code) => Some(self.engine.refused(code).is_device_lost()),
+        }
+    }
+
+    /// Whether the stream is ordered with the legacy default stream.
+    pub(crate) fn is_blocking(&self) -> crate::Result<bool> {
+        thread_role::check_driver("asking how a stream was made")?;
+        if self.stream.0 == RawStream::LEGACY.0 {
+            return Ok(true);
+        }
+        // SAFETY: the stream is this lane's, or its owner keeps it.
+        let info = unsafe { self.engine.backend.stream_info(self.stream) };
+        info.map(|info| info.blocking).map_err(|code| self.engine.refused(code))
     }
 
     /// Whether the driver, or the stream's word, could say something new.
@@ -374,6 +409,8 @@ impl Lane {
         // Before the look: what a registrant asks for meanwhile stands.
         self.pace.next_look.store(u64::MAX, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+        // What host functions asked for, which place no markers.
+        self.submission.serve(self);
         // ORDERING: Relaxed: a time, for a guess.
         let (since, waited_for) =
             (self.pace.head_since.load(Ordering::Relaxed), self.has_waiters());

@@ -70,8 +70,7 @@ impl Markable for Submitter {
                 Some(tail)
             }
             Err(code) => {
-                let error = lane.engine.refused(code);
-                tracing::debug!(device = lane.engine.label(), %error, "no marker");
+                lane.engine.refused(code);
                 None
             }
         }
@@ -222,8 +221,9 @@ impl Turn<'_, '_> {
     /// puts an event behind what touched buffers, so that nobody who depends on that waits for the
     /// hold-up.
     pub(crate) fn fence_off(&mut self) {
-        if self.locked.state.touched && self.place_event().is_err() {
-            tracing::debug!("no event in front of a hold-up");
+        if self.locked.state.touched {
+            // Refused, who depends on that waits for longer.
+            self.place_event().ok();
         }
     }
 
@@ -237,8 +237,7 @@ impl Turn<'_, '_> {
         if engine.options.completion.always_words() {
             self.locked.mark_tail(self.lane);
         } else if let Err(code) = self.place_event() {
-            let error = engine.refused(code);
-            tracing::debug!(device = engine.label(), %error, "no marker");
+            engine.refused(code);
         }
     }
 
@@ -316,8 +315,8 @@ impl Turn<'_, '_> {
         // here, or complete.
         // STREAM: the free runs behind them.
         if let Err(code) = unsafe { engine.backend.free(self.lane.stream, ptr) } {
-            let error = engine.refused(code);
-            tracing::warn!(device = engine.label(), %error, "a free was refused");
+            engine.refused(code);
+            engine.count_unreturned();
         }
     }
 

@@ -16,6 +16,7 @@ use crate::completion::checkers::Place;
 use crate::completion::policy::{self, Phase};
 use crate::completion::waiters::WaiterKey;
 use crate::error::Result;
+use crate::thread_role;
 use crate::turn_taking::{self, Budget};
 
 /// What a future remembers between polls.
@@ -83,13 +84,18 @@ impl Lane {
             return Poll::Pending;
         }
         self.want(ticket);
+        // In a host function it only registers: the poller asks, places the marker, and wakes.
+        let may_ask = thread_role::may_call_driver();
         let now = self.engine.now();
         if !std::mem::replace(&mut wait.began, true) && !self.is_waited_for(now) {
             // ORDERING: Relaxed: a time, for guesses.
             self.pace.head_since.store(now, Ordering::Relaxed);
         }
-        let checking = self.may_check(wait, now);
-        if (checking || self.needs_look(now)) && self.look(now) {
+        if !may_ask {
+            self.stop_checking(wait);
+        }
+        let checking = may_ask && self.may_check(wait, now);
+        if may_ask && (checking || self.needs_look(now)) && self.look(now) {
             let outcome = self.outcome(ticket);
             if outcome.is_some() {
                 self.forget(wait);
@@ -112,8 +118,12 @@ impl Lane {
             self.forget(wait);
             return Poll::Ready(outcome);
         }
-        self.activate_by(self.due(now));
-        self.help(now);
+        if may_ask {
+            self.activate_by(self.due(now));
+            self.help(now);
+        } else {
+            self.activate_by(now);
+        }
         Poll::Pending
     }
 

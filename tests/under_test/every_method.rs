@@ -1,0 +1,609 @@
+//! Every public method, called where no driver call may be made.
+//!
+//! [`every_method`] makes a job of each; `surface` (in `tests/host_functions.rs`) compares the names with
+//! the crate's sources, so that a new method is either here or among those that call no driver.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use gpu_await::testing::{self, Gate};
+use gpu_await::{
+    Batcher, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail, Event, Image, InOut,
+    Kernel, LaunchConfig, Module, Op, PooledStream, Result, Stream, StreamPool, join_all, kernels,
+};
+use tower::Service;
+
+/// How long a call may take that must not block.
+const SOON: Duration = Duration::from_secs(10);
+
+/// What came of a call.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// [`ErrorDetail::WrongThread`].
+    Refused,
+    Answered,
+    #[expect(dead_code, reason = "shown where it was not expected")]
+    Failed(Error),
+    Panicked,
+}
+
+/// What has to come of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    Refused,
+    Answered,
+}
+
+type Job = Box<dyn FnOnce() -> Outcome + Send>;
+
+/// Calls, each with the name of the method.
+#[derive(Default)]
+pub(crate) struct Methods(Vec<(&'static str, Expected, Job)>);
+
+impl Methods {
+    /// A call that is refused.
+    fn refuses<T>(
+        &mut self,
+        name: &'static str,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) {
+        self.add(name, Expected::Refused, call);
+    }
+
+    /// A call that answers, whatever it says.
+    fn answers<T>(&mut self, name: &'static str, call: impl FnOnce() -> T + Send + 'static) {
+        self.add(name, Expected::Answered, || Ok(call()));
+    }
+
+    fn add<T>(
+        &mut self,
+        name: &'static str,
+        expected: Expected,
+        call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) {
+        let job = move || match call() {
+            Ok(_) => Outcome::Answered,
+            Err(error) => match error.detail() {
+                ErrorDetail::WrongThread { .. } => Outcome::Refused,
+                _ => Outcome::Failed(error),
+            },
+        };
+        self.0.push((name, expected, Box::new(job)));
+    }
+
+    pub(crate) fn names(&self) -> Vec<&'static str> {
+        self.0.iter().map(|(name, ..)| *name).collect()
+    }
+}
+
+/// What must be ready when it is first polled.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    future.now_or_never().expect("an answer at once")
+}
+
+/// Polls once, and is content with any answer.
+fn once(future: impl Future + Unpin) {
+    let mut future = future;
+    drop(Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop())));
+}
+
+/// A device with a stream that is full.
+pub(crate) struct World {
+    device: Device,
+    /// Runs the host function in which everything is called.
+    host: Stream,
+    /// Waits for the host function, and is given work until its queue is full.
+    full: Stream,
+    /// Has nothing to do.
+    idle: Stream,
+}
+
+impl World {
+    pub(crate) fn new(device: &Device) -> Result<World> {
+        let (host, full, idle) = (device.stream()?, device.stream()?, device.stream()?);
+        Ok(World { device: device.clone(), host, full, idle })
+    }
+
+    /// Calls everything inside a host function, while a thread sits in the queue of the full stream,
+    /// which waits for that host function. Then nothing is lost, and everything goes on.
+    pub(crate) fn run(&self) -> Result<()> {
+        let empty = kernels::empty::load_blocking(&self.device)?;
+        let (begin, begun) = channel::<Methods>();
+        let (tell, told) = channel();
+        let (going, gone) = channel();
+        let inside = self.host.host_fn(move || {
+            going.send(()).expect("somebody listens");
+            let Ok(methods) = begun.recv_timeout(SOON) else { return };
+            for (name, expected, job) in methods.0 {
+                tell.send((name, expected, None)).expect("somebody listens");
+                let outcome = catch_unwind(AssertUnwindSafe(job)).unwrap_or(Outcome::Panicked);
+                tell.send((name, expected, Some(outcome))).expect("somebody listens");
+            }
+        });
+        gone.recv_timeout(SOON).expect("the host function runs");
+        // Before the queue is full: it makes what it calls.
+        let methods = every_method(self)?;
+        assert!(methods.names().len() > 150, "the list is short");
+        let filler = self.fill(&empty)?;
+        begin.send(methods).expect("it listens");
+        let mut wrong = Vec::new();
+        check(&told, &mut wrong);
+        assert!(wrong.is_empty(), "inside a host function: {wrong:#?}");
+        inside.synchronize()?;
+        filler.join().expect("the thread in the full queue ends")?;
+
+        self.full.done().synchronize()?;
+        let sent: Vec<u32> = (0..1000).collect();
+        let back = self.full.upload(sent.clone()).queued()?;
+        assert_eq!(self.idle.download(&back).synchronize()?, sent, "the device works");
+        assert_eq!(self.device.stats().unreturned, 0);
+        self.device.synchronize()
+    }
+
+    /// Gives a stream work until that blocks.
+    fn fill(&self, empty: &kernels::empty) -> Result<std::thread::JoinHandle<Result<()>>> {
+        let (full, empty) = (self.full.clone(), empty.clone());
+        let before = full.submitted();
+        let filler =
+            std::thread::spawn(move || (0..1500).try_for_each(|_| empty.launch(&full).queued()));
+        // Full when the number of submissions stands still.
+        let (mut last, mut since) = (before, Instant::now());
+        while since.elapsed() < Duration::from_millis(100) && !filler.is_finished() {
+            std::thread::yield_now();
+            if self.full.submitted() != last {
+                (last, since) = (self.full.submitted(), Instant::now());
+            }
+        }
+        Ok(filler)
+    }
+}
+
+/// Reads what came of the calls, until there are no more.
+fn check(told: &Receiver<(&'static str, Expected, Option<Outcome>)>, wrong: &mut Vec<String>) {
+    let mut calling = "the first call";
+    loop {
+        match told.recv_timeout(SOON) {
+            Ok((name, _, None)) => calling = name,
+            Ok((_, Expected::Refused, Some(Outcome::Refused)))
+            | Ok((_, Expected::Answered, Some(Outcome::Answered))) => {}
+            Ok((name, expected, Some(outcome))) => {
+                wrong.push(format!("{name}: {outcome:?}, expected {expected:?}"));
+            }
+            Err(RecvTimeoutError::Timeout) => panic!("{calling} did not return; {wrong:#?}"),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// Everything that can be called. What it takes is made here, outside of the host function; the full
+/// stream waits for that from here on.
+pub(crate) fn every_method(world: &World) -> Result<Methods> {
+    let World { device, host, full, idle } = world;
+    let mut list = Methods::default();
+    let is_cuda = device.kind() == DeviceKind::Cuda;
+
+    // What needs a device that is idle.
+    let scale = kernels::scale::load_blocking(device)?;
+    let double = match is_cuda {
+        true => None,
+        false => Some(Kernel::<(InOut<f32>,)>::host(device, "double", |_: &_, x: &mut [f32]| {
+            x.iter_mut().for_each(|x| *x *= 2.0);
+        })?),
+    };
+    let module = match is_cuda {
+        true => {
+            Some(Module::load_blocking(device, Image::ptx(include_str!("../../kernels/spin.ptx")))?)
+        }
+        false => None,
+    };
+    let pool = StreamPool::builder().streams(device, 1).max_in_flight(2).build()?;
+    let pooled = pool.try_acquire()?;
+    let frozen = idle.full(8, 1u32).queued()?.freeze().synchronize()?;
+    let start = idle.record_timed()?;
+    let end = idle.record_timed()?;
+    idle.synchronize()?;
+    let buffer = || full.full(8, 1.0f32).queued();
+    let pinned = || full.pinned::<f32>(8);
+    let other = idle.full(8, 2.0f32).queued()?;
+    idle.synchronize()?;
+
+    // From now on what is submitted to it waits for the host function.
+    full.wait(host).queued()?;
+    let pending = || full.zeros::<u8>(100);
+    let event = full.record()?;
+    let shared = unshared(device, full)?;
+    let other = Arc::new(other);
+
+    macro_rules! both {
+        ($how:ident $stream:literal $device:literal, $on:ident => $call:expr) => {
+            both!($how $stream $device, $on, () = () => $call);
+        };
+        // with something that the call takes
+        ($how:ident $stream:literal $device:literal, $on:ident, $with:pat = $make:expr => $call:expr) => {{
+            let ($on, $with) = (full.clone(), $make);
+            list.$how($stream, move || $call);
+            let ($on, $with) = (device.clone(), $make);
+            list.$how($device, move || $call);
+        }};
+    }
+    macro_rules! queue {
+        ($name:literal, $q:ident => $call:expr) => {
+            queue!($name, $q, () = () => $call);
+        };
+        ($name:literal, $q:ident, $with:pat = $make:expr => $call:expr) => {{
+            let (stream, $with) = (full.clone(), $make);
+            list.refuses($name, move || stream.batch(|$q| $call.map(drop).map_err(gpu_await::Error::from)).queued());
+        }};
+    }
+    macro_rules! each {
+        ($how:ident: $($name:literal, $object:ident => |$on:ident| $call:expr;)+) => {$({
+            let $on = $object.clone();
+            list.$how($name, move || $call);
+        })+};
+    }
+
+    // ---- opening --------------------------------------------------------------------------
+    list.refuses("Device::cuda", || Device::cuda(0));
+    list.refuses("Device::cuda_or_host", Device::cuda_or_host);
+    list.refuses("DeviceBuilder::cuda", || Device::builder().cuda(0));
+    list.refuses("DeviceBuilder::cuda_or_host", || Device::builder().cuda_or_host());
+    list.refuses("DeviceBuilder::named", || Device::builder().named("cuda:0"));
+    list.answers("DeviceBuilder::from_env", || Device::builder().from_env().is_ok());
+    list.answers("Device::from_env", || Device::from_env().is_ok());
+    list.answers("Device::host", || {
+        let device = Device::host();
+        assert_eq!(device.kind(), DeviceKind::Host);
+    });
+    list.answers("DeviceBuilder::host", || drop(Device::builder().host()));
+    list.answers("Device::count", move || assert!(!is_cuda || Device::count() > 0));
+
+    // ---- devices --------------------------------------------------------------------------
+    each! { refuses:
+        "Device::pinned", device => |d| d.pinned::<u8>(100);
+        "Device::pinned_async", device => |d| at_once(d.pinned_async::<u8>(100));
+        "Device::pinned_flag", device => |d| d.pinned_flag();
+        "Device::memory", device => |d| d.memory();
+        "Device::trim", device => |d| at_once(d.trim(0));
+        "Device::trim_pinned", device => |d| at_once(d.trim_pinned(0));
+        "Device::enable_peer", device => |d| at_once(d.enable_peer(&d));
+        "Device::done", device => |d| d.done().submitted();
+        "Device::all_done", device => |d| Device::all_done([&d]).submitted();
+        "Device::synchronize", device => |d| d.synchronize();
+        "Device::stream", device => |d| d.stream();
+        "StreamBuilder::build", device => |d| d.stream_builder().name("never").build();
+        "Device::thread_stream", device => |d| d.thread_stream();
+        "Device::streams", device => |d| d.streams(2);
+        "StreamPoolBuilder::build", device => |d| StreamPool::builder().streams(&d, 1).build();
+        "EventBuilder::build", device => |d| d.event_builder().interprocess(true).build();
+        // SAFETY: refused before anybody looks at the handle.
+        "Device::import_event", device => |d| unsafe { d.import_event(&[0; 64]) };
+    }
+    each! { answers:
+        "Device::stats", device => |d| d.stats();
+        "Device::lost", device => |d| once(d.lost());
+        "Loss::poll", device => |d| once(d.lost());
+        "Device::legacy_stream", device => |d| drop(d.legacy_stream());
+        "Device::event", device => |d| d.event();
+        "Device::current_stream", device => |d| d.current_stream();
+        "Device::with_default_stream", device => |d| drop(d.with_default_stream(&d.current_stream()));
+    }
+
+    // ---- streams --------------------------------------------------------------------------
+    each! { refuses:
+        "Stream::synchronize", full => |s| s.synchronize();
+        "Stream::fork", full => |s| s.fork(2);
+        "Stream::join", full => |s| s.join([&s.clone()]).queued();
+        "Stream::join", idle => |s| s.join::<Stream>([]).queued();
+        "Stream::is_non_blocking", full => |s| s.is_non_blocking();
+        "Stream::pinned", full => |s| s.pinned::<u8>(100);
+        "Stream::record_timed_async", full => |s| at_once(s.record_timed_async());
+        "Stream::upload_staged", full => |s| at_once(s.upload_staged(vec![1u8; 100]));
+        // SAFETY: refused before anybody looks at the handle.
+        "Stream::from_raw", device => |d| unsafe { Stream::from_raw(&d, 77, ()) };
+        "Scope::poll", device => |d| {
+            let scoped = d.clone();
+            at_once(d.default_stream().scope(async move { scoped.zeros::<u8>(1).queued() }))
+        };
+    }
+    let (s, d) = (full.clone(), device.clone());
+    list.refuses("Stream::scope_sync", move || s.scope_sync(|| d.zeros::<u8>(1).queued()));
+    let (s, d) = (full.clone(), device.clone());
+    list.refuses("Stream::scope", move || {
+        at_once(s.scope(async move { d.zeros::<u8>(1).queued() }))
+    });
+    let (from, into, d) = (full.clone(), idle.clone(), device.clone());
+    list.refuses("Stream::scope", move || {
+        let inner = into.scope(async move { d.zeros::<u8>(1).queued() });
+        at_once(from.scope_unordered(inner))
+    });
+    let (s, source) = (full.clone(), other.clone());
+    list.refuses("Stream::download_staged", move || at_once(s.download_staged(&*source)));
+    let (s, source) = (full.clone(), other.clone());
+    list.refuses("Stream::download_staged_into", move || {
+        at_once(s.download_staged_into(&*source, Vec::new()))
+    });
+    each! { answers:
+        "Stream::done", full => |s| once(s.done());
+        "Stream::done", idle => |s| assert!(s.done().is_complete());
+        "Stream::is_idle", full => |s| assert!(!s.is_idle());
+        "Stream::is_idle", shared => |s| assert!(!s.is_idle());
+        "Stream::backlog", full => |s| assert!(s.backlog() > 0);
+        "Stream::throttle", full => |s| once(Box::pin(s.throttle(0)));
+        "Stream::device", full => |s| s.device();
+        "Stream::scope_sync_unordered", full => |s| s.scope_sync_unordered(Stream::current);
+    }
+
+    // ---- verbs ----------------------------------------------------------------------------
+    both!(refuses "Stream::batch" "Device::batch", s => s.batch(|q| q.zeros::<u8>(1)).queued());
+    both!(refuses "Stream::timed" "Device::timed", s => s.timed(|q| q.zeros::<u8>(1)).submitted());
+    both!(refuses "Stream::upload" "Device::upload", s => s.upload(vec![1u8; 10]).queued());
+    both!(refuses "Stream::upload" "Device::upload", s, p = pinned()? => s.upload(p).queued());
+    both!(refuses "Stream::upload_from" "Device::upload_from", s => s.upload_from(&[1u8; 10]).queued());
+    both!(refuses "Stream::upload_into" "Device::upload_into", s, (p, mut b) = (pinned()?, buffer()?) => s.upload_into(p, &mut b).submitted());
+    both!(refuses "Stream::download" "Device::download", s, b = other.clone() => s.download(&*b).submitted());
+    both!(refuses "Stream::download_into" "Device::download_into", s, (p, b) = (pinned()?, other.clone()) => s.download_into(&*b, p).submitted());
+    both!(refuses "Stream::download_vec" "Device::download_vec", s, b = other.clone() => s.download_vec(&*b).submitted());
+    both!(refuses "Stream::copy" "Device::copy", s, (b, mut to) = (other.clone(), buffer()?) => s.copy(&*b, &mut to).queued());
+    both!(refuses "Stream::copy_2d" "Device::copy_2d", s, (b, mut to) = (other.clone(), buffer()?) => s.copy_2d(&*b, &mut to, Copy2d::new(2, 2)).queued());
+    both!(refuses "Stream::upload_2d" "Device::upload_2d", s, (p, mut to) = (pinned()?, buffer()?) => s.upload_2d(p, &mut to, Copy2d::new(2, 2)).submitted());
+    both!(refuses "Stream::download_2d" "Device::download_2d", s, (b, p) = (other.clone(), pinned()?) => s.download_2d(&*b, p, Copy2d::new(2, 2)).submitted());
+    both!(refuses "Stream::empty" "Device::empty", s => s.empty::<u8>(10).queued());
+    both!(refuses "Stream::zeros" "Device::zeros", s => s.zeros::<u8>(10).queued());
+    both!(refuses "Stream::zeros" "Device::zeros", s => s.zeros::<u8>(0).queued());
+    both!(refuses "Stream::ones" "Device::ones", s => s.ones::<u8>(10).queued());
+    both!(refuses "Stream::full" "Device::full", s => s.full(10, 7u8).queued());
+    both!(refuses "Stream::full" "Device::full", s => s.full(usize::MAX / 2, 7u8).queued());
+    both!(refuses "Stream::fill" "Device::fill", s, mut b = buffer()? => s.fill(&mut b, 1.0).queued());
+    both!(refuses "Stream::host_fn" "Device::host_fn", s => s.host_fn(|| ()).queued());
+    both!(refuses "Stream::record" "Device::record", s => s.record());
+    both!(refuses "Stream::record_timed" "Device::record_timed", s => s.record_timed());
+    both!(refuses "Stream::wait" "Device::wait", s, on = full.clone() => s.wait(&on).queued());
+    both!(refuses "Stream::wait" "Device::wait", s, on = event.clone() => s.wait(&on).queued());
+    both!(refuses "Stream::wait" "Device::wait", s, on = pending() => s.wait(&on).queued());
+    both!(refuses "Stream::wait" "Device::wait", s, on = device.event() => s.wait(&on).queued());
+
+    // ---- batches --------------------------------------------------------------------------
+    queue!("Queue::upload", q => q.upload(vec![1u8; 10]));
+    queue!("Queue::upload_from", q => q.upload_from(&[1u8; 10]));
+    queue!("Queue::upload_into", q, (p, mut b) = (pinned()?, buffer()?) => q
+        .upload_into(p, &mut b));
+    queue!("Queue::download", q, b = other.clone() => q.download(&*b));
+    queue!("Queue::download_into", q, (b, p) = (other.clone(), pinned()?) => q
+        .download_into(&*b, p));
+    queue!("Queue::download_vec", q, b = other.clone() => q.download_vec(&*b));
+    queue!("Queue::copy", q, (b, mut to) = (other.clone(), buffer()?) => q.copy(&*b, &mut to));
+    queue!("Queue::copy_2d", q, (b, mut to) = (other.clone(), buffer()?) => q.copy_2d(
+        &*b,
+        &mut to,
+        Copy2d::new(2, 2)
+    ));
+    queue!("Queue::upload_2d", q, (p, mut to) = (pinned()?, buffer()?) => q.upload_2d(
+        p,
+        &mut to,
+        Copy2d::new(2, 2)
+    ));
+    queue!("Queue::download_2d", q, (b, p) = (other.clone(), pinned()?) => q.download_2d(
+        &*b,
+        p,
+        Copy2d::new(2, 2)
+    ));
+    queue!("Queue::empty", q => q.empty::<u8>(10));
+    queue!("Queue::zeros", q => q.zeros::<u8>(10));
+    queue!("Queue::ones", q => q.ones::<u8>(10));
+    queue!("Queue::full", q => q.full(10, 7u8));
+    queue!("Queue::fill", q, mut b = buffer()? => q.fill(&mut b, 1.0));
+    queue!("Queue::host_fn", q => q.host_fn(|| ()));
+    queue!("Queue::record_timed", q => q.record_timed());
+
+    // ---- operations -----------------------------------------------------------------------
+    let op = pending();
+    list.answers("Op::poll", move || once(op));
+    let op = idle.done();
+    list.answers("Op::poll", move || drop(at_once(op)));
+    let op = pending();
+    list.answers("Op::is_complete", move || assert!(!op.is_complete()));
+    let mut op = pending();
+    list.answers("Op::try_take", move || assert!(op.try_take().is_none()));
+    let op = pending();
+    list.refuses("Op::synchronize", move || op.synchronize());
+    let op = pending();
+    list.answers("Op::queued", move || drop(op.queued()));
+    let op = pending();
+    list.answers("Op::submitted", move || drop(op.submitted()));
+    let op = pending();
+    list.answers("Op::abandon", move || op.abandon());
+    let (a, b) = (pending(), pending());
+    list.answers("Op::and", move || once(a.and(b)));
+    let ops = [pending(), pending()];
+    list.answers("join_all", move || once(join_all(ops)));
+
+    // ---- events ---------------------------------------------------------------------------
+    each! { refuses:
+        "Event::synchronize", event => |e| e.synchronize();
+        "Event::export", event => |e| e.export();
+    }
+    let (e, s) = (device.event(), full.clone());
+    list.refuses("Event::record", move || e.record(&s));
+    let (e, s) = (device.event_builder().timed(true).build()?, full.clone());
+    list.refuses("Event::record", move || e.record(&s));
+    list.refuses("Event::elapsed_since", move || end.elapsed_since(&start));
+    each! { answers:
+        "Event::done", event => |e| once(e.done());
+        "Event::is_complete", event => |e| assert!(!e.is_complete());
+    }
+    if is_cuda && let Ok(event) = device.event_builder().interprocess(true).build() {
+        event.record(full)?;
+        each! { answers:
+            "Event::is_complete", event => |e| assert!(!e.is_complete());
+        }
+        each! { refuses:
+            "Event::done", event => |e| e.done().submitted();
+            "Event::export", event => |e| e.export();
+        }
+    }
+
+    // ---- memory ---------------------------------------------------------------------------
+    let b = buffer()?;
+    list.answers("DeviceBuffer::freeze", move || once(b.freeze()));
+    let f = frozen.clone();
+    list.answers("Frozen::view", move || f.view().len());
+
+    // ---- kernels --------------------------------------------------------------------------
+    let d = device.clone();
+    list.refuses("kernel!::load", move || at_once(kernels::empty::load(&d)));
+    let d = device.clone();
+    list.refuses("kernel!::load_blocking", move || kernels::empty::load_blocking(&d));
+    let (k, s, mut b) = (scale.clone(), full.clone(), buffer()?);
+    list.refuses("kernel!::launch", move || k.launch(&s, 2.0, &mut b).queued());
+    if let Some(double) = &double {
+        macro_rules! launch {
+            ($name:literal, $on:ident) => {
+                let (k, s, mut b) = (double.clone(), $on.clone(), buffer()?);
+                list.refuses($name, move || {
+                    s.launch(&k, LaunchConfig::new(1, 1), (&mut b,)).queued()
+                });
+            };
+        }
+        launch!("Stream::launch", full);
+        launch!("Device::launch", device);
+        let (k, s, mut b) = (double.clone(), full.clone(), buffer()?);
+        list.refuses("Queue::launch", move || {
+            s.batch(|q| q.launch(&k, LaunchConfig::new(1, 1), (&mut b,))).queued()
+        });
+        let d = device.clone();
+        list.answers("Kernel::host", move || {
+            drop(Kernel::<()>::host(&d, "nothing", |_: &gpu_await::Grid| {}));
+        });
+    }
+    let (k, d) = (scale.clone(), device.clone());
+    list.refuses("Occupancy::active_blocks", move || k.occupancy().active_blocks(32, 0));
+    let k = scale.clone();
+    list.refuses("Occupancy::resident_blocks", move || {
+        k.occupancy().resident_blocks(&LaunchConfig::new(1, 32))
+    });
+    let k = scale.clone();
+    list.refuses("Occupancy::best_block", move || k.occupancy().best_block(|_| 0, None));
+    let k = scale.clone();
+    list.refuses("Occupancy::config_for_elements", move || k.occupancy().config_for_elements(100));
+    list.refuses("Module::load", {
+        let d = d.clone();
+        move || at_once(Module::load(&d, Image::ptx("")))
+    });
+    list.refuses("Module::load_blocking", {
+        let d = d.clone();
+        move || Module::load_blocking(&d, Image::ptx(""))
+    });
+    list.refuses("Module::compile", move || at_once(Module::compile(&d, CudaSource::new(""))));
+    if let Some(module) = module {
+        // SAFETY: refused before the kernel is looked up.
+        list.refuses("Module::kernel", move || unsafe { module.kernel::<(u64,)>("spin") });
+    }
+
+    // ---- pools and batchers ---------------------------------------------------------------
+    let held = pool.try_acquire()?;
+    each! { answers:
+        "StreamPool::acquire", pool => |p| once(p.acquire());
+        "StreamPool::acquire_urgent", pool => |p| once(p.acquire_urgent());
+        "Acquire::poll", pool => |p| once(p.acquire());
+        "StreamPool::try_acquire", pool => |p| drop(p.try_acquire());
+        "StreamPool::drained", pool => |p| once(p.drained());
+        "Drained::poll", pool => |p| once(p.drained());
+        "StreamPool::stats", pool => |p| p.stats();
+        "StreamPool::close", pool => |p| p.close();
+    }
+    list.answers("PooledStream::drop", move || drop((held, pooled)));
+    let free = StreamPool::builder().streams(device, 1).build()?;
+    let service = move || {
+        free.service(|stream: PooledStream, ()| async move { stream.zeros::<u8>(1).queued() })
+    };
+    let (mut waiting, mut ready) = (service(), service());
+    list.answers("StreamPool::service", service);
+    list.answers("PoolService::poll_ready", move || {
+        drop(waiting.poll_ready(&mut Context::from_waker(Waker::noop())));
+    });
+    drop(ready.poll_ready(&mut Context::from_waker(Waker::noop())));
+    list.refuses("PoolService::call", move || at_once(ready.call(())));
+    let (batcher, worker) = Batcher::builder().build(|numbers: Vec<u32>| async move {
+        Ok::<_, Error>(numbers.into_iter().map(Ok).collect())
+    });
+    each! { answers:
+        "Batcher::call", batcher => |b| b.call(1);
+        "Call::poll", batcher => |b| once(b.call(1));
+        "Batcher::stats", batcher => |b| b.stats();
+        "Batcher::service", batcher => |b| b.service();
+        "BatchService::poll_ready", batcher => |b| {
+            drop(b.service().poll_ready(&mut Context::from_waker(Waker::noop())));
+        };
+        "BatchService::call", batcher => |b| {
+            let mut service = b.service();
+            drop(service.poll_ready(&mut Context::from_waker(Waker::noop())));
+            once(service.call(1));
+        };
+    }
+    list.answers("BatchWorker::poll", move || once(worker));
+
+    // ---- testing --------------------------------------------------------------------------
+    let gate = Gate::close(&device.stream()?)?;
+    each! { refuses:
+        "Gate::close", full => |s| Gate::close(&s);
+        "Gate::close_for", full => |s| Gate::close_for(&s, SOON);
+    }
+    list.answers("Gate::open", move || gate.open());
+    let (manual, stepper) = testing::manual();
+    let op = manual.default_stream().zeros::<u8>(10);
+    let stepper = Arc::new(stepper);
+    each! { answers:
+        "Stepper::step", stepper => |s| assert!(!s.step(0));
+        "Stepper::run_until_idle", stepper => |s| s.run_until_idle();
+    }
+    list.answers("Op::drop", move || drop((op, manual)));
+    drops(&mut list, world)?;
+    // Last: a device that is closed refuses everything.
+    each! { refuses:
+        "Device::close", device => |d| at_once(d.close(Duration::from_secs(1)));
+    }
+    Ok(list)
+}
+
+/// A stream that others use as well, with work that waits for `full`.
+fn unshared(device: &Device, full: &Stream) -> Result<Stream> {
+    let stream = device.stream()?;
+    // SAFETY: nobody uses the handle.
+    let _handle = unsafe { stream.as_raw() };
+    stream.wait(full).queued()?;
+    Ok(stream)
+}
+
+/// The drop of each kind of handle: of the last one, with work pending.
+fn drops(list: &mut Methods, World { device, full, .. }: &World) -> Result<()> {
+    let stream = || -> Result<Stream> {
+        let stream = device.stream()?;
+        stream.wait(full).queued()?;
+        Ok(stream)
+    };
+    let op = |op: Op<_>| op;
+    let last = stream()?;
+    drop(last.zeros::<u8>(100).queued()?);
+    list.answers("Stream::drop", move || drop(last));
+    let buffer = stream()?.zeros::<u8>(100).queued()?;
+    list.answers("DeviceBuffer::drop", move || drop(buffer));
+    let mut crossed = stream()?.zeros::<u8>(5000).queued()?;
+    stream()?.fill(&mut crossed, 1).queued()?;
+    list.answers("DeviceBuffer::drop", move || drop(crossed));
+    let download = stream()?.batch(|q| q.download(&q.zeros::<u8>(100)?));
+    list.answers("Op::drop", move || drop(op(download)));
+    let event: Event = stream()?.record()?;
+    list.answers("Event::drop", move || drop(event));
+    let timed = stream()?.record_timed()?;
+    list.answers("Event::drop", move || drop(timed));
+    let pinned = device.pinned::<u8>(100)?;
+    list.answers("PinnedBuffer::drop", move || drop(pinned));
+    let flag = device.pinned_flag()?;
+    list.answers("PinnedFlag::drop", move || drop(flag));
+    Ok(())
+}
