@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod image;
+pub(crate) mod refused;
 
 use std::fmt;
 use std::panic::Location;
@@ -44,20 +45,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 #[derive(Clone)]
 pub struct Error(Arc<ErrorDetail>);
-
-/// Why a call was refused that was given host memory, and that memory.
-///
-/// `?` makes an [`Error`] of it; the memory then returns to its pool.
-///
-/// Returned by [`Op::accepted`](crate::Op::accepted) and by the verbs of [`Queue`](crate::Queue) that
-/// take a pinned buffer.
-pub struct Refused<T> {
-    /// Why.
-    pub error: Error,
-    /// What the call was given, as it was. `None` if the driver refused in the middle: the device may
-    /// still use the memory, which returns to its pool when the stream is past that.
-    pub value: Option<T>,
-}
 
 /// What a caller can do about an [`Error`]; see the table of the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -387,37 +374,6 @@ impl ErrorDetail {
 impl From<ErrorDetail> for Error {
     fn from(detail: ErrorDetail) -> Self {
         Error(Arc::new(detail))
-    }
-}
-
-impl<T> From<Refused<T>> for Error {
-    fn from(refused: Refused<T>) -> Self {
-        refused.error
-    }
-}
-
-/// With nothing to give back.
-impl<T> From<Error> for Refused<T> {
-    fn from(error: Error) -> Self {
-        Refused { error, value: None }
-    }
-}
-
-impl<T> fmt::Display for Refused<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl<T> fmt::Debug for Refused<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.error, f)
-    }
-}
-
-impl<T> std::error::Error for Refused<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
     }
 }
 

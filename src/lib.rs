@@ -104,9 +104,9 @@ pub use device::loss::Loss;
 pub use device::streams::StreamBuilder;
 pub use device::{Device, DeviceBuilder, Stats};
 pub use error::image::{ImageProblem, ParamLayout};
+pub use error::refused::Refused;
 pub use error::{
-    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Refused,
-    Result,
+    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Result,
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;
@@ -123,7 +123,8 @@ pub use memory::copy_2d::Copy2d;
 pub use memory::frozen::Frozen;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::{Element, MemoryInfo, Number};
-pub use op::{DeviceSide, Op, Ticket, join_all};
+pub use op::join::join_all;
+pub use op::{DeviceSide, Op, Ticket};
 pub use queue::Queue;
 pub use queue::settle::{Lent, Settle};
 pub use queue::source::Source;

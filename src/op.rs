@@ -14,6 +14,7 @@
 //!    (`drop_before_completion_keeps_buffers`).
 #![forbid(unsafe_code)]
 
+pub(crate) mod join;
 mod points;
 
 use std::any::Any;
@@ -31,7 +32,8 @@ use sync_wrapper::SyncWrapper;
 pub(crate) use self::points::{Point, Points};
 use crate::completion::lane::{Lane, WaitState};
 use crate::completion::progress::Progress;
-use crate::error::{Error, ErrorDetail, Refused, Result};
+use crate::error::refused::Refused;
+use crate::error::{Error, ErrorDetail, Result};
 use crate::hazard::Track;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
@@ -508,35 +510,6 @@ impl<T> Value<T> {
             Value::Later(make) => make(),
         }
     }
-}
-
-/// Joins operations into one future, with one waiter a stream.
-///
-/// # Errors
-/// The first operation that could not be submitted, at once; or the loss of a device. The others
-/// are then abandoned.
-///
-/// # Examples
-/// ```
-/// # futures::executor::block_on(async {
-/// let device = gpu_await::Device::host();
-/// let streams = [device.stream()?, device.stream()?];
-/// gpu_await::join_all(streams.iter().map(|s| s.done())).await?;
-/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
-/// ```
-pub fn join_all<T: Send + 'static>(ops: impl IntoIterator<Item = Op<T>>) -> Op<Vec<T>> {
-    let mut points = Points::NONE;
-    let mut values = Vec::new();
-    for op in ops {
-        match op.into_parts() {
-            Ok((more, value)) => {
-                points.merge(more);
-                values.push(value);
-            }
-            Err(error) => return Op::failed(error),
-        }
-    }
-    Op::at(points, Value::collect(values))
 }
 
 impl<T: Send + 'static> Value<T> {

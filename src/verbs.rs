@@ -8,7 +8,8 @@
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::error::{ErrorDetail, EventProblem, Refused, Result};
+use crate::error::refused::Refused;
+use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::event::Event;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::copy_2d::Copy2d;

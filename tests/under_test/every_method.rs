@@ -415,6 +415,10 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     list.answers("Op::queued", move || drop(op.queued()));
     let op = pending();
     list.answers("Op::submitted", move || drop(op.submitted()));
+    let op = idle.upload_into(idle.pinned::<f32>(8)?, &mut idle.zeros::<f32>(8).queued()?);
+    list.answers("Op::accepted", move || drop(op.accepted().map_err(gpu_await::Error::from)));
+    let op = idle.upload_into(idle.pinned::<f32>(8)?, &mut idle.zeros::<f32>(8).queued()?);
+    list.answers("Op::without_value", move || drop(op.without_value()));
     let op = pending();
     list.answers("Op::abandon", move || op.abandon());
     let (a, b) = (pending(), pending());

@@ -1,0 +1,51 @@
+//! [`Refused`]: an error that hands back what the call was given.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use super::Error;
+
+/// Why a call was refused that was given host memory, and that memory.
+///
+/// `?` makes an [`Error`] of it; the memory then returns to its pool.
+///
+/// Returned by [`Op::accepted`](crate::Op::accepted) and by the verbs of [`Queue`](crate::Queue) that
+/// take a pinned buffer.
+pub struct Refused<T> {
+    /// Why.
+    pub error: Error,
+    /// What the call was given, as it was. `None` if the driver refused in the middle: the device may
+    /// still use the memory, which returns to its pool when the stream is past that.
+    pub value: Option<T>,
+}
+
+impl<T> From<Refused<T>> for Error {
+    fn from(refused: Refused<T>) -> Self {
+        refused.error
+    }
+}
+
+/// With nothing to give back.
+impl<T> From<Error> for Refused<T> {
+    fn from(error: Error) -> Self {
+        Refused { error, value: None }
+    }
+}
+
+impl<T> fmt::Display for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<T> fmt::Debug for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl<T> std::error::Error for Refused<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}

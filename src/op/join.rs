@@ -1,0 +1,33 @@
+//! Several operations as one.
+#![forbid(unsafe_code)]
+
+use super::{Op, Points, Value};
+
+/// Joins operations into one future, with one waiter a stream.
+///
+/// # Errors
+/// The first operation that could not be submitted, at once; or the loss of a device. The others
+/// are then abandoned.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// let device = gpu_await::Device::host();
+/// let streams = [device.stream()?, device.stream()?];
+/// gpu_await::join_all(streams.iter().map(|s| s.done())).await?;
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+pub fn join_all<T: Send + 'static>(ops: impl IntoIterator<Item = Op<T>>) -> Op<Vec<T>> {
+    let mut points = Points::NONE;
+    let mut values = Vec::new();
+    for op in ops {
+        match op.into_parts() {
+            Ok((more, value)) => {
+                points.merge(more);
+                values.push(value);
+            }
+            Err(error) => return Op::failed(error),
+        }
+    }
+    Op::at(points, Value::collect(values))
+}
