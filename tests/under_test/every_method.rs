@@ -424,7 +424,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let (a, b) = (pending(), pending());
     list.answers("Op::and", move || once(a.and(b)));
     let ops = [pending(), pending()];
-    list.answers("join_all", move || once(join_all(ops)));
+    list.answers("join::join_all", move || once(join_all(ops)));
 
     // ---- events ---------------------------------------------------------------------------
     each! { refuses:
