@@ -206,7 +206,7 @@ fn round(device: &Device, streams: &[Stream], seconds: f64, seed: u64) -> Result
         loop {
             device.done().await?;
             let stats = device.stats();
-            if (stats.allocations, stats.lent_bytes, stats.retired_bytes) == (0, 0, 0) {
+            if (stats.allocations, stats.lent_bytes, stats.pending_bytes) == (0, 0, 0) {
                 break;
             }
             assert!(Instant::now() < limit, "never given back: {stats:?}");

@@ -148,11 +148,10 @@ pub(crate) struct EventOptions {
     pub(crate) interprocess: bool,
 }
 
-/// The pool that device memory comes from, in bytes. Source: `cuMemPoolGetAttribute`.
+/// What the pool that device memory comes from took from the device, in bytes. Source:
+/// `cuMemPoolGetAttribute`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolInfo {
-    pub(crate) used: u64,
-    pub(crate) used_peak: u64,
     pub(crate) reserved: u64,
     pub(crate) reserved_peak: u64,
 }
@@ -254,6 +253,10 @@ pub(crate) trait Backend: Send + Sync + 'static {
     }
     /// The driver's handle of the context, for interop and peer copies.
     fn context(&self) -> u64 {
+        0
+    }
+    /// The driver's handle of the pool that memory comes from, for peer copies.
+    fn pool(&self) -> u64 {
         0
     }
 

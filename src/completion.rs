@@ -13,14 +13,17 @@
 //! | [`history`] | how long work took, and so when it may be complete |
 //! | [`checkers`] | which tasks look for themselves |
 //! | [`spare`] | what a stream keeps of freed memory |
+//! | [`account`] | where a device's memory is, in bytes |
 //!
 //! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
 //! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
 //! [`shared_event`] an event of several processes, [`roster`] the streams of a device,
 //! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
-//! streams and devices.
+//! streams and devices, [`claim`] the memory for an allocation, [`reclaimers`] who waits for some.
 
+pub(crate) mod account;
 pub(crate) mod checkers;
+pub(crate) mod claim;
 pub(crate) mod deadlines;
 pub(crate) mod device_state;
 pub(crate) mod doorbell;
@@ -33,6 +36,7 @@ pub(crate) mod policy;
 pub(crate) mod poller;
 pub(crate) mod progress;
 pub(crate) mod reaper;
+pub(crate) mod reclaimers;
 pub(crate) mod retired;
 pub(crate) mod roster;
 pub(crate) mod shared_event;

@@ -3,15 +3,16 @@
 
 mod close;
 pub(crate) mod loss;
+pub(crate) mod stats;
 pub(crate) mod streams;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use self::loss::Loss;
 use crate::backend::host::HostBackend;
 use crate::backend::{Backend, DeviceKind};
+use crate::completion::claim::Pressure;
 use crate::completion::engine::{Engine, EngineOptions};
 use crate::completion::policy::Completion;
 use crate::completion::progress::Progress;
@@ -55,36 +56,9 @@ pub struct DeviceBuilder {
     verify: Option<bool>,
     host_memory_bytes: Option<u64>,
     memory_limit_bytes: Option<u64>,
+    on_pressure: Pressure,
     release_threshold_bytes: Option<u64>,
     spare_bytes_per_stream: Option<u64>,
-}
-
-/// What a device is doing; a snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Operations submitted and not known to be complete, on all streams.
-    pub in_flight: u64,
-    /// Streams alive: somebody has them, or a buffer that was made there, or their work goes on.
-    pub streams: usize,
-    /// Host memory lent to operations in flight.
-    pub lent_bytes: u64,
-    /// Host memory set aside for good because the device was lost with it.
-    pub quarantined_bytes: u64,
-    /// Device memory waiting for several streams to be through with it.
-    pub retired_bytes: u64,
-    /// Device memory held by buffers.
-    pub allocated_bytes: u64,
-    /// Device buffers and retired allocations alive.
-    pub allocations: u64,
-    /// Pinned host memory mapped and registered, in use or pooled.
-    pub pinned_bytes: u64,
-    /// Pinned host memory in use: held by you, or lent.
-    pub pinned_used_bytes: u64,
-    /// Futures woken so far because their operation was complete; who looked for itself is not in it.
-    pub wake_ups: u64,
-    /// What the driver refused to take back, and values that got no thread to be dropped on: they leak.
-    pub unreturned: u64,
 }
 
 impl Device {
@@ -265,7 +239,7 @@ impl Device {
         let engine = self.engine().clone();
         engine.check_health()?;
         offload(move || {
-            engine.flush_retired();
+            engine.flush();
             engine.backend.pool_trim(keep_bytes).map_err(|code| engine.refused(code))
         })
         .await?
@@ -314,36 +288,6 @@ impl Device {
             return Ok(true);
         }
         offload(move || home.reaches(&other)).await?
-    }
-
-    /// What the device is doing, by asking it. Inside a host function it answers with what is known, and
-    /// the poller asks.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        let engine = self.engine();
-        let lanes = engine.lanes();
-        let mut in_flight = 0;
-        for lane in &lanes {
-            lane.ask_here_or_there();
-            in_flight += lane.in_flight();
-        }
-        let counters = &engine.counters;
-        let (pinned_bytes, pinned_used_bytes) = self.home.pinned.reserved_and_used();
-        // ORDERING: Relaxed: statistics.
-        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        Stats {
-            in_flight,
-            streams: self.home.streams(),
-            lent_bytes: read(&counters.lent_bytes),
-            quarantined_bytes: read(&counters.quarantined_bytes),
-            retired_bytes: read(&counters.retired_bytes),
-            allocated_bytes: read(&counters.allocated_bytes),
-            allocations: read(&counters.allocations),
-            pinned_bytes,
-            pinned_used_bytes,
-            wake_ups: read(&counters.wake_ups),
-            unreturned: read(&counters.unreturned) + engine.reaper.leaked(),
-        }
     }
 
     /// Resolves when everything submitted so far to this device, by anybody in this process, is
@@ -431,17 +375,32 @@ impl DeviceBuilder {
         self
     }
 
-    /// Limits what buffers of this device may hold at once, so that several users can share a GPU. An
-    /// allocation beyond it is [`ErrorDetail::OutOfMemory`], with the limit. The default is none.
+    /// Limits how much device memory this device may hold at once, so that several users can share a
+    /// GPU; the default is none. What buffers hold counts, what was given up and waits for device work,
+    /// and what streams keep. What an allocation beyond it does is in
+    /// [`on_pressure`](Self::on_pressure).
+    ///
+    /// # Source
+    /// `CUmemPoolProps::maxSize` holds the driver to it as well, from CUDA 12.2 on.
     pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {
         self.memory_limit_bytes = Some(bytes);
         self
     }
 
+    /// Chooses what an allocation does that fits neither the limit nor the device until other streams
+    /// got further: [`Pressure::Wait`] unless said otherwise. What streams keep and what is complete is
+    /// used in any case, and so is what the allocation's own stream gave up.
+    ///
+    /// What does not fit even so is [`ErrorDetail::OutOfMemory`].
+    pub fn on_pressure(mut self, pressure: Pressure) -> Self {
+        self.on_pressure = pressure;
+        self
+    }
+
     /// How much of what is freed the device's pool keeps for quick allocations; the default is all
     /// of it. The driver gives the rest back when somebody in the process synchronizes a stream or
-    /// an event, which this crate never does: [`Device::trim`] gives it back at once. The pool is the
-    /// GPU's default one, which others in the process may use too; a host device keeps nothing.
+    /// an event, which this crate never does: [`Device::trim`] gives it back at once. The pool is this
+    /// device's own; a host device keeps nothing.
     ///
     /// # Source
     /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
@@ -488,10 +447,11 @@ impl DeviceBuilder {
     #[cfg(feature = "cuda")]
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
         thread_role::check_driver("opening a CUDA device")?;
-        let backend = crate::backend::cuda::CudaBackend::open(ordinal)?;
-        if let Some(bytes) = self.release_threshold_bytes {
-            backend.set_release_threshold(bytes)?;
-        }
+        let memory = crate::backend::cuda::PoolOptions {
+            limit_bytes: self.memory_limit_bytes,
+            release_threshold_bytes: self.release_threshold_bytes,
+        };
+        let backend = crate::backend::cuda::CudaBackend::open(ordinal, memory)?;
         Device::open(Arc::new(backend), self.options())
     }
 
@@ -571,9 +531,14 @@ impl DeviceBuilder {
         let verify = self.verify.unwrap_or_else(|| {
             std::env::var_os("GPU_AWAIT_VERIFY").is_some_and(|value| value != "0")
         });
-        let (completion, memory_limit) = (self.completion, self.memory_limit_bytes);
-        let spare_bytes = self.spare_bytes_per_stream.unwrap_or(SPARE_BYTES);
-        EngineOptions { completion, stepped: false, memory_limit, verify, spare_bytes }
+        EngineOptions {
+            completion: self.completion,
+            stepped: false,
+            memory_limit: self.memory_limit_bytes,
+            on_pressure: self.on_pressure,
+            verify,
+            spare_bytes: self.spare_bytes_per_stream.unwrap_or(SPARE_BYTES),
+        }
     }
 }
 

@@ -223,12 +223,26 @@ pub enum ErrorDetail {
     /// An event was used in a way it was not made for, or too early.
     #[error("{which} {problem}")]
     Event { which: &'static str, problem: EventProblem },
-    /// Device memory ran out. All figures in bytes.
+    /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
     ///
-    /// Free is what could be had in pieces: what the device has left, what its pool holds unused, and
-    /// no more than the `limit_bytes` of the builder allows.
-    #[error("out of device memory: asked {asked_bytes} bytes, {free_bytes} of {total_bytes} free{}", limit_suffix(*.limit_bytes))]
-    OutOfMemory { asked_bytes: u64, free_bytes: u64, total_bytes: u64, limit_bytes: Option<u64> },
+    /// Reclaimable is what is pending or kept: it comes free without a buffer being dropped. If that
+    /// and what is free are enough, [`Stream::reclaimed`](crate::Stream::reclaimed) tells when to try
+    /// again.
+    #[error(
+        "out of device memory: asked {asked_bytes} bytes, {free_bytes} of {total_bytes} free{}; buffers \
+         hold {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept: {}",
+        limit_suffix(*.limit_bytes), advice(*.asked_bytes, *.free_bytes, *.reclaimable_bytes)
+    )]
+    OutOfMemory {
+        asked_bytes: u64,
+        reclaimable_bytes: u64,
+        allocated_bytes: u64,
+        pending_bytes: u64,
+        kept_bytes: u64,
+        free_bytes: u64,
+        total_bytes: u64,
+        limit_bytes: Option<u64>,
+    },
     /// Pinned host memory could not be made.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },
@@ -494,6 +508,14 @@ fn allowed(limit: u64) -> String {
 
 fn limit_suffix(limit_bytes: Option<u64>) -> String {
     limit_bytes.map_or(String::new(), |limit| format!(", the device's limit is {limit}"))
+}
+
+fn advice(asked: u64, free: u64, reclaimable: u64) -> &'static str {
+    if asked <= free.saturating_add(reclaimable) {
+        "await `reclaimed` and try again"
+    } else {
+        "drop buffers, or ask for less"
+    }
 }
 
 fn log_suffix(log: &str) -> String {

@@ -85,6 +85,7 @@ mod must_not_compile;
 pub(crate) mod offload;
 pub(crate) mod op;
 pub(crate) mod queue;
+mod reclaimed;
 pub(crate) mod scope;
 pub(crate) mod serve;
 pub(crate) mod staged;
@@ -99,10 +100,12 @@ pub(crate) mod turn_taking;
 pub(crate) mod verbs;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
+pub use completion::claim::Pressure;
 pub use completion::policy::Completion;
 pub use device::loss::Loss;
+pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
-pub use device::{Device, DeviceBuilder, Stats};
+pub use device::{Device, DeviceBuilder};
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
 pub use error::{

@@ -17,26 +17,33 @@ pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod untracked;
 
-use std::sync::atomic::Ordering;
-
 use crate::completion::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, ErrorDetail, Result};
 use crate::thread_role;
 
 /// A device's memory, in bytes; a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// What can still be allocated, in pieces: what the device has left and what its pool holds
-    /// unused, within the limit.
+    /// What an allocation finds without taking over what is pending, in pieces: what the device has
+    /// left, what its pool holds unused and what streams keep, within the limit.
     pub free_bytes: u64,
     /// What there is in all.
     pub total_bytes: u64,
-    /// What buffers of the device's pool hold, also those of others who use that pool.
+    /// What buffers hold, in whole blocks.
+    pub allocated_bytes: u64,
+    /// What was given up and waits for device work: other streams use it, or its free is on a stream.
+    pub pending_bytes: u64,
+    /// What streams keep of what was given up, for their next allocations.
+    pub kept_bytes: u64,
+    /// What the driver refused to free: lost for the life of the process.
+    pub leaked_bytes: u64,
+    /// What is allocated or pending.
     pub used_bytes: u64,
     /// The most that `used_bytes` ever was.
     pub used_peak_bytes: u64,
-    /// What the pool took from the device, in use or not.
+    /// What the device's pool took from it, in use or not, as the driver counts: it takes more at a
+    /// time than it is asked for.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` ever was.
     pub reserved_peak_bytes: u64,
@@ -47,25 +54,57 @@ pub struct MemoryInfo {
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
         thread_role::check_driver("asking how much memory there is")?;
+        engine.collect_freed();
         let asked = engine.backend.memory_info();
         let (left, total_bytes) = asked.map_err(|code| engine.refused(code))?;
         let pool = engine.backend.pool_info().map_err(|code| engine.refused(code))?;
-        let limit_bytes = engine.options.memory_limit;
-        // ORDERING: Relaxed: a statistic.
-        let held = engine.counters.allocated_bytes.load(Ordering::Relaxed);
-        // In the driver's eyes it is used; anybody's allocation gets it before it fails.
-        let spare: u64 = engine.lanes().iter().map(|lane| lane.spare_bytes()).sum();
-        let used = pool.used.saturating_sub(spare);
-        let allowed = limit_bytes.map_or(u64::MAX, |limit| limit.saturating_sub(held));
+        let (figures, room) = {
+            let account = engine.account.lock();
+            (account.figures(), account.room())
+        };
+        let left = left + pool.reserved.saturating_sub(figures.held());
         Ok(MemoryInfo {
-            free_bytes: (left + pool.reserved.saturating_sub(used)).min(allowed),
+            free_bytes: left.min(room) + figures.kept,
             total_bytes,
-            used_bytes: used,
-            used_peak_bytes: pool.used_peak,
+            allocated_bytes: figures.allocated,
+            pending_bytes: figures.pending,
+            kept_bytes: figures.kept,
+            leaked_bytes: figures.leaked,
+            used_bytes: figures.allocated + figures.pending,
+            used_peak_bytes: figures.used_peak,
             reserved_bytes: pool.reserved,
             reserved_peak_bytes: pool.reserved_peak,
-            limit_bytes,
+            limit_bytes: engine.options.memory_limit,
         })
+    }
+
+    /// The error of an allocation that cannot be had.
+    pub(crate) fn out_of_memory(engine: &Engine, asked_bytes: u64) -> Error {
+        let info = match MemoryInfo::of(engine) {
+            Ok(info) => info,
+            Err(error) => return error,
+        };
+        ErrorDetail::OutOfMemory {
+            asked_bytes,
+            reclaimable_bytes: info.pending_bytes + info.kept_bytes,
+            allocated_bytes: info.allocated_bytes,
+            pending_bytes: info.pending_bytes,
+            kept_bytes: info.kept_bytes,
+            free_bytes: info.free_bytes,
+            total_bytes: info.total_bytes,
+            limit_bytes: info.limit_bytes,
+        }
+        .into()
+    }
+
+    /// What the device can give in all, with what it gave already, whatever the limit is.
+    pub(crate) fn within_reach(engine: &Engine) -> Result<u64> {
+        thread_role::check_driver("asking how much memory there is")?;
+        let asked = engine
+            .backend
+            .memory_info()
+            .and_then(|(left, _)| Ok(left + engine.backend.pool_info()?.reserved));
+        asked.map_err(|code| engine.refused(code))
     }
 }
 

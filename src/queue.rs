@@ -27,6 +27,7 @@ use std::sync::Arc;
 use self::settle::{Lent, Settle, Settled};
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
+use crate::completion::claim::{Claim, Prospect};
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::spare;
 use crate::error::refused::Refused;
@@ -39,11 +40,9 @@ use crate::lease::Lease;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
-use crate::memory::{Element, Number};
+use crate::memory::{Element, MemoryInfo, Number};
 use crate::op::{Op, Value};
-use crate::submit::{
-    Footprint, Raw, Refusal, at, check_can_wait, out_of_memory, submit, wrong_device,
-};
+use crate::submit::{Footprint, Raw, Refusal, at, check_can_wait, submit, wrong_device};
 use crate::thread_role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
@@ -449,8 +448,8 @@ impl<'s> Queue<'s> {
         wait.map(drop)
     }
 
-    /// Allocates, and runs `write` on the fresh memory. Before it gives up for want of memory it
-    /// flushes what is retired, has the pool give back what it holds unused, and tries once more.
+    /// Allocates, and runs `write` on the fresh memory. If the driver refuses what fits, it tries once
+    /// more: with memory taken over from who gave it up, and what the pool holds unused given back.
     fn make<'a, T: Element>(
         &self,
         footprint: impl Fn() -> Footprint<'a>,
@@ -463,48 +462,57 @@ impl<'s> Queue<'s> {
         let engine = self.lane.engine();
         if bytes == 0 {
             engine.check_open()?;
-            // Nothing is within any limit.
-            let _ = engine.count_alloc(0);
-            let nothing = Allocation::new(self.lane, DevicePtr::NULL, 0, 0, true);
+            Claim::of_nothing(engine);
+            let nothing = Allocation::new(self.lane, (DevicePtr::NULL, 0), 0, 0, true);
             return Ok(DeviceBuffer::new(nothing, len));
         }
-        let attempt = || {
-            if !engine.count_alloc(bytes) {
-                return Err(out_of_memory(engine, bytes));
-            }
+        let mut claim = self.claim(bytes, false)?;
+        let attempt = |claim: &mut Claim<'_>| {
             let mut footprint = footprint();
             footprint.makes_buffer();
             if bytes > spare::LARGEST {
                 // Nothing is kept of that size, and the driver's pool may have to grow.
                 footprint.may_block();
             }
+            footprint.claims(claim);
             let op = footprint.name();
-            let made = self
-                .submit_untold(footprint, 2, |raw| {
-                    let ptr = raw.alloc(bytes)?;
-                    match write(raw, ptr, bytes) {
-                        Ok(()) => Ok(ptr),
-                        Err(refusal) => {
-                            raw.undo_alloc(ptr);
-                            Err(refusal)
-                        }
-                    }
-                })
-                .inspect_err(|_| engine.count_free(bytes));
-            let (ticket, ptr) = made?;
-            let memory = Allocation::new(self.lane, ptr, bytes, ticket, written);
-            op.told(self.lane, ticket);
-            Ok(DeviceBuffer::new(memory, len))
+            let (ticket, ()) = self.submit_untold(footprint, 2, |raw| {
+                let ptr = raw.alloc(claim)?;
+                write(raw, ptr, bytes)
+            })?;
+            Ok((op, ticket))
         };
-        attempt().or_else(|error| match error.detail() {
-            ErrorDetail::OutOfMemory { .. } => {
-                engine.flush_retired();
-                // Refused, there is nothing to give back.
-                engine.backend.pool_trim(0).ok();
-                attempt()
+        let is_short = |error: &Error| matches!(error.detail(), ErrorDetail::OutOfMemory { .. });
+        let mut made = attempt(&mut claim);
+        if made.as_ref().is_err_and(is_short) {
+            drop(claim);
+            let within_reach = MemoryInfo::within_reach(engine)?;
+            if matches!(engine.prospect(self.lane, bytes, within_reach), Prospect::Never) {
+                return Err(MemoryInfo::out_of_memory(engine, bytes));
             }
-            _ => Err(error),
-        })
+            // Refused, there is nothing to give back.
+            engine.backend.pool_trim(0).ok();
+            claim = self.claim(bytes, true)?;
+            made = attempt(&mut claim);
+        }
+        let (op, ticket) = match made {
+            Ok(made) => made,
+            // Once more, without what the claim held.
+            Err(error) if is_short(&error) => {
+                drop(claim);
+                return Err(MemoryInfo::out_of_memory(engine, bytes));
+            }
+            Err(error) => return Err(error),
+        };
+        let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
+        let memory = Allocation::new(self.lane, memory, bytes, ticket, written);
+        op.told(self.lane, ticket);
+        Ok(DeviceBuffer::new(memory, len))
+    }
+
+    fn claim(&self, bytes: u64, forced: bool) -> Result<Claim<'s>> {
+        let claim = Claim::new(self.lane, bytes, forced)?;
+        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.lane.engine(), bytes))
     }
 
     fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {

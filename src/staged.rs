@@ -90,7 +90,7 @@ impl Stream {
     /// ```
     ///
     /// # Source
-    /// `cuMemAllocAsync`, `cuMemcpyHtoDAsync`.
+    /// `cuMemAllocFromPoolAsync`, `cuMemcpyHtoDAsync`.
     pub async fn upload_staged<T: Element>(
         &self,
         source: impl Source<T>,

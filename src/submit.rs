@@ -40,6 +40,7 @@ use crate::backend::{
     ArgBlock, Backend, Call, DeviceKind, DevicePtr, Function, HostCallback, HostPtr, LaunchShape,
     Pattern, Place, RawStream, RowCopy,
 };
+use crate::completion::claim::Claim;
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::lane::{Lane, Turn};
@@ -145,6 +146,13 @@ impl<'a> Footprint<'a> {
     pub(crate) fn comes_after(&mut self, on: Use<Arc<Progress>>, event: Option<EventHandle>) {
         let Use { lane, ticket } = on;
         self.after.push(Edge { lane, ticket, event: event.map(|event| (ticket, event)) });
+    }
+
+    /// Waits, on the device, for what a claim of memory waits for.
+    pub(crate) fn claims(&mut self, claim: &mut Claim<'_>) {
+        for (on, event) in claim.take_waits() {
+            self.comes_after(on, Some(event));
+        }
     }
 
     /// Says that something else than the stream's own work may hold the operation up.
@@ -404,17 +412,7 @@ fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>)
 fn explain(engine: &Engine, refusal: Refusal) -> Error {
     match refusal {
         Refusal::Driver(code) => engine.refused(code),
-        Refusal::OutOfMemory { asked_bytes } => out_of_memory(engine, asked_bytes),
-    }
-}
-
-/// The error of an allocation that cannot be had.
-pub(crate) fn out_of_memory(engine: &Engine, asked_bytes: u64) -> Error {
-    match MemoryInfo::of(engine) {
-        Ok(MemoryInfo { free_bytes, total_bytes, limit_bytes, .. }) => {
-            ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes, limit_bytes }.into()
-        }
-        Err(error) => error,
+        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(engine, asked_bytes),
     }
 }
 
@@ -427,21 +425,31 @@ pub(crate) struct Raw<'a> {
 }
 
 impl Raw<'_> {
-    /// Allocates in stream order: what the stream gave up, or from the driver.
-    // STREAM: what the stream gave up was used on it alone, in front of here.
-    pub(crate) fn alloc(&self, bytes: u64) -> std::result::Result<DevicePtr, Refusal> {
+    /// Allocates in stream order: what the stream gave up, or from the driver. The memory is the
+    /// claim's.
+    // STREAM: what the stream gave up was used on it alone, in front of here. What was taken over from
+    // others is freed here, behind their last uses: those are complete, or waited for in front of here.
+    pub(crate) fn alloc(&self, claim: &mut Claim<'_>) -> std::result::Result<DevicePtr, Refusal> {
         const INVALID_VALUE: i32 = 1;
         const OUT_OF_MEMORY: i32 = 2;
-        let (spare, size) = self.lane.take_spare(bytes);
-        if let Some(ptr) = spare {
-            return self.renew(ptr, size).map(|()| ptr);
+        if let Some(ptr) = claim.ptr() {
+            return self.renew(ptr, claim.block()).map(|()| ptr);
         }
+        if let Some(event) = claim.behind() {
+            // SAFETY: the stream is the lane's, and the claim keeps the event.
+            unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }?;
+        }
+        // SAFETY: nobody else has these blocks, and every use of them is in front of here.
+        claim.free_blocks(|ptr| unsafe { self.backend.free(self.stream, ptr) })?;
         // SAFETY: the stream is the lane's.
-        unsafe { self.backend.alloc(self.stream, size) }.map_err(|code| match code.code {
+        let allocated = unsafe { self.backend.alloc(self.stream, claim.block()) };
+        let ptr = allocated.map_err(|code| match code.code {
             // Of what is asked only the size can be invalid: no device has so much.
-            OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: bytes },
+            OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: claim.asked() },
             _ => code.into(),
-        })
+        })?;
+        claim.allocated(ptr);
+        Ok(ptr)
     }
 
     /// Has a host device fill what is used again as it fills what is fresh, so that who reads what
@@ -451,16 +459,7 @@ impl Raw<'_> {
             return Ok(());
         }
         let pattern = Pattern { bytes: [POISON; 16], len: 1 };
-        self.fill(ptr, pattern, bytes).map_err(|code| {
-            self.undo_alloc(ptr);
-            code.into()
-        })
-    }
-
-    /// Takes back what [`alloc`](Self::alloc) gave, when a later call of the operation failed.
-    pub(crate) fn undo_alloc(&self, ptr: DevicePtr) {
-        // SAFETY: allocated on this stream just now; nobody else knows it.
-        let _ = unsafe { self.backend.free(self.stream, ptr) };
+        Ok(self.fill(ptr, pattern, bytes)?)
     }
 
     pub(crate) fn copy_to_device(&self, dst: DevicePtr, src: HostPtr, bytes: u64) -> Call<()> {

@@ -478,6 +478,7 @@ impl Stepper {
         active.retain(|lane| !lane.deactivate());
         self.active.lock().append(&mut active);
         engine.sweep_retired(false);
+        engine.wake_reclaimers();
     }
 
     /// Places the markers that are due; true if that made something to run.

@@ -119,7 +119,7 @@ verbs! {
     /// Out of device or pinned memory; a device that is lost or closed.
     ///
     /// # Source
-    /// `cuMemAllocAsync`, `cuMemcpyHtoDAsync`.
+    /// `cuMemAllocFromPoolAsync`, `cuMemcpyHtoDAsync`.
     pub fn upload<T: Element>(&self, source: impl Source<T>) -> Op<DeviceBuffer<T>> {
         self.lending(|queue| queue.upload(source))
     }
@@ -284,7 +284,7 @@ verbs! {
     /// closed.
     ///
     /// # Source
-    /// `cuMemAllocAsync`.
+    /// `cuMemAllocFromPoolAsync`.
     pub fn empty<T: Element>(&self, len: usize) -> Op<DeviceBuffer<T>> {
         self.batch(|queue| queue.empty(len))
     }

@@ -258,7 +258,13 @@ fn out_of_memory_names_its_figures_and_everything_goes_on() {
     let total = device.memory().unwrap().total_bytes;
     let error = stream.empty::<u8>(2 * total as usize).queued().unwrap_err();
     match *error.detail() {
-        ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes, limit_bytes: None } => {
+        ErrorDetail::OutOfMemory {
+            asked_bytes,
+            free_bytes,
+            total_bytes,
+            limit_bytes: None,
+            ..
+        } => {
             assert_eq!((asked_bytes, total_bytes), (2 * total, total));
             assert!(free_bytes <= total_bytes && free_bytes > 0);
         }

@@ -18,6 +18,7 @@
 //! | `shared` | what streams with options, and those that others use as well, cost |
 //! | `events` | which events of the driver's stand behind ours |
 //! | `staged` | what a staged copy makes that the next one needs as well |
+//! | `memory` | which pool memory comes from, and what is held of it under a limit |
 //! | `unwritten` | whether memory that is used again shows what was there |
 //! | `peers` | copies between GPUs, and handles of another one |
 //! | `drops` | drops in any order, and the end of the process |
@@ -26,6 +27,8 @@
 
 #[path = "under_test/foreign.rs"]
 mod foreign;
+#[path = "under_test/limited.rs"]
+mod limited;
 #[path = "stand_in/client.rs"]
 mod stand_in;
 
@@ -51,6 +54,8 @@ mod launches;
 mod loss;
 #[path = "driver_calls/markers.rs"]
 mod markers;
+#[path = "driver_calls/memory.rs"]
+mod memory;
 #[path = "driver_calls/order.rs"]
 mod order;
 #[path = "driver_calls/peers.rs"]
@@ -226,11 +231,11 @@ fn my_names(driver: &StandIn) -> Vec<String> {
 
 /// What lives in the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Live([(&'static str, i64); 6]);
+struct Live([(&'static str, i64); 7]);
 
 impl Live {
-    const KINDS: [&'static str; 6] =
-        ["stream", "event", "memory", "registered", "module", "context"];
+    const KINDS: [&'static str; 7] =
+        ["stream", "event", "memory", "registered", "module", "pool", "context"];
 
     /// When everything that was put on streams is complete: what is freed there lives until then.
     fn settled(driver: &StandIn) -> Live {

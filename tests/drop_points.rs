@@ -163,7 +163,7 @@ fn give_up(mode: gpu_await::Completion, (name, make): Kind, polls: usize, end: E
     drop(leaked);
     (0..3).for_each(|_| step.run_until_idle());
     let stats = device.stats();
-    let held = (stats.allocations, stats.lent_bytes, stats.retired_bytes, stats.pinned_used_bytes);
+    let held = (stats.allocations, stats.lent_bytes, stats.pending_bytes, stats.pinned_used_bytes);
     assert_eq!(held, (0, 0, 0, 0), "{what}: {stats:?}");
     assert_eq!(device.memory().unwrap().used_bytes, 0, "{what}");
     assert!(device.lost().now_or_never().is_none(), "{what}: memory was freed in use");

@@ -28,7 +28,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("op", &["op", "host_fn", "freeze", "lease"]),
     ("event", &["event"]),
     ("queue", &["queue"]),
-    ("stream", &["stream", "staged"]),
+    ("stream", &["stream", "staged", "reclaimed"]),
     ("scope", &["scope"]),
     ("device", &["device"]),
     ("verbs", &["verbs", "event/builder"]),
@@ -42,6 +42,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 /// No driver, no clock, no thread: these import nothing of the crate but `sync` and each other.
 const PURE: &[&str] = &[
     "hazard",
+    "completion/account",
     "completion/checkers",
     "completion/history",
     "completion/park",

@@ -22,7 +22,10 @@ fn opened(builder: gpu_await::DeviceBuilder) -> (Device, Device) {
 /// Waits until the device has freed everything.
 async fn freed(device: &Device) {
     soon(async {
-        while device.stats().allocations > 0 || device.stats().lent_bytes > 0 {
+        let held = |stats: gpu_await::Stats| {
+            stats.allocations > 0 || stats.pending_bytes > 0 || stats.lent_bytes > 0
+        };
+        while held(device.stats()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })
@@ -88,7 +91,7 @@ async fn a_limit_refuses_with_its_figures_and_the_program_goes_on() {
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     let total = device.memory().unwrap().total_bytes;
     match *error.detail() {
-        ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes, limit_bytes } => {
+        ErrorDetail::OutOfMemory { asked_bytes, free_bytes, total_bytes, limit_bytes, .. } => {
             assert_eq!((asked_bytes, total_bytes), (10 << 20, total));
             assert_eq!((free_bytes, limit_bytes), (4 << 20, Some(64 << 20)));
         }

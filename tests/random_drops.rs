@@ -248,7 +248,7 @@ fn in_use(device: &Device, peer: &Device) -> [u64; 5] {
     }
     let stats = device.stats();
     let used = device.memory().unwrap().used_bytes;
-    [used, stats.allocations, stats.lent_bytes, stats.retired_bytes, stats.pinned_used_bytes]
+    [used, stats.allocations, stats.lent_bytes, stats.pending_bytes, stats.pinned_used_bytes]
 }
 
 fn drops(mode: Completion, seed: u64, count: usize) {

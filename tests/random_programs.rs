@@ -351,7 +351,7 @@ proptest! {
         check(&program, seen);
         step.run_until_idle();
         let stats = machine.device.stats();
-        prop_assert_eq!((stats.allocations, stats.lent_bytes, stats.retired_bytes), (0, 0, 0));
+        prop_assert_eq!((stats.allocations, stats.lent_bytes, stats.pending_bytes), (0, 0, 0));
     }
 }
 

@@ -157,7 +157,7 @@ async fn everything(device: Device, sleep: Sleep) -> Result<()> {
     let end = Instant::now() + LIMIT;
     loop {
         let stats = device.stats();
-        if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
+        if stats.in_flight + stats.lent_bytes + stats.pending_bytes + stats.allocations == 0 {
             break;
         }
         assert!(Instant::now() < end, "never given back: {stats:?}");

@@ -138,7 +138,7 @@ async fn settles(server: &Server, allocations: &Value) {
             "/embed/waiting",
             "/operations_in_flight",
             "/memory/lent_bytes",
-            "/memory/retired_bytes",
+            "/memory/pending_bytes",
             "/memory/pinned_used_bytes",
         ];
         if zeros.iter().all(|path| status.pointer(path) == Some(&json!(0)))

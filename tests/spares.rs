@@ -31,14 +31,13 @@ proptest! {
         for (size, puts) in steps {
             let size = 512 * size;
             let bytes: u64 = kept.iter().map(|(size, _)| size).sum();
-            prop_assert_eq!(spares.bytes(), bytes);
             if puts {
                 next += 1;
                 match spares.put(size, next) {
                     Ok(()) => kept.push((size, next)),
                     Err(back) => prop_assert!(back == next && bytes + size > LIMIT),
                 }
-                prop_assert!(spares.bytes() <= LIMIT);
+                prop_assert!(kept.iter().map(|(size, _)| size).sum::<u64>() <= LIMIT);
             } else {
                 match spares.take(size) {
                     Some(piece) => {
@@ -50,11 +49,31 @@ proptest! {
                 }
             }
         }
-        let mut left = spares.drain();
+        let mut left = spares.take_out(u64::MAX, |_| true);
         left.sort_unstable();
-        let mut expected: Vec<_> = kept.into_iter().map(|(_, piece)| piece).collect();
-        expected.sort_unstable();
-        prop_assert_eq!((left, spares.bytes()), (expected, 0));
+        kept.sort_unstable();
+        prop_assert_eq!(left, kept);
+        prop_assert_eq!((spares.iter().count(), spares.take(512)), (0, None));
+    }
+
+    /// And no more: without the last piece it would not be enough.
+    #[test]
+    fn as_much_is_taken_out_as_is_asked_for(
+        sizes in prop::collection::vec((1..=6u64, any::<bool>()), 0..30),
+        least in 0..20_000u64,
+    ) {
+        let mut spares = Spares::new(u64::MAX);
+        for (index, (size, may_go)) in sizes.iter().enumerate() {
+            prop_assert!(spares.put(512 * size, (index, *may_go)).is_ok());
+        }
+        let taken = spares.take_out(least, |(_, may_go)| *may_go);
+        let may_go: u64 = sizes.iter().filter(|(_, may_go)| *may_go).map(|(size, _)| 512 * size).sum();
+        let bytes: u64 = taken.iter().map(|(size, _)| size).sum();
+        prop_assert!(taken.iter().all(|(size, (index, may_go))| *may_go && *size == 512 * sizes[*index].0));
+        prop_assert!(taken.windows(2).all(|pair| pair[0].0 >= pair[1].0));
+        prop_assert!(bytes >= least.min(may_go));
+        prop_assert!(bytes - taken.last().map_or(0, |(size, _)| *size) < least.max(1));
+        prop_assert_eq!(spares.iter().count(), sizes.len() - taken.len());
     }
 }
 

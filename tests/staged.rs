@@ -29,7 +29,7 @@ async fn settled_late(stream: &Stream) {
         loop {
             stream.done().await.expect("no loss");
             let stats = stream.device().stats();
-            if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
+            if stats.in_flight + stats.lent_bytes + stats.pending_bytes + stats.allocations == 0 {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -86,7 +86,7 @@ pub(crate) fn scrape(app: &App) -> String {
         ("server_device_wake_ups", device.wake_ups),
         ("server_device_allocated_bytes", device.allocated_bytes),
         ("server_device_allocations", device.allocations),
-        ("server_device_retired_bytes", device.retired_bytes),
+        ("server_device_pending_bytes", device.pending_bytes),
         ("server_device_lent_bytes", device.lent_bytes),
         ("server_device_pinned_bytes", device.pinned_bytes),
         ("server_device_pinned_used_bytes", device.pinned_used_bytes),

@@ -45,7 +45,7 @@ pub(crate) fn of(app: &App) -> Value {
         },
         "memory": {
             "allocations": device.allocations, "allocated_bytes": device.allocated_bytes,
-            "retired_bytes": device.retired_bytes, "lent_bytes": device.lent_bytes,
+            "pending_bytes": device.pending_bytes, "lent_bytes": device.lent_bytes,
             "pinned_bytes": device.pinned_bytes, "pinned_used_bytes": device.pinned_used_bytes,
         },
         "operations_in_flight": device.in_flight,

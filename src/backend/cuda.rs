@@ -32,6 +32,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+pub(crate) use api::PoolOptions;
 use api::{Api, Handle, IpcHandle, Memcpy2d};
 use cudarc::driver::CudaContext;
 use launch_ex::{Attribute, RawConfig};
@@ -60,7 +61,7 @@ pub(crate) struct CudaBackend {
     /// `None` only inside `drop`.
     context: Option<Arc<CudaContext>>,
     raw_context: usize,
-    /// The default memory pool.
+    /// The memory pool, which is this backend's own.
     pool: usize,
     /// The device is gone: the driver is left alone.
     abandoned: AtomicBool,
@@ -87,11 +88,11 @@ fn count(api: &Api) -> Result<usize> {
 }
 
 impl CudaBackend {
-    /// Opens a GPU through its primary context.
+    /// Opens a GPU through its primary context, and makes a memory pool on it.
     ///
     /// # Errors
     /// No driver, no such GPU, a driver that is too old.
-    pub(crate) fn open(ordinal: usize) -> Result<Self> {
+    pub(crate) fn open(ordinal: usize, memory: PoolOptions) -> Result<Self> {
         let api = Api::get()?;
         let count = count(api)?;
         if ordinal >= count {
@@ -104,8 +105,8 @@ impl CudaBackend {
         let device = api.retain(ordinal)?;
         let context = CudaContext::new(ordinal)
             .map_err(|error| DriverCode { call: "cuDevicePrimaryCtxRetain", code: error.0 as i32 });
-        let opened =
-            context.map_err(Into::into).and_then(|context| Self::read(api, context, ordinal));
+        let read = |context| Self::read(api, context, ordinal, memory);
+        let opened = context.map_err(Into::into).and_then(read);
         // Whichever of these fails, the others are done.
         let (released, restored) = (api.release(device), api.set_context(before));
         released?;
@@ -114,7 +115,12 @@ impl CudaBackend {
     }
 
     /// Reads what the device is; its context is current.
-    fn read(api: &'static Api, context: Arc<CudaContext>, ordinal: usize) -> Result<Self> {
+    fn read(
+        api: &'static Api,
+        context: Arc<CudaContext>,
+        ordinal: usize,
+        memory: PoolOptions,
+    ) -> Result<Self> {
         let device = context.cu_device();
         let attribute = |attribute| -> Call<u32> {
             Ok(u32::try_from(api.device_attribute(attribute, device)?).unwrap_or(0))
@@ -146,16 +152,12 @@ impl CudaBackend {
             let what = "stream-ordered allocation";
             return Err(ErrorDetail::Unsupported { what, device: format!("cuda:{ordinal}") }.into());
         }
-        let pool = api.set_up_pool(device)? as usize;
         let raw_context = context.cu_ctx() as usize;
         let name = api.device_name(device)?;
+        // Last: nothing below it can fail.
+        let pool = api.make_pool(device, memory)? as usize;
         let (context, abandoned) = (Some(context), AtomicBool::new(false));
         Ok(CudaBackend { api, context, raw_context, pool, abandoned, ordinal, name, limits })
-    }
-
-    /// How much the device's pool keeps of what is freed.
-    pub(crate) fn set_release_threshold(&self, bytes: u64) -> Call<()> {
-        self.api.set_release_threshold(self.pool as Handle, bytes)
     }
 
     /// Makes the device's context current until the guard is dropped.
@@ -234,6 +236,10 @@ impl Backend for CudaBackend {
         self.raw_context as u64
     }
 
+    fn pool(&self) -> u64 {
+        self.pool as u64
+    }
+
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         self.context.clone().map(|context| context as Arc<dyn Any + Send + Sync>)
     }
@@ -263,7 +269,7 @@ impl Backend for CudaBackend {
             Err(DriverCode { code: TOO_MANY_PEERS, .. }) => return Ok(false),
             Err(code) => return Err(code),
         }
-        self.api.show_pool(there, here)?;
+        self.api.show_pool(other.pool() as Handle, here)?;
         Ok(true)
     }
 
@@ -388,7 +394,8 @@ impl Backend for CudaBackend {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut ptr = 0;
-        driver!(self.cuMemAllocAsync(&raw mut ptr, bytes as usize, stream_handle(stream)))?;
+        let (pool, stream) = (self.pool as Handle, stream_handle(stream));
+        driver!(self.cuMemAllocFromPoolAsync(&raw mut ptr, bytes as usize, pool, stream))?;
         Ok(DevicePtr(ptr))
     }
 
@@ -408,14 +415,9 @@ impl Backend for CudaBackend {
 
     fn pool_info(&self) -> Call<PoolInfo> {
         let _relaxed = self.api.relax();
-        // The four `CU_MEMPOOL_ATTR_..` that count bytes.
+        // `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`.
         let bytes = |attribute| self.api.pool_bytes(self.pool as Handle, attribute);
-        Ok(PoolInfo {
-            reserved: bytes(5)?,
-            reserved_peak: bytes(6)?,
-            used: bytes(7)?,
-            used_peak: bytes(8)?,
-        })
+        Ok(PoolInfo { reserved: bytes(5)?, reserved_peak: bytes(6)? })
     }
 
     fn pool_trim(&self, keep_bytes: u64) -> Call<()> {
@@ -713,10 +715,16 @@ impl Drop for CudaBackend {
             std::mem::forget(context);
             return;
         }
-        let (api, context) = (self.api, ManuallyDrop::new(context));
+        let (api, context, pool) = (self.api, ManuallyDrop::new(context), self.pool);
+        let raw_context = self.raw_context;
         let release = move || {
             // Letting go of it makes it current first: give the thread back what it had.
             let before = api.current_context();
+            if api.set_context(raw_context).is_ok() {
+                let _relaxed = api.relax();
+                // What is left in it goes when its free was reached. Refused, it goes with the process.
+                api.destroy_pool(pool as Handle).ok();
+            }
             drop(ManuallyDrop::into_inner(context));
             if let Ok(before) = before {
                 api.set_context(before).ok();

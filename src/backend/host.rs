@@ -129,8 +129,10 @@ struct Reached {
 
 struct Memory {
     blocks: BTreeMap<u64, Block>,
-    /// `reserved` goes down when a free runs, `used` when it is submitted.
+    /// From when an allocation runs to when its free runs.
     pool: PoolInfo,
+    /// From when an allocation is submitted to when its free is.
+    used: u64,
     limit: u64,
 }
 
@@ -188,6 +190,7 @@ impl HostBackend {
                 memory: Mutex::new(Memory {
                     blocks: BTreeMap::new(),
                     pool: PoolInfo::default(),
+                    used: 0,
                     limit: memory_limit.unwrap_or_else(physical_memory),
                 }),
                 fault: OnceLock::new(),
@@ -556,6 +559,10 @@ impl Shared {
         // SAFETY: the block was allocated with this size and nobody uses it before it is live.
         unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, POISON, block.bytes as usize) };
         block.live = true;
+        let bytes = block.bytes;
+        let pool = &mut memory.pool;
+        pool.reserved += bytes;
+        pool.reserved_peak = pool.reserved_peak.max(pool.reserved);
         Ok(())
     }
 
@@ -563,7 +570,8 @@ impl Shared {
         let removed = {
             let mut memory = self.memory.lock();
             let removed = memory.blocks.remove(&ptr.0);
-            memory.pool.reserved -= removed.as_ref().map_or(0, |block| block.bytes);
+            let live = removed.as_ref().filter(|block| block.live);
+            memory.pool.reserved -= live.map_or(0, |block| block.bytes);
             removed
         };
         let block = removed.ok_or_else(|| format!("double free at {:#x}", ptr.0))?;
@@ -807,7 +815,7 @@ impl Backend for HostBackend {
             .ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?;
         let ptr = {
             let mut memory = self.shared.memory.lock();
-            if memory.limit.saturating_sub(memory.pool.used) < bytes {
+            if memory.limit.saturating_sub(memory.used) < bytes {
                 return Err(refused);
             }
             // SAFETY: the layout's size is not zero.
@@ -815,10 +823,7 @@ impl Backend for HostBackend {
             if ptr == 0 {
                 return Err(refused);
             }
-            let pool = &mut memory.pool;
-            (pool.used, pool.reserved) = (pool.used + bytes, pool.reserved + bytes);
-            pool.used_peak = pool.used_peak.max(pool.used);
-            pool.reserved_peak = pool.reserved_peak.max(pool.reserved);
+            memory.used += bytes;
             memory.blocks.insert(ptr, Block { bytes, live: false });
             DevicePtr(ptr)
         };
@@ -834,7 +839,7 @@ impl Backend for HostBackend {
             let mut memory = self.shared.memory.lock();
             let block = memory.blocks.get(&ptr.0);
             let bytes = block.ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?.bytes;
-            memory.pool.used -= bytes;
+            memory.used -= bytes;
         }
         self.enqueue(stream, CALL, Command::Free(ptr))
     }

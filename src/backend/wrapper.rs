@@ -159,6 +159,10 @@ impl Backend for Wrapper {
         self.inner.context()
     }
 
+    fn pool(&self) -> u64 {
+        self.inner.pool()
+    }
+
     fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
         let reached = self.call("enable_peer", |inner| inner.enable_peer(other))?;
         // ORDERING: Relaxed: set by the test before it uses the device.

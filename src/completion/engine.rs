@@ -9,7 +9,9 @@
 //! | `events`, `words` | markers |
 //! | `bells` | private streams on which doorbells ring |
 //! | `deadlines` | moments at which the poller wakes tasks |
+//! | `account` | where the device's memory is, in bytes |
 //! | `retired` | device memory to be freed when several streams are through with it |
+//! | `reclaimers` | futures that wait for memory |
 //! | `reaper` | drops what users lent |
 //! | `errands` | makes driver calls for the poller that may be held up |
 //!
@@ -28,7 +30,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use slab::Slab;
 
+use super::account::{Account, block};
 use super::checkers::Checkers;
+use super::claim::Pressure;
 use super::deadlines::Deadlines;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
@@ -37,8 +41,10 @@ use super::lane::Lane;
 use super::policy::{self, Completion};
 use super::poller::{self, Attention};
 use super::reaper::Reaper;
+use super::reclaimers::Reclaimers;
 use super::retired::Retired;
 use super::roster::Roster;
+use super::spare;
 use super::words::Words;
 use crate::backend::{Backend, DeviceKind, EventOptions, RawEvent, RawStream, StreamOptions};
 use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
@@ -50,8 +56,10 @@ pub(crate) struct EngineOptions {
     pub(crate) completion: Completion,
     /// No poller: the device runs only when it is stepped.
     pub(crate) stepped: bool,
-    /// How many bytes buffers may hold at once.
+    /// How many bytes may be held at once.
     pub(crate) memory_limit: Option<u64>,
+    /// What an allocation does that does not fit.
+    pub(crate) on_pressure: Pressure,
     /// Each operation is waited for before its call returns.
     pub(crate) verify: bool,
     /// How much freed memory a stream keeps for itself.
@@ -75,6 +83,10 @@ pub(crate) struct Engine {
     pub(crate) private: RawStream,
     roster: Roster,
     retired: Mutex<Vec<Retired>>,
+    pub(crate) account: Mutex<Account>,
+    /// Held by who takes memory over from others.
+    pub(super) pressing: Mutex<()>,
+    pub(super) reclaimers: Reclaimers,
     /// Set when everybody was told of the loss.
     mourned: AtomicBool,
     closed: AtomicBool,
@@ -107,9 +119,6 @@ pub(crate) struct Engine {
 pub(crate) struct Counters {
     pub(crate) lent_bytes: AtomicU64,
     pub(crate) quarantined_bytes: AtomicU64,
-    pub(crate) retired_bytes: AtomicU64,
-    pub(crate) allocated_bytes: AtomicU64,
-    pub(crate) allocations: AtomicU64,
     pub(crate) wake_ups: AtomicU64,
     pub(crate) unreturned: AtomicU64,
 }
@@ -118,6 +127,11 @@ impl Engine {
     /// Opens the engine of a device and starts its poller.
     pub(crate) fn start(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Engine>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut limit = options.memory_limit.unwrap_or(u64::MAX);
+        if backend.kind() == DeviceKind::Host {
+            // Nobody else has any of it.
+            limit = limit.min(backend.memory_info()?.1);
+        }
         let private = backend.stream_create(StreamOptions::default())?;
         let kind = match backend.kind() {
             DeviceKind::Cuda => "cuda",
@@ -145,6 +159,9 @@ impl Engine {
             private,
             roster: Roster::default(),
             retired: Mutex::default(),
+            account: Mutex::new(Account::new(limit)),
+            pressing: Mutex::default(),
+            reclaimers: Reclaimers::default(),
             mourned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
@@ -420,6 +437,7 @@ impl Engine {
         fence(Ordering::SeqCst);
         let mourners = std::mem::take(&mut *self.mourners.lock());
         mourners.into_iter().for_each(|(_, waker)| crate::contain::wake(waker));
+        self.reclaimers.take_older(u64::MAX).into_iter().for_each(crate::contain::wake);
         for lane in self.lanes() {
             lane.mourn();
         }
@@ -442,25 +460,38 @@ impl Engine {
         self.stepped_ns.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Counts an allocation, ahead of it; false if it would exceed the device's limit.
-    #[must_use]
-    pub(crate) fn count_alloc(&self, bytes: u64) -> bool {
-        let limit = self.options.memory_limit.unwrap_or(u64::MAX);
-        let grown = |used: u64| used.checked_add(bytes).filter(|used| *used <= limit);
-        let used = &self.counters.allocated_bytes;
-        // ORDERING: Relaxed: numbers that protect nothing.
-        let counted = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok();
-        if counted {
-            // ORDERING: Relaxed, as above.
-            self.counters.allocations.fetch_add(1, Ordering::Relaxed);
-        }
-        counted
+    /// How much memory is held for a buffer of so many bytes.
+    pub(crate) fn block_bytes(&self, bytes: u64) -> u64 {
+        let cached = spare::rounded(bytes).filter(|_| self.options.spare_bytes > 0);
+        cached.unwrap_or_else(|| block(bytes))
     }
 
-    pub(crate) fn count_free(&self, bytes: u64) {
-        // ORDERING: Relaxed: statistics.
-        self.counters.allocations.fetch_sub(1, Ordering::Relaxed);
-        self.counters.allocated_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// Counts a refused free, of memory that was given up. Logs nothing, as [`refused`](Self::refused).
+    pub(crate) fn leaked(&self, bytes: u64, code: DriverCode) -> Error {
+        let error = self.refused(code);
+        if self.lost().is_some() {
+            // It went with the device.
+            self.account.lock().release(bytes);
+        } else {
+            self.account.lock().leak(bytes);
+            self.count_unreturned();
+        }
+        error
+    }
+
+    /// Says that memory was given up or came free: somebody may wait for that.
+    pub(crate) fn memory_moved(&self) {
+        if self.reclaimers.are_there() {
+            self.attention.call();
+        }
+    }
+
+    /// Wakes who waits for memory, if any was given up or came free.
+    pub(crate) fn wake_reclaimers(&self) {
+        if self.reclaimers.are_there() {
+            let version = self.account.lock().version();
+            self.reclaimers.take_older(version).into_iter().for_each(crate::contain::wake);
+        }
     }
 
     /// Makes a driver call that may be held up for long, on a thread that nobody waits for. It is not

@@ -10,9 +10,11 @@
 //! | anybody | asks the driver, raises `completed`, wakes | [`Lane::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`Lane::visit`] | [`look`] |
 //! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`Lane::free_in_order`] | [`freed`] |
+//! | an allocation | uses again what the stream gave up | [`Lane::reuse`], [`Lane::take_freed`] | [`freed`] |
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
-//! `markers`, `lent`, `deferred`, `spares`. `waiters` is never held with another.
+//! `markers`, `lent`, `deferred`, `spares`, `freed`; then the device's account. `waiters` is never held
+//! with another.
 
 mod freed;
 mod handle;
@@ -28,6 +30,7 @@ use std::task::Waker;
 
 use parking_lot::Mutex;
 
+use self::freed::Freed;
 pub(crate) use self::handle::LaneHandle;
 use self::turn::Submitter;
 pub(crate) use self::turn::Turn;
@@ -37,13 +40,14 @@ use super::events::EventHandle;
 use super::history::History;
 use super::policy;
 use super::progress::Progress;
+use super::retired::Block;
 use super::spare::Spares;
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
 use super::timeline::Timeline;
 use super::waiters::Waiters;
 use super::words::Word;
-use crate::backend::{DevicePtr, RawStream, StreamOptions};
+use crate::backend::{RawStream, StreamOptions};
 use crate::contain;
 use crate::error::{DriverCode, Result};
 use crate::hazard::Use;
@@ -81,9 +85,10 @@ pub(crate) struct Lane {
     lent: Mutex<VecDeque<Lent>>,
     /// How much is lent: lets a sweep skip the lock.
     lending: AtomicU64,
-    deferred: Mutex<Vec<DevicePtr>>,
+    deferred: Mutex<Vec<Block>>,
     has_deferred: AtomicBool,
-    spares: Mutex<Spares<DevicePtr>>,
+    spares: Mutex<Spares<Block>>,
+    freed: Mutex<Freed>,
     word: Option<Word>,
     /// The last value that the stream was told to write into `word`; [`UNKNOWN`] after a refusal.
     told: AtomicU64,
@@ -275,6 +280,7 @@ impl Lane {
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
             spares: Mutex::new(Spares::new(engine.options.spare_bytes)),
+            freed: Mutex::default(),
             word,
             told: AtomicU64::new(0),
             active: AtomicBool::new(false),
@@ -540,19 +546,19 @@ impl Drop for Lane {
             // Lent beside the loss: nobody promises that the device has stopped.
             let lent = std::mem::take(self.lent.get_mut());
             self.quarantine(lent);
-            return;
+            return self.take_left().into_iter().for_each(|what| engine.free_now(what));
         }
         if crate::at_exit::begun() {
             return;
         }
-        let spares = self.spares.get_mut().drain();
+        let left = self.take_left();
         let stream = self.owned.then_some(self.stream);
-        if spares.is_empty() && stream.is_none() {
+        if left.is_empty() && stream.is_none() {
             return;
         }
         let keeper = engine.clone();
         engine.act(move || {
-            spares.into_iter().for_each(|ptr| keeper.free_spare(ptr));
+            left.into_iter().for_each(|what| keeper.free_now(what));
             let Some(stream) = stream else { return };
             // SAFETY: the lane made the stream, and nobody else has it.
             if unsafe { keeper.backend.stream_destroy(stream) }.is_err() {

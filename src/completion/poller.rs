@@ -246,6 +246,7 @@ impl Poller {
     fn round(&mut self, engine: &Arc<Engine>, attention: &Attention) -> bool {
         // Here, and so once more after the poller announced its sleep: there may be no lane.
         engine.mourn();
+        engine.wake_reclaimers();
         let mut incoming = attention.incoming.lock();
         let mut moved = !incoming.is_empty();
         self.active.append(&mut incoming);

@@ -21,27 +21,36 @@ pub(crate) struct Retired {
 /// Streams that use something, each with its last ticket.
 pub(crate) type UserList = SmallVec<[Use<Arc<Progress>>; 2]>;
 
-/// What is retired.
+/// Memory that a stream has for itself, behind its work up to a ticket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) ptr: DevicePtr,
+    pub(crate) bytes: u64,
+    pub(crate) ticket: u64,
+}
+
+/// What is retired. Memory is pending in the device's account.
 #[derive(Clone, Copy)]
 pub(crate) enum Remnant {
-    Memory {
-        ptr: DevicePtr,
-        bytes: u64,
-    },
-    /// Memory that a stream kept for itself: nobody's, and not counted.
-    Spare(DevicePtr),
+    Memory { ptr: DevicePtr, bytes: u64 },
     Module(RawModule),
 }
 
 impl Remnant {
+    /// How much memory it is.
+    pub(crate) fn bytes(&self) -> u64 {
+        match *self {
+            Remnant::Memory { bytes, .. } => bytes,
+            Remnant::Module(_) => 0,
+        }
+    }
+
     /// Gives back what no stream uses any more.
     pub(super) fn discard(self, backend: &dyn Backend, private: RawStream) -> Call<()> {
         match self {
             // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
             // and its owner gave it up when it retired it.
-            Remnant::Memory { ptr, .. } | Remnant::Spare(ptr) => unsafe {
-                backend.free(private, ptr)
-            },
+            Remnant::Memory { ptr, .. } => unsafe { backend.free(private, ptr) },
             // SAFETY: every launch of the module's kernels is complete, and its owner gave it up.
             Remnant::Module(module) => unsafe { backend.unload(module) },
         }

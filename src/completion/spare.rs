@@ -13,8 +13,9 @@
 //!
 //! # Invariants
 //! 1. What is taken is as large as what is asked for (`a_spare_is_large_enough_and_not_too_large`).
-//! 2. What is put comes out once, taken or drained (`what_is_kept_comes_out_once`).
+//! 2. What is put comes out once (`what_is_kept_comes_out_once`).
 //! 3. No more than the limit is kept (`what_is_kept_comes_out_once`).
+//! 4. As much is taken out as is asked for, where that may go (`as_much_is_taken_out_as_is_asked_for`).
 #![forbid(unsafe_code)]
 
 /// The largest piece that is kept.
@@ -67,14 +68,32 @@ impl<T> Spares<T> {
         Ok(())
     }
 
-    /// Everything that is kept.
-    pub(crate) fn drain(&mut self) -> Vec<T> {
-        self.bytes = 0;
-        std::mem::take(&mut self.sizes).into_iter().flat_map(|(_, pieces)| pieces).collect()
+    /// Takes out pieces that `may_go`, the largest first, until they make up `least` bytes; each with
+    /// its size.
+    pub(crate) fn take_out(
+        &mut self,
+        least: u64,
+        mut may_go: impl FnMut(&T) -> bool,
+    ) -> Vec<(u64, T)> {
+        let mut taken = Vec::new();
+        let mut missing = least;
+        self.sizes.sort_unstable_by_key(|(size, _)| std::cmp::Reverse(*size));
+        for (size, pieces) in &mut self.sizes {
+            let mut index = pieces.len();
+            while index > 0 && missing > 0 {
+                index -= 1;
+                if may_go(&pieces[index]) {
+                    taken.push((*size, pieces.swap_remove(index)));
+                    self.bytes -= *size;
+                    missing = missing.saturating_sub(*size);
+                }
+            }
+        }
+        taken
     }
 
-    /// How much is kept.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+    /// The pieces that are kept.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.sizes.iter().flat_map(|(_, pieces)| pieces)
     }
 }

@@ -103,6 +103,18 @@ impl Device {
         scope::innermost(Some(self.engine().id)).unwrap_or_else(|| self.default.clone())
     }
 
+    /// [`Stream::reclaimed`] on the [current stream](Self::current_stream): resolves when an allocation
+    /// of so many bytes may be tried again.
+    ///
+    /// # Cancel safety
+    /// Yes.
+    ///
+    /// # Errors
+    /// As [`Stream::reclaimed`].
+    pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
+        self.current_stream().reclaimed(bytes).await
+    }
+
     /// The lowest and the highest stream priority; the highest is the smaller number.
     #[must_use]
     pub fn priority_range(&self) -> (i32, i32) {

@@ -47,16 +47,19 @@ pub(crate) struct Allocation {
     home: Arc<LaneHandle>,
     ptr: DevicePtr,
     bytes: u64,
+    /// What is held for it.
+    block: u64,
     hazards: Mutex<AllocationHazards>,
     /// Nobody writes it any more, and its readers on this device are not entered.
     frozen: AtomicBool,
 }
 
 impl Allocation {
-    /// Memory that ticket `ticket` of `home` made, and that the caller counted.
+    /// Memory that ticket `ticket` of `home` made, and that the caller counted: a block of which the
+    /// buffer has `bytes`.
     pub(crate) fn new(
         home: &Arc<LaneHandle>,
-        ptr: DevicePtr,
+        (ptr, block): (DevicePtr, u64),
         bytes: u64,
         ticket: u64,
         written: bool,
@@ -67,6 +70,7 @@ impl Allocation {
             home: home.clone(),
             ptr,
             bytes,
+            block,
             hazards: Mutex::new(Hazards::new(bytes, writer, content)),
             frozen: AtomicBool::new(false),
         }
@@ -109,21 +113,23 @@ impl Drop for Allocation {
         let home_only =
             users.iter().all(|used| used.lane.id() == self.home.id() || used.is_complete());
         if self.bytes == 0 || engine.lost().is_some() || crate::at_exit::begun() {
-            engine.count_free(self.bytes);
+            engine.account.lock().abandon(self.block);
             return;
         }
-        let what = Remnant::Memory { ptr: self.ptr, bytes: self.bytes };
-        if *self.frozen.get_mut() {
+        let is_frozen = *self.frozen.get_mut();
+        if home_only && !is_frozen {
+            self.home.free_in_order(self.ptr, self.block);
+            return;
+        }
+        engine.account.lock().retire(self.block);
+        let what = Remnant::Memory { ptr: self.ptr, bytes: self.block };
+        if is_frozen {
             engine.retire_behind_all(what, users);
-            return;
-        }
-        if home_only {
-            engine.count_free(self.bytes);
-            self.home.free_in_order(self.ptr, self.bytes);
             return;
         }
         // The home stream's uses are among them: the free is on none of the users' streams.
         engine.retire(what, users);
+        engine.memory_moved();
     }
 }
 

@@ -77,7 +77,7 @@ fn a_queued_upload_is_an_allocation_and_a_copy() {
         let expected = [
             "cuCtxGetCurrent",
             "cuCtxSetCurrent",
-            "cuMemAllocAsync",
+            "cuMemAllocFromPoolAsync",
             "cuCtxSetCurrent",
             "cuMemcpyHtoDAsync_v2",
         ];
@@ -100,7 +100,7 @@ fn queued_zeros_are_an_allocation_and_a_fill_and_their_drop_is_a_free() {
         let expected = [
             "cuCtxGetCurrent",
             "cuCtxSetCurrent",
-            "cuMemAllocAsync",
+            "cuMemAllocFromPoolAsync",
             "cuCtxSetCurrent",
             "cuMemsetD8Async",
         ];
@@ -129,7 +129,8 @@ fn a_buffer_of_a_size_that_was_freed_costs_its_copy_alone() {
         driver.clear();
         drop(other.upload(vec![1.0f32; 1000]).queued().unwrap());
         drop(stream.upload(vec![1.0f32; 800]).queued().unwrap());
-        let allocations = my_names(driver).into_iter().filter(|name| name == "cuMemAllocAsync");
+        let allocations =
+            my_names(driver).into_iter().filter(|name| name == "cuMemAllocFromPoolAsync");
         assert_eq!(allocations.count(), 2, "another stream's, and another size");
         drop((stream, other, device));
         before.comes_back(driver, &[], "what the streams kept");
@@ -382,7 +383,7 @@ fn an_absurd_size_is_out_of_memory_whatever_the_driver_says() {
         let stream = device.stream().unwrap();
         for code in [1, 2] {
             for nth in [1, 2] {
-                driver.fail("cuMemAllocAsync", nth, code);
+                driver.fail("cuMemAllocFromPoolAsync", nth, code);
             }
             let error = stream.empty::<u8>(isize::MAX as usize).queued().unwrap_err();
             assert_eq!(error.kind(), gpu_await::ErrorKind::OutOfMemory, "{code}: {error}");

@@ -253,14 +253,17 @@ fn an_allocation_about_to_fail_flushes_what_is_retired() {
 
         driver.clear();
         drop(x);
-        assert_eq!(device.stats().retired_bytes, 40 << 20, "two streams used it");
+        assert_eq!(device.stats().pending_bytes, 40 << 20, "two streams used it");
         eventually("both are through", || a.done().is_complete() && b.done().is_complete());
         assert!(!driver.calls().iter().any(|line| Line(line).name() == "cuMemFreeAsync"));
         driver.clear();
         let y = a.full(50 * MIB, 9u8).queued().expect("there is room once the retired is freed");
         let calls = driver.calls();
-        let allocations: Vec<_> =
-            calls.iter().map(|line| Line(line)).filter(|l| l.name() == "cuMemAllocAsync").collect();
+        let allocations: Vec<_> = calls
+            .iter()
+            .map(|line| Line(line))
+            .filter(|l| l.name() == "cuMemAllocFromPoolAsync")
+            .collect();
         assert_eq!(allocations.len(), 2, "{calls:#?}");
         assert_eq!(allocations[0].value("result"), Some("2"));
         assert_eq!(allocations[1].value("result"), None);

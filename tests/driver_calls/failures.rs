@@ -24,8 +24,9 @@ const CALLS: &[(&str, [Left; 2])] = &[
     ("cuEventDestroy_v2", [&[("event", 1)], &[]]),
     ("cuEventRecord", [&[], &[]]),
     ("cuEventElapsedTime", [&[], &[]]),
-    ("cuMemAllocAsync", [&[], &[("memory", 1)]]),
+    ("cuMemAllocFromPoolAsync", [&[], &[("memory", 1)]]),
     ("cuMemFreeAsync", [&[("memory", 1)], &[]]),
+    ("cuMemPoolDestroy", [&[("pool", 1)], &[]]),
     ("cuMemHostGetDevicePointer_v2", [&[], &[]]),
     ("cuMemHostUnregister", [&[("registered", 1)], &[]]),
     ("cuMemcpyHtoDAsync_v2", [&[], &[]]),
@@ -53,8 +54,8 @@ const CALLS: &[(&str, [Left; 2])] = &[
 const BEFORE_ONLY: &[(&str, Left)] = &[("cuMemHostRegister_v2", &[])];
 
 /// Without its context nothing can be given back.
-const ANYTHING: [(&str, i64); 5] =
-    [("stream", 9), ("event", 9), ("memory", 9), ("registered", 9), ("module", 9)];
+const ANYTHING: [(&str, i64); 6] =
+    [("stream", 9), ("event", 9), ("memory", 9), ("registered", 9), ("module", 9), ("pool", 9)];
 
 /// Uses everything, on a device of its own.
 async fn tour(driver: &StandIn, mode: Completion) -> Result<()> {

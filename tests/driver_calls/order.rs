@@ -266,7 +266,7 @@ fn what_could_break_a_capture_is_in_a_relaxed_bracket() {
             "cuEventQuery",
             "cuEventElapsedTime",
             "cuStreamQuery",
-            "cuMemAllocAsync",
+            "cuMemAllocFromPoolAsync",
             "cuMemFreeAsync",
             "cuMemPoolGetAttribute",
             "cuMemHostRegister_v2",

@@ -27,7 +27,7 @@ fn made(driver: &StandIn) -> Vec<String> {
     let mut calls = driver.calls();
     calls.retain(|call| {
         let name = Line(call).name();
-        name != "cuMemAllocAsync" && makes.iter().any(|known| name.starts_with(known))
+        name != "cuMemAllocFromPoolAsync" && makes.iter().any(|known| name.starts_with(known))
     });
     calls
 }

@@ -329,7 +329,7 @@ impl World {
         self.check()?;
         let stats = self.device.stats();
         let held =
-            (stats.allocations, stats.allocated_bytes, stats.lent_bytes, stats.retired_bytes);
+            (stats.allocations, stats.allocated_bytes, stats.lent_bytes, stats.pending_bytes);
         if held != (0, 0, 0, 0) {
             return Err(format!("never given back: {stats:?}"));
         }

@@ -269,6 +269,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
         "Device::pinned_flag", device => |d| d.pinned_flag();
         "Device::memory", device => |d| d.memory();
         "Device::trim", device => |d| at_once(d.trim(0));
+        "Device::reclaimed", device => |d| at_once(d.reclaimed(1));
+        "Stream::reclaimed", full => |s| at_once(s.reclaimed(1));
         "Device::trim_pinned", device => |d| at_once(d.trim_pinned(0));
         "Device::enable_peer", device => |d| at_once(d.enable_peer(&d));
         "Device::done", device => |d| d.done().submitted();

@@ -11,7 +11,7 @@ pub(crate) async fn settled(device: &Device) {
     let end = Instant::now() + LIMIT;
     loop {
         let stats = device.stats();
-        if stats.in_flight + stats.lent_bytes + stats.retired_bytes + stats.allocations == 0 {
+        if stats.in_flight + stats.lent_bytes + stats.pending_bytes + stats.allocations == 0 {
             return;
         }
         assert!(Instant::now() < end, "never given back: {stats:?}");

@@ -11,6 +11,9 @@ use super::launch_ex::RawConfig;
 use crate::backend::{Call, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 
+/// What the driver's pools take from a device at a time.
+const POOL_PIECE: u64 = 32 << 20;
+
 /// A driver object.
 pub(super) type Handle = *mut c_void;
 
@@ -26,6 +29,40 @@ const _: () = {
     use cudarc::driver::sys::CUmemAccessDesc as Theirs;
     assert!(size_of::<MemAccess>() == size_of::<Theirs>());
     assert!(std::mem::offset_of!(MemAccess, flags) == std::mem::offset_of!(Theirs, flags));
+};
+
+/// What a device's memory pool is made with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PoolOptions {
+    /// The most that it may hold.
+    pub(crate) limit_bytes: Option<u64>,
+    /// How much of what is freed it keeps; all of it unless said.
+    pub(crate) release_threshold_bytes: Option<u64>,
+}
+
+/// `CUmemPoolProps`.
+#[repr(C)]
+pub(super) struct MemPoolProps {
+    alloc_type: c_int,
+    handle_types: c_int,
+    location_type: c_int,
+    location_id: c_int,
+    win32_security_attributes: Handle,
+    /// From CUDA 12.2 on; reserved before that, and then it must be 0.
+    max_bytes: usize,
+    reserved: [u8; 56],
+}
+
+const _: () = {
+    use cudarc::driver::sys::CUmemPoolProps_st as Theirs;
+    assert!(size_of::<MemPoolProps>() == size_of::<Theirs>());
+    assert!(
+        std::mem::offset_of!(MemPoolProps, location_type) == std::mem::offset_of!(Theirs, location)
+    );
+    assert!(
+        std::mem::offset_of!(MemPoolProps, win32_security_attributes)
+            == std::mem::offset_of!(Theirs, win32SecurityAttributes)
+    );
 };
 
 /// `CUDA_MEMCPY2D`, with its memory type as the integer that it is.
@@ -146,7 +183,9 @@ entry_points! {
     cuDevicePrimaryCtxRelease_v2(c_int);
     cuDeviceGetName(*mut c_char, c_int, c_int);
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
-    cuDeviceGetDefaultMemPool(*mut Handle, c_int);
+    cuDriverGetVersion(*mut c_int);
+    cuMemPoolCreate(*mut Handle, *const MemPoolProps);
+    cuMemPoolDestroy(Handle);
     cuMemPoolSetAttribute(Handle, c_int, *mut c_void);
     cuMemPoolGetAttribute(Handle, c_int, *mut c_void);
     cuMemPoolTrimTo(Handle, usize);
@@ -173,7 +212,7 @@ entry_points! {
     cuEventElapsedTime(*mut f32, Handle, Handle);
     cuIpcGetEventHandle(*mut IpcHandle, Handle);
     cuIpcOpenEventHandle(*mut Handle, IpcHandle);
-    cuMemAllocAsync(*mut u64, usize, Handle);
+    cuMemAllocFromPoolAsync(*mut u64, usize, Handle, Handle);
     cuMemFreeAsync(u64, Handle);
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuMemHostRegister_v2(*mut c_void, usize, u32);
@@ -264,37 +303,65 @@ impl Api {
         Ok(value)
     }
 
-    /// Lets the device's pool keep what is freed, so that allocating again is quick, and keeps it
-    /// from making a stream wait: by default an allocation may take memory whose free is still
-    /// queued on another stream, and orders its stream behind that (seen to dead-lock on an H200).
-    pub(super) fn set_up_pool(&self, device: c_int) -> Call<Handle> {
-        const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
+    /// Makes a memory pool on the device. The default one belongs to the whole process.
+    pub(super) fn make_pool(&self, device: c_int, options: PoolOptions) -> Call<Handle> {
+        const PINNED: c_int = 1;
+        const DEVICE: c_int = 1;
+        const KNOWS_MAX: c_int = 12_020;
+        let mut version = 0;
+        // SAFETY: `version` is a live integer.
+        check("cuDriverGetVersion", unsafe { (self.cuDriverGetVersion)(&raw mut version) })?;
+        let most = options.limit_bytes.filter(|_| version >= KNOWS_MAX);
+        // The driver takes whole pieces. 0 is no limit.
+        let most =
+            most.map_or(0, |bytes| bytes.max(1).checked_next_multiple_of(POOL_PIECE).unwrap_or(0));
+        let props = MemPoolProps {
+            alloc_type: PINNED,
+            handle_types: 0,
+            location_type: DEVICE,
+            location_id: device,
+            win32_security_attributes: std::ptr::null_mut(),
+            max_bytes: usize::try_from(most).unwrap_or(0),
+            reserved: [0; 56],
+        };
         let mut pool: Handle = std::ptr::null_mut();
-        // SAFETY: `pool` is a live handle.
-        check("cuDeviceGetDefaultMemPool", unsafe {
-            (self.cuDeviceGetDefaultMemPool)(&raw mut pool, device)
+        // SAFETY: `pool` is a live handle, and the properties live.
+        check("cuMemPoolCreate", unsafe {
+            (self.cuMemPoolCreate)(&raw mut pool, &raw const props)
         })?;
+        self.set_up_pool(pool, options).inspect_err(|_| {
+            self.destroy_pool(pool).ok();
+        })?;
+        Ok(pool)
+    }
+
+    /// Ends a pool's handle.
+    pub(super) fn destroy_pool(&self, pool: Handle) -> Call<()> {
+        // SAFETY: the pool was made by `make_pool`, and the caller destroys it once. What was allocated
+        // from it stays until it is freed.
+        check("cuMemPoolDestroy", unsafe { (self.cuMemPoolDestroy)(pool) })
+    }
+
+    /// Lets a pool keep what is freed, so that allocating again is quick, and keeps it from making a
+    /// stream wait by itself: by default an allocation may take memory whose free is still queued on
+    /// another stream, and orders its stream behind that (seen to dead-lock on an H200).
+    fn set_up_pool(&self, pool: Handle, options: PoolOptions) -> Call<()> {
+        const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
+        const RELEASE_THRESHOLD: c_int = 4;
         let mut never: c_int = 0;
         // SAFETY: the attribute's value is an integer, and this one lives.
         check("cuMemPoolSetAttribute", unsafe {
             let value = (&raw mut never).cast();
             (self.cuMemPoolSetAttribute)(pool, REUSE_ALLOW_INTERNAL_DEPENDENCIES, value)
         })?;
-        self.set_release_threshold(pool, u64::MAX)?;
-        Ok(pool)
-    }
-
-    /// How much a pool keeps of what is freed.
-    pub(super) fn set_release_threshold(&self, pool: Handle, bytes: u64) -> Call<()> {
-        const RELEASE_THRESHOLD: c_int = 4;
-        let mut bytes = bytes;
+        let mut bytes = options.release_threshold_bytes.unwrap_or(u64::MAX);
         // SAFETY: the attribute's value is a 64-bit integer, and this one lives.
         check("cuMemPoolSetAttribute", unsafe {
             (self.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, (&raw mut bytes).cast())
         })
     }
 
-    /// One of a pool's four counts of bytes.
+    /// One of a pool's counts of bytes.
     pub(super) fn pool_bytes(&self, pool: Handle, attribute: c_int) -> Call<u64> {
         let mut bytes = 0_u64;
         // SAFETY: these attributes' values are 64-bit integers, and this one lives.
@@ -323,20 +390,16 @@ impl Api {
         Ok(can != 0)
     }
 
-    /// Shows the memory of `owner`'s default pool to `device`: the access that contexts give each
-    /// other does not include pools.
-    pub(super) fn show_pool(&self, owner: usize, device: usize) -> Call<()> {
+    /// Shows the memory of another device's pool to `device`: the access that contexts give each other
+    /// does not include pools.
+    pub(super) fn show_pool(&self, pool: Handle, device: usize) -> Call<()> {
         const DEVICE: c_int = 1;
         const READ_AND_WRITE: c_int = 3;
-        let (owner, device) = (self.device(owner)?, self.device(device)?);
-        let mut pool: Handle = std::ptr::null_mut();
-        // SAFETY: `pool` is a live handle.
-        check("cuDeviceGetDefaultMemPool", unsafe {
-            (self.cuDeviceGetDefaultMemPool)(&raw mut pool, owner)
-        })?;
+        let device = self.device(device)?;
         let access =
             MemAccess { location_type: DEVICE, location_id: device, flags: READ_AND_WRITE };
-        // SAFETY: one description, which lives, of a pool that lives as long as its device.
+        // SAFETY: one description, which lives, for a pool that lives as long as its backend, which the
+        // caller has.
         check("cuMemPoolSetAccess", unsafe {
             (self.cuMemPoolSetAccess)(pool, &raw const access, 1)
         })

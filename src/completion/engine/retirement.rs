@@ -1,27 +1,26 @@
 //! What was given up goes when every stream that may use it is through; no stream waits for that.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
 use super::Engine;
-use crate::backend::{DevicePtr, Query};
+use crate::backend::Query;
+use crate::completion::events::EventHandle;
 use crate::completion::lane::Lane;
-use crate::completion::retired::{Remnant, Retired, UserList};
+use crate::completion::retired::{Block, Remnant, Retired, UserList};
 use crate::hazard::Use;
+use crate::thread_role;
 
-/// An allocation about to fail waits so long for frees that wait for nothing themselves.
+/// Before it gives memory back to the system a thread waits so long for frees that wait for nothing
+/// themselves.
 const FLUSH_FOR: Duration = Duration::from_millis(10);
 
 impl Engine {
-    /// Frees memory when every stream that used it is through; no stream waits for that.
+    /// Frees memory, which is pending in the account, when every stream that used it is through; no
+    /// stream waits for that.
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList) {
-        if let Remnant::Memory { bytes, .. } = what {
-            // ORDERING: Relaxed: a statistic.
-            self.counters.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
-        }
         let engine = self.clone();
         self.retired.lock().push(Retired { what, users, engine });
         if self.state.lost.get().is_some() {
@@ -31,9 +30,16 @@ impl Engine {
         self.attention.call();
     }
 
-    /// Frees memory that a stream kept for itself, and that no work uses any more.
-    pub(crate) fn free_spare(self: &Arc<Self>, ptr: DevicePtr) {
-        self.free_now(Remnant::Spare(ptr));
+    /// Frees a block that one stream has for itself, when that is through with it.
+    pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<Lane>, block: Block) {
+        let Block { ptr, bytes, ticket } = block;
+        let users = UserList::from_iter([Use { lane: lane.progress().clone(), ticket }]);
+        self.retire(Remnant::Memory { ptr, bytes }, users);
+    }
+
+    /// Lets `look` see what is retired.
+    pub(crate) fn with_retired<R>(&self, look: impl FnOnce(&mut Vec<Retired>) -> R) -> R {
+        look(&mut self.retired.lock())
     }
 
     /// Whether something is to be freed when work is complete.
@@ -66,7 +72,7 @@ impl Engine {
                 retired[index].users.retain(|used| !used.is_complete());
                 // Unloading waits for everything that runs: only when nothing does.
                 let ready = match retired[index].what {
-                    Remnant::Memory { .. } | Remnant::Spare(_) => true,
+                    Remnant::Memory { .. } => true,
                     Remnant::Module(_) => idle,
                 };
                 if ready && retired[index].users.is_empty() {
@@ -97,6 +103,15 @@ impl Engine {
         users.iter().for_each(|Use { lane, ticket }| lane.ask(*ticket));
     }
 
+    /// Asks how far every stream is, and brings the account up to date. Wakes whoever waited for what is
+    /// complete.
+    pub(crate) fn look_everywhere(&self) {
+        for lane in self.lanes() {
+            lane.sweep();
+            lane.collect_freed();
+        }
+    }
+
     /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
     /// `users` say.
     pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList) {
@@ -107,24 +122,22 @@ impl Engine {
     }
 
     /// Frees what no stream uses any more.
-    fn free_now(self: &Arc<Self>, what: Remnant) {
-        if let Remnant::Memory { bytes, .. } = what {
-            // ORDERING: Relaxed: a statistic.
-            self.counters.retired_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            self.count_free(bytes);
-        }
+    pub(crate) fn free_now(self: &Arc<Self>, what: Remnant) {
+        let bytes = what.bytes();
         if self.state.lost.get().is_some() {
+            self.account.lock().release(bytes);
             return;
         }
         let engine = self.clone();
-        let free = move || {
-            if let Err(code) = what.discard(&*engine.backend, engine.private) {
-                engine.refused(code);
-                engine.count_unreturned();
+        let free = move || match what.discard(&*engine.backend, engine.private) {
+            Ok(()) => {
+                engine.account.lock().release(bytes);
+                engine.memory_moved();
             }
+            Err(code) => drop(engine.leaked(bytes, code)),
         };
         match what {
-            Remnant::Memory { .. } | Remnant::Spare(_) => free(),
+            Remnant::Memory { .. } => free(),
             // It may take its time, and the caller may be the poller.
             Remnant::Module(_) => self.reaper.send(free),
         }
@@ -135,12 +148,38 @@ impl Engine {
         self.lanes().iter().all(|lane| lane.is_complete(lane.submitted()))
     }
 
-    /// Frees all that can be freed, for an allocation that is about to fail, or for others.
-    pub(crate) fn flush_retired(self: &Arc<Self>) {
+    /// Brings the account up to date with the frees on streams that are known to be complete, and sees
+    /// to it that it will be known of the others.
+    pub(crate) fn collect_freed(&self) {
+        let may_ask = thread_role::may_call_driver();
+        for lane in self.lanes() {
+            lane.collect_freed();
+            if let Some(last) = lane.frees_in_order().last().filter(|_| may_ask) {
+                lane.want(last.ticket);
+            }
+        }
+    }
+
+    /// An event behind the frees of what was retired; `None` if it cannot be had.
+    pub(crate) fn behind_frees(&self) -> Option<EventHandle> {
+        let event = self.event().ok()?;
+        // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is
+        // pending on it.
+        let recorded = unsafe { self.backend.event_record(event.raw(), self.private) };
+        // It is nobody's marker: nobody would see when it can be lent again.
+        event.spoil();
+        recorded.ok().map(|()| event)
+    }
+
+    /// Frees all that can be freed, for others. Blocks for a moment.
+    pub(crate) fn flush(self: &Arc<Self>) {
         for lane in self.lanes() {
             lane.sweep();
-            lane.give_back_spares();
+            for block in lane.take_all_kept() {
+                self.retire_block(&lane, block);
+            }
         }
+        self.collect_freed();
         self.sweep_retired(true);
         if self.options.stepped {
             // Nobody runs them meanwhile.

@@ -1,65 +1,218 @@
 //! Device memory that is given up in a stream's order.
 //!
-//! | it goes | when |
-//! |---|---|
-//! | to the stream's spares | it is small enough and there is room |
-//! | from there to the stream's next allocation of about that size | |
-//! | to the driver, behind everything on the stream | otherwise, where a driver call may be made now |
-//! | to the driver, by whoever submits next, or the poller | otherwise |
+//! | it goes | when | is counted as |
+//! |---|---|---|
+//! | to the stream's block cache | it is small enough and there is room | kept |
+//! | from there to the stream's next allocation of about that size | | allocated |
+//! | to the driver, behind everything on the stream | otherwise, where a driver call may be made now | pending |
+//! | to the driver, by whoever submits next, or the poller | otherwise | pending |
+//! | to the stream's next allocation, through the driver | its free is on the stream | allocated |
+//! | to another stream's allocation, which waits for this one | nothing else fits: see [`claim`](crate::completion::claim) | allocated |
+//! | back to the pool | the stream was seen to be behind it | nothing |
 //!
 //! # Invariants
-//! 1. Memory goes from one buffer to another only on its home stream, behind its last use
-//!    (`what_is_freed_is_used_again_behind_its_last_use`).
+//! 1. Memory goes from one buffer to another on its home stream, behind its last use
+//!    (`what_is_freed_is_used_again_behind_its_last_use`), or on a stream that waits for that.
+//! 2. A place and the account agree: one changes under the lock of the other.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Lane;
 use crate::backend::DevicePtr;
+use crate::completion::events::EventHandle;
+use crate::completion::retired::{Block, Remnant};
 use crate::completion::spare;
 use crate::thread_role::{self, Role};
 
+/// Frees that are on the stream.
+#[derive(Default)]
+pub(crate) struct Freed {
+    /// In the order of their tickets.
+    queue: VecDeque<InOrder>,
+    /// The ticket that is behind the last one; 0: there was none.
+    last: u64,
+}
+
+/// Frees behind the same ticket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InOrder {
+    pub(crate) bytes: u64,
+    /// Complete, they wait for nothing.
+    pub(crate) ticket: u64,
+    /// What waits for this one is behind them.
+    pub(crate) behind: u64,
+}
+
 impl Lane {
-    /// Gives up memory behind everything submitted so far, which somebody else may use behind that;
-    /// never blocks.
+    /// Gives up a buffer's block behind everything submitted so far, which somebody else may use behind
+    /// that; never blocks.
     pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
-        let size = spare::rounded(bytes);
-        if size.is_none_or(|size| self.spares.lock().put(size, ptr).is_err()) {
-            self.give_back(ptr);
+        let block = Block { ptr, bytes, ticket: self.submitted() };
+        let account = &self.engine.account;
+        let kept = {
+            let mut spares = self.spares.lock();
+            let fits = spare::rounded(bytes) == Some(bytes);
+            let kept = fits && spares.put(bytes, block).is_ok();
+            if kept {
+                account.lock().keep(bytes);
+            }
+            kept
+        };
+        if !kept {
+            account.lock().retire(bytes);
+            self.give_back(block);
+        }
+        self.engine.memory_moved();
+    }
+
+    /// A block of that size that the stream gave up, for what is submitted next.
+    pub(crate) fn reuse(&self, bytes: u64) -> Option<DevicePtr> {
+        let mut spares = self.spares.lock();
+        let block = spares.take(bytes)?;
+        self.engine.account.lock().reuse(bytes);
+        Some(block.ptr)
+    }
+
+    /// Takes blocks out of the stream's cache, until they make up `least` bytes: they are pending then.
+    pub(crate) fn take_kept(&self, least: u64, may_go: impl FnMut(&Block) -> bool) -> Vec<Block> {
+        if least == 0 {
+            return Vec::new();
+        }
+        let mut spares = self.spares.lock();
+        let taken = spares.take_out(least, may_go);
+        let mut account = self.engine.account.lock();
+        taken.iter().for_each(|(size, _)| account.uncache(*size));
+        taken.into_iter().map(|(_, block)| block).collect()
+    }
+
+    /// Empties the stream's cache.
+    pub(crate) fn take_all_kept(&self) -> Vec<Block> {
+        self.take_kept(u64::MAX, |_| true)
+    }
+
+    pub(crate) fn kept_blocks(&self) -> Vec<Block> {
+        self.spares.lock().iter().copied().collect()
+    }
+
+    pub(crate) fn deferred_blocks(&self) -> Vec<Block> {
+        self.deferred.lock().clone()
+    }
+
+    /// Takes over a block whose free was put off, if it is still there.
+    pub(crate) fn take_deferred(&self, ptr: DevicePtr, ticket: u64) -> Option<Block> {
+        let mut deferred = self.deferred.lock();
+        let there = |block: &Block| block.ptr == ptr && block.ticket == ticket;
+        let index = deferred.iter().position(there)?;
+        Some(deferred.swap_remove(index))
+    }
+
+    /// The frees on the stream that are not known to be complete.
+    pub(crate) fn frees_in_order(&self) -> Vec<InOrder> {
+        self.freed.lock().queue.iter().copied().collect()
+    }
+
+    /// Takes over memory whose free is on the stream, `most` bytes of it, for who is behind that: the
+    /// stream itself, or who waits for it. Of a certain ticket, or any.
+    pub(crate) fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
+        self.collect_freed();
+        let mut freed = self.freed.lock();
+        let mut taken = 0;
+        // The oldest are complete soonest: the newest first.
+        for index in (0..freed.queue.len()).rev() {
+            let entry = &mut freed.queue[index];
+            if ticket.is_none_or(|ticket| entry.ticket == ticket) {
+                let part = entry.bytes.min(most - taken);
+                entry.bytes -= part;
+                taken += part;
+            }
+        }
+        freed.queue.retain(|entry| entry.bytes > 0);
+        taken
+    }
+
+    /// Counts memory whose free is on the stream, or in front of something that it waits for.
+    pub(crate) fn put_freed(&self, bytes: u64) {
+        if bytes > 0 {
+            let tail = self.submitted();
+            self.enter_freed(InOrder { bytes, ticket: tail, behind: tail + 1 });
         }
     }
 
-    /// Memory for so many bytes that the stream gave up, for what is submitted next; and how much the
-    /// driver is to be asked for where there is none.
-    pub(crate) fn take_spare(&self, bytes: u64) -> (Option<DevicePtr>, u64) {
-        match spare::rounded(bytes).filter(|_| self.engine.options.spare_bytes > 0) {
-            Some(size) => (self.spares.lock().take(size), size),
-            None => (None, bytes),
+    pub(super) fn enter_freed(&self, entry: InOrder) {
+        let mut freed = self.freed.lock();
+        freed.last = freed.last.max(entry.behind);
+        match freed.queue.back_mut() {
+            Some(last) if (last.ticket, last.behind) == (entry.ticket, entry.behind) => {
+                last.bytes += entry.bytes;
+            }
+            _ => freed.queue.push_back(entry),
+        }
+        drop(freed);
+        self.collect_freed();
+    }
+
+    /// Gives the pool back, in the account, what was freed in front of what is complete.
+    pub(crate) fn collect_freed(&self) {
+        let lost = self.engine.lost().is_some();
+        let mut freed = self.freed.lock();
+        let mut bytes = 0;
+        while let Some(entry) = freed.queue.front() {
+            if !lost && !self.is_complete(entry.ticket) {
+                break;
+            }
+            bytes += entry.bytes;
+            freed.queue.pop_front();
+        }
+        if bytes > 0 {
+            self.engine.account.lock().release(bytes);
         }
     }
 
-    /// How much memory the stream keeps for itself.
-    pub(crate) fn spare_bytes(&self) -> u64 {
-        self.spares.lock().bytes()
+    /// The ticket behind the last free, if that was not seen to be complete: the driver may not know
+    /// either. Of a free that waits for something only if the caller `may_wait` as well.
+    pub(crate) fn unproven_free(&self, may_wait: bool) -> Option<u64> {
+        let last = self.freed.lock().last;
+        (last > self.completed() && (may_wait || self.is_complete(last - 1))).then_some(last)
     }
 
-    /// Gives the memory back that the stream keeps for itself.
-    pub(crate) fn give_back_spares(self: &Arc<Self>) {
-        let spares = self.spares.lock().drain();
-        // Asked behind the drain: whoever put them there had submitted their uses.
-        let through = self.is_complete(self.submitted());
-        for ptr in spares {
-            if through { self.engine.free_spare(ptr) } else { self.give_back(ptr) }
-        }
+    /// An event at or behind `ticket`, whose operation need not be there yet, without waiting for
+    /// anybody; `None` if that cannot be had, or the ticket is complete.
+    pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<(u64, EventHandle)> {
+        self.marker_behind(ticket).or_else(|| {
+            let placed = self.try_with(|turn| {
+                if turn.lane.submitted() < ticket {
+                    let ticket = turn.next_ticket();
+                    turn.publish(ticket, 0, false);
+                }
+                turn.place_event()
+            });
+            if placed.is_none() {
+                // Whoever has the lock serves this.
+                self.want(ticket);
+            }
+            self.marker_behind(ticket)
+        })
+    }
+
+    /// What is left when the lane goes, whose work is complete.
+    pub(super) fn take_left(&mut self) -> Vec<Remnant> {
+        let freed = self.freed.get_mut().queue.drain(..).map(|entry| entry.bytes).sum();
+        self.engine.account.lock().release(freed);
+        let mut blocks = self.take_all_kept();
+        blocks.append(self.deferred.get_mut());
+        let memory = |Block { ptr, bytes, .. }| Remnant::Memory { ptr, bytes };
+        blocks.into_iter().map(memory).collect()
     }
 
     /// Frees memory behind everything submitted so far; never blocks.
-    fn give_back(self: &Arc<Self>, ptr: DevicePtr) {
-        let freed =
-            thread_role::current() == Role::Free && self.try_with(|turn| turn.free(ptr)).is_some();
+    fn give_back(self: &Arc<Self>, block: Block) {
+        let may_free = thread_role::current() == Role::Free;
+        let freed = may_free && self.try_with(|turn| turn.free(block)).is_some();
         if !freed {
-            self.deferred.lock().push(ptr);
+            self.deferred.lock().push(block);
             // ORDERING: Relaxed: read by whoever submits next, or the poller, which is told below.
             self.has_deferred.store(true, Ordering::Relaxed);
             self.activate();

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::freed::InOrder;
 use super::{ForeignWait, Lane, Lent, Marker, Payload, UNKNOWN};
-use crate::backend::DevicePtr;
 use crate::completion::events::EventHandle;
 use crate::completion::policy;
 use crate::completion::progress::Progress;
+use crate::completion::retired::Block;
 use crate::completion::submission::{Locked, Markable};
 use crate::error::DriverCode;
 use crate::hazard::{Track, Use};
@@ -306,18 +307,31 @@ impl Turn<'_, '_> {
     }
 
     /// Frees memory behind everything submitted so far.
-    pub(super) fn free(&mut self, ptr: DevicePtr) {
+    pub(super) fn free(&mut self, block: Block) {
+        let Block { ptr, bytes, .. } = block;
         let engine = &self.lane.engine;
         if engine.lost().is_some() {
+            engine.account.lock().release(bytes);
             return;
         }
         // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
         // here, or complete.
         // STREAM: the free runs behind them.
         if let Err(code) = unsafe { engine.backend.free(self.lane.stream, ptr) } {
-            engine.refused(code);
-            engine.count_unreturned();
+            engine.leaked(bytes, code);
+            return;
         }
+        let (mut ticket, behind) = (self.lane.submitted(), self.lane.submitted() + 1);
+        // On a shared stream the free may be behind work of others, which no ticket in front of it tells
+        // of. Within a limit others may have to wait for the free, and for nothing behind it.
+        if self.lane.is_shared() || engine.options.memory_limit.is_some() {
+            self.publish(behind, 0, false);
+            if let Err(code) = self.place_event() {
+                engine.refused(code);
+            }
+            ticket = behind;
+        }
+        self.lane.enter_freed(InOrder { bytes, ticket, behind });
     }
 
     pub(super) fn free_deferred(&mut self) {
@@ -328,8 +342,8 @@ impl Turn<'_, '_> {
         // ORDERING: Relaxed, as above; before the take, so that what comes later is seen.
         self.lane.has_deferred.store(false, Ordering::Relaxed);
         let deferred = std::mem::take(&mut *self.lane.deferred.lock());
-        for ptr in deferred {
-            self.free(ptr);
+        for block in deferred {
+            self.free(block);
         }
     }
 }

@@ -107,7 +107,8 @@ pub(crate) extern "C" fn standin_misuse_copy(buffer: Out<c_char>, capacity: usiz
     text.len()
 }
 
-/// Counts what lives: "stream", "event", "memory", "registered", "module", "context" (retains),
+/// Counts what lives: "stream", "event", "memory", "registered", "module", "pool" (of those made),
+/// "context" (retains),
 /// "command" (not complete, on devices that are not lost). -1: no such kind.
 ///
 /// Memory lives until its free is reached in stream order, the others but commands until the call
@@ -125,6 +126,7 @@ pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
         "memory" => world.memory.live_allocations(),
         "registered" => world.memory.live_registrations(),
         "module" => world.modules.len(),
+        "pool" => world.pools_made(),
         "command" => {
             let devices = &world.devices;
             let run = |stream: &&Stream| devices[stream.device].lost.is_none();
@@ -140,6 +142,13 @@ pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_set_memory(total_bytes: u64) {
     lock().memory.total_bytes = total_bytes;
+}
+
+/// Says that the driver is of this version, 13000 at first: it then refuses what came later, where a
+/// driver does.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_set_version(version: c_int) {
+    lock().version = version;
 }
 
 /// Shows so many devices, up to 8; 1 at first. -1: too many, or negative.

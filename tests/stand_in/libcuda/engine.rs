@@ -7,7 +7,7 @@
 //! | nothing, or `standin_hold`, or a lost device | sleeps until rung |
 //! | a destroyed stream, drained or lost | ends |
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -36,13 +36,18 @@ pub(crate) struct Stream {
     pub(crate) priority: i32,
     pub(crate) flags: u32,
     pub(crate) queue: VecDeque<Command>,
-    submitted: u64,
+    pub(crate) submitted: u64,
     completed: u64,
+    /// Up to which of its commands each other stream is waited for, whoever waited.
+    pub(crate) clock: Clock,
     /// Destroyed: no longer a handle, only drained.
     pub(crate) retired: bool,
     /// Wakes the worker.
     pub(crate) bell: Arc<Condvar>,
 }
+
+/// How many commands of each stream are in front of something.
+pub(crate) type Clock = BTreeMap<Handle, u64>;
 
 /// What a stream runs.
 pub(crate) enum Command {
@@ -104,9 +109,19 @@ impl Drop for Everybody {
 
 /// What one event record reaches. A later record of the same event makes another.
 #[derive(Default)]
-pub(crate) struct Point(OnceLock<Instant>);
+pub(crate) struct Point(OnceLock<Instant>, Clock);
 
 impl Point {
+    /// A point behind so much.
+    pub(crate) fn behind(clock: Clock) -> Self {
+        Point(OnceLock::new(), clock)
+    }
+
+    /// What is in front of it.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.1
+    }
+
     /// When it was reached; `None` if it was not yet.
     pub(crate) fn reached(&self) -> Option<Instant> {
         self.0.get().copied()
@@ -154,6 +169,7 @@ impl Stream {
             queue,
             submitted: 0,
             completed: 0,
+            clock: Clock::new(),
             retired: false,
             bell,
         })

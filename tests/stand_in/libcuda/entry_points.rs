@@ -30,7 +30,7 @@ entry_points! {
     cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxGetDevice cuCtxSynchronize
     cuCtxGetStreamPriorityRange cuCtxGetLimit cuCtxSetLimit cuDeviceCanAccessPeer
     cuCtxEnablePeerAccess cuThreadExchangeStreamCaptureMode cuDeviceGetDefaultMemPool
-    cuDeviceGetMemPool
+    cuDeviceGetMemPool cuMemPoolCreate cuMemPoolDestroy cuMemAllocFromPoolAsync
     cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamQuery cuStreamSynchronize
     cuStreamWaitEvent cuStreamGetPriority cuStreamGetFlags cuStreamGetCtx cuStreamWriteValue32_v2
     cuStreamWriteValue64_v2 cuLaunchHostFunc cuStreamIsCapturing cuStreamBeginCapture_v2

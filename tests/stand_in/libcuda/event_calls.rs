@@ -88,18 +88,17 @@ pub(crate) extern "C" fn cuEventRecordWithFlags(
     record("cuEventRecordWithFlags", event, stream)
 }
 
-fn record(name: &'static str, event: Handle, stream: Handle) -> Code {
+fn record(name: &'static str, handle: Handle, stream: Handle) -> Code {
     let arguments =
-        |world: &World| format!("{} {}", world.event_label(event), world.stream_label(stream));
+        |world: &World| format!("{} {}", world.event_label(handle), world.stream_label(stream));
     call(name, arguments, |mut world| {
         let (key, device) = world.live_stream(stream)?;
-        let event = world.live_event(event)?;
-        if event.device != device {
+        if world.live_event(handle)?.device != device {
             world.journal.misuse("an event was recorded on a stream of another context".to_owned());
             return Err(code::INVALID_HANDLE);
         }
-        let point = Arc::new(Point::default());
-        event.last.set(Arc::clone(&point));
+        let point = Arc::new(Point::behind(world.clock(key)));
+        world.live_event(handle)?.last.set(Arc::clone(&point));
         world.submit(key, Command::Record(point));
         Ok(())
     })

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::abi::{Address, Outcome, code};
+use crate::abi::{Address, Handle, Outcome, code};
+use crate::engine::Clock;
 use crate::world::MAX_DEVICES;
 
 /// Fresh device memory is filled with this: nobody may count on zeros.
@@ -25,7 +26,8 @@ pub(crate) struct Memory {
     allocations_made: u64,
     registrations_made: u64,
     used: [u64; MAX_DEVICES],
-    high: [u64; MAX_DEVICES],
+    /// Of each pool, and the most that it ever was.
+    of_pools: BTreeMap<Handle, (u64, u64)>,
     /// Bytes that each device has.
     pub(crate) total_bytes: u64,
 }
@@ -35,8 +37,26 @@ struct Allocation {
     bytes: usize,
     device: usize,
     layout: Layout,
+    pool: Option<Handle>,
     /// A free was submitted and has not been reached.
-    freeing: bool,
+    freeing: Option<Free>,
+    /// Bytes that others have by now, who come after the free.
+    given: u64,
+}
+
+/// A free on a stream: the number of its command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Free {
+    pub(crate) stream: Handle,
+    pub(crate) command: u64,
+}
+
+/// Who allocates, from a pool.
+pub(crate) struct PoolUser<'a> {
+    pub(crate) pool: Handle,
+    pub(crate) max_bytes: u64,
+    /// What is in front of the allocation.
+    pub(crate) clock: &'a Clock,
 }
 
 struct Registration {
@@ -69,7 +89,7 @@ impl Memory {
             allocations_made: 0,
             registrations_made: 0,
             used: [0; MAX_DEVICES],
-            high: [0; MAX_DEVICES],
+            of_pools: BTreeMap::new(),
             total_bytes: 4 << 30,
         }
     }
@@ -78,8 +98,9 @@ impl Memory {
         self.used[device]
     }
 
-    pub(crate) fn high(&self, device: usize) -> u64 {
-        self.high[device]
+    /// What a pool holds, and the most that it ever held.
+    pub(crate) fn of_pool(&self, pool: Handle) -> (u64, u64) {
+        self.of_pools.get(&pool).copied().unwrap_or_default()
     }
 
     pub(crate) fn live_allocations(&self) -> usize {
@@ -90,13 +111,23 @@ impl Memory {
         self.registrations.len()
     }
 
-    /// Makes an allocation: `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when the device has not
-    /// so many left.
-    pub(crate) fn allocate(&mut self, device: usize, bytes: usize) -> Outcome<Address> {
+    /// Makes an allocation: `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when the device, or the pool,
+    /// has not so many left. From a pool, what is free behind the allocation is used again: frees on
+    /// its stream, and in front of events that the stream waits for.
+    pub(crate) fn allocate(
+        &mut self,
+        device: usize,
+        bytes: usize,
+        user: Option<&PoolUser<'_>>,
+    ) -> Outcome<Address> {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        let used = self.used[device].saturating_add(bytes as u64);
+        let size = bytes as u64;
+        if let Some(user) = user {
+            self.use_again(device, size, user)?;
+        }
+        let used = self.used[device].saturating_add(size);
         if used > self.total_bytes {
             return Err(code::OUT_OF_MEMORY);
         }
@@ -110,29 +141,75 @@ impl Memory {
         unsafe { start.write_bytes(POISON, bytes) };
         let address = start.expose_provenance();
         self.used[device] = used;
-        self.high[device] = self.high[device].max(used);
+        let pool = user.map(|user| user.pool);
+        if let Some(pool) = pool {
+            let (held, high) = self.of_pools.entry(pool).or_default();
+            *held += size;
+            *high = (*high).max(*held);
+        }
         self.allocations_made += 1;
         let number = self.allocations_made;
-        self.allocations
-            .insert(address, Allocation { number, bytes, device, layout, freeing: false });
+        let allocation =
+            Allocation { number, bytes, device, layout, pool, freeing: None, given: 0 };
+        self.allocations.insert(address, allocation);
         Ok(address)
+    }
+
+    /// Takes up to so many bytes from frees of the pool that are in front of the allocation;
+    /// `OUT_OF_MEMORY`, and nothing is taken, if the rest is more than the pool or the device has left.
+    fn use_again(&mut self, device: usize, size: u64, user: &PoolUser<'_>) -> Outcome {
+        let PoolUser { pool, max_bytes, clock } = *user;
+        let in_front = |allocation: &Allocation| {
+            let is_behind =
+                |free: Free| clock.get(&free.stream).is_some_and(|n| *n >= free.command);
+            allocation.pool == Some(pool) && allocation.freeing.is_some_and(is_behind)
+        };
+        let mut fresh = size;
+        let mut parts = Vec::new();
+        for (&address, allocation) in self.allocations.iter().filter(|(_, one)| in_front(one)) {
+            let part = (allocation.bytes as u64 - allocation.given).min(fresh);
+            fresh -= part;
+            parts.push((address, part));
+        }
+        let (of_pool, of_device) = (self.of_pool(pool).0, self.used[device]);
+        let fits = |held: u64, most: u64| held.saturating_add(fresh) <= most;
+        if !fits(of_pool, max_bytes) || !fits(of_device, self.total_bytes) {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        for (address, part) in parts {
+            if let Some(allocation) = self.allocations.get_mut(&address) {
+                allocation.given += part;
+            }
+        }
+        self.used[device] -= size - fresh;
+        self.of_pools.entry(pool).or_default().0 -= size - fresh;
+        Ok(())
     }
 
     /// Marks an allocation as freed by a call, its bytes still there. `None` if `address` does not
     /// start a live one.
-    pub(crate) fn begin_free(&mut self, address: Address) -> Option<Owner> {
+    pub(crate) fn begin_free(&mut self, address: Address, free: Free) -> Option<Owner> {
         let allocation = self.allocations.get_mut(&address)?;
-        if allocation.freeing {
+        if allocation.freeing.is_some() {
             return None;
         }
-        allocation.freeing = true;
+        allocation.freeing = Some(free);
         Some(Owner::Allocation(allocation.number))
+    }
+
+    /// Counts an allocation as given back.
+    fn count_free(&mut self, allocation: &Allocation) {
+        let left = allocation.bytes as u64 - allocation.given;
+        self.used[allocation.device] -= left;
+        if let Some(pool) = allocation.pool {
+            self.of_pools.entry(pool).or_default().0 -= left;
+        }
     }
 
     /// Gives an allocation's memory back: its free was reached.
     pub(crate) fn finish_free(&mut self, address: Address) {
         if let Some(allocation) = self.allocations.remove(&address) {
-            self.used[allocation.device] -= allocation.bytes as u64;
+            self.count_free(&allocation);
             let start = ptr::with_exposed_provenance_mut::<u8>(address);
             // SAFETY: allocated with this layout in `allocate`, whose address was exposed there;
             // just taken out of the table, so it is freed once and no later look-up finds it.
@@ -144,7 +221,7 @@ impl Memory {
     /// that the device stopped.
     pub(crate) fn forget(&mut self, address: Address) {
         if let Some(allocation) = self.allocations.remove(&address) {
-            self.used[allocation.device] -= allocation.bytes as u64;
+            self.count_free(&allocation);
         }
     }
 
@@ -182,7 +259,7 @@ impl Memory {
         let end = address.checked_add(bytes)?;
         let allocation =
             self.allocations.range(..=address).next_back().and_then(|(&start, allocation)| {
-                let inside = end <= start + allocation.bytes && !allocation.freeing;
+                let inside = end <= start + allocation.bytes && allocation.freeing.is_none();
                 inside.then_some(Owner::Allocation(allocation.number))
             });
         let owner = allocation.or_else(|| self.registration_of(address, end))?;

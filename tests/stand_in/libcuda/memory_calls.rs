@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, wait_device, wait_idle};
-use crate::memory::{Owner, Place};
-use crate::world::{Guard, World, call, nothing};
+use crate::memory::{Free, Owner, Place, PoolUser};
+use crate::world::{Guard, World, call, nothing, pool_handle};
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, and the four that count bytes.
 const POOL_RELEASE_THRESHOLD: c_uint = 4;
@@ -20,11 +20,12 @@ pub(crate) extern "C" fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) -> C
         |mut world| {
             let device = world.live_current()?;
             address.check()?;
-            address.put(world.memory.allocate(device, bytes)?)
+            address.put(world.memory.allocate(device, bytes, None)?)
         },
     )
 }
 
+/// From the device's default pool.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemAllocAsync(
     address: Out<Address>,
@@ -37,8 +38,111 @@ pub(crate) extern "C" fn cuMemAllocAsync(
         |mut world| {
             world.live_current()?;
             let (_, device) = world.live_stream(stream)?;
-            address.check()?;
-            address.put(world.memory.allocate(device, bytes)?)
+            allocate_from(world, pool_handle(device), address, bytes, stream)
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemAllocFromPoolAsync(
+    address: Out<Address>,
+    bytes: usize,
+    pool: Handle,
+    stream: Handle,
+) -> Code {
+    call(
+        "cuMemAllocFromPoolAsync",
+        |world| format!("bytes={bytes} pool={pool:#x} {}", world.stream_label(stream)),
+        |mut world| {
+            world.live_current()?;
+            allocate_from(world, pool, address, bytes, stream)
+        },
+    )
+}
+
+fn allocate_from(
+    mut world: Guard,
+    pool: Handle,
+    address: Out<Address>,
+    bytes: usize,
+    stream: Handle,
+) -> Outcome {
+    let (key, device) = world.live_stream(stream)?;
+    let of = world.live_pool(pool)?;
+    if of.device != device {
+        world
+            .journal
+            .misuse("memory of one device was allocated on a stream of another".to_owned());
+        return Err(code::INVALID_VALUE);
+    }
+    let max_bytes = of.max_bytes;
+    address.check()?;
+    let clock = world.clock(key);
+    let user = PoolUser { pool, max_bytes, clock: &clock };
+    address.put(world.memory.allocate(device, bytes, Some(&user))?)
+}
+
+/// `CUmemPoolProps`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PoolProps {
+    alloc_type: c_int,
+    handle_types: c_int,
+    location: [c_int; 2],
+    win32_security_attributes: Handle,
+    max_bytes: usize,
+    reserved: [u8; 56],
+}
+
+/// Of pinned memory of a device, for this process alone.
+///
+/// # Safety
+/// `props` is one description.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuMemPoolCreate(
+    pool: Out<Handle>,
+    props: Array<PoolProps>,
+) -> Code {
+    // SAFETY: one description by this function's contract.
+    let given = unsafe { props.read(1) };
+    let Some(&PoolProps { alloc_type, handle_types, location, max_bytes, reserved, .. }) =
+        given.first()
+    else {
+        return code::INVALID_VALUE;
+    };
+    let security = given[0].win32_security_attributes;
+    call(
+        "cuMemPoolCreate",
+        |_| format!("location={}:{} max={max_bytes}", location[0], location[1]),
+        |mut world| {
+            // CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE.
+            let known = (alloc_type, handle_types, location[0], security) == (1, 0, 1, 0);
+            // `maxSize` is reserved before CUDA 12.2.
+            let reserved_too = world.version < 12_020 && max_bytes != 0;
+            if !known || reserved != [0; 56] || reserved_too {
+                world
+                    .journal
+                    .misuse("a memory pool's properties are not what they must be".to_owned());
+                return Err(code::INVALID_VALUE);
+            }
+            let device = world.device(location[1])?;
+            world.alive(device)?;
+            pool.check()?;
+            let most = if max_bytes == 0 { u64::MAX } else { max_bytes as u64 };
+            pool.put(world.add_pool(device, most))
+        },
+    )
+}
+
+/// The handle ends at once; what was allocated from it stays until it is freed.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemPoolDestroy(pool: Handle) -> Code {
+    call(
+        "cuMemPoolDestroy",
+        |_| format!("pool={pool:#x}"),
+        |mut world| {
+            let device = world.remove_pool(pool)?.device;
+            world.alive(device)
         },
     )
 }
@@ -54,7 +158,7 @@ pub(crate) extern "C" fn cuMemFree_v2(address: Address) -> Code {
             if address == 0 {
                 return world.alive(device);
             }
-            begin_free(&mut world, address, device)?;
+            begin_free(&mut world, address, device, Free { stream: 0, command: 0 })?;
             let mut world = wait_device(world, device)?;
             world.memory.finish_free(address);
             Ok(())
@@ -69,8 +173,9 @@ pub(crate) extern "C" fn cuMemFreeAsync(address: Address, stream: Handle) -> Cod
         |world: &World| format!("{} {}", world.memory.label(address), world.stream_label(stream));
     call("cuMemFreeAsync", arguments, |mut world| {
         let key = world.stream(stream)?;
-        let device = world.streams.get(&key).map_or(0, |stream| stream.device);
-        begin_free(&mut world, address, device)?;
+        let on = world.streams.get(&key);
+        let (device, last) = on.map_or((0, 0), |stream| (stream.device, stream.submitted));
+        begin_free(&mut world, address, device, Free { stream: key, command: last + 1 })?;
         world.submit(key, Command::Free(address));
         Ok(())
     })
@@ -78,8 +183,8 @@ pub(crate) extern "C" fn cuMemFreeAsync(address: Address, stream: Handle) -> Cod
 
 /// Refuses what is no live allocation, as misuse. On a lost device the books are closed and its
 /// memory stays.
-fn begin_free(world: &mut World, address: Address, device: usize) -> Outcome {
-    if world.memory.begin_free(address).is_none() {
+fn begin_free(world: &mut World, address: Address, device: usize, free: Free) -> Outcome {
+    if world.memory.begin_free(address, free).is_none() {
         let label = world.memory.label(address);
         world
             .journal
@@ -117,13 +222,12 @@ pub(crate) unsafe extern "C" fn cuMemPoolSetAttribute(
     let given = crate::engine::number(&bytes);
     call(
         "cuMemPoolSetAttribute",
-        |_| format!("attribute={attribute} value={given}"),
+        |_| format!("attribute={attribute} value={given} pool={pool:#x}"),
         |mut world| {
-            let device = world.pool(pool)?;
-            world.alive(device)?;
+            let pool = world.live_pool(pool)?;
             let known =
                 usize::try_from(attribute).ok().filter(|_| attribute > 0 && !value.is_null());
-            let slot = known.and_then(|index| world.devices[device].pool.get_mut(index));
+            let slot = known.and_then(|index| pool.attributes.get_mut(index));
             *slot.ok_or(code::INVALID_VALUE)? = given;
             Ok(())
         },
@@ -142,16 +246,16 @@ pub(crate) unsafe extern "C" fn cuMemPoolGetAttribute(
         "cuMemPoolGetAttribute",
         |_| format!("attribute={attribute}"),
         |mut world| {
-            let device = world.pool(pool)?;
-            world.alive(device)?;
+            let attributes = world.live_pool(pool)?.attributes;
+            let (held, high) = world.memory.of_pool(pool);
             let answer = match usize::try_from(attribute)
                 .ok()
-                .and_then(|index| world.devices[device].pool.get(index))
+                .and_then(|index| attributes.get(index))
             {
                 None => return Err(code::INVALID_VALUE),
                 Some(_) if value.is_null() || attribute == 0 => return Err(code::INVALID_VALUE),
-                Some(_) if POOL_CURRENT.contains(&attribute) => world.memory.used(device),
-                Some(_) if POOL_HIGH.contains(&attribute) => world.memory.high(device),
+                Some(_) if POOL_CURRENT.contains(&attribute) => held,
+                Some(_) if POOL_HIGH.contains(&attribute) => high,
                 Some(&set) => set,
             };
             for (index, byte) in
@@ -176,10 +280,7 @@ pub(crate) extern "C" fn cuMemPoolTrimTo(pool: Handle, keep_bytes: usize) -> Cod
     call(
         "cuMemPoolTrimTo",
         |_| format!("keep={keep_bytes}"),
-        |mut world| {
-            let device = world.pool(pool)?;
-            world.alive(device)
-        },
+        |mut world| world.live_pool(pool).map(drop),
     )
 }
 
@@ -201,10 +302,7 @@ pub(crate) unsafe extern "C" fn cuMemPoolSetAccess(
             .map(|[kind, device, flags]| format!("location={kind}:{device} flags={flags}"));
         format!("pool={pool:#x} {}", each.collect::<Vec<_>>().join(" "))
     };
-    call("cuMemPoolSetAccess", arguments, |mut world| {
-        let device = world.pool(pool)?;
-        world.alive(device)
-    })
+    call("cuMemPoolSetAccess", arguments, |mut world| world.live_pool(pool).map(drop))
 }
 
 /// Never given back: `cuMemFreeHost` is not there.

@@ -101,6 +101,7 @@ pub(crate) extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags:
             return Err(code::INVALID_VALUE);
         }
         if let Some(point) = last {
+            world.come_after(key, &point);
             world.submit(key, Command::Wait(point));
         }
         Ok(())

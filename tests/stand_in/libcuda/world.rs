@@ -6,7 +6,7 @@ use std::collections::btree_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{Address, Code, Handle, Outcome, code};
-use crate::engine::{Command, Point, Stream};
+use crate::engine::{Clock, Command, Point, Stream};
 use crate::journal::Journal;
 use crate::memory::{Memory, Owner, Place};
 
@@ -49,6 +49,8 @@ pub(crate) struct World {
     pub(crate) held: bool,
     /// What an idle stream can do without waiting is done within the call.
     pub(crate) instant: bool,
+    /// What `cuDriverGetVersion` says.
+    pub(crate) version: i32,
     pub(crate) device_count: usize,
     pub(crate) devices: [Device; MAX_DEVICES],
     pub(crate) attributes: BTreeMap<i32, i32>,
@@ -57,6 +59,8 @@ pub(crate) struct World {
     pub(crate) peers: Vec<(usize, usize)>,
     pub(crate) streams: BTreeMap<Handle, Stream>,
     pub(crate) events: BTreeMap<Handle, Event>,
+    /// The default ones from their first use on.
+    pools: BTreeMap<Handle, Pool>,
     pub(crate) modules: BTreeMap<Handle, Module>,
     pub(crate) functions: BTreeMap<Handle, Function>,
     handles_given: usize,
@@ -71,8 +75,15 @@ pub(crate) struct Device {
     pub(crate) flags: u32,
     /// What every call that talks to the device answers, once it is lost.
     pub(crate) lost: Option<Code>,
-    /// The pool's attributes that were set.
-    pub(crate) pool: [u64; 9],
+}
+
+/// A memory pool.
+pub(crate) struct Pool {
+    pub(crate) device: usize,
+    /// The most that it may hold.
+    pub(crate) max_bytes: u64,
+    /// Those that were set, by their number.
+    pub(crate) attributes: [u64; 9],
 }
 
 /// An event: what its last record will reach.
@@ -98,6 +109,13 @@ impl LastRecord {
     }
 }
 
+impl Pool {
+    /// `CU_MEMPOOL_ATTR_REUSE_..` are on at first.
+    fn new(device: usize, max_bytes: u64) -> Self {
+        Pool { device, max_bytes, attributes: [0, 1, 1, 1, 0, 0, 0, 0, 0] }
+    }
+}
+
 pub(crate) struct Module {
     pub(crate) number: u64,
     pub(crate) device: usize,
@@ -119,15 +137,16 @@ impl World {
             initialized: false,
             held: false,
             instant: false,
+            version: 13_000,
             device_count: 1,
-            devices: [const { Device { retained: 0, flags: 0, lost: None, pool: [0; 9] } };
-                MAX_DEVICES],
+            devices: [const { Device { retained: 0, flags: 0, lost: None } }; MAX_DEVICES],
             attributes: BTreeMap::new(),
             function_attributes: BTreeMap::new(),
             limits: BTreeMap::new(),
             peers: Vec::new(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
+            pools: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             handles_given: 0,
@@ -180,10 +199,52 @@ impl World {
         self.devices[device].lost.map_or(Ok(()), Err)
     }
 
-    /// The device of a memory pool.
-    pub(crate) fn pool(&mut self, handle: Handle) -> Outcome<usize> {
-        let device = (0..self.device_count).find(|&device| pool_handle(device) == handle);
-        device.ok_or_else(|| self.bad_handle("memory pool", handle))
+    /// The memory pool of this handle, whose device must not be lost.
+    pub(crate) fn live_pool(&mut self, handle: Handle) -> Outcome<&mut Pool> {
+        let default = (0..self.device_count).find(|&device| pool_handle(device) == handle);
+        if let Some(device) = default {
+            self.pools.entry(handle).or_insert_with(|| Pool::new(device, u64::MAX));
+        }
+        let Some(device) = self.pools.get(&handle).map(|pool| pool.device) else {
+            return Err(self.bad_handle("memory pool", handle));
+        };
+        self.alive(device)?;
+        self.pools.get_mut(&handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn add_pool(&mut self, device: usize, max_bytes: u64) -> Handle {
+        let handle = self.next_handle();
+        self.pools.insert(handle, Pool::new(device, max_bytes));
+        handle
+    }
+
+    /// Ends a pool's handle; what was allocated from it stays. The default ones have no end.
+    pub(crate) fn remove_pool(&mut self, handle: Handle) -> Outcome<Pool> {
+        let made = self.pools.remove(&handle).filter(|_| handle >= FIRST_HANDLE);
+        made.ok_or_else(|| self.bad_handle("memory pool that was made", handle))
+    }
+
+    /// Pools that were made.
+    pub(crate) fn pools_made(&self) -> usize {
+        self.pools.range(FIRST_HANDLE..).count()
+    }
+
+    /// What is in front of something that the stream gets now.
+    pub(crate) fn clock(&self, key: Handle) -> Clock {
+        let Some(stream) = self.streams.get(&key) else { return Clock::new() };
+        let mut clock = stream.clock.clone();
+        clock.insert(key, stream.submitted);
+        clock
+    }
+
+    /// Orders a stream behind a point, for the eyes of the pools.
+    pub(crate) fn come_after(&mut self, key: Handle, point: &Point) {
+        if let Some(stream) = self.streams.get_mut(&key) {
+            for (other, count) in point.clock() {
+                let known = stream.clock.entry(*other).or_default();
+                *known = (*known).max(*count);
+            }
+        }
     }
 
     fn bad_handle(&mut self, kind: &str, handle: Handle) -> Code {

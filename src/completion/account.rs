@@ -1,0 +1,197 @@
+//! Where a device's memory is, in bytes (pure).
+//!
+//! One account a device. Each byte that the device's pool gave out is in one place, in whole blocks,
+//! as they are really held:
+//!
+//! | place | what |
+//! |---|---|
+//! | allocated | buffers hold it |
+//! | pending | given up, and waiting for device work: several streams used it, or its free is on a stream |
+//! | kept | in the block cache of a stream |
+//! | leaked | the driver refused its free; for good |
+//!
+//! | transition | from | to |
+//! |---|---|---|
+//! | [`claim`](Account::claim) | pending, as far as the caller took some over; the rest fresh | allocated |
+//! | [`unclaim`](Account::unclaim) | allocated | back |
+//! | [`reuse`](Account::reuse) | kept | allocated |
+//! | [`keep`](Account::keep) | allocated | kept |
+//! | [`retire`](Account::retire) | allocated | pending |
+//! | [`uncache`](Account::uncache) | kept | pending |
+//! | [`release`](Account::release) | pending | nowhere: the pool has it again |
+//! | [`abandon`](Account::abandon) | allocated | nowhere: the device is gone |
+//! | [`leak`](Account::leak) | pending | leaked |
+//!
+//! # Invariants
+//! 1. `allocated + pending + kept + leaked` never exceeds the limit: only a claim makes it more
+//!    (`no_transition_exceeds_the_limit`).
+//! 2. Nothing is counted twice or lost (`every_byte_is_in_one_place`).
+#![forbid(unsafe_code)]
+
+use smallvec::SmallVec;
+
+/// What every backend aligns and rounds to.
+const GRAIN: u64 = 512;
+
+/// How many bytes a block for so many is, where it is never kept.
+pub(crate) fn block(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(GRAIN).unwrap_or(bytes)
+}
+
+/// The figures; a snapshot of one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) allocated: u64,
+    pub(crate) pending: u64,
+    pub(crate) kept: u64,
+    pub(crate) leaked: u64,
+    /// Buffers alive.
+    pub(crate) buffers: u64,
+    /// The most that `allocated + pending` ever was.
+    pub(crate) used_peak: u64,
+}
+
+impl Figures {
+    /// All that the pool gave out.
+    pub(crate) fn held(&self) -> u64 {
+        self.allocated + self.pending + self.kept + self.leaked
+    }
+}
+
+/// A device's account.
+#[derive(Debug)]
+pub(crate) struct Account {
+    limit: u64,
+    figures: Figures,
+    /// Rises when memory is given up, or comes free.
+    version: u64,
+}
+
+impl Account {
+    pub(crate) fn new(limit: u64) -> Self {
+        Account { limit, figures: Figures::default(), version: 0 }
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        self.figures
+    }
+
+    /// A number that rises when memory is given up, or comes free.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// How much more may be given out.
+    pub(crate) fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.figures.held())
+    }
+
+    /// What all but the buffers, and what is lost, may have.
+    pub(crate) fn most(&self) -> u64 {
+        self.limit.saturating_sub(self.figures.allocated + self.figures.leaked)
+    }
+
+    /// How much is missing for a block, given so much that was taken over.
+    pub(crate) fn lacks(&self, block: u64, taken: u64) -> u64 {
+        block.saturating_sub(taken).saturating_sub(self.room())
+    }
+
+    /// A buffer gets a block: of `taken` pending bytes, as far as they go, and of fresh memory. False,
+    /// and nothing happens, if that would exceed the limit.
+    #[must_use]
+    pub(crate) fn claim(&mut self, block: u64, taken: u64) -> bool {
+        if self.lacks(block, taken) > 0 {
+            return false;
+        }
+        self.figures.pending -= taken.min(block);
+        self.figures.allocated += block;
+        self.figures.buffers += 1;
+        self.peak();
+        true
+    }
+
+    /// Undoes a claim.
+    pub(crate) fn unclaim(&mut self, block: u64, taken: u64) {
+        self.figures.allocated -= block;
+        self.figures.pending += taken.min(block);
+        self.figures.buffers -= 1;
+        self.version += 1;
+    }
+
+    /// A buffer gets a block of the stream's cache.
+    pub(crate) fn reuse(&mut self, block: u64) {
+        self.figures.kept -= block;
+        self.figures.allocated += block;
+        self.figures.buffers += 1;
+        self.peak();
+    }
+
+    /// A stream's cache gets a buffer's block.
+    pub(crate) fn keep(&mut self, block: u64) {
+        self.figures.allocated -= block;
+        self.figures.kept += block;
+        self.figures.buffers -= 1;
+        self.version += 1;
+    }
+
+    /// A buffer's block waits for device work.
+    pub(crate) fn retire(&mut self, block: u64) {
+        self.figures.allocated -= block;
+        self.figures.pending += block;
+        self.figures.buffers -= 1;
+        self.version += 1;
+    }
+
+    /// A block of a cache waits for device work.
+    pub(crate) fn uncache(&mut self, block: u64) {
+        self.figures.kept -= block;
+        self.figures.pending += block;
+        self.peak();
+    }
+
+    /// Pending bytes are the pool's again.
+    pub(crate) fn release(&mut self, bytes: u64) {
+        self.figures.pending -= bytes;
+        self.version += 1;
+    }
+
+    /// A buffer's block went with its device.
+    pub(crate) fn abandon(&mut self, block: u64) {
+        self.figures.allocated -= block;
+        self.figures.buffers -= 1;
+        self.version += 1;
+    }
+
+    /// The driver refused to free pending bytes.
+    pub(crate) fn leak(&mut self, bytes: u64) {
+        self.figures.pending -= bytes;
+        self.figures.leaked += bytes;
+        self.version += 1;
+    }
+
+    fn peak(&mut self) {
+        let used = self.figures.allocated + self.figures.pending;
+        self.figures.used_peak = self.figures.used_peak.max(used);
+    }
+}
+
+/// Which of these sizes to take so that they make up `needed`, if they can: the smallest that is enough
+/// alone, or else the largest ones. All of them where even those are not enough.
+pub(crate) fn choose(sizes: &[u64], needed: u64) -> SmallVec<[usize; 4]> {
+    if needed == 0 {
+        return SmallVec::new();
+    }
+    let alone = (0..sizes.len()).filter(|index| sizes[*index] >= needed);
+    if let Some(index) = alone.min_by_key(|index| sizes[*index]) {
+        return SmallVec::from_iter([index]);
+    }
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|index| std::cmp::Reverse(sizes[*index]));
+    let mut sum = 0_u64;
+    let enough = order.into_iter().take_while(|index| {
+        let before = sum;
+        sum = sum.saturating_add(sizes[*index]);
+        before < needed
+    });
+    enough.collect()
+}

@@ -1,0 +1,516 @@
+//! Memory for an allocation that is about to be submitted.
+//!
+//! | step | what it takes | who waits |
+//! |---|---|---|
+//! | 0 | a block of the stream's cache; what was freed on the stream in order, and fresh memory | nobody |
+//! | 1 | what streams keep: the stream's own, then others', as far as its uses are complete | nobody |
+//! | 2 | what is complete, or was used by this stream alone | nobody |
+//! | 3 | what is pending elsewhere, if its uses have events, and the device is to wait | the stream, on the device |
+//! | 4 | none: out of memory | |
+//!
+//! A step is taken if the ones before it were not enough. Blocks that are taken over are freed *on the
+//! allocating stream*, behind its waits and in front of the allocation, so that the driver's pool can
+//! use their memory for it, cut as it likes. What is left over is freed there in order.
+//!
+//! | a claim | its drop |
+//! |---|---|
+//! | before the driver gave memory | puts everything back: blocks are retired, as they were or as they might have been |
+//! | with memory | frees it on the stream, as a buffer's |
+//! | kept | does nothing: a buffer has it |
+//!
+//! # Invariants
+//! 1. What is taken over for a claim is nobody else's from then on (`random_programs_stay_within_the_limit`).
+//! 2. No lock of another stream is waited for, and no two are held.
+//! 3. A block is freed on a stream that is behind every use of it: complete, its own, or waited for by
+//!    an event that is at or behind the use (`a_block_taken_over_waits_for_its_last_use`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::account::choose;
+use super::engine::Engine;
+use super::events::EventHandle;
+use super::lane::Lane;
+use super::progress::Progress;
+use super::retired::{Block, Remnant, Retired, UserList};
+use crate::backend::{Call, DevicePtr};
+use crate::error::Result;
+use crate::hazard::{Track, Use};
+use crate::thread_role;
+
+/// What an allocation does that fits only once other streams got further: they have given up what it
+/// needs, and still use it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Pressure {
+    /// Takes that memory over: its stream waits on the device until the others are through with it. The
+    /// host waits for nothing.
+    ///
+    /// If the others wait for something that the host does later (a [`PinnedFlag`](crate::PinnedFlag)
+    /// that a kernel watches, say), so does everything behind the allocation. A host that does that only
+    /// after it heard from this stream waits for ever.
+    #[default]
+    Wait,
+    /// Is refused with [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory);
+    /// [`Stream::reclaimed`](crate::Stream::reclaimed) tells when to try again.
+    Fail,
+}
+
+/// An event of another stream to wait for, with the ticket that it is behind.
+pub(crate) type Wait = (Use<Arc<Progress>>, EventHandle);
+
+/// Memory for an allocation.
+pub(crate) struct Claim<'l> {
+    lane: &'l Arc<Lane>,
+    asked: u64,
+    block: u64,
+    ptr: Option<DevicePtr>,
+    /// Pending bytes whose frees are on the stream.
+    freed: u64,
+    /// Those whose frees are on streams that are waited for.
+    moved: SmallVec<[(Arc<Lane>, u64); 1]>,
+    /// To be freed on the stream in front of the allocation.
+    blocks: Vec<Taken>,
+    waits: SmallVec<[Wait; 1]>,
+    /// Behind frees that the driver may not know to have run.
+    behind: Option<EventHandle>,
+    /// How much of the account's pending bytes the block was claimed from.
+    claimed: Option<u64>,
+}
+
+/// A block that was taken over, and who used it.
+struct Taken {
+    ptr: DevicePtr,
+    bytes: u64,
+    users: UserList,
+}
+
+/// Something that could be taken over.
+struct Candidate {
+    from: From,
+    bytes: u64,
+    /// What other streams have to reach first.
+    waits: UserList,
+}
+
+enum From {
+    /// The cache of a stream.
+    Kept(Arc<Lane>, Block),
+    /// A free that was put off.
+    Deferred(Arc<Lane>, Block),
+    /// Frees on a stream, by their ticket.
+    Freed(Arc<Lane>, u64),
+    Retired(DevicePtr),
+    /// Cannot be taken over, and comes free by itself.
+    Nobody,
+}
+
+/// How things stand for an allocation.
+pub(crate) enum Prospect {
+    /// It fits.
+    Fits,
+    /// It will fit when some of these are complete, or when somebody gives memory up.
+    Later(UserList),
+    /// Only what buffers have could make it fit.
+    Never,
+}
+
+impl<'l> Claim<'l> {
+    /// Memory for a buffer of so many bytes; `None` if there is not enough. `forced` if the driver
+    /// refused what fits: as much as the whole is then taken over.
+    ///
+    /// # Errors
+    /// A thread that may not call the driver; a device that is lost or closed.
+    pub(crate) fn new(lane: &'l Arc<Lane>, bytes: u64, forced: bool) -> Result<Option<Self>> {
+        let engine = lane.engine();
+        let mut claim = Claim {
+            lane,
+            asked: bytes,
+            block: engine.block_bytes(bytes),
+            ptr: None,
+            freed: 0,
+            moved: SmallVec::new(),
+            blocks: Vec::new(),
+            waits: SmallVec::new(),
+            behind: None,
+            claimed: None,
+        };
+        if !forced {
+            claim.ptr = lane.reuse(claim.block);
+            if claim.ptr.is_some() || claim.settle() {
+                return Ok(Some(claim));
+            }
+        }
+        thread_role::check("allocating device memory")?;
+        engine.check_open()?;
+        if engine.account.lock().most() < claim.block {
+            // Nobody's memory is touched in vain.
+            return Ok(None);
+        }
+        engine.look_everywhere();
+        let _pressing = engine.pressing.lock();
+        claim.gather(forced);
+        Ok(claim.settle().then_some(claim))
+    }
+
+    /// A buffer of nothing.
+    pub(crate) fn of_nothing(engine: &Engine) {
+        // Nothing is within any limit.
+        let _ = engine.account.lock().claim(0, 0);
+    }
+
+    /// What the buffer is to have.
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// How much the driver is to be asked for.
+    pub(crate) fn block(&self) -> u64 {
+        self.block
+    }
+
+    /// The memory, if the stream had it.
+    pub(crate) fn ptr(&self) -> Option<DevicePtr> {
+        self.ptr
+    }
+
+    /// What the stream must wait for first.
+    pub(crate) fn take_waits(&mut self) -> SmallVec<[Wait; 1]> {
+        std::mem::take(&mut self.waits)
+    }
+
+    /// An event to wait for in front of the allocation.
+    pub(crate) fn behind(&self) -> Option<&EventHandle> {
+        self.behind.as_ref()
+    }
+
+    /// Frees what was taken over; the caller puts each free on the stream.
+    ///
+    /// # Errors
+    /// A free is refused: its block is counted as leaked.
+    pub(crate) fn free_blocks(&mut self, free: impl Fn(DevicePtr) -> Call<()>) -> Call<()> {
+        while let Some(Taken { ptr, bytes, .. }) = self.blocks.pop() {
+            match free(ptr) {
+                Ok(()) => self.freed += bytes,
+                Err(code) => {
+                    self.unclaim();
+                    drop(self.lane.engine().leaked(bytes, code));
+                    return Err(code);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The driver gave the memory.
+    pub(crate) fn allocated(&mut self, ptr: DevicePtr) {
+        self.ptr = Some(ptr);
+    }
+
+    /// A buffer gets the memory.
+    pub(crate) fn keep(mut self) -> Option<(DevicePtr, u64)> {
+        let ptr = self.ptr.take()?;
+        self.put_rest();
+        self.claimed = None;
+        Some((ptr, self.block))
+    }
+
+    fn taken(&self) -> u64 {
+        let blocks = self.blocks.iter().map(|taken| taken.bytes).sum::<u64>();
+        self.freed + self.moved.iter().map(|(_, bytes)| bytes).sum::<u64>() + blocks
+    }
+
+    /// How much is still to be taken over.
+    fn lacks(&self, forced: bool) -> u64 {
+        let taken = self.taken();
+        match forced {
+            true => self.block.saturating_sub(taken),
+            false => self.lane.engine().account.lock().lacks(self.block, taken),
+        }
+    }
+
+    /// Claims the block of what was taken and of fresh memory; false if that is not enough.
+    fn settle(&mut self) -> bool {
+        self.freed += self.lane.take_freed(self.block.saturating_sub(self.taken()), None);
+        let taken = self.taken();
+        let claimed = self.lane.engine().account.lock().claim(self.block, taken);
+        self.claimed = claimed.then_some(taken);
+        claimed
+    }
+
+    /// Steps 1 to 3.
+    fn gather(&mut self, forced: bool) {
+        let engine = self.lane.engine().clone();
+        let lanes = engine.lanes();
+        let others = lanes.iter().filter(|lane| lane.id() != self.lane.id());
+        for lane in std::iter::once(self.lane).chain(others.clone()) {
+            let own = lane.id() == self.lane.id();
+            let may_go = |block: &Block| own || lane.is_complete(block.ticket);
+            for block in lane.take_kept(self.lacks(forced), may_go) {
+                self.blocks.push(Taken::of(lane, block));
+            }
+        }
+        let (free, waiting): (Vec<_>, Vec<_>) = engine
+            .candidates(self.lane)
+            .into_iter()
+            .filter(|candidate| !matches!(candidate.from, From::Nobody))
+            .partition(|candidate| candidate.waits.is_empty());
+        self.take_over(free, forced);
+        let may_wait = engine.options.on_pressure == Pressure::Wait;
+        if may_wait {
+            self.take_over(waiting, forced);
+        }
+        if forced {
+            // Not enough was found for all of it: whatever else the driver still waits for.
+            let may_wait = may_wait && self.lacks(forced) > 0;
+            for lane in others {
+                let wait = lane
+                    .unproven_free(may_wait)
+                    .and_then(|ticket| Some((ticket, lane.try_event_behind(ticket)?)));
+                if let Some((_, (ticket, event))) = wait {
+                    self.waits.push((Use { lane: lane.progress().clone(), ticket }, event));
+                }
+            }
+            self.behind = engine.behind_frees();
+        }
+    }
+
+    /// Takes over as many of them as it needs.
+    fn take_over(&mut self, mut candidates: Vec<Candidate>, forced: bool) {
+        let mut missed = Vec::new();
+        loop {
+            let sizes: Vec<u64> = candidates.iter().map(|candidate| candidate.bytes).collect();
+            let mut chosen = choose(&sizes, self.lacks(forced));
+            if chosen.is_empty() {
+                break;
+            }
+            chosen.sort_unstable();
+            for index in chosen.into_iter().rev() {
+                let candidate = candidates.swap_remove(index);
+                if !self.try_to_take(&candidate, forced) {
+                    missed.push(candidate);
+                }
+            }
+        }
+        // Somebody had the lock for a moment, perhaps the poller, and served the wish for a marker.
+        for candidate in missed {
+            if self.lacks(forced) > 0 {
+                self.try_to_take(&candidate, forced);
+            }
+        }
+    }
+
+    /// Takes one over, unless something that it waits for has no event.
+    fn try_to_take(&mut self, candidate: &Candidate, forced: bool) -> bool {
+        let mut waits: SmallVec<[Wait; 2]> = SmallVec::new();
+        for used in &candidate.waits {
+            let Use { lane, ticket } = used;
+            match lane.lane().and_then(|lane| lane.try_event_behind(*ticket)) {
+                Some((ticket, event)) => waits.push((Use { lane: lane.clone(), ticket }, event)),
+                None if used.is_complete() => {}
+                None => return false,
+            }
+        }
+        let own = self.lane.id();
+        let is_behind = |used: &Use<Arc<Progress>>| {
+            let waited_for = |(on, _): &Wait| on.lane == used.lane && on.ticket >= used.ticket;
+            used.lane.id() == own || used.is_complete() || waits.iter().any(waited_for)
+        };
+        let taken = match &candidate.from {
+            From::Kept(lane, block) => {
+                let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
+                lane.take_kept(1, same).pop().map(|block| Taken::of(lane, block))
+            }
+            From::Deferred(lane, block) => {
+                let block = lane.take_deferred(block.ptr, block.ticket);
+                block.map(|block| Taken::of(lane, block))
+            }
+            From::Retired(ptr) => self.lane.engine().with_retired(|retired| {
+                let index = retired.iter().position(|retired| {
+                    matches!(retired.what, Remnant::Memory { ptr: there, .. } if there == *ptr)
+                        // Another one may have had that address meanwhile.
+                        && retired.users.iter().all(is_behind)
+                })?;
+                let Retired { what, users, .. } = retired.swap_remove(index);
+                Some(Taken { ptr: *ptr, bytes: what.bytes(), users })
+            }),
+            From::Freed(lane, ticket) => {
+                let bytes = lane.take_freed(self.lacks(forced), Some(*ticket));
+                if bytes > 0 {
+                    self.moved.push((lane.clone(), bytes));
+                    self.waits.extend(waits);
+                }
+                return true;
+            }
+            From::Nobody => None,
+        };
+        if let Some(taken) = taken {
+            self.blocks.push(taken);
+            self.waits.extend(waits);
+        }
+        true
+    }
+
+    fn unclaim(&mut self) {
+        if let Some(taken) = self.claimed.take() {
+            self.lane.engine().account.lock().unclaim(self.block, taken);
+        }
+    }
+
+    /// Gives what was taken over and not used to the stream, which is behind its frees.
+    fn put_rest(&mut self) {
+        let taken = self.taken();
+        self.moved.clear();
+        self.freed = 0;
+        self.lane.put_freed(taken.saturating_sub(self.block));
+    }
+}
+
+impl Taken {
+    /// A block that one stream had for itself.
+    fn of(lane: &Lane, block: Block) -> Self {
+        let Block { ptr, bytes, ticket } = block;
+        let users = UserList::from_iter([Use { lane: lane.progress().clone(), ticket }]);
+        Taken { ptr, bytes, users }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let engine = self.lane.engine();
+        if let Some(ptr) = self.ptr.take() {
+            if self.claimed.is_some() {
+                self.put_rest();
+            }
+            return self.lane.free_in_order(ptr, self.block);
+        }
+        self.unclaim();
+        self.lane.put_freed(std::mem::take(&mut self.freed));
+        for (lane, bytes) in self.moved.drain(..) {
+            lane.put_freed(bytes);
+        }
+        for Taken { ptr, bytes, users } in self.blocks.drain(..) {
+            engine.retire(Remnant::Memory { ptr, bytes }, users);
+        }
+        engine.memory_moved();
+    }
+}
+
+impl Engine {
+    /// What could be taken over by `lane`, and what it has to wait for; all that is pending or kept, but
+    /// for what was freed on `lane` in order.
+    fn candidates(&self, lane: &Arc<Lane>) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
+        for other in self.lanes() {
+            let own = other.id() == lane.id();
+            let waits = |ticket| {
+                let waits = (!own && !other.is_complete(ticket))
+                    .then(|| Use { lane: other.progress().clone(), ticket });
+                UserList::from_iter(waits)
+            };
+            let candidate = |from: fn(Arc<Lane>, Block) -> From, block: Block| {
+                let from = from(other.clone(), block);
+                Candidate { from, bytes: block.bytes, waits: waits(block.ticket) }
+            };
+            let kept = other.kept_blocks().into_iter();
+            candidates.extend(kept.map(|block| candidate(From::Kept, block)));
+            let deferred = other.deferred_blocks().into_iter();
+            candidates.extend(deferred.map(|block| candidate(From::Deferred, block)));
+            if !own {
+                candidates.extend(other.frees_in_order().into_iter().map(|freed| Candidate {
+                    from: From::Freed(other.clone(), freed.ticket),
+                    bytes: freed.bytes,
+                    waits: UserList::from_iter([Use {
+                        lane: other.progress().clone(),
+                        ticket: freed.behind,
+                    }]),
+                }));
+            }
+        }
+        self.with_retired(|retired| {
+            candidates.extend(retired.iter().map(|retired| self.candidate(retired, lane)));
+        });
+        candidates
+    }
+
+    fn candidate(&self, retired: &Retired, lane: &Arc<Lane>) -> Candidate {
+        let waits = retired.users.iter();
+        let waits =
+            waits.filter(|used| used.lane.id() != lane.id() && !used.is_complete()).cloned();
+        let waits = UserList::from_iter(waits);
+        let ours = waits.iter().all(|used| used.lane.device().id == self.id);
+        let from = match retired.what {
+            Remnant::Memory { ptr, .. } if ours => From::Retired(ptr),
+            Remnant::Memory { .. } | Remnant::Module(_) => From::Nobody,
+        };
+        Candidate { from, bytes: retired.what.bytes(), waits }
+    }
+
+    /// How things stand for a buffer of so many bytes on `lane`. `within_reach` is what the device can
+    /// give in all, whatever the limit is.
+    pub(crate) fn prospect(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Prospect {
+        let block = self.block_bytes(bytes);
+        self.collect_freed();
+        let candidates = self.candidates(lane);
+        let of_lane: u64 = lane.frees_in_order().iter().map(|freed| freed.bytes).sum();
+        let at_once = candidates
+            .iter()
+            .filter(|candidate| candidate.waits.is_empty())
+            .filter(|candidate| !matches!(candidate.from, From::Nobody));
+        let at_once = of_lane + at_once.map(|candidate| candidate.bytes).sum::<u64>();
+        let (room, most, figures) = {
+            let account = self.account.lock();
+            (account.room(), account.most(), account.figures())
+        };
+        let left = within_reach.saturating_sub(figures.held());
+        if at_once.saturating_add(room.min(left)) >= block {
+            return Prospect::Fits;
+        }
+        if most.min(left.saturating_add(figures.pending + figures.kept)) < block {
+            return Prospect::Never;
+        }
+        let mut waits = UserList::new();
+        for used in candidates.into_iter().flat_map(|candidate| candidate.waits) {
+            match waits.iter_mut().find(|known| known.lane.id() == used.lane.id()) {
+                Some(known) => known.ticket = known.ticket.min(used.ticket),
+                None => waits.push(used),
+            }
+        }
+        // The ticket behind a free may not be there yet: what is in front of it will do.
+        for used in &mut waits {
+            used.ticket = used.ticket.min(used.lane.submitted());
+        }
+        Prospect::Later(waits)
+    }
+}
+
+/// A future's registration with those who wait for memory.
+pub(crate) struct Reclaimer {
+    engine: Arc<Engine>,
+    key: usize,
+}
+
+impl Reclaimer {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Self {
+        Reclaimer { engine: engine.clone(), key: engine.reclaimers.enter() }
+    }
+
+    /// What rises when memory moves.
+    pub(crate) fn version(&self) -> u64 {
+        self.engine.account.lock().version()
+    }
+
+    /// Whether memory moved since `version`; if not, `waker` is woken when it does.
+    pub(crate) fn poll(&self, version: u64, waker: &std::task::Waker) -> bool {
+        self.engine.reclaimers.wait(self.key, version, waker);
+        self.version() != version
+    }
+}
+
+impl Drop for Reclaimer {
+    fn drop(&mut self) {
+        self.engine.reclaimers.leave(self.key);
+    }
+}

@@ -1,0 +1,75 @@
+//! [`Stats`]: what a device is doing, in figures.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+
+use super::Device;
+
+/// What a device is doing; a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Operations submitted and not known to be complete, on all streams.
+    pub in_flight: u64,
+    /// Streams alive: somebody has them, or a buffer that was made there, or their work goes on.
+    pub streams: usize,
+    /// Host memory lent to operations in flight.
+    pub lent_bytes: u64,
+    /// Host memory set aside for good because the device was lost with it.
+    pub quarantined_bytes: u64,
+    /// Device memory held by buffers, in whole blocks.
+    pub allocated_bytes: u64,
+    /// Device memory that was given up and waits for device work: other streams use it, or its free is
+    /// on a stream.
+    pub pending_bytes: u64,
+    /// Device memory that streams keep of what was given up, for their next allocations.
+    pub kept_bytes: u64,
+    /// Device memory that the driver refused to free: lost for the life of the process.
+    pub leaked_bytes: u64,
+    /// Device buffers alive.
+    pub allocations: u64,
+    /// Pinned host memory mapped and registered, in use or pooled.
+    pub pinned_bytes: u64,
+    /// Pinned host memory in use: held by you, or lent.
+    pub pinned_used_bytes: u64,
+    /// Futures woken so far because their operation was complete; who looked for itself is not in it.
+    pub wake_ups: u64,
+    /// What the driver refused to take back, and values that got no thread to be dropped on: they leak.
+    pub unreturned: u64,
+}
+
+impl Device {
+    /// What the device is doing, by asking it. Inside a host function it answers with what is known, and
+    /// the poller asks.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let engine = self.engine();
+        let lanes = engine.lanes();
+        let mut in_flight = 0;
+        for lane in &lanes {
+            lane.ask_here_or_there();
+            in_flight += lane.in_flight();
+        }
+        engine.collect_freed();
+        let memory = engine.account.lock().figures();
+        let counters = &engine.counters;
+        let (pinned_bytes, pinned_used_bytes) = self.home.pinned.reserved_and_used();
+        // ORDERING: Relaxed: statistics.
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            in_flight,
+            streams: self.home.streams(),
+            lent_bytes: read(&counters.lent_bytes),
+            quarantined_bytes: read(&counters.quarantined_bytes),
+            allocated_bytes: memory.allocated,
+            pending_bytes: memory.pending,
+            kept_bytes: memory.kept,
+            leaked_bytes: memory.leaked,
+            allocations: memory.buffers,
+            pinned_bytes,
+            pinned_used_bytes,
+            wake_ups: read(&counters.wake_ups),
+            unreturned: read(&counters.unreturned) + engine.reaper.leaked(),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Waiting until memory can be had.
+#![forbid(unsafe_code)]
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::completion::claim::{Prospect, Reclaimer};
+use crate::completion::progress::Progress;
+use crate::error::Result;
+use crate::hazard::Use;
+use crate::memory::MemoryInfo;
+use crate::op::{Op, Value};
+use crate::stream::Stream;
+
+impl Stream {
+    /// Resolves when an allocation of so many bytes on this stream may be tried again: enough of what
+    /// was given up is complete, or somebody gave more up. Others may be quicker; then the allocation
+    /// fails again, and so may be awaited again.
+    ///
+    /// # Cancel safety
+    /// Yes.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory), at once, if what buffers hold
+    /// leaves no room for so much; a device that is lost or closed; a thread of this crate.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # use gpu_await::{Device, DeviceBuffer, ErrorKind, Pressure, Result, Stream};
+    /// async fn zeros(stream: &Stream, len: usize) -> Result<DeviceBuffer<u8>> {
+    ///     loop {
+    ///         match stream.zeros::<u8>(len).queued() {
+    ///             Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+    ///                 stream.reclaimed(len as u64).await?;
+    ///             }
+    ///             made => return made,
+    ///         }
+    ///     }
+    /// }
+    /// let builder = Device::builder().memory_limit_bytes(100_000).on_pressure(Pressure::Fail);
+    /// let device = builder.host();
+    /// let streams = [device.stream()?, device.stream()?];
+    /// drop(zeros(&streams[0], 70_000).await?);
+    /// drop(zeros(&streams[1], 70_000).await?);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
+        let (lane, engine) = (self.lane(), self.engine());
+        let reclaimer = Reclaimer::new(engine);
+        loop {
+            crate::thread_role::check("waiting for device memory")?;
+            engine.check_open()?;
+            let version = reclaimer.version();
+            let mut ops: Vec<Op<()>> =
+                match engine.prospect(lane, bytes, MemoryInfo::within_reach(engine)?) {
+                    Prospect::Fits => return Ok(()),
+                    Prospect::Never => return Err(MemoryInfo::out_of_memory(engine, bytes)),
+                    Prospect::Later(waits) => {
+                        let wait = |used: Use<Arc<Progress>>| {
+                            Op::at_point(&used.lane, used.ticket, Value::Here(()))
+                        };
+                        waits.into_iter().map(wait).collect()
+                    }
+                };
+            poll_fn(|cx| {
+                let any = ops.iter_mut().any(|op| Pin::new(op).poll(cx).is_ready());
+                if any || reclaimer.poll(version, cx.waker()) {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            })
+            .await;
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! The memory limit: what counts against it, and what an allocation does that does not fit.
+
+#[path = "under_test/limited.rs"]
+mod limited;
+
+use std::time::Duration;
+
+use gpu_await::testing::{self, DriverCall, Gate};
+use gpu_await::{Device, ErrorKind, Pressure, Result, kernels};
+use proptest::prelude::*;
+
+const MIB: usize = 1 << 20;
+/// What a driver's pool takes at a time.
+const GRAIN: u64 = 32 << 20;
+
+/// A device of the kind under test, with options. The other one keeps this thread's turn on a GPU.
+fn opened(builder: gpu_await::DeviceBuilder) -> (Device, Device) {
+    let turn = testing::device();
+    let name = std::env::var(testing::TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
+    (builder.named(&name).expect("the device under test"), turn)
+}
+
+async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(10), future).await.expect("in time")
+}
+
+fn reserved(device: &Device) -> u64 {
+    device.memory().expect("asked").reserved_bytes
+}
+
+/// Six streams, each held up, each with 48 MiB whose free waits there: 288 MiB.
+#[tokio::test]
+async fn frees_that_wait_count() -> Result<()> {
+    const LIMIT: u64 = 64 << 20;
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(LIMIT));
+    let mut gates = Vec::new();
+    let mut streams = Vec::new();
+    for _ in 0..6 {
+        let stream = device.stream()?;
+        gates.push(Gate::close(&stream)?);
+        drop(stream.zeros::<u8>(48 * MIB).queued()?);
+        streams.push(stream);
+    }
+    drop(gates);
+    for stream in &streams {
+        stream.done().await?;
+        assert!(reserved(&device) <= LIMIT, "{:?}", device.memory());
+    }
+    assert!(device.memory()?.reserved_peak_bytes <= LIMIT, "{:?}", device.memory());
+    Ok(())
+}
+
+/// Twenty streams that may keep 8 MiB each: 160 MiB.
+#[tokio::test]
+async fn block_caches_count() -> Result<()> {
+    const LIMIT: u64 = 16 << 20;
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(LIMIT));
+    let streams: Result<Vec<_>> = (0..20).map(|_| device.stream()).collect();
+    for stream in streams? {
+        let blocks: Result<Vec<_>> = (0..8).map(|_| stream.zeros::<u8>(MIB).queued()).collect();
+        drop(blocks?);
+        stream.done().await?;
+    }
+    let peak = device.memory()?.reserved_peak_bytes;
+    assert!(peak <= LIMIT.next_multiple_of(GRAIN), "{peak}");
+    Ok(())
+}
+
+/// After `synchronize()` the same call succeeds.
+#[tokio::test]
+async fn what_only_waits_is_taken_over() -> Result<()> {
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(64 << 20));
+    let (a, b) = (device.stream()?, device.stream()?);
+    let mut x = a.zeros::<u8>(40 * MIB).queued()?;
+    let gate = Gate::close(&a)?;
+    a.fill(&mut x, 1).queued()?;
+    b.fill(&mut x, 2).queued()?;
+    drop(x);
+    let y = b.full(40 * MIB, 3u8).queued()?;
+    let z = b.download(&y.slice(..10)?);
+    gate.open();
+    assert_eq!(z.await?, [3; 10]);
+    Ok(())
+}
+
+/// A stream's own memory needs no wait: deep queues of temporaries do not grow.
+#[tokio::test]
+async fn a_deep_queue_of_temporaries_does_not_grow() -> Result<()> {
+    const LIMIT: u64 = 6 << 20;
+    for pressure in [Pressure::Wait, Pressure::Fail] {
+        let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(pressure);
+        let (device, _turn) = opened(builder);
+        let stream = device.stream()?;
+        let gate = Gate::close(&stream)?;
+        for n in 0..100 {
+            // Of changing sizes, so that no block fits the next.
+            drop(stream.zeros::<u8>(2 * MIB + (n * 7 % 20) * MIB / 10).queued()?);
+            let stats = device.stats();
+            assert!(stats.pending_bytes <= 4 << 20, "{stats:?}");
+        }
+        gate.open();
+        soon(stream.done()).await?;
+        assert_eq!(device.stats().pending_bytes, 0);
+        let peak = device.memory()?.reserved_peak_bytes;
+        assert!(peak <= LIMIT.next_multiple_of(GRAIN), "{peak}");
+    }
+    Ok(())
+}
+
+/// Whatever holds it: a block cache, a free on a stream, several streams.
+#[tokio::test]
+async fn a_block_taken_over_waits_for_its_last_use() -> Result<()> {
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(8 << 20));
+    let (a, b, c) = (device.stream()?, device.stream()?, device.stream()?);
+    let scale = kernels::scale::load(&device).await?;
+    let n = MIB / 4;
+    for round in 0..12 {
+        let gate = Gate::close(&a)?;
+        let mut pieces = Vec::new();
+        let mut later = Vec::new();
+        for _ in 0..[8, 4, 2][round % 3] {
+            let mut x = a.full(n * 8 / [8, 4, 2][round % 3], 1.0f32).queued()?;
+            scale.launch(&a, 3.0, &mut x).queued()?;
+            if round % 2 == 1 {
+                scale.launch(&b, 2.0, &mut x).queued()?;
+                later.push((b.download(&x), 6.0));
+            } else {
+                later.push((a.download(&x), 3.0));
+            }
+            pieces.push(x);
+        }
+        drop(pieces);
+        // All of it, in one piece.
+        let y = c.full(8 * n, 5.0f32).queued()?;
+        later.push((c.download(&y), 5.0));
+        let waiting = soon_pending(&mut later).await;
+        assert!(waiting, "it waits for the gate");
+        drop(y);
+        gate.open();
+        for (op, expected) in later {
+            assert!(soon(op).await?.iter().all(|x| *x == expected));
+        }
+        let stats = device.stats();
+        assert!(limited::held(&stats) <= 8 << 20, "{stats:?}");
+    }
+    Ok(())
+}
+
+/// Whether the last of them is not ready at once.
+async fn soon_pending<T>(ops: &mut [(gpu_await::Op<T>, f32)]) -> bool {
+    let last = &mut ops.last_mut().expect("one").0;
+    futures::poll!(last).is_pending()
+}
+
+/// Told to fail, an allocation waits for no other stream, and says what would help.
+#[tokio::test]
+async fn under_fail_reclaimed_says_when() -> Result<()> {
+    const LIMIT: u64 = 64 << 20;
+    let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(Pressure::Fail);
+    let (device, _turn) = opened(builder);
+    let (a, b) = (device.stream()?, device.stream()?);
+    let kept = b.zeros::<u8>(10 * MIB).queued()?;
+    let gate = Gate::close(&a)?;
+    drop(a.zeros::<u8>(40 * MIB).queued()?);
+    let error = b.zeros::<u8>(30 * MIB).queued().unwrap_err();
+    assert_eq!(limited::told(&error), [40 << 20, 10 << 20, 40 << 20, 0, LIMIT]);
+    assert!(error.to_string().contains("await `reclaimed`"), "{error}");
+    // What the stream itself gave up it has at once.
+    drop(a.zeros::<u8>(50 * MIB).queued()?);
+    let mut reclaimed = Box::pin(b.reclaimed(30 << 20));
+    assert!(futures::poll!(&mut reclaimed).is_pending());
+    // Given up, and awaited again.
+    drop(reclaimed);
+    let mut reclaimed = Box::pin(b.reclaimed(30 << 20));
+    assert!(futures::poll!(&mut reclaimed).is_pending());
+    gate.open();
+    soon(reclaimed).await?;
+    let y = b.full(30 * MIB, 5u8).queued()?;
+    assert_eq!(soon(b.download(&y.slice(..3)?)).await?, [5; 3]);
+    // Beside the buffers there is no room for that, whatever completes.
+    let error = soon(b.reclaimed(25 << 20)).await.unwrap_err();
+    assert_eq!(limited::told(&error)[1], 40 << 20);
+    assert!(error.to_string().contains("drop buffers"), "{error}");
+    soon(b.reclaimed(24 << 20)).await?;
+    soon(device.reclaimed(24 << 20)).await?;
+    drop((kept, y));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_reclaimed_future_hears_of_a_drop() -> Result<()> {
+    const LIMIT: u64 = 16 << 20;
+    let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(Pressure::Fail);
+    let (device, _turn) = opened(builder);
+    let (a, b) = (device.stream()?, device.stream()?);
+    for round in 0..50 {
+        let gate = Gate::close(&a)?;
+        drop(a.zeros::<u8>(9 * MIB).queued()?);
+        let x = b.zeros::<u8>(7 * MIB).queued()?;
+        soon(b.done()).await?;
+        let waiting = tokio::spawn({
+            let b = b.clone();
+            async move { b.reclaimed(7 << 20).await }
+        });
+        if round % 2 == 0 {
+            tokio::task::yield_now().await;
+        }
+        // On a thread of its own: nobody polls for it.
+        std::thread::spawn(move || drop(x)).join().expect("drops");
+        soon(waiting).await.expect("no panic")?;
+        assert!(!gate.timed_out());
+        gate.open();
+        soon(device.done()).await?;
+    }
+    Ok(())
+}
+
+/// Nobody has the stream any more that the memory waits for.
+#[tokio::test]
+async fn memory_of_a_dropped_stream_is_reclaimed() -> Result<()> {
+    const LIMIT: u64 = 16 << 20;
+    for pressure in [Pressure::Wait, Pressure::Fail] {
+        let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(pressure);
+        let (device, _turn) = opened(builder);
+        let (a, c) = (device.stream()?, device.stream()?);
+        let gate = Gate::close(&c)?;
+        a.wait(&c).queued()?;
+        let small = a.zeros::<u8>(MIB).queued()?;
+        drop(a.zeros::<u8>(9 * MIB).queued()?);
+        drop((small, a));
+        let b = device.stream()?;
+        // What it keeps goes with it.
+        let stats = device.stats();
+        assert_eq!((stats.pending_bytes, stats.kept_bytes), (9 << 20, 1 << 20));
+        let reclaimed = b.reclaimed(9 << 20);
+        let open = async {
+            tokio::task::yield_now().await;
+            gate.open();
+        };
+        let (reclaimed, ()) = soon(async { tokio::join!(reclaimed, open) }).await;
+        reclaimed?;
+        soon(b.zeros::<u8>(16 * MIB)).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_or_closed_device_reclaims_nothing() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let (a, b) = (device.stream()?, device.stream()?);
+    let total = device.memory()?.total_bytes;
+    let gate = Gate::close(&a)?;
+    drop(a.empty::<u8>((total - (1 << 20)) as usize).queued()?);
+    let mut reclaimed = Box::pin(b.reclaimed(total - (2 << 20)));
+    assert!(futures::poll!(&mut reclaimed).is_pending());
+    handle.lose_device("on purpose");
+    assert!(soon(reclaimed).await.unwrap_err().is_device_lost());
+    drop(gate);
+    let device = Device::host();
+    device.close(Duration::from_secs(1)).await?;
+    let error = soon(device.default_stream().reclaimed(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    Ok(())
+}
+
+/// Counted for good, and against the limit: on the stream, behind several, and taken over.
+#[tokio::test]
+async fn a_refused_free_is_counted() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let (a, b) = (device.stream()?, device.stream()?);
+    handle.fail_nth(DriverCall::Free, 1, ErrorKind::Unsupported);
+    drop(a.zeros::<u8>(5000).queued()?);
+    assert_eq!(device.stats().leaked_bytes, 5120);
+    let mut x = a.zeros::<u8>(2000).queued()?;
+    b.fill(&mut x, 1).queued()?;
+    handle.fail_nth(DriverCall::Free, 1, ErrorKind::Unsupported);
+    drop(x);
+    soon(async {
+        while device.stats().leaked_bytes < 5120 + 2048 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    // Beside an operation that failed.
+    handle.fail_nth(DriverCall::Fill, 1, ErrorKind::Unsupported);
+    handle.fail_nth(DriverCall::Free, 1, ErrorKind::Unsupported);
+    assert!(a.zeros::<u8>(1000).queued().is_err());
+    let stats = device.stats();
+    assert_eq!((stats.leaked_bytes, stats.allocated_bytes, stats.pending_bytes), (8192, 0, 0));
+    assert_eq!(device.memory()?.leaked_bytes, 8192);
+    // The device goes on.
+    assert_eq!(soon(a.download(&a.full(9, 7u8).queued()?)).await?, [7; 9]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_figures_are_those_of_every_device() -> Result<()> {
+    let (device, _turn) = opened(Device::builder());
+    assert_eq!(limited::figures(&device).await?, limited::FIGURES);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn random_programs_stay_within_the_limit(steps in limited::steps(), waits in any::<bool>()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let pressure = if waits { Pressure::Wait } else { Pressure::Fail };
+            let builder = Device::builder()
+                .memory_limit_bytes(limited::LIMIT)
+                .spare_bytes_per_stream(1 << 20)
+                .on_pressure(pressure);
+            let (device, _turn) = opened(builder);
+            limited::run(&device, &steps).await.expect("only what the model says");
+            let peak = device.memory().expect("asked").reserved_peak_bytes;
+            assert!(peak <= limited::LIMIT.next_multiple_of(GRAIN), "{peak}");
+        });
+    }
+}
+
+/// What cannot be there takes nothing from anybody, and makes nobody wait.
+#[tokio::test]
+async fn a_hopeless_allocation_disturbs_nobody() -> Result<()> {
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(16 << 20));
+    let (a, b) = (device.stream()?, device.stream()?);
+    drop((a.zeros::<u8>(5000).queued()?, b.zeros::<u8>(5000).queued()?));
+    let _held = a.zeros::<u8>(9 * MIB).queued()?;
+    soon(device.done()).await?;
+    let gate = Gate::close(&a)?;
+    drop(a.zeros::<u8>(3 * MIB).queued()?);
+    let before = device.stats();
+    assert!(before.kept_bytes > 0 && before.pending_bytes == 3 << 20, "{before:?}");
+    for bytes in [8 * MIB, 1 << 40] {
+        assert_eq!(b.empty::<u8>(bytes).queued().unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+    let after = device.stats();
+    assert_eq!((after.kept_bytes, after.pending_bytes), (before.kept_bytes, before.pending_bytes));
+    // Nothing on the stream waits for the gate.
+    soon(b.host_fn(|| ())).await?;
+    assert!(!gate.timed_out());
+    Ok(())
+}
