@@ -305,6 +305,7 @@ fn streams_that_come_and_go_are_destroyed() {
 fn a_dropped_stream_is_waited_for_until_its_work_is_complete() {
     async_under_the_stand_in(async |driver| {
         for mode in MODES {
+            eventually("the device before is closed", || driver.live("stream") == 0);
             let device = device_with(mode);
             let mut x = soon(device.full(1000, 1u32)).await.unwrap();
             drop((0..20).map(|_| device.stream().unwrap()).collect::<Vec<_>>());
