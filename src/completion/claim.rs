@@ -71,6 +71,8 @@ pub(crate) struct Claim<'l> {
     freed: u64,
     /// Those whose frees are on streams that are waited for.
     moved: SmallVec<[(Arc<Lane>, u64); 1]>,
+    /// Those whose frees are on the device's private stream, in front of `behind`.
+    aside: u64,
     /// To be freed on the stream in front of the allocation.
     blocks: Vec<Taken>,
     waits: SmallVec<[Wait; 1]>,
@@ -132,6 +134,7 @@ impl<'l> Claim<'l> {
             ptr: None,
             freed: 0,
             moved: SmallVec::new(),
+            aside: 0,
             blocks: Vec::new(),
             waits: SmallVec::new(),
             behind: None,
@@ -219,7 +222,7 @@ impl<'l> Claim<'l> {
 
     fn taken(&self) -> u64 {
         let blocks = self.blocks.iter().map(|taken| taken.bytes).sum::<u64>();
-        self.freed + self.moved.iter().map(|(_, bytes)| bytes).sum::<u64>() + blocks
+        self.freed + self.aside + self.moved.iter().map(|(_, bytes)| bytes).sum::<u64>() + blocks
     }
 
     /// How much is still to be taken over.
@@ -258,6 +261,13 @@ impl<'l> Claim<'l> {
             .filter(|candidate| !matches!(candidate.from, From::Nobody))
             .partition(|candidate| candidate.waits.is_empty());
         self.take_over(free, forced);
+        self.aside = engine.take_freeing(self.lacks(forced));
+        if self.aside > 0 || forced {
+            self.behind = engine.behind_frees();
+        }
+        if self.behind.is_none() {
+            engine.put_freeing(std::mem::take(&mut self.aside));
+        }
         let may_wait = engine.options.on_pressure == Pressure::Wait;
         if may_wait {
             self.take_over(waiting, forced);
@@ -273,7 +283,6 @@ impl<'l> Claim<'l> {
                     self.waits.push((Use { lane: lane.progress().clone(), ticket }, event));
                 }
             }
-            self.behind = engine.behind_frees();
         }
     }
 
@@ -363,7 +372,7 @@ impl<'l> Claim<'l> {
     fn put_rest(&mut self) {
         let taken = self.taken();
         self.moved.clear();
-        self.freed = 0;
+        (self.freed, self.aside) = (0, 0);
         self.lane.put_freed(taken.saturating_sub(self.block));
     }
 }
@@ -388,6 +397,7 @@ impl Drop for Claim<'_> {
         }
         self.unclaim();
         self.lane.put_freed(std::mem::take(&mut self.freed));
+        engine.put_freeing(std::mem::take(&mut self.aside));
         for (lane, bytes) in self.moved.drain(..) {
             lane.put_freed(bytes);
         }
@@ -459,7 +469,8 @@ impl Engine {
             .iter()
             .filter(|candidate| candidate.waits.is_empty())
             .filter(|candidate| !matches!(candidate.from, From::Nobody));
-        let at_once = of_lane + at_once.map(|candidate| candidate.bytes).sum::<u64>();
+        let at_once =
+            of_lane + self.freeing_bytes() + at_once.map(|candidate| candidate.bytes).sum::<u64>();
         let (room, most, figures) = {
             let account = self.account.lock();
             (account.room(), account.most(), account.figures())

@@ -22,6 +22,7 @@
 
 mod retirement;
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -83,6 +84,8 @@ pub(crate) struct Engine {
     pub(crate) private: RawStream,
     roster: Roster,
     retired: Mutex<Vec<Retired>>,
+    /// Frees of what was retired, each with an event behind it; within a limit.
+    freeing: Mutex<VecDeque<(EventHandle, u64)>>,
     pub(crate) account: Mutex<Account>,
     /// Held by who takes memory over from others.
     pub(super) pressing: Mutex<()>,
@@ -159,6 +162,7 @@ impl Engine {
             private,
             roster: Roster::default(),
             retired: Mutex::default(),
+            freeing: Mutex::default(),
             account: Mutex::new(Account::new(limit)),
             pressing: Mutex::default(),
             reclaimers: Reclaimers::default(),
@@ -549,6 +553,8 @@ impl Drop for Engine {
             self.words.leak();
             return;
         }
+        // Before what they come from.
+        self.freeing.get_mut().clear();
         let backend = self.backend.clone();
         let destroy = destroy_later(&backend);
         let mut events: Vec<RawEvent> = self.events.close(destroy.clone());

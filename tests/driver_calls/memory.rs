@@ -147,6 +147,37 @@ fn a_full_driver_under_fail_is_asked_behind_what_is_complete() {
     });
 }
 
+/// What a stream kept is freed aside when that goes. Until the free has run nobody has the memory who is
+/// not behind it.
+#[test]
+fn a_free_that_has_not_run_counts() {
+    async_under_the_stand_in(async |driver| {
+        const LIMIT: u64 = 8 << 20;
+        driver.set_memory(LIMIT);
+        for pressure in [Pressure::Wait, Pressure::Fail] {
+            let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(pressure);
+            let device = builder.cuda(0).unwrap();
+            let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
+            let parts: Vec<_> = (0..4).map(|_| a.zeros::<u8>(MIB).queued().unwrap()).collect();
+            drop(parts);
+            soon(a.done()).await.unwrap();
+            let held = driver.hold();
+            driver.clear();
+            drop(a);
+            let frees = || driver.names().iter().filter(|name| *name == "cuMemFreeAsync").count();
+            eventually("what it kept is freed", || frees() == 4);
+            assert_eq!(device.stats().pending_bytes, 4 << 20, "{pressure:?}");
+            let y = b.full(8 * MIB, 5u8).queued().expect("behind the frees");
+            assert_eq!(device.stats().pending_bytes, 0);
+            drop(held);
+            assert_eq!(soon(b.download(&y)).await.unwrap()[8 * MIB - 1], 5);
+            drop(y);
+            eventually("all of it is free", || device.stats().pending_bytes == 0);
+            eventually("and the driver's", || driver.live("memory") == 0);
+        }
+    });
+}
+
 #[test]
 fn a_refused_free_of_the_driver_is_counted() {
     async_under_the_stand_in(async |driver| {

@@ -44,7 +44,7 @@ impl Engine {
 
     /// Whether something is to be freed when work is complete.
     pub(crate) fn has_retired(&self) -> bool {
-        !self.retired.lock().is_empty()
+        !self.retired.lock().is_empty() || !self.freeing.lock().is_empty()
     }
 
     fn has_retired_module(&self) -> bool {
@@ -82,7 +82,7 @@ impl Engine {
                 }
             }
         }
-        let any = !done.is_empty();
+        let any = self.collect_freeing() || !done.is_empty();
         for retired in done {
             self.free_now(retired.what);
         }
@@ -110,6 +110,78 @@ impl Engine {
             lane.sweep();
             lane.collect_freed();
         }
+        self.collect_freeing();
+    }
+
+    /// Counts memory whose free was just put on the private stream. Within a limit it stays pending until
+    /// that has run: nobody else could have the memory before.
+    pub(crate) fn enter_free(&self, bytes: u64) {
+        let limited = bytes > 0 && self.options.memory_limit.is_some();
+        match limited.then(|| self.record_aside()).flatten() {
+            Some(event) => {
+                self.freeing.lock().push_back((event, bytes));
+                self.attention.call();
+            }
+            None => {
+                self.account.lock().release(bytes);
+                self.memory_moved();
+            }
+        }
+    }
+
+    /// Takes over memory whose free is on the private stream, for who waits for
+    /// [`behind_frees`](Self::behind_frees).
+    pub(crate) fn take_freeing(&self, most: u64) -> u64 {
+        let mut taken = 0;
+        let mut freeing = self.freeing.lock();
+        while let Some((_, bytes)) = freeing.back_mut().filter(|_| taken < most) {
+            let part = (*bytes).min(most - taken);
+            taken += part;
+            *bytes -= part;
+            if *bytes == 0 {
+                // It may still be pending: its event is not lent again.
+                freeing.pop_back().inspect(|(event, _)| event.spoil());
+            }
+        }
+        taken
+    }
+
+    /// Puts memory back that was taken over from the private stream.
+    pub(crate) fn put_freeing(&self, bytes: u64) {
+        if bytes > 0 {
+            self.enter_free(bytes);
+        }
+    }
+
+    /// How much memory's free is on the private stream.
+    pub(crate) fn freeing_bytes(&self) -> u64 {
+        self.freeing.lock().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Gives the pool back, in the account, what was freed on the private stream; true if anything was.
+    fn collect_freeing(&self) -> bool {
+        let lost = self.lost().is_some();
+        if !lost && !thread_role::may_call_driver() {
+            return false;
+        }
+        let mut freed = 0;
+        {
+            let mut freeing = self.freeing.lock();
+            while let Some((event, bytes)) = freeing.front() {
+                // SAFETY: the handle keeps the event.
+                let answer = (!lost).then(|| unsafe { self.backend.event_query(event.raw()) });
+                match answer {
+                    None | Some(Ok(Query::Complete)) => freed += bytes,
+                    Some(Ok(Query::Pending) | Err(_)) => break,
+                }
+                freeing.pop_front();
+            }
+        }
+        if freed > 0 {
+            self.account.lock().release(freed);
+            self.memory_moved();
+        }
+        freed > 0
     }
 
     /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
@@ -130,10 +202,7 @@ impl Engine {
         }
         let engine = self.clone();
         let free = move || match what.discard(&*engine.backend, engine.private) {
-            Ok(()) => {
-                engine.account.lock().release(bytes);
-                engine.memory_moved();
-            }
+            Ok(()) => engine.enter_free(bytes),
             Err(code) => drop(engine.leaked(bytes, code)),
         };
         match what {
@@ -158,17 +227,22 @@ impl Engine {
                 lane.want(last.ticket);
             }
         }
+        self.collect_freeing();
     }
 
     /// An event behind the frees of what was retired; `None` if it cannot be had.
     pub(crate) fn behind_frees(&self) -> Option<EventHandle> {
+        // Nobody would see when it can be lent again.
+        self.record_aside().inspect(EventHandle::spoil)
+    }
+
+    fn record_aside(&self) -> Option<EventHandle> {
         let event = self.event().ok()?;
         // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is
         // pending on it.
         let recorded = unsafe { self.backend.event_record(event.raw(), self.private) };
-        // It is nobody's marker: nobody would see when it can be lent again.
-        event.spoil();
-        recorded.ok().map(|()| event)
+        // It may have been recorded all the same: never to be lent again.
+        recorded.inspect_err(|_| event.spoil()).ok().map(|()| event)
     }
 
     /// Frees all that can be freed, for others. Blocks for a moment.
