@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 
 use crate::backend::HostCallback;
 use crate::completion::engine::Engine;
+use crate::contain;
 use crate::thread_role::{self, Role};
 
 pub(crate) struct HostFn<F: Send + 'static, R: Send + 'static> {
@@ -91,9 +92,8 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
             None => {
                 let value = ManuallyDrop::new(value);
                 let reap = move || drop(ManuallyDrop::into_inner(value));
-                let thread = std::thread::Builder::new().name("gpu-await-reaper".to_owned());
                 // Without a thread it leaks, which is the lesser evil.
-                drop(thread.spawn(reap));
+                contain::spawn("gpu-await-reaper", reap).ok();
             }
         }
     }

@@ -170,6 +170,34 @@ fn unsafe_code_stays_in_the_listed_files() {
     fail_with(complaints);
 }
 
+/// Foreign code that panics must not end a thread of the crate, nor the process: `contain` starts the
+/// threads, and catches panics where their payload does not go on to somebody.
+#[test]
+fn threads_and_panics_are_in_one_place() {
+    let sources = Sources::read();
+    let allowed = |file: &str, what: &str| match what {
+        "catch_unwind" => ["contain", "host_fn", "offload"].contains(&file),
+        _ => file == "contain",
+    };
+    let wanted: [(&str, &[&str]); 4] = [
+        ("catch_unwind", &["catch_unwind"]),
+        ("a thread", &["thread", "::", "Builder"]),
+        ("a thread", &["thread", "::", "spawn"]),
+        ("a thread of the executor's", &["spawn_blocking"]),
+    ];
+    let mut complaints = Vec::new();
+    for (file, text) in &sources.files {
+        let tokens = tokens(text);
+        for (what, wanted) in wanted {
+            let found = tokens.windows(wanted.len()).any(|tokens| tokens == wanted);
+            if found && !allowed(file, what) {
+                complaints.push(format!("src/{file}.rs: {what}; use `contain`"));
+            }
+        }
+    }
+    fail_with(complaints);
+}
+
 #[test]
 fn a_long_file_says_why() {
     let sources = Sources::read();

@@ -182,6 +182,27 @@ async fn a_value_that_panics_in_its_drop_ends_nothing() {
     }
 }
 
+/// The result of a host function outlives its device, and is dropped where nothing of the user's may be.
+#[tokio::test]
+async fn a_result_without_a_device_may_panic_in_its_drop() {
+    quietly();
+    for depth in DEPTHS {
+        let (faults, handle) = testing::faults();
+        handle.record();
+        let gone = testing::host_with(faults);
+        let stream = gone.stream().unwrap();
+        let op = stream.host_fn(move || Explosive(depth));
+        soon(stream.done()).await.unwrap();
+        drop((stream, gone));
+        let count = |call| handle.calls().into_iter().filter(|made| *made == call).count();
+        wait_until("the device goes", || count("stream_destroy") == count("stream_create"));
+        let device = testing::device();
+        let dropped = device.default_stream().host_fn(move || drop(op));
+        soon(dropped).await.unwrap();
+        is_served(&device).await;
+    }
+}
+
 #[tokio::test]
 async fn a_panic_of_a_host_function_reaches_its_future() {
     quietly();

@@ -44,6 +44,7 @@ use super::{
     RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
 use crate::at_exit::UnderWay;
+use crate::contain;
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::thread_role;
@@ -736,11 +737,10 @@ impl Drop for CudaBackend {
         // The last handle of the device went in a host function. Without a thread, or with the process
         // ending, the context goes with the process.
         let Some(under_way) = UnderWay::begin() else { return };
-        let thread = std::thread::Builder::new().name("gpu-await-close".to_owned());
-        let spawned = thread.spawn(move || {
+        let act = move || {
             release();
             drop(under_way);
-        });
-        drop(spawned);
+        };
+        contain::spawn("gpu-await-close", act).ok();
     }
 }
