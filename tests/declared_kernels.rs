@@ -100,3 +100,32 @@ fn a_condition_returns_for_itself_alone() {
     let error = hasty.launch(&stream, &mut x).queued().unwrap_err();
     assert!(error.to_string().contains("x.len() == 4"), "{error}");
 }
+
+/// Geometry, conditions and kernel see one value, whatever the expression reads.
+#[test]
+fn a_derived_value_is_computed_once() -> gpu_await::Result<()> {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static COMPUTED: AtomicU64 = AtomicU64::new(0);
+    kernel! {
+        unsafe fn once(
+            y: &mut [u64],
+            n: u64 = { COMPUTED.fetch_add(1, Ordering::SeqCst); y.len() as u64 },
+            twice: u64 = 2 * n
+        ) where n <= y.len() as u64;
+        launch = gpu_await::LaunchConfig::for_elements(n as usize);
+        host = twin;
+    }
+    fn twin(_: &Grid, y: &mut [u64], n: u64, twice: u64) {
+        y.fill(n + twice);
+    }
+
+    let device = gpu_await::Device::host();
+    let once = once::load_blocking(&device)?;
+    let stream = device.stream()?;
+    let mut y = stream.zeros(4).queued()?;
+    once.launch(&stream, &mut y).queued()?;
+    assert_eq!(COMPUTED.load(Ordering::SeqCst), 1);
+    assert_eq!(stream.download(&y).synchronize()?, [12; 4]);
+    Ok(())
+}

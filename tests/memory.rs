@@ -437,3 +437,21 @@ async fn a_fill_begins_at_any_byte() {
         }
     }
 }
+
+/// With one row there is nothing at the distance of the next.
+#[test]
+fn the_pitch_of_one_row_may_be_any() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let x = stream.upload(vec![7u32; 64]).queued().unwrap();
+    let mut y = stream.zeros::<u32>(64).queued().unwrap();
+    for rows in [
+        Copy2d::new(2, 1).destination_pitch(1 << 62).destination_start(3),
+        Copy2d::new(2, 1).source_pitch(usize::MAX).destination_start(3),
+    ] {
+        stream.copy_2d(&x, &mut y, rows).queued().unwrap();
+        assert_eq!(stream.download(&y).synchronize().unwrap()[2..6], [0, 7, 7, 0]);
+        let pinned = stream.download_2d(&y, stream.pinned(64).unwrap(), rows);
+        assert_eq!(pinned.synchronize().unwrap().len(), 64);
+    }
+}

@@ -314,7 +314,7 @@ macro_rules! __kernel {
             types [$($types)* $type,]
             takes [$($takes)*]
             shapes [$($shapes)* let $arg: $type = $derive;]
-            before [$($before)* let $arg: $type = { $($shapes)* $derive };]
+            before [$($before)* $arg,]
             passes [$($passes)* $arg,]
             names [$($names)* ::core::stringify!($arg),]
             idents [$($idents)* $arg,] rest $rest
@@ -432,8 +432,11 @@ macro_rules! __kernel {
             on: &__On,
             $($takes)*
         ) -> <__On as $crate::LaunchOn>::Launched {
-            let config: $crate::LaunchConfig = { $($shapes)* $launch };
-            $($before)*
+            // Each derived value once: the geometry, the conditions and the kernel see the same.
+            let (config, ($($before)*)): ($crate::LaunchConfig, _) = {
+                $($shapes)*
+                ($launch, ($($before)*))
+            };
             // SAFETY: launched with the geometry and the derived arguments of the declaration.
             let kernel = unsafe { self.kernel.kernel() };
             $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
@@ -449,7 +452,7 @@ macro_rules! __kernel {
             config: $crate::LaunchConfig,
             $($takes)*
         ) -> <__On as $crate::LaunchOn>::Launched {
-            $($before)*
+            let (_, ($($before)*)) = { $($shapes)* ((), ($($before)*)) };
             // SAFETY: the declaration admits any geometry; the derived arguments are its own.
             let kernel = unsafe { self.kernel.kernel() };
             $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))

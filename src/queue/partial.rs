@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::error::refused::Refused;
 use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable, Span, Writable};
-use crate::memory::copy_2d::Copy2d;
+use crate::memory::copy_2d::{Copy2d, Rows};
 use crate::memory::pinned::PinnedBuffer;
 use crate::submit::{Footprint, at};
 
@@ -184,11 +184,13 @@ fn part<'a, T>(span: &Span<'a>, range: Range<usize>) -> Span<'a> {
 
 fn row_copy<T>(to: Place, from: Place, rows: Copy2d) -> RowCopy {
     let bytes = |elements: usize| (elements * size_of::<T>()) as u64;
+    // There is nothing behind the last row: the distance to it may be any number.
+    let pitch = |side: Rows| bytes(if rows.height > 1 { side.pitch } else { rows.width });
     RowCopy {
         to,
-        to_pitch: bytes(rows.destination.pitch),
+        to_pitch: pitch(rows.destination),
         from,
-        from_pitch: bytes(rows.source.pitch),
+        from_pitch: pitch(rows.source),
         row_bytes: bytes(rows.width),
         rows: rows.height as u64,
     }

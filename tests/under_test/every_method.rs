@@ -101,18 +101,28 @@ pub(crate) struct World {
     full: Stream,
     /// Has nothing to do.
     idle: Stream,
+    /// Loaded before the host function runs: on a GPU loading waits for that.
+    scale: kernels::scale,
+    empty: kernels::empty,
+    module: Option<Module>,
 }
 
 impl World {
     pub(crate) fn new(device: &Device) -> Result<World> {
         let (host, full, idle) = (device.stream()?, device.stream()?, device.stream()?);
-        Ok(World { device: device.clone(), host, full, idle })
+        let scale = kernels::scale::load_blocking(device)?;
+        let empty = kernels::empty::load_blocking(device)?;
+        let spin = || Image::ptx(include_str!("../../kernels/spin.ptx"));
+        let module = match device.kind() {
+            DeviceKind::Cuda => Some(Module::load_blocking(device, spin())?),
+            _ => None,
+        };
+        Ok(World { device: device.clone(), host, full, idle, scale, empty, module })
     }
 
     /// Calls everything inside a host function, while a thread sits in the queue of the full stream,
     /// which waits for that host function. Then nothing is lost, and everything goes on.
     pub(crate) fn run(&self) -> Result<()> {
-        let empty = kernels::empty::load_blocking(&self.device)?;
         let (begin, begun) = channel::<Methods>();
         let (tell, told) = channel();
         let (going, gone) = channel();
@@ -129,7 +139,7 @@ impl World {
         // Before the queue is full: it makes what it calls.
         let methods = every_method(self)?;
         assert!(methods.names().len() > 150, "the list is short");
-        let filler = self.fill(&empty)?;
+        let filler = self.fill()?;
         begin.send(methods).expect("it listens");
         let mut wrong = Vec::new();
         check(&told, &mut wrong);
@@ -146,8 +156,8 @@ impl World {
     }
 
     /// Gives a stream work until that blocks.
-    fn fill(&self, empty: &kernels::empty) -> Result<std::thread::JoinHandle<Result<()>>> {
-        let (full, empty) = (self.full.clone(), empty.clone());
+    fn fill(&self) -> Result<std::thread::JoinHandle<Result<()>>> {
+        let (full, empty) = (self.full.clone(), self.empty.clone());
         let before = full.submitted();
         let filler =
             std::thread::spawn(move || (0..1500).try_for_each(|_| empty.launch(&full).queued()));
@@ -183,23 +193,17 @@ fn check(told: &Receiver<(&'static str, Expected, Option<Outcome>)>, wrong: &mut
 /// Everything that can be called. What it takes is made here, outside of the host function; the full
 /// stream waits for that from here on.
 pub(crate) fn every_method(world: &World) -> Result<Methods> {
-    let World { device, host, full, idle } = world;
+    let World { device, host, full, idle, scale, module, .. } = world;
+    let (scale, module) = (scale.clone(), module.clone());
     let mut list = Methods::default();
     let is_cuda = device.kind() == DeviceKind::Cuda;
 
     // What needs a device that is idle.
-    let scale = kernels::scale::load_blocking(device)?;
     let double = match is_cuda {
         true => None,
         false => Some(Kernel::<(InOut<f32>,)>::host(device, "double", |_: &_, x: &mut [f32]| {
             x.iter_mut().for_each(|x| *x *= 2.0);
         })?),
-    };
-    let module = match is_cuda {
-        true => {
-            Some(Module::load_blocking(device, Image::ptx(include_str!("../../kernels/spin.ptx")))?)
-        }
-        false => None,
     };
     let pool = StreamPool::builder().streams(device, 1).max_in_flight(2).build()?;
     let pooled = pool.try_acquire()?;
