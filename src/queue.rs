@@ -82,9 +82,8 @@ impl<'s> Queue<'s> {
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {
             Ok(value) => {
-                let Settled { value, mut points } = value.settle();
-                points.reach(self.lane, self.last.get());
-                Op::at(points, value)
+                let Settled { value, points } = value.settle();
+                Op::at(points.reaching(self.lane, self.last.get()), value)
             }
             Err(error) => {
                 self.lane.release(self.last.get());

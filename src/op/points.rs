@@ -43,10 +43,23 @@ impl Points {
         }
     }
 
-    /// Adds a ticket of `lane`, which is not cloned where it is among the streams already. Ticket 0 is
-    /// in front of all work: it adds nothing to others.
-    pub(crate) fn reach(&mut self, lane: &Arc<Lane>, ticket: u64) {
-        if ticket == 0 && !self.as_slice().is_empty() {
+    /// These and a ticket of `lane`, whose stream is not cloned where it is among them already. Ticket
+    /// 0 is in front of all work: it adds nothing to others.
+    #[inline]
+    pub(crate) fn reaching(self, lane: &Arc<Lane>, ticket: u64) -> Points {
+        match self {
+            Points::Many(points) if points.is_empty() => {
+                Points::One(Point { lane: lane.progress().clone(), ticket })
+            }
+            mut points => {
+                points.reach(lane, ticket);
+                points
+            }
+        }
+    }
+
+    fn reach(&mut self, lane: &Arc<Lane>, ticket: u64) {
+        if ticket == 0 {
             return;
         }
         match self.on(lane.id()) {
