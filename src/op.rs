@@ -64,6 +64,12 @@ use crate::turn_taking::Budget;
 /// Dropping an `Op` abandons it: it never blocks, never cancels the work, never frees what the
 /// device still uses. Polling can be given up and resumed at any point.
 ///
+/// # Wakers
+/// While it looks for itself it wakes its own task from inside `poll`, and the device's poller may wake
+/// it ahead of completion: a poll that finds it pending is no error. Wakers are called with no lock of
+/// this crate held; one that panics does so out of the call that it was called by, if that is its own
+/// task's poll or drop.
+///
 /// # Errors
 /// What could not be submitted (also at once through [`submitted`](Op::submitted) or
 /// [`queued`](Op::queued)), or the loss of the device.

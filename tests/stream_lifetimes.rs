@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, FaultHandle, Gate};
-use gpu_await::{Device, DeviceKind, Event, Op, Result, Stream};
+use gpu_await::{Device, DeviceKind, Event, Grid, InOut, Kernel, LaunchConfig, Op, Result, Stream};
 
 const SOON: Duration = Duration::from_secs(10);
 const MANY: usize = 300;
@@ -30,7 +30,11 @@ fn workers(device: &Device) -> usize {
     if device.kind() != DeviceKind::Host || cfg!(not(target_os = "linux")) {
         return 0;
     }
-    let name = format!("host:{}-", device.ordinal());
+    threads_of_host(device.ordinal())
+}
+
+fn threads_of_host(ordinal: usize) -> usize {
+    let name = format!("host:{ordinal}-");
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
     let names =
         tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -396,4 +400,34 @@ fn points_that_nobody_steps_any_more_resolve() {
         let error = op.now_or_never().expect("told").unwrap_err();
         assert_eq!(error.kind(), gpu_await::ErrorKind::Closed, "{error}");
     }
+}
+
+/// What was lent at the loss stays mapped, and keeps neither device nor streams.
+#[tokio::test]
+async fn a_lost_device_leaves_no_threads() -> Result<()> {
+    if testing::device().kind() != DeviceKind::Host {
+        return Ok(()); // the loss of a GPU is the whole process's
+    }
+    for gated in [false, true] {
+        let device = device();
+        let ordinal = device.ordinal();
+        let stream = device.stream()?;
+        let x = stream.zeros::<u32>(1000).queued()?;
+        let gate = gated.then(|| Gate::close(&device.stream()?)).transpose()?;
+        let lost = stream.host_fn(|| ());
+        let boom = Kernel::<(InOut<u32>,)>::host(&device, "boom", |_: &Grid, _: &mut [u32]| {
+            panic!("on purpose")
+        })?;
+        let mut y = stream.zeros::<u32>(10).queued()?;
+        let held = Gate::close(&stream)?;
+        let op = stream.launch(&boom, LaunchConfig::new(1, 1), (&mut y,));
+        // Behind the fault: its memory is lent when the device is lost.
+        stream.download(&x).abandon();
+        held.open();
+        assert!(op.await.unwrap_err().is_device_lost());
+        drop((lost, x, y, boom, stream, gate, held));
+        drop(device);
+        eventually("its threads have ended", || threads_of_host(ordinal) == 0).await;
+    }
+    Ok(())
 }

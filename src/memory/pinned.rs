@@ -200,6 +200,11 @@ impl PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
+        if self.pool.engine.lost().is_some() {
+            // A device that is lost may still write to it: nobody gets it again, and the pool's drop
+            // leaves it mapped.
+            return;
+        }
         let mut state = self.pool.state.lock();
         state.free.entry(self.raw.bytes).or_default().push(self.raw);
     }

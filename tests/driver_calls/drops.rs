@@ -266,6 +266,7 @@ fn streams_that_come_and_go_are_destroyed() {
     const MANY: usize = 300;
     async_under_the_stand_in(async |driver| {
         for mode in MODES {
+            eventually("the device before is closed", || driver.live("stream") == 0);
             let device = device_with(mode);
             let weights = soon(device.full(1000, 1.0f32)).await.unwrap();
             let mut state = soon(device.full(1000, 2.0f32)).await.unwrap();

@@ -319,7 +319,12 @@ impl Lane {
             // ORDERING: Relaxed: statistics.
             counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
             counters.quarantined_bytes.fetch_add(lent.bytes, Ordering::Relaxed);
-            std::mem::forget(lent.payload);
+            match lent.payload {
+                // Of a device that is lost a block is not used again, and stays mapped. It keeps its
+                // device, which must not stay as well.
+                Payload::Memory(memory) => drop(memory),
+                Payload::Foreign(value) => std::mem::forget(value),
+            }
         }
     }
 
