@@ -4,18 +4,6 @@
 //! [`Error::detail`] carries the numbers (asked, limit, free, the operation's name). Formatting
 //! never enters the driver, so an error can be printed on a machine that has none and after the
 //! device is lost.
-//!
-//! | kind | what the caller can do |
-//! |---|---|
-//! | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device |
-//! | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works |
-//! | [`ErrorKind::Overloaded`] | try later |
-//! | [`ErrorKind::TimedOut`] | the device goes on; wait longer or give up |
-//! | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
-//! | [`ErrorKind::DeviceLost`] | the process cannot get that device back: report and exit |
-//! | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close) |
-//! | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
-//! | [`ErrorKind::Panicked`] | correct the code that ran the batch; others go on |
 #![forbid(unsafe_code)]
 
 pub(crate) mod image;
@@ -46,7 +34,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone)]
 pub struct Error(Arc<ErrorDetail>);
 
-/// What a caller can do about an [`Error`]; see the table of the module.
+/// What a caller can do about an [`Error`].
+///
+/// | kind | what the caller can do |
+/// |---|---|
+/// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device |
+/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works |
+/// | [`ErrorKind::Overloaded`] | try later |
+/// | [`ErrorKind::TimedOut`] | the device goes on; wait longer or give up |
+/// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
+/// | [`ErrorKind::DeviceLost`] | the process cannot get that device back: report and exit |
+/// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close) |
+/// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
+/// | [`ErrorKind::Panicked`] | correct the code that ran the batch; others go on |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
