@@ -380,6 +380,10 @@ impl DeviceBuilder {
     /// and what streams keep. What an allocation beyond it does is in
     /// [`on_pressure`](Self::on_pressure).
     ///
+    /// Whole blocks count: bytes are rounded up to a multiple of 512 bytes, and up to 1 MiB so that
+    /// streams can keep them (see [`spare_bytes_per_stream`](Self::spare_bytes_per_stream)). Where a
+    /// block does not fit because of the latter, it is made without that.
+    ///
     /// # Source
     /// `CUmemPoolProps::maxSize` holds the driver to it as well, from CUDA 12.2 on.
     pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {
@@ -413,6 +417,10 @@ impl DeviceBuilder {
     /// next ones of about that size on the same stream; 0 for none, 8 MiB unless said otherwise. What
     /// a stream keeps is given back by [`Device::trim`], by the drop of the stream, and before an
     /// allocation fails.
+    ///
+    /// So that blocks fit the next buffers, sizes up to 1 MiB are rounded up: to a multiple of 512 bytes
+    /// up to 4 KiB, beyond that to an eighth of the next power of two, which is at most a quarter more.
+    /// With 0 they are rounded to 512 bytes alone.
     ///
     /// The driver's allocator is quick for one thread and slow for several: 0.6 µs for an allocation
     /// and its free on an H200, and 27 µs from each of eight threads. What is kept costs neither.

@@ -6,6 +6,7 @@
 //! device is lost.
 #![forbid(unsafe_code)]
 
+pub(crate) mod advice;
 pub(crate) mod image;
 pub(crate) mod refused;
 
@@ -13,6 +14,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use advice::{MemoryAdvice, refused_suffix, within};
 use image::{ImageProblem, ParamLayout};
 
 /// The result of a call of this crate.
@@ -225,16 +227,20 @@ pub enum ErrorDetail {
     Event { which: &'static str, problem: EventProblem },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
     ///
-    /// Reclaimable is what is pending or kept: it comes free without a buffer being dropped. If that
-    /// and what is free are enough, [`Stream::reclaimed`](crate::Stream::reclaimed) tells when to try
-    /// again.
+    /// `reclaimable_bytes` are those that are pending: they come free without a buffer being dropped,
+    /// and are not in `free_bytes`. What streams keep is in `free_bytes`. `driver_refused`: there is
+    /// room, and the driver refused all the same, because others use the device or because the free
+    /// memory is in pieces. `advice` says what helps.
     #[error(
-        "out of device memory: asked {asked_bytes} bytes, {free_bytes} of {total_bytes} free{}; buffers \
-         hold {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept: {}",
-        limit_suffix(*.limit_bytes), advice(*.asked_bytes, *.free_bytes, *.reclaimable_bytes)
+        "out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
+         {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}: {}",
+        within(*.limit_bytes, *.total_bytes), refused_suffix(*.driver_refused),
+        .advice.text(*.limit_bytes)
     )]
     OutOfMemory {
         asked_bytes: u64,
+        advice: MemoryAdvice,
+        driver_refused: bool,
         reclaimable_bytes: u64,
         allocated_bytes: u64,
         pending_bytes: u64,
@@ -504,18 +510,6 @@ impl fmt::Display for Axis {
 
 fn allowed(limit: u64) -> String {
     if limit == 0 { "none".to_owned() } else { format!("1 to {limit}") }
-}
-
-fn limit_suffix(limit_bytes: Option<u64>) -> String {
-    limit_bytes.map_or(String::new(), |limit| format!(", the device's limit is {limit}"))
-}
-
-fn advice(asked: u64, free: u64, reclaimable: u64) -> &'static str {
-    if asked <= free.saturating_add(reclaimable) {
-        "await `reclaimed` and try again"
-    } else {
-        "drop buffers, or ask for less"
-    }
 }
 
 fn log_suffix(log: &str) -> String {

@@ -106,6 +106,7 @@ pub use device::loss::Loss;
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
 pub use device::{Device, DeviceBuilder};
+pub use error::advice::MemoryAdvice;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
 pub use error::{

@@ -17,7 +17,13 @@ pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod untracked;
 
+use std::sync::Arc;
+
+use crate::completion::account::block;
+use crate::completion::claim::Prospect;
 use crate::completion::engine::Engine;
+use crate::completion::lane::Lane;
+use crate::error::advice::MemoryAdvice;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::thread_role;
 
@@ -33,8 +39,9 @@ pub struct MemoryInfo {
     /// What buffers hold, in whole blocks.
     pub allocated_bytes: u64,
     /// What was given up and waits for device work: other streams use it, or its free is on a stream.
+    /// It is not in `free_bytes`, and comes free without a buffer being dropped.
     pub pending_bytes: u64,
-    /// What streams keep of what was given up, for their next allocations.
+    /// What streams keep of what was given up, for their next allocations. It is in `free_bytes`.
     pub kept_bytes: u64,
     /// What the driver refused to free: lost for the life of the process.
     pub leaked_bytes: u64,
@@ -78,15 +85,25 @@ impl MemoryInfo {
         })
     }
 
-    /// The error of an allocation that cannot be had.
-    pub(crate) fn out_of_memory(engine: &Engine, asked_bytes: u64) -> Error {
-        let info = match MemoryInfo::of(engine) {
-            Ok(info) => info,
+    /// The error of an allocation on `lane` that cannot be had.
+    pub(crate) fn out_of_memory(lane: &Arc<Lane>, asked_bytes: u64) -> Error {
+        let engine = lane.engine();
+        let seen = MemoryInfo::within_reach(engine)
+            .map(|within_reach| engine.prospect(lane, asked_bytes, within_reach))
+            .and_then(|prospect| Ok((prospect, MemoryInfo::of(engine)?)));
+        let (prospect, info) = match seen {
+            Ok(seen) => seen,
             Err(error) => return error,
         };
         ErrorDetail::OutOfMemory {
             asked_bytes,
-            reclaimable_bytes: info.pending_bytes + info.kept_bytes,
+            advice: match prospect {
+                Prospect::Fits => MemoryAdvice::TryAgain,
+                Prospect::Later(_) => MemoryAdvice::Reclaim,
+                Prospect::Never => MemoryAdvice::DropBuffers,
+            },
+            driver_refused: engine.account.lock().is_refused(block(asked_bytes)),
+            reclaimable_bytes: info.pending_bytes,
             allocated_bytes: info.allocated_bytes,
             pending_bytes: info.pending_bytes,
             kept_bytes: info.kept_bytes,

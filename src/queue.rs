@@ -27,6 +27,7 @@ use std::sync::Arc;
 use self::settle::{Lent, Settle, Settled};
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
+use crate::completion::account::block;
 use crate::completion::claim::{Claim, Prospect};
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::spare;
@@ -487,7 +488,7 @@ impl<'s> Queue<'s> {
             drop(claim);
             let within_reach = MemoryInfo::within_reach(engine)?;
             if matches!(engine.prospect(self.lane, bytes, within_reach), Prospect::Never) {
-                return Err(MemoryInfo::out_of_memory(engine, bytes));
+                return Err(MemoryInfo::out_of_memory(self.lane, bytes));
             }
             // Refused, there is nothing to give back.
             engine.backend.pool_trim(0).ok();
@@ -499,7 +500,8 @@ impl<'s> Queue<'s> {
             // Once more, without what the claim held.
             Err(error) if is_short(&error) => {
                 drop(claim);
-                return Err(MemoryInfo::out_of_memory(engine, bytes));
+                engine.account.lock().refuse(block(bytes));
+                return Err(MemoryInfo::out_of_memory(self.lane, bytes));
             }
             Err(error) => return Err(error),
         };
@@ -511,7 +513,7 @@ impl<'s> Queue<'s> {
 
     fn claim(&self, bytes: u64, forced: bool) -> Result<Claim<'s>> {
         let claim = Claim::new(self.lane, bytes, forced)?;
-        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.lane.engine(), bytes))
+        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.lane, bytes))
     }
 
     fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {

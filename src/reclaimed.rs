@@ -15,9 +15,14 @@ use crate::op::{Op, Value};
 use crate::stream::Stream;
 
 impl Stream {
-    /// Resolves when an allocation of so many bytes on this stream may be tried again: enough of what
-    /// was given up is complete, or somebody gave more up. Others may be quicker; then the allocation
-    /// fails again, and so may be awaited again.
+    /// Resolves when an allocation of so many bytes on this stream fits, as far as the device's account
+    /// says: enough of what was given up is complete, or more was given up. Other allocations may be
+    /// quicker; then this one fails again, and `reclaimed` may be awaited again. If the driver refused
+    /// what fits, it resolves when memory has moved since.
+    ///
+    /// It waits for memory that was given up, never for buffers that are alive elsewhere: beside those,
+    /// what does not fit is refused at once. To wait until other tasks drop theirs, hold a permit of a
+    /// semaphore of your own for as long as each buffer lives, counted in bytes if they differ.
     ///
     /// # Cancel safety
     /// Yes.
@@ -57,7 +62,7 @@ impl Stream {
             let mut ops: Vec<Op<()>> =
                 match engine.prospect(lane, bytes, MemoryInfo::within_reach(engine)?) {
                     Prospect::Fits => return Ok(()),
-                    Prospect::Never => return Err(MemoryInfo::out_of_memory(engine, bytes)),
+                    Prospect::Never => return Err(MemoryInfo::out_of_memory(lane, bytes)),
                     Prospect::Later(waits) => {
                         let wait = |used: Use<Arc<Progress>>| {
                             Op::at_point(&used.lane, used.ticket, Value::Here(()))

@@ -384,7 +384,7 @@ pub(crate) fn submit<R>(
             }
             Ok((ticket, value))
         }
-        Err(refusal) => Err(footprint.poison(explain(engine, refusal))),
+        Err(refusal) => Err(footprint.poison(explain(lane, refusal))),
     }
 }
 
@@ -409,10 +409,10 @@ fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>)
     }
 }
 
-fn explain(engine: &Engine, refusal: Refusal) -> Error {
+fn explain(lane: &Arc<Lane>, refusal: Refusal) -> Error {
     match refusal {
-        Refusal::Driver(code) => engine.refused(code),
-        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(engine, asked_bytes),
+        Refusal::Driver(code) => lane.engine().refused(code),
+        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(lane, asked_bytes),
     }
 }
 

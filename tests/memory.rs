@@ -97,7 +97,7 @@ async fn a_limit_refuses_with_its_figures_and_the_program_goes_on() {
         }
         ref other => panic!("{other}"),
     }
-    assert!(error.to_string().contains("the device's limit is 67108864"), "{error}");
+    assert!(error.to_string().contains("free within the limit of 67108864"), "{error}");
     // In the middle of a program: what is there works, an op that depends on nothing else as well.
     let (other, last) = (device.stream().unwrap(), kept.len() - 1);
     let seen = soon(other.download(&kept[last])).await.unwrap();

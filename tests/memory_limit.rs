@@ -6,7 +6,9 @@ mod limited;
 use std::time::Duration;
 
 use gpu_await::testing::{self, DriverCall, Gate};
-use gpu_await::{Device, ErrorKind, Pressure, Result, kernels};
+use gpu_await::{
+    Device, DeviceKind, ErrorDetail, ErrorKind, MemoryAdvice, Pressure, Result, kernels,
+};
 use proptest::prelude::*;
 
 const MIB: usize = 1 << 20;
@@ -95,8 +97,10 @@ async fn a_deep_queue_of_temporaries_does_not_grow() -> Result<()> {
         for n in 0..100 {
             // Of changing sizes, so that no block fits the next.
             drop(stream.zeros::<u8>(2 * MIB + (n * 7 % 20) * MIB / 10).queued()?);
+            // How much of it is pending depends on who was at the stream when it was dropped; without
+            // being used again, the third would be refused.
             let stats = device.stats();
-            assert!(stats.pending_bytes <= 4 << 20, "{stats:?}");
+            assert!(limited::held(&stats) <= LIMIT, "{stats:?}");
         }
         gate.open();
         soon(stream.done()).await?;
@@ -165,8 +169,9 @@ async fn under_fail_reclaimed_says_when() -> Result<()> {
     let error = b.zeros::<u8>(30 * MIB).queued().unwrap_err();
     assert_eq!(limited::told(&error), [40 << 20, 10 << 20, 40 << 20, 0, LIMIT]);
     assert!(error.to_string().contains("await `reclaimed`"), "{error}");
-    // What the stream itself gave up it has at once.
-    drop(a.zeros::<u8>(50 * MIB).queued()?);
+    // What the stream itself gave up it has at once. A driver's pool need not join it with more.
+    let more = if device.kind() == DeviceKind::Host { 50 * MIB } else { 40 * MIB };
+    drop(a.zeros::<u8>(more).queued()?);
     let mut reclaimed = Box::pin(b.reclaimed(30 << 20));
     assert!(futures::poll!(&mut reclaimed).is_pending());
     // Given up, and awaited again.
@@ -342,5 +347,91 @@ async fn a_hopeless_allocation_disturbs_nobody() -> Result<()> {
     // Nothing on the stream waits for the gate.
     soon(b.host_fn(|| ())).await?;
     assert!(!gate.timed_out());
+    Ok(())
+}
+
+/// A block is rounded so that it can be kept; not where that is what does not fit.
+#[tokio::test]
+async fn a_block_that_does_not_fit_is_not_rounded() -> Result<()> {
+    for pressure in [Pressure::Wait, Pressure::Fail] {
+        let builder = Device::builder().memory_limit_bytes(1_000_000).on_pressure(pressure);
+        let (device, _turn) = opened(builder);
+        let stream = device.stream()?;
+        for bytes in [950_000, 999_424] {
+            let x = stream.full(bytes, 7u8).queued()?;
+            assert_eq!(device.stats().allocated_bytes, bytes.next_multiple_of(512) as u64);
+            assert!(soon(stream.download(&x)).await?.iter().all(|byte| *byte == 7));
+            drop(x);
+            soon(stream.reclaimed(999_424)).await?;
+        }
+        // Beside a buffer that leaves room for the one, and not for the other.
+        let _held = stream.zeros::<u8>(1024).queued()?;
+        drop(stream.zeros::<u8>(950_000).queued()?);
+        assert!(stream.zeros::<u8>(999_424).queued().is_err());
+    }
+    Ok(())
+}
+
+fn advice(error: &gpu_await::Error) -> MemoryAdvice {
+    match *error.detail() {
+        ErrorDetail::OutOfMemory { advice, driver_refused: false, .. } => advice,
+        ref other => panic!("{other}"),
+    }
+}
+
+/// `reclaimed` is recommended where it waits, and not where it would refuse.
+#[tokio::test]
+async fn the_advice_is_what_helps() -> Result<()> {
+    const LIMIT: u64 = 1 << 20;
+    let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(Pressure::Fail);
+    let (device, _turn) = opened(builder);
+    let (a, b) = (device.stream()?, device.stream()?);
+    drop(a.zeros::<u8>(256 << 10).queued()?);
+    let held = a.zeros::<u8>(512 << 10).queued()?;
+    soon(device.done()).await?;
+    // What is kept is free, and counted once.
+    let error = b.zeros::<u8>(768 << 10).queued().unwrap_err();
+    assert_eq!(advice(&error), MemoryAdvice::DropBuffers);
+    assert!(error.to_string().contains("524288 free within the limit of 1048576"), "{error}");
+    assert!(error.to_string().contains("or raise the limit"), "{error}");
+    assert_eq!(limited::told(&error)[0], 0);
+    let error = soon(b.reclaimed(768 << 10)).await.unwrap_err();
+    assert_eq!(advice(&error), MemoryAdvice::DropBuffers);
+    // Kept by a stream that still uses it.
+    let gate = Gate::close(&a)?;
+    drop(a.zeros::<u8>(512 << 10).queued()?);
+    let error = b.zeros::<u8>(512 << 10).queued().unwrap_err();
+    assert_eq!(advice(&error), MemoryAdvice::Reclaim);
+    let mut reclaimed = Box::pin(b.reclaimed(512 << 10));
+    assert!(futures::poll!(&mut reclaimed).is_pending());
+    gate.open();
+    soon(reclaimed).await?;
+    drop(b.zeros::<u8>(512 << 10).queued()?);
+    drop(held);
+    Ok(())
+}
+
+/// Neither what streams kept before, nor what is dropped later.
+#[tokio::test]
+async fn a_closed_device_keeps_nothing() -> Result<()> {
+    for limit in [u64::MAX, 16 << 20] {
+        let (device, _turn) = opened(Device::builder().memory_limit_bytes(limit));
+        let streams = [device.stream()?, device.stream()?];
+        let held = streams[0].zeros::<u8>(MIB).queued()?;
+        for stream in &streams {
+            drop(stream.zeros::<u8>(MIB).queued()?);
+        }
+        assert_eq!(device.stats().kept_bytes, 2 << 20);
+        device.close(Duration::from_secs(10)).await?;
+        assert_eq!(device.stats().kept_bytes, 0);
+        drop(held);
+        assert_eq!(device.stats().kept_bytes, 0);
+        soon(async {
+            while limited::held(&device.stats()) > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    }
     Ok(())
 }

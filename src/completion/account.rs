@@ -65,11 +65,13 @@ pub(crate) struct Account {
     figures: Figures,
     /// Rises when memory is given up, or comes free.
     version: u64,
+    /// The version at which the driver refused a block that fits, and its size.
+    refused: Option<(u64, u64)>,
 }
 
 impl Account {
     pub(crate) fn new(limit: u64) -> Self {
-        Account { limit, figures: Figures::default(), version: 0 }
+        Account { limit, figures: Figures::default(), version: 0, refused: None }
     }
 
     pub(crate) fn figures(&self) -> Figures {
@@ -79,6 +81,18 @@ impl Account {
     /// A number that rises when memory is given up, or comes free.
     pub(crate) fn version(&self) -> u64 {
         self.version
+    }
+
+    /// The driver refused a block that fits. It stands until memory moves.
+    pub(crate) fn refuse(&mut self, block: u64) {
+        let known = self.refused.filter(|(version, _)| *version == self.version);
+        let least = known.map_or(block, |(_, known)| known.min(block));
+        self.refused = Some((self.version, least));
+    }
+
+    /// Whether the driver refused such a block, or a smaller one, and no memory moved since.
+    pub(crate) fn is_refused(&self, block: u64) -> bool {
+        self.refused.is_some_and(|(version, least)| version == self.version && least <= block)
     }
 
     /// How much more may be given out.

@@ -8,7 +8,8 @@
 //! | 3 | what is pending elsewhere, if its uses have events, and the device is to wait | the stream, on the device |
 //! | 4 | none: out of memory | |
 //!
-//! A step is taken if the ones before it were not enough. Blocks that are taken over are freed *on the
+//! A step is taken if the ones before it were not enough. Sizes are rounded so that blocks can be kept
+//! ([`spare`](super::spare)); one that does not fit rounded has its own size, and is not kept. Blocks that are taken over are freed *on the
 //! allocating stream*, behind its waits and in front of the allocation, so that the driver's pool can
 //! use their memory for it, cut as it likes. What is left over is freed there in order.
 //!
@@ -21,7 +22,9 @@
 //! # Invariants
 //! 1. What is taken over for a claim is nobody else's from then on (`random_programs_stay_within_the_limit`).
 //! 2. No lock of another stream is waited for, and no two are held.
-//! 3. A block is freed on a stream that is behind every use of it: complete, its own, or waited for by
+//! 3. What moves from place to place does so under `pressing`: who looks for memory there finds all that
+//!    is pending (`random_programs_stay_within_the_limit`).
+//! 4. A block is freed on a stream that is behind every use of it: complete, its own, or waited for by
 //!    an event that is at or behind the use (`a_block_taken_over_waits_for_its_last_use`).
 #![forbid(unsafe_code)]
 
@@ -29,7 +32,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::account::choose;
+use super::account::{block, choose};
 use super::engine::Engine;
 use super::events::EventHandle;
 use super::lane::Lane;
@@ -148,14 +151,30 @@ impl<'l> Claim<'l> {
         }
         thread_role::check("allocating device memory")?;
         engine.check_open()?;
-        if engine.account.lock().most() < claim.block {
+        let most = engine.account.lock().most();
+        if forced || most < claim.block {
+            claim.shrink();
+        }
+        if most < claim.block {
             // Nobody's memory is touched in vain.
             return Ok(None);
         }
         engine.look_everywhere();
-        let _pressing = engine.pressing.lock();
-        claim.gather(forced);
-        Ok(claim.settle().then_some(claim))
+        // The last handle of a stream is not dropped under the lock: that wakes.
+        let lanes = engine.lanes();
+        let settled = {
+            let _pressing = engine.pressing.lock();
+            claim.gather(&lanes, forced);
+            claim.settle() || claim.shrink() && claim.settle()
+        };
+        // Refused, it puts back what it took: not under the lock.
+        Ok(settled.then_some(claim))
+    }
+
+    /// Asks for no more than was asked for; false if it did not ask for more.
+    fn shrink(&mut self) -> bool {
+        let least = block(self.asked);
+        std::mem::replace(&mut self.block, least) > least
     }
 
     /// A buffer of nothing.
@@ -244,9 +263,8 @@ impl<'l> Claim<'l> {
     }
 
     /// Steps 1 to 3.
-    fn gather(&mut self, forced: bool) {
+    fn gather(&mut self, lanes: &[Arc<Lane>], forced: bool) {
         let engine = self.lane.engine().clone();
-        let lanes = engine.lanes();
         let others = lanes.iter().filter(|lane| lane.id() != self.lane.id());
         for lane in std::iter::once(self.lane).chain(others.clone()) {
             let own = lane.id() == self.lane.id();
@@ -256,7 +274,7 @@ impl<'l> Claim<'l> {
             }
         }
         let (free, waiting): (Vec<_>, Vec<_>) = engine
-            .candidates(self.lane)
+            .candidates(lanes, self.lane)
             .into_iter()
             .filter(|candidate| !matches!(candidate.from, From::Nobody))
             .partition(|candidate| candidate.waits.is_empty());
@@ -411,9 +429,9 @@ impl Drop for Claim<'_> {
 impl Engine {
     /// What could be taken over by `lane`, and what it has to wait for; all that is pending or kept, but
     /// for what was freed on `lane` in order.
-    fn candidates(&self, lane: &Arc<Lane>) -> Vec<Candidate> {
+    fn candidates(&self, lanes: &[Arc<Lane>], lane: &Arc<Lane>) -> Vec<Candidate> {
         let mut candidates = Vec::new();
-        for other in self.lanes() {
+        for other in lanes {
             let own = other.id() == lane.id();
             let waits = |ticket| {
                 let waits = (!own && !other.is_complete(ticket))
@@ -458,12 +476,16 @@ impl Engine {
         Candidate { from, bytes: retired.what.bytes(), waits }
     }
 
-    /// How things stand for a buffer of so many bytes on `lane`. `within_reach` is what the device can
+    /// How things stand for a buffer of so many bytes on `lane`. What the driver refused does not fit
+    /// until memory moves, whatever the account says: its pool does not join what streams have yet to
+    /// free. `within_reach` is what the device can
     /// give in all, whatever the limit is.
     pub(crate) fn prospect(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Prospect {
-        let block = self.block_bytes(bytes);
+        let block = block(bytes);
         self.collect_freed();
-        let candidates = self.candidates(lane);
+        let lanes = self.lanes();
+        let _pressing = self.pressing.lock();
+        let candidates = self.candidates(&lanes, lane);
         let of_lane: u64 = lane.frees_in_order().iter().map(|freed| freed.bytes).sum();
         let at_once = candidates
             .iter()
@@ -471,19 +493,24 @@ impl Engine {
             .filter(|candidate| !matches!(candidate.from, From::Nobody));
         let at_once =
             of_lane + self.freeing_bytes() + at_once.map(|candidate| candidate.bytes).sum::<u64>();
-        let (room, most, figures) = {
+        let (room, most, figures, refused) = {
             let account = self.account.lock();
-            (account.room(), account.most(), account.figures())
+            (account.room(), account.most(), account.figures(), account.is_refused(block))
         };
         let left = within_reach.saturating_sub(figures.held());
-        if at_once.saturating_add(room.min(left)) >= block {
+        let fits = at_once.saturating_add(room.min(left)) >= block;
+        if fits && !refused {
             return Prospect::Fits;
         }
-        if most.min(left.saturating_add(figures.pending + figures.kept)) < block {
+        let hopeless = most.min(left.saturating_add(figures.pending + figures.kept)) < block;
+        if hopeless || (refused && figures.pending + figures.kept == 0) {
             return Prospect::Never;
         }
+        let of_lane = lane.frees_in_order().into_iter();
+        let of_lane =
+            of_lane.map(|freed| Use { lane: lane.progress().clone(), ticket: freed.behind });
         let mut waits = UserList::new();
-        for used in candidates.into_iter().flat_map(|candidate| candidate.waits) {
+        for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_lane) {
             match waits.iter_mut().find(|known| known.lane.id() == used.lane.id()) {
                 Some(known) => known.ticket = known.ticket.min(used.ticket),
                 None => waits.push(used),

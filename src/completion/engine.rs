@@ -87,7 +87,8 @@ pub(crate) struct Engine {
     /// Frees of what was retired, each with an event behind it; within a limit.
     freeing: Mutex<VecDeque<(EventHandle, u64)>>,
     pub(crate) account: Mutex<Account>,
-    /// Held by who takes memory over from others.
+    /// Held while memory is taken over from others, and while pending memory moves from one place to
+    /// another. Its holder waits for no stream's lock.
     pub(super) pressing: Mutex<()>,
     pub(super) reclaimers: Reclaimers,
     /// Set when everybody was told of the loss.
@@ -257,16 +258,20 @@ impl Engine {
         if let Some(lost) = self.state.lost.get() {
             return Err(lost.clone());
         }
-        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
-        if self.closed.load(Ordering::Relaxed) {
+        if self.is_closed() {
             return Err(ErrorDetail::Closed { device: self.label().to_owned() }.into());
         }
         Ok(())
     }
 
     pub(crate) fn close(&self) {
-        // ORDERING: Relaxed, as above.
+        // ORDERING: Relaxed, as below.
         self.closed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
+        self.closed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn lost(&self) -> Option<&Error> {

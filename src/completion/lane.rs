@@ -40,7 +40,7 @@ use super::events::EventHandle;
 use super::history::History;
 use super::policy;
 use super::progress::Progress;
-use super::retired::Block;
+use super::retired::{Block, UserList};
 use super::spare::Spares;
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
@@ -551,15 +551,11 @@ impl Drop for Lane {
         if crate::at_exit::begun() {
             return;
         }
-        let left = self.take_left();
-        let stream = self.owned.then_some(self.stream);
-        if left.is_empty() && stream.is_none() {
-            return;
-        }
+        // Complete, and where an allocation finds it.
+        self.take_left().into_iter().for_each(|what| engine.retire(what, UserList::new()));
+        let Some(stream) = self.owned.then_some(self.stream) else { return };
         let keeper = engine.clone();
         engine.act(move || {
-            left.into_iter().for_each(|what| keeper.free_now(what));
-            let Some(stream) = stream else { return };
             // SAFETY: the lane made the stream, and nobody else has it.
             if unsafe { keeper.backend.stream_destroy(stream) }.is_err() {
                 keeper.count_unreturned();

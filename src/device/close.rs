@@ -13,7 +13,8 @@ use crate::thread_role;
 
 impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
-    /// most `limit`; [`Duration::MAX`] is no limit.
+    /// most `limit`; [`Duration::MAX`] is no limit. Then it gives back what streams keep, and what the
+    /// device's pool holds unused; of what is dropped later nothing is kept.
     ///
     /// It holds no thread: the device's poller keeps the time. On a device that is stepped
     /// (`testing::manual`) the limit is in the time of its steps.
@@ -29,7 +30,7 @@ impl Device {
         self.engine().close();
         let mut done = at(self.home.ours());
         let mut deadline = Deadline::after(self.engine(), limit);
-        std::future::poll_fn(|cx| {
+        let closed = std::future::poll_fn(|cx| {
             if let Poll::Ready(result) = Pin::new(&mut done).poll(cx) {
                 return Poll::Ready(result);
             }
@@ -41,6 +42,13 @@ impl Device {
                 })
             })
         })
-        .await
+        .await;
+        if closed.is_ok() {
+            self.engine().empty_caches();
+            self.engine().sweep_retired(false);
+            // Of a refusal only what the pool holds depends.
+            self.trim(0).await.ok();
+        }
+        closed
     }
 }

@@ -178,6 +178,39 @@ fn a_free_that_has_not_run_counts() {
     });
 }
 
+/// A driver's pool does not join what a stream has yet to free with what was never used: the error says
+/// who refused, and `reclaimed` waits instead of saying again that it fits.
+#[test]
+fn reclaimed_waits_where_the_driver_refused() {
+    async_under_the_stand_in(async |driver| {
+        for pressure in [Pressure::Wait, Pressure::Fail] {
+            let builder = Device::builder().memory_limit_bytes(64 << 20).on_pressure(pressure);
+            let device = builder.cuda(0).unwrap();
+            let a = device.stream().unwrap();
+            let held = driver.hold();
+            drop(a.zeros::<u8>(40 * MIB).queued().unwrap());
+            driver.fail("cuMemAllocFromPoolAsync", 1, 2);
+            let refuse_again = a.zeros::<u8>(50 * MIB).queued();
+            // Asked once more, with all that it could take over.
+            drop(refuse_again.expect("the second attempt"));
+            for nth in [1, 2] {
+                driver.fail("cuMemAllocFromPoolAsync", nth, 2);
+            }
+            let error = a.zeros::<u8>(60 * MIB).queued().unwrap_err();
+            driver.forgive();
+            let text = error.to_string();
+            assert!(text.contains("the driver refused although there is room"), "{text}");
+            assert!(text.contains("await `reclaimed`"), "{text}");
+            let mut reclaimed = Box::pin(a.reclaimed(60 << 20));
+            assert!(futures::poll!(&mut reclaimed).is_pending());
+            drop(held);
+            soon(reclaimed).await.unwrap();
+            soon(a.zeros::<u8>(60 * MIB)).await.unwrap();
+            soon(device.done()).await.unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_refused_free_of_the_driver_is_counted() {
     async_under_the_stand_in(async |driver| {

@@ -61,6 +61,9 @@ impl Engine {
         }
         // Asked only where it matters, and not under the lock: it looks at every stream.
         let idle = self.has_retired_module() && self.is_idle();
+        // An allocation finds all that is pending in one place or the other. Of a device that is lost
+        // nobody looks for it, and who has the lock may come here.
+        let _pressing = self.lost().is_none().then(|| self.pressing.lock());
         {
             let mut retired = self.retired.lock();
             if self.state.lost.get().is_some() {
@@ -176,9 +179,11 @@ impl Engine {
                 }
                 freeing.pop_front();
             }
+            if freed > 0 {
+                self.account.lock().release(freed);
+            }
         }
         if freed > 0 {
-            self.account.lock().release(freed);
             self.memory_moved();
         }
         freed > 0
@@ -245,14 +250,19 @@ impl Engine {
         recorded.inspect_err(|_| event.spoil()).ok().map(|()| event)
     }
 
-    /// Frees all that can be freed, for others. Blocks for a moment.
-    pub(crate) fn flush(self: &Arc<Self>) {
+    /// Empties the block caches of all streams. Waits for nothing.
+    pub(crate) fn empty_caches(self: &Arc<Self>) {
         for lane in self.lanes() {
             lane.sweep();
             for block in lane.take_all_kept() {
                 self.retire_block(&lane, block);
             }
         }
+    }
+
+    /// Frees all that can be freed, for others. Blocks for a moment.
+    pub(crate) fn flush(self: &Arc<Self>) {
+        self.empty_caches();
         self.collect_freed();
         self.sweep_retired(true);
         if self.options.stepped {

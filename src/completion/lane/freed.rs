@@ -54,7 +54,8 @@ impl Lane {
         let account = &self.engine.account;
         let kept = {
             let mut spares = self.spares.lock();
-            let fits = spare::rounded(bytes) == Some(bytes);
+            // Under the lock: who empties the cache of a closed device finds what was kept before.
+            let fits = spare::rounded(bytes) == Some(bytes) && !self.engine.is_closed();
             let kept = fits && spares.put(bytes, block).is_ok();
             if kept {
                 account.lock().keep(bytes);

@@ -341,6 +341,8 @@ impl Turn<'_, '_> {
         }
         // ORDERING: Relaxed, as above; before the take, so that what comes later is seen.
         self.lane.has_deferred.store(false, Ordering::Relaxed);
+        // An allocation finds them in one place or the other; it holds this and waits for no stream.
+        let _pressing = self.lane.engine.pressing.lock();
         let deferred = std::mem::take(&mut *self.lane.deferred.lock());
         for block in deferred {
             self.free(block);

@@ -1,0 +1,38 @@
+//! What an out-of-memory error says.
+#![forbid(unsafe_code)]
+
+/// What helps an allocation that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryAdvice {
+    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for what is pending.
+    Reclaim,
+    /// Drop buffers, ask for less, or raise the limit: `reclaimed` would refuse at once.
+    DropBuffers,
+    /// Try again: memory came free meanwhile.
+    TryAgain,
+}
+
+impl MemoryAdvice {
+    pub(super) fn text(self, limit_bytes: Option<u64>) -> &'static str {
+        match (self, limit_bytes) {
+            (MemoryAdvice::Reclaim, _) => "await `reclaimed` and try again",
+            (MemoryAdvice::DropBuffers, None) => "drop buffers, or ask for less",
+            (MemoryAdvice::DropBuffers, Some(_)) => {
+                "drop buffers, ask for less, or raise the limit"
+            }
+            (MemoryAdvice::TryAgain, _) => "try again: memory came free meanwhile",
+        }
+    }
+}
+
+pub(super) fn within(limit_bytes: Option<u64>, total_bytes: u64) -> String {
+    match limit_bytes {
+        Some(limit) => format!("within the limit of {limit}"),
+        None => format!("of {total_bytes}"),
+    }
+}
+
+pub(super) fn refused_suffix(driver_refused: bool) -> &'static str {
+    if driver_refused { "; the driver refused although there is room" } else { "" }
+}
