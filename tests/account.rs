@@ -198,3 +198,20 @@ fn a_block_is_whole_grains() {
     assert_eq!([1, 512, 513].map(account::block), [512, 512, 1024]);
     assert_eq!(account::block(u64::MAX), u64::MAX);
 }
+
+/// What the driver refused is refused again, and whatever is larger, until memory moves.
+#[test]
+fn a_refusal_stands_until_memory_moves() {
+    let mut account = Account::new(10_240);
+    assert!(!account.is_refused(1024));
+    account.refuse(2048);
+    account.refuse(4096);
+    let seen = [1024, 2048, 8192].map(|block| account.is_refused(block));
+    assert_eq!(seen, [false, true, true]);
+    assert!(account.claim(512, 0));
+    assert!(account.is_refused(2048));
+    account.retire(512);
+    assert!(!account.is_refused(8192));
+    account.refuse(8192);
+    assert!(!account.is_refused(2048) && account.is_refused(8192));
+}
