@@ -150,6 +150,11 @@ verbs! {
 
     /// Copies device memory into a pooled pinned buffer. Ready proves *visible to the host*.
     ///
+    /// # Blocking
+    /// The first of its size maps and registers memory, which the driver does not do while any thread is
+    /// blocked in a full queue: [`download_into`](Self::download_into) takes memory of yours, and
+    /// `download_staged` grows the pool off the executor.
+    ///
     /// # Errors
     /// Data that nothing has written, or whose producer failed (with its name); out of pinned
     /// memory; a device that is lost or closed.
@@ -374,8 +379,9 @@ verbs! {
     /// Records the point behind everything submitted so far. The host does not wait.
     ///
     /// # Blocking
-    /// No, also while another thread is held up by the stream's full queue; yes if the stream is shared
-    /// with other libraries and its queue is full.
+    /// No, also while another thread is held up by the stream's full queue, as long as the stream has
+    /// events in stock (some dozens, used again when they are complete and dropped): the driver makes none
+    /// meanwhile. Yes if the stream is shared with other libraries and its queue is full.
     ///
     /// # Errors
     /// A device that is lost or closed.

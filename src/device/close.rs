@@ -43,6 +43,10 @@ impl Device {
             })
         })
         .await;
+        if let Some(lost) = self.engine().lost() {
+            // What is known to be complete was so before; the device is gone all the same.
+            return Err(lost.clone());
+        }
         if closed.is_ok() {
             self.engine().empty_caches();
             self.engine().sweep_retired(false);
