@@ -358,8 +358,8 @@ pub(crate) fn submit<R>(
         let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
         let result = calls(&raw);
         // Nobody takes it back before the ticket is published. Without memory nothing has used it.
-        if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
-            for loan in std::mem::take(&mut footprint.lent) {
+        if !footprint.lent.is_empty() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
+            for loan in footprint.lent.drain(..) {
                 turn.lend(ticket, loan.bytes(), loan.into_payload());
             }
         }
