@@ -19,7 +19,7 @@
 //! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
 //! [`shared_event`] an event of several processes, [`roster`] the streams of a device,
 //! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
-//! streams and devices, [`claim`] the memory for an allocation, [`reclaimers`] who waits for some.
+//! streams and devices, [`claim`] the memory for an allocation, [`reclaimers`] the futures that wait for memory.
 
 pub(crate) mod account;
 pub(crate) mod checkers;

@@ -5,6 +5,8 @@
 mod child;
 #[path = "under_test/modes.rs"]
 mod modes;
+#[path = "under_test/taken_pool.rs"]
+mod taken_pool;
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,21 +86,6 @@ fn close_gives_up_at_its_limit_and_what_the_device_uses_stays() {
     }
 }
 
-/// A runtime whose one thread for blocking work is taken until the sender is dropped.
-fn with_taken_pool() -> (tokio::runtime::Runtime, std::sync::mpsc::Sender<()>) {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(2).max_blocking_threads(1).enable_all().build();
-    let runtime = runtime.expect("tokio");
-    let (release, released) = std::sync::mpsc::channel::<()>();
-    let (taken, is_taken) = std::sync::mpsc::channel();
-    runtime.spawn_blocking(move || {
-        taken.send(()).ok();
-        released.recv_timeout(Duration::from_secs(60)).ok();
-    });
-    is_taken.recv_timeout(Duration::from_secs(10)).expect("a thread");
-    (runtime, release)
-}
-
 fn assert_timed_out(closed: gpu_await::Result<()>) {
     let error = closed.expect_err("the gate is closed");
     assert!(matches!(error.detail(), ErrorDetail::TimedOut { .. }), "{error}");
@@ -109,7 +96,7 @@ fn close_needs_no_thread_of_the_runtime() {
     for mode in modes::ALL {
         let device = testing::device_with(mode);
         let (gate, op) = pending(&device);
-        let (runtime, release) = with_taken_pool();
+        let (runtime, release) = taken_pool::with_taken_pool();
         let start = Instant::now();
         let closed = runtime.block_on(async {
             let close = device.close(Duration::from_millis(200));

@@ -4,6 +4,8 @@
 mod completions;
 #[path = "under_test/settled.rs"]
 mod settled;
+#[path = "under_test/taken_pool.rs"]
+mod taken_pool;
 
 use std::time::Duration;
 
@@ -340,25 +342,10 @@ fn staging_runs_on_any_executor_and_its_future_is_send() {
     assert!(thread.join().unwrap() == numbers(MANY / 8));
 }
 
-/// A runtime whose one thread for blocking work is taken until the sender is dropped.
-fn with_taken_pool() -> (tokio::runtime::Runtime, std::sync::mpsc::Sender<()>) {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(2).max_blocking_threads(1).enable_all().build();
-    let runtime = runtime.expect("tokio");
-    let (release, released) = std::sync::mpsc::channel::<()>();
-    let (taken, is_taken) = std::sync::mpsc::channel();
-    runtime.spawn_blocking(move || {
-        taken.send(()).ok();
-        released.recv_timeout(6 * SOON).ok();
-    });
-    is_taken.recv_timeout(SOON).expect("a thread");
-    (runtime, release)
-}
-
 #[test]
 fn blocking_work_needs_no_thread_of_the_runtime() {
     let (device, peer) = (testing::device(), testing::peer_device());
-    let (runtime, release) = with_taken_pool();
+    let (runtime, release) = taken_pool::with_taken_pool();
     runtime.block_on(async {
         let stream = device.stream().unwrap();
         let x = soon(stream.upload_staged(numbers(MANY / 4))).await.unwrap();

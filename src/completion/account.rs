@@ -8,7 +8,7 @@
 //! | allocated | buffers hold it |
 //! | pending | given up, and waiting for device work: several streams used it, or its free is on a stream |
 //! | kept | in the block cache of a stream |
-//! | leaked | the driver refused its free; for good |
+//! | leaked | the driver refused its free; permanent |
 //!
 //! | transition | from | to |
 //! |---|---|---|
