@@ -367,11 +367,11 @@ thread_local! {
 
 /// Runs `act` in the destructor of a thread-local that was made before any other, so that it is dropped
 /// last; panics do not come back from there.
-fn in_a_destructor(act: impl FnOnce() + Send + 'static) {
+fn in_a_destructor(device: &Device, act: impl FnOnce() + Send + 'static) {
+    let device = device.clone();
     let thread = std::thread::spawn(move || {
         AT_THE_END.with(|end| end.borrow_mut().0 = Some(Box::new(act)));
         // Others, of this crate's as well.
-        let device = testing::device();
         device.default_stream().scope_sync(|| assert!(Stream::current().is_some()));
         drop(device.thread_stream());
     });
@@ -384,7 +384,7 @@ fn scopes_work_in_the_destructors_of_a_thread() {
     let (a, b) = (device.stream().unwrap(), device.stream().unwrap());
     let (told, tells) = std::sync::mpsc::channel();
     let given = device.clone();
-    in_a_destructor(move || {
+    in_a_destructor(&device, move || {
         let device = given;
         let tell = |ok: bool| told.send(ok).unwrap();
         tell(Stream::current().is_none());
