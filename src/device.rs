@@ -176,9 +176,7 @@ impl Device {
     /// A pinned host buffer of `len` zeros, from the device's pool.
     ///
     /// # Blocking
-    /// Zeroing takes about 0.1 ms a mebibyte: a buffer that comes back from a copy can be used again
-    /// without. The first of its size maps and registers memory: 0.2 to 6 ms a mebibyte. In async code
-    /// use [`pinned_async`](Self::pinned_async).
+    /// As [`Stream::pinned`]. In async code use [`pinned_async`](Self::pinned_async).
     ///
     /// # Errors
     /// Out of pinned memory; a device that is lost or closed.
@@ -542,6 +540,7 @@ impl DeviceBuilder {
         EngineOptions {
             completion: self.completion,
             stepped: false,
+            pins_on_demand: false,
             memory_limit: self.memory_limit_bytes,
             on_pressure: self.on_pressure,
             verify,

@@ -15,7 +15,7 @@ use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::progress::Progress;
 use crate::error::Result;
 use crate::hazard::Use;
-use crate::memory::pinned::PinnedPool;
+use crate::memory::pinned_pool::PinnedPool;
 use crate::offload::Crew;
 use crate::thread_role;
 
@@ -40,7 +40,7 @@ pub(crate) struct Home {
     pub(crate) engine: Arc<Engine>,
     pub(crate) pinned: Arc<PinnedPool>,
     /// The threads of the staged copies.
-    pub(crate) crew: Crew,
+    pub(crate) crew: Arc<Crew>,
     /// The devices whose memory was asked for, by the engine's id, and whether it can be reached
     /// directly.
     peers: Mutex<Vec<(u64, bool)>>,
@@ -62,12 +62,13 @@ impl Drop for Home {
 
 impl Home {
     pub(crate) fn new(engine: &Arc<Engine>) -> Result<Arc<Self>> {
-        let pinned = PinnedPool::new(engine);
         let default = Lane::open(engine, StreamOptions::default(), Some("default".into()))?;
-        let crew = Crew::new();
+        let crew = Arc::new(Crew::new());
         if !engine.options.stepped {
             crew.start();
         }
+        let pins_ahead = !engine.options.stepped && !engine.options.pins_on_demand;
+        let pinned = PinnedPool::new(engine, pins_ahead.then_some(&crew));
         Ok(Arc::new(Home {
             engine: engine.clone(),
             pinned,

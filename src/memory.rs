@@ -10,11 +10,13 @@
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
 pub(crate) mod allocation;
+mod buddy;
 pub(crate) mod buffer;
 pub(crate) mod copy_2d;
 pub(crate) mod frozen;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
+pub(crate) mod pinned_pool;
 pub(crate) mod untracked;
 
 use std::sync::Arc;

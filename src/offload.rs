@@ -29,7 +29,7 @@ pub(crate) async fn offload<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R> {
     let (task, result) = package(work);
-    spawn(task)?;
+    detach(task)?;
     result.await
 }
 
@@ -56,8 +56,11 @@ impl<R> Future for Offloaded<R> {
     }
 }
 
-/// Runs `task` on a thread that ends with it.
-fn spawn(task: impl FnOnce() + Send + 'static) -> Result<()> {
+/// Runs `task` on a thread that ends with it, and for which nobody waits.
+///
+/// # Errors
+/// There is no thread.
+pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
     let task = move || {
         if let Some(_under_way) = UnderWay::begin() {
             task();
@@ -113,7 +116,7 @@ impl Crew {
     ) -> Offloaded<R> {
         let (task, result) = package(work);
         // Refused, the task is dropped, and whoever waits for it sees that.
-        self.send(Box::new(move || drop(spawn(task))));
+        self.send(Box::new(move || drop(detach(task))));
         result
     }
 

@@ -268,7 +268,7 @@ impl Stream {
         let (bytes, parts) = (bytes_of::<T>(block_len::<T>(len))?, len.div_ceil(part_len::<T>()));
         let enough = parts.min(2 * self.window());
         let mut making = Vec::new();
-        for _ in pool.free_blocks(bytes)..enough {
+        for _ in pool.free_blocks(bytes, enough)..enough {
             let pool = pool.clone();
             making.push(self.home().crew.run(move || pool.stock(bytes, enough)));
             pause().await;

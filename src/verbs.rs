@@ -112,8 +112,9 @@ verbs! {
     /// is refused, [`accepted`](Op::accepted) hands the data back.
     ///
     /// # Blocking
-    /// The host copy of a `Vec` takes about 0.1 ms a mebibyte; the first of its size also maps and
-    /// registers memory. For large data see [`Stream::upload_staged`].
+    /// The host copy of a `Vec` takes about 0.1 ms a mebibyte; above 1 MiB, the first of its
+    /// size also maps and registers memory ([`pinned`](Stream::pinned) says more). For large data see
+    /// [`Stream::upload_staged`].
     ///
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
@@ -151,9 +152,10 @@ verbs! {
     /// Copies device memory into a pooled pinned buffer. Ready proves *visible to the host*.
     ///
     /// # Blocking
-    /// The first of its size maps and registers memory, which the driver does not do while any thread is
-    /// blocked in a full queue: [`download_into`](Self::download_into) takes memory of yours, and
-    /// `download_staged` grows the pool off the executor.
+    /// Above 1 MiB, the first of its size maps and registers memory, which the driver does not do while any
+    /// thread is blocked in a full queue: [`download_into`](Self::download_into) takes memory of yours,
+    /// and `download_staged` grows the pool off the executor. Up to 1 MiB the pool has memory ready, unless
+    /// much was taken at once: see [`pinned`](Stream::pinned).
     ///
     /// # Errors
     /// Data that nothing has written, or whose producer failed (with its name); out of pinned
@@ -202,7 +204,7 @@ verbs! {
     /// # Blocking
     /// The first copy between two devices enables the access: see
     /// [`Device::enable_peer`](crate::Device::enable_peer). Through the host, the call takes some
-    /// 10 µs for each 4 MiB, and the first of its size maps and registers memory.
+    /// 10 µs for each 4 MiB, and above 1 MiB the first of its size maps and registers memory.
     ///
     /// # Errors
     /// Lengths that differ; a source that nothing has written or whose producer failed; a

@@ -132,13 +132,16 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A device whose streams keep nothing that is freed, so that each buffer is an allocation.
+/// A device whose streams keep nothing that is freed, so that each buffer is an allocation. It has made
+/// the calls that opening it makes in the background.
 fn device_with(mode: Completion) -> Device {
-    Device::builder()
+    let device = Device::builder()
         .completion(mode)
         .spare_bytes_per_stream(0)
         .cuda(0)
-        .expect("the stand-in has a device")
+        .expect("the stand-in has a device");
+    eventually("the first slab", || device.stats().pinned_bytes > 0);
+    device
 }
 
 /// What a stream remembers of the waits for its work: in the mode `Adaptive`, that decides how it is

@@ -152,3 +152,35 @@ fn a_full_queue_holds_up_nobody_else() {
         stamp.recv_timeout(Duration::from_secs(10)).unwrap().unwrap().unwrap();
     });
 }
+
+/// Of whatever size: blocks of pinned memory are cut from a slab that is there, and the next slab is made
+/// in the background.
+#[test]
+fn a_full_queue_holds_up_no_first_download() {
+    each_mode(|device| {
+        let beside = device.stream().unwrap();
+        let sizes = [1, 1000, 10_000, 100_000, 500_000, 1 << 20];
+        let sources = sizes.map(|size| Arc::new(beside.full(size, 5u8).queued().unwrap()));
+        let full = FullQueue::of(&device);
+        let mut held_up = Vec::new();
+        // Kept: none has the block of another.
+        let mut kept = Vec::new();
+        for source in &sources {
+            let (stream, source) = (beside.clone(), source.clone());
+            let size = source.len();
+            let downloaded = full.returns(move |_, _| stream.download(&*source).synchronize());
+            match downloaded {
+                Some(downloaded) => kept.push(downloaded.unwrap()),
+                None => held_up.push(size),
+            }
+        }
+        full.open();
+        assert_eq!(held_up, [0; 0], "{device:?}: sizes whose download is held up");
+        assert!(kept.iter().zip(sizes).all(|(kept, size)| *kept == vec![5; size]));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while device.stats().pinned_bytes < 4 << 20 {
+            assert!(Instant::now() < deadline, "a second slab: {:?}", device.stats());
+            std::thread::yield_now();
+        }
+    });
+}

@@ -52,6 +52,7 @@ const PURE: &[&str] = &[
     "completion/spare",
     "completion/timeline",
     "completion/waiters",
+    "memory/buddy",
     "serve/admission",
     "serve/gather",
 ];
@@ -85,6 +86,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("kernels", "declares kernels"),
     ("memory/pageable", "a `Vec` that several threads fill"),
     ("memory/pinned", "memory that the device may write"),
+    ("memory/pinned_pool", "registers memory with the device"),
     ("memory/untracked", "views whose uses the caller orders"),
     ("submit", "the one caller of the backend's functions that touch memory"),
     ("timer_slack", "asks the kernel for exact time-outs"),

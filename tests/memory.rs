@@ -193,6 +193,48 @@ async fn pinned_memory_is_pooled_counted_and_trimmed() {
     assert_eq!(soon(stream.download(&x)).await.unwrap(), [5; 100]);
 }
 
+/// Also with the one that is made in the background.
+#[test]
+fn first_callers_share_a_slab() {
+    for _ in 0..20 {
+        let device = testing::device();
+        let start = std::sync::Barrier::new(4);
+        let kept: Vec<_> = std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..4)
+                .map(|n| {
+                    let (device, start) = (&device, &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        device.pinned::<u8>(100 << (4 * n)).unwrap()
+                    })
+                })
+                .collect();
+            callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+        });
+        let stats = device.stats();
+        let used = kept.iter().map(|kept| (kept.len() as u64).next_power_of_two()).sum::<u64>();
+        assert_eq!((stats.pinned_bytes, stats.pinned_used_bytes), (2 << 20, used));
+        drop(kept);
+        assert_eq!(device.stats().pinned_used_bytes, 0);
+    }
+}
+
+/// What small buffers took serves a large one when they are gone, and the other way round.
+#[test]
+fn pinned_sizes_share_slabs() {
+    let (faults, _) = testing::faults();
+    let device = testing::host_with(faults);
+    for round in 0..3 {
+        let large = [(); 2].map(|()| device.pinned::<u8>(MIB).unwrap());
+        drop(large);
+        let small: Vec<_> =
+            (0..2 * MIB / 4096).map(|_| device.pinned::<u8>(4096).unwrap()).collect();
+        assert_eq!(device.stats().pinned_used_bytes, 2 << 20);
+        drop(small);
+        assert_eq!(device.stats().pinned_bytes, 2 << 20, "round {round}");
+    }
+}
+
 #[tokio::test]
 async fn fresh_pinned_memory_is_aligned_and_readable() {
     let device = testing::device();

@@ -57,6 +57,8 @@ pub(crate) struct EngineOptions {
     pub(crate) completion: Completion,
     /// No poller: the device runs only when it is stepped.
     pub(crate) stepped: bool,
+    /// Pinned memory is registered by the calls that need it alone, and not ahead of them.
+    pub(crate) pins_on_demand: bool,
     /// How many bytes may be held at once.
     pub(crate) memory_limit: Option<u64>,
     /// What an allocation does that does not fit.

@@ -28,7 +28,8 @@ pub struct Stats {
     pub leaked_bytes: u64,
     /// Device buffers alive.
     pub allocations: u64,
-    /// Pinned host memory mapped and registered, in use or pooled.
+    /// Pinned host memory mapped and registered, in use or pooled: 2 MiB soon after the device was opened,
+    /// which are registered in the background.
     pub pinned_bytes: u64,
     /// Pinned host memory in use: held by you, or lent.
     pub pinned_used_bytes: u64,

@@ -1,286 +1,16 @@
-//! Pinned host memory: our own mappings, registered with the device, pooled by size.
-//!
-//! Blocks up to [`SLAB_BYTES`]` / 2` are cut from slabs; larger ones have a mapping of their own.
-//! A block goes back to its pool when nobody holds it: neither the user nor a stream that it was
-//! lent to. The mapping is ours and not the driver's, so it stays readable after a device is lost.
+//! Pinned host memory in the hands of users: [`PinnedBuffer`] and [`PinnedFlag`]. The pool that it comes
+//! from is [`PinnedPool`].
 
-use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use memmap2::MmapMut;
-use parking_lot::Mutex;
-
+use super::buddy::LEAST_BYTES;
+use super::pinned_pool::{MOST_CUT_BYTES, PinnedBlock, PinnedPool};
 use super::{Element, must_fit};
-use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
-use crate::completion::engine::Engine;
-use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::thread_role;
-
-/// What small blocks are cut from: one huge page.
-const SLAB_BYTES: usize = 2 << 20;
-/// The smallest page of any system.
-const PAGE_BYTES: usize = 4 << 10;
-/// Every block begins on a line of this size.
-const LEAST_BYTES: usize = 128;
-
-/// The pinned memory of one device.
-pub(crate) struct PinnedPool {
-    engine: Arc<Engine>,
-    state: Mutex<State>,
-    /// Held by who registers. The driver makes others wait meanwhile, who submit: it comes to them
-    /// between two.
-    registers: Mutex<()>,
-}
-
-#[derive(Default)]
-struct State {
-    /// Free blocks by their size.
-    free: HashMap<usize, Vec<RawBlock>>,
-    mappings: Vec<Mapping>,
-}
-
-struct Mapping {
-    memory: MmapMut,
-    address: usize,
-}
-
-#[derive(Clone, Copy)]
-struct RawBlock {
-    /// The address of the mapping that it is cut from.
-    mapping: usize,
-    host: usize,
-    device: DevicePtr,
-    bytes: usize,
-}
-
-/// A block in use.
-pub(crate) struct PinnedBlock {
-    pool: Arc<PinnedPool>,
-    raw: RawBlock,
-}
-
-impl PinnedPool {
-    pub(crate) fn new(engine: &Arc<Engine>) -> Arc<Self> {
-        Arc::new(PinnedPool {
-            engine: engine.clone(),
-            state: Mutex::default(),
-            registers: Mutex::default(),
-        })
-    }
-
-    /// Bytes mapped and registered, and those of them in use.
-    pub(crate) fn reserved_and_used(&self) -> (u64, u64) {
-        let state = self.state.lock();
-        let free: usize = state.free.iter().map(|(class, blocks)| class * blocks.len()).sum();
-        let reserved = state.reserved_bytes();
-        (reserved as u64, (reserved - free) as u64)
-    }
-
-    /// Gives mappings back of which nothing is in use, until at most `keep_bytes` are mapped or none
-    /// is left; returns how many bytes went. Waits for what runs on a GPU.
-    pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let unused =
-            self.state.lock().take_unused(usize::try_from(keep_bytes).unwrap_or(usize::MAX));
-        let (mut gone, mut result) = (0, Ok(()));
-        for mapping in unused {
-            let bytes = mapping.memory.len() as u64;
-            match unregister(&*self.engine.backend, mapping) {
-                Ok(()) => gone += bytes,
-                Err(code) => result = Err(self.engine.refused(code)),
-            }
-        }
-        result.map(|()| gone)
-    }
-
-    /// A block of at least `bytes`. Maps and registers memory where the pool has none: 0.2 to 6 ms
-    /// a mebibyte on an H200.
-    pub(crate) fn get(self: &Arc<Self>, bytes: usize) -> Result<Arc<PinnedBlock>> {
-        // Also where the pool has some: that a call works must not depend on what others used.
-        thread_role::check_driver("taking pinned memory")?;
-        if let Some(block) = self.get_pooled(bytes) {
-            return Ok(block);
-        }
-        let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
-        let raw = self.grow(class)?;
-        Ok(Arc::new(PinnedBlock { pool: self.clone(), raw }))
-    }
-
-    /// A block of at least `bytes`, if the pool has one: quick.
-    pub(crate) fn get_pooled(self: &Arc<Self>, bytes: usize) -> Option<Arc<PinnedBlock>> {
-        let class = class_bytes(bytes)?;
-        let raw = self.state.lock().free.get_mut(&class).and_then(Vec::pop)?;
-        Some(Arc::new(PinnedBlock { pool: self.clone(), raw }))
-    }
-
-    /// How many blocks for `bytes` are free.
-    pub(crate) fn free_blocks(&self, bytes: usize) -> usize {
-        let class = class_bytes(bytes);
-        class.and_then(|class| Some(self.state.lock().free.get(&class)?.len())).unwrap_or(0)
-    }
-
-    /// Makes one more block for `bytes`, unless `enough` are free.
-    pub(crate) fn stock(&self, bytes: usize, enough: usize) -> Result<()> {
-        if self.free_blocks(bytes) >= enough {
-            return Ok(());
-        }
-        let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
-        let raw = self.grow(class)?;
-        self.state.lock().free.entry(class).or_default().push(raw);
-        Ok(())
-    }
-
-    /// Makes a block of `class` bytes, and its neighbours where it is cut from a slab.
-    fn grow(&self, class: usize) -> Result<RawBlock> {
-        let bytes = if class <= SLAB_BYTES / 2 { SLAB_BYTES } else { class };
-        if crate::at_exit::begun() {
-            return Err(out_of_pinned(bytes, "the process is ending"));
-        }
-        let mut memory =
-            MmapMut::map_anon(bytes).map_err(|error| out_of_pinned(bytes, &error.to_string()))?;
-        #[cfg(target_os = "linux")]
-        if bytes >= SLAB_BYTES {
-            // Only advice: small pages work as well, they take longer to make.
-            memory.advise(memmap2::Advice::HugePage).ok();
-        }
-        let backend = &self.engine.backend;
-        if backend.kind() == DeviceKind::Cuda {
-            // The system makes the pages here, and not while the driver makes others wait.
-            memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
-        }
-        let address = memory.as_mut_ptr() as usize;
-        let registers = self.registers.lock();
-        // SAFETY: the mapping is ours, page-aligned, `bytes` long, and stays mapped until `drop`
-        // unregistered it or for ever.
-        let device = unsafe { backend.register(HostPtr(address), bytes) }
-            .map_err(|code| self.refused(bytes, code))?;
-        drop(registers);
-        let mut blocks = (0..bytes / class).map(|index| RawBlock {
-            mapping: address,
-            host: address + index * class,
-            device: device.offset((index * class) as u64),
-            bytes: class,
-        });
-        let first = blocks.next();
-        let mut state = self.state.lock();
-        state.free.entry(class).or_default().extend(blocks);
-        state.mappings.push(Mapping { memory, address });
-        first.ok_or_else(|| out_of_pinned(bytes, "nothing was cut"))
-    }
-
-    fn refused(&self, bytes: usize, code: DriverCode) -> crate::Error {
-        match code.code {
-            2 => out_of_pinned(bytes, &code.to_string()),
-            _ => self.engine.refused(code),
-        }
-    }
-}
-
-impl PinnedBlock {
-    pub(crate) fn host(&self) -> HostPtr {
-        HostPtr(self.raw.host)
-    }
-
-    /// The address under which the device reaches the block.
-    pub(crate) fn device(&self) -> DevicePtr {
-        self.raw.device
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.raw.bytes as u64
-    }
-
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.pool.engine
-    }
-}
-
-impl Drop for PinnedBlock {
-    fn drop(&mut self) {
-        if self.pool.engine.lost().is_some() {
-            // A device that is lost may still write to it: nobody gets it again, and the pool's drop
-            // leaves it mapped.
-            return;
-        }
-        let mut state = self.pool.state.lock();
-        state.free.entry(self.raw.bytes).or_default().push(self.raw);
-    }
-}
-
-impl Drop for PinnedPool {
-    fn drop(&mut self) {
-        let mappings = std::mem::take(&mut self.state.get_mut().mappings);
-        if self.engine.lost().is_some() || crate::at_exit::begun() {
-            // The device may still write; nobody may get this memory again.
-            std::mem::forget(mappings);
-            return;
-        }
-        let backend = self.engine.backend.clone();
-        // Unregistering waits for everything that runs on a GPU.
-        crate::completion::poller::last_act(move || {
-            for mapping in mappings {
-                // Refused, the memory stays mapped.
-                unregister(&*backend, mapping).ok();
-            }
-        });
-    }
-}
-
-impl State {
-    fn reserved_bytes(&self) -> usize {
-        self.mappings.iter().map(|mapping| mapping.memory.len()).sum()
-    }
-
-    /// Takes mappings out of which no block is in use, while more than `keep_bytes` are mapped.
-    fn take_unused(&mut self, keep_bytes: usize) -> Vec<Mapping> {
-        let mut free_in: HashMap<usize, usize> = HashMap::new();
-        for block in self.free.values().flatten() {
-            *free_in.entry(block.mapping).or_default() += block.bytes;
-        }
-        let mut reserved = self.reserved_bytes();
-        let unused: Vec<Mapping> = self
-            .mappings
-            .extract_if(.., |mapping| {
-                let bytes = mapping.memory.len();
-                let unused = free_in.get(&mapping.address) == Some(&bytes);
-                let takes = unused && reserved > keep_bytes;
-                reserved -= if takes { bytes } else { 0 };
-                takes
-            })
-            .collect();
-        for blocks in self.free.values_mut() {
-            blocks.retain(|block| unused.iter().all(|mapping| mapping.address != block.mapping));
-        }
-        unused
-    }
-}
-
-/// Ends a registration and the mapping; refused, the mapping stays for good.
-fn unregister(backend: &dyn Backend, mapping: Mapping) -> std::result::Result<(), DriverCode> {
-    // SAFETY: no block of the mapping is in use, and none is free to be handed out.
-    let unregistered = unsafe { backend.unregister(HostPtr(mapping.address)) };
-    if unregistered.is_err() {
-        std::mem::forget(mapping.memory);
-    }
-    unregistered
-}
-
-/// The size that a request of `bytes` is rounded to: powers of two up to a slab, then quarter steps.
-fn class_bytes(bytes: usize) -> Option<usize> {
-    let least = bytes.max(LEAST_BYTES);
-    let power = least.checked_next_power_of_two()?;
-    if power <= SLAB_BYTES {
-        return Some(power);
-    }
-    least.checked_next_multiple_of(power / 8)
-}
-
-fn out_of_pinned(bytes: usize, reason: &str) -> crate::Error {
-    ErrorDetail::OutOfPinnedMemory { asked_bytes: bytes as u64, reason: reason.to_owned() }.into()
-}
+use crate::error::{ErrorDetail, Result};
 
 /// `len` elements in pinned host memory: copies to and from the device run at full speed and
 /// without the calling thread.
@@ -317,7 +47,7 @@ impl<T: Element> PinnedBuffer<T> {
     /// [`zeroed`](Self::zeroed) if the pool has such memory and clearing it is quick.
     pub(crate) fn pooled_zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Option<Self>> {
         // What is cut from slabs takes as long to clear as a wake-up.
-        if bytes_of::<T>(len)? > SLAB_BYTES / 2 {
+        if bytes_of::<T>(len)? > MOST_CUT_BYTES {
             return Ok(None);
         }
         let mut pooled = PinnedBuffer::pooled(pool, len)?;
@@ -335,7 +65,7 @@ impl<T: Element> PinnedBuffer<T> {
 
     /// The same memory with another length, for which it must have room.
     pub(crate) fn resized(self, len: usize) -> Self {
-        assert!(len <= self.block.raw.bytes / size_of::<T>(), "no room for {len} elements");
+        assert!(len <= self.block.bytes() as usize / size_of::<T>(), "no room for {len} elements");
         PinnedBuffer { len, ..self }
     }
 
@@ -369,7 +99,7 @@ impl<T: Element> Deref for PinnedBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        let start: *const T = self.block.raw.host as *const T;
+        let start: *const T = self.block.host().0 as *const T;
         // SAFETY: the block has room for `len` elements, is aligned for `T` (asserted in `over`)
         // and mapped; any bits are a valid `T: Pod`. A `PinnedBuffer` is in the user's hands only
         // while no device command may touch the block: it moves into the operation it is lent to
@@ -380,7 +110,7 @@ impl<T: Element> Deref for PinnedBuffer<T> {
 
 impl<T: Element> DerefMut for PinnedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        let start: *mut T = self.block.raw.host as *mut T;
+        let start: *mut T = self.block.host().0 as *mut T;
         // SAFETY: as in `deref`; and no other `PinnedBuffer` has this block.
         unsafe { std::slice::from_raw_parts_mut(start, self.len) }
     }
@@ -453,7 +183,7 @@ impl PinnedFlag {
     }
 
     fn word(&self) -> &AtomicU32 {
-        let word: *mut u32 = self.block.raw.host as *mut u32;
+        let word: *mut u32 = self.block.host().0 as *mut u32;
         // SAFETY: the block is mapped for as long as `self.block` lives, aligned to 128 bytes, and
         // everybody accesses it as one atomic word.
         unsafe { AtomicU32::from_ptr(word) }

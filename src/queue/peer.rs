@@ -17,7 +17,7 @@ use crate::completion::lane::Lane;
 use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::buffer::Span;
-use crate::memory::pinned::PinnedBlock;
+use crate::memory::pinned_pool::PinnedBlock;
 use crate::submit::{Footprint, at, submit};
 use crate::thread_role;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::memory::pinned::{PinnedBuffer, PinnedPool};
+use crate::memory::pinned::PinnedBuffer;
+use crate::memory::pinned_pool::PinnedPool;
 
 /// Host data that [`upload`](crate::Stream::upload) takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
 /// `[T; N]`, and [`PinnedBuffer<T>`], which is not copied. Sealed.

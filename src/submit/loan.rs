@@ -9,7 +9,7 @@ use super::devices::check_device;
 use crate::completion::engine::Engine;
 use crate::completion::lane::Payload;
 use crate::error::Result;
-use crate::memory::pinned::PinnedBlock;
+use crate::memory::pinned_pool::PinnedBlock;
 
 pub(super) enum Loan {
     /// Host memory, what it is called in messages, and whether it may be another device's.

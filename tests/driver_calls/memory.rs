@@ -1,6 +1,6 @@
 //! The pool that device memory comes from, and what is held of it under a limit.
 
-use gpu_await::{Device, Pressure};
+use gpu_await::{Completion, Device, ErrorKind, Pressure};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -276,6 +276,33 @@ fn random_programs_stay_within_the_pools_limit() {
             if std::time::Instant::now() > end {
                 break;
             }
+        }
+    });
+}
+
+#[test]
+fn a_slab_refused_in_the_background_is_no_error() {
+    const REGISTER: &str = "cuMemHostRegister_v2";
+    under_the_stand_in(|driver| {
+        for refusals in [1, 2] {
+            driver.clear();
+            (1..=refusals).for_each(|nth| driver.fail(REGISTER, nth, 2));
+            // In this mode nothing else is registered.
+            let device = Device::builder().completion(Completion::Event).cuda(0).unwrap();
+            let count = || driver.names().iter().filter(|name| *name == REGISTER).count() as u64;
+            eventually("it is refused", || count() == 1);
+            assert_eq!(device.stats().pinned_bytes, 0);
+            // Nobody tries it in the background again; the next caller does.
+            if refusals == 2 {
+                let error = device.pinned::<u8>(10).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+            }
+            let first = device.pinned::<u8>(10).unwrap();
+            assert_eq!((count(), device.stats().pinned_bytes), (refusals + 1, 2 << 20));
+            // From then on they are made ahead of need again.
+            let second = device.pinned::<u8>(MIB).unwrap();
+            eventually("another one", || device.stats().pinned_bytes == 4 << 20);
+            drop((first, second));
         }
     });
 }

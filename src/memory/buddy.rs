@@ -1,0 +1,123 @@
+//! Which parts of a slab are free: a buddy allocator over [`SLAB_BYTES`] (pure).
+//!
+//! Blocks are powers of two from [`LEAST_BYTES`] up to the whole slab, each aligned to its size within
+//! the slab. A block is halved as often as a request needs; a block that comes back is merged with its
+//! other half where that is free. Both take one step an order, 14 at most.
+//!
+//! A complete binary tree has a node for each possible block. A node holds the largest free block in its
+//! range: 0 for none, else the order plus one. What lies below a block in use or below one that is free
+//! in one piece reads as free.
+//!
+//! # Invariants
+//! 1. No two blocks in use overlap, and each is aligned to its size (`blocks_never_overlap`).
+//! 2. With nothing in use the slab is one block (`everything_merges_back`).
+//! 3. A request is refused only if no free block is large enough (`blocks_never_overlap`).
+#![forbid(unsafe_code)]
+
+/// What blocks are cut from: one huge page.
+pub(crate) const SLAB_BYTES: usize = 2 << 20;
+/// The smallest block.
+pub(crate) const LEAST_BYTES: usize = 128;
+/// The order of the whole slab; order 0 is the smallest block.
+const WHOLE: u32 = (SLAB_BYTES / LEAST_BYTES).ilog2();
+const ROOT: usize = 1;
+
+/// The free space of one slab.
+#[derive(Debug)]
+pub(crate) struct Buddy {
+    /// Node 1 is the slab, nodes `2n` and `2n + 1` are the halves of node `n`.
+    largest: Box<[u8]>,
+    /// What the root holds: asked for more often than all others.
+    top: u8,
+    free_bytes: usize,
+}
+
+impl Buddy {
+    /// All of it free.
+    pub(crate) fn new() -> Self {
+        let nodes = 0..2 * SLAB_BYTES / LEAST_BYTES;
+        Buddy { largest: nodes.map(whole).collect(), top: whole(ROOT), free_bytes: SLAB_BYTES }
+    }
+
+    /// How much is free, in pieces.
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.free_bytes
+    }
+
+    /// Whether a block of `bytes`, a power of two, is free.
+    pub(crate) fn has(&self, bytes: usize) -> bool {
+        self.top >= value(bytes)
+    }
+
+    /// Takes a block of `bytes`, a power of two, where the least is split for it; returns its offset.
+    pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
+        let wanted = value(bytes);
+        if self.top < wanted {
+            return None;
+        }
+        let mut node = ROOT;
+        while whole(node) > wanted {
+            let (left, right) = (2 * node, 2 * node + 1);
+            let (in_left, in_right) = (self.largest[left], self.largest[right]);
+            let fits_better = in_right >= wanted && in_right < in_left;
+            node = if in_left < wanted || fits_better { right } else { left };
+        }
+        self.set(node, 0);
+        self.free_bytes -= bytes;
+        Some((node - first_of(wanted)) * bytes)
+    }
+
+    /// Gives back the block of `bytes` at `offset`.
+    pub(crate) fn put(&mut self, offset: usize, bytes: usize) {
+        let node = first_of(value(bytes)) + offset / bytes;
+        debug_assert_eq!(self.largest[node], 0, "{bytes} bytes at {offset} are not in use");
+        self.set(node, value(bytes));
+        self.free_bytes += bytes;
+    }
+
+    /// How many blocks of `bytes` could be taken; does not count beyond `most`.
+    pub(crate) fn count(&self, bytes: usize, most: usize) -> usize {
+        self.count_below(ROOT, value(bytes), most)
+    }
+
+    fn count_below(&self, node: usize, wanted: u8, most: usize) -> usize {
+        let largest = self.largest[node];
+        if largest < wanted || most == 0 {
+            return 0;
+        }
+        if largest == whole(node) {
+            return most.min(1 << (largest - wanted));
+        }
+        let left = self.count_below(2 * node, wanted, most);
+        left + self.count_below(2 * node + 1, wanted, most - left)
+    }
+
+    /// Sets what is free at a node, and what its ancestors say.
+    fn set(&mut self, node: usize, largest: u8) {
+        self.largest[node] = largest;
+        let mut node = node / 2;
+        while node >= ROOT {
+            let (left, right) = (self.largest[2 * node], self.largest[2 * node + 1]);
+            let half = whole(node) - 1;
+            let merged = left == half && right == half;
+            self.largest[node] = if merged { half + 1 } else { left.max(right) };
+            node /= 2;
+        }
+        self.top = self.largest[ROOT];
+    }
+}
+
+/// What a node says if all of it is free: its order plus one.
+fn whole(node: usize) -> u8 {
+    (WHOLE + 1 - node.max(ROOT).ilog2()) as u8
+}
+
+/// What a node says of a free block of so many bytes.
+fn value(bytes: usize) -> u8 {
+    ((bytes / LEAST_BYTES).ilog2() + 1) as u8
+}
+
+/// The first node for blocks of that size.
+fn first_of(value: u8) -> usize {
+    1 << (WHOLE + 1 - u32::from(value))
+}

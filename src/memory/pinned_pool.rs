@@ -1,0 +1,410 @@
+//! [`PinnedPool`]: the pinned host memory of a device, in our own mappings, registered with it.
+//!
+//! | blocks | where they are |
+//! |---|---|
+//! | up to half a slab | cut from slabs of [`SLAB_BYTES`], each of which serves every such size ([`buddy`](super::buddy)) |
+//! | larger | in a mapping of their own, used again for the same size |
+//!
+//! Registering is a driver call, and the driver delays it while it blocks a thread that submits to a full
+//! queue. So that callers need not make it, a slab is made in the background when the device is opened,
+//! and another one whenever no half of a slab is left in one piece.
+//!
+//! A block goes back to its pool when nobody holds it: neither the user nor a stream that it was
+//! lent to. The mapping is ours and not the driver's, so it stays readable after a device is lost.
+//!
+//! # Invariants
+//! 1. The first block of a size up to half a slab costs no driver call, if the slab before was not used
+//!    up within the time that it takes to make one (`a_full_queue_holds_up_no_first_download`).
+//! 2. Slabs are made one after the other, each by somebody who found nothing when the one before was
+//!    there: callers that come while one is made in the background do not make a second
+//!    (`first_callers_share_a_slab`).
+//! 3. A slab that the driver refuses in the background is nobody's error: the next caller without memory
+//!    asks again, and gets that error (`a_slab_refused_in_the_background_is_no_error`).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Weak};
+
+use memmap2::MmapMut;
+use parking_lot::Mutex;
+
+use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
+use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
+use crate::completion::engine::Engine;
+use crate::error::{DriverCode, ErrorDetail, Result};
+use crate::offload::{Crew, detach};
+use crate::thread_role;
+
+/// The largest block that is cut from a slab.
+pub(super) const MOST_CUT_BYTES: usize = SLAB_BYTES / 2;
+/// The smallest page of any system.
+const PAGE_BYTES: usize = 4 << 10;
+
+/// The pinned memory of one device.
+pub(crate) struct PinnedPool {
+    engine: Arc<Engine>,
+    /// Starts the threads that make slabs in the background; `None` if only callers make them.
+    crew: Option<Weak<Crew>>,
+    state: Mutex<State>,
+    /// Held while memory is registered, and for a slab from the look whether it is needed. The driver
+    /// makes submitters wait while it registers: they get their turn between two.
+    registers: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    slabs: Vec<Slab>,
+    /// Free blocks that have a mapping of their own, by their size.
+    free: HashMap<usize, Vec<RawBlock>>,
+    /// The mappings of those, in use or free.
+    mappings: Vec<Mapping>,
+    /// A slab is made in the background; or could not be, and no caller made one since.
+    is_growing: bool,
+}
+
+struct Slab {
+    mapping: Mapping,
+    buddy: Buddy,
+}
+
+struct Mapping {
+    memory: MmapMut,
+    address: usize,
+    device: DevicePtr,
+}
+
+#[derive(Clone, Copy)]
+struct RawBlock {
+    /// The address of the mapping that it is in.
+    mapping: usize,
+    host: usize,
+    device: DevicePtr,
+    bytes: usize,
+}
+
+/// A block in use.
+pub(crate) struct PinnedBlock {
+    pool: Arc<PinnedPool>,
+    raw: RawBlock,
+}
+
+impl PinnedPool {
+    /// With a crew, slabs are made ahead of need, the first one now.
+    pub(crate) fn new(engine: &Arc<Engine>, crew: Option<&Arc<Crew>>) -> Arc<Self> {
+        let pool = Arc::new(PinnedPool {
+            engine: engine.clone(),
+            crew: crew.map(Arc::downgrade),
+            state: Mutex::new(State { is_growing: crew.is_some(), ..State::default() }),
+            registers: Mutex::default(),
+        });
+        if crew.is_some() {
+            // Without a thread for it the first caller makes one.
+            detach(pool.growth()).ok();
+        }
+        pool
+    }
+
+    /// Bytes mapped and registered, and those of them in use.
+    pub(crate) fn reserved_and_used(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        let reserved = state.reserved_bytes();
+        (reserved as u64, (reserved - state.free_bytes()) as u64)
+    }
+
+    /// Gives mappings back of which nothing is in use, until at most `keep_bytes` are mapped or none
+    /// is left; returns how many bytes went. Waits for what runs on a GPU.
+    pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let unused =
+            self.state.lock().take_unused(usize::try_from(keep_bytes).unwrap_or(usize::MAX));
+        let (mut gone, mut result) = (0, Ok(()));
+        for mapping in unused {
+            let bytes = mapping.memory.len() as u64;
+            match unregister(&*self.engine.backend, mapping) {
+                Ok(()) => gone += bytes,
+                Err(code) => result = Err(self.engine.refused(code)),
+            }
+        }
+        result.map(|()| gone)
+    }
+
+    /// A block of at least `bytes`. Maps and registers memory where the pool has none: 0.2 to 6 ms
+    /// a mebibyte on an H200.
+    pub(crate) fn get(self: &Arc<Self>, bytes: usize) -> Result<Arc<PinnedBlock>> {
+        // Also where the pool has some: that a call works must not depend on what others used.
+        thread_role::check_driver("taking pinned memory")?;
+        let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
+        loop {
+            if let Some(block) = self.get_pooled(bytes) {
+                return Ok(block);
+            }
+            if class > MOST_CUT_BYTES {
+                let raw = self.map_block(class)?;
+                return Ok(self.block(raw));
+            }
+            // Others may take all of it; then it is made again.
+            self.grow(|state| state.count(class, 1) == 0)?;
+        }
+    }
+
+    /// A block of at least `bytes`, if the pool has one: quick.
+    pub(crate) fn get_pooled(self: &Arc<Self>, bytes: usize) -> Option<Arc<PinnedBlock>> {
+        let class = class_bytes(bytes)?;
+        let (raw, grows) = {
+            let mut state = self.state.lock();
+            let raw = state.take(class)?;
+            let may_grow = self.crew.is_some() && !state.is_growing && class <= MOST_CUT_BYTES;
+            let grows = may_grow && state.is_short();
+            state.is_growing |= grows;
+            (raw, grows)
+        };
+        if grows && let Some(crew) = self.crew.as_ref().and_then(Weak::upgrade) {
+            // Not by the crew itself: the driver may delay it, and copies would wait behind it.
+            drop(crew.offload(self.growth()));
+        }
+        Some(self.block(raw))
+    }
+
+    /// How many blocks for `bytes` are free; does not count beyond `most`.
+    pub(crate) fn free_blocks(&self, bytes: usize, most: usize) -> usize {
+        class_bytes(bytes).map_or(0, |class| self.state.lock().count(class, most))
+    }
+
+    /// Makes one more block for `bytes`, or a slab for several, unless `enough` are free.
+    pub(crate) fn stock(&self, bytes: usize, enough: usize) -> Result<()> {
+        let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
+        if class <= MOST_CUT_BYTES {
+            return self.grow(|state| state.count(class, enough) < enough);
+        }
+        if self.free_blocks(bytes, enough) < enough {
+            let raw = self.map_block(class)?;
+            self.state.lock().free.entry(class).or_default().push(raw);
+        }
+        Ok(())
+    }
+
+    fn block(self: &Arc<Self>, raw: RawBlock) -> Arc<PinnedBlock> {
+        Arc::new(PinnedBlock { pool: self.clone(), raw })
+    }
+
+    /// Makes a slab in the background, unless the device is gone by then.
+    fn growth(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
+        let pool = Arc::downgrade(self);
+        move || {
+            if let Some(pool) = pool.upgrade()
+                && pool.engine.check_open().is_ok()
+            {
+                // Refused, the next caller asks.
+                pool.grow(State::is_short).ok();
+            }
+        }
+    }
+
+    /// Makes a slab, unless whoever made one before made it needless.
+    fn grow(&self, is_needed: impl FnOnce(&State) -> bool) -> Result<()> {
+        let _registers = self.registers.lock();
+        if is_needed(&self.state.lock()) {
+            let mapping = self.register(self.map(SLAB_BYTES)?)?;
+            self.state.lock().slabs.push(Slab { mapping, buddy: Buddy::new() });
+        }
+        self.state.lock().is_growing = false;
+        Ok(())
+    }
+
+    /// Makes a block with a mapping of its own.
+    fn map_block(&self, bytes: usize) -> Result<RawBlock> {
+        let memory = self.map(bytes)?;
+        let registers = self.registers.lock();
+        let mapping = self.register(memory)?;
+        drop(registers);
+        let block = mapping.block(0, bytes);
+        self.state.lock().mappings.push(mapping);
+        Ok(block)
+    }
+
+    /// Memory that is not registered yet.
+    fn map(&self, bytes: usize) -> Result<MmapMut> {
+        if crate::at_exit::begun() {
+            return Err(out_of_pinned(bytes, "the process is ending"));
+        }
+        let mut memory =
+            MmapMut::map_anon(bytes).map_err(|error| out_of_pinned(bytes, &error.to_string()))?;
+        #[cfg(target_os = "linux")]
+        if bytes >= SLAB_BYTES {
+            // Only advice: small pages work as well, they take longer to make.
+            memory.advise(memmap2::Advice::HugePage).ok();
+        }
+        if self.engine.backend.kind() == DeviceKind::Cuda {
+            // The system makes the pages here, and not while the driver makes others wait.
+            memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
+        }
+        Ok(memory)
+    }
+
+    fn register(&self, mut memory: MmapMut) -> Result<Mapping> {
+        let (address, bytes) = (memory.as_mut_ptr() as usize, memory.len());
+        // SAFETY: the mapping is ours, page-aligned, `bytes` long, and stays mapped until `drop`
+        // unregistered it or for ever.
+        let device = unsafe { self.engine.backend.register(HostPtr(address), bytes) };
+        match device {
+            Ok(device) => Ok(Mapping { memory, address, device }),
+            Err(code) if code.code == 2 => Err(out_of_pinned(bytes, &code.to_string())),
+            Err(code) => Err(self.engine.refused(code)),
+        }
+    }
+}
+
+impl PinnedBlock {
+    pub(crate) fn host(&self) -> HostPtr {
+        HostPtr(self.raw.host)
+    }
+
+    /// The address under which the device reaches the block.
+    pub(crate) fn device(&self) -> DevicePtr {
+        self.raw.device
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.raw.bytes as u64
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.pool.engine
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        if self.pool.engine.lost().is_some() {
+            // A device that is lost may still write to it: nobody gets it again, and the pool's drop
+            // leaves it mapped.
+            return;
+        }
+        self.pool.state.lock().put(self.raw);
+    }
+}
+
+impl Drop for PinnedPool {
+    fn drop(&mut self) {
+        let mappings = self.state.get_mut().take_all();
+        if self.engine.lost().is_some() || crate::at_exit::begun() {
+            // The device may still write; nobody may get this memory again.
+            std::mem::forget(mappings);
+            return;
+        }
+        let backend = self.engine.backend.clone();
+        // Unregistering waits for everything that runs on a GPU.
+        crate::completion::poller::last_act(move || {
+            for mapping in mappings {
+                // Refused, the memory stays mapped.
+                unregister(&*backend, mapping).ok();
+            }
+        });
+    }
+}
+
+impl Mapping {
+    fn block(&self, offset: usize, bytes: usize) -> RawBlock {
+        RawBlock {
+            mapping: self.address,
+            host: self.address + offset,
+            device: self.device.offset(offset as u64),
+            bytes,
+        }
+    }
+}
+
+impl State {
+    /// A block of that class, if there is one.
+    fn take(&mut self, class: usize) -> Option<RawBlock> {
+        if class > MOST_CUT_BYTES {
+            return self.free.get_mut(&class)?.pop();
+        }
+        self.slabs.iter_mut().find_map(|slab| {
+            let offset = slab.buddy.take(class)?;
+            Some(slab.mapping.block(offset, class))
+        })
+    }
+
+    fn put(&mut self, raw: RawBlock) {
+        if raw.bytes > MOST_CUT_BYTES {
+            return self.free.entry(raw.bytes).or_default().push(raw);
+        }
+        let mut slabs = self.slabs.iter_mut();
+        if let Some(slab) = slabs.find(|slab| slab.mapping.address == raw.mapping) {
+            slab.buddy.put(raw.host - raw.mapping, raw.bytes);
+        }
+    }
+
+    /// How many blocks of that class are free; does not count beyond `most`.
+    fn count(&self, class: usize, most: usize) -> usize {
+        if class > MOST_CUT_BYTES {
+            return self.free.get(&class).map_or(0, |blocks| blocks.len().min(most));
+        }
+        self.slabs.iter().fold(0, |count, slab| count + slab.buddy.count(class, most - count))
+    }
+
+    /// Whether the next block may find no room.
+    fn is_short(&self) -> bool {
+        !self.slabs.iter().any(|slab| slab.buddy.has(MOST_CUT_BYTES))
+    }
+
+    fn reserved_bytes(&self) -> usize {
+        let mapped: usize = self.mappings.iter().map(|mapping| mapping.memory.len()).sum();
+        mapped + self.slabs.len() * SLAB_BYTES
+    }
+
+    fn free_bytes(&self) -> usize {
+        let blocks: usize = self.free.iter().map(|(class, blocks)| class * blocks.len()).sum();
+        blocks + self.slabs.iter().map(|slab| slab.buddy.free_bytes()).sum::<usize>()
+    }
+
+    /// Takes mappings out of which no block is in use, while more than `keep_bytes` are mapped.
+    fn take_unused(&mut self, keep_bytes: usize) -> Vec<Mapping> {
+        let mut reserved = self.reserved_bytes();
+        let mut takes = |bytes: usize, is_unused: bool| {
+            let takes = is_unused && reserved > keep_bytes;
+            reserved -= if takes { bytes } else { 0 };
+            takes
+        };
+        let free: HashSet<usize> =
+            self.free.values().flatten().map(|block| block.mapping).collect();
+        let mut unused: Vec<Mapping> = self
+            .mappings
+            .extract_if(.., |mapping| takes(mapping.memory.len(), free.contains(&mapping.address)))
+            .collect();
+        for blocks in self.free.values_mut() {
+            blocks.retain(|block| unused.iter().all(|mapping| mapping.address != block.mapping));
+        }
+        let slabs = self.slabs.extract_if(.., |slab| takes(SLAB_BYTES, slab.buddy.has(SLAB_BYTES)));
+        unused.extend(slabs.map(|slab| slab.mapping));
+        unused
+    }
+
+    fn take_all(&mut self) -> Vec<Mapping> {
+        let slabs = self.slabs.drain(..).map(|slab| slab.mapping);
+        self.mappings.drain(..).chain(slabs).collect()
+    }
+}
+
+/// Ends a registration and the mapping; refused, the mapping stays for good.
+fn unregister(backend: &dyn Backend, mapping: Mapping) -> std::result::Result<(), DriverCode> {
+    // SAFETY: no block of the mapping is in use, and none is free to be handed out.
+    let unregistered = unsafe { backend.unregister(HostPtr(mapping.address)) };
+    if unregistered.is_err() {
+        std::mem::forget(mapping.memory);
+    }
+    unregistered
+}
+
+/// The size that a request of `bytes` is rounded to: powers of two up to a slab, then quarter steps.
+fn class_bytes(bytes: usize) -> Option<usize> {
+    let least = bytes.max(LEAST_BYTES);
+    let power = least.checked_next_power_of_two()?;
+    if power <= SLAB_BYTES {
+        return Some(power);
+    }
+    least.checked_next_multiple_of(power / 8)
+}
+
+fn out_of_pinned(bytes: usize, reason: &str) -> crate::Error {
+    ErrorDetail::OutOfPinnedMemory { asked_bytes: bytes as u64, reason: reason.to_owned() }.into()
+}
