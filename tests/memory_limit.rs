@@ -435,3 +435,68 @@ async fn a_closed_device_keeps_nothing() -> Result<()> {
     }
     Ok(())
 }
+
+/// A generator without a crate: xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+/// Six streams whose work takes a while, buffers that cross them, drops at random: what the device
+/// holds and what its pool took never exceed the limit, at no step and in between.
+#[test]
+fn streams_that_cross_stay_within_the_limit() -> Result<()> {
+    const LIMIT: u64 = 64 << 20;
+    for (seed, pressure) in [(1, Pressure::Fail), (2, Pressure::Wait)] {
+        let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(pressure);
+        let (device, _turn) = opened(builder);
+        let streams: Result<Vec<_>> = (0..6).map(|_| device.stream()).collect();
+        let (mut streams, spin) = (streams?, kernels::spin::load_blocking(&device)?);
+        let mut random = Random(0x5EED + seed);
+        let mut buffers = Vec::new();
+        let mut made = 0;
+        for step in 0..800 {
+            let stream = &streams[random.below(6)];
+            match random.below(8) {
+                0..4 => match stream.zeros::<u8>((1 + random.below(40)) * MIB).queued() {
+                    // Half of them are dropped at once: their frees are behind what made them.
+                    Ok(buffer) => {
+                        made += 1;
+                        buffers.extend(Some(buffer).filter(|_| made % 2 == 0));
+                    }
+                    Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
+                    Err(error) => return Err(error),
+                },
+                4 => spin.launch(stream, random.below(200_000) as u64).queued()?,
+                5 => drop(stream.host_fn(std::thread::yield_now).submitted()?),
+                6 if !buffers.is_empty() => {
+                    let index = random.below(buffers.len());
+                    stream.fill(&mut buffers[index], step as u8).queued()?;
+                }
+                _ => {
+                    match random.below(12) {
+                        // The free that follows waits for nothing, and has yet to run.
+                        0..4 => device.synchronize()?,
+                        4 => streams[random.below(6)] = device.stream()?,
+                        _ => {}
+                    }
+                    if !buffers.is_empty() {
+                        drop(buffers.swap_remove(random.below(buffers.len())));
+                    }
+                }
+            }
+            let info = device.memory()?;
+            let held = info.allocated_bytes + info.pending_bytes + info.kept_bytes;
+            assert!(held <= LIMIT && info.reserved_bytes <= LIMIT, "step {step}: {info:?}");
+            assert!(info.reserved_peak_bytes <= LIMIT, "up to step {step}: {info:?}");
+        }
+        assert!(made > 80, "{made} buffers");
+    }
+    Ok(())
+}
