@@ -189,11 +189,11 @@ impl Device {
     /// # Errors
     /// As [`pinned`](Self::pinned).
     pub async fn pinned_async<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        turn_taking::proceed().await;
         thread_role::check_driver("taking pinned memory")?;
         self.engine().check_open()?;
         let pool = &self.home.pinned;
         if let Some(pooled) = PinnedBuffer::pooled_zeroed(pool, len)? {
-            turn_taking::proceed().await;
             return Ok(pooled);
         }
         let pool = pool.clone();
@@ -233,6 +233,7 @@ impl Device {
     /// # Source
     /// `cuMemPoolTrimTo`.
     pub async fn trim(&self, keep_bytes: u64) -> Result<()> {
+        turn_taking::proceed().await;
         thread_role::check_driver("trimming memory")?;
         let engine = self.engine().clone();
         engine.check_health()?;
@@ -259,6 +260,7 @@ impl Device {
     /// # Source
     /// `cuMemHostUnregister`.
     pub async fn trim_pinned(&self, keep_bytes: u64) -> Result<u64> {
+        turn_taking::proceed().await;
         thread_role::check_driver("trimming memory")?;
         self.engine().check_health()?;
         let pool = self.home.pinned.clone();
@@ -279,6 +281,7 @@ impl Device {
     /// # Source
     /// `cuDeviceCanAccessPeer`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`.
     pub async fn enable_peer(&self, other: &Device) -> Result<bool> {
+        turn_taking::proceed().await;
         thread_role::check_driver("enabling peer access")?;
         let (home, other) = (self.home.clone(), other.engine().clone());
         home.engine.check_open()?;

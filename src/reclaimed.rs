@@ -13,6 +13,7 @@ use crate::hazard::Use;
 use crate::memory::MemoryInfo;
 use crate::op::{Op, Value};
 use crate::stream::Stream;
+use crate::turn_taking;
 
 impl Stream {
     /// Resolves when an allocation of so many bytes on this stream fits, as far as the device's account
@@ -53,6 +54,7 @@ impl Stream {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
+        turn_taking::proceed().await;
         let (lane, engine) = (self.lane(), self.engine());
         let reclaimer = Reclaimer::new(engine);
         loop {

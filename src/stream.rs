@@ -200,6 +200,7 @@ impl Stream {
     /// # Errors
     /// As [`record_timed`](Self::record_timed).
     pub async fn record_timed_async(&self) -> Result<Event> {
+        turn_taking::proceed().await;
         thread_role::check("submitting work")?;
         let stream = self.clone();
         offload(move || stream.record_timed()).await?

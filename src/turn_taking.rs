@@ -68,7 +68,8 @@ impl Budget {
     }
 }
 
-/// Spends one of the budget, for what was ready at once without any future.
+/// Spends one of the budget: the first line of each public `async fn`, any of which may be ready or
+/// refused without awaiting a future that does (`a_task_that_never_waits_lets_others_run`).
 pub(crate) async fn proceed() {
     let mut budget = Budget::default();
     std::future::poll_fn(|cx| budget.poll(cx, |_| Poll::Ready(()))).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Device, at};
 use crate::completion::deadlines::Deadline;
 use crate::error::{ErrorDetail, Result};
-use crate::thread_role;
+use crate::{thread_role, turn_taking};
 
 impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
@@ -26,6 +26,7 @@ impl Device {
     /// [`ErrorDetail::TimedOut`]: work is still on the device and goes on (its memory is kept);
     /// the loss of the device.
     pub async fn close(&self, limit: Duration) -> Result<()> {
+        turn_taking::proceed().await;
         thread_role::check_driver("closing a device")?;
         self.engine().close();
         let mut done = at(self.home.ours());

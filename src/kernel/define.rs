@@ -24,7 +24,7 @@ use crate::kernel::module::{Image, Module};
 use crate::kernel::occupancy::Occupancy;
 use crate::kernel::signature::{Erased, Signature};
 use crate::offload::offload;
-use crate::thread_role;
+use crate::{thread_role, turn_taking};
 
 /// What [`kernel!`](crate::kernel!) says of a kernel.
 ///
@@ -66,6 +66,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
     /// code for the device's kind.
     pub async fn load(device: &Device) -> Result<Self> {
+        turn_taking::proceed().await;
         thread_role::check_driver("loading a kernel")?;
         let (engine, code) = (device.engine().clone(), K::code());
         if engine.backend.kind() == crate::DeviceKind::Host {
