@@ -92,8 +92,10 @@ impl Stream {
     /// On the host device it is a number that [`from_raw`](Self::from_raw) understands.
     ///
     /// # Ordering
-    /// What others put on the stream is in order with what is put on it here. See the module for
-    /// what covers it.
+    /// What others put on the stream is in order with what is put on it here. An operation of this crate
+    /// awaits nothing of theirs that came behind it. Their work is covered by [`done`](Self::done),
+    /// [`record`](Self::record) and [`wait`](Self::wait), which stand for everything that is on the stream
+    /// when they are called, and by nothing else: memory that only they use is theirs to keep alive.
     ///
     /// # Safety
     /// The handle is used only while a handle of this stream, or a buffer made on it, lives. Nobody

@@ -8,7 +8,7 @@
 //! | [`manual`] | a host device without threads, which runs only when it is stepped |
 //!
 //! # tokio's paused clock
-//! Under `tokio::time::pause` use [`manual`]: any other device finishes in real time, and the
+//! Under `tokio::time::pause` (tokio's feature `test-util`, on a current-thread runtime) use [`manual`]: any other device finishes in real time, and the
 //! paused clock does not wait for it (a `timeout` of an hour elapses at once, because the runtime
 //! sees nothing to do).
 #![forbid(unsafe_code)]
@@ -29,7 +29,7 @@ use crate::completion::engine::EngineOptions;
 use crate::completion::lane::Lane;
 use crate::completion::policy::Completion;
 use crate::device::Device;
-use crate::error::{ErrorKind, Result};
+use crate::error::{ErrorDetail, ErrorKind, Result};
 use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
 use crate::stream::Stream;
@@ -209,7 +209,9 @@ impl Drop for Gate {
     }
 }
 
-/// A driver call of the backend that can be made to fail.
+/// A driver call of the backend that can be made to fail. What is counted is calls, not operations: a verb
+/// that needs an allocation, a copy and a marker makes one of each kind, one that finds memory or an
+/// event in a cache or pool makes no call for it, and a copy in parts makes one a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each is a function of the driver")]
@@ -338,7 +340,10 @@ fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> D
 }
 
 impl FaultHandle {
-    /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect.
+    /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect. Every call of the kind
+    /// counts that the device's backend gets, whoever causes it: yours, and those that the runtime makes for
+    /// itself, such as a marker's `EventRecord` or the poller's `EventQuery`. Calls before this one do
+    /// not count.
     pub fn fail_nth(&self, call: DriverCall, nth: u64, kind: ErrorKind) {
         self.0.fail(call.name(), nth, code_for(kind), false);
     }
@@ -381,7 +386,11 @@ fn code_for(kind: ErrorKind) -> i32 {
     }
 }
 
-/// Runs a [`manual`] device.
+/// Runs a [`manual`] device, which nothing else does: keep it for as long as futures of the device are
+/// awaited. `let (device, _) = manual()` drops it at once.
+///
+/// Dropped, it closes the device. What was not run never will be: futures that are pending then, and
+/// everything that is submitted later, resolve with [`ErrorKind::Closed`].
 #[derive(Debug)]
 pub struct Stepper {
     device: Device,
@@ -391,7 +400,7 @@ pub struct Stepper {
 
 /// A host device without threads: nothing runs until the test steps it, so interleavings are
 /// chosen, not raced. Its clock does not go by itself either: the same calls and the same steps do
-/// the same each time.
+/// the same each time. Without its [`Stepper`] the device is closed.
 ///
 /// # Examples
 /// ```
@@ -505,7 +514,16 @@ fn is_inside_a_command() -> bool {
 
 impl Drop for Stepper {
     fn drop(&mut self) {
+        let engine = self.device.engine();
+        engine.close();
+        if engine.lanes().iter().any(|lane| lane.in_flight() > 0) {
+            // As after a loss: nobody else waits for what will not come.
+            let closed = ErrorDetail::Closed { device: engine.label().to_owned() };
+            engine.state.lost.get_or_init(|| closed.into());
+        }
+        engine.mourn();
+        engine.sweep_retired(false);
         // Lanes keep their engine, and that keeps these.
-        self.device.engine().attention.end();
+        engine.attention.end();
     }
 }

@@ -3,12 +3,15 @@
 //! Streams that come and go are what a service makes of requests; the weights that they read stay.
 
 use std::future::Future;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, FaultHandle, Gate};
-use gpu_await::{Device, DeviceKind, Event, Grid, InOut, Kernel, LaunchConfig, Op, Result, Stream};
+use gpu_await::{
+    Completion, Device, DeviceKind, Event, Grid, InOut, Kernel, LaunchConfig, Op, Result, Stream,
+};
 
 const SOON: Duration = Duration::from_secs(10);
 const MANY: usize = 300;
@@ -399,6 +402,52 @@ fn points_that_nobody_steps_any_more_resolve() {
     for op in [polled, fresh, device.fill(&mut x, 9)] {
         let error = op.now_or_never().expect("told").unwrap_err();
         assert_eq!(error.kind(), gpu_await::ErrorKind::Closed, "{error}");
+    }
+}
+
+/// Its streams are there, and whoever waits for them: each is woken, and told.
+#[test]
+fn every_future_resolves_without_its_stepper() {
+    for completion in
+        [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback]
+    {
+        let (device, step) = testing::manual_with(completion);
+        let stream = device.stream().unwrap();
+        let x = stream.full(4, 7u32).queued().unwrap();
+        step.run_until_idle();
+        let (mut download, mut done) = (stream.download(&x), device.done());
+        let mut throttle = Box::pin(stream.throttle(0));
+        let mut close = Box::pin(device.close(Duration::MAX));
+        assert!((&mut done).now_or_never().is_none() && (&mut throttle).now_or_never().is_none());
+        assert!((&mut close).now_or_never().is_none());
+        let (sender, woken) = mpsc::channel();
+        let waker = Waker::from(Arc::new(Told(sender)));
+        let mut cx = Context::from_waker(&waker);
+        // Whether it checks for itself or is registered: it is woken.
+        assert!(download.poll_unpin(&mut cx).is_pending());
+        woken.try_iter().count();
+        drop(step);
+        assert!(woken.try_recv().is_ok(), "{completion:?}");
+        let refused = stream.zeros::<u8>(1);
+        let told = [
+            download.now_or_never().map(|result| result.map(drop)),
+            done.now_or_never(),
+            throttle.now_or_never(),
+            close.now_or_never(),
+            refused.now_or_never().map(|result| result.map(drop)),
+        ];
+        for (index, result) in told.into_iter().enumerate() {
+            let error = result.unwrap_or_else(|| panic!("{index} is pending")).unwrap_err();
+            assert_eq!(error.kind(), gpu_await::ErrorKind::Closed, "{index}: {error}");
+        }
+    }
+}
+
+struct Told(mpsc::Sender<()>);
+
+impl Wake for Told {
+    fn wake(self: Arc<Self>) {
+        self.0.send(()).ok();
     }
 }
 

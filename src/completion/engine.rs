@@ -441,8 +441,10 @@ impl Engine {
             return;
         }
         // A subscriber that panics must not keep the loss from those who wait.
-        let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
-        crate::contain::log(lost);
+        if lost.is_device_lost() {
+            let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
+            crate::contain::log(lost);
+        }
         // The store of `lost` before the scan of the waiters, against the store of a waker before
         // the load of `lost` in `Lane::poll_ticket`.
         fence(Ordering::SeqCst);

@@ -101,6 +101,13 @@ pub trait Param: sealed::Sealed + 'static {
 }
 
 /// Something that can be passed for `P`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be passed to a kernel for its parameter `{P}`",
+    label = "not an argument for `{P}`",
+    note = "for `In<T>` pass `&DeviceBuffer<T>`, `&View<T>` or `&Frozen<T>`; for `InOut<T>` and `Out<T>` \
+            `&mut DeviceBuffer<T>` or `&mut ViewMut<T>`; for `Flag` `&PinnedFlag`; for a number that number; for `Value<T>` a `T`",
+    note = "host memory is uploaded first: `stream.upload(vec)`"
+)]
 pub trait Arg<'k, P: Param> {
     #[doc(hidden)]
     fn push(self, list: &mut ArgList<'k>) -> P::Shape;
@@ -118,6 +125,11 @@ pub trait Signature: sealed::Sealed + Sized + 'static {
 }
 
 /// A tuple of arguments that fit `S`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` are not the arguments of a kernel with the signature `{S}`",
+    label = "other arguments than the signature's",
+    note = "arguments are a tuple with one for each parameter of the signature, `(x,)` for a single one"
+)]
 pub trait Args<'k, S: Signature> {
     #[doc(hidden)]
     fn collect(self, list: &mut ArgList<'k>) -> S::Shapes;

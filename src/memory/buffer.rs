@@ -66,6 +66,11 @@ pub trait Extent: sealed::Sealed {
 
 /// Device memory of element type `T` that an operation may read: [`DeviceBuffer`], [`View`],
 /// [`ViewMut`], [`Frozen`](super::frozen::Frozen). Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory that can be read as `{T}`",
+    label = "not device memory of `{T}`",
+    note = "`DeviceBuffer<{T}>`, `View<{T}>`, `ViewMut<{T}>` and `Frozen<{T}>` are; host memory is uploaded first: `stream.upload(vec)`"
+)]
 pub trait Readable<T>: Extent {
     #[doc(hidden)]
     fn span(&self) -> Span<'_>;
@@ -73,6 +78,11 @@ pub trait Readable<T>: Extent {
 
 /// Device memory of element type `T` that an operation may write: [`DeviceBuffer`], [`ViewMut`].
 /// Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory that can be written as `{T}`",
+    label = "not writable device memory of `{T}`",
+    note = "`DeviceBuffer<{T}>` and `ViewMut<{T}>` are, passed by `&mut`"
+)]
 pub trait Writable<T>: Readable<T> {
     #[doc(hidden)]
     fn span_mut(&mut self) -> Span<'_>;

@@ -193,6 +193,11 @@ impl StreamPool {
     /// Waits for a place and hands out the stream that the fewest requests share. First come, first
     /// served.
     ///
+    /// A task that acquires a second place while it holds one can dead-lock: as many tasks as there are
+    /// places may each hold one and wait for another, for ever. A request that needs more streams takes
+    /// one place and [forks](Stream::fork) its stream, or gives its place back before it acquires
+    /// again; one that must hold two takes the second from another pool, always in the same order.
+    ///
     /// # Errors
     /// [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: the pool is full and
     /// [`max_waiting`](StreamPoolBuilder::max_waiting) requests wait already.
