@@ -2,7 +2,7 @@
 
 use gpu_await::{Copy2d, Device, ErrorDetail, Op, kernels};
 
-use super::{async_under_the_stand_in, my_names, soon};
+use super::{async_under_the_stand_in, eventually, my_names, soon};
 
 /// What the memory held before.
 const SECRET: f32 = 1234.5;
@@ -62,8 +62,9 @@ fn pinned_memory_used_again_is_zero() {
         let seen = soon(stream.download(&x)).await.unwrap();
         let at = seen.as_ptr();
         drop(seen);
-        // Back in the pool once the stream has seen to its share.
+        // Back in the pool once the stream has seen to its share, which may be after who awaits it.
         soon(stream.done()).await.unwrap();
+        eventually("it is back", || device.stats().pinned_used_bytes == 0);
         let fresh = stream.pinned::<f32>(LEN).unwrap();
         assert_eq!((fresh.as_ptr(), &fresh[..]), (at, &[0.0; LEN][..]));
         drop(fresh);
