@@ -1,4 +1,5 @@
 //! The end of the process: nothing of this crate makes driver calls after `main` returned.
+#![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -62,7 +63,6 @@ pub(crate) fn register(handler: fn()) {
     // A host device, then a CUDA device: after that the driver's handlers are all below ours.
     if *registered < 8 {
         *registered += 1;
-        // SAFETY: `call` is a plain function that lives as long as the program.
-        unsafe { libc::atexit(call) };
+        crate::system::at_exit(call);
     }
 }

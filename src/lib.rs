@@ -92,10 +92,10 @@ pub(crate) mod staged;
 pub(crate) mod stream;
 pub(crate) mod submit;
 pub(crate) mod sync;
+pub(crate) mod system;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub(crate) mod thread_role;
-pub(crate) mod timer_slack;
 pub(crate) mod turn_taking;
 pub(crate) mod verbs;
 

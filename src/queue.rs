@@ -361,15 +361,13 @@ impl<'s> Queue<'s> {
     /// See [`Stream::fill`](crate::Stream::fill).
     ///
     /// # Errors
-    /// A lost or closed device; an element type of more than 16 bytes, which leaves the destination as it
-    /// was.
+    /// A lost or closed device; an element type of more than 16 bytes.
     pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Result<()> {
-        // Of no use for this type at all: the buffer stays as it was.
-        let pattern = self.pattern(value)?;
         let len = destination.len() as u64;
         let to = destination.span_mut();
         let mut footprint = Footprint::new("fill");
         footprint.overwrites(&to);
+        let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
         if to.range.is_empty() {
             return Ok(());
         }

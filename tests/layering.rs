@@ -16,7 +16,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("error", &["error"]),
     (
         "ground: threads, process",
-        &["sync", "thread_role", "at_exit", "contain", "offload", "timer_slack", "turn_taking"],
+        &["sync", "thread_role", "at_exit", "contain", "offload", "system", "turn_taking"],
     ),
     ("pure modules", PURE),
     ("backend trait", &["backend", "backend/twin"]),
@@ -62,7 +62,6 @@ const UPHILL: &[(&str, &str, &str)] = &[];
 
 /// The files that hold `unsafe` code, and what for. Every other file forbids it.
 const UNSAFE: &[(&str, &str)] = &[
-    ("at_exit", "registers a C exit handler"),
     ("backend", "declares the functions that mirror driver calls"),
     ("backend/cuda", "calls the driver"),
     ("backend/cuda/api", "resolves the driver's entry points"),
@@ -89,7 +88,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("memory/pinned_pool", "registers memory with the device"),
     ("memory/untracked", "views whose uses the caller orders"),
     ("submit", "the one caller of the backend's functions that touch memory"),
-    ("timer_slack", "asks the kernel for exact time-outs"),
+    ("system", "asks the operating system: exact time-outs, huge pages, an exit handler"),
 ];
 
 /// Files without `unsafe` that cannot forbid it, because a file below them may not.

@@ -37,6 +37,7 @@ use super::{
 use crate::contain;
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
+use crate::system;
 use crate::thread_role::{self, Role};
 
 /// Commands that a stream takes before the next call blocks, as an H200's does.
@@ -191,7 +192,7 @@ impl HostBackend {
                     blocks: BTreeMap::new(),
                     pool: PoolInfo::default(),
                     used: 0,
-                    limit: memory_limit.unwrap_or_else(physical_memory),
+                    limit: memory_limit.unwrap_or_else(system::physical_memory),
                 }),
                 fault: OnceLock::new(),
                 host_fn_turn: Mutex::new(()),
@@ -979,12 +980,4 @@ fn permitted(call: &'static str) -> Call<()> {
         true => Ok(()),
         false => Err(DriverCode { call, code: DriverCode::NOT_PERMITTED }),
     }
-}
-
-fn physical_memory() -> u64 {
-    // SAFETY: sysconf reads a number and touches no memory of ours.
-    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    // SAFETY: as above.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page_bytes).unwrap_or(0))
 }

@@ -23,7 +23,7 @@ use crate::at_exit::UnderWay;
 use crate::contain;
 use crate::error::{DriverCode, Result};
 use crate::thread_role::{self, Role};
-use crate::{timer_slack, turn_taking};
+use crate::{system, turn_taking};
 
 /// How a poller is told that there is something to look at.
 pub(crate) struct Attention {
@@ -170,7 +170,7 @@ struct Poller {
 
 fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
     let _role = thread_role::enter(Role::Poller);
-    timer_slack::minimize();
+    system::minimize_timer_slack();
     turn_taking::prepare();
     let mut poller = Poller { active: Vec::new(), last_progress: 0, last_press: 0, last_probe: 0 };
     let mut spins = 0_u32;

@@ -86,8 +86,20 @@ impl Timeline {
 
     /// Raises `completed` to `ticket`; true if that changed anything.
     pub(crate) fn complete(&self, ticket: u64) -> bool {
-        // ORDERING: Release publishes what the marker proved; Acquire joins the earlier raiser's
-        // release sequence, so that a reader of the larger value sees both.
-        self.completed.fetch_max(ticket, Ordering::AcqRel) < ticket
+        // Not `fetch_max`, which is this loop on x86, and which ThreadSanitizer does not see: without it
+        // nothing orders the device's work before whoever is told of it.
+        // ORDERING: Relaxed: only where the loop begins.
+        let mut known = self.completed.load(Ordering::Relaxed);
+        while known < ticket {
+            // ORDERING: Release publishes what the marker proved; Acquire joins the earlier raiser's
+            // release sequence, so that a reader of the larger value sees both. Relaxed where another
+            // thread was quicker: only the loop's next attempt uses what it reads.
+            let (set, fetch) = (Ordering::AcqRel, Ordering::Relaxed);
+            match self.completed.compare_exchange_weak(known, ticket, set, fetch) {
+                Ok(_) => return true,
+                Err(newer) => known = newer,
+            }
+        }
+        false
     }
 }

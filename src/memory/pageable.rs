@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Element;
 use crate::error::{ErrorDetail, Result};
+use crate::system;
 
 /// Room for `len` elements, of which the parts that were filled are initialized.
 pub(crate) struct Room<T> {
@@ -111,22 +112,12 @@ impl<T: Element> Part<T> {
     }
 }
 
-/// Asks the system for huge pages: a page fault for each 4 KiB would cost more than the copy.
+/// Asks for huge pages, where that is worth the call.
 fn advise(start: usize, bytes: usize) {
-    #[cfg(target_os = "linux")]
-    {
-        // Whole pages of any system: 4 to 64 KiB.
-        const PAGE: usize = 64 << 10;
-        const WORTHWHILE: usize = 4 << 20;
-        let (first, last) = (start.next_multiple_of(PAGE), (start + bytes) & !(PAGE - 1));
-        if bytes >= WORTHWHILE && first < last {
-            // SAFETY: the range lies within our own allocation, and the advice changes how it is
-            // backed, never what it holds. Refused, small pages do as well.
-            unsafe { libc::madvise(first as *mut libc::c_void, last - first, libc::MADV_HUGEPAGE) };
-        }
+    const WORTHWHILE: usize = 4 << 20;
+    if bytes >= WORTHWHILE {
+        system::advise_huge_pages(start, bytes);
     }
-    #[cfg(not(target_os = "linux"))]
-    let _ = (start, bytes);
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::completion::engine::Engine;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::offload::{Crew, detach};
-use crate::thread_role;
+use crate::{system, thread_role};
 
 /// The largest block that is cut from a slab.
 pub(super) const MOST_CUT_BYTES: usize = SLAB_BYTES / 2;
@@ -227,10 +227,8 @@ impl PinnedPool {
         }
         let mut memory =
             MmapMut::map_anon(bytes).map_err(|error| out_of_pinned(bytes, &error.to_string()))?;
-        #[cfg(target_os = "linux")]
         if bytes >= SLAB_BYTES {
-            // Only advice: small pages work as well, they take longer to make.
-            memory.advise(memmap2::Advice::HugePage).ok();
+            system::advise_huge_pages(memory.as_mut_ptr() as usize, bytes);
         }
         if self.engine.backend.kind() == DeviceKind::Cuda {
             // The system makes the pages here, and not while the driver makes others wait.

@@ -12,7 +12,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::contain;
-use crate::timer_slack;
+use crate::system;
 
 /// Whom to wake, and when.
 type Set = (Instant, Waker);
@@ -34,7 +34,7 @@ impl Alarm {
 }
 
 fn run(sets: &Receiver<Set>) {
-    timer_slack::minimize();
+    system::minimize_timer_slack();
     let mut set: Option<Set> = None;
     loop {
         let next = match &set {
