@@ -323,8 +323,7 @@ verbs! {
     /// Overwrites a buffer or a range with `value`. Ready proves *complete on the device*.
     ///
     /// # Errors
-    /// A buffer of another device; an element type of more than 16 bytes, which leaves the destination as
-    /// it was; a device that is lost or closed.
+    /// A buffer of another device; an element type of more than 16 bytes.
     ///
     /// # Source
     /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`, `cuMemsetD2D32Async`.

@@ -497,14 +497,3 @@ fn the_pitch_of_one_row_may_be_any() {
         assert_eq!(pinned.synchronize().unwrap().len(), 64);
     }
 }
-
-/// There is no fill for the type: that says nothing of what the buffer holds.
-#[tokio::test]
-async fn a_fill_that_does_not_exist_leaves_the_buffer() {
-    let device = testing::device();
-    let stream = device.stream().unwrap();
-    let mut x = stream.upload(vec![[7u32; 5]; 9]).queued().unwrap();
-    let error = stream.fill(&mut x, [8; 5]).queued().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert_eq!(soon(stream.download(&x)).await.unwrap(), [[7; 5]; 9]);
-}
