@@ -95,7 +95,7 @@ impl Timeline {
             // release sequence, so that a reader of the larger value sees both. Relaxed where another
             // thread was quicker: only the loop's next attempt uses what it reads.
             let (set, fetch) = (Ordering::AcqRel, Ordering::Relaxed);
-            match self.completed.compare_exchange_weak(known, ticket, set, fetch) {
+            match self.completed.compare_exchange(known, ticket, set, fetch) {
                 Ok(_) => return true,
                 Err(newer) => known = newer,
             }
