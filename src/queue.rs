@@ -84,6 +84,12 @@ impl<'s> Queue<'s> {
         match result {
             Ok(value) => {
                 let Settled { value, points } = value.settle();
+                // Nothing was submitted, which would have failed.
+                if self.last.get() == 0
+                    && let Some(lost) = self.lane.engine().lost()
+                {
+                    return Op::failed(lost.clone());
+                }
                 Op::at(points.reaching(self.lane, self.last.get()), value)
             }
             Err(error) => {

@@ -225,6 +225,8 @@ impl Stream {
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let submitted = self.lane.submitted();
+        // What nobody has asked for yet has no marker.
+        self.lane.want(submitted);
         self.lane.ask_here_or_there();
         submitted - self.lane.completed().min(submitted)
     }
@@ -245,7 +247,7 @@ impl Stream {
             return Op::pending(&self.lane, submitted - max, Value::Here(())).await;
         }
         turn_taking::proceed().await;
-        Ok(())
+        self.engine().lost().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
     // ---- identity -------------------------------------------------------------------------

@@ -114,6 +114,28 @@ fn memory_lent_at_a_fault_is_quarantined_and_counted() {
     });
 }
 
+/// What would submit nothing fails as well once the loss is known: a loop that ends with an error ends.
+#[test]
+fn nothing_succeeds_after_a_known_loss() {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream().expect("a stream");
+    let event = stream.record().expect("an event");
+    stream.done().synchronize().expect("before the loss");
+    handle.lose_device("on purpose");
+    assert!(device.done().synchronize().is_err(), "asks the device");
+    futures::executor::block_on(async {
+        assert!(stream.throttle(0).await.is_err());
+        assert!(stream.throttle(9).await.is_err());
+        assert!(stream.done().await.is_err());
+        assert!(stream.wait(&event).await.is_err());
+        assert!(stream.join(Vec::<&gpu_await::Stream>::new()).await.is_err());
+        assert!(stream.batch(|_| Ok(())).await.is_err());
+        // What was complete before the loss was complete.
+        event.done().await.expect("complete before");
+    });
+}
+
 #[test]
 fn another_device_goes_on_and_dependants_are_told() {
     const NAME: &str = "another_device_goes_on_and_dependants_are_told";

@@ -184,3 +184,29 @@ fn a_full_queue_holds_up_no_first_download() {
         }
     });
 }
+
+/// Nobody looks at a stream that is only ever given work and events: the events behind what is complete
+/// are taken back when there are none.
+#[test]
+fn a_full_queue_leaves_events_to_record() {
+    each_mode(|device| {
+        let [beside, reader] = [(); 2].map(|()| device.stream().unwrap());
+        let full = FullQueue::of(&device);
+        let recorded = full.returns(move |_, _| {
+            let mut x = beside.zeros::<u32>(16).queued().unwrap();
+            for _ in 0..500 {
+                beside.fill(&mut x, 1).queued().unwrap();
+                drop(beside.record().unwrap());
+                // It is through with that, which only the other stream was asked.
+                reader.download(&x).synchronize().unwrap();
+            }
+        });
+        let timed = {
+            let beside = device.default_stream().clone();
+            full.returns(move |_, _| beside.timed(|_| Ok(())).synchronize())
+        };
+        full.open();
+        assert!(recorded.is_some(), "{device:?}: `record` is held up");
+        assert!(timed.is_some(), "{device:?}: `timed` is held up");
+    });
+}

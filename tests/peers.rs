@@ -218,6 +218,43 @@ async fn a_source_that_is_lost_fails_the_copy_through_the_host() {
     gate.open();
 }
 
+/// By way of streams of the healthy device, of data, of an event, and of a third device.
+#[tokio::test]
+async fn a_loss_reaches_who_waits_by_way_of_others() {
+    let ((a, handle), b, c) = (island(), Device::host(), Device::host());
+    let s = a.stream().unwrap();
+    let gate = Gate::close(&s).unwrap();
+    let [direct, second, third] = [(); 3].map(|()| b.stream().unwrap());
+    let far = c.stream().unwrap();
+    let mut x = direct.zeros::<u32>(100).await.unwrap();
+    direct.wait(&s).queued().unwrap();
+    direct.fill(&mut x, 1).queued().unwrap();
+    let by_data = second.download(&x);
+    second.wait(&direct).queued().unwrap();
+    // To and fro: earlier tickets wait for earlier ones.
+    for _ in 0..50 {
+        third.wait(&second).queued().unwrap();
+        second.wait(&third).queued().unwrap();
+    }
+    far.wait(&third).queued().unwrap();
+    let event = third.record().unwrap();
+    let waits = [second.done(), third.done(), far.done(), event.done(), b.done(), c.done()];
+    handle.lose_device("on purpose");
+    let is_told = |error: gpu_await::Error| {
+        assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+    };
+    is_told(soon(by_data).await.unwrap_err());
+    for wait in waits {
+        is_told(soon(wait).await.unwrap_err());
+    }
+    is_told(soon(far.done()).await.unwrap_err());
+    // What does not wait for it goes on.
+    let free = b.stream().unwrap();
+    let y = free.full(10, 3u8).queued().unwrap();
+    assert_eq!(soon(free.download(&y)).await.unwrap(), [3; 10]);
+    gate.open();
+}
+
 /// How many streams live that the device made.
 fn streams(handle: &FaultHandle) -> usize {
     let calls = handle.calls();

@@ -383,3 +383,25 @@ fn a_branch_has_the_flags_of_its_origin() -> Result<()> {
     assert!(device.default_stream().fork(1)?[0].is_non_blocking()?);
     Ok(())
 }
+
+/// Work that nobody awaits has no marker until somebody asks.
+#[test]
+fn the_backlog_of_queued_work_ends() {
+    let device = testing::device();
+    let [a, b] = [(); 2].map(|()| device.stream().unwrap());
+    let mut x = a.zeros::<u32>(16).queued().unwrap();
+    let mut y = b.zeros::<u32>(16).queued().unwrap();
+    for _ in 0..5 {
+        a.fill(&mut x, 1).queued().unwrap();
+        b.fill(&mut y, 1).queued().unwrap();
+    }
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while a.backlog() > 0 {
+        assert!(std::time::Instant::now() < deadline, "{} in flight", a.backlog());
+        std::thread::yield_now();
+    }
+    while device.stats().in_flight > 0 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", device.stats());
+        std::thread::yield_now();
+    }
+}

@@ -333,14 +333,24 @@ impl Engine {
         self.events.get(|spoiled| self.make_event(EventOptions::default(), spoiled))
     }
 
-    /// Sees to it that some events are ready to be borrowed.
+    /// Borrows an event for a marker, if one is there.
+    pub(crate) fn idle_event(&self) -> Option<EventHandle> {
+        self.events.get_idle()
+    }
+
+    /// Sees to it that some events are ready to be borrowed, and some that measure time.
     pub(crate) fn stock_events(&self) -> std::result::Result<(), DriverCode> {
         const STOCK: usize = 32;
-        if self.events.idle() >= STOCK {
-            return Ok(());
-        }
+        const TIMED: usize = 8;
         // Borrowed all at once, and given back.
-        (0..STOCK).map(|_| self.event()).collect::<std::result::Result<Vec<_>, _>>().map(drop)
+        type Handles = std::result::Result<Vec<EventHandle>, DriverCode>;
+        if self.events.idle() < STOCK {
+            (0..STOCK).map(|_| self.event()).collect::<Handles>()?;
+        }
+        if self.timed_events.idle() < TIMED {
+            (0..TIMED).map(|_| self.timed_event()).collect::<Handles>()?;
+        }
+        Ok(())
     }
 
     /// Borrows an event that measures time.

@@ -54,15 +54,18 @@ impl EventPool {
         self: &Arc<Self>,
         create: impl FnOnce(Vec<RawEvent>) -> Result<RawEvent, E>,
     ) -> Result<EventHandle, E> {
-        let pooled = self.idle.lock().free.pop();
-        let cell = match pooled {
-            Some(cell) => cell,
-            None => {
-                let spoiled = std::mem::take(&mut self.idle.lock().spoiled);
-                Arc::new(EventCell { raw: create(spoiled)?, spoiled: AtomicBool::new(false) })
-            }
-        };
+        if let Some(pooled) = self.get_idle() {
+            return Ok(pooled);
+        }
+        let spoiled = std::mem::take(&mut self.idle.lock().spoiled);
+        let cell = Arc::new(EventCell { raw: create(spoiled)?, spoiled: AtomicBool::new(false) });
         Ok(EventHandle { raw: cell.raw, cell: Some(cell), pool: self.clone() })
+    }
+
+    /// Takes a pooled event.
+    pub(crate) fn get_idle(self: &Arc<Self>) -> Option<EventHandle> {
+        let cell = self.idle.lock().free.pop()?;
+        Some(EventHandle { raw: cell.raw, cell: Some(cell), pool: self.clone() })
     }
 
     /// How many can be taken without making one.

@@ -116,7 +116,8 @@ enum Origin {
     Engine,
 }
 
-/// Ticket `ticket` and all behind it wait for another device.
+/// Ticket `ticket` and all behind it wait for another device: for a stream of it, or for one of this
+/// device that does.
 struct ForeignWait {
     ticket: u64,
     on: Use<Arc<Progress>>,
@@ -168,13 +169,6 @@ pub(crate) enum Payload {
     Memory(Arc<dyn Any + Send + Sync>),
     /// The user's: dropped by the reaper.
     Foreign(Box<dyn Any + Send>),
-}
-
-impl ForeignWait {
-    /// The error of who waits for this, if its device is lost.
-    fn lost(&self) -> Option<crate::Error> {
-        self.on.lane.dependency_lost(self.on.ticket)
-    }
 }
 
 impl Lane {
@@ -303,6 +297,17 @@ impl Lane {
         }
     }
 
+    /// An event for a marker. Before one is made, which may take long beside a full queue, those behind
+    /// what is complete are taken back: on a stream that nobody awaits nobody else looks.
+    fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
+        let spare = || self.markers.lock().spare.pop();
+        if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
+            return Ok(event);
+        }
+        self.ask_quietly();
+        spare().map_or_else(|| self.engine.event(), Ok)
+    }
+
     /// Whether the stream has so many events, behind its work or not.
     pub(crate) fn has_events(&self, least: usize) -> bool {
         let markers = self.markers.lock();
@@ -425,6 +430,11 @@ impl Lane {
             })?;
             self.progress.timeline.publish(ticket);
             turn.enter_event(ticket, event);
+            let others = engine.lanes().into_iter().filter(|lane| lane.waits_for_others());
+            self.waits_for(
+                ticket,
+                others.map(|lane| Use { ticket: lane.submitted(), lane: lane.progress().clone() }),
+            );
             Ok(ticket)
         });
         match marked {

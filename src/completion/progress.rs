@@ -104,8 +104,15 @@ impl Progress {
         }
     }
 
-    /// What another device is told that waits for `ticket`, if this one is lost before.
+    /// What another device is told that waits for `ticket`, if this one is lost before, or one that it
+    /// waits for.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
+        let transitive = || self.lane().and_then(|lane| lane.dependency_lost(ticket));
+        self.lost_before(ticket).or_else(transitive)
+    }
+
+    /// The same for this device alone.
+    pub(super) fn lost_before(&self, ticket: u64) -> Option<Error> {
         let cause = self.device.lost.get().filter(|_| !self.is_complete(ticket))?;
         let (device, cause) = (self.device.label.clone(), cause.clone());
         Some(ErrorDetail::DependencyLost { device, cause }.into())

@@ -48,6 +48,8 @@ impl Device {
         let lanes = engine.lanes();
         let mut in_flight = 0;
         for lane in &lanes {
+            // What nobody has asked for yet has no marker.
+            lane.want(lane.submitted());
             lane.ask_here_or_there();
             in_flight += lane.in_flight();
         }

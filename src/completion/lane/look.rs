@@ -505,12 +505,11 @@ impl Lane {
     /// Asks after the other devices that this stream waits for: their own pollers have no reason to,
     /// if nobody awaits anything of theirs.
     fn ask_after_others(&self) {
-        // ORDERING: Relaxed: a hint; the poller comes back.
-        if !self.has_foreign.load(Ordering::Relaxed) {
-            return;
-        }
-        let others: SmallVec<[Arc<Lane>; 2]> =
-            self.foreign.lock().iter().filter_map(|wait| wait.on.lane.lane()).collect();
+        let mut others: SmallVec<[Arc<Lane>; 2]> = SmallVec::new();
+        self.visit_foreign(u64::MAX, |on| {
+            others.extend(on.lane.lane());
+            None::<()>
+        });
         for other in others {
             other.sweep();
             other.engine.check_health().ok();

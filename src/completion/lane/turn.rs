@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::freed::InOrder;
-use super::{ForeignWait, Lane, Lent, Marker, Payload, UNKNOWN};
+use super::{Lane, Lent, Marker, Payload, UNKNOWN};
 use crate::completion::events::EventHandle;
 use crate::completion::policy;
 use crate::completion::progress::Progress;
@@ -146,11 +146,7 @@ impl Submitter {
 
     /// Records an event behind ticket `tail` and enters it as a marker.
     fn record_event(&mut self, lane: &Lane, tail: u64) -> std::result::Result<(), DriverCode> {
-        let spare = lane.markers.lock().spare.pop();
-        let event = match spare {
-            Some(event) => event,
-            None => lane.engine.event()?,
-        };
+        let event = lane.event()?;
         // SAFETY: the stream is this lane's; the event is pooled, so nothing is pending on it.
         let recorded = unsafe { lane.engine.backend.event_record(event.raw(), lane.stream) };
         if let Err(code) = recorded {
@@ -276,12 +272,11 @@ impl Turn<'_, '_> {
         let backend = &self.lane.engine.backend;
         // SAFETY: the stream is this lane's and the handle keeps the event.
         unsafe { backend.stream_wait_event(self.lane.stream, event.raw()) }?;
-        if other.device().id != self.lane.engine.id {
-            let ticket_here = self.lane.submitted() + 1;
+        if other.device().id != self.lane.engine.id
+            || other.lane().is_some_and(|lane| lane.waits_for_others())
+        {
             let on = Use { lane: other.clone(), ticket };
-            self.lane.foreign.lock().push(ForeignWait { ticket: ticket_here, on });
-            // ORDERING: Relaxed: read by futures of this or a later ticket.
-            self.lane.has_foreign.store(true, Ordering::Relaxed);
+            self.lane.waits_for(self.lane.submitted() + 1, [on]);
         }
         let waited = &mut self.locked.state.waited;
         match waited.iter_mut().find(|(lane, _)| *lane == other.id()) {

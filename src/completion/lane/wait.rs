@@ -11,11 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll, Waker};
 
+use smallvec::SmallVec;
+
 use super::{ForeignWait, Lane};
 use crate::completion::checkers::Place;
 use crate::completion::policy::{self, Phase};
+use crate::completion::progress::Progress;
 use crate::completion::waiters::WaiterKey;
 use crate::error::Result;
+use crate::hazard::{Track, Use};
 use crate::thread_role;
 use crate::turn_taking::{self, Budget};
 
@@ -171,16 +175,63 @@ impl Lane {
         Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
     }
 
-    /// The loss of another device that `ticket` waits for, if there is one.
-    pub(super) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
-        // ORDERING: Relaxed: set by the submitter of this or an earlier ticket.
-        if !self.has_foreign.load(Ordering::Relaxed) {
+    /// The loss of another device that `ticket` waits for, if there is one; by way of other streams as
+    /// well.
+    pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
+        self.visit_foreign(ticket, |on| on.lane.lost_before(on.ticket))
+    }
+
+    /// Whether something here waits for another device, as far as is known.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        // ORDERING: Relaxed: set by the submitter of a ticket that the caller knows of.
+        self.has_foreign.load(Ordering::Relaxed)
+    }
+
+    /// Enters that `ticket` waits for these.
+    pub(super) fn waits_for(&self, ticket: u64, on: impl IntoIterator<Item = Use<Arc<Progress>>>) {
+        let mut foreign = self.foreign.lock();
+        foreign.extend(on.into_iter().map(|on| ForeignWait { ticket, on }));
+        // ORDERING: Relaxed: read by futures of this or a later ticket.
+        self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Shows `look` what `ticket` waits for on other devices, on whatever way, until it finds something.
+    pub(super) fn visit_foreign<R>(
+        &self,
+        ticket: u64,
+        mut look: impl FnMut(&Use<Arc<Progress>>) -> Option<R>,
+    ) -> Option<R> {
+        if !self.waits_for_others() {
             return None;
         }
         self.forget_foreign();
+        // Up to which ticket each stream was seen: streams may wait for each other to and fro. No two of
+        // their locks are held at once.
+        let mut seen: SmallVec<[Use<Arc<Progress>>; 4]> = SmallVec::new();
+        let mut next = 0;
+        self.collect_foreign(ticket, &mut seen);
+        while let Some(on) = seen.get(next).cloned() {
+            next += 1;
+            if let Some(found) = look(&on) {
+                return Some(found);
+            }
+            if let Some(lane) = on.lane.lane().filter(|lane| lane.waits_for_others()) {
+                lane.collect_foreign(on.ticket, &mut seen);
+            }
+        }
+        None
+    }
+
+    /// Adds what `ticket` waits for and what was not seen yet.
+    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Use<Arc<Progress>>; 4]>) {
         let foreign = self.foreign.lock();
-        let mut reached = foreign.iter().filter(|wait| wait.ticket <= ticket);
-        reached.find_map(ForeignWait::lost)
+        // The newest first: a stream's earlier tickets are seen with it.
+        for wait in foreign.iter().rev().filter(|wait| wait.ticket <= ticket) {
+            let on = &wait.on;
+            if !seen.iter().any(|s| s.lane.id() == on.lane.id() && s.ticket >= on.ticket) {
+                seen.push(on.clone());
+            }
+        }
     }
 
     /// Forgets the streams of other devices that nothing here waits for any more.
