@@ -240,7 +240,8 @@ impl<S: Signature> Kernel<S> {
             footprint.may_block();
         }
         let shape = LaunchShape { grid: config.grid(), cooperative: config.is_cooperative() };
-        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?)).map(drop)
+        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?))?;
+        Ok(())
     }
 }
 

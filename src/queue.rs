@@ -43,7 +43,9 @@ use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
 use crate::memory::{Element, MemoryInfo, Number};
 use crate::op::{Op, Value};
-use crate::submit::{Footprint, Raw, Refusal, at, check_can_wait, submit, wrong_device};
+use crate::submit::{
+    Footprint, Raw, Refusal, SubmitError, at, check_can_wait, submit, wrong_device,
+};
 use crate::thread_role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
@@ -117,11 +119,11 @@ impl<'s> Queue<'s> {
     fn lent<T: Element>(
         &self,
         pinned: PinnedBuffer<T>,
-        ticket: Result<u64>,
+        ticket: Result<u64, SubmitError>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
         match ticket {
             Ok(ticket) => Ok(Lent::to(self.lane, ticket, Value::Here(pinned))),
-            Err(error) => Err(Refused { error, value: pinned.unless_lent() }),
+            Err(failed) => Err(failed.hand_back(pinned)),
         }
     }
 
@@ -132,7 +134,7 @@ impl<'s> Queue<'s> {
         footprint: Footprint<'_>,
         commands: u32,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    ) -> Result<(u64, R)> {
+    ) -> Result<(u64, R), SubmitError> {
         let op = footprint.name();
         let submitted = self.submit_untold(footprint, commands, calls)?;
         op.told(self.lane, submitted.0);
@@ -146,9 +148,9 @@ impl<'s> Queue<'s> {
         footprint: Footprint<'_>,
         commands: u32,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    ) -> Result<(u64, R)> {
+    ) -> Result<(u64, R), SubmitError> {
         if let Some(error) = self.refused {
-            return Err(footprint.poison(error.clone()));
+            return Err(footprint.poison(error.clone()).into());
         }
         if self.last.get() != 0 {
             self.lane.release(self.last.get());
@@ -177,11 +179,14 @@ impl<'s> Queue<'s> {
         let source = source.into_pinned(&Pool(&self.home.pinned))?;
         match self.upload_pinned(&source) {
             Ok(buffer) => Ok(buffer),
-            Err(error) => Err(Refused { error, value: source.unless_lent() }),
+            Err(failed) => Err(failed.hand_back(source)),
         }
     }
 
-    fn upload_pinned<T: Element>(&self, source: &PinnedBuffer<T>) -> Result<DeviceBuffer<T>> {
+    fn upload_pinned<T: Element>(
+        &self,
+        source: &PinnedBuffer<T>,
+    ) -> Result<DeviceBuffer<T>, SubmitError> {
         let footprint = || {
             let mut footprint = Footprint::new("upload");
             footprint.lends(source.block());
@@ -197,7 +202,7 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Result<DeviceBuffer<T>> {
-        self.upload_pinned(&copied(source, &Pool(&self.home.pinned))?)
+        Ok(self.upload_pinned(&copied(source, &Pool(&self.home.pinned))?)?)
     }
 
     /// See [`Stream::upload_into`](crate::Stream::upload_into).
@@ -217,13 +222,14 @@ impl<'s> Queue<'s> {
         &self,
         source: &PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
-    ) -> Result<u64> {
+    ) -> Result<u64, SubmitError> {
         let destination_len = destination.len();
         let to = destination.span_mut();
         let mut footprint = Footprint::new("upload_into");
         footprint.overwrites(&to);
         if source.len() != destination_len {
-            return Err(footprint.poison(lengths("upload_into", source.len(), destination_len)));
+            let error = lengths("upload_into", source.len(), destination_len);
+            return Err(footprint.poison(error).into());
         }
         if source.size_bytes() == 0 {
             return Ok(0);
@@ -273,9 +279,9 @@ impl<'s> Queue<'s> {
         name: &'static str,
         source: &impl Readable<T>,
         destination: &PinnedBuffer<T>,
-    ) -> Result<u64> {
+    ) -> Result<u64, SubmitError> {
         if source.len() != destination.len() {
-            return Err(lengths(name, source.len(), destination.len()));
+            return Err(lengths(name, source.len(), destination.len()).into());
         }
         let from = source.span();
         if destination.size_bytes() == 0 {
@@ -323,7 +329,8 @@ impl<'s> Queue<'s> {
         if from.memory.engine().id != self.lane.engine().id {
             return self.copy_from_peer(footprint, &from, &to);
         }
-        self.submit(footprint, 1, |raw| Ok(raw.copy(&to, &from)?)).map(drop)
+        self.submit(footprint, 1, |raw| Ok(raw.copy(&to, &from)?))?;
+        Ok(())
     }
 
     /// See [`Stream::empty`](crate::Stream::empty).
@@ -331,7 +338,7 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device memory; a lost or closed device.
     pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))
+        Ok(self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))?)
     }
 
     /// See [`Stream::zeros`](crate::Stream::zeros).
@@ -356,12 +363,8 @@ impl<'s> Queue<'s> {
     /// Out of device memory; a lost or closed device; an element type of more than 16 bytes.
     pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
         let pattern = self.pattern(value)?;
-        self.make(
-            || Footprint::new("full"),
-            len,
-            true,
-            |raw, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?),
-        )
+        let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
+        Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
     }
 
     /// See [`Stream::fill`](crate::Stream::fill).
@@ -377,7 +380,8 @@ impl<'s> Queue<'s> {
         if to.range.is_empty() {
             return Ok(());
         }
-        self.submit(footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?)).map(drop)
+        self.submit(footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?))?;
+        Ok(())
     }
 
     /// See [`Stream::host_fn`](crate::Stream::host_fn).
@@ -448,10 +452,10 @@ impl<'s> Queue<'s> {
         if !waits {
             return thread_role::check("submitting work");
         }
-        let wait = self.submit(footprint, 1, |raw| {
+        self.submit(footprint, 1, |raw| {
             shared.iter().try_for_each(|event| Ok(raw.wait_shared(event)?))
-        });
-        wait.map(drop)
+        })?;
+        Ok(())
     }
 
     /// Allocates, and runs `write` on the fresh memory. If the driver refuses what fits, it tries once
@@ -462,7 +466,7 @@ impl<'s> Queue<'s> {
         len: usize,
         written: bool,
         write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
-    ) -> Result<DeviceBuffer<T>> {
+    ) -> Result<DeviceBuffer<T>, SubmitError> {
         thread_role::check("submitting work")?;
         let bytes = bytes_of::<T>(len)? as u64;
         let engine = self.lane.engine();
@@ -486,15 +490,16 @@ impl<'s> Queue<'s> {
                 let ptr = raw.alloc(claim)?;
                 write(raw, ptr, bytes)
             })?;
-            Ok((op, ticket))
+            Ok::<_, SubmitError>((op, ticket))
         };
-        let is_short = |error: &Error| matches!(error.detail(), ErrorDetail::OutOfMemory { .. });
+        let is_short =
+            |failed: &SubmitError| matches!(failed.error.detail(), ErrorDetail::OutOfMemory { .. });
         let mut made = attempt(&mut claim);
         if made.as_ref().is_err_and(is_short) {
             drop(claim);
             let within_reach = MemoryInfo::within_reach(engine)?;
             if matches!(engine.prospect(self.lane, bytes, within_reach), Prospect::Never) {
-                return Err(MemoryInfo::out_of_memory(self.lane, bytes));
+                return Err(MemoryInfo::out_of_memory(self.lane, bytes).into());
             }
             // Refused, there is nothing to give back.
             engine.backend.pool_trim(0).ok();
@@ -504,12 +509,12 @@ impl<'s> Queue<'s> {
         let (op, ticket) = match made {
             Ok(made) => made,
             // Once more, without what the claim held.
-            Err(error) if is_short(&error) => {
+            Err(failed) if is_short(&failed) => {
                 drop(claim);
                 engine.account.lock().refuse(block(bytes));
-                return Err(MemoryInfo::out_of_memory(self.lane, bytes));
+                return Err(MemoryInfo::out_of_memory(self.lane, bytes).into());
             }
-            Err(error) => return Err(error),
+            Err(failed) => return Err(failed),
         };
         let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
         let memory = Allocation::new(self.lane, memory, bytes, ticket, written);

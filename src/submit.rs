@@ -34,6 +34,7 @@ use smallvec::SmallVec;
 use self::devices::check_device;
 pub(crate) use self::devices::{check_can_wait, wrong_device};
 use self::loan::Loan;
+pub(crate) use self::loan::SubmitError;
 use self::name::Name;
 use crate::backend::host::POISON;
 use crate::backend::{
@@ -322,7 +323,7 @@ pub(crate) fn submit<R>(
     mut footprint: Footprint<'_>,
     commands: u32,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-) -> Result<(u64, R)> {
+) -> Result<(u64, R), SubmitError> {
     let engine = lane.engine();
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
@@ -330,8 +331,9 @@ pub(crate) fn submit<R>(
     let edges = footprint.validate(engine).and_then(|()| footprint.edges(lane));
     let edges = match edges {
         Ok(edges) => edges,
-        Err(error) => return Err(footprint.poison(error)),
+        Err(error) => return Err(footprint.poison(error).into()),
     };
+    let loans = footprint.lent.len();
     let submitted = lane.with(|turn| {
         let ticket = turn.next_ticket();
         if footprint.may_be_held_up || !edges.is_empty() {
@@ -377,15 +379,14 @@ pub(crate) fn submit<R>(
         enter_event(turn, ticket, event);
         Ok((ticket, value))
     });
-    match submitted {
-        Ok((ticket, value)) => {
-            if engine.options.verify {
-                verify(lane, at, ticket, &footprint)?;
-            }
-            Ok((ticket, value))
+    let outcome = match submitted {
+        Ok((ticket, value)) if engine.options.verify => {
+            verify(lane, at, ticket, &footprint).map(|()| (ticket, value))
         }
+        Ok(submitted) => Ok(submitted),
         Err(refusal) => Err(footprint.poison(explain(lane, refusal))),
-    }
+    };
+    outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
 }
 
 /// Waits until the operation is complete, and names it if it failed.

@@ -4,12 +4,15 @@
 //! batches, through another stream's batch or another device's. The future that hands it back waits
 //! for the operation that it is lent to, wherever that is.
 
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await::testing::{self, DriverCall, Gate};
+use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
 use gpu_await::{
-    Copy2d, Device, Error, ErrorDetail, ErrorKind, Lent, Op, PinnedBuffer, Refused, Result, Stream,
+    Copy2d, Device, DeviceBuffer, Error, ErrorDetail, ErrorKind, Lent, Op, PinnedBuffer, Queue,
+    Refused, Result, Stream,
 };
 
 const SOON: Duration = Duration::from_secs(10);
@@ -319,6 +322,121 @@ async fn a_refused_call_hands_the_memory_back() -> Result<()> {
     let (frame, _) = self::frame(&device)?;
     let op = stream.batch(|queue| Ok(queue.upload_into(frame, &mut x)?));
     assert_eq!(op.accepted().expect_err("lengths").error.kind(), ErrorKind::InvalidCall);
+    Ok(())
+}
+
+/// In the middle of a wake-up that says what is complete.
+struct Within(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Wake for Within {
+    fn wake(self: Arc<Self>) {
+        if let Some(then) = self.0.lock().expect("no panic").take() {
+            then();
+        }
+    }
+}
+
+/// Calls that cannot be submitted.
+struct Impossible {
+    stream: Stream,
+    faults: FaultHandle,
+    x: DeviceBuffer<u32>,
+    short: DeviceBuffer<u32>,
+}
+
+type Taken = Refused<PinnedBuffer<u32>>;
+type Call = fn(&mut Impossible, PinnedBuffer<u32>) -> Taken;
+
+impl Impossible {
+    const CALLS: [(&str, Call); 10] = [
+        ("upload", |all, frame| {
+            all.memory_is_out();
+            all.stream.upload(frame).accepted().expect_err("no memory")
+        }),
+        ("upload_into", |all, frame| {
+            all.stream.upload_into(frame, &mut all.short).accepted().expect_err("lengths")
+        }),
+        ("upload_2d", |all, frame| {
+            all.stream.upload_2d(frame, &mut all.x, outside()).accepted().expect_err("bounds")
+        }),
+        ("download_into", |all, frame| {
+            all.stream.download_into(&all.short, frame).accepted().expect_err("lengths")
+        }),
+        ("download_2d", |all, frame| {
+            all.stream.download_2d(&all.x, frame, outside()).accepted().expect_err("bounds")
+        }),
+        ("Queue::upload", |all, frame| {
+            all.memory_is_out();
+            in_batch(&all.stream, |queue| queue.upload(frame).expect_err("no memory"))
+        }),
+        ("Queue::upload_into", |all, frame| {
+            let short = &mut all.short;
+            in_batch(&all.stream, |queue| queue.upload_into(frame, short).expect_err("lengths"))
+        }),
+        ("Queue::upload_2d", |all, frame| {
+            let x = &mut all.x;
+            let call = |queue: &Queue<'_>| queue.upload_2d(frame, x, outside());
+            in_batch(&all.stream, |queue| call(queue).expect_err("bounds"))
+        }),
+        ("Queue::download_into", |all, frame| {
+            let short = &all.short;
+            in_batch(&all.stream, |queue| queue.download_into(short, frame).expect_err("lengths"))
+        }),
+        ("Queue::download_2d", |all, frame| {
+            let call = |queue: &Queue<'_>| queue.download_2d(&all.x, frame, outside());
+            in_batch(&all.stream, |queue| call(queue).expect_err("bounds"))
+        }),
+    ];
+
+    /// The driver refuses an allocation's attempts.
+    fn memory_is_out(&self) {
+        for nth in [1, 2] {
+            self.faults.fail_nth(DriverCall::Alloc, nth, ErrorKind::OutOfMemory);
+        }
+    }
+}
+
+/// More rows than there are.
+fn outside() -> Copy2d {
+    Copy2d::new(10, 11)
+}
+
+/// What a batch's call was refused with.
+fn in_batch(stream: &Stream, call: impl FnOnce(&Queue<'_>) -> Taken) -> Taken {
+    let mut kept = None;
+    let batch = stream.batch(|queue| {
+        kept = Some(call(queue));
+        Ok(())
+    });
+    batch.queued().expect("it goes on");
+    kept.expect("the batch ran")
+}
+
+/// Who hears of completion may go on before the stream has dropped its share of the memory.
+#[test]
+fn memory_that_just_came_back_comes_back_again() -> Result<()> {
+    for (name, call) in Impossible::CALLS {
+        let (faults, handle) = testing::faults();
+        let (device, stepper) = testing::manual_with_faults(faults);
+        let stream = device.stream()?;
+        let mut x = stream.zeros(100).queued()?;
+        let short = stream.zeros(99).queued()?;
+        let (frame, at) = self::frame(&device)?;
+        let op = Arc::new(Mutex::new(stream.upload_into(frame, &mut x)));
+        let mut all = Impossible { stream, faults: handle, x, short };
+        let (done, refused) = (op.clone(), Arc::new(Mutex::new(None)));
+        let kept = refused.clone();
+        let within = Within(Mutex::new(Some(Box::new(move || {
+            let frame = done.lock().expect("no panic").try_take().expect("complete").expect("ran");
+            *kept.lock().expect("no panic") = Some(call(&mut all, frame));
+        }))));
+        let waker = Waker::from(Arc::new(within));
+        let polled = op.lock().expect("no panic").poll_unpin(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        stepper.run_until_idle();
+        let refused = refused.lock().expect("no panic").take().expect("it was woken");
+        assert!(is_back(refused, at), "{name}");
+    }
     Ok(())
 }
 

@@ -15,7 +15,8 @@ pub struct Refused<T> {
     /// Why.
     pub error: Error,
     /// What the call was given, as it was. `None` if the driver refused in the middle: the device may
-    /// still use the memory, which returns to its pool when the stream is past that.
+    /// still use the memory, which returns to its pool when the stream is past that. Also `None` if an
+    /// upload found no pinned memory to copy its data to.
     pub value: Option<T>,
 }
 

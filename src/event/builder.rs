@@ -5,7 +5,7 @@ use super::Event;
 use crate::backend::EventOptions;
 use crate::completion::shared_event::SharedEvent;
 use crate::device::Device;
-use crate::error::{ErrorDetail, EventProblem, Result};
+use crate::error::{Error, ErrorDetail, EventProblem, Result};
 use crate::stream::Stream;
 use crate::submit::{Footprint, wrong_device};
 use crate::thread_role;
@@ -118,7 +118,7 @@ impl Event {
             let queue = stream.queue();
             let footprint = Footprint::new("record");
             let record = queue.submit(footprint, 1, |raw| Ok(raw.record_shared(&shared.event)?));
-            return queue.finish(record.map(drop)).queued();
+            return queue.finish(record.map(drop).map_err(Error::from)).queued();
         }
         let at = if inner.options.timing { stream.mark_timed()? } else { stream.mark()? };
         // Dropped after the lock: it may give an event back.

@@ -85,11 +85,6 @@ impl<T: Element> PinnedBuffer<T> {
         &self.block
     }
 
-    /// The buffer, unless a stream has a share of it: then the device may use it.
-    pub(crate) fn unless_lent(mut self) -> Option<Self> {
-        Arc::get_mut(&mut self.block).is_some().then_some(self)
-    }
-
     pub(crate) fn size_bytes(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
     }

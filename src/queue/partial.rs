@@ -12,7 +12,7 @@ use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable, Span, Writable};
 use crate::memory::copy_2d::{Copy2d, Rows};
 use crate::memory::pinned::PinnedBuffer;
-use crate::submit::{Footprint, at};
+use crate::submit::{Footprint, SubmitError, at};
 
 impl Queue<'_> {
     /// Copies `source` to `start` of a buffer that nobody else has yet. Entered as a write of the
@@ -74,7 +74,8 @@ impl Queue<'_> {
             return Ok(());
         }
         let copy = row_copy::<T>(Place::Device(at(&to)), Place::Device(at(&from)), rows);
-        self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?)).map(drop)
+        self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
+        Ok(())
     }
 
     /// See [`Stream::upload_2d`](crate::Stream::upload_2d).
@@ -96,13 +97,13 @@ impl Queue<'_> {
         source: &PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
         rows: Copy2d,
-    ) -> Result<u64> {
+    ) -> Result<u64, SubmitError> {
         const OP: &str = "upload_2d";
         let (mut footprint, to) = written(OP, destination, rows)?;
         let read = rows.span(OP, rows.source, source.len());
         let start = match read {
             Ok(range) => range.start,
-            Err(error) => return Err(footprint.poison(error)),
+            Err(error) => return Err(footprint.poison(error).into()),
         };
         if to.range.is_empty() {
             return Ok(0);
@@ -133,7 +134,7 @@ impl Queue<'_> {
         source: &impl Readable<T>,
         destination: &PinnedBuffer<T>,
         rows: Copy2d,
-    ) -> Result<u64> {
+    ) -> Result<u64, SubmitError> {
         const OP: &str = "download_2d";
         let start = rows.span(OP, rows.destination, destination.len())?.start;
         let from = part::<T>(&source.span(), rows.span(OP, rows.source, source.len())?);

@@ -39,7 +39,8 @@ impl Queue<'_> {
         match thread_role::check("submitting work").and_then(|()| self.home.reaches(source)) {
             // Of another kind: refused with the right words.
             Ok(direct) if direct || !same_kind => {
-                self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?)).map(drop)
+                self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?))?;
+                Ok(())
             }
             Ok(_) => self.copy_through_host(from, to).map_err(|error| footprint.poison(error)),
             Err(error) => Err(footprint.poison(error)),

@@ -8,7 +8,8 @@ use super::Footprint;
 use super::devices::check_device;
 use crate::completion::engine::Engine;
 use crate::completion::lane::Payload;
-use crate::error::Result;
+use crate::error::refused::Refused;
+use crate::error::{Error, Result};
 use crate::memory::pinned_pool::PinnedBlock;
 
 pub(super) enum Loan {
@@ -16,6 +17,37 @@ pub(super) enum Loan {
     Pinned { block: Arc<PinnedBlock>, what: &'static str, portable: bool },
     /// Something of the user's.
     Value(Box<dyn Any + Send>),
+}
+
+/// Why an operation was not submitted, and whether its stream keeps what it was lent all the same.
+pub(crate) struct SubmitError {
+    pub(crate) error: Error,
+    /// Driver calls were made: the device may have begun.
+    pub(super) lent: bool,
+}
+
+/// Refused in front of the first driver call.
+impl From<Error> for SubmitError {
+    fn from(error: Error) -> Self {
+        SubmitError { error, lent: false }
+    }
+}
+
+impl From<SubmitError> for Error {
+    fn from(failed: SubmitError) -> Self {
+        failed.error
+    }
+}
+
+impl SubmitError {
+    /// With the memory that the call was given, unless this call lent it.
+    // What others have of it does not matter. A block has one `PinnedBuffer`, which an operation that it
+    // is lent to keeps until it is complete: the caller had it in hand, so every earlier operation was.
+    // A stream that has not yet dropped its share of one of those uses it for nothing, and the pool has
+    // the block again when the last share goes.
+    pub(crate) fn hand_back<T>(self, value: T) -> Refused<T> {
+        Refused { error: self.error, value: (!self.lent).then_some(value) }
+    }
 }
 
 impl Loan {
