@@ -346,7 +346,9 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device memory; a lost or closed device.
     pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        self.full(len, T::zeroed())
+        let zero = Pattern { bytes: [0; 16], len: 1 };
+        let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
+        Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
     }
 
     /// See [`Stream::ones`](crate::Stream::ones).

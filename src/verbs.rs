@@ -296,7 +296,7 @@ verbs! {
         self.batch(|queue| queue.empty(len))
     }
 
-    /// Allocates and fills with zero. Ready proves *complete on the device*.
+    /// Allocates and fills with zero; elements may have any size. Ready proves *complete on the device*.
     ///
     /// # Errors
     /// As [`empty`](Self::empty).

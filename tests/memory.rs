@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpu_await::testing::{self, DriverCall, Gate};
-use gpu_await::{Copy2d, Device, DeviceKind, ErrorDetail, ErrorKind, Number};
+use gpu_await::{Copy2d, Device, DeviceKind, Element, ErrorDetail, ErrorKind, Number};
 
 const SOON: Duration = Duration::from_secs(10);
 const MIB: usize = 1 << 20;
@@ -59,6 +59,36 @@ async fn every_number_has_its_ones_and_zeros() {
     check::<f32>(&stream).await;
     check::<f64>(&stream).await;
     assert_eq!((f32::ONE, half::bf16::ONE.to_f32(), i8::ONE), (1.0, 1.0, 1));
+}
+
+/// Zero is a fill of bytes, however many an element has; another value is not.
+#[tokio::test]
+async fn zeros_of_any_size() {
+    async fn check<T: Element + PartialEq + std::fmt::Debug>(device: &Device) {
+        let stream = device.stream().unwrap();
+        let dirty = stream.upload(vec![0xA5_u8; 1003 * size_of::<T>()]).queued().unwrap();
+        drop(dirty);
+        let mut x = stream.zeros::<T>(1003).queued().unwrap();
+        assert_eq!(stream.download(&x).await.unwrap(), vec![T::zeroed(); 1003]);
+        let on_device = device.zeros::<T>(3).await.unwrap();
+        assert_eq!(device.download(&on_device).await.unwrap(), [T::zeroed(); 3]);
+        let batched = stream.batch(|queue| queue.download(&queue.zeros::<T>(3)?));
+        assert_eq!(batched.await.unwrap(), [T::zeroed(); 3]);
+        assert!(stream.zeros::<T>(0).await.unwrap().is_empty());
+        let wide = size_of::<T>() > 16;
+        let full = stream.full(3, T::zeroed()).await;
+        assert_eq!(full.is_err_and(|error| error.kind() == ErrorKind::Unsupported), wide);
+        let filled = stream.fill(&mut x, T::zeroed()).await;
+        assert_eq!(filled.is_err_and(|error| error.kind() == ErrorKind::Unsupported), wide);
+    }
+    let device = testing::device();
+    check::<[u8; 3]>(&device).await;
+    check::<[u16; 7]>(&device).await;
+    check::<[f64; 2]>(&device).await;
+    check::<[u8; 17]>(&device).await;
+    check::<[f32; 5]>(&device).await;
+    check::<[u16; 9]>(&device).await;
+    check::<[f64; 16]>(&device).await;
 }
 
 #[tokio::test]
