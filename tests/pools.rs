@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
@@ -30,6 +30,27 @@ fn queue_up(acquire: &mut Acquire) {
 
 fn is_full(result: Result<PooledStream>) -> bool {
     matches!(result.map(drop).map_err(|error| error.kind()), Err(ErrorKind::Overloaded))
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}: not within {SOON:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// The threads that run a host device's streams, where the system tells.
+fn threads_of_host(ordinal: usize) -> usize {
+    let name = format!("host:{ordinal}-");
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|known| known.starts_with(&name)).count()
+}
+
+fn kind(result: Result<PooledStream>) -> ErrorKind {
+    result.map(drop).expect_err("it was let in").kind()
 }
 
 #[tokio::test]
@@ -265,6 +286,121 @@ async fn who_waits_for_a_device_that_is_lost_is_told() -> Result<()> {
     assert_eq!(told.expect_err("lost").kind(), ErrorKind::DeviceLost);
     assert_eq!(pool.acquire().await.map(drop).expect_err("lost").kind(), ErrorKind::DeviceLost);
     soon(pool.drained()).await;
+    Ok(())
+}
+
+/// A holder that never lets go: only the device can end the wait.
+#[tokio::test]
+async fn a_loss_ends_waits_for_held_permits() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let pool = pool(&device, 1, 1);
+    let held = pool.acquire().await?;
+    let mut normal = pool.acquire();
+    queue_up(&mut normal);
+    handle.lose_device("a test");
+    assert_eq!(kind(soon(normal).await), ErrorKind::DeviceLost);
+    assert_eq!(kind(soon(pool.acquire()).await), ErrorKind::DeviceLost);
+    assert_eq!(kind(soon(pool.acquire_urgent()).await), ErrorKind::DeviceLost);
+    assert_eq!(kind(pool.try_acquire()), ErrorKind::DeviceLost);
+    // Its holder is still to be waited for.
+    let mut drained = pool.drained();
+    assert!((&mut drained).now_or_never().is_none());
+    drop(held);
+    soon(drained).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_close_ends_waits_for_held_permits() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 1);
+    let held = pool.acquire().await?;
+    let gate = Gate::close(&held)?;
+    let waiting = tokio::spawn(pool.acquire());
+    while pool.stats().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut lost = tokio::spawn(device.lost());
+    tokio::task::yield_now().await;
+    let mut close = Box::pin(device.close(SOON));
+    assert!(close.as_mut().now_or_never().is_none(), "there is work");
+    assert_eq!(kind(soon(waiting).await.expect("no panic")), ErrorKind::Closed);
+    assert_eq!(kind(soon(pool.acquire()).await), ErrorKind::Closed);
+    assert_eq!(kind(pool.try_acquire()), ErrorKind::Closed);
+    gate.open();
+    soon(close).await?;
+    drop(held);
+    soon(pool.drained()).await;
+    // A close is no loss: whoever waits for one still does.
+    assert!((&mut lost).now_or_never().is_none());
+    lost.abort();
+    Ok(())
+}
+
+/// The second device is lost after the first one: only then nobody can come in any more.
+#[tokio::test]
+async fn waits_go_on_while_one_device_is_left() -> Result<()> {
+    let ((one, lose_one), (two, lose_two)) = (testing::faults(), testing::faults());
+    let (one, two) = (testing::host_with(one), testing::host_with(two));
+    let builder = StreamPool::builder().streams(&one, 2).streams(&two, 1);
+    let pool = builder.max_in_flight(3).build()?;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(pool.acquire().await?);
+    }
+    let (mut first, mut second) = (pool.acquire(), pool.acquire());
+    queue_up(&mut first);
+    queue_up(&mut second);
+    lose_one.lose_device("a test");
+    soon(one.lost()).await;
+    queue_up(&mut first);
+    assert!(is_full(pool.try_acquire()));
+    held.retain(|stream| stream.device().to_string() == two.to_string());
+    let granted = soon(first).await?;
+    assert_eq!(granted.device().to_string(), two.to_string());
+    let granted = [granted, soon(second).await?];
+    assert!(granted.iter().all(|stream| stream.device().to_string() == two.to_string()));
+    let mut third = pool.acquire();
+    queue_up(&mut third);
+    lose_two.lose_device("a test");
+    assert_eq!(kind(soon(third).await), ErrorKind::DeviceLost);
+    Ok(())
+}
+
+/// The device knows the pool only weakly, and forgets it with the pool.
+#[tokio::test]
+async fn a_pool_that_waited_keeps_no_device() -> Result<()> {
+    #[derive(Debug)]
+    enum End {
+        Drop,
+        Close,
+        Loss,
+    }
+    for end in [End::Drop, End::Close, End::Loss] {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let ordinal = device.ordinal();
+        let pool = pool(&device, 1, 1);
+        let held = pool.acquire().await?;
+        let mut waiting = pool.acquire();
+        queue_up(&mut waiting);
+        match end {
+            End::Drop => drop((held, waiting, pool)),
+            // Woken by it, and never polled again.
+            End::Close => {
+                soon(device.close(SOON)).await?;
+                drop((pool, held, waiting));
+            }
+            End::Loss => {
+                drop((held, waiting, pool));
+                handle.lose_device("a test");
+                soon(device.lost()).await;
+            }
+        }
+        drop(device);
+        eventually(&format!("its threads have ended: {end:?}"), || threads_of_host(ordinal) == 0);
+    }
     Ok(())
 }
 

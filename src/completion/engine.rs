@@ -20,10 +20,11 @@
 //!    (`a_loss_is_seen_by_who_registers_beside_it`).
 //! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
+mod ending;
 mod retirement;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -113,8 +114,9 @@ pub(crate) struct Engine {
     /// The clock of a stepped device, which time itself does not move.
     stepped_ns: AtomicU64,
     pub(crate) deadlines: Deadlines,
-    /// Wakers of who waits for the loss of the device.
-    mourners: Mutex<Slab<Waker>>,
+    /// Wakers of who waits for the loss of the device; `None` while one that was woken by the close
+    /// has not come back.
+    mourners: Mutex<Slab<Option<Waker>>>,
     pub(crate) counters: Counters,
     /// There once the last handle is gone; dropped last.
     leaving: Mutex<Option<poller::Leaving>>,
@@ -266,11 +268,6 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn close(&self) {
-        // ORDERING: Relaxed, as below.
-        self.closed.store(true, Ordering::Relaxed);
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
         // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
         self.closed.load(Ordering::Relaxed)
@@ -278,42 +275,6 @@ impl Engine {
 
     pub(crate) fn lost(&self) -> Option<&Error> {
         self.state.lost.get()
-    }
-
-    /// Resolves with the loss of the device. `key` is the future's, for [`forget_lost`](Self::forget_lost).
-    pub(crate) fn poll_lost(&self, key: &mut Option<usize>, waker: &Waker) -> Option<Error> {
-        if self.state.lost.get().is_none() {
-            // Cloning and dropping a waker is foreign code: both outside the lock.
-            let fresh = waker.clone();
-            let (stale, is_first) = {
-                let mut mourners = self.mourners.lock();
-                match key.and_then(|key| mourners.get_mut(key)) {
-                    Some(known) => (Some(std::mem::replace(known, fresh)), false),
-                    None => {
-                        *key = Some(mourners.insert(fresh));
-                        (None, mourners.len() == 1)
-                    }
-                }
-            };
-            drop(stale);
-            if is_first {
-                // From now on it looks after an idle device as well.
-                self.attention.call();
-            }
-        }
-        // Read again: `lose` sets the loss before it takes the mourners.
-        self.state.lost.get().cloned()
-    }
-
-    /// Drops a future's interest in the loss.
-    pub(crate) fn forget_lost(&self, key: Option<usize>) {
-        let waker = key.and_then(|key| self.mourners.lock().try_remove(key));
-        drop(waker);
-    }
-
-    /// Whether somebody waits for the loss of the device.
-    pub(crate) fn is_watched(&self) -> bool {
-        !self.mourners.lock().is_empty()
     }
 
     /// Whether dependencies between streams are exact, so that operations are followed by events.
@@ -441,29 +402,6 @@ impl Engine {
         self.backend.abandon();
         self.attention.call();
         lost.clone()
-    }
-
-    /// Once after the loss: wakes everybody who waits and quarantines what is lent. Not under a
-    /// lock.
-    pub(crate) fn mourn(&self) {
-        let Some(lost) = self.state.lost.get() else { return };
-        if self.mourned.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        // A subscriber that panics must not keep the loss from those who wait.
-        if lost.is_device_lost() {
-            let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
-            crate::contain::log(lost);
-        }
-        // The store of `lost` before the scan of the waiters, against the store of a waker before
-        // the load of `lost` in `Lane::poll_ticket`.
-        fence(Ordering::SeqCst);
-        let mourners = std::mem::take(&mut *self.mourners.lock());
-        mourners.into_iter().for_each(|(_, waker)| crate::contain::wake(waker));
-        self.reclaimers.take_older(u64::MAX).into_iter().for_each(crate::contain::wake);
-        for lane in self.lanes() {
-            lane.mourn();
-        }
     }
 
     /// The engine's clock, in nanoseconds.

@@ -123,12 +123,14 @@ impl Admission {
         if self.closed {
             return Entry::Closed;
         }
-        if self.taken < self.limit {
-            // Nobody waits, so nobody is overtaken.
-            return match self.give(class) {
-                Some(seat) => Entry::In(seat),
-                None => Entry::Gone,
-            };
+        if self.is_gone() {
+            return Entry::Gone;
+        }
+        // If there is a place nobody waits, so nobody is overtaken.
+        if self.taken < self.limit
+            && let Some(seat) = self.give(class)
+        {
+            return Entry::In(seat);
         }
         let may_wait = match patience {
             Patience::Never => false,
@@ -222,6 +224,11 @@ impl Admission {
     /// Who was sent away because too many waited.
     pub(crate) fn refused(&self) -> u64 {
         self.refused
+    }
+
+    /// Whether the seat was not taken away.
+    pub(crate) fn is_usable(&self, seat: usize) -> bool {
+        self.seats[seat].usable
     }
 
     fn is_gone(&self) -> bool {

@@ -6,6 +6,10 @@
 //! | held: a [`PooledStream`] is alive, or a clone of its stream | the drop of the last of them |
 //! | the device's: it is not through with what was put on the stream | completion, or loss |
 //!
+//! The pool learns of the end of a device, by its loss or its close, when a request enters or is
+//! polled, when a permit is released, and while requests wait from the device's engine, which holds
+//! a waker with a [`Weak`] reference to the pool.
+//!
 //! Who is let in next is decided in [`admission`](super::admission), how a place comes back in
 //! [`lease`](crate::lease).
 //!
@@ -14,13 +18,18 @@
 //!    (`a_place_comes_back_when_the_device_is_through`).
 //! 2. Wakers are woken and dropped outside of the lock
 //!    (`a_waker_may_use_the_pool`).
+//! 3. The loss or the close of the last device ends every wait, also while all permits are held
+//!    (`a_loss_ends_waits_for_held_permits`, `a_close_ends_waits_for_held_permits`), and the devices
+//!    do not keep the pool (`a_pool_that_waited_keeps_no_device`).
 #![forbid(unsafe_code)]
+
+mod ending;
 
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -157,6 +166,10 @@ pub struct PooledStreamStats {
 
 struct Shared {
     seats: Vec<(Stream, Class)>,
+    /// The first seat of each device.
+    devices: Vec<usize>,
+    /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
+    watches: OnceLock<Vec<Option<usize>>>,
     book: Mutex<Book>,
 }
 
@@ -201,8 +214,10 @@ impl StreamPool {
     /// # Errors
     /// [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: the pool is full and
     /// [`max_waiting`](StreamPoolBuilder::max_waiting) requests wait already.
-    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed): after [`close`](Self::close). The loss of
-    /// the device, when no other is left in the pool.
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed): after [`close`](Self::close). The loss or
+    /// the [close](Device::close) of the device, when no other is left in the pool; it ends pending
+    /// waits as well, even if no permit is ever released.
+    /// From the first wait on, idle devices of the pool are asked once a second for that.
     ///
     /// # Cancel safety
     /// Yes: put a time-out around it. Who gives up loses the place in the queue and nothing else.
@@ -221,7 +236,8 @@ impl StreamPool {
     /// A stream, if there is a place right now.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire); `Overloaded` also while nobody waits.
+    /// As [`acquire`](Self::acquire); `Overloaded` also while nobody waits. A device that is gone
+    /// is reported rather than `Overloaded`.
     pub fn try_acquire(&self) -> Result<PooledStream> {
         let acquired = self.enter(Class::Normal, Patience::Never).now_or_never();
         acquired.unwrap_or_else(|| unreachable!("who never waits is answered at once"))
@@ -235,7 +251,8 @@ impl StreamPool {
     }
 
     /// Resolves when no request is in flight: none holds a stream, and the devices are through with
-    /// everything. For a shutdown, behind [`close`](Self::close).
+    /// everything. For a shutdown, behind [`close`](Self::close). A lost device is through with
+    /// everything; requests that hold its streams are waited for all the same.
     pub fn drained(&self) -> Drained {
         Drained { shared: self.shared.clone(), budget: Budget::default() }
     }
@@ -329,7 +346,12 @@ impl StreamPoolBuilder {
         let max_waiting = self.max_waiting.unwrap_or(MAX_WAITING);
         let admission = Admission::new(limit, max_waiting, seats.iter().map(|(_, class)| *class));
         let book = Mutex::new(Book { admission, draining: Vec::new(), gone: None });
-        Ok(StreamPool { shared: Arc::new(Shared { seats, book }) })
+        let engine_id = |seat: usize| seats[seat].0.engine().id;
+        let is_first = |seat: &usize| (0..*seat).all(|other| engine_id(other) != engine_id(*seat));
+        let devices = (0..seats.len()).filter(is_first).collect();
+        Ok(StreamPool {
+            shared: Arc::new(Shared { seats, devices, watches: OnceLock::new(), book }),
+        })
     }
 }
 
@@ -374,22 +396,33 @@ impl Acquire {
             let ended = match self.state {
                 State::New => {
                     let mut book = self.shared.book.lock();
-                    match book.admission.enter(self.class, self.patience) {
-                        Entry::In(place) => Ok((place, Duration::ZERO)),
+                    let wakers = self.shared.look_after(&mut book);
+                    let ended = match book.admission.enter(self.class, self.patience) {
+                        Entry::In(place) => Some(Ok((place, Duration::ZERO))),
                         Entry::Waits(key) => {
-                            drop(book);
                             self.state = State::Waiting { key, since: Instant::now() };
+                            None
+                        }
+                        Entry::Full => Some(Err(full(&book.admission))),
+                        Entry::Gone => Some(Err(book.gone())),
+                        Entry::Closed => Some(Err(closed())),
+                    };
+                    drop(book);
+                    wakers.into_iter().for_each(contain::wake);
+                    match ended {
+                        Some(ended) => ended,
+                        None => {
+                            self.shared.watch();
                             continue;
                         }
-                        Entry::Full => Err(full(&book.admission)),
-                        Entry::Gone => Err(book.gone()),
-                        Entry::Closed => Err(closed()),
                     }
                 }
                 State::Waiting { key, since } => {
                     // Cloned in front of the lock, dropped behind it: a waker is foreign code.
                     let waker = cx.waker().clone();
                     let mut book = self.shared.book.lock();
+                    // Behind the registration: a device that ended in front of it wakes nobody.
+                    let wakers = self.shared.look_after(&mut book);
                     let (turn, stale) = book.admission.poll(key, waker);
                     let ended = match turn {
                         Turn::Wait => None,
@@ -399,6 +432,7 @@ impl Acquire {
                     };
                     drop(book);
                     drop(stale);
+                    wakers.into_iter().for_each(contain::wake);
                     match ended {
                         None => return Poll::Pending,
                         Some(ended) => ended,
@@ -462,23 +496,13 @@ impl Shared {
         }
         Some(stream.leased(Lease::new(stream.lane().progress().clone(), place, self.clone())))
     }
-
-    /// Takes the seats of devices away that take no work any more.
-    fn look_after(&self, book: &mut Book, place: usize) -> Vec<Waker> {
-        let engine = self.seats[place].0.engine();
-        let Err(error) = engine.check_open() else { return Vec::new() };
-        book.gone = Some(error);
-        let here = self.seats.iter().enumerate();
-        let theirs = here.filter(|(_, (stream, _))| stream.engine().id == engine.id);
-        theirs.flat_map(|(place, _)| book.admission.lose(place)).collect()
-    }
 }
 
 impl Places for Shared {
     fn give_back(&self, place: usize) {
         let (mut wakers, drained) = {
             let mut book = self.book.lock();
-            let mut wakers = self.look_after(&mut book, place);
+            let mut wakers = self.look_after(&mut book);
             wakers.extend(book.admission.give_back(place));
             let is_drained = book.admission.taken() == 0;
             (wakers, if is_drained { std::mem::take(&mut book.draining) } else { Vec::new() })

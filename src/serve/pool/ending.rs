@@ -1,0 +1,66 @@
+//! How a pool learns that a device takes no work any more: its loss, or its close.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Weak};
+use std::task::{Wake, Waker};
+
+use super::{Book, Shared};
+use crate::completion::engine::Engine;
+use crate::contain;
+
+/// Wakes a pool that has requests waiting: a device was lost or closed.
+struct Ending(Weak<Shared>);
+
+impl Shared {
+    fn engine(&self, seat: usize) -> &Arc<Engine> {
+        self.seats[seat].0.engine()
+    }
+
+    /// Takes the seats of devices away that take no work any more. Returns whom to wake, outside of
+    /// the lock.
+    pub(super) fn look_after(&self, book: &mut Book) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for &first in &self.devices {
+            if !book.admission.is_usable(first) {
+                continue;
+            }
+            let engine = self.engine(first);
+            let Err(error) = engine.check_open() else { continue };
+            book.gone = Some(error);
+            for seat in (first..self.seats.len()).filter(|at| self.engine(*at).id == engine.id) {
+                wakers.extend(book.admission.lose(seat));
+            }
+        }
+        wakers
+    }
+
+    /// Has the devices wake the pool when they end. The caller looks after them next: one that ended
+    /// before this wakes nobody.
+    pub(super) fn watch(self: &Arc<Self>) {
+        self.watches.get_or_init(|| {
+            let waker = Waker::from(Arc::new(Ending(Arc::downgrade(self))));
+            let register = |&seat: &usize| {
+                let mut key = None;
+                self.engine(seat).poll_lost(&mut key, &waker);
+                key
+            };
+            self.devices.iter().map(register).collect()
+        });
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        for (seat, key) in self.devices.iter().zip(self.watches.take().into_iter().flatten()) {
+            self.engine(*seat).forget_lost(key);
+        }
+    }
+}
+
+impl Wake for Ending {
+    fn wake(self: Arc<Self>) {
+        let Some(shared) = self.0.upgrade() else { return };
+        let wakers = shared.look_after(&mut shared.book.lock());
+        wakers.into_iter().for_each(contain::wake);
+    }
+}
