@@ -303,7 +303,8 @@ impl Device {
     /// It is the coarsest way to wait: see the [table](crate#waiting).
     ///
     /// # Errors
-    /// The loss of the device; a thread where no driver call may be made (in a host function, in a
+    /// The loss of the device. [`ErrorDetail::DependencyLost`]: one of its streams waits for another
+    /// device that was lost; this device works, and the others of its streams do. A thread where no driver call may be made (in a host function, in a
     /// waker). While anybody captures a stream of this device into a graph the driver
     /// refuses, and that capture is void: wait for streams and events beside captures.
     ///

@@ -45,7 +45,7 @@ pub struct Error(Arc<ErrorDetail>);
 /// | [`ErrorKind::Overloaded`] | try later |
 /// | [`ErrorKind::TimedOut`] | the device goes on; wait longer or give up |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
-/// | [`ErrorKind::DeviceLost`] | the process cannot get that device back: report and exit |
+/// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
 /// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close) |
 /// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
 /// | [`ErrorKind::Panicked`] | correct the code that ran the batch; others go on |
@@ -62,7 +62,9 @@ pub enum ErrorKind {
     TimedOut,
     /// This device, driver or build cannot do what was asked.
     Unsupported,
-    /// The device is gone for this process.
+    /// A device is gone for this process: the operation's own, or, with
+    /// [`ErrorDetail::DependencyLost`], another one that its stream waits for.
+    /// [`Error::is_device_lost`] tells the two apart.
     DeviceLost,
     /// The device was closed.
     Closed,
@@ -214,7 +216,13 @@ pub enum ErrorDetail {
     /// In verify mode: the operation, and where it was submitted.
     #[error("{op}, submitted at {at}, failed: {cause}")]
     Verify { op: Arc<str>, at: &'static Location<'static>, cause: Error },
-    /// Another device's loss made this operation's input unavailable.
+    /// Another device, `device`, was lost, and this operation or one in front of it on its stream waits
+    /// for that device's work: it passes data on, or was ordered with [`wait`](crate::Stream::wait).
+    ///
+    /// The operation's own device works. A wait that is on a stream already never ends, so everything
+    /// behind it on that stream fails in the same way, and so does what waits for that stream: drop it
+    /// and make a new one. A wait that is submitted after the loss is refused, and the stream stays
+    /// usable. [`Error::is_device_lost`] is false.
     #[error("this operation depends on {device}, which was lost: {cause}")]
     DependencyLost { device: String, cause: Error },
     /// A submission, a blocking wait or a driver call from a thread where it would dead-lock or the
@@ -337,10 +345,20 @@ impl Error {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether the device is gone, directly or through a dependency.
+    /// Whether the operation's own device is lost: the process cannot use that device any more.
+    ///
+    /// False for [`ErrorDetail::DependencyLost`], whose kind is [`ErrorKind::DeviceLost`] too: there
+    /// another device was lost, and this one works. Make a new stream on it and go on. For an
+    /// [`ErrorDetail::Upstream`] it says so of the device of what failed first.
     #[must_use]
     pub fn is_device_lost(&self) -> bool {
-        self.kind() == ErrorKind::DeviceLost
+        match self.detail() {
+            ErrorDetail::DeviceLost { .. } => true,
+            ErrorDetail::Upstream { cause, .. } | ErrorDetail::Verify { cause, .. } => {
+                cause.is_device_lost()
+            }
+            _ => false,
+        }
     }
 }
 

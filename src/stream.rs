@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::completion::engine::Engine;
 use crate::completion::lane::{Lane, LaneHandle};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark, Recorded};
 use crate::home::Home;
 use crate::lease::Lease;
@@ -185,7 +185,7 @@ impl Stream {
         for mark in marks {
             match mark.marks() {
                 Ok(MarkList(marks)) => all.extend(marks),
-                Err(error) => return Op::failed(error),
+                Err(error) => return Op::failed(self.of_dependency(error)),
             }
         }
         self.wait_for(Ok(MarkList(all)))
@@ -332,12 +332,22 @@ impl Stream {
         Ok(at)
     }
 
+    /// The error of a mark as this stream's: the loss of another device is not that of its own.
+    fn of_dependency(&self, error: Error) -> Error {
+        match error.detail() {
+            ErrorDetail::DeviceLost { device, .. } if self.engine().lost().is_none() => {
+                ErrorDetail::DependencyLost { device: device.clone(), cause: error }.into()
+            }
+            _ => error,
+        }
+    }
+
     /// Orders what comes behind `marks`, which were looked up for it.
     #[track_caller]
     pub(crate) fn wait_for(&self, marks: Result<MarkList>) -> Op<()> {
         let marks = match thread_role::check("submitting work").and(marks) {
             Ok(MarkList(marks)) => marks,
-            Err(error) => return Op::failed(error),
+            Err(error) => return Op::failed(self.of_dependency(error)),
         };
         let queue = self.queue();
         let result = queue.wait_for(marks);

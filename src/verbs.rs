@@ -414,6 +414,10 @@ verbs! {
     ///
     /// # Errors
     /// A stream of another kind of device; a device that is lost or closed.
+    /// [`ErrorDetail::DependencyLost`]: the other stream's device was lost. If that was before the
+    /// call, nothing was put on this stream. If it is lost later, while this stream waits for it,
+    /// everything behind the wait on this stream fails in the same way; the device works, so make a
+    /// new stream.
     ///
     /// # Source
     /// `cuStreamWaitEvent`.

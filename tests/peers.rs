@@ -215,6 +215,23 @@ async fn a_source_that_is_lost_fails_the_copy_through_the_host() {
     handle.lose_device("on purpose");
     let error = soon(late).await.unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
+    assert!(!error.is_device_lost(), "its own device is well");
+    let behind = soon(t.host_fn(|| ())).await.unwrap_err();
+    let whole = soon(b.done()).await.unwrap_err();
+    for error in [behind, whole] {
+        assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+        assert!(!error.is_device_lost(), "{error}");
+    }
+    assert!(soon(s.done()).await.unwrap_err().is_device_lost());
+    let fresh = b.stream().unwrap();
+    // Refused: it would wait for ever.
+    let refused = fresh.wait(&s).queued().unwrap_err();
+    let joined = fresh.join([&s, &fresh]).queued().unwrap_err();
+    for error in [refused, joined] {
+        assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+    }
+    assert_eq!(*soon(fresh.download(&fresh.full(3, 7u8).await.unwrap())).await.unwrap(), [7; 3]);
     gate.open();
 }
 

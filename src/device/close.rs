@@ -24,7 +24,8 @@ impl Device {
     ///
     /// # Errors
     /// [`ErrorDetail::TimedOut`]: work is still on the device and goes on (its memory is kept);
-    /// the loss of the device.
+    /// the loss of the device; [`ErrorDetail::DependencyLost`]: it is closed, but a stream waits for
+    /// another device that was lost, so not all that was submitted is complete.
     pub async fn close(&self, limit: Duration) -> Result<()> {
         turn_taking::proceed().await;
         thread_role::check_driver("closing a device")?;
