@@ -333,7 +333,9 @@ impl Stream {
     ///
     /// # Blocking
     /// The driver blocks the thread when about a thousand launches are queued on the stream; see
-    /// [`throttle`](Stream::throttle).
+    /// [`throttle`](Stream::throttle). A launch that shares memory with other streams also needs an event,
+    /// from the device's stock of some dozens: if all are in use the driver makes one, and does not while
+    /// another stream's [queue is full](Stream#blocking).
     ///
     /// # Source
     /// `cuLaunchKernel`; `cuLaunchCooperativeKernel`; with clusters, `cuLaunchKernelEx`.

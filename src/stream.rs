@@ -33,6 +33,23 @@ use crate::turn_taking;
 /// Cheap to clone, `Send + Sync`; any number of threads may submit, one at a time. Dropped with
 /// work pending, the work goes on.
 ///
+/// # Blocking
+/// The driver queues about a thousand launches a stream. The next call for that stream then blocks in
+/// the driver until one of them is done, and as long as a thread is blocked there, the driver also holds
+/// up every call *for other streams* that makes it create something:
+///
+/// | call | what is created | instead |
+/// |---|---|---|
+/// | [`Device::stream`](crate::Device::stream), [`Device::streams`](crate::Device::streams), [`fork`](Self::fork), the first [`Device::thread_stream`](crate::Device::thread_stream) of a thread | a stream | make streams when the program starts |
+/// | [`host_fn`](Self::host_fn) | a callback | await, and run the function in the task |
+/// | [`record_timed`](Self::record_timed), [`timed`](Self::timed) | an event, if more measure time at once than are in stock | [`record_timed_async`](Self::record_timed_async) |
+/// | a [`record`](Self::record), a [`wait`](Self::wait) or a launch that needs an event | an event, if more are in use than are in stock | drop events that are complete |
+/// | [`pinned`](Self::pinned), [`upload`](Self::upload), [`download`](Self::download) above 1 MiB, the first of a size | pinned memory | [`Device::pinned_async`](crate::Device::pinned_async), taken beforehand and lent; the staged copies |
+/// | [`Module::load`](crate::Module::load), [`Module::load_blocking`](crate::Module::load_blocking), `load` of a declared kernel | loaded code | load before serving |
+///
+/// All else goes on: launches, copies and fills on other streams, awaits, [`Device::done`](crate::Device::done). Better is
+/// that no queue is ever full: a producer that awaits [`throttle`](Self::throttle) stays below the limit.
+///
 /// # Examples
 /// ```
 /// # futures::executor::block_on(async {
@@ -143,6 +160,10 @@ impl Stream {
     /// Makes `n` streams of this one's priority and place in the order of the
     /// [legacy default stream](crate::Device::legacy_stream), each ordered behind everything submitted
     /// here so far. The host does not wait.
+    ///
+    /// # Blocking
+    /// While another stream's queue is full, as [`Device::stream`](crate::Device::stream): fork where
+    /// the program starts and use the branches again.
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -289,7 +310,8 @@ impl Stream {
     /// without. Up to 1 MiB the buffer is cut from a slab of 2 MiB. The device registers the first one in the
     /// background from when it is opened, and the next one when no mebibyte of it is left in one piece: a
     /// call registers memory itself only if more was taken in the meantime. Above 1 MiB, the first of its
-    /// size does: 0.2 to 6 ms a mebibyte.
+    /// size does: 0.2 to 6 ms a mebibyte, and for as long as another stream's
+    /// [queue is full](Self#blocking).
     ///
     /// # Errors
     /// Out of pinned memory.

@@ -113,7 +113,8 @@ verbs! {
     ///
     /// # Blocking
     /// The host copy of a `Vec` takes about 0.1 ms a mebibyte; above 1 MiB, the first of its
-    /// size also maps and registers memory ([`pinned`](Stream::pinned) says more). For large data see
+    /// size also maps and registers memory, which waits while another stream's
+    /// [queue is full](Stream#blocking) ([`pinned`](Stream::pinned) says more). For large data see
     /// [`Stream::upload_staged`].
     ///
     /// # Errors
@@ -153,7 +154,7 @@ verbs! {
     ///
     /// # Blocking
     /// Above 1 MiB, the first of its size maps and registers memory, which the driver does not do while any
-    /// thread is blocked in a full queue: [`download_into`](Self::download_into) takes memory of yours,
+    /// thread is blocked in a [full queue](Stream#blocking): [`download_into`](Self::download_into) takes memory of yours,
     /// and `download_staged` grows the pool off the executor. Up to 1 MiB the pool has memory ready, unless
     /// much was taken at once: see [`pinned`](Stream::pinned).
     ///
@@ -360,6 +361,11 @@ verbs! {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///
+    /// # Blocking
+    /// While another stream's [queue is full](Stream#blocking) the driver takes no host functions, on
+    /// whatever stream: the call waits until that queue moves. Awaiting what is in front and running
+    /// the function in the task does not.
+    ///
     /// # Panics
     /// The awaiting task goes on with the closure's panic.
     ///
@@ -382,7 +388,7 @@ verbs! {
     /// # Blocking
     /// No, also while another thread is held up by the stream's full queue, as long as the stream has
     /// events in stock (some dozens, used again when they are complete and dropped): the driver makes none
-    /// meanwhile. Yes if the stream is shared with other libraries and its queue is full.
+    /// while any stream's [queue is full](Stream#blocking). Yes if the stream is shared with other libraries and its queue is full.
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -397,8 +403,10 @@ verbs! {
     ///
     /// # Blocking
     /// While another thread is held up by the stream's full queue: the time stamp has its place behind
-    /// what that thread submits. [`record_timed_async`](Stream::record_timed_async) waits off the
-    /// executor.
+    /// what that thread submits. While one is held up by another stream's
+    /// [full queue](Stream#blocking): only if more events that measure time are in use than the device
+    /// has in stock (eight at first, used again when they are dropped). In both cases
+    /// [`record_timed_async`](Stream::record_timed_async) waits off the executor.
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -427,6 +435,10 @@ verbs! {
 
     /// Measures what `work` puts on this stream, as a [`batch`](Self::batch): its value and the time
     /// on the device. Ready proves what the batch proves.
+    ///
+    /// # Blocking
+    /// It takes two events that measure time: as [`record_timed`](Self::record_timed). Where a queue may
+    /// be full, put [`record_timed_async`](Stream::record_timed_async) in front of the work and behind it.
     ///
     /// # Errors
     /// Those of `work`; a device that is lost or closed. The poll that finds it complete asks the driver

@@ -22,6 +22,11 @@ pub struct StreamBuilder<'d> {
 impl Device {
     /// Makes a stream.
     ///
+    /// # Blocking
+    /// While any stream's [queue is full](Stream#blocking) and a thread blocks in the driver because of
+    /// that, the driver makes no streams: the call waits until the queue moves. Make streams beforehand,
+    /// or keep queues short with [`throttle`](Stream::throttle).
+    ///
     /// # Errors
     /// A device that is lost or closed.
     pub fn stream(&self) -> Result<Stream> {
@@ -55,6 +60,9 @@ impl Device {
     ///
     /// It is an ordinary stream that any thread may use. CUDA's own per-thread default stream is not
     /// offered: its handle means another stream on every thread, and tasks change threads.
+    ///
+    /// # Blocking
+    /// The first call of a thread, as [`stream`](Self::stream).
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -156,6 +164,9 @@ impl StreamBuilder<'_> {
     }
 
     /// Makes the stream.
+    ///
+    /// # Blocking
+    /// As [`Device::stream`].
     ///
     /// # Errors
     /// A device that is lost or closed.

@@ -112,6 +112,10 @@ impl Module {
     /// [`ErrorDetail::BadImage`] with the compiler's log and line, or with what is wrong with the file;
     /// [`ErrorDetail::NoImplementation`] on a host device.
     ///
+    /// # Blocking
+    /// No; but the future stays pending until everything that runs on the GPU has ended, and while a
+    /// stream's [queue is full](crate::Stream#blocking). Load before serving.
+    ///
     /// # Cancel safety
     /// Dropped, the load goes on and its result is unloaded.
     pub async fn load(device: &Device, image: Image) -> Result<Module> {
@@ -125,7 +129,8 @@ impl Module {
     /// [`load`](Self::load) on the calling thread.
     ///
     /// # Blocking
-    /// Yes, up to seconds, and until everything that runs on the GPU has ended: not from async code.
+    /// Yes, up to seconds, and until everything that runs on the GPU has ended, full
+    /// [queues](crate::Stream#blocking) included: not from async code.
     ///
     /// # Errors
     /// As [`load`](Self::load); a thread on which it would dead-lock.

@@ -190,6 +190,9 @@ enum State {
 impl Device {
     /// Makes a pool of `n` streams of this device; [`StreamPool::builder`] has options.
     ///
+    /// # Blocking
+    /// As [`stream`](Self::stream).
+    ///
     /// # Errors
     /// As [`StreamPoolBuilder::build`].
     pub fn streams(&self, n: usize) -> Result<StreamPool> {
@@ -322,6 +325,9 @@ impl StreamPoolBuilder {
     }
 
     /// Makes the streams and the pool.
+    ///
+    /// # Blocking
+    /// As [`Device::stream`].
     ///
     /// # Errors
     /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
