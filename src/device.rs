@@ -357,6 +357,11 @@ impl Device {
     /// A driver tells of a loss when it is called. While somebody awaits this, a device without work
     /// is asked once a second.
     ///
+    /// The device may still write to host memory that it knew, so after a loss all pinned memory stays
+    /// mapped for the life of the process, also what was not lent to anything: the pool's slabs (2 MiB if
+    /// no more was ever needed) and the words that streams write (64 KiB). A process that opens a device
+    /// again after each loss grows by that each time.
+    ///
     /// # Cancel safety
     /// Yes.
     pub fn lost(&self) -> Loss {

@@ -40,7 +40,7 @@ pub struct Error(Arc<ErrorDetail>);
 ///
 /// | kind | what the caller can do |
 /// |---|---|
-/// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device |
+/// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device, and what it should have written cannot be read until something overwrites it |
 /// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works |
 /// | [`ErrorKind::Overloaded`] | try later |
 /// | [`ErrorKind::TimedOut`] | the device goes on; wait longer or give up |
@@ -53,6 +53,12 @@ pub struct Error(Arc<ErrorDetail>);
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The call itself was wrong; nothing was put on the device.
+    ///
+    /// Errors follow data, those of refused calls too: the destination counts as failed, and what reads
+    /// it is refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten
+    /// by a fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it
+    /// keeps a part of the destination, as a kernel's `&mut [T]` and
+    /// [rows with gaps](crate::Stream::copy_2d) do: fill it first.
     InvalidCall,
     /// Device memory or host memory ran out.
     OutOfMemory,

@@ -106,6 +106,10 @@ impl<S: Signature> Kernel<S> {
     /// A twin is on its stream while it runs. What submits or blocks is
     /// [`ErrorDetail::WrongThread`] inside one.
     ///
+    /// That the twin overwrites all of an [`Out`](crate::Out) is trusted and not checked: the memory counts
+    /// as written from then on. What the twin leaves out reads as it was before: where nothing ever wrote,
+    /// bytes of `0xA5`, with which a host device fills new memory.
+    ///
     /// # Errors
     /// [`ErrorDetail::NoImplementation`] on another kind of device.
     pub fn host(device: &Device, name: &str, twin: impl TwinFn<S>) -> Result<Self> {

@@ -242,7 +242,7 @@ impl Stream {
     }
 
     /// Operations in flight, by asking the device. Never blocks. Inside a host function it answers with
-    /// what is known, and the poller asks.
+    /// what is known, and the poller asks. After the loss of the device it keeps its last value.
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let submitted = self.lane.submitted();

@@ -227,6 +227,11 @@ verbs! {
     /// On a side with gaps, all that the rows span must have been written before: for the destination
     /// say [`zeros`](Self::zeros), not [`empty`](Self::empty).
     ///
+    /// A copy that is refused or fails marks the whole span of its rows in the destination as failed,
+    /// gaps included (rows that do not fit: the whole destination). Rows that leave gaps do not heal
+    /// that, also not the corrected call: overwrite the span as a whole first, with a
+    /// [`fill`](Self::fill), a copy without gaps or a kernel's [`Out`](crate::Out).
+    ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source, or gaps of the destination,
     /// that nothing has written or whose producer failed; memory of another device; a device that is
@@ -244,7 +249,8 @@ verbs! {
     }
 
     /// Copies rows of a pinned buffer into device memory. Ready proves *complete on the device* and
-    /// hands the pinned buffer back. About gaps see [`copy_2d`](Self::copy_2d).
+    /// hands the pinned buffer back. About gaps, also those of a call that was refused, see
+    /// [`copy_2d`](Self::copy_2d).
     ///
     /// # Ownership
     /// As of [`upload_into`](Self::upload_into).
@@ -372,6 +378,46 @@ verbs! {
     /// # Errors
     /// A device that is lost or closed. `queued()` works for `()`; another value needs the await.
     ///
+    /// # Examples
+    /// A closure that uses a result of the device. A word goes through a [`PinnedFlag`](crate::PinnedFlag)
+    /// that a kernel in front of it wrote, and nobody awaits in between:
+    /// ```
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use gpu_await::{Device, Grid, LaunchConfig, kernel};
+    ///
+    /// kernel! {
+    ///     /// `zeros` becomes the number of zeros in `x`.
+    ///     pub unsafe fn count_zeros(x: &[u32], zeros: &PinnedFlag);
+    ///     launch = LaunchConfig::new(1, 1);
+    ///     host = twin;
+    /// }
+    /// fn twin(_: &Grid, x: &[u32], zeros: &AtomicU32) {
+    ///     zeros.store(x.iter().filter(|x| **x == 0).count() as u32, Ordering::Release);
+    /// }
+    ///
+    /// # futures::executor::block_on(async {
+    /// # let device = Device::host();
+    /// # let stream = device.stream()?;
+    /// let count_zeros = count_zeros::load(&device).await?;
+    /// let zeros = device.pinned_flag()?;
+    /// let x = stream.upload(vec![0u32, 1, 0]).queued()?;
+    /// count_zeros.launch(&stream, &x, &zeros).queued()?;
+    /// let report = stream.host_fn(move || format!("{} zeros", zeros.get()));
+    /// assert_eq!(report.await?, "2 zeros");
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    /// An array is awaited first, and moves into the closure:
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// # let x = stream.upload(vec![1u32, 2, 3]).queued()?;
+    /// let host = stream.download(&x).await?;
+    /// let sum = stream.host_fn(move || host.iter().sum::<u32>()).await?;
+    /// assert_eq!(sum, 6);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Source
     /// `cuLaunchHostFunc`.
     pub fn host_fn<R: Send + 'static>(
@@ -404,8 +450,8 @@ verbs! {
     /// # Blocking
     /// While another thread is held up by the stream's full queue: the time stamp has its place behind
     /// what that thread submits. While one is held up by another stream's
-    /// [full queue](Stream#blocking): only if more events that measure time are in use than the device
-    /// has in stock (eight at first, used again when they are dropped). In both cases
+    /// [full queue](Stream#blocking): only if more events that measure time are used than the device
+    /// has in stock (eight when a queue begins to fill; again when they are dropped). In both cases
     /// [`record_timed_async`](Stream::record_timed_async) waits off the executor.
     ///
     /// # Errors

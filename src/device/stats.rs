@@ -9,13 +9,15 @@ use super::Device;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Operations submitted and not known to be complete, on all streams.
+    /// Operations submitted and not known to be complete, on all streams. After the loss of the device the
+    /// last value: it does not go down to 0.
     pub in_flight: u64,
     /// Streams alive: somebody has them, or a buffer that was made there, or their work goes on.
     pub streams: usize,
     /// Host memory lent to operations in flight.
     pub lent_bytes: u64,
-    /// Host memory set aside for good because the device was lost with it.
+    /// Host memory set aside for good because the device was lost with it. What was not lent is not in it,
+    /// and stays mapped too: see [`Device::lost`].
     pub quarantined_bytes: u64,
     /// Device memory held by buffers, in whole blocks.
     pub allocated_bytes: u64,

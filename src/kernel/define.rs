@@ -156,6 +156,19 @@ impl<K, S: Signature> fmt::Debug for Declared<K, S> {
 /// code) and `.launch(&stream, ..)`, which returns `Op<()>` on a [`Stream`](crate::Stream) and
 /// `Result<()>` on a [`Queue`](crate::Queue).
 ///
+/// | declared | a launch takes | the CUDA kernel receives | the host twin receives |
+/// |---|---|---|---|
+/// | `a: f32`, any number type | `f32` | `float` | `f32` |
+/// | `x: &[f32]` | `&` a buffer or view ([`Readable`](crate::Readable)) | `const float*` | `&[f32]` |
+/// | `y: &mut [f32]` | `&mut` a buffer or view ([`Writable`](crate::Writable)) | `float*` | `&mut [f32]` |
+/// | `y: Out<[f32]>` | likewise | `float*` | `&mut [f32]` |
+/// | `go: &PinnedFlag` | `&PinnedFlag` | `unsigned*` | [`&AtomicU32`](std::sync::atomic::AtomicU32) |
+/// | `n: u64 = y.len() as u64` | nothing: the launch computes it | `unsigned long long` | `u64` |
+///
+/// The twin is a function of [`&Grid`](crate::Grid) and these, in order; it is called once a launch.
+/// [`Value`](crate::Value), for types of yours, is for signatures of a [`Kernel`](crate::Kernel) that is
+/// made at run time and cannot be declared here: declare the fields one by one.
+///
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written
 /// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the
 /// launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as bare pointers.

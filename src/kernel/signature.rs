@@ -37,7 +37,8 @@ pub struct InOut<T>(PhantomData<fn() -> T>);
 /// memory that nothing has written; it counts as written from then on.
 pub struct Out<T>(PhantomData<fn() -> T>);
 
-/// Marker: a plain value of a type of yours.
+/// Marker: a plain value of a type of yours, in the signature of a [`Kernel`](crate::Kernel) that is made
+/// at run time. [`kernel!`](crate::kernel!) takes numbers only: declare the fields one by one there.
 pub struct Value<T>(PhantomData<fn() -> T>);
 
 /// Marker: a word that the host and the running kernel share, a [`PinnedFlag`].

@@ -160,7 +160,8 @@ pub struct PooledStreamStats {
     pub urgent: bool,
     /// Requests in flight on it.
     pub in_flight: usize,
-    /// Operations on it that the device is not known to be through with.
+    /// Operations on it that the device is not known to be through with; after the loss of the device
+    /// the last value.
     pub backlog: u64,
 }
 
