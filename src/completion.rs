@@ -7,8 +7,9 @@
 //! | [`timeline`] | tickets handed out and complete |
 //! | [`submission`] | who may submit, and who places a marker that somebody waits for |
 //! | [`sweep`] | who asks the driver |
+//! | [`wait_queue`] | who waits, who is woken, and when the poller must look |
+//! | [`waiters`] | the order in which they are |
 //! | [`park`] | when the poller may sleep |
-//! | [`waiters`] | who is woken |
 //! | [`policy`] | how a waiter spends its time |
 //! | [`history`] | how long work took, and so when it may be complete |
 //! | [`checkers`] | which tasks look for themselves |
@@ -44,5 +45,6 @@ pub(crate) mod spare;
 pub(crate) mod submission;
 pub(crate) mod sweep;
 pub(crate) mod timeline;
+pub(crate) mod wait_queue;
 pub(crate) mod waiters;
 pub(crate) mod words;

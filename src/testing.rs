@@ -519,7 +519,7 @@ impl Drop for Stepper {
         if engine.lanes().iter().any(|lane| lane.in_flight() > 0) {
             // As after a loss: nobody else waits for what will not come.
             let closed = ErrorDetail::Closed { device: engine.label().to_owned() };
-            engine.state.lost.get_or_init(|| closed.into());
+            engine.state.lose(|| closed.into());
         }
         engine.mourn();
         engine.sweep_retired(false);

@@ -9,21 +9,21 @@
 
 use std::task::{Context, Poll};
 
-/// Has the current task polled again once others had their turn.
+/// Has the current task polled again once others had their turn. It may come late, or not at all: the
+/// caller must be woken by other means as well.
 ///
 /// In a tokio runtime the task goes behind those that are ready, timers and sockets included, and
-/// no sleeping worker is woken to take it over; but where the runtime always finds other work it
-/// would wait for long. So only if it is not `busy`, and if the waker is the runtime's own: another
-/// one may panic, and is to do so in the caller's poll. Elsewhere the task wakes itself.
-pub(crate) fn yield_now(cx: &mut Context<'_>, busy: bool) {
+/// no sleeping worker is woken to take it over. It is not marked as notified there, so whoever wakes it
+/// meanwhile has it taken by any idle worker. That is so if the waker is the runtime's own: another one
+/// may panic, and is to do so in the caller's poll. Elsewhere the task wakes itself.
+pub(crate) fn yield_now(cx: &mut Context<'_>) {
     #[cfg(feature = "tokio")]
-    if !busy && tokio_waker::is(cx.waker()) {
+    if tokio_waker::is(cx.waker()) {
         // Its first poll hands the waker to the runtime; it holds nothing else.
         let turn = std::pin::pin!(tokio::task::yield_now());
         let _ = std::future::Future::poll(turn, cx);
         return;
     }
-    let _ = busy;
     cx.waker().wake_by_ref();
 }
 

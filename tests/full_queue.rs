@@ -194,7 +194,8 @@ fn a_full_queue_leaves_events_to_record() {
         let full = FullQueue::of(&device);
         let recorded = full.returns(move |_, _| {
             let mut x = beside.zeros::<u32>(16).queued().unwrap();
-            for _ in 0..500 {
+            // More than there are in stock.
+            for _ in 0..100 {
                 beside.fill(&mut x, 1).queued().unwrap();
                 drop(beside.record().unwrap());
                 // It is through with that, which only the other stream was asked.

@@ -393,7 +393,7 @@ fn a_removed_waiter_is_neither_due_nor_taken() {
     waiters.insert(2, "late");
     assert_eq!(waiters.remove(early), Some("early"));
     assert_eq!(waiters.remove(early), None);
-    assert_eq!(waiters.get_mut(early), None);
+    assert_eq!(waiters.waker(early), None);
     assert_eq!(waiters.next_due(), Some(2));
     assert_eq!(drain(&mut waiters, 2), ["late"]);
 }
@@ -406,9 +406,9 @@ fn a_key_is_good_for_one_registration() {
     // The slot is used again, the key is not.
     let second = waiters.insert(7, "second");
     assert_ne!(first, second);
-    assert_eq!(waiters.get_mut(first), None);
+    assert_eq!(waiters.waker(first), None);
     assert_eq!(waiters.remove(first), None);
-    assert_eq!(waiters.get_mut(second), Some(&mut "second"));
+    assert_eq!(waiters.waker(second), Some(&"second"));
     assert_eq!(waiters.pop_due(6), None);
     assert_eq!(waiters.pop_due(7), Some("second"));
 }
@@ -426,6 +426,31 @@ fn a_stale_entry_does_not_take_the_slots_next_waiter() {
 }
 
 #[test]
+fn a_borrowed_waker_keeps_its_place() {
+    let mut waiters = Waiters::new();
+    let key = waiters.insert(3, "first");
+    waiters.insert(4, "second");
+    let (borrowed, waker) = waiters.borrow_first().unwrap();
+    assert_eq!((borrowed, waker), (key, "first"));
+    assert_eq!((waiters.borrow_first(), waiters.waker(key)), (None, None));
+    assert_eq!((waiters.len(), waiters.next_due()), (2, Some(3)));
+    assert_eq!(waiters.return_borrowed(key, waker), Ok(()));
+    assert_eq!(waiters.waker(key), Some(&"first"));
+    // Taken meanwhile: who has the waker wakes it.
+    let (key, waker) = waiters.borrow_first().unwrap();
+    assert_eq!(waiters.pop_due(4), Some("second"));
+    assert_eq!(waiters.return_borrowed(key, waker), Err("first"));
+    // Entered again meanwhile, with another.
+    let key = waiters.insert(5, "third");
+    let (_, waker) = waiters.borrow_first().unwrap();
+    assert_eq!(waiters.replace(key, "fresh"), Ok(None));
+    assert_eq!(waiters.return_borrowed(key, waker), Err("third"));
+    assert_eq!(waiters.replace(key, "other"), Ok(Some("fresh")));
+    assert_eq!(waiters.pop_due(5), Some("other"));
+    assert_eq!(waiters.replace(key, "late"), Err("late"));
+}
+
+#[test]
 fn stale_entries_never_outnumber_the_live_ones_by_much() {
     let mut waiters = Waiters::new();
     let live: Vec<_> = (0..10).map(|ticket| waiters.insert(1_000 + ticket, "live")).collect();
@@ -435,7 +460,7 @@ fn stale_entries_never_outnumber_the_live_ones_by_much() {
         assert!(waiters.entries() <= 2 * waiters.len() + 64 + 1, "{} entries", waiters.entries());
     }
     assert_eq!(waiters.next_due(), Some(1_000));
-    assert!(live.into_iter().all(|key| waiters.get_mut(key).is_some()));
+    assert!(live.into_iter().all(|key| waiters.waker(key).is_some()));
     assert_eq!(drain(&mut waiters, u64::MAX).len(), 10);
 }
 
@@ -471,7 +496,7 @@ proptest! {
             }
             prop_assert_eq!(waiters.len(), list.len());
             prop_assert_eq!(waiters.next_due(), list.iter().map(|known| known.0).min());
-            prop_assert!(gone.iter().all(|key| waiters.get_mut(*key).is_none()));
+            prop_assert!(gone.iter().all(|key| waiters.waker(*key).is_none()));
         }
     }
 }

@@ -244,6 +244,8 @@ async fn memory_of_a_dropped_stream_is_reclaimed() -> Result<()> {
         };
         let (reclaimed, ()) = soon(async { tokio::join!(reclaimed, open) }).await;
         reclaimed?;
+        // And what it kept.
+        soon(b.reclaimed(LIMIT)).await?;
         soon(b.zeros::<u8>(16 * MIB)).await?;
     }
     Ok(())

@@ -11,9 +11,13 @@
 use super::policy::CHECKERS;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The places of one device: until when each is held; 0 if it is free.
+/// The places of one device: until when each is held (0 if it is free).
 #[derive(Debug)]
-pub(crate) struct Checkers([AtomicU64; CHECKERS]);
+pub(crate) struct Checkers {
+    places: [AtomicU64; CHECKERS],
+    /// When one was last taken.
+    last: AtomicU64,
+}
 
 /// A place that is held.
 #[derive(Clone, Copy, Debug)]
@@ -24,17 +28,18 @@ pub(crate) struct Place {
 
 impl Checkers {
     pub(crate) fn new() -> Self {
-        Checkers(std::array::from_fn(|_| AtomicU64::new(0)))
+        Checkers { places: std::array::from_fn(|_| AtomicU64::new(0)), last: AtomicU64::new(0) }
     }
 
     /// Takes a place until `until`, if one is free.
     pub(crate) fn enter(&self, now: u64, until: u64) -> Option<Place> {
-        for (index, place) in (0..).zip(&self.0) {
+        for (index, place) in (0..).zip(&self.places) {
             // ORDERING: Relaxed throughout: a place protects nothing.
             let held = place.load(Ordering::Relaxed);
             if held <= now
                 && place.compare_exchange(held, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
+                self.last.store(now, Ordering::Relaxed);
                 return Some(Place { index, until });
             }
         }
@@ -44,12 +49,18 @@ impl Checkers {
     /// How many places are held.
     pub(crate) fn held(&self, now: u64) -> usize {
         // ORDERING: Relaxed, as above.
-        self.0.iter().filter(|place| place.load(Ordering::Relaxed) > now).count()
+        self.places.iter().filter(|place| place.load(Ordering::Relaxed) > now).count()
+    }
+
+    /// When a task last began to look for itself.
+    pub(crate) fn last(&self) -> u64 {
+        // ORDERING: Relaxed, as above.
+        self.last.load(Ordering::Relaxed)
     }
 
     /// Gives a place back.
     pub(crate) fn leave(&self, place: Place) {
-        let slot = &self.0[usize::from(place.index)];
+        let slot = &self.places[usize::from(place.index)];
         // ORDERING: Relaxed, as above. It fails where the time was over and another took the place.
         let _ = slot.compare_exchange(place.until, 0, Ordering::Relaxed, Ordering::Relaxed);
     }

@@ -54,6 +54,10 @@ pub enum Pressure {
     /// If the others wait for something that the host does later (a [`PinnedFlag`](crate::PinnedFlag)
     /// that a kernel watches, say), so does everything behind the allocation. A host that does that only
     /// after it heard from this stream waits for ever.
+    ///
+    /// While other threads allocate or free at the limit, an allocation may still be refused though it
+    /// fits, rarely: what it needs is in their hands for a moment. The error advises
+    /// [`TryAgain`](crate::MemoryAdvice::TryAgain) or [`Reclaim`](crate::MemoryAdvice::Reclaim); ask again.
     #[default]
     Wait,
     /// Is refused with [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory);

@@ -8,6 +8,7 @@
 
 use std::sync::OnceLock;
 
+use super::wait_queue::Loss;
 use crate::backend::DeviceKind;
 use crate::error::Error;
 
@@ -18,5 +19,30 @@ pub(crate) struct DeviceState {
     pub(crate) kind: DeviceKind,
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) label: String,
-    pub(crate) lost: OnceLock<Error>,
+    loss: Loss,
+    /// Why it is lost; there before `loss` is set.
+    cause: OnceLock<Error>,
+}
+
+impl DeviceState {
+    pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
+        DeviceState { id, kind, label, loss: Loss::new(), cause: OnceLock::new() }
+    }
+
+    /// The loss, if it was declared.
+    pub(crate) fn lost(&self) -> Option<&Error> {
+        if self.loss.is_set() { self.cause.get() } else { None }
+    }
+
+    /// Declares the device lost, unless it is; returns what was said first.
+    pub(crate) fn lose(&self, cause: impl FnOnce() -> Error) -> &Error {
+        let cause = self.cause.get_or_init(cause);
+        self.loss.set();
+        cause
+    }
+
+    /// Whether it is lost and the caller is the one who tells those that wait.
+    pub(crate) fn tells_of_loss(&self) -> bool {
+        self.loss.tell()
+    }
 }

@@ -1,14 +1,14 @@
 //! Doorbells: how a sleeping poller learns that a marker was reached.
 //!
 //! A bell is a private stream that waits for a marker's event and then runs a host function that
-//! wakes the poller. It serves one user stream at a time. A bell is only a hint: it may ring late
+//! has the poller look at that marker's stream. It serves one user stream at a time. A bell is only a hint: it may ring late
 //! or, on a device that faulted, never; the poller's time-out covers that. Arming one is an errand
 //! ([`Engine::errand`](super::engine::Engine::errand)): `cuLaunchHostFunc` wants the driver's lock for
 //! itself, and comes to it late beside threads that launch without a pause.
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -28,6 +28,8 @@ pub(crate) struct Bell {
     stream: RawStream,
     /// Between being armed and having rung.
     armed: AtomicBool,
+    /// The poller's next look at the stream that it was armed for.
+    next_look: Mutex<Arc<AtomicU64>>,
     attention: Arc<Attention>,
 }
 
@@ -43,8 +45,12 @@ impl Bells {
         let mut bells = self.bells.lock();
         if bells.len() < BELLS {
             let stream = backend.stream_create(StreamOptions::default())?;
-            let (armed, attention) = (AtomicBool::new(false), attention.clone());
-            bells.push(Arc::new(Bell { stream, armed, attention }));
+            bells.push(Arc::new(Bell {
+                stream,
+                armed: AtomicBool::new(false),
+                next_look: Mutex::default(),
+                attention: attention.clone(),
+            }));
         }
         Ok(())
     }
@@ -58,8 +64,15 @@ impl Bells {
 }
 
 impl Bell {
-    /// Puts a bell that was taken behind `event`; gives it back if that is refused.
-    pub(crate) fn place(&self, backend: &dyn Backend, event: &EventHandle) -> Call<()> {
+    /// Puts a bell that was taken behind `event` of the stream whose next look that is; gives it back
+    /// if that is refused.
+    pub(crate) fn place(
+        &self,
+        backend: &dyn Backend,
+        event: &EventHandle,
+        next_look: &Arc<AtomicU64>,
+    ) -> Call<()> {
+        *self.next_look.lock() = next_look.clone();
         // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
         // the event.
         let waited = unsafe { backend.stream_wait_event(self.stream, event.raw()) };
@@ -92,6 +105,9 @@ impl Bell {
 unsafe extern "C" fn ring(data: *mut c_void) {
     // SAFETY: `arm` passed a reference of its own, and the driver calls at most once.
     let bell = unsafe { Arc::from_raw(data.cast_const().cast::<Bell>()) };
+    let next_look = std::mem::take(&mut *bell.next_look.lock());
     bell.disarm();
+    // ORDERING: Release: the device did what it did before; the look asks it.
+    next_look.store(0, Ordering::Release);
     bell.attention.call();
 }

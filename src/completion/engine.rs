@@ -24,8 +24,8 @@ mod ending;
 mod retirement;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -94,15 +94,10 @@ pub(crate) struct Engine {
     /// another. Its holder waits for no stream's lock.
     pub(super) pressing: Mutex<()>,
     pub(super) reclaimers: Reclaimers,
-    /// Set when everybody was told of the loss.
-    mourned: AtomicBool,
     closed: AtomicBool,
     /// Set once a buffer was used by two streams: from then on dependencies are exact.
     crossed: AtomicBool,
     pub(crate) checkers: Checkers,
-    /// How long a checking task takes from one poll to the next: an average over eight.
-    turn_ns: AtomicU64,
-    is_busy: AtomicBool,
     /// How long the poller rests between two rounds, at least.
     rest_ns: AtomicU64,
     /// The stream that is offered next to who has time for one.
@@ -147,12 +142,8 @@ impl Engine {
         };
         // ORDERING: Relaxed: only uniqueness matters.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let state = DeviceState {
-            id,
-            kind: backend.kind(),
-            label: format!("{kind}:{}", backend.ordinal()),
-            lost: OnceLock::new(),
-        };
+        let label = format!("{kind}:{}", backend.ordinal());
+        let state = DeviceState::new(id, backend.kind(), label);
         let engine = Arc::new(Engine {
             options,
             id,
@@ -171,14 +162,11 @@ impl Engine {
             account: Mutex::new(Account::new(limit)),
             pressing: Mutex::default(),
             reclaimers: Reclaimers::default(),
-            mourned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
             checkers: Checkers::new(),
             lag_ns: AtomicU64::new(0),
-            turn_ns: AtomicU64::new(0),
-            is_busy: AtomicBool::new(false),
-            rest_ns: AtomicU64::new(policy::NAP_LEAST_NS),
+            rest_ns: AtomicU64::new(policy::REST_LEAST_NS),
             next_lane: AtomicUsize::new(0),
             epoch: Instant::now(),
             stepped_ns: AtomicU64::new(0),
@@ -227,28 +215,10 @@ impl Engine {
         self.roster.pick(self.next_lane.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Whether the executor has other things to do than to poll checking tasks.
-    pub(crate) fn is_busy(&self) -> bool {
-        // ORDERING: Relaxed: a guess, like all below.
-        self.is_busy.load(Ordering::Relaxed)
-    }
-
-    /// Says how long a checking task took from one poll to the next.
-    pub(crate) fn took_turn(&self, ns: u64) {
-        let known = self.turn_ns.load(Ordering::Relaxed);
-        let turn = known - known / 8 + ns / 8;
-        self.turn_ns.store(turn, Ordering::Relaxed);
-        let busy = turn > if self.is_busy() { policy::IDLE_NS } else { policy::BUSY_NS };
-        if busy != self.is_busy() {
-            self.is_busy.store(busy, Ordering::Relaxed);
-        }
-    }
-
     /// How long the poller rests between two rounds, at least, in nanoseconds.
     pub(crate) fn rest(&self) -> u64 {
         // ORDERING: Relaxed: a guess.
-        let rest = self.rest_ns.load(Ordering::Relaxed);
-        if self.is_busy() { rest.max(policy::BUSY_REST_NS) } else { rest }
+        self.rest_ns.load(Ordering::Relaxed)
     }
 
     /// Says how long the poller took for a round.
@@ -259,7 +229,7 @@ impl Engine {
 
     /// Refuses work on a device that is gone.
     pub(crate) fn check_open(&self) -> Result<()> {
-        if let Some(lost) = self.state.lost.get() {
+        if let Some(lost) = self.state.lost() {
             return Err(lost.clone());
         }
         if self.is_closed() {
@@ -274,7 +244,7 @@ impl Engine {
     }
 
     pub(crate) fn lost(&self) -> Option<&Error> {
-        self.state.lost.get()
+        self.state.lost()
     }
 
     /// Whether dependencies between streams are exact, so that operations are followed by events.
@@ -360,7 +330,7 @@ impl Engine {
 
     /// Asks the device how it is, where driver calls are possible.
     pub(crate) fn check_health(&self) -> Result<()> {
-        if let Some(lost) = self.state.lost.get() {
+        if let Some(lost) = self.state.lost() {
             return Err(lost.clone());
         }
         if !thread_role::may_call_driver() {
@@ -395,7 +365,7 @@ impl Engine {
 
     /// Declares the device lost. Whoever sweeps next resolves what waits for it.
     pub(crate) fn lose(&self, code: DriverCode) -> Error {
-        let lost = self.state.lost.get_or_init(|| {
+        let lost = self.state.lose(|| {
             let (device, cause) = (self.label().to_owned(), self.backend.loss_cause(code));
             ErrorDetail::DeviceLost { device, cause }.into()
         });
@@ -505,7 +475,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.attention.stop();
-        if self.state.lost.get().is_some() || crate::at_exit::begun() {
+        if self.state.lost().is_some() || crate::at_exit::begun() {
             // The device may still write what it was told to.
             self.words.leak();
             return;

@@ -25,9 +25,6 @@ use super::policy::{LEAD_LEAST_NS, lead_most};
 /// Kinds of work that a stream remembers.
 const SPANS: usize = 4;
 
-/// Waits after which a stream with one kind of work counts as steady.
-const STEADY_AFTER: u32 = 8;
-
 /// Waits after which one that nothing fitted since is forgotten.
 const FORGET_AFTER: u32 = 64;
 
@@ -85,20 +82,9 @@ impl History {
         windows.filter(|window| window.until_ns > age_ns).min_by_key(|window| window.from_ns)
     }
 
-    /// The end of the last window that is over at `age_ns`; 0 if none is.
-    pub(crate) fn passed(&self, age_ns: u64) -> u64 {
-        let ends = self.spans.iter().flatten().map(|span| span.window().until_ns);
-        ends.filter(|until_ns| *until_ns <= age_ns).max().unwrap_or(0)
-    }
-
     /// Whether all that is remembered took at most `most_ns`, and something is.
     pub(crate) fn is_short(&self, most_ns: u64) -> bool {
         !self.is_empty() && self.spans.iter().flatten().all(|span| span.high_ns <= most_ns)
-    }
-
-    /// Whether all waits took about as long for a while.
-    pub(crate) fn is_steady(&self) -> bool {
-        self.learned >= STEADY_AFTER && self.spans.iter().flatten().count() == 1
     }
 
     /// Whether nothing is known yet.

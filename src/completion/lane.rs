@@ -13,8 +13,8 @@
 //! | an allocation | uses again what the stream gave up | [`Lane::reuse`], [`Lane::take_freed`] | [`freed`] |
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
-//! `markers`, `lent`, `deferred`, `spares`, `freed`; then the device's account. `waiters` is never held
-//! with another.
+//! `markers`, `lent`, `deferred`, `spares`, `freed`; then the device's account. the lock of `queue` is never
+//! held with another.
 
 mod freed;
 mod handle;
@@ -45,7 +45,7 @@ use super::spare::Spares;
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
 use super::timeline::Timeline;
-use super::waiters::Waiters;
+use super::wait_queue::{WaitQueue, Wakes};
 use super::words::Word;
 use crate::backend::{RawStream, StreamOptions};
 use crate::contain;
@@ -79,9 +79,7 @@ pub(crate) struct Lane {
     /// From how many on a submitter looks, if nobody waits.
     tidy_from: AtomicU64,
     gate: SweepGate,
-    waiters: Mutex<Waiters<Waker>>,
-    /// How many wait: lets a sweep skip the lock.
-    waiting: AtomicU64,
+    queue: WaitQueue<Waker>,
     lent: Mutex<VecDeque<Lent>>,
     /// How much is lent: lets a sweep skip the lock.
     lending: AtomicU64,
@@ -92,8 +90,6 @@ pub(crate) struct Lane {
     word: Option<Word>,
     /// The last value that the stream was told to write into `word`; [`UNKNOWN`] after a refusal.
     told: AtomicU64,
-    /// With the poller.
-    active: AtomicBool,
     /// The last handle is gone: nothing more is put on it.
     deserted: AtomicBool,
     /// The highest ticket behind which a doorbell was armed.
@@ -131,10 +127,8 @@ struct Pace {
     head_since: AtomicU64,
     /// When the stream was last seen not to have moved.
     pending_at: AtomicU64,
-    /// When the poller looks next; `u64::MAX`: not at all.
-    next_look: AtomicU64,
-    /// Until when a task looks for itself.
-    checked_until: AtomicU64,
+    /// When a task last looked for itself.
+    checked_at: AtomicU64,
     /// The end of the last window for which a task was woken to check.
     alerted: AtomicU64,
     /// When the poller last woke a task, until that is polled; 0: it did not.
@@ -267,8 +261,7 @@ impl Lane {
             marked: AtomicU64::new(0),
             tidy_from: AtomicU64::new(policy::TIDY_FROM),
             gate: SweepGate::new(),
-            waiters: Mutex::new(Waiters::new()),
-            waiting: AtomicU64::new(0),
+            queue: WaitQueue::new(),
             lent: Mutex::default(),
             lending: AtomicU64::new(0),
             deferred: Mutex::default(),
@@ -277,7 +270,6 @@ impl Lane {
             freed: Mutex::default(),
             word,
             told: AtomicU64::new(0),
-            active: AtomicBool::new(false),
             deserted: AtomicBool::new(false),
             armed: AtomicU64::new(0),
             pace: Pace::default(),
@@ -506,6 +498,12 @@ impl Lane {
     }
 }
 
+impl Wakes for Waker {
+    fn will_wake(&self, other: &Waker) -> bool {
+        Waker::will_wake(self, other)
+    }
+}
+
 impl PartialEq for Lane {
     fn eq(&self, other: &Self) -> bool {
         self.id() == other.id()
@@ -540,9 +538,7 @@ impl Drop for Lane {
         }
         engine.leave(self.id());
         // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
-        while let Some(waker) = self.waiters.get_mut().pop_due(u64::MAX) {
-            contain::wake(waker);
-        }
+        self.queue.close().into_iter().for_each(contain::wake);
         let markers = self.markers.get_mut();
         // Before the engine, whose end destroys what is in the pool.
         markers.spare.clear();

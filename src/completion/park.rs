@@ -7,7 +7,7 @@
 //! | `PARKED` | asleep until `until`, or about to be | `notify_before`, or the poller after its time-out |
 //!
 //! A registrant stores its waker and when it wants to be looked after, fences, and calls
-//! [`notify_before`](ParkState::notify_before). The poller announces `PARKING`, fences, scans,
+//! [`notify_before`](ParkState::notify_before). The poller announces `PARKING`, fences, looks once more,
 //! writes down until when it sleeps, and sleeps only if nobody came in between. Who is content with
 //! the end of that sleep lets it sleep.
 //!
@@ -16,11 +16,65 @@
 //!    sleeps until `due` at the latest (`a_registration_is_never_slept_over`).
 #![forbid(unsafe_code)]
 
-use crate::sync::{AtomicU8, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Ordering, Plain, fence};
 
 const RUNNING: u8 = 0;
 const PARKING: u8 = 1;
 const PARKED: u8 = 2;
+
+/// What the poller does between two sleeps.
+pub(crate) trait Rounds {
+    /// Looks at all that is due; true if anything moved, so that it is worth looking again.
+    fn round(&mut self) -> bool;
+    /// When something is due next, after a round in which nothing moved; `None`: now.
+    fn sleep_until(&mut self) -> Option<u64>;
+}
+
+/// What is handed to a poller, until that has ended.
+#[derive(Debug)]
+pub(crate) struct Inbox<T> {
+    items: Plain<Vec<T>>,
+    /// Written under the lock.
+    closed: AtomicBool,
+}
+
+impl<T> Inbox<T> {
+    pub(crate) fn new() -> Self {
+        Inbox { items: Plain::new(Vec::new()), closed: AtomicBool::new(false) }
+    }
+
+    /// Hands something over; gives it back if nobody will take it.
+    pub(crate) fn put(&self, item: T) -> Result<(), T> {
+        let mut items = self.items.lock();
+        // ORDERING: Relaxed: under the lock.
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(item);
+        }
+        items.push(item);
+        Ok(())
+    }
+
+    /// Moves all to `into`; true if there were any.
+    pub(crate) fn take(&self, into: &mut Vec<T>) -> bool {
+        let mut items = self.items.lock();
+        let any = !items.is_empty();
+        into.append(&mut items);
+        any
+    }
+
+    /// Takes nothing more; returns what is left.
+    pub(crate) fn close(&self) -> Vec<T> {
+        let mut items = self.items.lock();
+        // ORDERING: Relaxed, as above.
+        self.closed.store(true, Ordering::Relaxed);
+        std::mem::take(&mut *items)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        // ORDERING: Relaxed: a hint without the lock.
+        self.closed.load(Ordering::Relaxed)
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct ParkState {
@@ -34,25 +88,39 @@ impl ParkState {
         ParkState { state: AtomicU8::new(RUNNING), until: AtomicU64::new(0) }
     }
 
-    /// Poller: announces that it will sleep. It must scan everything after this.
-    pub(crate) fn begin(&self) {
-        self.state.store(PARKING, Ordering::SeqCst);
+    /// Poller: until when to sleep; `None`: it looks again.
+    pub(crate) fn look(&self, rounds: &mut impl Rounds) -> Option<u64> {
+        if rounds.round() {
+            return None;
+        }
+        // It announces that it will sleep, and looks once more: at what was stored by who came before
+        // they could see that.
+        // ORDERING: Relaxed, before the fence: against `notify_before`.
+        self.state.store(PARKING, Ordering::Relaxed);
         fence(Ordering::SeqCst);
+        let again = rounds.round();
+        let until = rounds.sleep_until().filter(|_| !again);
+        if until.is_none() {
+            self.resume();
+        }
+        until
     }
 
-    /// Poller: after the scan. True: sleep now, until `until` at the latest. False: somebody came,
-    /// scan again.
+    /// Poller: after [`look`](Self::look). True: sleep now, until `until` at the latest. False: somebody
+    /// came, look again.
     #[must_use]
     pub(crate) fn commit(&self, until: u64) -> bool {
-        self.until.store(until, Ordering::SeqCst);
-        let parked =
-            self.state.compare_exchange(PARKING, PARKED, Ordering::SeqCst, Ordering::SeqCst);
-        parked.is_ok()
+        // ORDERING: Relaxed: published by the exchange.
+        self.until.store(until, Ordering::Relaxed);
+        // ORDERING: Release pairs with `notify_before`, which reads `until` behind this.
+        let (set, fail) = (Ordering::Release, Ordering::Relaxed);
+        self.state.compare_exchange(PARKING, PARKED, set, fail).is_ok()
     }
 
     /// Poller: awake again, or it found something to do while parking.
     pub(crate) fn resume(&self) {
-        self.state.store(RUNNING, Ordering::SeqCst);
+        // ORDERING: Relaxed: it looks before it announces the next sleep, behind a fence.
+        self.state.store(RUNNING, Ordering::Relaxed);
     }
 
     /// Anybody, after storing what the poller should see at `due`, at the latest; 0: at once. True:
@@ -60,12 +128,15 @@ impl ParkState {
     #[must_use]
     pub(crate) fn notify_before(&self, due: u64) -> bool {
         fence(Ordering::SeqCst);
-        match self.state.load(Ordering::SeqCst) {
+        // ORDERING: Acquire pairs with `commit`.
+        match self.state.load(Ordering::Acquire) {
             RUNNING => false,
             // Read after the state: it belongs to this sleep or a later one, and before each the
             // poller scanned.
-            PARKED if self.until.load(Ordering::SeqCst) <= due => false,
-            _ => self.state.swap(RUNNING, Ordering::SeqCst) == PARKED,
+            // ORDERING: Relaxed, as said.
+            PARKED if self.until.load(Ordering::Relaxed) <= due => false,
+            // ORDERING: Relaxed: behind the fence; the poller looks again or is unparked.
+            _ => self.state.swap(RUNNING, Ordering::Relaxed) == PARKED,
         }
     }
 }

@@ -1,22 +1,23 @@
-//! How a waiter spends its time: the phases and the numbers behind them (pure).
+//! When a wait is looked at, and by whom (pure).
 //!
 //! The age of a wait is the time since its stream's head was first waited for, or since the
-//! completion in front of it. A stream remembers how long such waits took
-//! ([`history`](super::history)); each remembered length opens a *window* around the age at which
-//! work of that kind was complete. What is done at an age:
+//! completion in front of it. The poller looks at work of that age after a part of it, so that a
+//! completion is found late by that part of the wait, whatever came before ([`cadence`]). What a stream
+//! remembers of its waits ([`history`](super::history)) only adds looks: each remembered length opens a
+//! *window* around the age at which work of that kind was complete.
 //!
-//! | phase | who looks | when |
+//! | age | who looks | when |
 //! |---|---|---|
-//! | check | the polling task itself, yielding in between | in a window of at most [`CHECK_MOST_NS`], and from [`NEAR_NS`] before it on; with nothing remembered, below the age of [`CHECK_NS`] |
-//! | watch | the poller, in naps of a part of what is left of the window, and at least its rest | in longer windows, and where no task checks: too many do, the executor is busy, the mode says so |
-//! | nap | the poller, in steps that grow with the age, or with the time since the last window | outside of windows: work of a new length is found late by such a step at most |
-//! | bell | a doorbell wakes the poller, which naps | with no window ahead, beyond the age of [`BELL_NS`] (`Adaptive`); at any age (`Callback`) |
-//! | probe | the poller | naps are at most [`PROBE_NS`], for late or lost doorbells; as often it asks whether the device died |
+//! | any | the poller | after a 64th of the age: at least [`NAP_LEAST_NS`], at most [`NAP_MOST_NS`] |
+//! | in a window | the poller as well | after a 32nd of what is left of it, and at least its rest |
+//! | in a window of at most [`CHECK_MOST_NS`], and from [`NEAR_NS`] before it on; with nothing remembered, below [`CHECK_NS`] | the polling task itself, yielding in between: a *check* | each time that it is polled |
 //!
-//! One task a stream checks, and [`CHECKERS`] a device. When a window opens and fewer than [`ALERTS`]
-//! check, the poller wakes the first that waits, which checks for itself: the 6 µs that it takes to
-//! wake a sleeping worker then pass before the work is complete. Where wake-ups took longer lately,
-//! windows open that much earlier. While a task checks, the poller leaves the stream to it.
+//! One task a stream checks, and [`CHECKERS`] a device. The poller leaves a stream to its checker, as
+//! long as that is polled every [`CHECK_AGAIN_NS`]; one that comes later, because the executor has other
+//! things to do, stops checking. When a window
+//! opens and fewer than [`ALERTS`] check, the poller wakes the first that waits, which checks for itself:
+//! the 6 µs that it takes to wake a sleeping worker then pass before the work is complete. Where wake-ups
+//! took longer lately, windows open that much earlier.
 //!
 //! # The numbers
 //! H200, driver 580, 16 cores of a virtual machine; printed lines are in `benches/results`.
@@ -25,16 +26,15 @@
 //! |---|---|---|
 //! | a query that finds an event pending, complete | 0.17, 1.3 | the newest marker is asked first |
 //! | a word written by the stream, against an event | + 0.8 to submit, − 1.3 to see | words for work of at most [`WORD_MOST_NS`] while fewer than [`WORDS_BELOW`] tasks check |
-//! | a nap with exact timers: late by, CPU | 2.6, 3 | [`NAP_LEAST_NS`] |
-//! | a host function behind 200 µs, 1 ms, 200 ms of waiting: late by | 62, 450, 560 | doorbells only for waits that outlast all that is remembered |
+//! | a nap with exact timers: late by, CPU | 2.6, 3 | [`REST_LEAST_NS`], [`NAP_LEAST_NS`] |
+//! | a host function behind 200 µs, 1 ms, 200 ms of waiting: late by | 62, 450, 560 | no doorbells: the cadence is as early |
 //!
 //! # Invariants
-//! 1. Every phase ends, a nap after [`PROBE_NS`] at most (`every_phase_makes_progress`).
-//! 2. Looks are few: their number grows with the logarithm of the wait, then by probes
+//! 1. A plan's look lies ahead, and no further than the cadence (`every_plan_makes_progress`).
+//! 2. Looks are few: their number grows with the logarithm of the wait, then by the longest nap
 //!    (`looks_are_few`).
-//! 3. Work of a length never seen is found late by a quarter at most, by as long again where all
-//!    waits were alike so far, by a sixteenth with nothing remembered, or by the first nap
-//!    (`a_new_length_is_found_in_time`).
+//! 3. Work of any length is found late by one nap of the cadence at most, whatever came before
+//!    (`any_length_is_found_in_time`).
 #![forbid(unsafe_code)]
 
 use super::history::{History, Window};
@@ -45,8 +45,8 @@ use super::history::{History, Window};
 #[non_exhaustive]
 pub enum Completion {
     /// Events, and words written by the stream while few tasks wait; the task checks for a moment,
-    /// the poller looks when the work may be complete, and a host callback wakes it from long
-    /// sleeps.
+    /// and the poller looks when the work may be complete, and every now and then: a wait is found
+    /// complete late by a 64th of its length, by 20 µs or by a millisecond at most.
     #[default]
     Adaptive,
     /// Events; only the poller looks, no callbacks.
@@ -64,15 +64,15 @@ pub(crate) const CHECK_MOST_NS: u64 = 250_000;
 /// A window counts as open this long before: a nap is not worthwhile.
 pub(crate) const NEAR_NS: u64 = 20_000;
 /// The poller rests this many times as long as a round over its streams took, ...
-pub(crate) const REST_PART: u64 = 3;
+pub(crate) const REST_PART: u64 = 4;
+/// ... at least for this long, ...
+pub(crate) const REST_LEAST_NS: u64 = 8_000;
 /// ... and at most for so long.
 pub(crate) const REST_MOST_NS: u64 = 1_000_000;
 /// A stream that others wait for is looked at by who comes new to it if nobody did for so long.
 pub(crate) const APART_NS: u64 = 200_000;
 /// Who comes new to a stream looks at another one if nobody did for so long.
 pub(crate) const HELP_NS: u64 = 20_000;
-/// While the executor is busy its own threads look, and the poller rests for so long.
-pub(crate) const BUSY_REST_NS: u64 = 200_000;
 /// Wake-ups from waits of this length on tell how long a wake-up takes: the processor sleeps deeper.
 pub(crate) const LAG_FROM_NS: u64 = 300_000;
 /// The longest time from a wake-up to the poll that is allowed for.
@@ -86,25 +86,23 @@ pub(crate) const CHECKERS: usize = 8;
 pub(crate) const WORDS_BELOW: usize = 2;
 /// ... and their work takes at most so long.
 pub(crate) const WORD_MOST_NS: u64 = 30_000;
-/// An executor whose tasks take this long to be polled again has other things to do ...
-pub(crate) const BUSY_NS: u64 = 40_000;
-/// ... until they take less than this again; averages over eight.
-pub(crate) const IDLE_NS: u64 = 15_000;
 /// How long before and behind a span its window opens and closes, at least.
 pub(crate) const LEAD_LEAST_NS: u64 = 30_000;
-/// The shortest nap.
-pub(crate) const NAP_LEAST_NS: u64 = 8_000;
-/// The first look at work of unknown length.
-pub(crate) const NAP_FIRST_NS: u64 = 20_000;
-/// ... where all work took about as long for a while.
-pub(crate) const NAP_STEADY_NS: u64 = 50_000;
-/// The longest nap while somebody waits; as often the device is asked how it is.
+/// Work of some age is looked at again after this part of it, ...
+pub(crate) const NAP_PART: u64 = 64;
+/// ... but not sooner than this, ...
+pub(crate) const NAP_LEAST_NS: u64 = 20_000;
+/// ... and not later.
+pub(crate) const NAP_MOST_NS: u64 = 1_000_000;
+/// A task that looks for itself and is not polled for so long is looked after by the poller. ...
+pub(crate) const CHECK_AGAIN_NS: u64 = 100_000;
+/// ... which naps no longer for a while after a task began to look for itself: most such waits then
+/// need not wake it.
+pub(crate) const ALERT_FOR_NS: u64 = 200_000;
+/// While somebody waits, the device is asked as often how it is.
 pub(crate) const PROBE_NS: u64 = 5_000_000;
 /// As often an idle device is asked whose loss somebody waits for.
 pub(crate) const WATCH_NS: u64 = 1_000_000_000;
-/// Doorbells are for waits beyond this age.
-pub(crate) const BELL_NS: u64 = 500_000;
-
 /// Lent memory and retired memory get a marker after this long at the latest.
 pub(crate) const MARK_WITHIN_NS: u64 = 1_000_000;
 /// A stream without work stays with the poller for this long.
@@ -117,15 +115,23 @@ pub(crate) const TIDY_FROM: u64 = 256;
 /// a stream.
 pub(crate) const CROWDED: u64 = 800;
 
-/// What to do at some age of a wait.
+/// A wait, at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Age {
+    pub(crate) age_ns: u64,
+    /// How long a task took lately from being woken to being polled.
+    pub(crate) lag_ns: u64,
+    /// How long the poller rests between two rounds, at least.
+    pub(crate) rest_ns: u64,
+}
+
+/// What to do about a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// It may be complete any moment, up to this age: the task looks itself.
-    Check { until_ns: u64 },
-    /// The same, for longer than a task may check: the poller looks.
-    Watch { until_ns: u64 },
-    /// It will hardly be complete: look at the age of `nap_ns`, roughly, but not after `open_ns`.
-    Later { nap_ns: u64, open_ns: u64, bell: bool },
+pub(crate) struct Plan {
+    /// It may be complete any moment: up to this age a task may look itself.
+    pub(crate) check_until_ns: Option<u64>,
+    /// The age at which the poller looks, at the latest, if no task does.
+    pub(crate) look_ns: u64,
 }
 
 /// How long before and behind a span of that length its window opens and closes at most.
@@ -147,9 +153,9 @@ impl Completion {
         self == Completion::Adaptive
     }
 
-    /// Whether the poller may ask for a doorbell.
+    /// Whether the poller asks for doorbells.
     pub(crate) fn rings(self) -> bool {
-        matches!(self, Completion::Adaptive | Completion::Callback)
+        self == Completion::Callback
     }
 
     /// How long the poller naps between two looks within a window that is over in `left_ns`.
@@ -162,43 +168,37 @@ impl Completion {
     }
 }
 
-/// What to do about a wait of that age; `lag_ns` is how long a task took lately from being woken to
-/// being polled.
-pub(crate) fn phase(mode: Completion, age_ns: u64, history: &History, lag_ns: u64) -> Phase {
+/// The longest nap between two looks at work of that age.
+pub(crate) fn cadence(age_ns: u64) -> u64 {
+    (age_ns / NAP_PART).clamp(NAP_LEAST_NS, NAP_MOST_NS)
+}
+
+/// What to do about a wait of that age.
+pub(crate) fn plan(mode: Completion, age: Age, history: &History) -> Plan {
+    let Age { age_ns, lag_ns, rest_ns } = age;
     if mode == Completion::Callback {
-        let probe = (age_ns / 4).clamp(BELL_NS, PROBE_NS);
-        return Phase::Later { nap_ns: age_ns + probe, open_ns: u64::MAX, bell: true };
+        let nap = (age_ns / 4).clamp(NAP_MOST_NS, PROBE_NS);
+        return Plan { check_until_ns: None, look_ns: age_ns + nap };
     }
-    if history.is_empty() && age_ns < CHECK_NS {
-        return Phase::Check { until_ns: CHECK_NS };
-    }
-    // Work of another length than all remembered is looked for as well, more rarely; what was
-    // complete in a window mostly is will be soon behind it, if it was not in it.
-    let passed_ns = history.passed(age_ns);
-    let (part, first_ns) = match history {
-        _ if history.is_empty() => (16, NAP_FIRST_NS),
-        _ if history.is_steady() && passed_ns == 0 => (1, NAP_STEADY_NS),
-        _ => (4, NAP_FIRST_NS),
-    };
-    let nap = ((age_ns - passed_ns) / part).clamp(first_ns, PROBE_NS);
+    let mut plan = Plan { check_until_ns: None, look_ns: age_ns + cadence(age_ns).max(rest_ns) };
     match history.window(age_ns) {
+        None if history.is_empty() && age_ns < CHECK_NS => plan.check_until_ns = Some(CHECK_NS),
+        None => {}
         Some(Window { from_ns, until_ns }) => {
             // A task must be woken before its window opens.
             let ahead = NEAR_NS + (lag_ns + lag_ns / 2).min(from_ns / 5);
             let open_ns = from_ns.saturating_sub(ahead);
             if age_ns < open_ns {
-                Phase::Later { nap_ns: age_ns + nap, open_ns, bell: false }
-            } else if until_ns - from_ns <= CHECK_MOST_NS {
-                Phase::Check { until_ns }
+                plan.look_ns = plan.look_ns.min(open_ns);
             } else {
-                Phase::Watch { until_ns }
+                let nap = mode.watch(until_ns - age_ns, rest_ns);
+                plan.look_ns = plan.look_ns.min(age_ns + nap);
+                let is_short = until_ns - from_ns <= CHECK_MOST_NS;
+                plan.check_until_ns = is_short.then_some(until_ns);
             }
         }
-        None => {
-            let bell = mode.rings() && age_ns >= BELL_NS;
-            Phase::Later { nap_ns: age_ns + nap, open_ns: u64::MAX, bell }
-        }
     }
+    plan
 }
 
 /// How long tasks take from being woken to being polled, given what was known and a new one: what
@@ -217,12 +217,13 @@ pub(crate) fn lag(known_ns: u64, new_ns: u64) -> u64 {
 /// How long the poller sleeps at least when a round over its streams took `spent_ns`: looks are made
 /// under the driver's lock, in which others launch.
 pub(crate) fn rest(spent_ns: u64) -> u64 {
-    (REST_PART * spent_ns).clamp(NAP_LEAST_NS, REST_MOST_NS)
+    (REST_PART * spent_ns).clamp(REST_LEAST_NS, REST_MOST_NS)
 }
 
-/// A time soon after `at`, by a quarter of the nap at most, that streams with naps of the same length
+/// A time soon before `at`, by a quarter of the nap at most, that streams with naps of the same length
 /// share, so that one wake-up serves them all.
 pub(crate) fn together(now: u64, at: u64) -> u64 {
     let quarter = at.saturating_sub(now) / 4;
-    at.next_multiple_of(1 << quarter.max(1).ilog2())
+    let step = 1 << quarter.max(1).ilog2();
+    at - at % step
 }

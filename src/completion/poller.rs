@@ -13,11 +13,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::engine::Engine;
 use super::lane::Lane;
-use super::park::ParkState;
+use super::park::{Inbox, ParkState, Rounds};
 use super::policy;
 use crate::at_exit::UnderWay;
 use crate::contain;
@@ -29,9 +27,8 @@ use crate::{system, turn_taking};
 pub(crate) struct Attention {
     park: ParkState,
     thread: OnceLock<Thread>,
-    incoming: Mutex<Vec<Arc<Lane>>>,
+    inbox: Inbox<Arc<Lane>>,
     stop: AtomicBool,
-    stopped: AtomicBool,
     /// Set when the device's last handle is gone: nobody will wait for its streams.
     hurries: AtomicBool,
     /// How often the poller decided when to look next.
@@ -45,9 +42,8 @@ impl Attention {
         Attention {
             park: ParkState::new(),
             thread: OnceLock::new(),
-            incoming: Mutex::default(),
+            inbox: Inbox::new(),
             stop: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
             hurries: AtomicBool::new(false),
             looks: AtomicU64::new(0),
             lingers: AtomicBool::new(false),
@@ -56,14 +52,10 @@ impl Attention {
 
     /// Hands a lane to the poller, unless that has ended.
     pub(crate) fn add(&self, lane: Arc<Lane>) {
-        let mut incoming = self.incoming.lock();
-        if self.stopped.load(Ordering::SeqCst) {
-            drop(incoming);
-            return let_go([lane]);
+        match self.inbox.put(lane) {
+            Ok(()) => self.call(),
+            Err(lane) => let_go([lane]),
         }
-        incoming.push(lane);
-        drop(incoming);
-        self.call();
     }
 
     /// Sees to it that the poller looks once more before it sleeps.
@@ -100,7 +92,7 @@ impl Attention {
     /// Whether the poller decided more than `looks` times, and keeps no stream for a while only.
     fn has_let_go(&self, looks: u64) -> bool {
         let looked = self.looks.load(Ordering::SeqCst) > looks;
-        self.stopped.load(Ordering::SeqCst) || (looked && !self.lingers.load(Ordering::SeqCst))
+        self.inbox.is_closed() || (looked && !self.lingers.load(Ordering::SeqCst))
     }
 
     /// Ends the poller's thread.
@@ -116,13 +108,15 @@ impl Attention {
     /// Nobody looks after streams any more: lets go of those that were handed over, and of those that
     /// will be.
     pub(crate) fn end(&self) {
-        self.stopped.store(true, Ordering::SeqCst);
-        let_go(self.take_incoming());
+        let_go(self.inbox.close());
     }
 
     /// Takes the lanes that were handed over.
+    #[cfg(feature = "test-util")]
     pub(crate) fn take_incoming(&self) -> Vec<Arc<Lane>> {
-        std::mem::take(&mut *self.incoming.lock())
+        let mut lanes = Vec::new();
+        self.inbox.take(&mut lanes);
+        lanes
     }
 }
 
@@ -218,28 +212,37 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
     let_go(poller.active);
 }
 
+/// One of its turns.
+struct Turn<'a> {
+    poller: &'a mut Poller,
+    engine: &'a Arc<Engine>,
+    attention: &'a Attention,
+}
+
+impl Rounds for Turn<'_> {
+    fn round(&mut self) -> bool {
+        self.poller.round(self.engine, self.attention)
+    }
+
+    fn sleep_until(&mut self) -> Option<u64> {
+        let now = self.engine.now();
+        let until = self.poller.next_look(self.engine, now, self.attention);
+        let until = until.min(self.engine.deadlines.first());
+        (until > now + SPIN_NS).then_some(until)
+    }
+}
+
 impl Poller {
     fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> Next {
-        if self.round(engine, attention) {
-            return Next::Again;
-        }
         if engine.lost().is_some() {
-            // Lost since the sweep looked, perhaps by a submitter, who wakes nobody.
+            // Perhaps by a submitter, who wakes nobody.
             engine.mourn();
-            // Once more, knowing it; what is retired from now on goes at once.
+            // What is retired from now on goes at once.
             engine.sweep_retired(false);
             return Next::End;
         }
-        attention.park.begin();
-        // Once more, for who came before it could see that.
-        let again = self.round(engine, attention);
-        let now = engine.now();
-        let until = self.next_look(engine, now, attention).min(engine.deadlines.first());
-        if again || until <= now + SPIN_NS {
-            attention.park.resume();
-            return Next::Again;
-        }
-        Next::Park(until)
+        let until = attention.park.look(&mut Turn { poller: self, engine, attention });
+        until.map_or(Next::Again, Next::Park)
     }
 
     /// Looks at every lane that is due, and whether the device is lost; true if anything moved.
@@ -247,10 +250,7 @@ impl Poller {
         // Here, and so once more after the poller announced its sleep: there may be no lane.
         engine.mourn();
         engine.wake_reclaimers();
-        let mut incoming = attention.incoming.lock();
-        let mut moved = !incoming.is_empty();
-        self.active.append(&mut incoming);
-        drop(incoming);
+        let mut moved = attention.inbox.take(&mut self.active);
         let now = engine.now();
         engine.deadlines.wake_due(now);
         let mut visited = false;
@@ -296,6 +296,10 @@ impl Poller {
         };
         for lane in &self.active {
             until = until.min(lane.next_look());
+        }
+        // The next wait is as short, probably: it need not wake anybody.
+        if now < engine.checkers.last() + policy::ALERT_FOR_NS {
+            until = until.min(now + policy::CHECK_AGAIN_NS);
         }
         until
     }
@@ -418,7 +422,7 @@ mod exit {
         // full queue never holds it) is not waited for.
         let limit = Instant::now() + PATIENCE;
         for poller in pollers {
-            wait_until(limit, || poller.stopped.load(Ordering::SeqCst));
+            wait_until(limit, || poller.inbox.is_closed());
         }
         wait_until(limit, || !crate::at_exit::is_under_way());
     }

@@ -83,7 +83,7 @@ impl Progress {
         if self.is_complete(ticket) {
             return Ok(());
         }
-        Err(match self.device.lost.get() {
+        Err(match self.device.lost() {
             Some(lost) => lost.clone(),
             None => ErrorDetail::Closed { device: self.device.label.clone() }.into(),
         })
@@ -113,7 +113,7 @@ impl Progress {
 
     /// The same for this device alone.
     pub(super) fn lost_before(&self, ticket: u64) -> Option<Error> {
-        let cause = self.device.lost.get().filter(|_| !self.is_complete(ticket))?;
+        let cause = self.device.lost().filter(|_| !self.is_complete(ticket))?;
         let (device, cause) = (self.device.label.clone(), cause.clone());
         Some(ErrorDetail::DependencyLost { device, cause }.into())
     }

@@ -77,10 +77,9 @@ impl<S: Markable> SubmissionLock<S> {
         if self.is_marked(ticket) {
             return;
         }
-        // ORDERING: the store of `wanted` and the try of the lock below, against the unlock and
-        // the load of `wanted` in `serve`, are a store-load pair on both sides: SeqCst fences.
+        // ORDERING: Relaxed, in front of the fence in `serve`: the store of `wanted` and the try of the
+        // lock there, against the unlock and the load of `wanted`, are a store-load pair on both sides.
         self.wanted.fetch_max(ticket, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
         self.serve(cx);
     }
 

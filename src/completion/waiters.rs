@@ -31,7 +31,8 @@ pub(crate) struct Waiters<W> {
 #[derive(Debug)]
 struct Slot<W> {
     generation: u32,
-    waker: W,
+    /// `None` while it is borrowed.
+    waker: Option<W>,
 }
 
 impl<W> Waiters<W> {
@@ -58,29 +59,63 @@ impl<W> Waiters<W> {
         }
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
-        let index = self.slots.insert(Slot { generation, waker });
+        let index = self.slots.insert(Slot { generation, waker: Some(waker) });
         let slot = u32::try_from(index).unwrap_or(u32::MAX);
         self.due.push(Reverse((ticket, slot, generation)));
         WaiterKey { slot, generation }
     }
 
-    /// The waker of a waiter that was not woken yet.
-    pub(crate) fn get_mut(&mut self, key: WaiterKey) -> Option<&mut W> {
-        let slot = self.slots.get_mut(key.slot as usize)?;
-        (slot.generation == key.generation).then_some(&mut slot.waker)
+    /// The waker of a waiter that was not taken, unless it is borrowed.
+    pub(crate) fn waker(&self, key: WaiterKey) -> Option<&W> {
+        self.slot(key)?.waker.as_ref()
+    }
+
+    /// Stores another waker of a waiter that was not taken, and returns the one that it had, for the
+    /// caller to drop after it unlocked; gives `fresh` back otherwise.
+    pub(crate) fn replace(&mut self, key: WaiterKey, fresh: W) -> Result<Option<W>, W> {
+        match self.slots.get_mut(key.slot as usize) {
+            Some(slot) if slot.generation == key.generation => Ok(slot.waker.replace(fresh)),
+            _ => Err(fresh),
+        }
+    }
+
+    /// Borrows the waker of the waiter with the lowest ticket, which stays a waiter.
+    #[must_use = "a waker that was borrowed must be returned"]
+    pub(crate) fn borrow_first(&mut self) -> Option<(WaiterKey, W)> {
+        self.next_due()?;
+        let Reverse((_, slot, generation)) = self.due.peek().copied()?;
+        let waker = self.slots.get_mut(slot as usize)?.waker.take()?;
+        Some((WaiterKey { slot, generation }, waker))
+    }
+
+    /// Returns a waker that was borrowed; gives it back if its waiter was taken meanwhile, and must be
+    /// woken, or has another waker.
+    pub(crate) fn return_borrowed(&mut self, key: WaiterKey, waker: W) -> Result<(), W> {
+        match self.slots.get_mut(key.slot as usize) {
+            Some(slot) if slot.generation == key.generation && slot.waker.is_none() => {
+                slot.waker = Some(waker);
+                Ok(())
+            }
+            _ => Err(waker),
+        }
+    }
+
+    fn slot(&self, key: WaiterKey) -> Option<&Slot<W>> {
+        self.slots.get(key.slot as usize).filter(|slot| slot.generation == key.generation)
     }
 
     /// Forgets a waiter; the caller drops the waker after it unlocked.
     #[must_use = "dropping a waker is foreign code: do it after unlocking"]
     pub(crate) fn remove(&mut self, key: WaiterKey) -> Option<W> {
         if is_live(&self.slots, key.slot, key.generation) {
-            Some(self.slots.remove(key.slot as usize).waker)
+            self.slots.remove(key.slot as usize).waker
         } else {
             None
         }
     }
 
-    /// Takes one waiter whose ticket is at most `completed`.
+    /// Takes one waiter whose ticket is at most `completed`. Those whose waker is borrowed are taken as
+    /// well: who has it wakes them.
     #[must_use = "a waiter that was taken must be woken"]
     pub(crate) fn pop_due(&mut self, completed: u64) -> Option<W> {
         while let Some(Reverse((ticket, slot, generation))) = self.due.peek().copied() {
@@ -88,8 +123,10 @@ impl<W> Waiters<W> {
                 return None;
             }
             self.due.pop();
-            if is_live(&self.slots, slot, generation) {
-                return Some(self.slots.remove(slot as usize).waker);
+            if is_live(&self.slots, slot, generation)
+                && let Some(waker) = self.slots.remove(slot as usize).waker
+            {
+                return Some(waker);
             }
         }
         None

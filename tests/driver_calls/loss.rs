@@ -143,7 +143,7 @@ each_mode! {
 #[test]
 fn a_sleeping_poller_tells_of_a_loss() {
     async_under_the_stand_in(async |driver| {
-        let device = device_with(Completion::Adaptive);
+        let device = device_with(Completion::Callback);
         let stream = device.stream().unwrap();
         let held = driver.hold();
         let task = tokio::spawn(stream.zeros::<u8>(100));

@@ -11,7 +11,7 @@
 //!    and leaves the keys (`a_close_ends_waits_for_held_permits`).
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use super::Engine;
@@ -33,7 +33,7 @@ impl Engine {
     /// [`forget_lost`](Self::forget_lost). The waker is woken by the close as well, which is not the
     /// loss: see [`check_open`](Self::check_open).
     pub(crate) fn poll_lost(&self, key: &mut Option<usize>, waker: &Waker) -> Option<Error> {
-        if self.state.lost.get().is_none() {
+        if self.state.lost().is_none() {
             // Cloning and dropping a waker is foreign code: both outside the lock.
             let fresh = waker.clone();
             let (stale, is_first) = {
@@ -53,7 +53,7 @@ impl Engine {
             }
         }
         // Read again: `lose` sets the loss before it takes the mourners.
-        self.state.lost.get().cloned()
+        self.state.lost().cloned()
     }
 
     /// Drops a future's interest in the loss.
@@ -70,18 +70,15 @@ impl Engine {
     /// Once after the loss: wakes everybody who waits and quarantines what is lent. Not under a
     /// lock.
     pub(crate) fn mourn(&self) {
-        let Some(lost) = self.state.lost.get() else { return };
-        if self.mourned.swap(true, Ordering::SeqCst) {
+        if !self.state.tells_of_loss() {
             return;
         }
+        let Some(lost) = self.state.lost() else { return };
         // A subscriber that panics must not keep the loss from those who wait.
         if lost.is_device_lost() {
             let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
             crate::contain::log(lost);
         }
-        // The store of `lost` before the scan of the waiters, against the store of a waker before
-        // the load of `lost` in `Lane::poll_ticket`.
-        fence(Ordering::SeqCst);
         let mourners = std::mem::take(&mut *self.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(crate::contain::wake);
         self.reclaimers.take_older(u64::MAX).into_iter().for_each(crate::contain::wake);

@@ -23,7 +23,7 @@ impl Engine {
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList) {
         let engine = self.clone();
         self.retired.lock().push(Retired { what, users, engine });
-        if self.state.lost.get().is_some() {
+        if self.state.lost().is_some() {
             // There is no poller any more.
             self.sweep_retired(false);
         }
@@ -66,7 +66,7 @@ impl Engine {
         let _pressing = self.lost().is_none().then(|| self.pressing.lock());
         {
             let mut retired = self.retired.lock();
-            if self.state.lost.get().is_some() {
+            if self.state.lost().is_some() {
                 // Their streams will not get there, and each of them keeps this engine.
                 done.extend(retired.drain(..));
             }
@@ -201,7 +201,7 @@ impl Engine {
     /// Frees what no stream uses any more.
     pub(crate) fn free_now(self: &Arc<Self>, what: Remnant) {
         let bytes = what.bytes();
-        if self.state.lost.get().is_some() {
+        if self.state.lost().is_some() {
             self.account.lock().release(bytes);
             return;
         }

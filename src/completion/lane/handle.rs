@@ -41,7 +41,7 @@ impl Lane {
         // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
         // Of a stream that the poller does not have this is the last that anybody has.
-        if self.has_dues() || self.active.load(Ordering::SeqCst) {
+        if self.has_dues() || self.queue.is_watched() {
             self.activate();
         }
     }

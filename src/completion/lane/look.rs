@@ -4,8 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
-use std::task::Waker;
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -13,8 +12,9 @@ use super::{Lane, Lent, Payload, UNKNOWN};
 use crate::backend::{Query, RawStream};
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
-use crate::completion::policy::{self, Phase};
-use crate::contain::wake;
+use crate::completion::policy::{self, Age, Plan};
+use crate::completion::wait_queue::Call;
+use crate::contain::{wake, wake_by_ref};
 use crate::error::DriverCode;
 use crate::thread_role;
 
@@ -112,9 +112,7 @@ impl Lane {
 
     /// Wakes whoever waited for what is complete, and takes back what was lent to it.
     pub(super) fn settle(&self) {
-        // The store of `completed` before the load of `waiting`, against `poll_ticket`.
-        fence(Ordering::SeqCst);
-        self.wake_due();
+        self.wake_settled();
         self.take_back();
         self.forget_foreign();
     }
@@ -124,11 +122,11 @@ impl Lane {
     #[cold]
     pub(super) fn tidy(self: &Arc<Self>) {
         // Otherwise the poller looks.
-        if !self.has_waiters() {
+        if !self.queue.is_waited_for() {
             self.look(self.engine.now());
             self.forget_foreign();
             // Who began to wait beside the look.
-            if self.has_waiters() {
+            if self.queue.is_waited_for() {
                 self.activate_by(self.engine.now());
             }
         }
@@ -212,7 +210,8 @@ impl Lane {
     fn learn(&self, now: u64) {
         let pace = &self.pace;
         let since = pace.head_since.swap(now, Ordering::Relaxed);
-        if self.is_waited_for(now) {
+        // A future that comes to check is not entered yet.
+        if self.queue.is_waited_for() || self.is_checked(now) {
             let pending_at = pace.pending_at.load(Ordering::Relaxed);
             let mut history = pace.history.lock();
             history.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
@@ -231,7 +230,7 @@ impl Lane {
     /// executor, waking a task is cheaper than from outside, and it is found sooner.
     pub(super) fn help(&self, now: u64) {
         if let Some(other) = self.engine.another_lane()
-            && other.has_waiters()
+            && other.queue.is_waited_for()
             && other.looked_at() + policy::HELP_NS <= now
         {
             other.look(now);
@@ -241,37 +240,28 @@ impl Lane {
 
     /// What to do about the wait for the work at the head, and since when that goes on; `ahead_ns`
     /// more is allowed for.
-    pub(super) fn phase(&self, now: u64, ahead_ns: u64) -> (u64, Phase) {
+    pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
         // ORDERING: Relaxed: a guess.
         let since = self.pace.head_since.load(Ordering::Relaxed);
-        let age = now.saturating_sub(since);
         let engine = &self.engine;
-        let lag = engine.lag_ns.load(Ordering::Relaxed) + ahead_ns;
-        (since, policy::phase(engine.options.completion, age, &self.pace.history.lock(), lag))
+        let age = Age {
+            age_ns: now.saturating_sub(since),
+            lag_ns: engine.lag_ns.load(Ordering::Relaxed) + ahead_ns,
+            rest_ns: engine.rest(),
+        };
+        (since, policy::plan(engine.options.completion, age, &self.pace.history.lock()))
     }
 
-    fn wake_due(&self) {
-        // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
-        while self.waiting.load(Ordering::SeqCst) > 0 {
-            let mut batch: SmallVec<[Waker; 16]> = SmallVec::new();
+    fn wake_settled(&self) {
+        let upto = || {
             let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
-            {
-                let mut waiters = self.waiters.lock();
-                let completed = if lost { u64::MAX } else { self.completed() };
-                while batch.len() < 16 {
-                    let Some(waker) = waiters.pop_due(completed) else { break };
-                    batch.push(waker);
-                }
-                // ORDERING: SeqCst, as above.
-                self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
-            }
-            if batch.is_empty() {
-                return;
-            }
-            // ORDERING: Relaxed: statistics.
-            self.engine.counters.wake_ups.fetch_add(batch.len() as u64, Ordering::Relaxed);
-            batch.into_iter().for_each(wake);
-        }
+            if lost { u64::MAX } else { self.completed() }
+        };
+        self.queue.settle(upto, |waker| {
+            // ORDERING: Relaxed: a statistic.
+            self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
+            wake(waker);
+        });
     }
 
     /// Takes lent memory back that the device is through with.
@@ -308,7 +298,7 @@ impl Lane {
         self.take_back();
         let lent = std::mem::take(&mut *self.lent.lock());
         self.quarantine(lent);
-        self.wake_due();
+        self.wake_settled();
         self.forget_foreign();
     }
 
@@ -332,46 +322,30 @@ impl Lane {
 
     /// Hands the lane to the poller, which looks at it when it is due to.
     pub(crate) fn activate(self: &Arc<Self>) {
-        // ORDERING: SeqCst: against `deactivate`, which stores false and then looks for work.
-        if !self.active.swap(true, Ordering::SeqCst) {
-            self.engine.attention.add(self.clone());
-        } else {
-            let due = self.engine.now() + policy::MARK_WITHIN_NS;
-            self.engine.attention.call_before(due);
-        }
+        let due = self.engine.now() + policy::MARK_WITHIN_NS;
+        self.call(if self.queue.hand_over() { Call::HandOver } else { Call::Before(due) });
     }
 
     /// Has the poller look at `due`, at the latest.
     pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
-        self.pace.next_look.fetch_min(due, Ordering::SeqCst);
-        // ORDERING: SeqCst, as above.
-        if !self.active.swap(true, Ordering::SeqCst) {
-            self.engine.attention.add(self.clone());
-        } else {
-            self.engine.attention.call_before(due);
+        self.call(self.queue.look_by(due));
+    }
+
+    /// Tells the poller.
+    pub(super) fn call(self: &Arc<Self>, call: Call) {
+        match call {
+            Call::HandOver => self.engine.attention.add(self.clone()),
+            Call::Before(due) => self.engine.attention.call_before(due),
         }
     }
 
     /// Takes the lane from the poller; false if there is work after all.
     pub(crate) fn deactivate(&self) -> bool {
-        self.active.store(false, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        // ORDERING: SeqCst, see `activate`: whoever swaps first takes care of the work.
-        !self.needs_attention() || self.active.swap(true, Ordering::SeqCst)
-    }
-
-    /// Whether somebody waits: registered, or looking for itself.
-    pub(super) fn is_waited_for(&self, now: u64) -> bool {
-        self.checked_until() > now || self.has_waiters()
+        self.queue.give_up(|| self.has_dues() || self.word_is_late())
     }
 
     pub(crate) fn has_waiters(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0
-    }
-
-    /// Whether the poller must look at this lane from time to time.
-    pub(crate) fn needs_attention(&self) -> bool {
-        self.has_waiters() || self.has_dues() || self.word_is_late()
+        self.queue.is_waited_for()
     }
 
     /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
@@ -405,55 +379,50 @@ impl Lane {
 
     /// When the poller looks next; `u64::MAX`: not on account of a waiter.
     pub(crate) fn next_look(&self) -> u64 {
-        self.pace.next_look.load(Ordering::SeqCst)
+        self.queue.next_look()
     }
 
     /// The poller's look: wakes whoever waited for what is complete, and decides when to look again.
     /// True if the stream was seen to have moved.
     pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
-        // Before the look: what a registrant asks for meanwhile stands.
-        self.pace.next_look.store(u64::MAX, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.queue.begin_look();
         // What host functions asked for, which place no markers.
         self.submission.serve(self);
+        if self.is_checked(now) {
+            // A task looks for itself, and for the others, until it stops.
+            self.queue.look_again(now + policy::CHECK_AGAIN_NS);
+            return false;
+        }
         // ORDERING: Relaxed: a time, for a guess.
         let (since, waited_for) =
-            (self.pace.head_since.load(Ordering::Relaxed), self.has_waiters());
+            (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
         let moved = self.look(now);
         if moved && waited_for {
             self.woke(now, since);
         }
         self.settle();
-        let Some(ticket) = self.waiters.lock().next_due() else { return moved };
+        let Some(ticket) = self.queue.first() else { return moved };
         self.want(ticket);
         self.ask_after_others();
-        let (since, phase) = self.phase(now, 0);
-        let checked_until = self.checked_until();
-        let next = match phase {
-            // A task looks for itself, and for the others.
-            _ if checked_until > now => checked_until,
-            Phase::Check { until_ns } if self.alert(now, since, since + until_ns) => {
-                since + until_ns
+        let (since, plan) = self.plan(now, 0);
+        let next = match plan.check_until_ns {
+            Some(until_ns) if self.alert(now, since, since + until_ns) => {
+                now + policy::CHECK_AGAIN_NS
             }
-            Phase::Check { until_ns } | Phase::Watch { until_ns } => {
-                let left = (since + until_ns).saturating_sub(now);
-                now + self.engine.options.completion.watch(left, self.engine.rest())
-            }
-            Phase::Later { nap_ns, open_ns, bell } => {
-                if bell {
-                    self.arm(ticket);
-                }
-                policy::together(now, since + nap_ns).min(since.saturating_add(open_ns))
-            }
+            _ => policy::together(now, since + plan.look_ns),
         };
-        self.pace.next_look.fetch_min(next.max(now + 1), Ordering::SeqCst);
+        if self.engine.options.completion.rings() {
+            self.arm(ticket);
+        }
+        self.queue.look_again(next.max(now + 1));
         moved
     }
 
-    /// Until when a task looks for itself.
-    pub(super) fn checked_until(&self) -> u64 {
+    /// Whether a task looks for itself, and was polled lately.
+    pub(super) fn is_checked(&self, now: u64) -> bool {
         // ORDERING: Relaxed: a time, for guesses.
-        self.pace.checked_until.load(Ordering::Relaxed)
+        let checked_at = self.pace.checked_at.load(Ordering::Relaxed);
+        checked_at + policy::CHECK_AGAIN_NS > now && checked_at != 0
     }
 
     /// Says that a task is woken now that waited since then: its poll tells how long that takes.
@@ -470,7 +439,6 @@ impl Lane {
         let engine = &self.engine;
         // ORDERING: Relaxed: only the poller alerts.
         if !engine.options.completion.checks()
-            || engine.is_busy()
             || self.pace.alerted.load(Ordering::Relaxed) == until
             || engine.checkers.held(now) >= policy::ALERTS
         {
@@ -479,21 +447,12 @@ impl Lane {
         // ORDERING: Relaxed, as above.
         self.pace.alerted.store(until, Ordering::Relaxed);
         self.woke(now, since);
-        let waker = {
-            let mut waiters = self.waiters.lock();
-            let first = waiters.next_due();
-            let waker = first.and_then(|ticket| waiters.pop_due(ticket));
-            // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
-            self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
-            waker
-        };
-        waker.map(wake).is_some()
+        self.queue.wake_first(wake_by_ref)
     }
 
     /// Sees to it that what is waited for has a marker, and that what is due gets done.
     pub(crate) fn press(self: &Arc<Self>) {
-        let due = self.waiters.lock().next_due();
-        if let Some(ticket) = due {
+        if let Some(ticket) = self.queue.first() {
             self.want(ticket);
         }
         if self.has_dues() {
@@ -536,7 +495,7 @@ impl Lane {
             let error = engine.refused(code);
             tracing::debug!(device = engine.label(), %error, "no doorbell");
         };
-        if let Err(code) = bell.place(&*engine.backend, &event) {
+        if let Err(code) = bell.place(&*engine.backend, &event, self.queue.next_look_cell()) {
             return no_doorbell(engine, code);
         }
         // ORDERING: Relaxed, as above.

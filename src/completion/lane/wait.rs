@@ -3,20 +3,23 @@
 //! | state | left by |
 //! |---|---|
 //! | not polled | its first poll |
-//! | checking: polled again after each yield, not registered | completion, or the end of the time for it |
-//! | registered | completion; or the poller, which takes it out and wakes it to check |
+//! | registered | completion: whoever sees it takes it out and wakes it |
+//! | registered and checking: polled again after each yield | the same; or the end of the time for it |
+//!
+//! Checking only makes it sooner: a future that is never polled again unless it is woken is woken.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 
 use smallvec::SmallVec;
 
 use super::{ForeignWait, Lane};
 use crate::completion::checkers::Place;
-use crate::completion::policy::{self, Phase};
+use crate::completion::policy;
 use crate::completion::progress::Progress;
+use crate::completion::wait_queue::Registered;
 use crate::completion::waiters::WaiterKey;
 use crate::error::Result;
 use crate::hazard::{Track, Use};
@@ -84,14 +87,14 @@ impl Lane {
             self.forget(wait);
             return Poll::Ready(outcome);
         }
-        if !wait.is_checking() && self.is_registered(wait, cx.waker()) {
+        if !wait.is_checking() && self.queue.has(wait.key, cx.waker()) {
             return Poll::Pending;
         }
         self.want(ticket);
         // In a host function it only registers: the poller asks, places the marker, and wakes.
         let may_ask = thread_role::may_call_driver();
         let now = self.engine.now();
-        if !std::mem::replace(&mut wait.began, true) && !self.is_waited_for(now) {
+        if !std::mem::replace(&mut wait.began, true) && !self.queue.is_waited_for() {
             // ORDERING: Relaxed: a time, for guesses.
             self.pace.head_since.store(now, Ordering::Relaxed);
         }
@@ -102,6 +105,7 @@ impl Lane {
         if may_ask && (checking || self.needs_look(now)) && self.look(now) {
             let outcome = self.outcome(ticket);
             if outcome.is_some() {
+                // Before `settle`, which would wake it.
                 self.forget(wait);
             }
             self.settle();
@@ -109,24 +113,29 @@ impl Lane {
                 return Poll::Ready(outcome);
             }
         }
+        let due = match may_ask {
+            true if checking => now + policy::CHECK_AGAIN_NS,
+            true => self.due(now),
+            false => now,
+        };
+        if !self.queue.has(wait.key, cx.waker()) {
+            let is_settled = || self.outcome(ticket).is_some();
+            match self.queue.register(&mut wait.key, ticket, cx.waker(), due, is_settled) {
+                Registered::Waiting(call) => self.call(call),
+                Registered::Settled => {
+                    self.forget(wait);
+                    return Poll::Ready(self.outcome(ticket).unwrap_or(Ok(())));
+                }
+            }
+        } else if !checking {
+            self.call(self.queue.look_by(due));
+        }
         if checking {
             if !wait.blocking {
-                turn_taking::yield_now(cx, self.engine.is_busy());
+                turn_taking::yield_now(cx);
             }
-            return Poll::Pending;
-        }
-        self.register(ticket, wait, cx.waker());
-        // The store of the waker before these loads, against `settle` and `lose`.
-        fence(Ordering::SeqCst);
-        if let Some(outcome) = self.outcome(ticket) {
-            self.forget(wait);
-            return Poll::Ready(outcome);
-        }
-        if may_ask {
-            self.activate_by(self.due(now));
+        } else if may_ask {
             self.help(now);
-        } else {
-            self.activate_by(now);
         }
         Poll::Pending
     }
@@ -134,16 +143,7 @@ impl Lane {
     /// Drops a future's registration.
     pub(crate) fn forget(&self, wait: &mut WaitState) {
         self.stop_checking(wait);
-        if let Some(key) = wait.key.take() {
-            let waker = {
-                let mut waiters = self.waiters.lock();
-                let waker = waiters.remove(key);
-                // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
-                self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
-                waker
-            };
-            drop(waker);
-        }
+        self.queue.leave(&mut wait.key);
     }
 
     /// Whether `ticket` is complete or never will be.
@@ -251,32 +251,37 @@ impl Lane {
     /// Whether the task looks for itself now: it goes on with a check, or begins one.
     fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
         if let Some(place) = wait.place {
-            self.engine.took_turn(now.saturating_sub(wait.checked_at));
+            // An executor that has other things to do: the poller looks by now.
+            let is_late = now.saturating_sub(wait.checked_at) > policy::CHECK_AGAIN_NS;
             wait.checked_at = now;
-            if now < place.until() {
+            if now < place.until() && !is_late {
+                // ORDERING: Relaxed: a time, for guesses.
+                self.pace.checked_at.store(now, Ordering::Relaxed);
                 return true;
             }
             self.stop_checking(wait);
+            if is_late {
+                wait.checks = CHECKS;
+            }
             return false;
         }
         let options = self.engine.options;
         if options.stepped || !options.completion.checks() || wait.checks == CHECKS {
             return false;
         }
-        // A task that was woken to check may come sooner than most.
-        let phase = self.phase(now, policy::NEAR_NS);
-        let (since, Phase::Check { until_ns }) = phase else { return false };
         // One task a stream: its look serves the others.
-        let until = since + until_ns;
-        if self.checked_until() > now {
+        if self.is_checked(now) {
             return false;
         }
-        wait.place = self.engine.checkers.enter(now, until);
+        // A task that was woken to check may come sooner than most.
+        let (since, plan) = self.plan(now, policy::NEAR_NS);
+        let Some(until_ns) = plan.check_until_ns else { return false };
+        wait.place = self.engine.checkers.enter(now, since + until_ns);
         if wait.place.is_some() {
             wait.checks += 1;
             wait.checked_at = now;
-            // ORDERING: Relaxed, as above.
-            self.pace.checked_until.store(until, Ordering::Relaxed);
+            // ORDERING: Relaxed: a time, for guesses.
+            self.pace.checked_at.store(now, Ordering::Relaxed);
         }
         wait.place.is_some()
     }
@@ -284,15 +289,15 @@ impl Lane {
     fn stop_checking(&self, wait: &mut WaitState) {
         if let Some(place) = wait.place.take() {
             self.engine.checkers.leave(place);
-            // ORDERING: Relaxed: a place protects nothing.
-            self.pace.checked_until.store(0, Ordering::Relaxed);
+            // ORDERING: Relaxed: a time, for guesses.
+            self.pace.checked_at.store(0, Ordering::Relaxed);
         }
     }
 
     /// Whether a future that comes new to the stream looks: not if others wait, and somebody looks
     /// for them.
     fn needs_look(&self, now: u64) -> bool {
-        !self.is_waited_for(now) || self.looked_at() + policy::APART_NS <= now
+        !self.queue.is_waited_for() || self.looked_at() + policy::APART_NS <= now
     }
 
     /// If the poller woke a task, and this is its poll: remembers how long that took.
@@ -310,40 +315,13 @@ impl Lane {
         }
     }
 
-    /// When the poller must look for a future that was polled at `now`.
+    /// When the poller must look for a future that was polled at `now` and does not check.
     fn due(&self, now: u64) -> u64 {
-        match self.phase(now, 0) {
-            (since, Phase::Later { nap_ns, open_ns, .. }) => {
-                policy::together(now, since + nap_ns).min(since.saturating_add(open_ns))
-            }
-            (_, Phase::Check { .. } | Phase::Watch { .. }) => {
-                self.checked_until().max(now + self.engine.rest())
-            }
+        // Another may: the poller need not come before that stops.
+        if self.is_checked(now) {
+            return now + policy::CHECK_AGAIN_NS;
         }
-    }
-
-    /// Whether the future waits with this waker and was not woken.
-    fn is_registered(&self, wait: &WaitState, waker: &Waker) -> bool {
-        let Some(key) = wait.key else { return false };
-        self.waiters.lock().get_mut(key).is_some_and(|known| known.will_wake(waker))
-    }
-
-    fn register(&self, ticket: u64, wait: &mut WaitState, waker: &Waker) {
-        // Cloning and dropping a waker is foreign code: both outside the lock.
-        let fresh = waker.clone();
-        let stale = {
-            let mut waiters = self.waiters.lock();
-            let stale = match wait.key.and_then(|key| waiters.get_mut(key)) {
-                Some(known) => Some(std::mem::replace(known, fresh)),
-                None => {
-                    wait.key = Some(waiters.insert(ticket, fresh));
-                    None
-                }
-            };
-            // ORDERING: SeqCst: pairs with the fence in `poll_ticket`.
-            self.waiting.store(waiters.len() as u64, Ordering::SeqCst);
-            stale
-        };
-        drop(stale);
+        let (since, plan) = self.plan(now, 0);
+        policy::together(now, since + plan.look_ns)
     }
 }

@@ -1,0 +1,279 @@
+//! Who waits for a stream, and how the poller comes to know of it (pure).
+//!
+//! A future that is pending has an entry here, whatever else it does to be quicker. That alone is
+//! enough for it to resolve: whoever finds its ticket complete, or the device lost, takes the entry
+//! out and wakes it; and until then the poller looks at the stream again and again.
+//!
+//! | who | steps, in this order | in |
+//! |---|---|---|
+//! | a future | stores its waker; fence; reads `completed` and `lost` again; asks for a look | [`WaitQueue::register`] |
+//! | whoever raises `completed` or sets `lost` | that; fence; takes out who is due; wakes them | [`WaitQueue::settle`], [`Loss::tell`] |
+//! | the poller, at a stream | takes the look that was asked for; looks; says when to look next | [`WaitQueue::begin_look`], [`WaitQueue::look_by`] |
+//! | the poller, done with a stream | gives it up; takes it again if somebody waits | [`WaitQueue::give_up`] |
+//!
+//! An entry that was taken out is its owner's no longer: a future that is polled registers again.
+//! Whoever is only woken ahead of time keeps its entry.
+//! Nothing here calls foreign code under the lock: wakers are cloned before, and woken or dropped
+//! after it.
+//!
+//! # Invariants
+//! 1. A completion, or a loss, beside a registration is seen by one of the two
+//!    (`a_completion_beside_a_registration_wakes_it`, `a_loss_is_seen_by_who_registers_beside_it`).
+//! 2. The poller does not sleep beyond the look that a registrant asked for
+//!    (`a_registration_is_never_slept_over`), nor give up a stream beside it
+//!    (`a_lane_given_up_beside_a_registration_comes_back`).
+//! 3. Who is woken ahead of time is woken again in time (`who_is_woken_ahead_of_time_is_woken_again`).
+//! 4. Each poll replaces a waker that would not wake its task (`each_poll_replaces_the_waker`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::waiters::{WaiterKey, Waiters};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, Plain, fence};
+
+/// No look is asked for.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// What is stored for a future: `std::task::Waker`, or loom's stand-in for it.
+pub(crate) trait Wakes: Clone {
+    fn will_wake(&self, other: &Self) -> bool;
+}
+
+#[derive(Debug)]
+pub(crate) struct WaitQueue<W> {
+    waiters: Plain<Waiters<W>>,
+    /// How many wait: lets a sweep skip the lock.
+    ///
+    /// ORDERING: Relaxed throughout: stored before the fence in `register`, loaded behind the one in
+    /// `settle`, or behind the swap in `give_up`.
+    len: AtomicU64,
+    /// When the poller looks next on account of a waiter. Doorbells have a share of it.
+    next_look: Arc<AtomicU64>,
+    /// The poller has the stream.
+    watched: AtomicBool,
+}
+
+/// What became of a registration.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Registered {
+    /// There was no need: the ticket is complete, or never will be.
+    Settled,
+    Waiting(Call),
+}
+
+/// How the poller is to be told.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the poller must be told"]
+pub(crate) enum Call {
+    /// It does not have the stream: hand it over.
+    HandOver,
+    /// It has the stream, and must not sleep beyond that.
+    Before(u64),
+}
+
+impl<W: Wakes> WaitQueue<W> {
+    pub(crate) fn new() -> Self {
+        WaitQueue {
+            waiters: Plain::new(Waiters::new()),
+            len: AtomicU64::new(0),
+            next_look: Arc::new(AtomicU64::new(NEVER)),
+            watched: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the future has an entry that wakes `waker`. If so, there is nothing to do: who takes it
+    /// out wakes it.
+    pub(crate) fn has(&self, key: Option<WaiterKey>, waker: &W) -> bool {
+        let Some(key) = key else { return false };
+        self.waiters.lock().waker(key).is_some_and(|known| known.will_wake(waker))
+    }
+
+    /// Enters a future that waits for `ticket` and wants the poller to look at `due`, at the latest.
+    pub(crate) fn register(
+        &self,
+        key: &mut Option<WaiterKey>,
+        ticket: u64,
+        waker: &W,
+        due: u64,
+        is_settled: impl FnOnce() -> bool,
+    ) -> Registered {
+        let stale = self.enter(key, ticket, waker.clone());
+        drop(stale);
+        // The store of the waker before the reads, against `settle` and `Loss::tell`: without it both
+        // sides may miss each other's store.
+        fence(Ordering::SeqCst);
+        if is_settled() {
+            self.leave(key);
+            return Registered::Settled;
+        }
+        Registered::Waiting(self.look_by(due))
+    }
+
+    /// Takes a future out.
+    pub(crate) fn leave(&self, key: &mut Option<WaiterKey>) {
+        let Some(key) = key.take() else { return };
+        let waker = {
+            let mut waiters = self.waiters.lock();
+            let waker = waiters.remove(key);
+            self.count(&waiters);
+            waker
+        };
+        drop(waker);
+    }
+
+    /// Wakes through `wake` whoever waits for a ticket up to `upto()`. After `completed` was raised, or
+    /// the device was lost: then all are due.
+    pub(crate) fn settle(&self, upto: impl Fn() -> u64, mut wake: impl FnMut(W)) {
+        // The store of what `upto` reads before the load of `len`, against `register`.
+        fence(Ordering::SeqCst);
+        while self.is_waited_for() {
+            let mut due: SmallVec<[W; 16]> = SmallVec::new();
+            {
+                let mut waiters = self.waiters.lock();
+                let upto = upto();
+                while due.len() < due.inline_size()
+                    && let Some(waker) = waiters.pop_due(upto)
+                {
+                    due.push(waker);
+                }
+                self.count(&waiters);
+            }
+            if due.is_empty() {
+                return;
+            }
+            due.into_iter().for_each(&mut wake);
+        }
+    }
+
+    /// Wakes the first that waits ahead of time; false if nobody waits. It stays entered: who is woken
+    /// so may look again or not.
+    pub(crate) fn wake_first(&self, wake_by_ref: impl Fn(&W)) -> bool {
+        let first = self.waiters.lock().borrow_first();
+        let Some((key, waker)) = first else { return false };
+        wake_by_ref(&waker);
+        let returned = self.waiters.lock().return_borrowed(key, waker);
+        if let Err(waker) = returned {
+            // Taken by a sweep, which could not wake it; or entered again, and this does no harm.
+            wake_by_ref(&waker);
+        }
+        true
+    }
+
+    /// The lowest ticket that somebody waits for.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.waiters.lock().next_due()
+    }
+
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.len.load(Ordering::Relaxed) > 0
+    }
+
+    /// Asks the poller for a look at `due`, at the latest.
+    pub(crate) fn look_by(&self, due: u64) -> Call {
+        // ORDERING: Release pairs with `begin_look`: what was stored before is seen by that look.
+        self.next_look.fetch_min(due, Ordering::Release);
+        if self.hand_over() { Call::HandOver } else { Call::Before(due) }
+    }
+
+    /// Whether the poller does not have the stream: then the caller hands it over.
+    #[must_use = "the stream must be handed over"]
+    pub(crate) fn hand_over(&self) -> bool {
+        // ORDERING: Release pairs with `give_up`: what was stored before is seen there.
+        !self.watched.swap(true, Ordering::Release)
+    }
+
+    /// When the poller looks next; [`NEVER`]: not on account of a waiter.
+    pub(crate) fn next_look(&self) -> u64 {
+        // ORDERING: Relaxed: `begin_look` reads it again.
+        self.next_look.load(Ordering::Relaxed)
+    }
+
+    /// What a doorbell shortens.
+    pub(crate) fn next_look_cell(&self) -> &Arc<AtomicU64> {
+        &self.next_look
+    }
+
+    /// The poller begins a look. What was asked for before it sees; what is asked for later stands.
+    pub(crate) fn begin_look(&self) {
+        // ORDERING: Acquire: a read as well, so that what was stored before `look_by` is seen.
+        self.next_look.swap(NEVER, Ordering::Acquire);
+    }
+
+    /// The poller says when it looks again, unless somebody wants it before.
+    pub(crate) fn look_again(&self, at: u64) {
+        // ORDERING: Relaxed: only the poller reads what it stored.
+        self.next_look.fetch_min(at, Ordering::Relaxed);
+    }
+
+    /// Whether the poller has the stream.
+    pub(crate) fn is_watched(&self) -> bool {
+        // ORDERING: Relaxed: a hint.
+        self.watched.load(Ordering::Relaxed)
+    }
+
+    /// The poller gives the stream up, unless it has work after all: then it returns false.
+    pub(crate) fn give_up(&self, has_work: impl FnOnce() -> bool) -> bool {
+        // ORDERING: Acquire: a read as well, so that the work of whoever found the stream here is seen.
+        // Who comes later hands it over.
+        self.watched.swap(false, Ordering::Acquire);
+        !(self.is_waited_for() || has_work()) || !self.hand_over()
+    }
+
+    /// The stream goes away: whoever is left looks again, and is told that.
+    pub(crate) fn close(&self) -> Vec<W> {
+        let mut waiters = self.waiters.lock();
+        std::iter::from_fn(|| waiters.pop_due(u64::MAX)).collect()
+    }
+
+    fn enter(&self, key: &mut Option<WaiterKey>, ticket: u64, fresh: W) -> Option<W> {
+        let mut waiters = self.waiters.lock();
+        let fresh = match key {
+            Some(key) => match waiters.replace(*key, fresh) {
+                Ok(stale) => return stale,
+                Err(fresh) => fresh,
+            },
+            None => fresh,
+        };
+        *key = Some(waiters.insert(ticket, fresh));
+        self.count(&waiters);
+        None
+    }
+
+    fn count(&self, waiters: &Waiters<W>) {
+        self.len.store(waiters.len() as u64, Ordering::Relaxed);
+    }
+}
+
+/// Whether a device is lost, and whether those who wait were told.
+#[derive(Debug)]
+pub(crate) struct Loss {
+    set: AtomicBool,
+    told: AtomicBool,
+}
+
+impl Loss {
+    pub(crate) fn new() -> Self {
+        Loss { set: AtomicBool::new(false), told: AtomicBool::new(false) }
+    }
+
+    /// Declares it. Whoever looks next [tells](Self::tell).
+    pub(crate) fn set(&self) {
+        // ORDERING: Release pairs with `is_set`: what was said about the loss before is seen.
+        self.set.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        // ORDERING: Acquire, see `set`.
+        self.set.load(Ordering::Acquire)
+    }
+
+    /// Whether the caller is the one who tells everybody, by settling every queue of the device: once,
+    /// after it was set.
+    pub(crate) fn tell(&self) -> bool {
+        // ORDERING: Relaxed: one of all callers gets it, each of whom has seen that it is set.
+        self.is_set() && !self.told.swap(true, Ordering::Relaxed)
+    }
+}
