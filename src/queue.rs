@@ -437,7 +437,12 @@ impl<'s> Queue<'s> {
             let (point, event) = match mark {
                 Mark::Ticket { point, event } => (point, event),
                 Mark::Shared(event) => {
-                    check_can_wait(self.lane.engine(), &event.engine().state)?;
+                    let (engine, theirs) = (self.lane.engine(), event.engine());
+                    check_can_wait(engine, &theirs.state)?;
+                    // The driver's own crashes the process on a stream of another GPU.
+                    if theirs.backend.ordinal() != engine.backend.ordinal() {
+                        return Err(wrong_device("the interprocess event", engine, theirs));
+                    }
                     shared.push(event);
                     continue;
                 }

@@ -467,7 +467,8 @@ verbs! {
     /// Buffers need none of this: work on them is ordered by itself.
     ///
     /// # Errors
-    /// A stream of another kind of device; a device that is lost or closed.
+    /// A stream of another kind of device; an interprocess event of another GPU
+    /// ([`ErrorDetail::WrongDevice`]); a device that is lost or closed.
     /// [`ErrorDetail::DependencyLost`]: the other stream's device was lost. If that was before the
     /// call, nothing was put on this stream. If it is lost later, while this stream waits for it,
     /// everything behind the wait on this stream fails in the same way; the device works, so make a

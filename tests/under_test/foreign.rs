@@ -23,8 +23,10 @@ pub(crate) enum Outcome {
     OfItsKind,
     /// It works for devices of one kind, and is [`ErrorDetail::Unsupported`] between kinds.
     WaitsForItsKind,
+    /// The same, but of one GPU it must be.
+    WaitsForItsGpu,
 }
-use Outcome::{OfItsKind, WaitsForItsKind, Works, WrongDevice};
+use Outcome::{OfItsKind, WaitsForItsGpu, WaitsForItsKind, Works, WrongDevice};
 
 /// A stream of one device, and another device with a stream.
 pub(crate) struct Pair {
@@ -75,12 +77,17 @@ impl Pair {
         kernels::axpy::load_blocking(&self.theirs).unwrap()
     }
 
+    fn of_two_gpus(&self) -> bool {
+        self.ours.kind() == DeviceKind::Cuda && self.ours.to_string() != self.theirs.to_string()
+    }
+
     /// Tries everything, and says what went wrong.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let expected = |outcome| match (outcome, self.same_kind()) {
-            (OfItsKind | WaitsForItsKind, true) | (Works, _) => Works,
+            (WaitsForItsGpu, true) if self.of_two_gpus() => WrongDevice,
+            (OfItsKind | WaitsForItsKind | WaitsForItsGpu, true) | (Works, _) => Works,
             (OfItsKind, false) | (WrongDevice, _) => WrongDevice,
-            (WaitsForItsKind, false) => WaitsForItsKind,
+            (WaitsForItsKind | WaitsForItsGpu, false) => WaitsForItsKind,
         };
         let wrong = PROBES.iter().enumerate().filter_map(|(number, probe)| {
             let result = (probe.run)(self);
@@ -426,7 +433,7 @@ pub(crate) const PROBES: &[Probe] = &[
     },
     Probe {
         calls: &["wait"],
-        outcome: WaitsForItsKind,
+        outcome: WaitsForItsGpu,
         run: |pair| match shared(pair) {
             None => Ok(()),
             Some(event) => pair.tries(|_| waits_for(pair, event)),
