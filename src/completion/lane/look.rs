@@ -425,6 +425,12 @@ impl Lane {
         checked_at + policy::CHECK_AGAIN_NS > now && checked_at != 0
     }
 
+    /// Whether a window is open for which a task was woken to check.
+    pub(super) fn is_alerted(&self, now: u64) -> bool {
+        // ORDERING: Relaxed: a time, for a guess.
+        self.pace.alerted.load(Ordering::Relaxed) > now
+    }
+
     /// Says that a task is woken now that waited since then: its poll tells how long that takes.
     fn woke(&self, now: u64, since: u64) {
         if now.saturating_sub(since) >= policy::LAG_FROM_NS {

@@ -87,13 +87,15 @@ impl Lane {
             self.forget(wait);
             return Poll::Ready(outcome);
         }
-        if !wait.is_checking() && self.queue.has(wait.key, cx.waker()) {
+        let now = self.engine.now();
+        // Entered, and woken for nothing; or ahead of time, to check.
+        let is_entered = !wait.is_checking() && self.queue.has(wait.key, cx.waker());
+        if is_entered && !self.is_alerted(now) {
             return Poll::Pending;
         }
         self.want(ticket);
         // In a host function it only registers: the poller asks, places the marker, and wakes.
         let may_ask = thread_role::may_call_driver();
-        let now = self.engine.now();
         if !std::mem::replace(&mut wait.began, true) && !self.queue.is_waited_for() {
             // ORDERING: Relaxed: a time, for guesses.
             self.pace.head_since.store(now, Ordering::Relaxed);
