@@ -321,10 +321,10 @@ impl Lane {
             }
         }
         if !self.queue.has(wait.key, bell) {
-            let is_settled = || self.outcome(ticket).is_some();
-            match self.queue.register(&mut wait.key, ticket, bell, wait.due, is_settled) {
+            let outcome = || self.outcome(ticket);
+            match self.queue.register(&mut wait.key, ticket, bell, wait.due, outcome) {
                 Registered::Waiting(call) => self.call(call),
-                Registered::Settled => return Poll::Ready(self.outcome(ticket).unwrap()),
+                Registered::Settled(outcome) => return Poll::Ready(outcome),
             }
         } else if !checking {
             self.call(self.queue.look_by(wait.due));

@@ -1,8 +1,8 @@
 //! Doorbells: how a sleeping poller learns that a marker was reached.
 //!
-//! A bell is a private stream that waits for a marker's event and then runs a host function that
-//! has the poller look at that marker's stream. It serves one user stream at a time. A bell is only a hint: it may ring late
-//! or, on a device that faulted, never; the poller's time-out covers that. Arming one is an errand
+//! A bell is a private stream that waits for a marker's event and then runs a host function, which makes
+//! the poller look at the marker's stream. It serves one user stream at a time. A bell is only a hint: it
+//! may ring late or, on a device that faulted, never; the poller's time-out covers that. Arming one is an errand
 //! ([`Engine::errand`](super::engine::Engine::errand)): `cuLaunchHostFunc` wants the driver's lock for
 //! itself, and comes to it late beside threads that launch without a pause.
 

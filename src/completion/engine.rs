@@ -109,8 +109,8 @@ pub(crate) struct Engine {
     /// The clock of a stepped device, which time itself does not move.
     stepped_ns: AtomicU64,
     pub(crate) deadlines: Deadlines,
-    /// Wakers of who waits for the loss of the device; `None` while one that was woken by the close
-    /// has not come back.
+    /// Wakers of futures and pools that wait for the loss of the device; `None` from the close, which takes
+    /// the waker, until the next poll.
     mourners: Mutex<Slab<Option<Waker>>>,
     pub(crate) counters: Counters,
     /// There once the last handle is gone; dropped last.

@@ -13,8 +13,8 @@
 //! | an allocation | uses again what the stream gave up | [`Lane::reuse`], [`Lane::take_freed`] | [`freed`] |
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
-//! `markers`, `lent`, `deferred`, `spares`, `freed`; then the device's account. the lock of `queue` is never
-//! held with another.
+//! `markers`, `lent`, `deferred`, `spares`, `freed`; then the device's account. The lock of `queue` is
+//! never held with another.
 
 mod freed;
 mod handle;
@@ -97,7 +97,6 @@ pub(crate) struct Lane {
     pace: Pace,
     /// Waits for streams of other devices, by the ticket that waits.
     foreign: Mutex<Vec<ForeignWait>>,
-    has_foreign: AtomicBool,
 }
 
 /// What keeps a stream of somebody else's.
@@ -246,6 +245,7 @@ impl Lane {
             timeline: Timeline::new(),
             device: engine.state.clone(),
             lane: lane.clone(),
+            waits_for_others: AtomicBool::new(false),
         };
         let lane = Arc::new_cyclic(|this| Lane {
             progress: Arc::new(progress(this)),
@@ -274,7 +274,6 @@ impl Lane {
             armed: AtomicU64::new(0),
             pace: Pace::default(),
             foreign: Mutex::default(),
-            has_foreign: AtomicBool::new(false),
         });
         engine.enlist(&lane);
         LaneHandle::new(lane)
@@ -411,6 +410,8 @@ impl Lane {
         const NOT_SUPPORTED: i32 = 801;
         let engine = &self.engine;
         let event = engine.event().map_err(|code| engine.refused(code))?;
+        // Their last handles are not dropped under the lock.
+        let lanes = engine.lanes();
         let marked = self.with(|turn| {
             let ticket = turn.next_ticket();
             // SAFETY: the event is pooled, so nothing is pending on it, and the handle keeps it.
@@ -422,11 +423,10 @@ impl Lane {
             })?;
             self.progress.timeline.publish(ticket);
             turn.enter_event(ticket, event);
-            let others = engine.lanes().into_iter().filter(|lane| lane.waits_for_others());
-            self.waits_for(
-                ticket,
-                others.map(|lane| Use { ticket: lane.submitted(), lane: lane.progress().clone() }),
-            );
+            let others = lanes.iter().map(|lane| lane.progress());
+            let others = others.filter(|other| other.waits_for_others());
+            let on = |other: &Arc<Progress>| Use { ticket: other.submitted(), lane: other.clone() };
+            self.waits_for(ticket, others.map(on));
             Ok(ticket)
         });
         match marked {

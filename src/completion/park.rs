@@ -8,8 +8,8 @@
 //!
 //! A registrant stores its waker and when it wants to be looked after, fences, and calls
 //! [`notify_before`](ParkState::notify_before). The poller announces `PARKING`, fences, looks once more,
-//! writes down until when it sleeps, and sleeps only if nobody came in between. Who is content with
-//! the end of that sleep lets it sleep.
+//! stores the end of its sleep, and sleeps only if no registrant called meanwhile. A registrant whose due
+//! time is at or behind that end does not call.
 //!
 //! # Invariants
 //! 1. A waker stored before `notify_before(due)` is seen by a scan, or the poller is woken, or
@@ -93,8 +93,8 @@ impl ParkState {
         if rounds.round() {
             return None;
         }
-        // It announces that it will sleep, and looks once more: at what was stored by who came before
-        // they could see that.
+        // The poller announces its sleep, then looks once more: a registrant that read the state before
+        // the announcement did not call, but has stored its waker.
         // ORDERING: Relaxed, before the fence: against `notify_before`.
         self.state.store(PARKING, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -12,12 +12,11 @@
 //! | in a window | the poller as well | after a 32nd of what is left of it, and at least its rest |
 //! | in a window of at most [`CHECK_MOST_NS`], and from [`NEAR_NS`] before it on; with nothing remembered, below [`CHECK_NS`] | the polling task itself, yielding in between: a *check* | each time that it is polled |
 //!
-//! One task a stream checks, and [`CHECKERS`] a device. The poller leaves a stream to its checker, as
-//! long as that is polled every [`CHECK_AGAIN_NS`]; one that comes later, because the executor has other
-//! things to do, stops checking. When a window
-//! opens and fewer than [`ALERTS`] check, the poller wakes the first that waits, which checks for itself:
-//! the 6 µs that it takes to wake a sleeping worker then pass before the work is complete. Where wake-ups
-//! took longer lately, windows open that much earlier.
+//! At most one task checks per stream, and [`CHECKERS`] per device. The poller leaves a stream to its
+//! checker as long as the executor polls it every [`CHECK_AGAIN_NS`]; a checker that is polled later stops
+//! checking. When a window opens and fewer than [`ALERTS`] tasks check, the poller wakes the stream's first
+//! waiter to check: the 6 µs that waking a sleeping worker takes then pass before the work is complete.
+//! After slow wake-ups, windows open that much earlier.
 //!
 //! # The numbers
 //! H200, driver 580, 16 cores of a virtual machine; printed lines are in `benches/results`.

@@ -18,7 +18,7 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use super::device_state::DeviceState;
@@ -34,6 +34,9 @@ pub(crate) struct Progress {
     pub(super) timeline: Timeline,
     pub(super) device: Arc<DeviceState>,
     pub(super) lane: Weak<Lane>,
+    /// Whether the stream waits for another device, as far as is known. Written under the lock of the
+    /// lane's list of those waits.
+    pub(super) waits_for_others: AtomicBool,
 }
 
 /// What became of a ticket.
@@ -52,6 +55,17 @@ impl Progress {
     /// The last ticket handed out.
     pub(crate) fn submitted(&self) -> u64 {
         self.timeline.submitted()
+    }
+
+    /// Whether something on the stream waits for another device, as far as is known.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        // ORDERING: Relaxed: set by the submitter of a ticket that the caller knows of.
+        self.waits_for_others.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_waits_for_others(&self, waits: bool) {
+        // ORDERING: Relaxed: read by futures of this or a later ticket.
+        self.waits_for_others.store(waits, Ordering::Relaxed);
     }
 
     /// Gives up a future's interest in a marker of its own.

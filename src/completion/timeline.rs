@@ -86,8 +86,8 @@ impl Timeline {
 
     /// Raises `completed` to `ticket`; true if that changed anything.
     pub(crate) fn complete(&self, ticket: u64) -> bool {
-        // Not `fetch_max`, which is this loop on x86, and which ThreadSanitizer does not see: without it
-        // nothing orders the device's work before whoever is told of it.
+        // Not `fetch_max`, which compiles to this loop on x86: ThreadSanitizer does not instrument it, and
+        // reports a race between the work that is complete and its reader.
         // ORDERING: Relaxed: only where the loop begins.
         let mut known = self.completed.load(Ordering::Relaxed);
         while known < ticket {

@@ -58,9 +58,9 @@ pub(crate) struct WaitQueue<W> {
 /// What became of a registration.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Registered {
+pub(crate) enum Registered<R> {
     /// There was no need: the ticket is complete, or never will be.
-    Settled,
+    Settled(R),
     Waiting(Call),
 }
 
@@ -92,22 +92,23 @@ impl<W: Wakes> WaitQueue<W> {
     }
 
     /// Enters a future that waits for `ticket` and wants the poller to look at `due`, at the latest.
-    pub(crate) fn register(
+    /// `outcome` is asked behind that: `None` while the ticket is pending.
+    pub(crate) fn register<R>(
         &self,
         key: &mut Option<WaiterKey>,
         ticket: u64,
         waker: &W,
         due: u64,
-        is_settled: impl FnOnce() -> bool,
-    ) -> Registered {
+        outcome: impl FnOnce() -> Option<R>,
+    ) -> Registered<R> {
         let stale = self.enter(key, ticket, waker.clone());
         drop(stale);
         // The store of the waker before the reads, against `settle` and `Loss::tell`: without it both
         // sides may miss each other's store.
         fence(Ordering::SeqCst);
-        if is_settled() {
+        if let Some(outcome) = outcome() {
             self.leave(key);
-            return Registered::Settled;
+            return Registered::Settled(outcome);
         }
         Registered::Waiting(self.look_by(due))
     }
@@ -131,9 +132,11 @@ impl<W: Wakes> WaitQueue<W> {
         fence(Ordering::SeqCst);
         while self.is_waited_for() {
             let mut due: SmallVec<[W; 16]> = SmallVec::new();
+            // Not under the lock: it may look at other streams, and drop the last handle of one. Whoever
+            // raises `completed` behind this settles for itself.
+            let upto = upto();
             {
                 let mut waiters = self.waiters.lock();
-                let upto = upto();
                 while due.len() < due.inline_size()
                     && let Some(waker) = waiters.pop_due(upto)
                 {

@@ -66,16 +66,16 @@ impl<W> Waiters<W> {
     }
 
     /// The waker of a waiter that was not taken, unless it is borrowed.
-    pub(crate) fn waker(&self, key: WaiterKey) -> Option<&W> {
+    pub(crate) fn waker(&mut self, key: WaiterKey) -> Option<&W> {
         self.slot(key)?.waker.as_ref()
     }
 
     /// Stores another waker of a waiter that was not taken, and returns the one that it had, for the
     /// caller to drop after it unlocked; gives `fresh` back otherwise.
     pub(crate) fn replace(&mut self, key: WaiterKey, fresh: W) -> Result<Option<W>, W> {
-        match self.slots.get_mut(key.slot as usize) {
-            Some(slot) if slot.generation == key.generation => Ok(slot.waker.replace(fresh)),
-            _ => Err(fresh),
+        match self.slot(key) {
+            Some(slot) => Ok(slot.waker.replace(fresh)),
+            None => Err(fresh),
         }
     }
 
@@ -84,15 +84,15 @@ impl<W> Waiters<W> {
     pub(crate) fn borrow_first(&mut self) -> Option<(WaiterKey, W)> {
         self.next_due()?;
         let Reverse((_, slot, generation)) = self.due.peek().copied()?;
-        let waker = self.slots.get_mut(slot as usize)?.waker.take()?;
-        Some((WaiterKey { slot, generation }, waker))
+        let key = WaiterKey { slot, generation };
+        Some((key, self.slot(key)?.waker.take()?))
     }
 
     /// Returns a waker that was borrowed; gives it back if its waiter was taken meanwhile, and must be
     /// woken, or has another waker.
     pub(crate) fn return_borrowed(&mut self, key: WaiterKey, waker: W) -> Result<(), W> {
-        match self.slots.get_mut(key.slot as usize) {
-            Some(slot) if slot.generation == key.generation && slot.waker.is_none() => {
+        match self.slot(key) {
+            Some(slot) if slot.waker.is_none() => {
                 slot.waker = Some(waker);
                 Ok(())
             }
@@ -100,8 +100,8 @@ impl<W> Waiters<W> {
         }
     }
 
-    fn slot(&self, key: WaiterKey) -> Option<&Slot<W>> {
-        self.slots.get(key.slot as usize).filter(|slot| slot.generation == key.generation)
+    fn slot(&mut self, key: WaiterKey) -> Option<&mut Slot<W>> {
+        self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)
     }
 
     /// Forgets a waiter; the caller drops the waker after it unlocked.

@@ -366,9 +366,9 @@ macro_rules! __kernel {
             kernel: $crate::__private::Declared<$name, ($($types)*)>,
         }
 
+        #[allow(unused_variables, reason = "not every argument is in every condition")]
         // SAFETY: the declaration is an `unsafe fn`: its author vouches for the types, and for all
         // arguments that the conditions admit.
-        #[allow(unused_variables, reason = "not every argument is in every condition")]
         unsafe impl $crate::__private::Declaration<($($types)*)> for $name {
             const ARGUMENTS: &'static [&'static ::core::primitive::str] = &[$($names)*];
 

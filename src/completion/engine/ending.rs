@@ -1,10 +1,10 @@
 //! The end of a device, by its loss or its close: who is woken by it.
 //!
-//! | who registered | is woken by |
+//! | waiter | woken by |
 //! |---|---|
-//! | a `Loss`, which stays pending and registered at a close | both |
-//! | a stream pool that requests wait for | both |
-//! | who waits for memory, or for an operation | the loss |
+//! | a `Loss` future, which stays pending and registered after a close | both |
+//! | a stream pool with pending acquires | both |
+//! | a future that waits for memory or for an operation | the loss |
 //!
 //! # Invariants
 //! 1. A key stays its owner's until it is forgotten or the device is lost: the close takes wakers
@@ -18,8 +18,8 @@ use super::Engine;
 use crate::error::Error;
 
 impl Engine {
-    /// Refuses work from now on, and wakes those who registered for the loss: they keep their keys.
-    /// Not under a lock.
+    /// Refuses work from now on and wakes the waiters for the loss, which keep their keys. The caller holds
+    /// no lock.
     pub(crate) fn close(&self) {
         // ORDERING: Relaxed, as below. Whoever registers too late to be woken takes the lock behind
         // this, and sees the store.
@@ -67,8 +67,8 @@ impl Engine {
         !self.mourners.lock().is_empty()
     }
 
-    /// Once after the loss: wakes everybody who waits and quarantines what is lent. Not under a
-    /// lock.
+    /// Wakes every waiter of a lost device and quarantines lent memory; later calls do nothing. The caller
+    /// holds no lock.
     pub(crate) fn mourn(&self) {
         if !self.state.tells_of_loss() {
             return;

@@ -272,9 +272,7 @@ impl Turn<'_, '_> {
         let backend = &self.lane.engine.backend;
         // SAFETY: the stream is this lane's and the handle keeps the event.
         unsafe { backend.stream_wait_event(self.lane.stream, event.raw()) }?;
-        if other.device().id != self.lane.engine.id
-            || other.lane().is_some_and(|lane| lane.waits_for_others())
-        {
+        if other.device().id != self.lane.engine.id || other.waits_for_others() {
             let on = Use { lane: other.clone(), ticket };
             self.lane.waits_for(self.lane.submitted() + 1, [on]);
         }

@@ -115,18 +115,20 @@ impl Lane {
                 return Poll::Ready(outcome);
             }
         }
-        let due = match may_ask {
-            true if checking => now + policy::CHECK_AGAIN_NS,
-            true => self.due(now),
-            false => now,
+        let due = if checking {
+            now + policy::CHECK_AGAIN_NS
+        } else if may_ask {
+            self.due(now)
+        } else {
+            now
         };
         if !self.queue.has(wait.key, cx.waker()) {
-            let is_settled = || self.outcome(ticket).is_some();
-            match self.queue.register(&mut wait.key, ticket, cx.waker(), due, is_settled) {
+            let outcome = || self.outcome(ticket);
+            match self.queue.register(&mut wait.key, ticket, cx.waker(), due, outcome) {
                 Registered::Waiting(call) => self.call(call),
-                Registered::Settled => {
-                    self.forget(wait);
-                    return Poll::Ready(self.outcome(ticket).unwrap_or(Ok(())));
+                Registered::Settled(outcome) => {
+                    self.stop_checking(wait);
+                    return Poll::Ready(outcome);
                 }
             }
         } else if !checking {
@@ -183,18 +185,11 @@ impl Lane {
         self.visit_foreign(ticket, |on| on.lane.lost_before(on.ticket))
     }
 
-    /// Whether something here waits for another device, as far as is known.
-    pub(crate) fn waits_for_others(&self) -> bool {
-        // ORDERING: Relaxed: set by the submitter of a ticket that the caller knows of.
-        self.has_foreign.load(Ordering::Relaxed)
-    }
-
     /// Enters that `ticket` waits for these.
     pub(super) fn waits_for(&self, ticket: u64, on: impl IntoIterator<Item = Use<Arc<Progress>>>) {
         let mut foreign = self.foreign.lock();
         foreign.extend(on.into_iter().map(|on| ForeignWait { ticket, on }));
-        // ORDERING: Relaxed: read by futures of this or a later ticket.
-        self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
+        self.progress.set_waits_for_others(!foreign.is_empty());
     }
 
     /// Shows `look` what `ticket` waits for on other devices, on whatever way, until it finds something.
@@ -203,7 +198,7 @@ impl Lane {
         ticket: u64,
         mut look: impl FnMut(&Use<Arc<Progress>>) -> Option<R>,
     ) -> Option<R> {
-        if !self.waits_for_others() {
+        if !self.progress.waits_for_others() {
             return None;
         }
         self.forget_foreign();
@@ -217,7 +212,9 @@ impl Lane {
             if let Some(found) = look(&on) {
                 return Some(found);
             }
-            if let Some(lane) = on.lane.lane().filter(|lane| lane.waits_for_others()) {
+            if on.lane.waits_for_others()
+                && let Some(lane) = on.lane.lane()
+            {
                 lane.collect_foreign(on.ticket, &mut seen);
             }
         }
@@ -238,16 +235,14 @@ impl Lane {
 
     /// Forgets the streams of other devices that nothing here waits for any more.
     pub(super) fn forget_foreign(&self) {
-        // ORDERING: Relaxed: a hint; who adds to them comes here again.
-        if !self.has_foreign.load(Ordering::Relaxed) {
+        if !self.progress.waits_for_others() {
             return;
         }
         let mut foreign = self.foreign.lock();
         // After the loss of this device nobody asks after the others.
         let lost = self.engine.lost().is_some();
         foreign.retain(|wait| !lost && !self.is_complete(wait.ticket));
-        // ORDERING: Relaxed: under the lock that guards what it hints at.
-        self.has_foreign.store(!foreign.is_empty(), Ordering::Relaxed);
+        self.progress.set_waits_for_others(!foreign.is_empty());
     }
 
     /// Whether the task looks for itself now: it goes on with a check, or begins one.
