@@ -163,6 +163,22 @@ impl Usage {
     }
 }
 
+/// Blocks until `end`, and returns the cores that the process used from `begin` to then.
+pub(crate) fn cores_between(begin: Instant, end: Instant) -> f64 {
+    std::thread::sleep(begin.saturating_duration_since(Instant::now()));
+    let usage = Usage::start();
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    usage.cores()
+}
+
+/// Keeps the calling thread busy.
+pub(crate) fn work(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
 fn cpu_time() -> Duration {
     // SAFETY: all zeros is a valid `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

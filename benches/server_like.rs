@@ -15,10 +15,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu_await::{Device, Stream, kernels};
-use measure::{Sorted, Usage, cores, print, us, window};
+use measure::{Sorted, cores, print, us, window};
 use raw::{Raw, RawStream};
 use tokio::runtime::Runtime;
 
+/// What a request costs on the CPU.
 const HOST_WORK: Duration = Duration::from_micros(50);
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -90,7 +91,7 @@ fn serve(runtime: &Runtime, name: &str, ways: Vec<Way>, ns: u64) {
             runtime.spawn(async move {
                 let mut waits = Vec::new();
                 loop {
-                    work();
+                    measure::work(HOST_WORK);
                     let start = Instant::now();
                     way.launch_and_wait(ns).await;
                     let now = Instant::now();
@@ -104,10 +105,7 @@ fn serve(runtime: &Runtime, name: &str, ways: Vec<Way>, ns: u64) {
             })
         })
         .collect();
-    std::thread::sleep(begin.saturating_duration_since(Instant::now()));
-    let usage = Usage::start();
-    std::thread::sleep(end.saturating_duration_since(Instant::now()));
-    let cores = usage.cores();
+    let cores = measure::cores_between(begin, end);
     let waits = tasks.into_iter().flat_map(|task| runtime.block_on(task).expect("no panic"));
     let waits: Vec<f64> = waits.collect();
     let requests = waits.len() as f64 / window(WINDOW).as_secs_f64();
@@ -117,12 +115,4 @@ fn serve(runtime: &Runtime, name: &str, ways: Vec<Way>, ns: u64) {
     }
     print(&format!("{name}.requests_per_s"), requests, "count");
     print(&format!("{name}.cores"), cores, "cores");
-}
-
-/// What a request costs on the CPU.
-fn work() {
-    let start = Instant::now();
-    while start.elapsed() < HOST_WORK {
-        std::hint::spin_loop();
-    }
 }

@@ -27,8 +27,8 @@ mod raw;
 use std::time::{Duration, Instant};
 
 use gpu_await::{Completion, Device, Stream, kernels};
-use measure::{Sorted, Usage, print, rounds, us, window};
-use raw::{Raw, Seat};
+use measure::{Sorted, Usage, print, rounds, us, window, work};
+use raw::{Raw, RawEvent, RawStream, Seat};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
@@ -51,18 +51,15 @@ fn main() {
     one("first_100ms", vec![first; rounds(15, 1)]);
     one("alternating_20us_3ms", after(vec![20 * US], 3 * MS, rounds(300, 2)));
     one("repeat_200ms", after(vec![], 200 * MS, rounds(20, 1)));
-    spawn_then_await(&runtime_of_four(), &bench, rounds(20, 1));
-    send_then_await(&runtime_of_four(), &bench, rounds(100, 2));
+    let four = measure::workers(4);
+    spawn_then_await(&four, &bench, rounds(20, 1));
+    send_then_await(&four, &bench, rounds(100, 2));
     roundtrip(&runtime, &bench, raw, 64);
     drop(bench);
     let callbacks =
         measure::on_worker(&runtime, Bench::new(measure::device_with(Completion::Callback)));
     let loads = after(vec![], 60 * MS, rounds(20, 1));
     self::one(&runtime, &callbacks, None, "callback_mode_60ms", &loads);
-}
-
-fn runtime_of_four() -> Runtime {
-    measure::workers(4)
 }
 
 #[derive(Clone)]
@@ -93,6 +90,27 @@ impl Bench {
     async fn late(&self, stream: &Stream, ns: u64) -> f64 {
         let start = Instant::now();
         self.spin.launch(stream, ns).await.expect("completes");
+        lateness(start, ns)
+    }
+}
+
+/// The bare driver: a stream and the event that a thread spins on.
+struct Spinner {
+    stream: RawStream,
+    event: RawEvent,
+}
+
+impl Spinner {
+    fn new(raw: &'static Raw) -> Self {
+        Spinner { stream: raw.stream(), event: raw.event() }
+    }
+
+    /// As [`Bench::late`].
+    fn late(&self, ns: u64) -> f64 {
+        let start = Instant::now();
+        self.stream.launch_spin(ns);
+        self.stream.record(&self.event);
+        self.event.spin();
         lateness(start, ns)
     }
 }
@@ -150,8 +168,6 @@ fn report(name: &str, late: Vec<f64>, cores: Option<f64>) {
 
 /// Sixteen at once.
 fn mixed(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str, of: Lengths) {
-    let begin = Instant::now() + window(Duration::from_millis(200));
-    let end = begin + window(Duration::from_secs(2));
     if let Some(raw) = raw {
         let begin = Instant::now() + Duration::from_millis(100);
         let end = begin + Duration::from_secs(1);
@@ -160,15 +176,13 @@ fn mixed(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str
             .map(|index| {
                 let lengths = of.clone().seeded(index);
                 std::thread::spawn(move || {
-                    let (stream, event) = (raw.stream(), raw.event());
+                    let spinner = Spinner::new(raw);
                     let mut late = Vec::new();
                     for ns in lengths {
                         let start = Instant::now();
-                        stream.launch_spin(ns);
-                        stream.record(&event);
-                        event.spin();
+                        let lateness = spinner.late(ns);
                         if start > begin {
-                            late.push(lateness(start, ns));
+                            late.push(lateness);
                         }
                         if start > end {
                             break;
@@ -181,12 +195,8 @@ fn mixed(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str
         let late = threads.into_iter().flat_map(|thread| thread.join().expect("no panic"));
         report(&format!("{name}.raw"), late.collect(), Some(usage.cores()));
     }
-    let (begin, end) = if raw.is_some() {
-        let begin = Instant::now() + Duration::from_millis(200);
-        (begin, begin + Duration::from_secs(2))
-    } else {
-        (begin, end)
-    };
+    let begin = Instant::now() + window(Duration::from_millis(200));
+    let end = begin + window(Duration::from_secs(2));
     let tasks: Vec<_> = (0..16)
         .map(|index| {
             let (bench, lengths) = (bench.clone(), of.clone().seeded(index));
@@ -207,10 +217,7 @@ fn mixed(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str
             })
         })
         .collect();
-    std::thread::sleep(begin.saturating_duration_since(Instant::now()));
-    let usage = Usage::start();
-    std::thread::sleep(end.saturating_duration_since(Instant::now()));
-    let cores = usage.cores();
+    let cores = measure::cores_between(begin, end);
     let late = tasks.into_iter().flat_map(|task| runtime.block_on(task).expect("no panic"));
     report(name, late.collect(), Some(cores));
 }
@@ -231,19 +238,13 @@ fn after(before: Vec<u64>, ns: u64, rounds: usize) -> Vec<Load> {
 /// One stream at a time.
 fn one(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str, loads: &[Load]) {
     if let Some(raw) = raw {
-        let (stream, event) = (raw.stream(), raw.event());
-        let run = |ns| {
-            let start = Instant::now();
-            stream.launch_spin(ns);
-            stream.record(&event);
-            event.spin();
-            lateness(start, ns)
-        };
+        let spinner = Spinner::new(raw);
         let few = loads.iter().take(loads.len().div_ceil(4));
         let late = few.map(|load| {
-            let before = load.before.iter().take(2).map(|ns| run(*ns));
-            before.for_each(drop);
-            run(load.ns)
+            for ns in load.before.iter().take(2) {
+                spinner.late(*ns);
+            }
+            spinner.late(load.ns)
         });
         report(&format!("{name}.raw"), late.collect(), None);
     }
@@ -264,13 +265,6 @@ fn one(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str, 
         late
     });
     report(name, late, Some(usage.cores()));
-}
-
-fn work(time: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        std::hint::spin_loop();
-    }
 }
 
 /// A oneshot that a thread sends after 20 µs; how late, in microseconds.
@@ -386,10 +380,7 @@ fn roundtrip(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, tasks:
             })
         })
         .collect();
-    std::thread::sleep(begin.saturating_duration_since(Instant::now()));
-    let usage = Usage::start();
-    std::thread::sleep(end.saturating_duration_since(Instant::now()));
-    let cores = usage.cores();
+    let cores = measure::cores_between(begin, end);
     let times = tasks.into_iter().flat_map(|task| runtime.block_on(task).expect("no panic"));
     let times: Vec<f64> = times.collect();
     print("waits.roundtrip64.ops_per_s", times.len() as f64 / run.as_secs_f64(), "count");

@@ -25,10 +25,14 @@
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
+#[path = "under_test/eventually.rs"]
+mod eventually;
 #[path = "under_test/foreign.rs"]
 mod foreign;
 #[path = "under_test/limited.rs"]
 mod limited;
+#[path = "under_test/random.rs"]
+mod random;
 #[path = "stand_in/client.rs"]
 mod stand_in;
 
@@ -72,7 +76,9 @@ use std::cell::Cell;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use eventually::eventually;
 use gpu_await::{Completion, Device, Kernel, Stream, kernels};
+use random::Random;
 use stand_in::StandIn;
 
 /// Every way of learning of completions.
@@ -120,15 +126,6 @@ async fn soon<F: Future>(future: F) -> F::Output {
     match tokio::time::timeout(SOON, future).await {
         Ok(output) => output,
         Err(_) => panic!("nothing within {SOON:?}"),
-    }
-}
-
-/// Waits for something that no future tells.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {SOON:?}");
-        std::thread::yield_now();
     }
 }
 

@@ -1,6 +1,8 @@
 //! What may be called inside a host function, a kernel's host twin and a waker, and what becomes of what a
 //! host function captured.
 
+#[path = "under_test/eventually.rs"]
+mod eventually;
 #[path = "under_test/every_method.rs"]
 mod every_method;
 
@@ -11,8 +13,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use eventually::eventually;
 use every_method::World;
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, Gate};
@@ -44,14 +47,6 @@ struct Woken(AtomicBool);
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {SOON:?}");
-        std::thread::yield_now();
     }
 }
 

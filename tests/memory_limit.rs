@@ -2,6 +2,8 @@
 
 #[path = "under_test/limited.rs"]
 mod limited;
+#[path = "under_test/random.rs"]
+mod random;
 
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use gpu_await::{
     Device, DeviceKind, ErrorDetail, ErrorKind, MemoryAdvice, Pressure, Result, kernels,
 };
 use proptest::prelude::*;
+use random::Random;
 
 const MIB: usize = 1 << 20;
 /// What a driver's pool takes at a time.
@@ -436,18 +439,6 @@ async fn a_closed_device_keeps_nothing() -> Result<()> {
         .await;
     }
     Ok(())
-}
-
-/// A generator without a crate: xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
 }
 
 /// Six streams whose work takes a while, buffers that cross them, drops at random: what the device

@@ -1,15 +1,22 @@
 //! Stream pools: who is let in, and when a place comes back.
 
+#[path = "under_test/eventually.rs"]
+mod eventually;
+#[path = "under_test/host_threads.rs"]
+mod host_threads;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use eventually::eventually;
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Acquire, Device, ErrorDetail, ErrorKind, PooledStream, Result, StreamPool, kernels,
 };
+use host_threads::threads_of_host;
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -30,23 +37,6 @@ fn queue_up(acquire: &mut Acquire) {
 
 fn is_full(result: Result<PooledStream>) -> bool {
     matches!(result.map(drop).map_err(|error| error.kind()), Err(ErrorKind::Overloaded))
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {SOON:?}");
-        std::thread::yield_now();
-    }
-}
-
-/// The threads that run a host device's streams, where the system tells.
-fn threads_of_host(ordinal: usize) -> usize {
-    let name = format!("host:{ordinal}-");
-    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
-    let names =
-        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|known| known.starts_with(&name)).count()
 }
 
 fn kind(result: Result<PooledStream>) -> ErrorKind {

@@ -5,6 +5,8 @@
 
 #[path = "under_test/modes.rs"]
 mod modes;
+#[path = "under_test/random.rs"]
+mod random;
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -14,6 +16,7 @@ use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Completion, Device, DeviceBuffer, Event, Frozen, Op, PinnedBuffer, Stream, kernels,
 };
+use random::Random;
 
 const LEN: usize = 5000;
 const LIVE: usize = 120;
@@ -27,18 +30,6 @@ enum Thing {
     Stream(Stream),
     Event(#[expect(dead_code, reason = "only dropped")] Event),
     Gate(#[expect(dead_code, reason = "opens when it is dropped")] Gate),
-}
-
-/// Xorshift: the same numbers on every machine.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
 }
 
 struct Chaos {

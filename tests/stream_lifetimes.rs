@@ -2,6 +2,9 @@
 //!
 //! Streams that come and go are what a service makes of requests; the weights that they read stay.
 
+#[path = "under_test/host_threads.rs"]
+mod host_threads;
+
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Wake, Waker};
@@ -12,6 +15,7 @@ use gpu_await::testing::{self, FaultHandle, Gate};
 use gpu_await::{
     Completion, Device, DeviceKind, Event, Grid, InOut, Kernel, LaunchConfig, Op, Result, Stream,
 };
+use host_threads::threads_of_host;
 
 const SOON: Duration = Duration::from_secs(10);
 const MANY: usize = 300;
@@ -30,18 +34,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// The threads that run a host device's streams; 0 for a GPU.
 fn workers(device: &Device) -> usize {
-    if device.kind() != DeviceKind::Host || cfg!(not(target_os = "linux")) {
-        return 0;
-    }
-    threads_of_host(device.ordinal())
-}
-
-fn threads_of_host(ordinal: usize) -> usize {
-    let name = format!("host:{ordinal}-");
-    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-    let names =
-        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|known| known.starts_with(&name)).count()
+    if device.kind() == DeviceKind::Host { threads_of_host(device.ordinal()) } else { 0 }
 }
 
 /// A device that has made what it makes with its first streams and keeps: doorbells.

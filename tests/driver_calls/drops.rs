@@ -6,21 +6,10 @@ use std::sync::{Mutex, OnceLock};
 use gpu_await::{Completion, Device, Stream};
 
 use super::{
-    Live, MODES, SOON, async_under_the_stand_in, axpy, device_with, eventually, my_names, soon,
+    Live, MODES, Random, SOON, async_under_the_stand_in, axpy, device_with, eventually, my_names,
+    soon,
 };
 use crate::stand_in::{self, StandIn};
-
-/// Numbers in some order: the shuffles of a run are those of every run.
-struct Shuffle(u64);
-
-impl Shuffle {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % below as u64) as usize
-    }
-}
 
 /// Everything of a device, with work on it that is held.
 async fn everything(driver: &StandIn, mode: Completion) -> Vec<Box<dyn Any + Send>> {
@@ -81,21 +70,21 @@ fn let_go(driver: &StandIn) {
 #[test]
 fn drops_in_any_order_free_nothing_early_and_leave_nothing() {
     async_under_the_stand_in(async |driver| {
-        let mut shuffle = Shuffle(0x9E37_79B9_7F4A_7C15);
+        let mut shuffle = Random(0x9E37_79B9_7F4A_7C15);
         for round in 0..40 {
             let mode = MODES[round % MODES.len()];
             let before = Live::now(driver);
             let mut things = everything(driver, mode).await;
             // Some go while everything is held, the rest when it runs.
             let free_before = driver.live("memory");
-            for _ in 0..shuffle.next(things.len() + 1) {
-                let index = shuffle.next(things.len());
+            for _ in 0..shuffle.below(things.len() + 1) {
+                let index = shuffle.below(things.len());
                 drop(things.swap_remove(index));
             }
             assert_eq!(driver.live("memory"), free_before, "held: nothing is freed");
             let_go(driver);
             while !things.is_empty() {
-                let index = shuffle.next(things.len());
+                let index = shuffle.below(things.len());
                 drop(things.swap_remove(index));
                 tokio::task::yield_now().await;
             }
