@@ -7,8 +7,8 @@
 //! | [`timeline`] | tickets handed out and complete |
 //! | [`submission`] | who may submit, and who places a marker that somebody waits for |
 //! | [`sweep`] | who asks the driver |
-//! | [`wait_queue`] | who waits, who is woken, and when the poller must look |
-//! | [`waiters`] | the order in which they are |
+//! | [`wait_queue`] | registered wakers, their wake-ups, and the poller's next look |
+//! | [`waiters`] | the wakers of one stream in ticket order |
 //! | [`park`] | when the poller may sleep |
 //! | [`policy`] | how a waiter spends its time |
 //! | [`history`] | how long work took, and so when it may be complete |
@@ -20,7 +20,8 @@
 //! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
 //! [`shared_event`] an event of several processes, [`roster`] the streams of a device,
 //! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
-//! streams and devices, [`claim`] the memory for an allocation, [`reclaimers`] the futures that wait for memory.
+//! streams and devices, [`claim`] the memory for an allocation,
+//! [`reclaimers`] the futures that wait for memory.
 
 pub(crate) mod account;
 pub(crate) mod checkers;

@@ -330,7 +330,8 @@ verbs! {
     /// Overwrites a buffer or a range with `value`. Ready proves *complete on the device*.
     ///
     /// # Errors
-    /// A buffer of another device; an element type of more than 16 bytes.
+    /// A buffer of another device; an element type of more than 16 bytes; a device that is lost or
+    /// closed.
     ///
     /// # Source
     /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`, `cuMemsetD2D32Async`.
