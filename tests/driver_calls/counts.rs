@@ -125,7 +125,10 @@ fn a_buffer_of_a_size_that_was_freed_costs_its_copy_alone() {
         for len in [1000, 1024, 900] {
             drop(stream.upload(vec![1.0f32; len]).queued().unwrap());
         }
-        assert_eq!(my_names(driver), ["cuMemcpyHtoDAsync_v2"; 3]);
+        // Memory that is lent gets a marker within a millisecond, from whoever is nearest.
+        let mut names = my_names(driver);
+        names.retain(|name| name != "cuEventRecord");
+        assert_eq!(names, ["cuMemcpyHtoDAsync_v2"; 3]);
         driver.clear();
         drop(other.upload(vec![1.0f32; 1000]).queued().unwrap());
         drop(stream.upload(vec![1.0f32; 800]).queued().unwrap());

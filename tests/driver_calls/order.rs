@@ -1,20 +1,15 @@
 //! Where markers, waits, words and doorbells go.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use gpu_await::{Completion, Op};
+use gpu_await::Completion;
 
 use super::stand_in::StandIn;
 use super::{
-    Line, MODES, async_under_the_stand_in, axpy, device_with, eventually, my_calls, my_names, soon,
+    Line, MODES, async_under_the_stand_in, axpy, device_with, eventually, my_calls, my_names,
+    poll_once, soon,
 };
-
-/// Polls once with a waker that nobody hears.
-fn poll_once<T>(op: &mut Op<T>) -> bool {
-    Pin::new(op).poll(&mut Context::from_waker(Waker::noop())).is_ready()
-}
 
 /// The numbers of the streams that calls of this name were made on.
 fn streams_of(calls: &[String], name: &str) -> Vec<u64> {
