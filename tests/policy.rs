@@ -12,7 +12,7 @@ mod history;
 mod policy;
 
 use checkers::{Checkers, Place};
-use history::History;
+use history::{History, Window};
 use policy::{Age, Completion, Plan};
 use proptest::prelude::*;
 
@@ -94,9 +94,11 @@ fn histories() -> impl Strategy<Value = History> {
     })
 }
 
+const MODES: [Completion; 4] =
+    [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback];
+
 fn modes() -> impl Strategy<Value = Completion> {
-    let all = [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback];
-    prop::sample::select(all.to_vec())
+    prop::sample::select(MODES.to_vec())
 }
 
 fn config() -> ProptestConfig {
@@ -200,6 +202,18 @@ fn short_means_all_that_is_remembered() {
 }
 
 // ---- policy -------------------------------------------------------------------------------
+
+#[test]
+fn the_last_look_of_a_window_lies_ahead() {
+    let history = after(&[100_000; 3]);
+    let Window { until_ns, .. } = history.window(100_000).unwrap();
+    for (mode, left_ns) in
+        MODES.into_iter().flat_map(|mode| (1..=600).map(move |left| (mode, left)))
+    {
+        let Plan { look_ns, .. } = policy::plan(mode, age(until_ns - left_ns), &history);
+        assert!(look_ns > until_ns - left_ns, "{mode:?}, {left_ns} ns before its end");
+    }
+}
 
 proptest! {
     #![proptest_config(config())]

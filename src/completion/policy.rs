@@ -162,7 +162,7 @@ impl Completion {
         match self {
             Completion::Adaptive | Completion::Callback => (left_ns / 32).max(rest_ns),
             // Nobody else looks.
-            Completion::Event | Completion::Word => left_ns / 256,
+            Completion::Event | Completion::Word => left_ns / 256 + 1,
         }
     }
 }
