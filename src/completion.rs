@@ -37,6 +37,7 @@ pub(crate) mod park;
 pub(crate) mod policy;
 pub(crate) mod poller;
 pub(crate) mod progress;
+pub(crate) mod prospect;
 pub(crate) mod reaper;
 pub(crate) mod reclaimers;
 pub(crate) mod retired;

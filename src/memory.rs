@@ -21,10 +21,12 @@ pub(crate) mod untracked;
 
 use std::sync::Arc;
 
+use crate::backend::PoolInfo;
 use crate::completion::account::block;
-use crate::completion::claim::Prospect;
+use crate::completion::claim::Patience;
 use crate::completion::engine::Engine;
 use crate::completion::lane::Lane;
+use crate::completion::prospect::Prospect;
 use crate::error::advice::MemoryAdvice;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::thread_role;
@@ -64,9 +66,7 @@ impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
         thread_role::check_driver("asking how much memory there is")?;
         engine.collect_freed();
-        let asked = engine.backend.memory_info();
-        let (left, total_bytes) = asked.map_err(|code| engine.refused(code))?;
-        let pool = engine.backend.pool_info().map_err(|code| engine.refused(code))?;
+        let (left, total_bytes, pool) = driver_figures(engine)?;
         let (figures, room) = {
             let account = engine.account.lock();
             (account.figures(), account.room())
@@ -119,11 +119,24 @@ impl MemoryInfo {
     /// What the device can give in all, with what it gave already, whatever the limit is.
     pub(crate) fn within_reach(engine: &Engine) -> Result<u64> {
         thread_role::check_driver("asking how much memory there is")?;
-        let asked = engine
-            .backend
-            .memory_info()
-            .and_then(|(left, _)| Ok(left + engine.backend.pool_info()?.reserved));
-        asked.map_err(|code| engine.refused(code))
+        let (left, _, pool) = driver_figures(engine)?;
+        Ok(left + pool.reserved)
+    }
+}
+
+/// Bytes that are free, bytes in all, and what the pool has, of one moment: what goes from one to the
+/// other while both are asked would be seen twice, or nowhere.
+fn driver_figures(engine: &Engine) -> Result<(u64, u64, PoolInfo)> {
+    let refused = |code| engine.refused(code);
+    let mut patience = Patience::default();
+    let mut before = engine.backend.pool_info().map_err(refused)?;
+    loop {
+        let (left, total) = engine.backend.memory_info().map_err(refused)?;
+        let pool = engine.backend.pool_info().map_err(refused)?;
+        if pool.reserved == before.reserved || !patience.pause() {
+            return Ok((left, total, pool));
+        }
+        before = pool;
     }
 }
 

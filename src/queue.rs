@@ -28,8 +28,9 @@ use self::settle::{Lent, Settle, Settled};
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
 use crate::completion::account::block;
-use crate::completion::claim::{Claim, Prospect};
+use crate::completion::claim::{Claim, Patience};
 use crate::completion::lane::{Lane, LaneHandle};
+use crate::completion::prospect::Prospect;
 use crate::completion::spare;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
@@ -502,7 +503,9 @@ impl<'s> Queue<'s> {
         let is_short =
             |failed: &SubmitError| matches!(failed.error.detail(), ErrorDetail::OutOfMemory { .. });
         let mut made = attempt(&mut claim);
-        if made.as_ref().is_err_and(is_short) {
+        let mut again = made.as_ref().is_err_and(is_short);
+        let mut patience = Patience::default();
+        while again {
             drop(claim);
             let within_reach = MemoryInfo::within_reach(engine)?;
             if matches!(engine.prospect(self.lane, bytes, within_reach), Prospect::Never) {
@@ -512,6 +515,7 @@ impl<'s> Queue<'s> {
             engine.backend.pool_trim(0).ok();
             claim = self.claim(bytes, true)?;
             made = attempt(&mut claim);
+            again = made.as_ref().is_err_and(is_short) && claim.missed() && patience.pause();
         }
         let (op, ticket) = match made {
             Ok(made) => made,

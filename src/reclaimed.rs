@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use crate::completion::claim::{Prospect, Reclaimer};
 use crate::completion::progress::Progress;
+use crate::completion::prospect::{Prospect, Reclaimer};
 use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::MemoryInfo;

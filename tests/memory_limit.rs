@@ -493,3 +493,31 @@ fn streams_that_cross_stay_within_the_limit() -> Result<()> {
     }
     Ok(())
 }
+
+/// Four threads, each with up to two buffers of an eighth of the limit that another stream used as well:
+/// whoever asks finds the rest in use, in a cache, freed, given up, or in another thread's hands.
+#[test]
+fn what_fits_is_not_refused_whatever_other_threads_do() -> Result<()> {
+    const LIMIT: u64 = 8 << 20;
+    let builder = Device::builder().memory_limit_bytes(LIMIT).spare_bytes_per_stream(1 << 20);
+    let (device, _turn) = opened(builder);
+    let streams: Result<Vec<_>> = (0..4).map(|_| device.stream()).collect();
+    let streams = &streams?;
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                let mut random = Random(0x5EED + thread as u64);
+                let mut held = None;
+                for _ in 0..2_000 {
+                    let len = MIB >> random.below(3);
+                    let mut made = streams[thread].full(len, 1u8).queued().expect("it fits");
+                    let other = &streams[random.below(4)];
+                    other.fill(&mut made, 2).queued().expect("fills");
+                    held = Some(made);
+                }
+                drop(held);
+            });
+        }
+    });
+    Ok(())
+}

@@ -8,7 +8,9 @@
 //! | 3 | what is pending elsewhere, if its uses have events, and the device is to wait | the stream, on the device |
 //! | 4 | none: out of memory | |
 //!
-//! A step is taken if the ones before it were not enough. Sizes are rounded so that blocks can be kept
+//! A step is taken if the ones before it were not enough. Steps 1 to 3 are gone through again, for a
+//! while, if what they lacked is there after all: others have it in hand, or hold the lock of a stream
+//! that has to be waited for ([`Patience`]). Sizes are rounded so that blocks can be kept
 //! ([`spare`](super::spare)); one that does not fit rounded has its own size, and is not kept. Blocks that are taken over are freed *on the
 //! allocating stream*, behind its waits and in front of the allocation, so that the driver's pool can
 //! use their memory for it, cut as it likes. What is left over is freed there in order.
@@ -29,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
@@ -37,6 +40,7 @@ use super::engine::Engine;
 use super::events::EventHandle;
 use super::lane::Lane;
 use super::progress::Progress;
+use super::prospect::{Candidate, From};
 use super::retired::{Block, Remnant, Retired, UserList};
 use crate::backend::{Call, DevicePtr};
 use crate::error::Result;
@@ -49,20 +53,44 @@ use crate::thread_role;
 #[non_exhaustive]
 pub enum Pressure {
     /// Takes that memory over: its stream waits on the device until the others are through with it. The
-    /// host waits for nothing.
+    /// host waits for no work, but for the driver calls of other threads that have what it needs in hand:
+    /// for a tenth of a second at the most.
     ///
     /// If the others wait for something that the host does later (a [`PinnedFlag`](crate::PinnedFlag)
     /// that a kernel watches, say), so does everything behind the allocation. A host that does that only
     /// after it heard from this stream waits for ever.
     ///
-    /// While other threads allocate or free at the limit, an allocation may still be refused though it
-    /// fits, rarely: what it needs is in their hands for a moment. The error advises
-    /// [`TryAgain`](crate::MemoryAdvice::TryAgain) or [`Reclaim`](crate::MemoryAdvice::Reclaim); ask again.
+    /// If they do not get through with that, it is refused though it fits: where two threads, each in a
+    /// batch, need the memory of each other's stream, say. The error advises
+    /// [`TryAgain`](crate::MemoryAdvice::TryAgain) or [`Reclaim`](crate::MemoryAdvice::Reclaim).
     #[default]
     Wait,
     /// Is refused with [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory);
     /// [`Stream::reclaimed`](crate::Stream::reclaimed) tells when to try again.
     Fail,
+}
+
+/// How long an allocation waits for memory that is there, and that another thread moves, or keeps from
+/// being waited for, in a call of its own: such calls are over in microseconds, unless that thread waits
+/// for a core. Two batches that wait for each other's stream wait in vain.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What is left of it; it runs from the first pause on.
+#[derive(Default)]
+pub(crate) struct Patience {
+    end: Option<Instant>,
+}
+
+impl Patience {
+    /// Lets other threads run; false if it is over.
+    pub(crate) fn pause(&mut self) -> bool {
+        let now = Instant::now();
+        let is_left = now < *self.end.get_or_insert(now + PATIENCE);
+        if is_left {
+            std::thread::yield_now();
+        }
+        is_left
+    }
 }
 
 /// An event of another stream to wait for, with the ticket that it is behind.
@@ -87,6 +115,8 @@ pub(crate) struct Claim<'l> {
     behind: Option<EventHandle>,
     /// How much of the account's pending bytes the block was claimed from.
     claimed: Option<u64>,
+    /// Whether a stream whose frees the driver may not know was in somebody's hands.
+    missed: bool,
 }
 
 /// A block that was taken over, and who used it.
@@ -94,36 +124,6 @@ struct Taken {
     ptr: DevicePtr,
     bytes: u64,
     users: UserList,
-}
-
-/// Something that could be taken over.
-struct Candidate {
-    from: From,
-    bytes: u64,
-    /// What other streams have to reach first.
-    waits: UserList,
-}
-
-enum From {
-    /// The cache of a stream.
-    Kept(Arc<Lane>, Block),
-    /// A free that was put off.
-    Deferred(Arc<Lane>, Block),
-    /// Frees on a stream, by their ticket.
-    Freed(Arc<Lane>, u64),
-    Retired(DevicePtr),
-    /// Cannot be taken over, and comes free by itself.
-    Nobody,
-}
-
-/// How things stand for an allocation.
-pub(crate) enum Prospect {
-    /// It fits.
-    Fits,
-    /// It will fit when some of these are complete, or when somebody gives memory up.
-    Later(UserList),
-    /// Only what buffers have could make it fit.
-    Never,
 }
 
 impl<'l> Claim<'l> {
@@ -134,10 +134,51 @@ impl<'l> Claim<'l> {
     /// A thread that may not call the driver; a device that is lost or closed.
     pub(crate) fn new(lane: &'l Arc<Lane>, bytes: u64, forced: bool) -> Result<Option<Self>> {
         let engine = lane.engine();
-        let mut claim = Claim {
+        let mut claim = Claim::of_nothing_yet(lane, bytes);
+        if !forced {
+            claim.ptr = lane.reuse(claim.block);
+            if claim.ptr.is_some() || claim.settle() {
+                return Ok(Some(claim));
+            }
+        }
+        thread_role::check("allocating device memory")?;
+        let mut patience = Patience::default();
+        loop {
+            engine.check_open()?;
+            let most = engine.account.lock().most();
+            if forced || most < claim.block {
+                claim.shrink();
+            }
+            if most < claim.block {
+                // Nobody's memory is touched in vain.
+                return Ok(None);
+            }
+            engine.look_everywhere();
+            // The last handle of a stream is not dropped under the lock: that wakes.
+            let lanes = engine.lanes();
+            let settled = {
+                let _pressing = engine.pressing.lock();
+                claim.gather(&lanes, forced);
+                claim.settle() || claim.shrink() && claim.settle()
+            };
+            if settled {
+                return Ok(Some(claim));
+            }
+            // It puts back what it took: not under the lock.
+            drop(claim);
+            // Or somebody has it in hand, or the lock of a stream that has to be waited for.
+            if forced || !engine.is_there(lane, block(bytes)) || !patience.pause() {
+                return Ok(None);
+            }
+            claim = Claim::of_nothing_yet(lane, bytes);
+        }
+    }
+
+    fn of_nothing_yet(lane: &'l Arc<Lane>, bytes: u64) -> Self {
+        Claim {
             lane,
             asked: bytes,
-            block: engine.block_bytes(bytes),
+            block: lane.engine().block_bytes(bytes),
             ptr: None,
             freed: 0,
             moved: SmallVec::new(),
@@ -146,33 +187,8 @@ impl<'l> Claim<'l> {
             waits: SmallVec::new(),
             behind: None,
             claimed: None,
-        };
-        if !forced {
-            claim.ptr = lane.reuse(claim.block);
-            if claim.ptr.is_some() || claim.settle() {
-                return Ok(Some(claim));
-            }
+            missed: false,
         }
-        thread_role::check("allocating device memory")?;
-        engine.check_open()?;
-        let most = engine.account.lock().most();
-        if forced || most < claim.block {
-            claim.shrink();
-        }
-        if most < claim.block {
-            // Nobody's memory is touched in vain.
-            return Ok(None);
-        }
-        engine.look_everywhere();
-        // The last handle of a stream is not dropped under the lock: that wakes.
-        let lanes = engine.lanes();
-        let settled = {
-            let _pressing = engine.pressing.lock();
-            claim.gather(&lanes, forced);
-            claim.settle() || claim.shrink() && claim.settle()
-        };
-        // Refused, it puts back what it took: not under the lock.
-        Ok(settled.then_some(claim))
     }
 
     /// Asks for no more than was asked for; false if it did not ask for more.
@@ -195,6 +211,11 @@ impl<'l> Claim<'l> {
     /// How much the driver is to be asked for.
     pub(crate) fn block(&self) -> u64 {
         self.block
+    }
+
+    /// Whether the driver may give it after all if it is asked again.
+    pub(crate) fn missed(&self) -> bool {
+        self.missed
     }
 
     /// The memory, if the stream had it.
@@ -298,11 +319,12 @@ impl<'l> Claim<'l> {
             // Not enough was found for all of it: whatever else the driver still waits for.
             let may_wait = may_wait && self.lacks(forced) > 0;
             for lane in others {
-                let wait = lane
-                    .unproven_free(may_wait)
-                    .and_then(|ticket| Some((ticket, lane.try_event_behind(ticket)?)));
-                if let Some((_, (ticket, event))) = wait {
-                    self.waits.push((Use { lane: lane.progress().clone(), ticket }, event));
+                let Some(ticket) = lane.unproven_free(may_wait) else { continue };
+                match lane.try_event_behind(ticket) {
+                    Some((ticket, event)) => {
+                        self.waits.push((Use { lane: lane.progress().clone(), ticket }, event));
+                    }
+                    None => self.missed = true,
                 }
             }
         }
@@ -427,132 +449,5 @@ impl Drop for Claim<'_> {
             engine.retire(Remnant::Memory { ptr, bytes }, users);
         }
         engine.memory_moved();
-    }
-}
-
-impl Engine {
-    /// What could be taken over by `lane`, and what it has to wait for; all that is pending or kept, but
-    /// for what was freed on `lane` in order.
-    fn candidates(&self, lanes: &[Arc<Lane>], lane: &Arc<Lane>) -> Vec<Candidate> {
-        let mut candidates = Vec::new();
-        for other in lanes {
-            let own = other.id() == lane.id();
-            let waits = |ticket| {
-                let waits = (!own && !other.is_complete(ticket))
-                    .then(|| Use { lane: other.progress().clone(), ticket });
-                UserList::from_iter(waits)
-            };
-            let candidate = |from: fn(Arc<Lane>, Block) -> From, block: Block| {
-                let from = from(other.clone(), block);
-                Candidate { from, bytes: block.bytes, waits: waits(block.ticket) }
-            };
-            let kept = other.kept_blocks().into_iter();
-            candidates.extend(kept.map(|block| candidate(From::Kept, block)));
-            let deferred = other.deferred_blocks().into_iter();
-            candidates.extend(deferred.map(|block| candidate(From::Deferred, block)));
-            if !own {
-                candidates.extend(other.frees_in_order().into_iter().map(|freed| Candidate {
-                    from: From::Freed(other.clone(), freed.ticket),
-                    bytes: freed.bytes,
-                    waits: UserList::from_iter([Use {
-                        lane: other.progress().clone(),
-                        ticket: freed.behind,
-                    }]),
-                }));
-            }
-        }
-        self.with_retired(|retired| {
-            candidates.extend(retired.iter().map(|retired| self.candidate(retired, lane)));
-        });
-        candidates
-    }
-
-    fn candidate(&self, retired: &Retired, lane: &Arc<Lane>) -> Candidate {
-        let waits = retired.users.iter();
-        let waits =
-            waits.filter(|used| used.lane.id() != lane.id() && !used.is_complete()).cloned();
-        let waits = UserList::from_iter(waits);
-        let ours = waits.iter().all(|used| used.lane.device().id == self.id);
-        let from = match retired.what {
-            Remnant::Memory { ptr, .. } if ours => From::Retired(ptr),
-            Remnant::Memory { .. } | Remnant::Module(_) => From::Nobody,
-        };
-        Candidate { from, bytes: retired.what.bytes(), waits }
-    }
-
-    /// How things stand for a buffer of so many bytes on `lane`. What the driver refused does not fit
-    /// until memory moves, whatever the account says: its pool does not join what streams have yet to
-    /// free. `within_reach` is what the device can
-    /// give in all, whatever the limit is.
-    pub(crate) fn prospect(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Prospect {
-        let block = block(bytes);
-        self.collect_freed();
-        let lanes = self.lanes();
-        let _pressing = self.pressing.lock();
-        let candidates = self.candidates(&lanes, lane);
-        let of_lane: u64 = lane.frees_in_order().iter().map(|freed| freed.bytes).sum();
-        let at_once = candidates
-            .iter()
-            .filter(|candidate| candidate.waits.is_empty())
-            .filter(|candidate| !matches!(candidate.from, From::Nobody));
-        let at_once =
-            of_lane + self.freeing_bytes() + at_once.map(|candidate| candidate.bytes).sum::<u64>();
-        let (room, most, figures, refused) = {
-            let account = self.account.lock();
-            (account.room(), account.most(), account.figures(), account.is_refused(block))
-        };
-        let left = within_reach.saturating_sub(figures.held());
-        let fits = at_once.saturating_add(room.min(left)) >= block;
-        if fits && !refused {
-            return Prospect::Fits;
-        }
-        let hopeless = most.min(left.saturating_add(figures.pending + figures.kept)) < block;
-        if hopeless || (refused && figures.pending + figures.kept == 0) {
-            return Prospect::Never;
-        }
-        let of_lane = lane.frees_in_order().into_iter();
-        let of_lane =
-            of_lane.map(|freed| Use { lane: lane.progress().clone(), ticket: freed.behind });
-        let mut waits = UserList::new();
-        for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_lane) {
-            match waits.iter_mut().find(|known| known.lane.id() == used.lane.id()) {
-                Some(known) => known.ticket = known.ticket.min(used.ticket),
-                None => waits.push(used),
-            }
-        }
-        // The ticket behind a free may not be there yet: what is in front of it will do.
-        for used in &mut waits {
-            used.ticket = used.ticket.min(used.lane.submitted());
-        }
-        Prospect::Later(waits)
-    }
-}
-
-/// A future's registration with those who wait for memory.
-pub(crate) struct Reclaimer {
-    engine: Arc<Engine>,
-    key: usize,
-}
-
-impl Reclaimer {
-    pub(crate) fn new(engine: &Arc<Engine>) -> Self {
-        Reclaimer { engine: engine.clone(), key: engine.reclaimers.enter() }
-    }
-
-    /// What rises when memory moves.
-    pub(crate) fn version(&self) -> u64 {
-        self.engine.account.lock().version()
-    }
-
-    /// Whether memory moved since `version`; if not, `waker` is woken when it does.
-    pub(crate) fn poll(&self, version: u64, waker: &std::task::Waker) -> bool {
-        self.engine.reclaimers.wait(self.key, version, waker);
-        self.version() != version
-    }
-}
-
-impl Drop for Reclaimer {
-    fn drop(&mut self) {
-        self.engine.reclaimers.leave(self.key);
     }
 }

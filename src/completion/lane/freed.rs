@@ -115,6 +115,11 @@ impl Lane {
         self.freed.lock().queue.iter().copied().collect()
     }
 
+    /// How much they free.
+    pub(crate) fn freed_bytes(&self) -> u64 {
+        self.freed.lock().queue.iter().map(|freed| freed.bytes).sum()
+    }
+
     /// Takes over memory whose free is on the stream, `most` bytes of it, for who is behind that: the
     /// stream itself, or who waits for it. Of a certain ticket, or any.
     pub(crate) fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
