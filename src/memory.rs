@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use crate::backend::PoolInfo;
 use crate::completion::account::block;
-use crate::completion::claim::Patience;
+use crate::completion::claim::Backoff;
 use crate::completion::engine::Engine;
 use crate::completion::lane::Lane;
 use crate::completion::prospect::Prospect;
@@ -128,12 +128,12 @@ impl MemoryInfo {
 /// other while both are asked would be seen twice, or nowhere.
 fn driver_figures(engine: &Engine) -> Result<(u64, u64, PoolInfo)> {
     let refused = |code| engine.refused(code);
-    let mut patience = Patience::default();
+    let mut backoff = Backoff::default();
     let mut before = engine.backend.pool_info().map_err(refused)?;
     loop {
         let (left, total) = engine.backend.memory_info().map_err(refused)?;
         let pool = engine.backend.pool_info().map_err(refused)?;
-        if pool.reserved == before.reserved || !patience.pause() {
+        if pool.reserved == before.reserved || !backoff.pause() {
             return Ok((left, total, pool));
         }
         before = pool;

@@ -28,7 +28,7 @@ use self::settle::{Lent, Settle, Settled};
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
 use crate::completion::account::block;
-use crate::completion::claim::{Claim, Patience};
+use crate::completion::claim::{Backoff, Claim};
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::prospect::Prospect;
 use crate::completion::spare;
@@ -504,7 +504,7 @@ impl<'s> Queue<'s> {
             |failed: &SubmitError| matches!(failed.error.detail(), ErrorDetail::OutOfMemory { .. });
         let mut made = attempt(&mut claim);
         let mut again = made.as_ref().is_err_and(is_short);
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while again {
             drop(claim);
             let within_reach = MemoryInfo::within_reach(engine)?;
@@ -515,7 +515,7 @@ impl<'s> Queue<'s> {
             engine.backend.pool_trim(0).ok();
             claim = self.claim(bytes, true)?;
             made = attempt(&mut claim);
-            again = made.as_ref().is_err_and(is_short) && claim.missed() && patience.pause();
+            again = made.as_ref().is_err_and(is_short) && claim.missed() && backoff.pause();
         }
         let (op, ticket) = match made {
             Ok(made) => made,

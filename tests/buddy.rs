@@ -4,10 +4,13 @@
 
 #[path = "../src/memory/buddy.rs"]
 mod buddy;
+#[path = "under_test/cases.rs"]
+mod cases;
 
 use std::collections::BTreeMap;
 
 use buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
+use cases::config;
 use proptest::prelude::*;
 
 const ORDERS: u32 = (SLAB_BYTES / LEAST_BYTES).ilog2();
@@ -42,7 +45,7 @@ fn free_blocks(used: &BTreeMap<usize, usize>, bytes: usize) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(50) })]
+    #![proptest_config(config(50))]
 
     #[test]
     fn blocks_never_overlap(steps in steps()) {

@@ -41,20 +41,7 @@ impl FullQueue {
                 }
             }
         });
-        // Held up: nothing was submitted for a while, and the queue is about as deep as it can be.
-        let (mut last, mut since) = (0, Instant::now());
-        while last < 500 || since.elapsed() < Duration::from_millis(300) {
-            let now = submits.load(Ordering::SeqCst);
-            if now != last {
-                (last, since) = (now, Instant::now());
-            }
-            assert!(
-                since.elapsed() < Duration::from_secs(30),
-                "the queue takes no more after {last}"
-            );
-            assert!(last < 100_000, "the queue is never full");
-            std::thread::yield_now();
-        }
+        assert_held_up(&submits);
         FullQueue { stream, gate: Some(gate), used: Arc::new(used), stop, producer: Some(producer) }
     }
 
@@ -74,6 +61,21 @@ impl FullQueue {
         drop(self.gate.take());
         self.producer.take().unwrap().join().unwrap();
         self.stream.done().synchronize().unwrap();
+    }
+}
+
+/// Waits until a thread is held up: it submitted nothing for a while, and the queue is about as deep as it
+/// can be.
+fn assert_held_up(submits: &AtomicU64) {
+    let (mut last, mut since) = (0, Instant::now());
+    while last < 500 || since.elapsed() < Duration::from_millis(300) {
+        let now = submits.load(Ordering::SeqCst);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        assert!(since.elapsed() < Duration::from_secs(30), "the queue takes no more after {last}");
+        assert!(last < 100_000, "the queue is never full");
+        std::thread::yield_now();
     }
 }
 
@@ -210,4 +212,40 @@ fn a_full_queue_leaves_events_to_record() {
         assert!(recorded.is_some(), "{device:?}: `record` is held up");
         assert!(timed.is_some(), "{device:?}: `timed` is held up");
     });
+}
+
+/// As the driver lets go of who waits in it when the device faults. (Of a GPU that is said to be lost, and
+/// is not, it does not.)
+#[test]
+fn the_loss_of_the_device_ends_who_is_held_up() {
+    for completion in
+        [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback]
+    {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with_completion(faults, completion);
+        let stream = device.stream().unwrap();
+        let gate = Gate::close(&stream).unwrap();
+        let mut scratch = stream.zeros::<u32>(16).queued().unwrap();
+        let (sender, ended) = mpsc::channel();
+        let submits = Arc::new(AtomicU64::new(0));
+        std::thread::spawn({
+            let (stream, submits) = (stream.clone(), submits.clone());
+            move || {
+                let error = loop {
+                    match stream.fill(&mut scratch, 1).queued() {
+                        Ok(()) => submits.fetch_add(1, Ordering::SeqCst),
+                        Err(error) => break error,
+                    };
+                };
+                sender.send(error).ok()
+            }
+        });
+        assert_held_up(&submits);
+        handle.lose_device("a test");
+        let waits = stream.done().synchronize();
+        assert!(waits.is_err_and(|error| error.is_device_lost()));
+        let error = ended.recv_timeout(Duration::from_secs(10)).expect("it is let go of");
+        assert!(error.is_device_lost(), "{error}");
+        drop(gate);
+    }
 }

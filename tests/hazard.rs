@@ -2,6 +2,8 @@
 //!
 //! Both modules are pure: this file compiles their very sources.
 
+#[path = "under_test/cases.rs"]
+mod cases;
 #[path = "../src/hazard.rs"]
 mod hazard;
 #[path = "../src/completion/waiters.rs"]
@@ -12,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
+use cases::config;
 use hazard::{Content, Hazards, Mode, Track, Use};
 use proptest::prelude::*;
 use waiters::Waiters;
@@ -255,12 +258,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn config() -> ProptestConfig {
-    ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(200))]
 
     #[test]
     fn spans_say_what_every_byte_would(
@@ -465,7 +464,7 @@ fn stale_entries_never_outnumber_the_live_ones_by_much() {
 }
 
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(200))]
 
     #[test]
     fn waiters_do_what_a_sorted_list_would(

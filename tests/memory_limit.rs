@@ -1,5 +1,7 @@
 //! The memory limit: what counts against it, and what an allocation does that does not fit.
 
+#[path = "under_test/cases.rs"]
+mod cases;
 #[path = "under_test/limited.rs"]
 mod limited;
 #[path = "under_test/random.rs"]
@@ -7,6 +9,7 @@ mod random;
 
 use std::time::Duration;
 
+use cases::config;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
     Device, DeviceKind, ErrorDetail, ErrorKind, MemoryAdvice, Pressure, Result, kernels,
@@ -313,7 +316,7 @@ async fn the_figures_are_those_of_every_device() -> Result<()> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(config(48))]
 
     #[test]
     fn random_programs_stay_within_the_limit(steps in limited::steps(), waits in any::<bool>()) {

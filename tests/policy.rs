@@ -3,6 +3,8 @@
 //! The modules are pure: this file compiles their very sources.
 #![forbid(unsafe_code)]
 
+#[path = "under_test/cases.rs"]
+mod cases;
 #[path = "../src/completion/checkers.rs"]
 mod checkers;
 #[path = "../src/completion/history.rs"]
@@ -11,6 +13,7 @@ mod history;
 #[path = "../src/completion/policy.rs"]
 mod policy;
 
+use cases::config;
 use checkers::{Checkers, Place};
 use history::{History, Window};
 use policy::{Age, Completion, Plan};
@@ -101,14 +104,10 @@ fn modes() -> impl Strategy<Value = Completion> {
     prop::sample::select(MODES.to_vec())
 }
 
-fn config() -> ProptestConfig {
-    ProptestConfig { failure_persistence: None, cases: 500, ..ProptestConfig::default() }
-}
-
 // ---- history ------------------------------------------------------------------------------
 
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(500))]
 
     #[test]
     fn a_window_holds_what_was_learned(
@@ -216,7 +215,7 @@ fn the_last_look_of_a_window_lies_ahead() {
 }
 
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(500))]
 
     /// A look lies ahead, and no further than the cadence wants it; a window that is open ends ahead.
     #[test]
@@ -306,7 +305,7 @@ fn a_window_opens_early_enough_to_wake_a_task_for_it() {
 }
 
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(500))]
 
     #[test]
     fn naps_together_are_cut_by_a_quarter_at_most(now in lengths(), nap in lengths()) {
@@ -358,7 +357,7 @@ fn the_poller_rests_in_proportion_within_limits() {
 // ---- checkers -----------------------------------------------------------------------------
 
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(500))]
 
     /// Against a list of who holds a place until when.
     #[test]

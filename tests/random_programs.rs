@@ -4,8 +4,12 @@
 //! commands a random number chooses (every interleaving that the waits allow can come), and on the
 //! device under test with kernels of random length in between.
 
+#[path = "under_test/cases.rs"]
+mod cases;
+
 use std::ops::Range;
 
+use cases::config;
 use futures::executor::block_on;
 use gpu_await::testing::{self, Stepper};
 use gpu_await::{Device, DeviceBuffer, Op, PinnedBuffer, Result, Stream, kernels};
@@ -320,10 +324,6 @@ fn run_all(step: &Stepper, choices: &[usize]) {
         }
     }
     step.run_until_idle();
-}
-
-fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 proptest! {

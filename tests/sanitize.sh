@@ -3,6 +3,7 @@
 # and `miri`. Minutes, so not in `.ci/run`.
 #
 #     tests/sanitize.sh tsan basics lent drops
+#     tests/sanitize.sh miri account
 #     tests/sanitize.sh miri lent a_captured_download_waits
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -680,6 +680,11 @@ impl Backend for HostBackend {
     }
 
     /// Host devices share the host's memory.
+    fn abandon(&self) {
+        // Whoever a full queue holds goes on: no command runs any more.
+        self.shared.fail("the device is lost".to_owned());
+    }
+
     fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
         self.shared.healthy("enable_peer")?;
         Ok(other.kind() == DeviceKind::Host)

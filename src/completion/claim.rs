@@ -10,7 +10,7 @@
 //!
 //! A step is taken if the ones before it were not enough. Steps 1 to 3 are gone through again, for a
 //! while, if what they lacked is there after all: others have it in hand, or hold the lock of a stream
-//! that has to be waited for ([`Patience`]). Sizes are rounded so that blocks can be kept
+//! that has to be waited for ([`Backoff`]). Sizes are rounded so that blocks can be kept
 //! ([`spare`](super::spare)); one that does not fit rounded has its own size, and is not kept. Blocks that are taken over are freed *on the
 //! allocating stream*, behind its waits and in front of the allocation, so that the driver's pool can
 //! use their memory for it, cut as it likes. What is left over is freed there in order.
@@ -73,19 +73,19 @@ pub enum Pressure {
 /// How long an allocation waits for memory that is there, and that another thread moves, or keeps from
 /// being waited for, in a call of its own: such calls are over in microseconds, unless that thread waits
 /// for a core. Two batches that wait for each other's stream wait in vain.
-const PATIENCE: Duration = Duration::from_millis(100);
+const BACKOFF_MOST: Duration = Duration::from_millis(100);
 
 /// What is left of it; it runs from the first pause on.
 #[derive(Default)]
-pub(crate) struct Patience {
+pub(crate) struct Backoff {
     end: Option<Instant>,
 }
 
-impl Patience {
+impl Backoff {
     /// Lets other threads run; false if it is over.
     pub(crate) fn pause(&mut self) -> bool {
         let now = Instant::now();
-        let is_left = now < *self.end.get_or_insert(now + PATIENCE);
+        let is_left = now < *self.end.get_or_insert(now + BACKOFF_MOST);
         if is_left {
             std::thread::yield_now();
         }
@@ -142,7 +142,7 @@ impl<'l> Claim<'l> {
             }
         }
         thread_role::check("allocating device memory")?;
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         loop {
             engine.check_open()?;
             let most = engine.account.lock().most();
@@ -166,8 +166,8 @@ impl<'l> Claim<'l> {
             }
             // It puts back what it took: not under the lock.
             drop(claim);
-            // Or somebody has it in hand, or the lock of a stream that has to be waited for.
-            if forced || !engine.is_there(lane, block(bytes)) || !patience.pause() {
+            // Somebody may have in hand what it lacks, or the lock of a stream that it has to wait for.
+            if forced || !engine.is_there(lane, block(bytes)) || !backoff.pause() {
                 return Ok(None);
             }
             claim = Claim::of_nothing_yet(lane, bytes);
