@@ -16,6 +16,7 @@
 //! preconditions are checked before every launch, so that launching is safe.
 mod container;
 pub(crate) mod define;
+pub(crate) mod image;
 pub(crate) mod launch_config;
 mod limits;
 pub(crate) mod module;

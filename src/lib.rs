@@ -100,8 +100,8 @@ pub(crate) mod turn_taking;
 pub(crate) mod verbs;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
-pub use completion::claim::Pressure;
 pub use completion::policy::Completion;
+pub use completion::prospect::Pressure;
 pub use device::loss::Loss;
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
@@ -114,8 +114,9 @@ pub use error::{
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;
+pub use kernel::image::Image;
 pub use kernel::launch_config::{Dim3, LaunchConfig};
-pub use kernel::module::{Image, Module};
+pub use kernel::module::Module;
 pub use kernel::occupancy::Occupancy;
 pub use kernel::signature::{
     Arg, Args, Flag, In, InOut, Len, Out, Param, Signature, TwinFn, Value,

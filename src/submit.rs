@@ -24,6 +24,7 @@ mod devices;
 mod loan;
 mod name;
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::panic::Location;
@@ -52,6 +53,7 @@ use crate::hazard::{Content, Mode, Track, Use};
 use crate::memory::MemoryInfo;
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
 use crate::memory::buffer::Span;
+use crate::memory::pinned_pool::PinnedBlock;
 use crate::thread_role;
 
 /// What an operation touches.
@@ -308,6 +310,32 @@ impl<'a> Footprint<'a> {
         }
         edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
         Ok(edges)
+    }
+
+    /// Lends pinned memory to the device until the operation is complete. Another device's is refused:
+    /// it is not registered with this one.
+    pub(crate) fn lends(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the pinned buffer", false);
+    }
+
+    /// Lends the word of a flag, as [`lends`](Self::lends).
+    pub(crate) fn lends_flag(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the flag", false);
+    }
+
+    /// Lends pinned memory that may be another device's of the same kind, to be reached by its *host*
+    /// address alone: it is registered as portable.
+    pub(crate) fn lends_portable(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the pinned buffer", true);
+    }
+
+    fn lend(&mut self, block: &Arc<PinnedBlock>, what: &'static str, portable: bool) {
+        self.lent.push(Loan::Pinned { block: block.clone(), what, portable });
+    }
+
+    /// Keeps something of the user's until the operation is complete.
+    pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
+        self.lent.push(Loan::Value(value));
     }
 }
 

@@ -131,7 +131,7 @@ proptest! {
         }
         history.learn(low, high);
         let window = history.window(low).expect("of that wait");
-        let most = (high / 8).max(policy::LEAD_LEAST_NS);
+        let most = (high / 8).max(history::LEAD_LEAST_NS);
         prop_assert!(low - window.from_ns <= most, "{window:?}");
         prop_assert!(window.until_ns - high <= most, "{window:?}");
     }
@@ -160,7 +160,7 @@ fn alternating_lengths_keep_both_windows() {
             for length in [short, long] {
                 let late = wait_and_learn(&mut history, length).found_ns - length;
                 // The first ones teach it; two lengths may share a window.
-                let shared = 2 * policy::lead_most(long) / 32;
+                let shared = 2 * history::lead_most(long) / 32;
                 let most = if round < 6 { u64::MAX } else { policy::rest(0).max(shared) };
                 assert!(late <= most, "{short} and {long}: {length} is found {late} late");
             }
@@ -237,9 +237,9 @@ proptest! {
         let plan = policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &history);
         if let Some(until_ns) = plan.check_until_ns {
             let ahead = policy::NEAR_NS + lag_ns + lag_ns / 2;
-            prop_assert!(until_ns - age_ns <= policy::CHECK_MOST_NS + ahead, "{}", until_ns - age_ns);
+            prop_assert!(until_ns - age_ns <= history::CHECK_MOST_NS + ahead, "{}", until_ns - age_ns);
             // And a task that is woken for a window does not check for most of the wait.
-            prop_assert!(until_ns - age_ns <= policy::CHECK_MOST_NS + policy::NEAR_NS + until_ns / 5);
+            prop_assert!(until_ns - age_ns <= history::CHECK_MOST_NS + policy::NEAR_NS + until_ns / 5);
         }
     }
 

@@ -40,35 +40,12 @@ use super::engine::Engine;
 use super::events::EventHandle;
 use super::lane::Lane;
 use super::progress::Progress;
-use super::prospect::{Candidate, From};
+use super::prospect::{Candidate, From, Pressure};
 use super::retired::{Block, Remnant, Retired, UserList};
 use crate::backend::{Call, DevicePtr};
 use crate::error::Result;
 use crate::hazard::{Track, Use};
 use crate::thread_role;
-
-/// What an allocation does that fits only once other streams got further: they have given up what it
-/// needs, and still use it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Pressure {
-    /// Takes that memory over: its stream waits on the device until the others are through with it. The
-    /// host waits for no work, but for the driver calls of other threads that have what it needs in hand:
-    /// for a tenth of a second at the most.
-    ///
-    /// If the others wait for something that the host does later (a [`PinnedFlag`](crate::PinnedFlag)
-    /// that a kernel watches, say), so does everything behind the allocation. A host that does that only
-    /// after it heard from this stream waits for ever.
-    ///
-    /// If they do not get through with that, it is refused though it fits: where two threads, each in a
-    /// batch, need the memory of each other's stream, say. The error advises
-    /// [`TryAgain`](crate::MemoryAdvice::TryAgain) or [`Reclaim`](crate::MemoryAdvice::Reclaim).
-    #[default]
-    Wait,
-    /// Is refused with [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory);
-    /// [`Stream::reclaimed`](crate::Stream::reclaimed) tells when to try again.
-    Fail,
-}
 
 /// How long an allocation waits for memory that is there, and that another thread moves, or keeps from
 /// being waited for, in a call of its own: such calls are over in microseconds, unless that thread waits

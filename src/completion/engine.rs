@@ -34,7 +34,6 @@ use slab::Slab;
 
 use super::account::{Account, block};
 use super::checkers::Checkers;
-use super::claim::Pressure;
 use super::deadlines::Deadlines;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
@@ -42,6 +41,7 @@ use super::events::{Destroy, EventHandle, EventPool};
 use super::lane::Lane;
 use super::policy::{self, Completion};
 use super::poller::{self, Attention};
+use super::prospect::Pressure;
 use super::reaper::Reaper;
 use super::reclaimers::Reclaimers;
 use super::retired::Retired;

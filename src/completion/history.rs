@@ -20,13 +20,21 @@
 //!    (`alternating_lengths_keep_both_windows`).
 #![forbid(unsafe_code)]
 
-use super::policy::{LEAD_LEAST_NS, lead_most};
-
 /// Kinds of work that a stream remembers.
 const SPANS: usize = 4;
 
 /// Waits after which one that nothing fitted since is forgotten.
 const FORGET_AFTER: u32 = 64;
+
+/// Tasks check in windows of at most this length; the poller watches longer ones.
+pub(crate) const CHECK_MOST_NS: u64 = 250_000;
+/// How long before and behind a span its window opens and closes, at least.
+pub(crate) const LEAD_LEAST_NS: u64 = 30_000;
+
+/// How long before and behind a span of that length its window opens and closes at most.
+pub(crate) fn lead_most(span_ns: u64) -> u64 {
+    (span_ns / 8).min(CHECK_MOST_NS).max(span_ns / 32).max(LEAD_LEAST_NS)
+}
 
 /// What a stream remembers.
 #[derive(Clone, Debug, Default)]

@@ -36,7 +36,7 @@
 //!    (`any_length_is_found_in_time`).
 #![forbid(unsafe_code)]
 
-use super::history::{History, Window};
+use super::history::{CHECK_MOST_NS, History, Window};
 
 /// How the host learns of completions. [`Completion::Adaptive`] suits everybody; the others exist
 /// to be compared, and for systems where one of them is out of order.
@@ -58,8 +58,6 @@ pub enum Completion {
 
 /// With nothing remembered, a task checks for itself up to this age.
 pub(crate) const CHECK_NS: u64 = 40_000;
-/// Tasks check in windows of at most this length; the poller watches longer ones.
-pub(crate) const CHECK_MOST_NS: u64 = 250_000;
 /// A window counts as open this long before: a nap is not worthwhile.
 pub(crate) const NEAR_NS: u64 = 20_000;
 /// The poller rests this many times as long as a round over its streams took, ...
@@ -85,8 +83,6 @@ pub(crate) const CHECKERS: usize = 8;
 pub(crate) const WORDS_BELOW: usize = 2;
 /// ... and their work takes at most so long.
 pub(crate) const WORD_MOST_NS: u64 = 30_000;
-/// How long before and behind a span its window opens and closes, at least.
-pub(crate) const LEAD_LEAST_NS: u64 = 30_000;
 /// Work of some age is looked at again after this part of it, ...
 pub(crate) const NAP_PART: u64 = 64;
 /// ... but not sooner than this, ...
@@ -131,11 +127,6 @@ pub(crate) struct Plan {
     pub(crate) check_until_ns: Option<u64>,
     /// The age at which the poller looks, at the latest, if no task does.
     pub(crate) look_ns: u64,
-}
-
-/// How long before and behind a span of that length its window opens and closes at most.
-pub(crate) fn lead_most(span_ns: u64) -> u64 {
-    (span_ns / 8).min(CHECK_MOST_NS).max(span_ns / 32).max(LEAD_LEAST_NS)
 }
 
 impl Completion {

@@ -3,7 +3,7 @@
 //! | it is | an allocation may have it |
 //! |---|---|
 //! | nobody's, within the limit | at once |
-//! | kept by a stream, given up, or its free is on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`](super::claim::Pressure)) |
+//! | kept by a stream, given up, or its free is on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`]) |
 //! | given up, and used by another device | when that is through |
 //! | moved by another thread this moment: no list has it, the account does | when that put it back |
 //!
@@ -13,12 +13,34 @@
 use std::sync::Arc;
 
 use super::account::{Figures, block};
-use super::claim::Pressure;
 use super::engine::Engine;
 use super::lane::Lane;
 use super::retired::{Block, Remnant, Retired, UserList};
 use crate::backend::DevicePtr;
 use crate::hazard::{Track, Use};
+
+/// What an allocation does that fits only once other streams got further: they have given up what it
+/// needs, and still use it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Pressure {
+    /// Takes that memory over: its stream waits on the device until the others are through with it. The
+    /// host waits for no work, but for the driver calls of other threads that have what it needs in hand:
+    /// for a tenth of a second at the most.
+    ///
+    /// If the others wait for something that the host does later (a [`PinnedFlag`](crate::PinnedFlag)
+    /// that a kernel watches, say), so does everything behind the allocation. A host that does that only
+    /// after it heard from this stream waits for ever.
+    ///
+    /// If they do not get through with that, it is refused though it fits: where two threads, each in a
+    /// batch, need the memory of each other's stream, say. The error advises
+    /// [`TryAgain`](crate::MemoryAdvice::TryAgain) or [`Reclaim`](crate::MemoryAdvice::Reclaim).
+    #[default]
+    Wait,
+    /// Is refused with [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory);
+    /// [`Stream::reclaimed`](crate::Stream::reclaimed) tells when to try again.
+    Fail,
+}
 
 /// Something that could be taken over.
 pub(super) struct Candidate {

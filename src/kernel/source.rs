@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::home::Home;
-use crate::kernel::module::Image;
+use crate::kernel::image::Image;
 
 /// CUDA C++ to compile with [`Module::compile`](crate::Module::compile), and how.
 ///
@@ -131,7 +131,7 @@ impl CudaSource {
     #[cfg(feature = "cuda")]
     pub(crate) fn image(&self, home: &Home) -> Result<Image> {
         use crate::backend::cuda::nvrtc::{Job, Nvrtc};
-        use crate::kernel::module::Form;
+        use crate::kernel::image::Form;
 
         if home.engine.backend.kind() == crate::DeviceKind::Host {
             return Err(no_cuda(home));

@@ -4,7 +4,6 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::Footprint;
 use super::devices::check_device;
 use crate::completion::engine::Engine;
 use crate::completion::lane::Payload;
@@ -73,33 +72,5 @@ impl Loan {
             Loan::Pinned { block, .. } => Payload::Memory(block),
             Loan::Value(value) => Payload::Foreign(value),
         }
-    }
-}
-
-impl Footprint<'_> {
-    /// Lends pinned memory to the device until the operation is complete. Another device's is refused:
-    /// it is not registered with this one.
-    pub(crate) fn lends(&mut self, block: &Arc<PinnedBlock>) {
-        self.lend(block, "the pinned buffer", false);
-    }
-
-    /// Lends the word of a flag, as [`lends`](Self::lends).
-    pub(crate) fn lends_flag(&mut self, block: &Arc<PinnedBlock>) {
-        self.lend(block, "the flag", false);
-    }
-
-    /// Lends pinned memory that may be another device's of the same kind, to be reached by its *host*
-    /// address alone: it is registered as portable.
-    pub(crate) fn lends_portable(&mut self, block: &Arc<PinnedBlock>) {
-        self.lend(block, "the pinned buffer", true);
-    }
-
-    fn lend(&mut self, block: &Arc<PinnedBlock>, what: &'static str, portable: bool) {
-        self.lent.push(Loan::Pinned { block: block.clone(), what, portable });
-    }
-
-    /// Keeps something of the user's until the operation is complete.
-    pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
-        self.lent.push(Loan::Value(value));
     }
 }

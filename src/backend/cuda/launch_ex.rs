@@ -5,10 +5,9 @@
 //! them first.
 #![forbid(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::{align_of, offset_of, size_of};
 
-use super::api::Handle;
 use crate::backend::{Grid, LaunchShape};
 
 /// `CUlaunchConfig`.
@@ -17,7 +16,7 @@ pub(super) struct RawConfig {
     grid_dim: [u32; 3],
     block_dim: [u32; 3],
     shared_mem_bytes: u32,
-    stream: Handle,
+    stream: *mut c_void,
     attributes: *const Attribute,
     attribute_count: u32,
 }
@@ -58,7 +57,11 @@ impl Attribute {
 
 impl RawConfig {
     /// Points to `attributes`, which must outlive the call that it is passed to.
-    pub(super) fn new(grid: &Grid, stream: Handle, attributes: &([Attribute; 2], u32)) -> Self {
+    pub(super) fn new(
+        grid: &Grid,
+        stream: *mut c_void,
+        attributes: &([Attribute; 2], u32),
+    ) -> Self {
         RawConfig {
             grid_dim: grid.grid_dim,
             block_dim: grid.block_dim,

@@ -1,0 +1,74 @@
+//! A kernel image: what [`Module::load`](crate::Module::load) takes.
+
+use std::borrow::Cow;
+
+/// A kernel image: PTX text, or the bytes of a cubin or fatbin.
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub(super) name: String,
+    pub(super) form: Form,
+    pub(super) bytes: Cow<'static, [u8]>,
+    /// Instances of templates, each with its name in the image.
+    pub(super) instances: Vec<(String, String)>,
+}
+
+/// What an image's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Ptx,
+    Binary,
+}
+
+impl Image {
+    /// PTX text; the driver compiles it for its GPU.
+    ///
+    /// Loading refuses text with a NUL in it, and what begins like a binary: the driver would take it for
+    /// one ([`ErrorDetail::BadImage`](crate::ErrorDetail::BadImage)).
+    pub fn ptx(text: impl Into<Cow<'static, str>>) -> Self {
+        let bytes = match text.into() {
+            Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+            Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+        };
+        Image { name: "PTX".to_owned(), form: Form::Ptx, bytes, instances: Vec::new() }
+    }
+
+    /// The bytes of a cubin or fatbin.
+    ///
+    /// Loading refuses those whose own sizes do not stay inside of them, such as a file that was cut off
+    /// ([`ErrorDetail::BadImage`](crate::ErrorDetail::BadImage) with the figures). What else they say
+    /// the driver believes.
+    ///
+    /// # Safety
+    /// The bytes are a whole cubin or fatbin as a CUDA compiler wrote it. The driver is not told their
+    /// number, and runs what is in them; bytes that were changed can end the process.
+    ///
+    /// # Examples
+    /// ```
+    /// # fn f(bytes: Vec<u8>) -> gpu_await::Image {
+    /// // SAFETY: `bytes` is what `nvcc --cubin` wrote, whole.
+    /// unsafe { gpu_await::Image::binary(bytes) }.named("model.cubin")
+    /// # }
+    /// ```
+    pub unsafe fn binary(bytes: impl Into<Cow<'static, [u8]>>) -> Self {
+        Image::compiled(Form::Binary, bytes.into())
+    }
+
+    /// What a compiler of this process wrote.
+    pub(crate) fn compiled(form: Form, bytes: Cow<'static, [u8]>) -> Self {
+        let name = "binary".to_owned();
+        Image { name, form, bytes, instances: Vec::new() }
+    }
+
+    /// Tells under which names the instances of templates are in the image.
+    pub(crate) fn with_instances(mut self, instances: Vec<(String, String)>) -> Self {
+        self.instances = instances;
+        self
+    }
+
+    /// Names the image for messages.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+}
