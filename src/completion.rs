@@ -11,27 +11,28 @@
 //! | [`waiters`] | the wakers of one stream in ticket order |
 //! | [`park`] | when the poller may sleep |
 //! | [`policy`] | how a waiter spends its time |
-//! | [`history`] | how long work took, and so when it may be complete |
+//! | [`estimator`] | how long work took, and so when it may be complete |
 //! | [`checkers`] | which tasks look for themselves |
-//! | [`spare`] | what a stream keeps of freed memory |
+//! | [`block_cache`] | what a stream keeps of freed memory |
 //! | [`account`] | where a device's memory is, in bytes |
 //!
 //! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
 //! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
-//! [`shared_event`] an event of several processes, [`roster`] the streams of a device,
+//! [`shared_event`] an event of several processes, [`registry`] the streams of a device,
 //! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
 //! streams and devices, [`claim`] the memory for an allocation,
 //! [`reclaimers`] the futures that wait for memory.
 
 pub(crate) mod account;
+pub(crate) mod block_cache;
 pub(crate) mod checkers;
 pub(crate) mod claim;
 pub(crate) mod deadlines;
 pub(crate) mod device_state;
 pub(crate) mod doorbell;
 pub(crate) mod engine;
+pub(crate) mod estimator;
 pub(crate) mod events;
-pub(crate) mod history;
 pub(crate) mod lane;
 pub(crate) mod park;
 pub(crate) mod policy;
@@ -40,10 +41,9 @@ pub(crate) mod progress;
 pub(crate) mod prospect;
 pub(crate) mod reaper;
 pub(crate) mod reclaimers;
+pub(crate) mod registry;
 pub(crate) mod retired;
-pub(crate) mod roster;
 pub(crate) mod shared_event;
-pub(crate) mod spare;
 pub(crate) mod submission;
 pub(crate) mod sweep;
 pub(crate) mod timeline;

@@ -16,6 +16,7 @@ use crate::completion::engine::{Engine, EngineOptions};
 use crate::completion::policy::Completion;
 use crate::completion::progress::Progress;
 use crate::completion::prospect::Pressure;
+use crate::coop;
 use crate::error::{ErrorDetail, Result};
 use crate::hazard::Use;
 use crate::home::Home;
@@ -26,7 +27,6 @@ use crate::op::join::join_all;
 use crate::op::{Op, Point, Value};
 use crate::stream::Stream;
 use crate::thread_role::{self, Role};
-use crate::turn_taking;
 
 /// What a stream keeps of freed memory, unless said otherwise.
 const SPARE_BYTES: u64 = 8 << 20;
@@ -189,7 +189,7 @@ impl Device {
     /// # Errors
     /// As [`pinned`](Self::pinned).
     pub async fn pinned_async<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check_driver("taking pinned memory")?;
         self.engine().check_open()?;
         let pool = &self.home.pinned;
@@ -233,7 +233,7 @@ impl Device {
     /// # Source
     /// `cuMemPoolTrimTo`.
     pub async fn trim(&self, keep_bytes: u64) -> Result<()> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check_driver("trimming memory")?;
         let engine = self.engine().clone();
         engine.check_health()?;
@@ -260,7 +260,7 @@ impl Device {
     /// # Source
     /// `cuMemHostUnregister`.
     pub async fn trim_pinned(&self, keep_bytes: u64) -> Result<u64> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check_driver("trimming memory")?;
         self.engine().check_health()?;
         let pool = self.home.pinned.clone();
@@ -281,7 +281,7 @@ impl Device {
     /// # Source
     /// `cuDeviceCanAccessPeer`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`.
     pub async fn enable_peer(&self, other: &Device) -> Result<bool> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check_driver("enabling peer access")?;
         let (home, other) = (self.home.clone(), other.engine().clone());
         home.engine.check_open()?;
@@ -553,7 +553,7 @@ impl DeviceBuilder {
             memory_limit: self.memory_limit_bytes,
             on_pressure: self.on_pressure,
             verify,
-            spare_bytes: self.spare_bytes_per_stream.unwrap_or(SPARE_BYTES),
+            block_cache_bytes: self.spare_bytes_per_stream.unwrap_or(SPARE_BYTES),
         }
     }
 }

@@ -68,6 +68,7 @@ pub(crate) mod at_exit;
 pub(crate) mod backend;
 pub(crate) mod completion;
 pub(crate) mod contain;
+pub(crate) mod coop;
 pub(crate) mod device;
 pub(crate) mod error;
 pub(crate) mod event;
@@ -96,7 +97,6 @@ pub(crate) mod system;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub(crate) mod thread_role;
-pub(crate) mod turn_taking;
 pub(crate) mod verbs;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};

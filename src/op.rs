@@ -32,6 +32,7 @@ use sync_wrapper::SyncWrapper;
 pub(crate) use self::points::{Point, Points};
 use crate::completion::lane::{Lane, WaitState};
 use crate::completion::progress::Progress;
+use crate::coop::Budget;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::hazard::Track;
@@ -39,7 +40,6 @@ use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
 use crate::thread_role;
-use crate::turn_taking::Budget;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
 ///

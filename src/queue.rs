@@ -28,10 +28,10 @@ use self::settle::{Lent, Settle, Settled};
 use self::source::{Pool, Source, copied};
 use crate::backend::{DevicePtr, Pattern};
 use crate::completion::account::block;
+use crate::completion::block_cache;
 use crate::completion::claim::{Backoff, Claim};
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::prospect::Prospect;
-use crate::completion::spare;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark, Recorded};
@@ -488,7 +488,7 @@ impl<'s> Queue<'s> {
         let attempt = |claim: &mut Claim<'_>| {
             let mut footprint = footprint();
             footprint.makes_buffer();
-            if bytes > spare::LARGEST {
+            if bytes > block_cache::LARGEST {
                 // Nothing is kept of that size, and the driver's pool may have to grow.
                 footprint.may_block();
             }

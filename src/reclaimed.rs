@@ -8,12 +8,12 @@ use std::task::Poll;
 
 use crate::completion::progress::Progress;
 use crate::completion::prospect::{Prospect, Reclaimer};
+use crate::coop;
 use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::MemoryInfo;
 use crate::op::{Op, Value};
 use crate::stream::Stream;
-use crate::turn_taking;
 
 impl Stream {
     /// Resolves when an allocation of so many bytes on this stream fits, as far as the device's account
@@ -54,7 +54,7 @@ impl Stream {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         let (lane, engine) = (self.lane(), self.engine());
         let reclaimer = Reclaimer::new(engine);
         loop {

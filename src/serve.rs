@@ -7,14 +7,14 @@
 //! | [`admission`] | who is let in and who waits (pure) |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
 //! | [`gather`] | when a batch is ready (pure) |
-//! | [`alarm`] | one time-out on any executor, exact to some microseconds |
+//! | [`timer`] | one time-out on any executor, exact to some microseconds |
 //! | [`layers`] | both as `tower::Service` (feature `tower`) |
 #![forbid(unsafe_code)]
 
 pub(crate) mod admission;
-pub(crate) mod alarm;
 pub(crate) mod batcher;
 pub(crate) mod gather;
 #[cfg(feature = "tower")]
 pub(crate) mod layers;
 pub(crate) mod pool;
+pub(crate) mod timer;

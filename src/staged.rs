@@ -41,7 +41,7 @@ use crate::offload::Offloaded;
 use crate::op::Op;
 use crate::queue::source::{Source, StagedSource};
 use crate::stream::Stream;
-use crate::{thread_role, turn_taking};
+use crate::{coop, thread_role};
 
 /// What is copied in one go: long beside a wake-up, short beside the whole.
 const PART_BYTES: usize = 2 << 20;
@@ -95,7 +95,7 @@ impl Stream {
         &self,
         source: impl Source<T>,
     ) -> Result<DeviceBuffer<T>> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check("submitting work")?;
         let source = match source.into_staged().0 {
             StagedSource::Pinned(source) => return self.upload(source).queued(),
@@ -191,7 +191,7 @@ impl Stream {
         source: &impl Readable<T>,
         destination: Vec<T>,
     ) -> Result<Vec<T>> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check("submitting work")?;
         let len = source.len();
         if len == 0 {

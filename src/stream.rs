@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::completion::engine::Engine;
 use crate::completion::lane::{Lane, LaneHandle};
+use crate::coop;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark, Recorded};
 use crate::home::Home;
@@ -17,7 +18,6 @@ use crate::offload::offload;
 use crate::op::{Op, Value};
 use crate::queue::Queue;
 use crate::thread_role;
-use crate::turn_taking;
 
 /// An ordered queue of work on a device: what is put on it runs in program order, streams run
 /// beside each other.
@@ -221,7 +221,7 @@ impl Stream {
     /// # Errors
     /// As [`record_timed`](Self::record_timed).
     pub async fn record_timed_async(&self) -> Result<Event> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check("submitting work")?;
         let stream = self.clone();
         offload(move || stream.record_timed()).await?
@@ -267,7 +267,7 @@ impl Stream {
         if submitted.saturating_sub(self.lane.completed()) > max {
             return Op::pending(&self.lane, submitted - max, Value::Here(())).await;
         }
-        turn_taking::proceed().await;
+        coop::proceed().await;
         self.engine().lost().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 

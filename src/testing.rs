@@ -269,7 +269,7 @@ impl DriverCall {
 #[derive(Default)]
 pub struct Faults {
     control: Arc<Control>,
-    spare_bytes: u64,
+    block_cache_bytes: u64,
 }
 
 /// Decides what fails, while the device runs.
@@ -293,7 +293,7 @@ pub struct FaultHandle(Arc<Control>);
 #[must_use]
 pub fn faults() -> (Faults, FaultHandle) {
     let control = Arc::new(Control::default());
-    (Faults { control: control.clone(), spare_bytes: 0 }, FaultHandle(control))
+    (Faults { control: control.clone(), block_cache_bytes: 0 }, FaultHandle(control))
 }
 
 impl Faults {
@@ -302,7 +302,7 @@ impl Faults {
     /// [`DeviceBuilder::spare_bytes_per_stream`](crate::DeviceBuilder::spare_bytes_per_stream).
     #[must_use]
     pub fn spare_bytes_per_stream(mut self, bytes: u64) -> Self {
-        self.spare_bytes = bytes;
+        self.block_cache_bytes = bytes;
         self
     }
 }
@@ -331,8 +331,11 @@ pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
 
 fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> Device {
     // What a test counts is called by the test.
-    let options =
-        EngineOptions { spare_bytes: faults.spare_bytes, pins_on_demand: true, ..options };
+    let options = EngineOptions {
+        block_cache_bytes: faults.block_cache_bytes,
+        pins_on_demand: true,
+        ..options
+    };
     match Device::open(Arc::new(Wrapper::new(inner, faults.control)), options) {
         Ok(device) => device,
         Err(error) => panic!("a device for tests: {error}"),

@@ -16,7 +16,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("error", &["error"]),
     (
         "ground: threads, process",
-        &["sync", "thread_role", "at_exit", "contain", "offload", "system", "turn_taking"],
+        &["sync", "thread_role", "at_exit", "contain", "offload", "system", "coop"],
     ),
     ("pure modules", PURE),
     ("backend trait", &["backend", "backend/twin"]),
@@ -44,12 +44,12 @@ const PURE: &[&str] = &[
     "hazard",
     "completion/account",
     "completion/checkers",
-    "completion/history",
+    "completion/estimator",
     "completion/park",
     "completion/policy",
     "completion/submission",
     "completion/sweep",
-    "completion/spare",
+    "completion/block_cache",
     "completion/timeline",
     "completion/waiters",
     "memory/buddy",
@@ -72,7 +72,7 @@ const CIRCLE: &[&str] = &[
     "completion/prospect",
     "completion/reaper",
     "completion/retired",
-    "completion/roster",
+    "completion/registry",
 ];
 
 /// The files that hold `unsafe` code, and what for. Every other file forbids it.

@@ -7,15 +7,15 @@
 mod cases;
 #[path = "../src/completion/checkers.rs"]
 mod checkers;
-#[path = "../src/completion/history.rs"]
-mod history;
+#[path = "../src/completion/estimator.rs"]
+mod estimator;
 #[expect(dead_code, unreachable_pub, reason = "the crate uses the rest and shows it")]
 #[path = "../src/completion/policy.rs"]
 mod policy;
 
 use cases::config;
 use checkers::{Checkers, Place};
-use history::{History, Window};
+use estimator::{Estimator, Window};
 use policy::{Age, Completion, Plan};
 use proptest::prelude::*;
 
@@ -47,19 +47,19 @@ fn age(age_ns: u64) -> Age {
     Age { age_ns, lag_ns: 0, rest_ns: policy::rest(0) }
 }
 
-fn plan(age_ns: u64, history: &History) -> Plan {
-    policy::plan(Completion::Adaptive, age(age_ns), history)
+fn plan(age_ns: u64, estimator: &Estimator) -> Plan {
+    policy::plan(Completion::Adaptive, age(age_ns), estimator)
 }
 
 /// Waits for work of that length, as `Lane::visit` does.
-fn wait(history: &History, length_ns: u64) -> Found {
+fn wait(estimator: &Estimator, length_ns: u64) -> Found {
     let mut found = Found { pending_ns: 0, found_ns: 0, naps: 0, watched: 0 };
     let mut age = 0;
     while age < length_ns {
         found.pending_ns = age;
-        let next = plan(age, history).look_ns;
+        let next = plan(age, estimator).look_ns;
         assert!(next > age, "no progress at {age}");
-        let is_open = history.window(age).is_some_and(|w| w.from_ns <= age + policy::NEAR_NS);
+        let is_open = estimator.window(age).is_some_and(|w| w.from_ns <= age + policy::NEAR_NS);
         *(if is_open { &mut found.watched } else { &mut found.naps }) += 1;
         age = next;
     }
@@ -68,19 +68,19 @@ fn wait(history: &History, length_ns: u64) -> Found {
 }
 
 /// Waits, and remembers it.
-fn wait_and_learn(history: &mut History, length_ns: u64) -> Found {
-    let found = wait(history, length_ns);
-    history.learn(found.pending_ns, found.found_ns);
+fn wait_and_learn(estimator: &mut Estimator, length_ns: u64) -> Found {
+    let found = wait(estimator, length_ns);
+    estimator.learn(found.pending_ns, found.found_ns);
     found
 }
 
-/// A history of waits of these lengths.
-fn after(lengths: &[u64]) -> History {
-    let mut history = History::default();
+/// An estimator of waits of these lengths.
+fn after(lengths: &[u64]) -> Estimator {
+    let mut estimator = Estimator::default();
     for length in lengths {
-        wait_and_learn(&mut history, *length);
+        wait_and_learn(&mut estimator, *length);
     }
-    history
+    estimator
 }
 
 /// From nothing to ten seconds, as many short ones as long ones.
@@ -89,11 +89,11 @@ fn lengths() -> impl Strategy<Value = u64> {
 }
 
 /// What any looks, of the poller or of tasks, on time or late, may have taught.
-fn histories() -> impl Strategy<Value = History> {
+fn estimators() -> impl Strategy<Value = Estimator> {
     prop::collection::vec((lengths(), lengths()), 0..80).prop_map(|waits| {
-        let mut history = History::default();
-        waits.into_iter().for_each(|(low, high)| history.learn(low, high));
-        history
+        let mut estimator = Estimator::default();
+        waits.into_iter().for_each(|(low, high)| estimator.learn(low, high));
+        estimator
     })
 }
 
@@ -104,34 +104,34 @@ fn modes() -> impl Strategy<Value = Completion> {
     prop::sample::select(MODES.to_vec())
 }
 
-// ---- history ------------------------------------------------------------------------------
+// ---- estimator ------------------------------------------------------------------------------
 
 proptest! {
     #![proptest_config(config(500))]
 
     #[test]
     fn a_window_holds_what_was_learned(
-        before in histories(), low in lengths(), high in lengths(), part in 0.0..=1.0,
+        before in estimators(), low in lengths(), high in lengths(), part in 0.0..=1.0,
     ) {
         let (low, high) = (low.min(high), low.max(high));
-        let mut history = before;
-        history.learn(low, high);
+        let mut estimator = before;
+        estimator.learn(low, high);
         let age = low + ((high - low) as f64 * part) as u64;
-        let window = history.window(age).expect("of that wait");
+        let window = estimator.window(age).expect("of that wait");
         prop_assert!(window.from_ns <= age && age < window.until_ns, "{age}: {window:?}");
     }
 
     #[test]
     fn a_window_is_short_beside_the_wait(low in lengths(), high in lengths(), others in 0..9_u64) {
         let (low, high) = (low.min(high), low.max(high));
-        let mut history = History::default();
+        let mut estimator = Estimator::default();
         // Waits that lie apart: the window grows with that, up to a limit.
         for other in 0..others {
-            history.learn(low + other % 2 * 50 * US, high + other % 2 * 50 * US);
+            estimator.learn(low + other % 2 * 50 * US, high + other % 2 * 50 * US);
         }
-        history.learn(low, high);
-        let window = history.window(low).expect("of that wait");
-        let most = (high / 8).max(history::LEAD_LEAST_NS);
+        estimator.learn(low, high);
+        let window = estimator.window(low).expect("of that wait");
+        let most = (high / 8).max(estimator::LEAD_LEAST_NS);
         prop_assert!(low - window.from_ns <= most, "{window:?}");
         prop_assert!(window.until_ns - high <= most, "{window:?}");
     }
@@ -142,8 +142,8 @@ fn a_window_grows_with_the_spread() {
     let steady = after(&[MS; 20]);
     let spread: Vec<_> = (0..20).map(|index| MS + index % 2 * 60 * US).collect();
     let spread = after(&spread);
-    let window = |history: &History| history.window(900 * US).expect("about a millisecond");
-    let length = |history: &History| window(history).until_ns - window(history).from_ns;
+    let window = |estimator: &Estimator| estimator.window(900 * US).expect("about a millisecond");
+    let length = |estimator: &Estimator| window(estimator).until_ns - window(estimator).from_ns;
     assert!(length(&steady) < 80 * US, "{:?}", window(&steady));
     assert!(length(&spread) > 120 * US, "{:?}", window(&spread));
 }
@@ -155,12 +155,12 @@ fn alternating_lengths_keep_both_windows() {
         .into_iter()
         .flat_map(|short| (1..300).map(move |part| (short, short + part * short / 100)))
     {
-        let mut history = History::default();
+        let mut estimator = Estimator::default();
         for round in 0..20 {
             for length in [short, long] {
-                let late = wait_and_learn(&mut history, length).found_ns - length;
+                let late = wait_and_learn(&mut estimator, length).found_ns - length;
                 // The first ones teach it; two lengths may share a window.
-                let shared = 2 * history::lead_most(long) / 32;
+                let shared = 2 * estimator::lead_most(long) / 32;
                 let most = if round < 6 { u64::MAX } else { policy::rest(0).max(shared) };
                 assert!(late <= most, "{short} and {long}: {length} is found {late} late");
             }
@@ -170,46 +170,46 @@ fn alternating_lengths_keep_both_windows() {
 
 #[test]
 fn a_kind_of_work_is_forgotten_after_64_waits_for_others() {
-    let mut history = after(&[10 * MS]);
+    let mut estimator = after(&[10 * MS]);
     for count in 1..=FORGET_AFTER {
-        assert!(history.window(10 * MS - US).is_some(), "{count}");
-        wait_and_learn(&mut history, 100 * US);
+        assert!(estimator.window(10 * MS - US).is_some(), "{count}");
+        wait_and_learn(&mut estimator, 100 * US);
     }
-    assert!(history.window(10 * MS - US).is_some(), "known to the last");
-    wait_and_learn(&mut history, 100 * US);
-    assert_eq!(history.window(10 * MS - US), None);
-    assert!(history.window(100 * US).is_some());
+    assert!(estimator.window(10 * MS - US).is_some(), "known to the last");
+    wait_and_learn(&mut estimator, 100 * US);
+    assert_eq!(estimator.window(10 * MS - US), None);
+    assert!(estimator.window(100 * US).is_some());
 }
 
 #[test]
 fn five_kinds_of_work_leave_the_newest_four() {
     let kinds = [100 * US, MS, 10 * MS, 100 * MS, 1000 * MS];
-    let history = after(&kinds);
+    let estimator = after(&kinds);
     let is_known =
-        |length: &u64| history.window(*length).is_some_and(|window| window.from_ns <= *length);
+        |length: &u64| estimator.window(*length).is_some_and(|window| window.from_ns <= *length);
     assert_eq!(kinds.each_ref().map(is_known), [false, true, true, true, true]);
 }
 
 #[test]
 fn short_means_all_that_is_remembered() {
-    let mut history = History::default();
-    assert!(!history.is_short(30 * US), "nothing is known");
-    history.learn(0, 30 * US);
-    assert!(history.is_short(30 * US) && !history.is_short(29 * US));
-    history.learn(900 * US, MS);
-    assert!(!history.is_short(30 * US));
+    let mut estimator = Estimator::default();
+    assert!(!estimator.is_short(30 * US), "nothing is known");
+    estimator.learn(0, 30 * US);
+    assert!(estimator.is_short(30 * US) && !estimator.is_short(29 * US));
+    estimator.learn(900 * US, MS);
+    assert!(!estimator.is_short(30 * US));
 }
 
 // ---- policy -------------------------------------------------------------------------------
 
 #[test]
 fn the_last_look_of_a_window_lies_ahead() {
-    let history = after(&[100_000; 3]);
-    let Window { until_ns, .. } = history.window(100_000).unwrap();
+    let estimator = after(&[100_000; 3]);
+    let Window { until_ns, .. } = estimator.window(100_000).unwrap();
     for (mode, left_ns) in
         MODES.into_iter().flat_map(|mode| (1..=600).map(move |left| (mode, left)))
     {
-        let Plan { look_ns, .. } = policy::plan(mode, age(until_ns - left_ns), &history);
+        let Plan { look_ns, .. } = policy::plan(mode, age(until_ns - left_ns), &estimator);
         assert!(look_ns > until_ns - left_ns, "{mode:?}, {left_ns} ns before its end");
     }
 }
@@ -220,9 +220,9 @@ proptest! {
     /// A look lies ahead, and no further than the cadence wants it; a window that is open ends ahead.
     #[test]
     fn every_plan_makes_progress(
-        mode in modes(), age_ns in lengths(), history in histories(), lag_ns in 0..policy::LAG_MOST_NS,
+        mode in modes(), age_ns in lengths(), estimator in estimators(), lag_ns in 0..policy::LAG_MOST_NS,
     ) {
-        let Plan { check_until_ns, look_ns } = policy::plan(mode, Age { lag_ns, ..age(age_ns) }, &history);
+        let Plan { check_until_ns, look_ns } = policy::plan(mode, Age { lag_ns, ..age(age_ns) }, &estimator);
         prop_assert!(check_until_ns.is_none_or(|until_ns| until_ns > age_ns));
         prop_assert!(age_ns < look_ns, "{look_ns}");
         match mode {
@@ -233,13 +233,13 @@ proptest! {
 
     /// Nobody checks for long, however long the windows are.
     #[test]
-    fn a_check_is_short(age_ns in lengths(), history in histories(), lag_ns in 0..policy::LAG_MOST_NS) {
-        let plan = policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &history);
+    fn a_check_is_short(age_ns in lengths(), estimator in estimators(), lag_ns in 0..policy::LAG_MOST_NS) {
+        let plan = policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &estimator);
         if let Some(until_ns) = plan.check_until_ns {
             let ahead = policy::NEAR_NS + lag_ns + lag_ns / 2;
-            prop_assert!(until_ns - age_ns <= history::CHECK_MOST_NS + ahead, "{}", until_ns - age_ns);
+            prop_assert!(until_ns - age_ns <= estimator::CHECK_MOST_NS + ahead, "{}", until_ns - age_ns);
             // And a task that is woken for a window does not check for most of the wait.
-            prop_assert!(until_ns - age_ns <= history::CHECK_MOST_NS + policy::NEAR_NS + until_ns / 5);
+            prop_assert!(until_ns - age_ns <= estimator::CHECK_MOST_NS + policy::NEAR_NS + until_ns / 5);
         }
     }
 
@@ -247,8 +247,8 @@ proptest! {
     /// apart as the longest nap.
     #[test]
     fn looks_are_few(waits in prop::collection::vec(lengths(), 0..80), length in lengths()) {
-        let history = after(&waits);
-        let found = wait(&history, length);
+        let estimator = after(&waits);
+        let found = wait(&estimator, length);
         let part = policy::NAP_PART;
         let growth = length.min(part * policy::NAP_MOST_NS) as f64 / (part * policy::NAP_LEAST_NS) as f64;
         let growing = (part + 1) as f64 * growth.max(1.0).ln();
@@ -273,15 +273,15 @@ proptest! {
         // By up to a hundredth shorter.
         let varied = |index: u64| length - (index * jitter % 10) * (length / 1_000);
         let lengths: Vec<_> = (0..waits).map(varied).collect();
-        let history = after(&lengths);
-        let late = wait(&history, length).found_ns - length;
+        let estimator = after(&lengths);
+        let late = wait(&estimator, length).found_ns - length;
         prop_assert!(late <= (length / 32).max(policy::NAP_LEAST_NS), "late by {late}");
     }
 }
 
 #[test]
 fn with_nothing_remembered_a_task_checks_first() {
-    let empty = History::default();
+    let empty = Estimator::default();
     let (until, cadence) = (policy::CHECK_NS, policy::cadence);
     let check = |age| Plan { check_until_ns: Some(until), look_ns: age + cadence(age) };
     assert_eq!([plan(0, &empty), plan(until - 1, &empty)], [check(0), check(until - 1)]);
@@ -293,12 +293,12 @@ fn with_nothing_remembered_a_task_checks_first() {
 
 #[test]
 fn a_window_opens_early_enough_to_wake_a_task_for_it() {
-    let history = after(&[10 * MS; 3]);
-    let window = history.window(0).expect("of these");
+    let estimator = after(&[10 * MS; 3]);
+    let window = estimator.window(0).expect("of these");
     for lag_ns in [0, 50 * US, 400 * US] {
         let open = window.from_ns - policy::NEAR_NS - lag_ns - lag_ns / 2;
         let plan =
-            |age_ns| policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &history);
+            |age_ns| policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &estimator);
         assert_eq!(plan(open - 1), Plan { check_until_ns: None, look_ns: open });
         assert_eq!(plan(open).check_until_ns, Some(window.until_ns));
     }

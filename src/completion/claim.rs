@@ -11,7 +11,7 @@
 //! A step is taken if the ones before it were not enough. Steps 1 to 3 are gone through again, for a
 //! while, if what they lacked is there after all: others have it in hand, or hold the lock of a stream
 //! that has to be waited for ([`Backoff`]). Sizes are rounded so that blocks can be kept
-//! ([`spare`](super::spare)); one that does not fit rounded has its own size, and is not kept. Blocks that are taken over are freed *on the
+//! ([`block_cache`](super::block_cache)); one that does not fit rounded has its own size, and is not kept. Blocks that are taken over are freed *on the
 //! allocating stream*, behind its waits and in front of the allocation, so that the driver's pool can
 //! use their memory for it, cut as it likes. What is left over is freed there in order.
 //!

@@ -3,7 +3,7 @@
 //! | part | what for |
 //! |---|---|
 //! | `state` | whether it is lost: for those who outlive it as well |
-//! | `roster` | every stream, to tell them of a loss and to wait for all |
+//! | `registry` | every stream, to tell them of a loss and to wait for all |
 //! | `attention` | how a stream comes to the poller's |
 //! | `checkers` | places for tasks that look for themselves |
 //! | `events`, `words` | markers |
@@ -33,6 +33,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::account::{Account, block};
+use super::block_cache;
 use super::checkers::Checkers;
 use super::deadlines::Deadlines;
 use super::device_state::DeviceState;
@@ -44,9 +45,8 @@ use super::poller::{self, Attention};
 use super::prospect::Pressure;
 use super::reaper::Reaper;
 use super::reclaimers::Reclaimers;
+use super::registry::Registry;
 use super::retired::Retired;
-use super::roster::Roster;
-use super::spare;
 use super::words::Words;
 use crate::backend::{Backend, DeviceKind, EventOptions, RawEvent, RawStream, StreamOptions};
 use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
@@ -67,7 +67,7 @@ pub(crate) struct EngineOptions {
     /// Each operation is waited for before its call returns.
     pub(crate) verify: bool,
     /// How much freed memory a stream keeps for itself.
-    pub(crate) spare_bytes: u64,
+    pub(crate) block_cache_bytes: u64,
 }
 
 pub(crate) struct Engine {
@@ -85,7 +85,7 @@ pub(crate) struct Engine {
     pub(crate) attention: Arc<Attention>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
     pub(crate) private: RawStream,
-    roster: Roster,
+    registry: Registry,
     retired: Mutex<Vec<Retired>>,
     /// Frees of what was retired, each with an event behind it; within a limit.
     freeing: Mutex<VecDeque<(EventHandle, u64)>>,
@@ -156,7 +156,7 @@ impl Engine {
             errands: Reaper::new("gpu-await-errand"),
             attention: Arc::new(Attention::new()),
             private,
-            roster: Roster::default(),
+            registry: Registry::default(),
             retired: Mutex::default(),
             freeing: Mutex::default(),
             account: Mutex::new(Account::new(limit)),
@@ -196,23 +196,23 @@ impl Engine {
         &self.state.label
     }
 
-    pub(crate) fn enlist(&self, lane: &Arc<Lane>) {
-        self.roster.enlist(lane.id(), Arc::downgrade(lane));
+    pub(crate) fn add_stream(&self, lane: &Arc<Lane>) {
+        self.registry.insert(lane.id(), Arc::downgrade(lane));
     }
 
-    /// Takes the leave of a lane that is being dropped.
-    pub(crate) fn leave(&self, id: u64) {
-        self.roster.leave(id);
+    /// Removes a lane that is being dropped.
+    pub(crate) fn remove_stream(&self, id: u64) {
+        self.registry.remove(id);
     }
 
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
-        self.roster.lanes()
+        self.registry.lanes()
     }
 
     /// One stream after the other, at each call; `None` if that would wait for somebody.
     pub(crate) fn another_lane(&self) -> Option<Arc<Lane>> {
         // ORDERING: Relaxed: any stream will do.
-        self.roster.pick(self.next_lane.fetch_add(1, Ordering::Relaxed))
+        self.registry.pick(self.next_lane.fetch_add(1, Ordering::Relaxed))
     }
 
     /// How long the poller rests between two rounds, at least, in nanoseconds.
@@ -393,7 +393,7 @@ impl Engine {
 
     /// How much memory is held for a buffer of so many bytes.
     pub(crate) fn block_bytes(&self, bytes: u64) -> u64 {
-        let cached = spare::rounded(bytes).filter(|_| self.options.spare_bytes > 0);
+        let cached = block_cache::rounded(bytes).filter(|_| self.options.block_cache_bytes > 0);
         cached.unwrap_or_else(|| block(bytes))
     }
 

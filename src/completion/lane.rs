@@ -13,7 +13,7 @@
 //! | an allocation | uses again what the stream gave up | [`Lane::reuse`], [`Lane::take_freed`] | [`freed`] |
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
-//! `markers`, `lent`, `deferred`, `spares`, `freed`; then the device's account. The lock of `queue` is
+//! `markers`, `lent`, `deferred`, `block_cache`, `freed`; then the device's account. The lock of `queue` is
 //! never held with another.
 
 mod freed;
@@ -35,13 +35,13 @@ pub(crate) use self::handle::LaneHandle;
 use self::turn::Submitter;
 pub(crate) use self::turn::Turn;
 pub(crate) use self::wait::WaitState;
+use super::block_cache::BlockCache;
 use super::engine::Engine;
+use super::estimator::Estimator;
 use super::events::EventHandle;
-use super::history::History;
 use super::policy;
 use super::progress::Progress;
 use super::retired::{Block, UserList};
-use super::spare::Spares;
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
 use super::timeline::Timeline;
@@ -85,7 +85,7 @@ pub(crate) struct Lane {
     lending: AtomicU64,
     deferred: Mutex<Vec<Block>>,
     has_deferred: AtomicBool,
-    spares: Mutex<Spares<Block>>,
+    block_cache: Mutex<BlockCache<Block>>,
     freed: Mutex<Freed>,
     word: Option<Word>,
     /// The last value that the stream was told to write into `word`; [`UNKNOWN`] after a refusal.
@@ -132,7 +132,7 @@ struct Pace {
     alerted: AtomicU64,
     /// When the poller last woke a task, until that is polled; 0: it did not.
     woken_at: AtomicU64,
-    history: Mutex<History>,
+    estimator: Mutex<Estimator>,
     /// Whether all work that it remembers is short.
     is_short: AtomicBool,
 }
@@ -266,7 +266,7 @@ impl Lane {
             lending: AtomicU64::new(0),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
-            spares: Mutex::new(Spares::new(engine.options.spare_bytes)),
+            block_cache: Mutex::new(BlockCache::new(engine.options.block_cache_bytes)),
             freed: Mutex::default(),
             word,
             told: AtomicU64::new(0),
@@ -275,7 +275,7 @@ impl Lane {
             pace: Pace::default(),
             foreign: Mutex::default(),
         });
-        engine.enlist(&lane);
+        engine.add_stream(&lane);
         LaneHandle::new(lane)
     }
 
@@ -536,7 +536,7 @@ impl Drop for Lane {
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);
         }
-        engine.leave(self.id());
+        engine.remove_stream(self.id());
         // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
         self.queue.close().into_iter().for_each(contain::wake);
         let markers = self.markers.get_mut();

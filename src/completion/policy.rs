@@ -3,7 +3,7 @@
 //! The age of a wait is the time since its stream's head was first waited for, or since the
 //! completion in front of it. The poller looks at work of that age after a part of it, so that a
 //! completion is found late by that part of the wait, whatever came before ([`cadence`]). What a stream
-//! remembers of its waits ([`history`](super::history)) only adds looks: each remembered length opens a
+//! remembers of its waits ([`estimator`](super::estimator)) only adds looks: each remembered length opens a
 //! *window* around the age at which work of that kind was complete.
 //!
 //! | age | who looks | when |
@@ -36,7 +36,7 @@
 //!    (`any_length_is_found_in_time`).
 #![forbid(unsafe_code)]
 
-use super::history::{CHECK_MOST_NS, History, Window};
+use super::estimator::{CHECK_MOST_NS, Estimator, Window};
 
 /// How the host learns of completions. [`Completion::Adaptive`] suits everybody; the others exist
 /// to be compared, and for systems where one of them is out of order.
@@ -164,15 +164,15 @@ pub(crate) fn cadence(age_ns: u64) -> u64 {
 }
 
 /// What to do about a wait of that age.
-pub(crate) fn plan(mode: Completion, age: Age, history: &History) -> Plan {
+pub(crate) fn plan(mode: Completion, age: Age, estimator: &Estimator) -> Plan {
     let Age { age_ns, lag_ns, rest_ns } = age;
     if mode == Completion::Callback {
         let nap = (age_ns / 4).clamp(NAP_MOST_NS, PROBE_NS);
         return Plan { check_until_ns: None, look_ns: age_ns + nap };
     }
     let mut plan = Plan { check_until_ns: None, look_ns: age_ns + cadence(age_ns).max(rest_ns) };
-    match history.window(age_ns) {
-        None if history.is_empty() && age_ns < CHECK_NS => plan.check_until_ns = Some(CHECK_NS),
+    match estimator.window(age_ns) {
+        None if estimator.is_empty() && age_ns < CHECK_NS => plan.check_until_ns = Some(CHECK_NS),
         None => {}
         Some(Window { from_ns, until_ns }) => {
             // A task must be woken before its window opens.

@@ -21,7 +21,7 @@ use crate::at_exit::UnderWay;
 use crate::contain;
 use crate::error::{DriverCode, Result};
 use crate::thread_role::{self, Role};
-use crate::{system, turn_taking};
+use crate::{coop, system};
 
 /// How a poller is told that there is something to look at.
 pub(crate) struct Attention {
@@ -165,7 +165,7 @@ struct Poller {
 fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
     let _role = thread_role::enter(Role::Poller);
     system::minimize_timer_slack();
-    turn_taking::prepare();
+    coop::prepare();
     let mut poller = Poller { active: Vec::new(), last_progress: 0, last_press: 0, last_probe: 0 };
     let mut spins = 0_u32;
     while !attention.must_stop() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Device, at};
 use crate::completion::deadlines::Deadline;
 use crate::error::{ErrorDetail, Result};
-use crate::{thread_role, turn_taking};
+use crate::{coop, thread_role};
 
 impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
@@ -27,7 +27,7 @@ impl Device {
     /// the loss of the device; [`ErrorDetail::DependencyLost`]: it is closed, but a stream waits for
     /// another device that was lost, so not all that was submitted is complete.
     pub async fn close(&self, limit: Duration) -> Result<()> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check_driver("closing a device")?;
         self.engine().close();
         let mut done = at(self.home.ours());

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::completion::engine::Engine;
+use crate::coop::Budget;
 use crate::error::Error;
-use crate::turn_taking::Budget;
 
 /// Resolves with the error when the device is lost; see [`Device::lost`](crate::Device::lost).
 #[must_use = "a future does nothing unless it is awaited"]

@@ -25,7 +25,7 @@ use crate::kernel::module::Module;
 use crate::kernel::occupancy::Occupancy;
 use crate::kernel::signature::{Erased, Signature};
 use crate::offload::offload;
-use crate::{thread_role, turn_taking};
+use crate::{coop, thread_role};
 
 /// What [`kernel!`](crate::kernel!) says of a kernel.
 ///
@@ -67,7 +67,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
     /// code for the device's kind.
     pub async fn load(device: &Device) -> Result<Self> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check_driver("loading a kernel")?;
         let (engine, code) = (device.engine().clone(), K::code());
         if engine.backend.kind() == crate::DeviceKind::Host {

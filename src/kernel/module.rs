@@ -15,7 +15,7 @@ use crate::kernel::image::{Form, Image};
 use crate::kernel::signature::Signature;
 use crate::kernel::source::CudaSource;
 use crate::offload::offload;
-use crate::{thread_role, turn_taking};
+use crate::{coop, thread_role};
 
 const NOT_FOUND: i32 = 500;
 
@@ -50,7 +50,7 @@ impl Module {
     /// # Cancel safety
     /// Dropped, the load goes on and its result is unloaded.
     pub async fn load(device: &Device, image: Image) -> Result<Module> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         // Not that the call would be made here: it waits for whatever runs, the host function too.
         thread_role::check_driver("loading a kernel")?;
         let engine = device.engine().clone();
@@ -140,7 +140,7 @@ impl Module {
     /// # Source
     /// `nvrtcCompileProgram`, `cuModuleLoadDataEx`.
     pub async fn compile(device: &Device, source: CudaSource) -> Result<Module> {
-        turn_taking::proceed().await;
+        coop::proceed().await;
         thread_role::check_driver("loading a kernel")?;
         let home = device.home().clone();
         home.engine.check_open()?;

@@ -31,11 +31,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::admission::{Admission, Class, Entry, Patience};
-use super::alarm::Alarm;
 use super::gather::{Gather, Limits, Next};
+use super::timer::Timer;
 use crate::contain;
+use crate::coop::Budget;
 use crate::error::{Error, ErrorDetail};
-use crate::turn_taking::Budget;
 
 /// The one seat of a batcher's places.
 pub(super) const ROOM: usize = 0;
@@ -227,7 +227,7 @@ impl BatcherBuilder {
         let end = End(shared.clone());
         let work = async move {
             let mut running = FuturesUnordered::new();
-            let mut timer = Timer::default();
+            let mut timer = WorkerTimer::default();
             std::future::poll_fn(|cx| {
                 loop {
                     while let Poll::Ready(Some(())) = running.poll_next_unpin(cx) {
@@ -447,12 +447,12 @@ pub(super) fn closed() -> Error {
 
 /// A worker's time-out.
 #[derive(Default)]
-struct Timer {
-    alarm: Alarm,
+struct WorkerTimer {
+    timer: Timer,
     set: Option<(u64, Waker)>,
 }
 
-impl Timer {
+impl WorkerTimer {
     /// Wakes `worker` at `at`; false if there is no thread to be had for it.
     fn set(&mut self, epoch: Instant, at: u64, worker: &Waker) -> bool {
         let known = self.set.as_ref();
@@ -460,7 +460,7 @@ impl Timer {
             return true;
         }
         self.set = Some((at, worker.clone()));
-        self.alarm.set(epoch + Duration::from_nanos(at), worker.clone())
+        self.timer.set(epoch + Duration::from_nanos(at), worker.clone())
     }
 }
 

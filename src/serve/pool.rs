@@ -38,12 +38,12 @@ use parking_lot::Mutex;
 
 use super::admission::{Admission, Class, Entry, Key, Patience, Turn};
 use crate::contain;
+use crate::coop::Budget;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::lease::{Lease, Places};
 use crate::stream::{MarkList, Marks, Stream, sealed};
 use crate::thread_role;
-use crate::turn_taking::Budget;
 
 /// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
 /// submitted, and two whose tasks have yet to learn that they are complete.

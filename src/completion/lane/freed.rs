@@ -22,9 +22,9 @@ use std::sync::atomic::Ordering;
 
 use super::Lane;
 use crate::backend::DevicePtr;
+use crate::completion::block_cache;
 use crate::completion::events::EventHandle;
 use crate::completion::retired::{Block, Remnant};
-use crate::completion::spare;
 use crate::thread_role::{self, Role};
 
 /// Frees that are on the stream.
@@ -53,10 +53,10 @@ impl Lane {
         let block = Block { ptr, bytes, ticket: self.submitted() };
         let account = &self.engine.account;
         let kept = {
-            let mut spares = self.spares.lock();
+            let mut block_cache = self.block_cache.lock();
             // Under the lock: who empties the cache of a closed device finds what was kept before.
-            let fits = spare::rounded(bytes) == Some(bytes) && !self.engine.is_closed();
-            let kept = fits && spares.put(bytes, block).is_ok();
+            let fits = block_cache::rounded(bytes) == Some(bytes) && !self.engine.is_closed();
+            let kept = fits && block_cache.put(bytes, block).is_ok();
             if kept {
                 account.lock().keep(bytes);
             }
@@ -71,8 +71,8 @@ impl Lane {
 
     /// A block of that size that the stream gave up, for what is submitted next.
     pub(crate) fn reuse(&self, bytes: u64) -> Option<DevicePtr> {
-        let mut spares = self.spares.lock();
-        let block = spares.take(bytes)?;
+        let mut block_cache = self.block_cache.lock();
+        let block = block_cache.take(bytes)?;
         self.engine.account.lock().reuse(bytes);
         Some(block.ptr)
     }
@@ -82,8 +82,8 @@ impl Lane {
         if least == 0 {
             return Vec::new();
         }
-        let mut spares = self.spares.lock();
-        let taken = spares.take_out(least, may_go);
+        let mut block_cache = self.block_cache.lock();
+        let taken = block_cache.take_out(least, may_go);
         let mut account = self.engine.account.lock();
         taken.iter().for_each(|(size, _)| account.uncache(*size));
         taken.into_iter().map(|(_, block)| block).collect()
@@ -95,7 +95,7 @@ impl Lane {
     }
 
     pub(crate) fn kept_blocks(&self) -> Vec<Block> {
-        self.spares.lock().iter().copied().collect()
+        self.block_cache.lock().iter().copied().collect()
     }
 
     pub(crate) fn deferred_blocks(&self) -> Vec<Block> {

@@ -213,9 +213,9 @@ impl Lane {
         // A future that comes to check is not entered yet.
         if self.queue.is_waited_for() || self.is_checked(now) {
             let pending_at = pace.pending_at.load(Ordering::Relaxed);
-            let mut history = pace.history.lock();
-            history.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
-            pace.is_short.store(history.is_short(policy::WORD_MOST_NS), Ordering::Relaxed);
+            let mut estimator = pace.estimator.lock();
+            estimator.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
+            pace.is_short.store(estimator.is_short(policy::WORD_MOST_NS), Ordering::Relaxed);
         }
     }
 
@@ -249,7 +249,7 @@ impl Lane {
             lag_ns: engine.lag_ns.load(Ordering::Relaxed) + ahead_ns,
             rest_ns: engine.rest(),
         };
-        (since, policy::plan(engine.options.completion, age, &self.pace.history.lock()))
+        (since, policy::plan(engine.options.completion, age, &self.pace.estimator.lock()))
     }
 
     fn wake_settled(&self) {

@@ -21,10 +21,10 @@ use crate::completion::policy;
 use crate::completion::progress::Progress;
 use crate::completion::wait_queue::Registered;
 use crate::completion::waiters::WaiterKey;
+use crate::coop::{self, Budget};
 use crate::error::Result;
 use crate::hazard::{Track, Use};
 use crate::thread_role;
-use crate::turn_taking::{self, Budget};
 
 /// What a future remembers between polls.
 #[derive(Debug, Default)]
@@ -136,7 +136,7 @@ impl Lane {
         }
         if checking {
             if !wait.blocking {
-                turn_taking::yield_now(cx);
+                coop::yield_now(cx);
             }
         } else if may_ask {
             self.help(now);

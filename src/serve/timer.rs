@@ -18,11 +18,11 @@ use crate::system;
 type Set = (Instant, Waker);
 
 #[derive(Default)]
-pub(crate) struct Alarm {
+pub(crate) struct Timer {
     thread: OnceLock<Option<Sender<Set>>>,
 }
 
-impl Alarm {
+impl Timer {
     /// Wakes `waker` at `at`, instead of what was set before; false if there is no thread to be had.
     pub(crate) fn set(&self, at: Instant, waker: Waker) -> bool {
         let thread = self.thread.get_or_init(|| {

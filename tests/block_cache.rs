@@ -1,16 +1,16 @@
 //! What a stream keeps of freed memory, and that nobody notices.
 
-#[path = "../src/completion/spare.rs"]
-mod spare;
+#[path = "../src/completion/block_cache.rs"]
+mod block_cache;
 
+use block_cache::{BlockCache, LARGEST, rounded};
 use gpu_await::testing::{self, Gate};
 use gpu_await::{Device, DeviceKind, ErrorKind, Grid, Kernel, LaunchConfig, Out, Result, kernels};
 use proptest::prelude::*;
-use spare::{LARGEST, Spares, rounded};
 
 proptest! {
     #[test]
-    fn a_spare_is_large_enough_and_not_too_large(bytes in 1..=2 * LARGEST) {
+    fn a_kept_block_is_large_enough_and_not_too_large(bytes in 1..=2 * LARGEST) {
         match rounded(bytes) {
             None => prop_assert!(bytes > LARGEST),
             Some(size) => {
@@ -25,7 +25,7 @@ proptest! {
     #[test]
     fn what_is_kept_comes_out_once(steps in prop::collection::vec((1..=6u64, any::<bool>()), 1..60)) {
         const LIMIT: u64 = 4096;
-        let mut spares = Spares::new(LIMIT);
+        let mut block_cache = BlockCache::new(LIMIT);
         let mut kept: Vec<(u64, u32)> = Vec::new();
         let mut next = 0;
         for (size, puts) in steps {
@@ -33,13 +33,13 @@ proptest! {
             let bytes: u64 = kept.iter().map(|(size, _)| size).sum();
             if puts {
                 next += 1;
-                match spares.put(size, next) {
+                match block_cache.put(size, next) {
                     Ok(()) => kept.push((size, next)),
                     Err(back) => prop_assert!(back == next && bytes + size > LIMIT),
                 }
                 prop_assert!(kept.iter().map(|(size, _)| size).sum::<u64>() <= LIMIT);
             } else {
-                match spares.take(size) {
+                match block_cache.take(size) {
                     Some(piece) => {
                         let at = kept.iter().position(|one| *one == (size, piece));
                         prop_assert!(at.is_some());
@@ -49,11 +49,11 @@ proptest! {
                 }
             }
         }
-        let mut left = spares.take_out(u64::MAX, |_| true);
+        let mut left = block_cache.take_out(u64::MAX, |_| true);
         left.sort_unstable();
         kept.sort_unstable();
         prop_assert_eq!(left, kept);
-        prop_assert_eq!((spares.iter().count(), spares.take(512)), (0, None));
+        prop_assert_eq!((block_cache.iter().count(), block_cache.take(512)), (0, None));
     }
 
     /// And no more: without the last piece it would not be enough.
@@ -62,18 +62,18 @@ proptest! {
         sizes in prop::collection::vec((1..=6u64, any::<bool>()), 0..30),
         least in 0..20_000u64,
     ) {
-        let mut spares = Spares::new(u64::MAX);
+        let mut block_cache = BlockCache::new(u64::MAX);
         for (index, (size, may_go)) in sizes.iter().enumerate() {
-            prop_assert!(spares.put(512 * size, (index, *may_go)).is_ok());
+            prop_assert!(block_cache.put(512 * size, (index, *may_go)).is_ok());
         }
-        let taken = spares.take_out(least, |(_, may_go)| *may_go);
+        let taken = block_cache.take_out(least, |(_, may_go)| *may_go);
         let may_go: u64 = sizes.iter().filter(|(_, may_go)| *may_go).map(|(size, _)| 512 * size).sum();
         let bytes: u64 = taken.iter().map(|(size, _)| size).sum();
         prop_assert!(taken.iter().all(|(size, (index, may_go))| *may_go && *size == 512 * sizes[*index].0));
         prop_assert!(taken.windows(2).all(|pair| pair[0].0 >= pair[1].0));
         prop_assert!(bytes >= least.min(may_go));
         prop_assert!(bytes - taken.last().map_or(0, |(size, _)| *size) < least.max(1));
-        prop_assert_eq!(spares.iter().count(), sizes.len() - taken.len());
+        prop_assert_eq!(block_cache.iter().count(), sizes.len() - taken.len());
     }
 }
 

@@ -12,7 +12,7 @@
 //! | beyond | not kept: its use takes longer than the driver | |
 //!
 //! # Invariants
-//! 1. What is taken is as large as what is asked for (`a_spare_is_large_enough_and_not_too_large`).
+//! 1. What is taken is as large as what is asked for (`a_kept_block_is_large_enough_and_not_too_large`).
 //! 2. What is put comes out once (`what_is_kept_comes_out_once`).
 //! 3. No more than the limit is kept (`what_is_kept_comes_out_once`).
 //! 4. As much is taken out as is asked for, where that may go (`as_much_is_taken_out_as_is_asked_for`).
@@ -34,17 +34,17 @@ pub(crate) fn rounded(bytes: u64) -> Option<u64> {
 
 /// Pieces by their rounded size.
 #[derive(Debug)]
-pub(crate) struct Spares<T> {
+pub(crate) struct BlockCache<T> {
     limit: u64,
     bytes: u64,
     /// A stream uses few sizes.
     sizes: Vec<(u64, Vec<T>)>,
 }
 
-impl<T> Spares<T> {
+impl<T> BlockCache<T> {
     /// Keeps `limit` bytes at most.
     pub(crate) fn new(limit: u64) -> Self {
-        Spares { limit, bytes: 0, sizes: Vec::new() }
+        BlockCache { limit, bytes: 0, sizes: Vec::new() }
     }
 
     /// A piece of a rounded size.

@@ -38,7 +38,7 @@ pub(crate) fn lead_most(span_ns: u64) -> u64 {
 
 /// What a stream remembers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct History {
+pub(crate) struct Estimator {
     spans: [Option<Span>; SPANS],
     /// Waits learned so far.
     learned: u32,
@@ -62,7 +62,7 @@ pub(crate) struct Window {
     pub(crate) until_ns: u64,
 }
 
-impl History {
+impl Estimator {
     /// Enters a wait that was pending at the age of `low_ns` and complete at `high_ns`.
     pub(crate) fn learn(&mut self, low_ns: u64, high_ns: u64) {
         self.learned = self.learned.wrapping_add(1);

@@ -18,18 +18,18 @@ use parking_lot::Mutex;
 use super::lane::Lane;
 
 #[derive(Default)]
-pub(crate) struct Roster {
+pub(crate) struct Registry {
     /// By their ids.
     lanes: Mutex<Vec<(u64, Weak<Lane>)>>,
 }
 
-impl Roster {
-    pub(crate) fn enlist(&self, id: u64, lane: Weak<Lane>) {
+impl Registry {
+    pub(crate) fn insert(&self, id: u64, lane: Weak<Lane>) {
         self.lanes.lock().push((id, lane));
     }
 
-    /// Takes the leave of a lane that is being dropped.
-    pub(crate) fn leave(&self, id: u64) {
+    /// Removes a lane that is being dropped.
+    pub(crate) fn remove(&self, id: u64) {
         let mut lanes = self.lanes.lock();
         if let Some(at) = lanes.iter().position(|(known, _)| *known == id) {
             lanes.swap_remove(at);
