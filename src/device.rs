@@ -24,7 +24,7 @@ use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
 use crate::memory::{Element, MemoryInfo};
 use crate::offload::offload;
 use crate::op::join::join_all;
-use crate::op::{Op, Point, Value};
+use crate::op::{HostValue, Op, Point};
 use crate::stream::Stream;
 use crate::thread_role::{self, Role};
 
@@ -372,7 +372,7 @@ impl Device {
 /// An operation that is complete when every point is.
 fn at(points: Vec<Use<Arc<Progress>>>) -> Op<()> {
     let points = points.into_iter().map(|Use { lane, ticket }| Point { lane, ticket });
-    Op::at_points(points.collect(), Value::Here(()))
+    Op::at_points(points.collect(), HostValue::Here(()))
 }
 
 impl DeviceBuilder {

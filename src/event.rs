@@ -32,7 +32,7 @@ use crate::completion::progress::Progress;
 use crate::completion::shared_event::SharedEvent;
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::hazard::Track;
-use crate::op::{Op, Point, Value};
+use crate::op::{HostValue, Op, Point};
 use crate::submit::{Footprint, submit, wrong_device};
 use crate::thread_role;
 
@@ -50,7 +50,7 @@ pub struct Event {
 /// Dropped in this order: who has the engine last takes the pool of events along.
 struct Inner {
     last: Mutex<Option<Recorded>>,
-    shared: Option<Shared>,
+    shared: Option<Interprocess>,
     options: EventOptions,
     engine: Arc<Engine>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Recorded {
 }
 
 /// Of an event that several processes have.
-struct Shared {
+struct Interprocess {
     event: Arc<SharedEvent>,
     /// Our own stream that waits for it, so that a ticket tells the host.
     observer: OnceLock<Arc<LaneHandle>>,
@@ -88,7 +88,7 @@ impl Recorded {
     }
 
     fn op(&self) -> Op<()> {
-        Op::at_point(&self.lane, self.ticket, Value::Here(()))
+        Op::at_point(&self.lane, self.ticket, HostValue::Here(()))
     }
 }
 
@@ -107,7 +107,7 @@ impl Event {
         options: EventOptions,
         shared: Option<Arc<SharedEvent>>,
     ) -> Self {
-        let shared = shared.map(|event| Shared { event, observer: OnceLock::new() });
+        let shared = shared.map(|event| Interprocess { event, observer: OnceLock::new() });
         let (engine, last) = (engine.clone(), Mutex::default());
         Event { inner: Arc::new(Inner { engine, options, last, shared }) }
     }
@@ -133,7 +133,7 @@ impl Event {
         }
         match self.last() {
             Some(at) => at.op(),
-            None => Op::at_points(Vec::new(), Value::Here(())),
+            None => Op::at_points(Vec::new(), HostValue::Here(())),
         }
     }
 
@@ -232,7 +232,7 @@ impl Event {
 
     /// Makes a stream of ours wait for the driver's event: its ticket then tells.
     #[track_caller]
-    fn observe(&self, shared: &Shared) -> Result<Op<()>> {
+    fn observe(&self, shared: &Interprocess) -> Result<Op<()>> {
         thread_role::check("submitting work")?;
         let engine = &self.inner.engine;
         let lane = match shared.observer.get() {
@@ -246,7 +246,7 @@ impl Event {
         let (ticket, ()) = submit(lane, Location::caller(), Footprint::new("event"), 1, |raw| {
             Ok(raw.wait_shared(&shared.event)?)
         })?;
-        Ok(Op::pending(lane, ticket, Value::Here(())))
+        Ok(Op::pending(lane, ticket, HostValue::Here(())))
     }
 
     /// What a stream waits for; nothing if it was never recorded.

@@ -10,7 +10,7 @@ use crate::hazard::Mode;
 use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable};
 use crate::memory::frozen::Frozen;
-use crate::op::{Op, Point, Value};
+use crate::op::{HostValue, Op, Point};
 use crate::submit::Footprint;
 
 /// The id of no stream.
@@ -30,7 +30,7 @@ impl<T: Element> DeviceBuffer<T> {
     pub fn freeze(self) -> Op<Frozen<T>> {
         match self.writers() {
             Err(error) => Op::failed(error),
-            Ok(writers) => Op::at_points(writers, Value::Here(Frozen::new(self))),
+            Ok(writers) => Op::at_points(writers, HostValue::Here(Frozen::new(self))),
         }
     }
 

@@ -76,7 +76,7 @@ pub(crate) enum Content<P> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Span<L, P> {
+struct Tracked<L, P> {
     end: u64,
     writer: Option<Use<L>>,
     readers: SmallVec<[Use<L>; 2]>,
@@ -86,13 +86,15 @@ struct Span<L, P> {
 /// The uses of one allocation.
 #[derive(Clone, Debug)]
 pub(crate) struct Hazards<L, P> {
-    spans: SmallVec<[Span<L, P>; 1]>,
+    spans: SmallVec<[Tracked<L, P>; 1]>,
 }
 
 impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
     /// An allocation of `len` bytes; `writer` is the operation that made it.
     pub(crate) fn new(len: u64, writer: Option<Use<L>>, content: Content<P>) -> Self {
-        Hazards { spans: smallvec![Span { end: len, writer, readers: SmallVec::new(), content }] }
+        Hazards {
+            spans: smallvec![Tracked { end: len, writer, readers: SmallVec::new(), content }],
+        }
     }
 
     /// Calls `visit` for each use on another stream than `lane` that a new use must wait for.
@@ -179,7 +181,7 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
         self.spans.iter().map(|span| span.end)
     }
 
-    fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Span<L, P>> {
+    fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Tracked<L, P>> {
         let mut start = 0;
         self.spans.iter().filter(move |span| {
             let overlaps = start < range.end && range.start < span.end && !range.is_empty();
@@ -231,7 +233,7 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
     }
 }
 
-impl<L: Track, P> Span<L, P> {
+impl<L: Track, P> Tracked<L, P> {
     fn record(&mut self, mode: Mode, lane: &L, ticket: u64) {
         if mode.writes() {
             match &mut self.writer {

@@ -24,10 +24,10 @@ use parking_lot::Mutex;
 use crate::at_exit;
 use crate::completion::progress::Progress;
 use crate::completion::sweep::SweepGate;
-use crate::op::{Op, Value};
+use crate::op::{HostValue, Op};
 
 /// Whom a place is given back to.
-pub(crate) trait Places: Send + Sync {
+pub(crate) trait Permits: Send + Sync {
     fn give_back(&self, place: usize);
 }
 
@@ -37,11 +37,11 @@ pub(crate) struct Lease {
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
     place: usize,
-    places: Arc<dyn Places>,
+    places: Arc<dyn Permits>,
 }
 
 impl Lease {
-    pub(crate) fn new(lane: Arc<Progress>, place: usize, places: Arc<dyn Places>) -> Self {
+    pub(crate) fn new(lane: Arc<Progress>, place: usize, places: Arc<dyn Permits>) -> Self {
         Lease { lane, last: AtomicU64::new(0), place, places }
     }
 
@@ -65,7 +65,7 @@ impl Drop for Lease {
             self.places.give_back(self.place);
             return;
         }
-        let mut op = Op::at_point(&self.lane, last, Value::Here(()));
+        let mut op = Op::at_point(&self.lane, last, HostValue::Here(()));
         op.never_check();
         let return_ = Return {
             gate: SweepGate::new(),
@@ -83,7 +83,7 @@ struct Return {
     /// Taken when it is complete.
     op: Mutex<Option<Op<()>>>,
     place: usize,
-    places: Arc<dyn Places>,
+    places: Arc<dyn Permits>,
 }
 
 impl Return {

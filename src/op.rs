@@ -79,10 +79,10 @@ use crate::thread_role;
 /// panic.
 #[must_use = "await it, or say `.queued()?` where device order is enough; dropping it drops its error"]
 pub struct Op<T> {
-    state: State<T>,
+    state: OpState<T>,
 }
 
-enum State<T> {
+enum OpState<T> {
     Pending(Pending<T>),
     /// With the host memory that the call was given, if it was given some.
     Failed(Error, Option<Returned>, Budget),
@@ -95,11 +95,11 @@ type Returned = Box<dyn Any + Send + Sync>;
 struct Pending<T> {
     points: Points,
     wait: WaitState,
-    value: SyncWrapper<Value<T>>,
+    value: SyncWrapper<HostValue<T>>,
 }
 
 /// What an operation resolves with.
-pub(crate) enum Value<T> {
+pub(crate) enum HostValue<T> {
     /// Known since the submission.
     Here(T),
     /// Made when the operation is complete.
@@ -129,32 +129,32 @@ mod sealed {
 }
 
 impl<T> Op<T> {
-    pub(crate) fn pending(lane: &Lane, ticket: u64, value: Value<T>) -> Self {
+    pub(crate) fn pending(lane: &Lane, ticket: u64, value: HostValue<T>) -> Self {
         Op::at_point(lane.progress(), ticket, value)
     }
 
-    pub(crate) fn at_point(lane: &Arc<Progress>, ticket: u64, value: Value<T>) -> Self {
+    pub(crate) fn at_point(lane: &Arc<Progress>, ticket: u64, value: HostValue<T>) -> Self {
         Op::at(Points::One(Point { lane: lane.clone(), ticket }), value)
     }
 
     pub(crate) fn failed(error: Error) -> Self {
-        Op { state: State::Failed(error, None, Budget::default()) }
+        Op { state: OpState::Failed(error, None, Budget::default()) }
     }
 
     /// A call that was refused and gives back what it was given.
     pub(crate) fn refused<B: Send + Sync + 'static>(refused: Refused<B>) -> Self {
         let Refused { error, value } = refused;
         let returned = value.map(|value| Box::new(value) as Returned);
-        Op { state: State::Failed(error, returned, Budget::default()) }
+        Op { state: OpState::Failed(error, returned, Budget::default()) }
     }
 
-    pub(crate) fn at(points: Points, value: Value<T>) -> Self {
+    pub(crate) fn at(points: Points, value: HostValue<T>) -> Self {
         let value = SyncWrapper::new(value);
-        Op { state: State::Pending(Pending { points, wait: WaitState::default(), value }) }
+        Op { state: OpState::Pending(Pending { points, wait: WaitState::default(), value }) }
     }
 
     /// An operation that is complete when every point is.
-    pub(crate) fn at_points(points: Vec<Point>, value: Value<T>) -> Self {
+    pub(crate) fn at_points(points: Vec<Point>, value: HostValue<T>) -> Self {
         let mut all = Points::NONE;
         points.into_iter().for_each(|point| all.add(point));
         Op::at(all, value)
@@ -177,17 +177,17 @@ impl<T> Op<T> {
     where
         T: DeviceSide,
     {
-        match std::mem::replace(&mut self.state, State::Done) {
-            State::Pending(mut pending) => {
+        match std::mem::replace(&mut self.state, OpState::Done) {
+            OpState::Pending(mut pending) => {
                 pending.let_go();
                 match pending.value.into_inner() {
-                    Value::Here(value) => Ok(value),
-                    Value::Later(_) => T::without_host()
+                    HostValue::Here(value) => Ok(value),
+                    HostValue::Later(_) => T::without_host()
                         .ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into()),
                 }
             }
-            State::Failed(error, ..) => Err(error),
-            State::Done => panic!("`Op` used after it completed"),
+            OpState::Failed(error, ..) => Err(error),
+            OpState::Done => panic!("`Op` used after it completed"),
         }
     }
 
@@ -198,16 +198,16 @@ impl<T> Op<T> {
     /// # Errors
     /// Why it could not be submitted.
     pub fn submitted(mut self) -> Result<Op<T>> {
-        match std::mem::replace(&mut self.state, State::Done) {
-            State::Failed(error, ..) => Err(error),
+        match std::mem::replace(&mut self.state, OpState::Done) {
+            OpState::Failed(error, ..) => Err(error),
             state => Ok(Op { state }),
         }
     }
 
     /// [`submitted`](Self::submitted), with what the call was given.
     fn returning<B: 'static>(mut self) -> Result<Op<T>, Refused<B>> {
-        match std::mem::replace(&mut self.state, State::Done) {
-            State::Failed(error, returned, _) => {
+        match std::mem::replace(&mut self.state, OpState::Done) {
+            OpState::Failed(error, returned, _) => {
                 let value = returned.and_then(|returned| returned.downcast().ok());
                 Err(Refused { error, value: value.map(|value| *value) })
             }
@@ -233,16 +233,16 @@ impl<T> Op<T> {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn without_value(mut self) -> Op<()> {
-        match std::mem::replace(&mut self.state, State::Done) {
-            State::Pending(Pending { points, wait, value }) => {
-                let nothing = SyncWrapper::new(Value::Here(()));
-                let op = Op { state: State::Pending(Pending { points, wait, value: nothing }) };
+        match std::mem::replace(&mut self.state, OpState::Done) {
+            OpState::Pending(Pending { points, wait, value }) => {
+                let nothing = SyncWrapper::new(HostValue::Here(()));
+                let op = Op { state: OpState::Pending(Pending { points, wait, value: nothing }) };
                 // The stream has a share of what the device uses.
                 drop(value);
                 op
             }
-            State::Failed(error, ..) => Op::failed(error),
-            State::Done => panic!("`Op` used after it completed"),
+            OpState::Failed(error, ..) => Op::failed(error),
+            OpState::Done => panic!("`Op` used after it completed"),
         }
     }
 
@@ -253,15 +253,15 @@ impl<T> Op<T> {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.state {
-            State::Pending(pending) => pending.points.as_slice().iter().all(Point::ask),
-            State::Failed(..) | State::Done => true,
+            OpState::Pending(pending) => pending.points.as_slice().iter().all(Point::ask),
+            OpState::Failed(..) | OpState::Done => true,
         }
     }
 
     /// Takes the result if it is complete, by asking the device. Never blocks; `None` leaves the
     /// future as it was.
     pub fn try_take(&mut self) -> Option<Result<T>> {
-        if matches!(self.state, State::Done) || !self.is_complete() {
+        if matches!(self.state, OpState::Done) || !self.is_complete() {
             return None;
         }
         match self.poll_now(&mut Context::from_waker(Waker::noop())) {
@@ -279,7 +279,7 @@ impl<T> Op<T> {
     /// As the future; and at once on a thread of this crate (in a host function or a waker), where
     /// it would dead-lock.
     pub fn synchronize(self) -> Result<T> {
-        if matches!(self.state, State::Pending(_)) {
+        if matches!(self.state, OpState::Pending(_)) {
             thread_role::check("a blocking wait")?;
         }
         self.block()
@@ -287,7 +287,7 @@ impl<T> Op<T> {
 
     /// Lets who waits for it sleep at once instead of looking for itself.
     pub(crate) fn never_check(&mut self) {
-        if let State::Pending(pending) = &mut self.state {
+        if let OpState::Pending(pending) = &mut self.state {
             pending.wait.never_check();
         }
     }
@@ -297,7 +297,7 @@ impl<T> Op<T> {
         let waker = Waker::from(asleep.clone());
         let mut cx = Context::from_waker(&waker);
         let mut checks = 0_u32;
-        if let State::Pending(pending) = &mut self.state {
+        if let OpState::Pending(pending) = &mut self.state {
             pending.wait.block();
         }
         loop {
@@ -336,8 +336,8 @@ impl<T> Op<T> {
             (Err(error), _) | (_, Err(error)) => return Op::failed(error),
         };
         let value = match (a.1, b.1) {
-            (Value::Here(a), Value::Here(b)) => Value::Here((a, b)),
-            (a, b) => Value::Later(Box::new(move || Ok((a.take()?, b.take()?)))),
+            (HostValue::Here(a), HostValue::Here(b)) => HostValue::Here((a, b)),
+            (a, b) => HostValue::Later(Box::new(move || Ok((a.take()?, b.take()?)))),
         };
         let mut points = a.0;
         points.merge(b.0);
@@ -354,58 +354,60 @@ impl<T> Op<T> {
     {
         match self.into_parts() {
             Err(error) => Op::failed(error),
-            Ok((points, value)) => Op::at(points, Value::Later(Box::new(move || f(value.take()?)))),
+            Ok((points, value)) => {
+                Op::at(points, HostValue::Later(Box::new(move || f(value.take()?))))
+            }
         }
     }
 
     /// Where it stands; empty if it failed or is done.
     pub(crate) fn points(&self) -> &[Point] {
         match &self.state {
-            State::Pending(pending) => pending.points.as_slice(),
-            State::Failed(..) | State::Done => &[],
+            OpState::Pending(pending) => pending.points.as_slice(),
+            OpState::Failed(..) | OpState::Done => &[],
         }
     }
 
     /// The error of an operation that could not be submitted.
     pub(crate) fn submission_error(&self) -> Option<&Error> {
         match &self.state {
-            State::Failed(error, ..) => Some(error),
+            OpState::Failed(error, ..) => Some(error),
             _ => None,
         }
     }
 
-    fn into_parts(mut self) -> Result<(Points, Value<T>)> {
-        match std::mem::replace(&mut self.state, State::Done) {
-            State::Pending(mut pending) => {
+    fn into_parts(mut self) -> Result<(Points, HostValue<T>)> {
+        match std::mem::replace(&mut self.state, OpState::Done) {
+            OpState::Pending(mut pending) => {
                 pending.stop_waiting();
                 Ok((pending.points, pending.value.into_inner()))
             }
-            State::Failed(error, ..) => Err(error),
-            State::Done => panic!("`Op` used after it completed"),
+            OpState::Failed(error, ..) => Err(error),
+            OpState::Done => panic!("`Op` used after it completed"),
         }
     }
 
     /// Polls it for a thread or for nobody, and not for a task that has a budget.
     fn poll_now(&mut self, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let outcome = match &mut self.state {
-            State::Pending(Pending { points, wait, .. }) => ready!(points.poll(wait, cx)),
-            State::Failed(..) => Ok(()),
-            State::Done => panic!("`Op` polled after it completed"),
+            OpState::Pending(Pending { points, wait, .. }) => ready!(points.poll(wait, cx)),
+            OpState::Failed(..) => Ok(()),
+            OpState::Done => panic!("`Op` polled after it completed"),
         };
         Poll::Ready(self.finish(outcome))
     }
 
     /// Takes the value or the error, now that every point is complete or one never will be.
     fn finish(&mut self, outcome: Result<()>) -> Result<T> {
-        match (outcome, std::mem::replace(&mut self.state, State::Done)) {
-            (Err(error), _) | (_, State::Failed(error, ..)) => Err(error),
-            (Ok(()), State::Pending(pending)) => pending.value.into_inner().take(),
-            (Ok(()), State::Done) => unreachable!("its state was matched"),
+        match (outcome, std::mem::replace(&mut self.state, OpState::Done)) {
+            (Err(error), _) | (_, OpState::Failed(error, ..)) => Err(error),
+            (Ok(()), OpState::Pending(pending)) => pending.value.into_inner().take(),
+            (Ok(()), OpState::Done) => unreachable!("its state was matched"),
         }
     }
 
     fn is_checking(&self) -> bool {
-        matches!(&self.state, State::Pending(pending) if pending.wait.is_checking())
+        matches!(&self.state, OpState::Pending(pending) if pending.wait.is_checking())
     }
 }
 
@@ -453,14 +455,14 @@ impl<T> Future for Op<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let outcome = match &mut self.state {
-            State::Pending(Pending { points, wait, .. }) => {
+            OpState::Pending(Pending { points, wait, .. }) => {
                 let mut budget = wait.budget;
                 let polled = budget.poll(cx, |cx| points.poll(wait, cx));
                 wait.budget = budget;
                 ready!(polled)
             }
-            State::Failed(.., budget) => ready!(budget.poll(cx, |_| Poll::Ready(Ok(())))),
-            State::Done => panic!("`Op` polled after it completed"),
+            OpState::Failed(.., budget) => ready!(budget.poll(cx, |_| Poll::Ready(Ok(())))),
+            OpState::Done => panic!("`Op` polled after it completed"),
         };
         Poll::Ready(self.finish(outcome))
     }
@@ -468,7 +470,7 @@ impl<T> Future for Op<T> {
 
 impl<T> FusedFuture for Op<T> {
     fn is_terminated(&self) -> bool {
-        matches!(self.state, State::Done)
+        matches!(self.state, OpState::Done)
     }
 }
 
@@ -477,7 +479,7 @@ impl<T> Unpin for Op<T> {}
 
 impl<T> Drop for Op<T> {
     fn drop(&mut self) {
-        if let State::Pending(pending) = &mut self.state {
+        if let OpState::Pending(pending) = &mut self.state {
             pending.let_go();
         }
     }
@@ -486,9 +488,9 @@ impl<T> Drop for Op<T> {
 impl<T> fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            State::Pending(pending) => write!(f, "Op({})", pending.points),
-            State::Failed(error, ..) => write!(f, "Op(failed: {error})"),
-            State::Done => f.write_str("Op(done)"),
+            OpState::Pending(pending) => write!(f, "Op({})", pending.points),
+            OpState::Failed(error, ..) => write!(f, "Op(failed: {error})"),
+            OpState::Done => f.write_str("Op(done)"),
         }
     }
 }
@@ -509,25 +511,25 @@ impl<T> Pending<T> {
     }
 }
 
-impl<T> Value<T> {
+impl<T> HostValue<T> {
     pub(crate) fn take(self) -> Result<T> {
         match self {
-            Value::Here(value) => Ok(value),
-            Value::Later(make) => make(),
+            HostValue::Here(value) => Ok(value),
+            HostValue::Later(make) => make(),
         }
     }
 }
 
-impl<T: Send + 'static> Value<T> {
-    pub(crate) fn collect(values: Vec<Value<T>>) -> Value<Vec<T>> {
-        if values.iter().all(|value| matches!(value, Value::Here(_))) {
+impl<T: Send + 'static> HostValue<T> {
+    pub(crate) fn collect(values: Vec<HostValue<T>>) -> HostValue<Vec<T>> {
+        if values.iter().all(|value| matches!(value, HostValue::Here(_))) {
             let here = values.into_iter().filter_map(|value| match value {
-                Value::Here(value) => Some(value),
-                Value::Later(_) => None,
+                HostValue::Here(value) => Some(value),
+                HostValue::Later(_) => None,
             });
-            return Value::Here(here.collect());
+            return HostValue::Here(here.collect());
         }
-        Value::Later(Box::new(move || values.into_iter().map(Value::take).collect()))
+        HostValue::Later(Box::new(move || values.into_iter().map(HostValue::take).collect()))
     }
 }
 

@@ -43,7 +43,7 @@ use crate::memory::allocation::Allocation;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
 use crate::memory::{Element, MemoryInfo, Number};
-use crate::op::{Op, Value};
+use crate::op::{HostValue, Op};
 use crate::submit::{
     Footprint, Raw, Refusal, SubmitError, at, check_can_wait, submit, wrong_device,
 };
@@ -123,7 +123,7 @@ impl<'s> Queue<'s> {
         ticket: Result<u64, SubmitError>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
         match ticket {
-            Ok(ticket) => Ok(Lent::to(self.lane, ticket, Value::Here(pinned))),
+            Ok(ticket) => Ok(Lent::to(self.lane, ticket, HostValue::Here(pinned))),
             Err(failed) => Err(failed.hand_back(pinned)),
         }
     }
@@ -271,7 +271,7 @@ impl<'s> Queue<'s> {
     /// As [`download`](Self::download).
     pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<Vec<T>>> {
         let Lent(Settled { value: pinned, points }) = self.download(source)?;
-        let value = Value::Later(Box::new(move || Ok(pinned.take()?.to_vec())));
+        let value = HostValue::Later(Box::new(move || Ok(pinned.take()?.to_vec())));
         Ok(Lent(Settled { value, points }))
     }
 
@@ -406,7 +406,7 @@ impl<'s> Queue<'s> {
         });
         // Outside of the lock: it may drop the user's closure.
         let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
-        let value = Value::Later(Box::new(move || Ok(host_fn.result())));
+        let value = HostValue::Later(Box::new(move || Ok(host_fn.result())));
         Ok(Lent::to(self.lane, ticket, value))
     }
 

@@ -12,7 +12,7 @@ use crate::coop;
 use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::MemoryInfo;
-use crate::op::{Op, Value};
+use crate::op::{HostValue, Op};
 use crate::stream::Stream;
 
 impl Stream {
@@ -67,7 +67,7 @@ impl Stream {
                     Prospect::Never => return Err(MemoryInfo::out_of_memory(lane, bytes)),
                     Prospect::Later(waits) => {
                         let wait = |used: Use<Arc<Progress>>| {
-                            Op::at_point(&used.lane, used.ticket, Value::Here(()))
+                            Op::at_point(&used.lane, used.ticket, HostValue::Here(()))
                         };
                         waits.into_iter().map(wait).collect()
                     }

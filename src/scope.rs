@@ -43,11 +43,11 @@ thread_local! {
 pub struct Scope<F> {
     #[pin]
     future: F,
-    state: State,
+    state: ScopeState,
 }
 
 #[derive(Debug)]
-enum State {
+enum ScopeState {
     /// Not polled yet.
     New {
         stream: Stream,
@@ -61,10 +61,10 @@ impl<F: Future> Future for Scope<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        if let State::New { stream, ordered } = this.state {
-            *this.state = State::Entered(enter(stream, *ordered));
+        if let ScopeState::New { stream, ordered } = this.state {
+            *this.state = ScopeState::Entered(enter(stream, *ordered));
         }
-        let State::Entered(stream) = this.state else { unreachable!("entered just now") };
+        let ScopeState::Entered(stream) = this.state else { unreachable!("entered just now") };
         let _installed = Installed::new(stream);
         this.future.poll(cx)
     }
@@ -155,13 +155,13 @@ impl Stream {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
-        Scope { future, state: State::New { stream: self.clone(), ordered: true } }
+        Scope { future, state: ScopeState::New { stream: self.clone(), ordered: true } }
     }
 
     /// Like [`scope`](Self::scope), without waiting for the stream that was current. Buffers are
     /// ordered all the same.
     pub fn scope_unordered<F: Future>(&self, future: F) -> Scope<F> {
-        Scope { future, state: State::New { stream: self.clone(), ordered: false } }
+        Scope { future, state: ScopeState::New { stream: self.clone(), ordered: false } }
     }
 
     /// Makes this stream the current one of its device while `work` runs; the blocking form of

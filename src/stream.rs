@@ -15,7 +15,7 @@ use crate::lease::Lease;
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
 use crate::offload::offload;
-use crate::op::{Op, Value};
+use crate::op::{HostValue, Op};
 use crate::queue::Queue;
 use crate::thread_role;
 
@@ -128,7 +128,7 @@ impl Stream {
         if let Some(lost) = self.engine().lost() {
             return Op::failed(lost.clone());
         }
-        Op::pending(&self.lane, self.lane.tail(), Value::Here(()))
+        Op::pending(&self.lane, self.lane.tail(), HostValue::Here(()))
     }
 
     /// Whether everything submitted so far is complete, by asking the device. What nobody has asked
@@ -265,7 +265,7 @@ impl Stream {
     pub async fn throttle(&self, max: u64) -> Result<()> {
         let submitted = self.lane.submitted();
         if submitted.saturating_sub(self.lane.completed()) > max {
-            return Op::pending(&self.lane, submitted - max, Value::Here(())).await;
+            return Op::pending(&self.lane, submitted - max, HostValue::Here(())).await;
         }
         coop::proceed().await;
         self.engine().lost().map_or(Ok(()), |lost| Err(lost.clone()))
@@ -376,7 +376,7 @@ impl Stream {
         let op = queue.finish(result);
         // Nothing to wait for: the point is the one behind what is here already.
         let nothing = op.points().first().is_some_and(|point| point.ticket == 0);
-        if nothing { Op::pending(&self.lane, self.lane.tail(), Value::Here(())) } else { op }
+        if nothing { Op::pending(&self.lane, self.lane.tail(), HostValue::Here(())) } else { op }
     }
 }
 

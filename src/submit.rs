@@ -39,8 +39,8 @@ pub(crate) use self::loan::SubmitError;
 use self::name::Name;
 use crate::backend::host::POISON;
 use crate::backend::{
-    ArgBlock, Backend, Call, DeviceKind, DevicePtr, Function, HostCallback, HostPtr, LaunchShape,
-    Pattern, Place, RawStream, RowCopy,
+    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
+    LaunchShape, Pattern, Place, RawStream, RowCopy,
 };
 use crate::completion::claim::Claim;
 use crate::completion::engine::Engine;
@@ -491,20 +491,30 @@ impl Raw<'_> {
         Ok(self.fill(ptr, pattern, bytes)?)
     }
 
-    pub(crate) fn copy_to_device(&self, dst: DevicePtr, src: HostPtr, bytes: u64) -> Call<()> {
+    pub(crate) fn copy_to_device(
+        &self,
+        dst: DevicePtr,
+        src: HostPtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
         // SAFETY: the caller put `dst` into the footprint or allocated it in this operation, and
         // lent the block of `src`: both outlive the ticket. STREAM: hazards ordered this stream
         // behind every other use of `dst`.
         unsafe { self.backend.copy_to_device(self.stream, dst, src, bytes) }
     }
 
-    pub(crate) fn copy_to_host(&self, dst: HostPtr, src: DevicePtr, bytes: u64) -> Call<()> {
+    pub(crate) fn copy_to_host(
+        &self,
+        dst: HostPtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
         // SAFETY: as in `copy_to_device`, the other way round.
         unsafe { self.backend.copy_to_host(self.stream, dst, src, bytes) }
     }
 
     /// Copies between two ranges of the footprint; the source may be another device's.
-    pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> Call<()> {
+    pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> DriverResult<()> {
         let bytes = dst.range.end - dst.range.start;
         let (to, from) = (at(dst), at(src));
         let peer = src.memory.engine();
@@ -520,7 +530,7 @@ impl Raw<'_> {
     }
 
     /// Copies rows between ranges of the footprint and lent memory.
-    pub(crate) fn copy_rows(&self, copy: &RowCopy) -> Call<()> {
+    pub(crate) fn copy_rows(&self, copy: &RowCopy) -> DriverResult<()> {
         let RowCopy { to, from, row_bytes, rows, .. } = *copy;
         if rows == 1 || (copy.to_pitch == row_bytes && copy.from_pitch == row_bytes) {
             let bytes = rows * row_bytes;
@@ -542,7 +552,7 @@ impl Raw<'_> {
         unsafe { self.backend.copy_rows(self.stream, copy) }
     }
 
-    pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> Call<()> {
+    pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()> {
         // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
         unsafe { self.backend.fill(self.stream, dst, pattern, count) }
     }
@@ -552,7 +562,7 @@ impl Raw<'_> {
         function: &Function,
         shape: &LaunchShape,
         args: &ArgBlock,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         // SAFETY: the kernel's declaration vouches that for arguments that its preconditions
         // admit, and these were checked, it stays inside the memory they name; all of that is in
         // the footprint. The kernel object, which keeps the function loaded, is kept by the
@@ -560,24 +570,24 @@ impl Raw<'_> {
         unsafe { self.backend.launch(self.stream, function, shape, args) }
     }
 
-    pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> Call<()> {
+    pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> DriverResult<()> {
         // SAFETY: the caller's `data` is a counted reference that the callback gives back.
         unsafe { self.backend.host_fn(self.stream, callback, data) }
     }
 
     /// Waits for what is recorded last in an event of several processes.
-    pub(crate) fn wait_shared(&self, event: &SharedEvent) -> Call<()> {
+    pub(crate) fn wait_shared(&self, event: &SharedEvent) -> DriverResult<()> {
         // SAFETY: the stream is the lane's, and the event lives for the length of the call; the
         // driver keeps what the wait needs.
         unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }
     }
 
-    pub(crate) fn record_shared(&self, event: &SharedEvent) -> Call<()> {
+    pub(crate) fn record_shared(&self, event: &SharedEvent) -> DriverResult<()> {
         // SAFETY: as above; it is nobody's marker.
         unsafe { self.backend.event_record(event.raw(), self.stream) }
     }
 
-    fn record(&self, event: &EventHandle) -> Call<()> {
+    fn record(&self, event: &EventHandle) -> DriverResult<()> {
         // SAFETY: the handle keeps the event, and nothing is pending on a pooled event.
         unsafe { self.backend.event_record(event.raw(), self.stream) }
     }

@@ -61,7 +61,7 @@ pub fn device_with(completion: Completion) -> Device {
 }
 
 fn open(name: &str, completion: Completion) -> Device {
-    let turn = name.starts_with("cuda").then(turn::Turn::take);
+    let turn = name.starts_with("cuda").then(turn::GpuTurn::take);
     let opened = Device::builder().completion(completion).named(name).and_then(|device| {
         let home = device.default_stream().home();
         if let Some(turn) = turn {
@@ -101,21 +101,21 @@ mod turn {
 
     use parking_lot::{Condvar, Mutex};
 
-    struct State {
+    struct Turns {
         owner: Option<ThreadId>,
         devices: u32,
     }
 
-    static STATE: Mutex<State> = Mutex::new(State { owner: None, devices: 0 });
+    static STATE: Mutex<Turns> = Mutex::new(Turns { owner: None, devices: 0 });
     static CHANGED: Condvar = Condvar::new();
     /// A test that leaked its device is not waited for for ever.
     const LIMIT: Duration = Duration::from_secs(100);
 
     /// Held by a device for tests; a thread may have several.
-    pub(super) struct Turn(());
+    pub(super) struct GpuTurn(());
 
-    impl Turn {
-        pub(super) fn take() -> Turn {
+    impl GpuTurn {
+        pub(super) fn take() -> GpuTurn {
             let this = std::thread::current().id();
             let end = Instant::now() + LIMIT;
             let mut state = STATE.lock();
@@ -125,11 +125,11 @@ mod turn {
             {}
             state.owner = Some(this);
             state.devices += 1;
-            Turn(())
+            GpuTurn(())
         }
     }
 
-    impl Drop for Turn {
+    impl Drop for GpuTurn {
         fn drop(&mut self) {
             STATE.lock().devices -= 1;
             CHANGED.notify_all();

@@ -12,8 +12,8 @@ mod gather;
 
 use std::task::Waker;
 
-use admission::{Admission, Class, Entry, Key, OVERTAKES, Patience, Turn};
-use gather::{Gather, Limits, Next};
+use admission::{Admission, Class, Entered, Key, OVERTAKES, Patience, Waited};
+use gather::{BatchLimits, Gather, Next};
 use proptest::prelude::*;
 
 const LIMIT: usize = 3;
@@ -77,25 +77,25 @@ impl House {
             Step::Enter(class, patience) => {
                 let (waiting, taken) = (self.admission.waiting(), self.admission.taken());
                 match self.admission.enter(class, patience) {
-                    Entry::In(seat) => {
+                    Entered::In(seat) => {
                         prop_assert!(taken < LIMIT && waiting == 0);
                         self.check_seat(seat, class)?;
                         self.guests.push(Guest::In(seat));
                     }
-                    Entry::Waits(key) => {
+                    Entered::Waits(key) => {
                         prop_assert_eq!(taken, LIMIT);
                         prop_assert_ne!(patience, Patience::Never);
                         let bounded = patience == Patience::UpToTheLimit;
                         prop_assert!(!bounded || waiting < MAX_WAITING);
                         self.guests.push(Guest::Waiting(key, class));
                     }
-                    Entry::Full => {
+                    Entered::Full => {
                         prop_assert_eq!(taken, LIMIT);
                         prop_assert_ne!(patience, Patience::Always);
                         prop_assert!(patience == Patience::Never || waiting >= MAX_WAITING);
                     }
-                    Entry::Gone => prop_assert_eq!(self.lost.len(), SEATS.len()),
-                    Entry::Closed => prop_assert!(false, "nobody closed it"),
+                    Entered::Gone => prop_assert_eq!(self.lost.len(), SEATS.len()),
+                    Entered::Closed => prop_assert!(false, "nobody closed it"),
                 }
             }
             Step::Poll(which) => {
@@ -108,16 +108,16 @@ impl House {
                 let at = places[which % places.len()];
                 let Guest::Waiting(key, class) = self.guests[at] else { return Ok(()) };
                 match self.admission.poll(key, Waker::noop().clone()).0 {
-                    Turn::Wait => {}
-                    Turn::In(seat) => {
+                    Waited::Wait => {}
+                    Waited::In(seat) => {
                         self.guests[at] = Guest::In(seat);
                         self.check_class(seat, class)?;
                     }
-                    Turn::Gone => {
+                    Waited::Gone => {
                         prop_assert_eq!(self.lost.len(), SEATS.len());
                         self.guests.remove(at);
                     }
-                    Turn::Closed => prop_assert!(false, "nobody closed it"),
+                    Waited::Closed => prop_assert!(false, "nobody closed it"),
                 }
             }
             Step::Go(which) => {
@@ -200,10 +200,10 @@ proptest! {
         leavers in prop::collection::vec(any::<bool>(), 30),
     ) {
         let mut admission = Admission::new(1, usize::MAX, SEATS);
-        prop_assert!(matches!(admission.enter(Class::Normal, Patience::Never), Entry::In(_)));
+        prop_assert!(matches!(admission.enter(Class::Normal, Patience::Never), Entered::In(_)));
         let mut waiting = Vec::new();
         for class in classes {
-            let Entry::Waits(key) = admission.enter(class, Patience::UpToTheLimit) else {
+            let Entered::Waits(key) = admission.enter(class, Patience::UpToTheLimit) else {
                 return Err(TestCaseError::fail("the place is taken"));
             };
             waiting.push((key, class));
@@ -223,7 +223,7 @@ proptest! {
                 .iter()
                 .enumerate()
                 .filter_map(|(at, (key, _))| match admission.poll(*key, Waker::noop().clone()).0 {
-                    Turn::In(seat) => Some((at, seat)),
+                    Waited::In(seat) => Some((at, seat)),
                     _ => None,
                 })
                 .collect();
@@ -240,11 +240,11 @@ proptest! {
 #[test]
 fn the_urgent_do_not_starve_the_others() {
     let mut admission = Admission::new(1, usize::MAX, SEATS);
-    let Entry::In(mut seat) = admission.enter(Class::Urgent, Patience::Never) else {
+    let Entered::In(mut seat) = admission.enter(Class::Urgent, Patience::Never) else {
         panic!("it is empty");
     };
     let mut wait = |class| match admission.enter(class, Patience::UpToTheLimit) {
-        Entry::Waits(key) => (key, class),
+        Entered::Waits(key) => (key, class),
         other => panic!("{other:?}"),
     };
     let mut waiting: Vec<_> = (0..3).map(|_| wait(Class::Normal)).collect();
@@ -253,7 +253,7 @@ fn the_urgent_do_not_starve_the_others() {
     while !waiting.is_empty() {
         drop(admission.give_back(seat));
         waiting.retain(|(key, class)| match admission.poll(*key, Waker::noop().clone()).0 {
-            Turn::In(given) => {
+            Waited::In(given) => {
                 seat = given;
                 order.push(*class);
                 false
@@ -269,15 +269,15 @@ fn the_urgent_do_not_starve_the_others() {
 #[test]
 fn closed_nobody_is_let_in_and_who_waits_is_told() {
     let mut admission = Admission::new(1, 9, [Class::Normal]);
-    assert_eq!(admission.enter(Class::Normal, Patience::Never), Entry::In(0));
-    let Entry::Waits(key) = admission.enter(Class::Normal, Patience::UpToTheLimit) else {
+    assert_eq!(admission.enter(Class::Normal, Patience::Never), Entered::In(0));
+    let Entered::Waits(key) = admission.enter(Class::Normal, Patience::UpToTheLimit) else {
         panic!("the place is taken");
     };
-    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Turn::Wait);
+    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Wait);
     assert_eq!(admission.close().len(), 1);
-    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Turn::Closed);
+    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Closed);
     assert!(admission.give_back(0).is_none());
-    assert_eq!(admission.enter(Class::Normal, Patience::UpToTheLimit), Entry::Closed);
+    assert_eq!(admission.enter(Class::Normal, Patience::UpToTheLimit), Entered::Closed);
 }
 
 // ---- batches --------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ proptest! {
     /// Nobody waits longer than the delay, and who left is in no batch: both are in the model.
     #[test]
     fn batches_are_whole_and_in_order(moves in moves(), max_len in 1..5usize, slots in 1..3usize) {
-        let limits = Limits { max_len, max_delay_ns: DELAY, max_in_flight: slots };
+        let limits = BatchLimits { max_len, max_delay_ns: DELAY, max_in_flight: slots };
         let mut gather = Gather::new(limits);
         // Key and time of who should be there.
         let mut waiting: Vec<(u64, u64)> = Vec::new();
@@ -376,7 +376,7 @@ proptest! {
     /// Who adds is told when the worker has something to do.
     #[test]
     fn whoever_changes_what_is_next_is_told(moves in moves(), max_len in 1..5usize) {
-        let limits = Limits { max_len, max_delay_ns: DELAY, max_in_flight: 1 };
+        let limits = BatchLimits { max_len, max_delay_ns: DELAY, max_in_flight: 1 };
         let mut gather = Gather::new(limits);
         let mut known = Next::Idle;
         let mut in_flight = false;

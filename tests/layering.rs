@@ -1,5 +1,6 @@
 //! The shape of `src`, held: imports run downhill, also from file to file, `unsafe` stays in a short
-//! list of files, and no file grows past 600 lines without saying why.
+//! list of files, no two files have a type of one name, and no file grows past 600 lines without saying
+//! why.
 //!
 //! The tables below are the ones in `ARCHITECTURE.md`. Reads the sources, so a macro that pastes a
 //! path together would escape it; nothing here does that.
@@ -236,6 +237,25 @@ fn threads_and_panics_are_in_one_place() {
         }
     }
     fail_with(complaints);
+}
+
+/// One name, one type: who reads `State` in an error or a backtrace would have to ask which. (`Sealed` is
+/// the idiom's.)
+#[test]
+fn no_two_files_have_a_type_of_one_name() {
+    let sources = Sources::read();
+    let mut homes: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for (file, text) in &sources.files {
+        for pair in tokens(text).windows(2) {
+            let declares = ["struct", "enum", "trait", "union"].contains(&pair[0].as_str());
+            if declares && pair[1].starts_with(char::is_uppercase) && pair[1] != "Sealed" {
+                homes.entry(pair[1].clone()).or_default().insert(file);
+            }
+        }
+    }
+    assert!(homes.len() > 200, "only {} types found: is the reader broken?", homes.len());
+    let twice = homes.into_iter().filter(|(_, files)| files.len() > 1);
+    fail_with(twice.map(|(name, files)| format!("`{name}` is in {files:?}")).collect());
 }
 
 #[test]

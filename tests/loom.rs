@@ -40,7 +40,7 @@ use submission::{Markable, SubmissionLock};
 use sweep::SweepGate;
 use sync::{AtomicBool, AtomicU64, Ordering, Plain};
 use timeline::Timeline;
-use wait_queue::{Call, Loss, Registered, WaitQueue, Wakes};
+use wait_queue::{LossFlag, Notify, Registered, WaitQueue, Wakes};
 use waiters::WaiterKey;
 
 /// What `events.rs` needs of the backend.
@@ -271,7 +271,7 @@ struct Lane {
     device: AtomicU64,
     gate: SweepGate,
     queue: WaitQueue<Bell>,
-    loss: Loss,
+    loss: LossFlag,
     /// Why it is lost: 1, once it is.
     cause: AtomicU64,
     mourners: Plain<Vec<Bell>>,
@@ -287,7 +287,7 @@ impl Lane {
             device: AtomicU64::new(device),
             gate: SweepGate::new(),
             queue: WaitQueue::new(),
-            loss: Loss::new(),
+            loss: LossFlag::new(),
             cause: AtomicU64::new(0),
             mourners: Plain::new(Vec::new()),
             park: ParkState::new(),
@@ -388,13 +388,13 @@ impl Lane {
         self.loss.is_set()
     }
 
-    fn call(&self, call: Call) {
+    fn call(&self, call: Notify) {
         match call {
-            Call::HandOver => {
+            Notify::HandOver => {
                 self.inbox.put(()).unwrap();
                 self.call_before(0);
             }
-            Call::Before(due) => self.call_before(due),
+            Notify::Before(due) => self.call_before(due),
         }
     }
 

@@ -14,7 +14,7 @@ mod estimator;
 mod policy;
 
 use cases::config;
-use checkers::{Checkers, Place};
+use checkers::{CheckPermit, Checkers};
 use estimator::{Estimator, Window};
 use policy::{Age, Completion, Plan};
 use proptest::prelude::*;
@@ -359,31 +359,31 @@ fn the_poller_rests_in_proportion_within_limits() {
 proptest! {
     #![proptest_config(config(500))]
 
-    /// Against a list of who holds a place until when.
+    /// Against a list of who holds a permit until when.
     #[test]
-    fn places_are_few_and_come_back(
+    fn permits_are_few_and_come_back(
         acts in prop::collection::vec((0..3_u8, 0..20_u64), 0..80),
     ) {
         let checkers = Checkers::new();
         let mut now = 1;
-        let mut held: Vec<Place> = Vec::new();
+        let mut held: Vec<CheckPermit> = Vec::new();
         for (act, number) in acts {
             match act {
                 0 => now += number,
                 1 => {
-                    let place = checkers.enter(now, now + 1 + number);
-                    prop_assert_eq!(place.is_some(), held.len() < policy::CHECKERS);
-                    prop_assert!(place.is_none() || checkers.last() == now);
-                    prop_assert!(place.is_none_or(|place| place.until() == now + 1 + number));
-                    held.extend(place);
+                    let permit = checkers.enter(now, now + 1 + number);
+                    prop_assert_eq!(permit.is_some(), held.len() < policy::CHECKERS);
+                    prop_assert!(permit.is_none() || checkers.last() == now);
+                    prop_assert!(permit.is_none_or(|permit| permit.until() == now + 1 + number));
+                    held.extend(permit);
                 }
                 _ if !held.is_empty() => {
                     checkers.leave(held.swap_remove(number as usize % held.len()));
                 }
                 _ => {}
             }
-            // Who leaks a place gives it back by the clock.
-            held.retain(|place| place.until() > now);
+            // Who leaks a permit gives it back by the clock.
+            held.retain(|permit| permit.until() > now);
             prop_assert_eq!(checkers.held(now), held.len());
         }
     }
@@ -398,6 +398,6 @@ fn a_late_checker_returns_nothing() {
     checkers.leave(late);
     assert_eq!(checkers.held(20), policy::CHECKERS);
     assert!(checkers.enter(20, 40).is_none());
-    others.into_iter().for_each(|place| checkers.leave(place));
+    others.into_iter().for_each(|permit| checkers.leave(permit));
     assert_eq!(checkers.held(20), 0);
 }

@@ -39,9 +39,9 @@ use launch_ex::{Attribute, RawConfig};
 use standstill::Standstill;
 
 use super::{
-    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
-    HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query, RawEvent,
-    RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
+    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventOptions, Function, Grid,
+    HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query,
+    RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
 use crate::at_exit::UnderWay;
 use crate::contain;
@@ -123,7 +123,7 @@ impl CudaBackend {
         memory: PoolOptions,
     ) -> Result<Self> {
         let device = context.cu_device();
-        let attribute = |attribute| -> Call<u32> {
+        let attribute = |attribute| -> DriverResult<u32> {
             Ok(u32::try_from(api.device_attribute(attribute, device)?).unwrap_or(0))
         };
         let (mut lowest, mut highest) = (0, 0);
@@ -162,7 +162,7 @@ impl CudaBackend {
     }
 
     /// Makes the device's context current until the guard is dropped.
-    fn bind(&self) -> Call<Bound> {
+    fn bind(&self) -> DriverResult<Bound> {
         let before = self.api.current_context()?;
         let restore = if before == self.raw_context {
             None
@@ -174,7 +174,7 @@ impl CudaBackend {
     }
 
     /// As [`bind`](Self::bind) where the stream is the context's and not one of its own.
-    fn bind_for(&self, stream: RawStream) -> Call<Option<Bound>> {
+    fn bind_for(&self, stream: RawStream) -> DriverResult<Option<Bound>> {
         if stream.0 > RawStream::PER_THREAD.0 { Ok(None) } else { self.bind().map(Some) }
     }
 }
@@ -201,7 +201,7 @@ fn event_handle(event: RawEvent) -> Handle {
     event.0 as Handle
 }
 
-fn query(call: &'static str, code: c_int) -> Call<Query> {
+fn query(call: &'static str, code: c_int) -> DriverResult<Query> {
     match code {
         0 => Ok(Query::Complete),
         NOT_READY => Ok(Query::Pending),
@@ -250,7 +250,7 @@ impl Backend for CudaBackend {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
-    fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
+    fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool> {
         const ALREADY_ENABLED: i32 = 704;
         const TOO_MANY_PEERS: i32 = 711;
         let (here, there) = (self.ordinal, other.ordinal());
@@ -274,7 +274,7 @@ impl Backend for CudaBackend {
         Ok(true)
     }
 
-    fn stream_create(&self, options: StreamOptions) -> Call<RawStream> {
+    fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream> {
         let flags = if options.blocking { 0 } else { NON_BLOCKING };
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
@@ -283,7 +283,7 @@ impl Backend for CudaBackend {
         Ok(RawStream(stream as u64))
     }
 
-    unsafe fn stream_info(&self, stream: RawStream) -> Call<StreamInfo> {
+    unsafe fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo> {
         let stream = stream_handle(stream);
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
@@ -295,23 +295,23 @@ impl Backend for CudaBackend {
         Ok(StreamInfo { priority, blocking: flags & NON_BLOCKING == 0, context: context as u64 })
     }
 
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Call<()> {
+    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()> {
         driver!(self.cuStreamDestroy_v2(stream_handle(stream)))
     }
 
-    unsafe fn stream_query(&self, stream: RawStream) -> Call<Query> {
+    unsafe fn stream_query(&self, stream: RawStream) -> DriverResult<Query> {
         let _bound = self.bind_for(stream)?;
         let _relaxed = self.api.relax();
         // SAFETY: the stream lives: the trait's contract.
         query("cuStreamQuery", unsafe { (self.api.cuStreamQuery)(stream_handle(stream)) })
     }
 
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()> {
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         driver!(self.cuStreamWaitEvent(stream_handle(stream), event_handle(event), 0))
     }
 
-    fn event_create(&self, options: EventOptions) -> Call<RawEvent> {
+    fn event_create(&self, options: EventOptions) -> DriverResult<RawEvent> {
         const BLOCKING_SYNC: u32 = 1;
         const DISABLE_TIMING: u32 = 2;
         const INTERPROCESS: u32 = 4;
@@ -326,7 +326,7 @@ impl Backend for CudaBackend {
         Ok(RawEvent(event as u64))
     }
 
-    unsafe fn event_export(&self, event: RawEvent) -> Call<[u8; 64]> {
+    unsafe fn event_export(&self, event: RawEvent) -> DriverResult<[u8; 64]> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut handle = IpcHandle([0; 64]);
@@ -334,7 +334,7 @@ impl Backend for CudaBackend {
         Ok(handle.0)
     }
 
-    unsafe fn event_import(&self, handle: &[u8; 64]) -> Call<RawEvent> {
+    unsafe fn event_import(&self, handle: &[u8; 64]) -> DriverResult<RawEvent> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut event: Handle = std::ptr::null_mut();
@@ -342,16 +342,16 @@ impl Backend for CudaBackend {
         Ok(RawEvent(event as u64))
     }
 
-    unsafe fn event_destroy(&self, event: RawEvent) -> Call<()> {
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
         driver!(self.cuEventDestroy_v2(event_handle(event)))
     }
 
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()> {
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         driver!(self.cuEventRecord(event_handle(event), stream_handle(stream)))
     }
 
-    unsafe fn event_record_all(&self, event: RawEvent) -> Call<()> {
+    unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()> {
         const CALL: &str = "cuCtxRecordEvent";
         let Some(record) = self.api.cuCtxRecordEvent else {
             return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
@@ -362,20 +362,25 @@ impl Backend for CudaBackend {
         api::check(CALL, unsafe { record(self.raw_context as Handle, event_handle(event)) })
     }
 
-    unsafe fn event_query(&self, event: RawEvent) -> Call<Query> {
+    unsafe fn event_query(&self, event: RawEvent) -> DriverResult<Query> {
         let _relaxed = self.api.relax();
         // SAFETY: the event lives: the trait's contract.
         query("cuEventQuery", unsafe { (self.api.cuEventQuery)(event_handle(event)) })
     }
 
-    unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32> {
+    unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> DriverResult<f32> {
         let _relaxed = self.api.relax();
         let mut ms = 0.0;
         driver!(self.cuEventElapsedTime(&raw mut ms, event_handle(start), event_handle(end)))?;
         Ok(ms)
     }
 
-    unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()> {
+    unsafe fn write_word(
+        &self,
+        stream: RawStream,
+        word: DevicePtr,
+        value: u64,
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         // Flag 0: with the barrier, so that what was written before is visible first.
         driver!(self.cuStreamWriteValue64_v2(stream_handle(stream), word.0, value, 0))
@@ -386,12 +391,12 @@ impl Backend for CudaBackend {
         stream: RawStream,
         callback: HostCallback,
         data: *mut c_void,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         driver!(self.cuLaunchHostFunc(stream_handle(stream), callback, data))
     }
 
-    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr> {
+    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut ptr = 0;
@@ -400,13 +405,13 @@ impl Backend for CudaBackend {
         Ok(DevicePtr(ptr))
     }
 
-    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()> {
+    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         driver!(self.cuMemFreeAsync(ptr.0, stream_handle(stream)))
     }
 
-    fn memory_info(&self) -> Call<(u64, u64)> {
+    fn memory_info(&self) -> DriverResult<(u64, u64)> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let (mut free, mut total) = (0, 0);
@@ -414,21 +419,21 @@ impl Backend for CudaBackend {
         Ok((free as u64, total as u64))
     }
 
-    fn pool_info(&self) -> Call<PoolInfo> {
+    fn pool_info(&self) -> DriverResult<PoolInfo> {
         let _relaxed = self.api.relax();
         // `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`.
         let bytes = |attribute| self.api.pool_bytes(self.pool as Handle, attribute);
         Ok(PoolInfo { reserved: bytes(5)?, reserved_peak: bytes(6)? })
     }
 
-    fn pool_trim(&self, keep_bytes: u64) -> Call<()> {
+    fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         driver!(self.cuMemPoolTrimTo(self.pool as Handle, keep))
     }
 
-    unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> Call<DevicePtr> {
+    unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr> {
         const PORTABLE_AND_MAPPED: u32 = 1 | 2;
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
@@ -445,7 +450,7 @@ impl Backend for CudaBackend {
         }
     }
 
-    unsafe fn unregister(&self, ptr: HostPtr) -> Call<()> {
+    unsafe fn unregister(&self, ptr: HostPtr) -> DriverResult<()> {
         let _standstill = Standstill::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
@@ -458,7 +463,7 @@ impl Backend for CudaBackend {
         dst: DevicePtr,
         src: HostPtr,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         let src = src.0 as *const c_void;
         driver!(self.cuMemcpyHtoDAsync_v2(dst.0, src, bytes as usize, stream_handle(stream)))
@@ -470,7 +475,7 @@ impl Backend for CudaBackend {
         dst: HostPtr,
         src: DevicePtr,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         let dst = dst.0 as *mut c_void;
         driver!(self.cuMemcpyDtoHAsync_v2(dst, src.0, bytes as usize, stream_handle(stream)))
@@ -482,12 +487,12 @@ impl Backend for CudaBackend {
         dst: DevicePtr,
         src: DevicePtr,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         driver!(self.cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, stream_handle(stream)))
     }
 
-    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> Call<()> {
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()> {
         let copy = Memcpy2d::from(copy);
         driver!(self.cuMemcpy2DAsync_v2(&raw const copy, stream_handle(stream)))
     }
@@ -499,7 +504,7 @@ impl Backend for CudaBackend {
         src: DevicePtr,
         src_context: u64,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         let (here, there) = (self.raw_context as Handle, src_context as Handle);
         driver!(self.cuMemcpyPeerAsync(
@@ -518,7 +523,7 @@ impl Backend for CudaBackend {
         dst: DevicePtr,
         pattern: Pattern,
         count: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         let stream = stream_handle(stream);
         let short = pattern.shortest();
@@ -561,7 +566,7 @@ impl Backend for CudaBackend {
         function: &Function,
         shape: &LaunchShape,
         args: &ArgBlock,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
         let Function::Device(RawFunction(function)) = *function else {
             return Err(DriverCode { call: "cuLaunchKernel", code: NOT_SUPPORTED });
@@ -588,7 +593,7 @@ impl Backend for CudaBackend {
         )
     }
 
-    fn load(&self, image: &[u8], log: &mut String) -> Call<RawModule> {
+    fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule> {
         const ERROR_LOG: c_int = 5;
         const ERROR_LOG_BYTES: c_int = 6;
         let _standstill = Standstill::begin();
@@ -612,14 +617,14 @@ impl Backend for CudaBackend {
         Ok(RawModule(module as u64))
     }
 
-    unsafe fn unload(&self, module: RawModule) -> Call<()> {
+    unsafe fn unload(&self, module: RawModule) -> DriverResult<()> {
         let _standstill = Standstill::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         driver!(self.cuModuleUnload(module.0 as Handle))
     }
 
-    unsafe fn function(&self, module: RawModule, name: &str) -> Call<RawFunction> {
+    unsafe fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction> {
         const CALL: &str = "cuModuleGetFunction";
         let name = CString::new(name).map_err(|_| DriverCode { call: CALL, code: NOT_FOUND })?;
         let _bound = self.bind()?;
@@ -629,10 +634,10 @@ impl Backend for CudaBackend {
         Ok(RawFunction(function as u64))
     }
 
-    unsafe fn function_attributes(&self, function: RawFunction) -> Call<KernelAttributes> {
+    unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        let attribute = |attribute: c_int| -> Call<u32> {
+        let attribute = |attribute: c_int| -> DriverResult<u32> {
             let mut value = 0;
             driver!(self.cuFuncGetAttribute(&raw mut value, attribute, function.0 as Handle))?;
             Ok(u32::try_from(value).unwrap_or(0))
@@ -649,7 +654,10 @@ impl Backend for CudaBackend {
         })
     }
 
-    unsafe fn function_parameters(&self, function: RawFunction) -> Call<Option<Vec<ParamLayout>>> {
+    unsafe fn function_parameters(
+        &self,
+        function: RawFunction,
+    ) -> DriverResult<Option<Vec<ParamLayout>>> {
         const CALL: &str = "cuFuncGetParamInfo";
         const PAST_THE_LAST: i32 = 1;
         let Some(ask) = self.api.cuFuncGetParamInfo else { return Ok(None) };
@@ -670,7 +678,7 @@ impl Backend for CudaBackend {
         }
     }
 
-    unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()> {
+    unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()> {
         const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
@@ -679,7 +687,12 @@ impl Backend for CudaBackend {
         driver!(self.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes))
     }
 
-    unsafe fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Call<u32> {
+    unsafe fn active_blocks(
+        &self,
+        function: RawFunction,
+        threads: u32,
+        shared: u32,
+    ) -> DriverResult<u32> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
@@ -694,7 +707,7 @@ impl Backend for CudaBackend {
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
-    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32> {
+    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let attributes = Attribute::of(&LaunchShape { grid: *grid, cooperative: false });

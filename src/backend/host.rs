@@ -30,9 +30,9 @@ use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::{
-    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
-    HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, Place, PoolInfo, Query, RawEvent,
-    RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
+    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventOptions, Function, Grid,
+    HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, Place, PoolInfo, Query,
+    RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
 use crate::contain;
 use crate::error::image::ParamLayout;
@@ -56,14 +56,14 @@ const NOT_SUPPORTED: i32 = 801;
 
 /// The host device.
 pub(crate) struct HostBackend {
-    shared: Arc<Shared>,
+    shared: Arc<HostCore>,
     ordinal: usize,
     name: String,
     limits: Limits,
     threads: bool,
 }
 
-struct Shared {
+struct HostCore {
     /// By handle. A handle is never used again, also not by another host device.
     streams: RwLock<BTreeMap<u64, Arc<HostStream>>>,
     /// Held while something is put on the legacy default stream or on one ordered with it.
@@ -129,7 +129,7 @@ struct Reached {
 }
 
 struct Memory {
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<u64, HostBlock>,
     /// From when an allocation runs to when its free runs.
     pool: PoolInfo,
     /// From when an allocation is submitted to when its free is.
@@ -137,7 +137,7 @@ struct Memory {
     limit: u64,
 }
 
-struct Block {
+struct HostBlock {
     bytes: u64,
     live: bool,
 }
@@ -185,7 +185,7 @@ impl HostBackend {
         let ordinal = NEXT.fetch_add(1, Ordering::Relaxed);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         HostBackend {
-            shared: Arc::new(Shared {
+            shared: Arc::new(HostCore {
                 streams: RwLock::default(),
                 legacy_order: Mutex::default(),
                 memory: Mutex::new(Memory {
@@ -222,7 +222,7 @@ impl HostBackend {
         }
     }
 
-    fn stream(&self, stream: RawStream, call: &'static str) -> Call<Arc<HostStream>> {
+    fn stream(&self, stream: RawStream, call: &'static str) -> DriverResult<Arc<HostStream>> {
         self.shared.healthy(call)?;
         let made = self.shared.streams.read().get(&stream.0).cloned();
         match made {
@@ -238,7 +238,7 @@ impl HostBackend {
         }
     }
 
-    fn make_stream(&self, handle: u64, blocking: bool) -> Call<Arc<HostStream>> {
+    fn make_stream(&self, handle: u64, blocking: bool) -> DriverResult<Arc<HostStream>> {
         let (commands, receiver) = unbounded();
         let (stepped, worker) = if self.threads {
             (None, Some(receiver))
@@ -258,7 +258,7 @@ impl HostBackend {
     }
 
     /// A share of an event, which may be another host device's.
-    fn event(&self, event: RawEvent, call: &'static str) -> Call<Arc<HostEvent>> {
+    fn event(&self, event: RawEvent, call: &'static str) -> DriverResult<Arc<HostEvent>> {
         self.shared.healthy(call)?;
         let event = event.0 as *const HostEvent;
         // SAFETY: the caller's handle came from `event_create` and was not destroyed.
@@ -267,7 +267,7 @@ impl HostBackend {
         Ok(unsafe { Arc::from_raw(event) })
     }
 
-    fn enqueue(&self, handle: RawStream, call: &'static str, command: Command) -> Call<()> {
+    fn enqueue(&self, handle: RawStream, call: &'static str, command: Command) -> DriverResult<()> {
         let stream = self.stream(handle, call)?;
         let books = &stream.books;
         if command.counts() && self.threads {
@@ -349,7 +349,7 @@ impl Command {
         }
     }
 
-    fn run(self, shared: &Shared) -> std::result::Result<(), String> {
+    fn run(self, shared: &HostCore) -> std::result::Result<(), String> {
         match self {
             Command::Alloc(ptr) => shared.make_live(ptr),
             Command::Free(ptr) => shared.release(ptr),
@@ -424,7 +424,7 @@ impl Launch {
         contain::contain("the drop of what a kernel's host twin captured", || drop(self));
     }
 
-    fn run(&self, shared: &Shared) -> std::result::Result<(), String> {
+    fn run(&self, shared: &HostCore) -> std::result::Result<(), String> {
         for (index, slot) in self.args.slots().iter().enumerate() {
             if slot.memory_bytes > 0 {
                 shared.touch(DevicePtr(self.args.address(index)), slot.memory_bytes)?;
@@ -435,7 +435,7 @@ impl Launch {
     }
 }
 
-impl Shared {
+impl HostCore {
     /// Blocks until a stream takes another command, which is then counted.
     fn take_room(&self, books: &Books) {
         let mut depth = books.depth.lock();
@@ -474,7 +474,7 @@ impl Shared {
         }
     }
 
-    fn healthy(&self, call: &'static str) -> Call<()> {
+    fn healthy(&self, call: &'static str) -> DriverResult<()> {
         permitted(call)?;
         match self.fault.get() {
             None => Ok(()),
@@ -604,7 +604,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for HostCore {
     fn drop(&mut self) {
         for (start, block) in std::mem::take(&mut self.memory.get_mut().blocks) {
             free_block(start, block.bytes);
@@ -622,12 +622,12 @@ fn free_block(start: u64, bytes: u64) {
 
 impl Stepped {
     /// The head, to be run, if it is ready.
-    fn take(&mut self, shared: &Shared) -> Option<Command> {
+    fn take(&mut self, shared: &HostCore) -> Option<Command> {
         self.running = self.is_ready(shared);
         if self.running { self.head.take() } else { None }
     }
 
-    fn is_ready(&mut self, shared: &Shared) -> bool {
+    fn is_ready(&mut self, shared: &HostCore) -> bool {
         if self.running {
             return false;
         }
@@ -685,12 +685,12 @@ impl Backend for HostBackend {
         self.shared.fail("the device is lost".to_owned());
     }
 
-    fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
+    fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool> {
         self.shared.healthy("enable_peer")?;
         Ok(other.kind() == DeviceKind::Host)
     }
 
-    fn stream_create(&self, options: StreamOptions) -> Call<RawStream> {
+    fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream> {
         /// The first handles mean something else to CUDA.
         static NEXT: AtomicU64 = AtomicU64::new(16);
         self.shared.wait_until_nobody_is_blocked();
@@ -702,7 +702,7 @@ impl Backend for HostBackend {
         Ok(RawStream(handle))
     }
 
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Call<()> {
+    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()> {
         // It goes on until its queue is empty, as on a GPU.
         let stream = self.stream(stream, "stream_destroy")?;
         // ORDERING: SeqCst: against `execute`, which lowers `pending` and then looks at this.
@@ -713,52 +713,52 @@ impl Backend for HostBackend {
         Ok(())
     }
 
-    unsafe fn stream_info(&self, stream: RawStream) -> Call<StreamInfo> {
+    unsafe fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo> {
         let stream = self.stream(stream, "stream_info")?;
         Ok(StreamInfo { priority: 0, blocking: stream.blocking, context: self.context() })
     }
 
-    unsafe fn stream_query(&self, stream: RawStream) -> Call<Query> {
+    unsafe fn stream_query(&self, stream: RawStream) -> DriverResult<Query> {
         let stream = self.stream(stream, "stream_query")?;
         Ok(if stream.is_idle() { Query::Complete } else { Query::Pending })
     }
 
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()> {
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
         let event = self.event(event, "stream_wait_event")?;
         // ORDERING: SeqCst: the newest record that this thread may know of.
         let generation = event.recorded.load(Ordering::SeqCst);
         self.enqueue(stream, "stream_wait_event", Command::Wait { event, generation })
     }
 
-    fn event_create(&self, _options: EventOptions) -> Call<RawEvent> {
+    fn event_create(&self, _options: EventOptions) -> DriverResult<RawEvent> {
         self.shared.wait_until_nobody_is_blocked();
         self.shared.healthy("event_create")?;
         Ok(RawEvent(Arc::into_raw(Arc::new(HostEvent::default())) as u64))
     }
 
-    unsafe fn event_export(&self, _event: RawEvent) -> Call<[u8; 64]> {
+    unsafe fn event_export(&self, _event: RawEvent) -> DriverResult<[u8; 64]> {
         Err(DriverCode { call: "event_export", code: NOT_SUPPORTED })
     }
 
-    unsafe fn event_import(&self, _handle: &[u8; 64]) -> Call<RawEvent> {
+    unsafe fn event_import(&self, _handle: &[u8; 64]) -> DriverResult<RawEvent> {
         Err(DriverCode { call: "event_import", code: NOT_SUPPORTED })
     }
 
-    unsafe fn event_destroy(&self, event: RawEvent) -> Call<()> {
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
         permitted("event_destroy")?;
         // SAFETY: the handle is the share that `event_create` made; nobody uses it after this.
         drop(unsafe { Arc::from_raw(event.0 as *const HostEvent) });
         Ok(())
     }
 
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()> {
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
         let event = self.event(event, "event_record")?;
         // ORDERING: SeqCst, see `stream_wait_event`.
         let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         self.enqueue(stream, "event_record", Command::Record { event, generation })
     }
 
-    unsafe fn event_record_all(&self, event: RawEvent) -> Call<()> {
+    unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()> {
         let event = self.event(event, "event_record_all")?;
         // ORDERING: SeqCst, see `stream_wait_event`.
         let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
@@ -771,7 +771,7 @@ impl Backend for HostBackend {
         Ok(())
     }
 
-    unsafe fn event_query(&self, event: RawEvent) -> Call<Query> {
+    unsafe fn event_query(&self, event: RawEvent) -> DriverResult<Query> {
         let event = self.event(event, "event_query")?;
         // ORDERING: SeqCst, see `stream_wait_event`.
         let recorded = event.recorded.load(Ordering::SeqCst);
@@ -779,7 +779,7 @@ impl Backend for HostBackend {
         Ok(if complete { Query::Complete } else { Query::Pending })
     }
 
-    unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32> {
+    unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> DriverResult<f32> {
         const CALL: &str = "event_elapsed_ms";
         let (start, end) = (self.event(start, CALL)?, self.event(end, CALL)?);
         // One lock after the other: it may be one event.
@@ -795,7 +795,12 @@ impl Backend for HostBackend {
         }
     }
 
-    unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()> {
+    unsafe fn write_word(
+        &self,
+        stream: RawStream,
+        word: DevicePtr,
+        value: u64,
+    ) -> DriverResult<()> {
         self.enqueue(stream, "write_word", Command::Word { word, value })
     }
 
@@ -804,13 +809,13 @@ impl Backend for HostBackend {
         stream: RawStream,
         callback: HostCallback,
         data: *mut c_void,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         let data = HostPtr(data as usize);
         self.shared.wait_until_nobody_is_blocked();
         self.enqueue(stream, "host_fn", Command::HostFn { callback, data })
     }
 
-    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr> {
+    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr> {
         const CALL: &str = "alloc";
         let refused = DriverCode { call: CALL, code: OUT_OF_MEMORY };
         self.shared.healthy(CALL)?;
@@ -830,14 +835,14 @@ impl Backend for HostBackend {
                 return Err(refused);
             }
             memory.used += bytes;
-            memory.blocks.insert(ptr, Block { bytes, live: false });
+            memory.blocks.insert(ptr, HostBlock { bytes, live: false });
             DevicePtr(ptr)
         };
         self.enqueue(stream, CALL, Command::Alloc(ptr))?;
         Ok(ptr)
     }
 
-    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()> {
+    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()> {
         const CALL: &str = "free";
         self.shared.healthy(CALL)?;
         {
@@ -850,29 +855,29 @@ impl Backend for HostBackend {
         self.enqueue(stream, CALL, Command::Free(ptr))
     }
 
-    fn memory_info(&self) -> Call<(u64, u64)> {
+    fn memory_info(&self) -> DriverResult<(u64, u64)> {
         self.shared.healthy("memory_info")?;
         let memory = self.shared.memory.lock();
         Ok((memory.limit.saturating_sub(memory.pool.reserved), memory.limit))
     }
 
-    fn pool_info(&self) -> Call<PoolInfo> {
+    fn pool_info(&self) -> DriverResult<PoolInfo> {
         self.shared.healthy("pool_info")?;
         Ok(self.shared.memory.lock().pool)
     }
 
     /// What is freed goes back to the system at once.
-    fn pool_trim(&self, _keep_bytes: u64) -> Call<()> {
+    fn pool_trim(&self, _keep_bytes: u64) -> DriverResult<()> {
         self.shared.healthy("pool_trim")
     }
 
-    unsafe fn register(&self, ptr: HostPtr, _bytes: usize) -> Call<DevicePtr> {
+    unsafe fn register(&self, ptr: HostPtr, _bytes: usize) -> DriverResult<DevicePtr> {
         self.shared.wait_until_nobody_is_blocked();
         self.shared.healthy("register")?;
         Ok(DevicePtr(ptr.0 as u64))
     }
 
-    unsafe fn unregister(&self, _ptr: HostPtr) -> Call<()> {
+    unsafe fn unregister(&self, _ptr: HostPtr) -> DriverResult<()> {
         permitted("unregister")
     }
 
@@ -882,7 +887,7 @@ impl Backend for HostBackend {
         dst: DevicePtr,
         src: HostPtr,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         self.enqueue(stream, "copy_to_device", Command::CopyIn { dst, src, bytes })
     }
 
@@ -892,7 +897,7 @@ impl Backend for HostBackend {
         dst: HostPtr,
         src: DevicePtr,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         self.enqueue(stream, "copy_to_host", Command::CopyOut { dst, src, bytes })
     }
 
@@ -902,11 +907,11 @@ impl Backend for HostBackend {
         dst: DevicePtr,
         src: DevicePtr,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         self.enqueue(stream, "copy_on_device", Command::Copy { dst, src, bytes })
     }
 
-    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> Call<()> {
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()> {
         self.enqueue(stream, "copy_rows", Command::CopyRows(Box::new(*copy)))
     }
 
@@ -917,7 +922,7 @@ impl Backend for HostBackend {
         src: DevicePtr,
         _src_context: u64,
         bytes: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         self.enqueue(stream, "copy_from_peer", Command::CopyPeer { dst, src, bytes })
     }
 
@@ -927,7 +932,7 @@ impl Backend for HostBackend {
         dst: DevicePtr,
         pattern: Pattern,
         count: u64,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         self.enqueue(stream, "fill", Command::Fill { dst, pattern, count })
     }
 
@@ -937,7 +942,7 @@ impl Backend for HostBackend {
         function: &Function,
         shape: &LaunchShape,
         args: &ArgBlock,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         const CALL: &str = "launch";
         let Function::Host(function) = function else {
             return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
@@ -946,41 +951,41 @@ impl Backend for HostBackend {
         self.enqueue(stream, CALL, Command::Launch(Box::new(launch)))
     }
 
-    fn load(&self, _image: &[u8], _log: &mut String) -> Call<RawModule> {
+    fn load(&self, _image: &[u8], _log: &mut String) -> DriverResult<RawModule> {
         Err(DriverCode { call: "load", code: NOT_SUPPORTED })
     }
 
-    unsafe fn unload(&self, _module: RawModule) -> Call<()> {
+    unsafe fn unload(&self, _module: RawModule) -> DriverResult<()> {
         Err(DriverCode { call: "unload", code: NOT_SUPPORTED })
     }
 
-    unsafe fn function(&self, _module: RawModule, _name: &str) -> Call<RawFunction> {
+    unsafe fn function(&self, _module: RawModule, _name: &str) -> DriverResult<RawFunction> {
         Err(DriverCode { call: "function", code: NOT_SUPPORTED })
     }
 
-    unsafe fn function_attributes(&self, _function: RawFunction) -> Call<KernelAttributes> {
+    unsafe fn function_attributes(&self, _function: RawFunction) -> DriverResult<KernelAttributes> {
         Err(DriverCode { call: "function_attributes", code: NOT_SUPPORTED })
     }
 
-    unsafe fn function_parameters(&self, _: RawFunction) -> Call<Option<Vec<ParamLayout>>> {
+    unsafe fn function_parameters(&self, _: RawFunction) -> DriverResult<Option<Vec<ParamLayout>>> {
         Ok(None)
     }
 
-    unsafe fn allow_shared_mem(&self, _function: RawFunction, _bytes: u32) -> Call<()> {
+    unsafe fn allow_shared_mem(&self, _function: RawFunction, _bytes: u32) -> DriverResult<()> {
         Err(DriverCode { call: "allow_shared_mem", code: NOT_SUPPORTED })
     }
 
-    unsafe fn active_blocks(&self, _function: RawFunction, _: u32, _: u32) -> Call<u32> {
+    unsafe fn active_blocks(&self, _function: RawFunction, _: u32, _: u32) -> DriverResult<u32> {
         Err(DriverCode { call: "active_blocks", code: NOT_SUPPORTED })
     }
 
-    unsafe fn active_clusters(&self, _function: RawFunction, _grid: &Grid) -> Call<u32> {
+    unsafe fn active_clusters(&self, _function: RawFunction, _grid: &Grid) -> DriverResult<u32> {
         Err(DriverCode { call: "active_clusters", code: NOT_SUPPORTED })
     }
 }
 
 /// Refuses calls from inside a host function, as the driver does.
-fn permitted(call: &'static str) -> Call<()> {
+fn permitted(call: &'static str) -> DriverResult<()> {
     match thread_role::may_call_driver() {
         true => Ok(()),
         false => Err(DriverCode { call, code: DriverCode::NOT_PERMITTED }),

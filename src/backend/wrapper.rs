@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::{
-    ArgBlock, Backend, Call, DeviceKind, DevicePtr, EventOptions, Function, Grid, HostCallback,
-    HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query, RawEvent,
-    RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
+    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventOptions, Function, Grid,
+    HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query,
+    RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
@@ -97,7 +97,11 @@ impl Wrapper {
         Wrapper { inner, control }
     }
 
-    fn call<R>(&self, name: &'static str, inner: impl FnOnce(&dyn Backend) -> Call<R>) -> Call<R> {
+    fn call<R>(
+        &self,
+        name: &'static str,
+        inner: impl FnOnce(&dyn Backend) -> DriverResult<R>,
+    ) -> DriverResult<R> {
         match self.control.enter(name) {
             None => inner(&*self.inner),
             Some((code, false)) => Err(code),
@@ -163,7 +167,7 @@ impl Backend for Wrapper {
         self.inner.pool()
     }
 
-    fn enable_peer(&self, other: &dyn Backend) -> Call<bool> {
+    fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool> {
         let reached = self.call("enable_peer", |inner| inner.enable_peer(other))?;
         // ORDERING: Relaxed: set by the test before it uses the device.
         Ok(reached && !self.control.unreachable.load(Ordering::Relaxed))
@@ -174,42 +178,42 @@ impl Backend for Wrapper {
     }
 
     watched! {
-        fn stream_create(&self, options: StreamOptions) -> Call<RawStream>;
-        #[contract] fn stream_destroy(&self, stream: RawStream) -> Call<()>;
-        #[contract] fn stream_info(&self, stream: RawStream) -> Call<StreamInfo>;
-        #[contract] fn stream_query(&self, stream: RawStream) -> Call<Query>;
-        #[contract] fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Call<()>;
-        fn event_create(&self, options: EventOptions) -> Call<RawEvent>;
-        #[contract] fn event_export(&self, event: RawEvent) -> Call<[u8; 64]>;
-        #[contract] fn event_import(&self, handle: &[u8; 64]) -> Call<RawEvent>;
-        #[contract] fn event_destroy(&self, event: RawEvent) -> Call<()>;
-        #[contract] fn event_record(&self, event: RawEvent, stream: RawStream) -> Call<()>;
-        #[contract] fn event_record_all(&self, event: RawEvent) -> Call<()>;
-        #[contract] fn event_query(&self, event: RawEvent) -> Call<Query>;
-        #[contract] fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> Call<f32>;
-        #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> Call<()>;
-        #[contract] fn host_fn(&self, stream: RawStream, callback: HostCallback, data: *mut c_void) -> Call<()>;
-        #[contract] fn alloc(&self, stream: RawStream, bytes: u64) -> Call<DevicePtr>;
-        #[contract] fn free(&self, stream: RawStream, ptr: DevicePtr) -> Call<()>;
-        fn memory_info(&self) -> Call<(u64, u64)>;
-        fn pool_info(&self) -> Call<PoolInfo>;
-        fn pool_trim(&self, keep_bytes: u64) -> Call<()>;
-        #[contract] fn register(&self, ptr: HostPtr, bytes: usize) -> Call<DevicePtr>;
-        #[contract] fn unregister(&self, ptr: HostPtr) -> Call<()>;
-        #[contract] fn copy_to_device(&self, stream: RawStream, dst: DevicePtr, src: HostPtr, bytes: u64) -> Call<()>;
-        #[contract] fn copy_to_host(&self, stream: RawStream, dst: HostPtr, src: DevicePtr, bytes: u64) -> Call<()>;
-        #[contract] fn copy_on_device(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, bytes: u64) -> Call<()>;
-        #[contract] fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> Call<()>;
-        #[contract] fn copy_from_peer(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, src_context: u64, bytes: u64) -> Call<()>;
-        #[contract] fn fill(&self, stream: RawStream, dst: DevicePtr, pattern: Pattern, count: u64) -> Call<()>;
-        #[contract] fn launch(&self, stream: RawStream, function: &Function, shape: &LaunchShape, args: &ArgBlock) -> Call<()>;
-        fn load(&self, image: &[u8], log: &mut String) -> Call<RawModule>;
-        #[contract] fn unload(&self, module: RawModule) -> Call<()>;
-        #[contract] fn function(&self, module: RawModule, name: &str) -> Call<RawFunction>;
-        #[contract] fn function_attributes(&self, function: RawFunction) -> Call<KernelAttributes>;
-        #[contract] fn function_parameters(&self, function: RawFunction) -> Call<Option<Vec<ParamLayout>>>;
-        #[contract] fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()>;
-        #[contract] fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Call<u32>;
-        #[contract] fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32>;
+        fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream>;
+        #[contract] fn stream_destroy(&self, stream: RawStream) -> DriverResult<()>;
+        #[contract] fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo>;
+        #[contract] fn stream_query(&self, stream: RawStream) -> DriverResult<Query>;
+        #[contract] fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
+        fn event_create(&self, options: EventOptions) -> DriverResult<RawEvent>;
+        #[contract] fn event_export(&self, event: RawEvent) -> DriverResult<[u8; 64]>;
+        #[contract] fn event_import(&self, handle: &[u8; 64]) -> DriverResult<RawEvent>;
+        #[contract] fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
+        #[contract] fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
+        #[contract] fn event_record_all(&self, event: RawEvent) -> DriverResult<()>;
+        #[contract] fn event_query(&self, event: RawEvent) -> DriverResult<Query>;
+        #[contract] fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> DriverResult<f32>;
+        #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> DriverResult<()>;
+        #[contract] fn host_fn(&self, stream: RawStream, callback: HostCallback, data: *mut c_void) -> DriverResult<()>;
+        #[contract] fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr>;
+        #[contract] fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()>;
+        fn memory_info(&self) -> DriverResult<(u64, u64)>;
+        fn pool_info(&self) -> DriverResult<PoolInfo>;
+        fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()>;
+        #[contract] fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr>;
+        #[contract] fn unregister(&self, ptr: HostPtr) -> DriverResult<()>;
+        #[contract] fn copy_to_device(&self, stream: RawStream, dst: DevicePtr, src: HostPtr, bytes: u64) -> DriverResult<()>;
+        #[contract] fn copy_to_host(&self, stream: RawStream, dst: HostPtr, src: DevicePtr, bytes: u64) -> DriverResult<()>;
+        #[contract] fn copy_on_device(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, bytes: u64) -> DriverResult<()>;
+        #[contract] fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()>;
+        #[contract] fn copy_from_peer(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, src_context: u64, bytes: u64) -> DriverResult<()>;
+        #[contract] fn fill(&self, stream: RawStream, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()>;
+        #[contract] fn launch(&self, stream: RawStream, function: &Function, shape: &LaunchShape, args: &ArgBlock) -> DriverResult<()>;
+        fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule>;
+        #[contract] fn unload(&self, module: RawModule) -> DriverResult<()>;
+        #[contract] fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;
+        #[contract] fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes>;
+        #[contract] fn function_parameters(&self, function: RawFunction) -> DriverResult<Option<Vec<ParamLayout>>>;
+        #[contract] fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()>;
+        #[contract] fn active_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> DriverResult<u32>;
+        #[contract] fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32>;
     }
 }

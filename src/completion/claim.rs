@@ -42,7 +42,7 @@ use super::lane::Lane;
 use super::progress::Progress;
 use super::prospect::{Candidate, From, Pressure};
 use super::retired::{Block, Remnant, Retired, UserList};
-use crate::backend::{Call, DevicePtr};
+use crate::backend::{DevicePtr, DriverResult};
 use crate::error::Result;
 use crate::hazard::{Track, Use};
 use crate::thread_role;
@@ -214,7 +214,10 @@ impl<'l> Claim<'l> {
     ///
     /// # Errors
     /// A free is refused: its block is counted as leaked.
-    pub(crate) fn free_blocks(&mut self, free: impl Fn(DevicePtr) -> Call<()>) -> Call<()> {
+    pub(crate) fn free_blocks(
+        &mut self,
+        free: impl Fn(DevicePtr) -> DriverResult<()>,
+    ) -> DriverResult<()> {
         while let Some(Taken { ptr, bytes, .. }) = self.blocks.pop() {
             match free(ptr) {
                 Ok(()) => self.freed += bytes,

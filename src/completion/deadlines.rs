@@ -28,12 +28,12 @@ const NEVER: u64 = u64::MAX;
 
 /// The deadlines of a device that somebody waits for.
 pub(crate) struct Deadlines {
-    entries: Mutex<Slab<Entry>>,
+    entries: Mutex<Slab<Sleeper>>,
     /// The earliest of those that were not woken.
     first: AtomicU64,
 }
 
-struct Entry {
+struct Sleeper {
     due: u64,
     /// Taken when it is woken; the entry stays its owner's.
     waker: Option<Waker>,
@@ -65,7 +65,7 @@ impl Deadlines {
         self.change(|entries| match key.and_then(|key| entries.get_mut(key)) {
             Some(entry) => entry.waker.replace(waker),
             None => {
-                *key = Some(entries.insert(Entry { due, waker: Some(waker) }));
+                *key = Some(entries.insert(Sleeper { due, waker: Some(waker) }));
                 None
             }
         })
@@ -76,7 +76,7 @@ impl Deadlines {
     }
 
     /// Wakers that come out are called and dropped by the caller, without the lock.
-    fn change<R>(&self, change: impl FnOnce(&mut Slab<Entry>) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut Slab<Sleeper>) -> R) -> R {
         let mut entries = self.entries.lock();
         let result = change(&mut entries);
         let waiting = entries.iter().filter(|(_, entry)| entry.waker.is_some());

@@ -8,7 +8,7 @@
 
 use std::sync::OnceLock;
 
-use super::wait_queue::Loss;
+use super::wait_queue::LossFlag;
 use crate::backend::DeviceKind;
 use crate::error::Error;
 
@@ -19,14 +19,14 @@ pub(crate) struct DeviceState {
     pub(crate) kind: DeviceKind,
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) label: String,
-    loss: Loss,
+    loss: LossFlag,
     /// Why it is lost; there before `loss` is set.
     cause: OnceLock<Error>,
 }
 
 impl DeviceState {
     pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
-        DeviceState { id, kind, label, loss: Loss::new(), cause: OnceLock::new() }
+        DeviceState { id, kind, label, loss: LossFlag::new(), cause: OnceLock::new() }
     }
 
     /// The loss, if it was declared.

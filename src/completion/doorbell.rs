@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::events::EventHandle;
 use super::poller::Attention;
-use crate::backend::{Backend, Call, RawStream, StreamOptions};
+use crate::backend::{Backend, DriverResult, RawStream, StreamOptions};
 
 /// Bells of one device; more streams than this are served by the poller's time-out.
 const BELLS: usize = 16;
@@ -41,7 +41,11 @@ impl Bells {
 
     /// Makes one more bell, up to a number. Not on the poller's thread: beside threads that launch
     /// without a pause the driver may not come to it for seconds.
-    pub(crate) fn stock(&self, backend: &dyn Backend, attention: &Arc<Attention>) -> Call<()> {
+    pub(crate) fn stock(
+        &self,
+        backend: &dyn Backend,
+        attention: &Arc<Attention>,
+    ) -> DriverResult<()> {
         let mut bells = self.bells.lock();
         if bells.len() < BELLS {
             let stream = backend.stream_create(StreamOptions::default())?;
@@ -71,7 +75,7 @@ impl Bell {
         backend: &dyn Backend,
         event: &EventHandle,
         next_look: &Arc<AtomicU64>,
-    ) -> Call<()> {
+    ) -> DriverResult<()> {
         *self.next_look.lock() = next_look.clone();
         // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
         // the event.
@@ -80,7 +84,7 @@ impl Bell {
     }
 
     /// Arms a bell where it was placed.
-    pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend) -> Call<()> {
+    pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend) -> DriverResult<()> {
         let stream = self.stream;
         let data = Arc::into_raw(self);
         // SAFETY: `data` is a reference that the callback gives back; if it never runs, it leaks

@@ -39,14 +39,14 @@ pub(crate) fn lead_most(span_ns: u64) -> u64 {
 /// What a stream remembers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Estimator {
-    spans: [Option<Span>; SPANS],
+    spans: [Option<RunTime>; SPANS],
     /// Waits learned so far.
     learned: u32,
 }
 
 /// How long one kind of work takes.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct RunTime {
     low_ns: u64,
     high_ns: u64,
     /// How far successive waits lie apart: an average over about four.
@@ -78,15 +78,16 @@ impl Estimator {
             (span.low_ns, span.high_ns, span.fitted) = (low_ns, high_ns, self.learned);
             return;
         }
-        let age = |span: &Option<Span>| span.map_or(u32::MAX, |s| learned.wrapping_sub(s.fitted));
+        let age =
+            |span: &Option<RunTime>| span.map_or(u32::MAX, |s| learned.wrapping_sub(s.fitted));
         if let Some(place) = self.spans.iter_mut().max_by_key(|span| age(span)) {
-            *place = Some(Span { low_ns, high_ns, spread_ns: 0, fitted: learned });
+            *place = Some(RunTime { low_ns, high_ns, spread_ns: 0, fitted: learned });
         }
     }
 
     /// The first window that is not over at `age_ns`.
     pub(crate) fn window(&self, age_ns: u64) -> Option<Window> {
-        let windows = self.spans.iter().flatten().map(Span::window);
+        let windows = self.spans.iter().flatten().map(RunTime::window);
         windows.filter(|window| window.until_ns > age_ns).min_by_key(|window| window.from_ns)
     }
 
@@ -101,7 +102,7 @@ impl Estimator {
     }
 }
 
-impl Span {
+impl RunTime {
     /// Whether a wait is of this kind: it overlaps, or all of it lies where a window can reach.
     fn fits(&self, low_ns: u64, high_ns: u64) -> bool {
         let slack = lead_most(self.high_ns);

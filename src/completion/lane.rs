@@ -80,7 +80,7 @@ pub(crate) struct Lane {
     tidy_from: AtomicU64,
     gate: SweepGate,
     queue: WaitQueue<Waker>,
-    lent: Mutex<VecDeque<Lent>>,
+    lent: Mutex<VecDeque<LentMemory>>,
     /// How much is lent: lets a sweep skip the lock.
     lending: AtomicU64,
     deferred: Mutex<Vec<Block>>,
@@ -150,7 +150,7 @@ struct Marker {
 }
 
 /// Host memory that the device may touch until `ticket` is complete.
-struct Lent {
+struct LentMemory {
     ticket: u64,
     bytes: u64,
     payload: Payload,

@@ -140,7 +140,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
 }
 
 /// What the poller does next.
-enum Next {
+enum NextRound {
     /// Something moved, or is due in a moment.
     Again,
     /// Sleep until called, or until then.
@@ -180,11 +180,11 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
             Some(None) => break,
             None => {
                 attention.park.resume();
-                (Next::Again, 0)
+                (NextRound::Again, 0)
             }
         };
         match next {
-            Next::Again => {
+            NextRound::Again => {
                 spins += 1;
                 if spins.is_multiple_of(16) {
                     std::thread::yield_now();
@@ -192,7 +192,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                     std::hint::spin_loop();
                 }
             }
-            Next::Park(until) => {
+            NextRound::Park(until) => {
                 // Once more: `stop` calls nobody who has not announced that it will sleep.
                 if !attention.must_stop() && attention.park.commit(until) {
                     if until == u64::MAX {
@@ -204,7 +204,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                 }
                 attention.park.resume();
             }
-            Next::End => break,
+            NextRound::End => break,
         }
     }
     // Lanes keep their engine, and that keeps these.
@@ -213,13 +213,13 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
 }
 
 /// One of its turns.
-struct Turn<'a> {
+struct Round<'a> {
     poller: &'a mut Poller,
     engine: &'a Arc<Engine>,
     attention: &'a Attention,
 }
 
-impl Rounds for Turn<'_> {
+impl Rounds for Round<'_> {
     fn round(&mut self) -> bool {
         self.poller.round(self.engine, self.attention)
     }
@@ -233,16 +233,16 @@ impl Rounds for Turn<'_> {
 }
 
 impl Poller {
-    fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> Next {
+    fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> NextRound {
         if engine.lost().is_some() {
             // Perhaps by a submitter, who wakes nobody.
             engine.mourn();
             // What is retired from now on goes at once.
             engine.sweep_retired(false);
-            return Next::End;
+            return NextRound::End;
         }
-        let until = attention.park.look(&mut Turn { poller: self, engine, attention });
-        until.map_or(Next::Again, Next::Park)
+        let until = attention.park.look(&mut Round { poller: self, engine, attention });
+        until.map_or(NextRound::Again, NextRound::Park)
     }
 
     /// Looks at every lane that is due, and whether the device is lost; true if anything moved.

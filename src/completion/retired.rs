@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::engine::Engine;
 use super::progress::Progress;
-use crate::backend::{Backend, Call, DevicePtr, RawModule, RawStream};
+use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
 use crate::hazard::Use;
 
 /// What goes away when every stream that used it is through.
@@ -46,7 +46,7 @@ impl Remnant {
     }
 
     /// Gives back what no stream uses any more.
-    pub(super) fn discard(self, backend: &dyn Backend, private: RawStream) -> Call<()> {
+    pub(super) fn discard(self, backend: &dyn Backend, private: RawStream) -> DriverResult<()> {
         match self {
             // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
             // and its owner gave it up when it retired it.

@@ -7,7 +7,7 @@
 //! | who | steps, in this order | in |
 //! |---|---|---|
 //! | a future | stores its waker; fence; reads `completed` and `lost` again; asks for a look | [`WaitQueue::register`] |
-//! | whoever raises `completed` or sets `lost` | that; fence; takes out who is due; wakes them | [`WaitQueue::settle`], [`Loss::tell`] |
+//! | whoever raises `completed` or sets `lost` | that; fence; takes out who is due; wakes them | [`WaitQueue::settle`], [`LossFlag::tell`] |
 //! | the poller, at a stream | takes the look that was asked for; looks; says when to look next | [`WaitQueue::begin_look`], [`WaitQueue::look_by`] |
 //! | the poller, done with a stream | gives it up; takes it again if somebody waits | [`WaitQueue::give_up`] |
 //!
@@ -61,13 +61,13 @@ pub(crate) struct WaitQueue<W> {
 pub(crate) enum Registered<R> {
     /// There was no need: the ticket is complete, or never will be.
     Settled(R),
-    Waiting(Call),
+    Waiting(Notify),
 }
 
 /// How the poller is to be told.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the poller must be told"]
-pub(crate) enum Call {
+pub(crate) enum Notify {
     /// It does not have the stream: hand it over.
     HandOver,
     /// It has the stream, and must not sleep beyond that.
@@ -103,7 +103,7 @@ impl<W: Wakes> WaitQueue<W> {
     ) -> Registered<R> {
         let stale = self.enter(key, ticket, waker.clone());
         drop(stale);
-        // The store of the waker before the reads, against `settle` and `Loss::tell`: without it both
+        // The store of the waker before the reads, against `settle` and `LossFlag::tell`: without it both
         // sides may miss each other's store.
         fence(Ordering::SeqCst);
         if let Some(outcome) = outcome() {
@@ -175,10 +175,10 @@ impl<W: Wakes> WaitQueue<W> {
     }
 
     /// Asks the poller for a look at `due`, at the latest.
-    pub(crate) fn look_by(&self, due: u64) -> Call {
+    pub(crate) fn look_by(&self, due: u64) -> Notify {
         // ORDERING: Release pairs with `begin_look`: what was stored before is seen by that look.
         self.next_look.fetch_min(due, Ordering::Release);
-        if self.hand_over() { Call::HandOver } else { Call::Before(due) }
+        if self.hand_over() { Notify::HandOver } else { Notify::Before(due) }
     }
 
     /// Whether the poller does not have the stream: then the caller hands it over.
@@ -252,14 +252,14 @@ impl<W: Wakes> WaitQueue<W> {
 
 /// Whether a device is lost, and whether those who wait were told.
 #[derive(Debug)]
-pub(crate) struct Loss {
+pub(crate) struct LossFlag {
     set: AtomicBool,
     told: AtomicBool,
 }
 
-impl Loss {
+impl LossFlag {
     pub(crate) fn new() -> Self {
-        Loss { set: AtomicBool::new(false), told: AtomicBool::new(false) }
+        LossFlag { set: AtomicBool::new(false), told: AtomicBool::new(false) }
     }
 
     /// Declares it. Whoever looks next [tells](Self::tell).

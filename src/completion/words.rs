@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memmap2::MmapMut;
 use parking_lot::Mutex;
 
-use crate::backend::{Backend, Call, DevicePtr, HostPtr};
+use crate::backend::{Backend, DevicePtr, DriverResult, HostPtr};
 
 const LINE_BYTES: usize = 128;
 const PAGE_BYTES: usize = 64 << 10;
@@ -18,11 +18,11 @@ const PAGE_BYTES: usize = 64 << 10;
 /// The lines of one device.
 #[derive(Default)]
 pub(crate) struct Words {
-    state: Mutex<State>,
+    state: Mutex<Pages>,
 }
 
 #[derive(Default)]
-struct State {
+struct Pages {
     pages: Vec<Arc<Page>>,
     free: Vec<(Arc<Page>, usize)>,
     /// A write may still come when all streams are gone.
@@ -44,7 +44,7 @@ pub(crate) struct Word {
 
 impl Words {
     /// Takes a line; maps and registers a page when none is free.
-    pub(crate) fn get(&self, backend: &dyn Backend) -> Call<Word> {
+    pub(crate) fn get(&self, backend: &dyn Backend) -> DriverResult<Word> {
         let mut state = self.state.lock();
         if state.free.is_empty() {
             // Not under the lock, which a drop takes: registering may take its time.
@@ -104,7 +104,7 @@ impl Words {
 }
 
 impl Page {
-    fn new(backend: &dyn Backend) -> Call<Page> {
+    fn new(backend: &dyn Backend) -> DriverResult<Page> {
         let failed = |_| crate::error::DriverCode { call: "mmap", code: 2 };
         let mut memory = MmapMut::map_anon(PAGE_BYTES).map_err(failed)?;
         memory.fill(0);

@@ -41,7 +41,7 @@ pub(super) fn check_text(text: &[u8]) -> Checked {
 
 /// Checks a cubin or a fatbin.
 pub(super) fn check_binary(bytes: &[u8]) -> Checked {
-    let whole = Part { bytes, what: "first bytes" };
+    let whole = Segment { bytes, what: "first bytes" };
     match whole.read(0)? {
         ELF => check_elf(bytes),
         FATBIN => check_fatbin(bytes),
@@ -51,18 +51,18 @@ pub(super) fn check_binary(bytes: &[u8]) -> Checked {
 
 /// Bytes, and what they are called where one is missing.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct Segment<'a> {
     bytes: &'a [u8],
     what: &'static str,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Segment<'a> {
     /// `size` bytes at `start`, under a name of their own.
-    fn part(self, what: &'static str, start: u64, size: u64) -> Checked<Part<'a>> {
+    fn part(self, what: &'static str, start: u64, size: u64) -> Checked<Segment<'a>> {
         let end = start.saturating_add(size);
         let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
         match range.and_then(|(start, end)| self.bytes.get(start..end)) {
-            Some(bytes) => Ok(Part { bytes, what }),
+            Some(bytes) => Ok(Segment { bytes, what }),
             None => {
                 let len = self.bytes.len() as u64;
                 Err(ImageProblem::Truncated { part: what, start, end, len })
@@ -89,8 +89,8 @@ impl<'a> Part<'a> {
     }
 
     /// Equal parts of `size` bytes.
-    fn rows(self, size: usize) -> impl Iterator<Item = Part<'a>> {
-        self.bytes.chunks_exact(size).map(move |bytes| Part { bytes, ..self })
+    fn rows(self, size: usize) -> impl Iterator<Item = Segment<'a>> {
+        self.bytes.chunks_exact(size).map(move |bytes| Segment { bytes, ..self })
     }
 }
 
@@ -106,7 +106,7 @@ fn check_elf(bytes: &[u8]) -> Checked {
     const MANY: u64 = 0xffff;
     const CUDA: u64 = 190;
 
-    let file = Part { bytes, what: "ELF file" };
+    let file = Segment { bytes, what: "ELF file" };
     let header = file.part("ELF header", 0, HEADER)?;
     let [_, _, _, _, class, order, ..] = header.read::<16>(0)?;
     expect("ELF class (2: 64-bit)", class.into(), 2)?;
@@ -148,7 +148,7 @@ fn check_elf(bytes: &[u8]) -> Checked {
 }
 
 /// Every symbol has its name in the string table that its section names.
-fn check_symbols(file: Part<'_>, table: Part<'_>, section: &Section) -> Checked {
+fn check_symbols(file: Segment<'_>, table: Segment<'_>, section: &Section) -> Checked {
     const SYMBOL: u64 = 24;
     expect("size of a symbol", section.entry_size, SYMBOL)?;
     let symbols = section.contents(file)?;
@@ -177,7 +177,7 @@ impl Section {
     /// Has a size and no bytes in the file.
     const NO_BITS: u64 = 8;
 
-    fn read(row: Part<'_>) -> Checked<Section> {
+    fn read(row: Segment<'_>) -> Checked<Section> {
         Ok(Section {
             name: row.u32(0)?,
             kind: row.u32(4)?,
@@ -188,12 +188,12 @@ impl Section {
         })
     }
 
-    fn find(table: Part<'_>, index: u64) -> Checked<Section> {
+    fn find(table: Segment<'_>, index: u64) -> Checked<Section> {
         Section::read(table.part("header of a named section", index.saturating_mul(64), 64)?)
     }
 
     /// Its bytes in the file; none where it has none.
-    fn contents<'a>(&self, file: Part<'a>) -> Checked<Part<'a>> {
+    fn contents<'a>(&self, file: Segment<'a>) -> Checked<Segment<'a>> {
         match self.kind {
             Section::UNUSED | Section::NO_BITS => file.part("section", 0, 0),
             _ => file.part("section", self.start, self.size),
@@ -201,7 +201,7 @@ impl Section {
     }
 
     /// Its strings, the last of which ends inside it.
-    fn strings<'a>(&self, file: Part<'a>) -> Checked<Part<'a>> {
+    fn strings<'a>(&self, file: Segment<'a>) -> Checked<Segment<'a>> {
         expect("type of a string table", self.kind, Section::STRINGS)?;
         let strings = self.contents(file)?;
         if let Some(last) = strings.bytes.last() {
@@ -216,7 +216,7 @@ fn check_fatbin(bytes: &[u8]) -> Checked {
     const ENTRY: u64 = 64;
     const CUBIN: u64 = 2;
 
-    let file = Part { bytes, what: "fatbin" };
+    let file = Segment { bytes, what: "fatbin" };
     let header = file.part("fatbin header", 0, HEADER)?;
     expect("fatbin version", header.u16(4)?, 1)?;
     expect("fatbin header size", header.u16(6)?, HEADER)?;

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use super::Core;
 use super::launch_config::LaunchConfig;
 use super::module::LoadedModule;
-use crate::backend::{Call, Function, Grid, RawFunction};
+use crate::backend::{DriverResult, Function, Grid, RawFunction};
 use crate::error::{Axis, ErrorDetail, LaunchLimit, Result};
 use crate::thread_role;
 
@@ -130,7 +130,7 @@ impl Core {
     /// Makes a driver call about the kernel; `None` on a host device.
     fn ask<R>(
         &self,
-        call: impl FnOnce(&LoadedModule, RawFunction) -> Call<R>,
+        call: impl FnOnce(&LoadedModule, RawFunction) -> DriverResult<R>,
     ) -> Result<Option<R>> {
         thread_role::check_driver("asking the driver about a kernel")?;
         let (Some(module), Function::Device(function)) = (&self.module, &self.function) else {

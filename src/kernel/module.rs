@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backend::{Call, Function, Grid, RawFunction, RawModule};
+use crate::backend::{DriverResult, Function, Grid, RawFunction, RawModule};
 use crate::completion::engine::Engine;
 use crate::completion::retired::{Remnant, UserList};
 use crate::device::Device;
@@ -197,7 +197,7 @@ impl Module {
 
 impl LoadedModule {
     /// Raises the limit of dynamic shared memory of a function of this module.
-    pub(crate) fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> Call<()> {
+    pub(crate) fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()> {
         // SAFETY: the function belongs to this module, which is loaded.
         unsafe { self.engine.backend.allow_shared_mem(function, bytes) }
     }
@@ -208,13 +208,13 @@ impl LoadedModule {
         function: RawFunction,
         threads: u32,
         shared_mem_bytes: u32,
-    ) -> Call<u32> {
+    ) -> DriverResult<u32> {
         // SAFETY: the function belongs to this module, which is loaded.
         unsafe { self.engine.backend.active_blocks(function, threads, shared_mem_bytes) }
     }
 
     /// Clusters of a function of this module that the device holds at once.
-    pub(crate) fn active_clusters(&self, function: RawFunction, grid: &Grid) -> Call<u32> {
+    pub(crate) fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32> {
         // SAFETY: the function belongs to this module, which is loaded.
         unsafe { self.engine.backend.active_clusters(function, grid) }
     }

@@ -44,14 +44,14 @@ pub(crate) struct PinnedPool {
     engine: Arc<Engine>,
     /// Starts the threads that make slabs in the background; `None` if only callers make them.
     crew: Option<Weak<Crew>>,
-    state: Mutex<State>,
+    state: Mutex<Slabs>,
     /// Held while memory is registered, and for a slab from the look whether it is needed. The driver
     /// makes submitters wait while it registers: they get their turn between two.
     registers: Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct Slabs {
     slabs: Vec<Slab>,
     /// Free blocks that have a mapping of their own, by their size.
     free: HashMap<usize, Vec<RawBlock>>,
@@ -93,7 +93,7 @@ impl PinnedPool {
         let pool = Arc::new(PinnedPool {
             engine: engine.clone(),
             crew: crew.map(Arc::downgrade),
-            state: Mutex::new(State { is_growing: crew.is_some(), ..State::default() }),
+            state: Mutex::new(Slabs { is_growing: crew.is_some(), ..Slabs::default() }),
             registers: Mutex::default(),
         });
         if crew.is_some() {
@@ -193,13 +193,13 @@ impl PinnedPool {
                 && pool.engine.check_open().is_ok()
             {
                 // Refused, the next caller asks.
-                pool.grow(State::is_short).ok();
+                pool.grow(Slabs::is_short).ok();
             }
         }
     }
 
     /// Makes a slab, unless whoever made one before made it needless.
-    fn grow(&self, is_needed: impl FnOnce(&State) -> bool) -> Result<()> {
+    fn grow(&self, is_needed: impl FnOnce(&Slabs) -> bool) -> Result<()> {
         let _registers = self.registers.lock();
         if is_needed(&self.state.lock()) {
             let mapping = self.register(self.map(SLAB_BYTES)?)?;
@@ -310,7 +310,7 @@ impl Mapping {
     }
 }
 
-impl State {
+impl Slabs {
     /// A block of that class, if there is one.
     fn take(&mut self, class: usize) -> Option<RawBlock> {
         if class > MOST_CUT_BYTES {

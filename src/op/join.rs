@@ -1,7 +1,7 @@
 //! Several operations as one.
 #![forbid(unsafe_code)]
 
-use super::{Op, Points, Value};
+use super::{HostValue, Op, Points};
 
 /// Joins operations into one future, with one waiter a stream.
 ///
@@ -29,5 +29,5 @@ pub fn join_all<T: Send + 'static>(ops: impl IntoIterator<Item = Op<T>>) -> Op<V
             Err(error) => return Op::failed(error),
         }
     }
-    Op::at(points, Value::collect(values))
+    Op::at(points, HostValue::collect(values))
 }

@@ -14,7 +14,7 @@ use crate::completion::lane::Lane;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
-use crate::op::{Point, Points, Value};
+use crate::op::{HostValue, Point, Points};
 
 /// A host value that is with the device until its operation is complete.
 ///
@@ -37,20 +37,20 @@ pub trait Settle: sealed::Sealed + Sized {
 /// A value, and the points that have to be complete before anybody may have it.
 #[doc(hidden)]
 pub struct Settled<T> {
-    pub(super) value: Value<T>,
+    pub(super) value: HostValue<T>,
     pub(super) points: Points,
 }
 
 impl<T> Settled<T> {
     /// A value that waits for nothing of its own.
     fn here(value: T) -> Self {
-        Settled { value: Value::Here(value), points: Points::NONE }
+        Settled { value: HostValue::Here(value), points: Points::NONE }
     }
 }
 
 impl<T> Lent<T> {
     /// What is lent to ticket `ticket` of `lane`; to nothing if that is 0.
-    pub(super) fn to(lane: &Arc<Lane>, ticket: u64, value: Value<T>) -> Self {
+    pub(super) fn to(lane: &Arc<Lane>, ticket: u64, value: HostValue<T>) -> Self {
         let points = match ticket {
             0 => Points::NONE,
             _ => Points::One(Point { lane: lane.progress().clone(), ticket }),
@@ -91,7 +91,7 @@ impl<S: Settle> Settle for Vec<S> {
     fn settle(self) -> Settled<Vec<S::Output>> {
         let mut points = Points::NONE;
         let values = self.into_iter().map(|value| points.of(value)).collect();
-        Settled { value: Value::collect(values), points }
+        Settled { value: HostValue::collect(values), points }
     }
 }
 
@@ -102,8 +102,8 @@ impl<S: Settle> Settle for Option<S> {
         let Some(value) = self else { return Settled::here(None) };
         let Settled { value, points } = value.settle();
         let value = match value {
-            Value::Here(value) => Value::Here(Some(value)),
-            later => Value::Later(Box::new(move || later.take().map(Some))),
+            HostValue::Here(value) => HostValue::Here(Some(value)),
+            later => HostValue::Later(Box::new(move || later.take().map(Some))),
         };
         Settled { value, points }
     }
@@ -115,8 +115,8 @@ impl<S: Settle, const N: usize> Settle for [S; N] {
     fn settle(self) -> Settled<[S::Output; N]> {
         let mut points = Points::NONE;
         let values = self.map(|value| points.of(value));
-        let value = Value::Later(Box::new(move || {
-            let taken: Result<Vec<_>> = values.into_iter().map(Value::take).collect();
+        let value = HostValue::Later(Box::new(move || {
+            let taken: Result<Vec<_>> = values.into_iter().map(HostValue::take).collect();
             let array: std::result::Result<[S::Output; N], _> = taken?.try_into();
             array.map_err(|_| unreachable!("as many as there were"))
         }));
@@ -147,8 +147,8 @@ macro_rules! settle_tuples {
                 let mut points = Points::NONE;
                 let ($($name,)+) = self;
                 let value = match ($(points.of($name),)+) {
-                    ($(Value::Here($name),)+) => Value::Here(($($name,)+)),
-                    ($($name,)+) => Value::Later(Box::new(move || Ok(($($name.take()?,)+)))),
+                    ($(HostValue::Here($name),)+) => HostValue::Here(($($name,)+)),
+                    ($($name,)+) => HostValue::Later(Box::new(move || Ok(($($name.take()?,)+)))),
                 };
                 Settled { value, points }
             }
@@ -159,7 +159,7 @@ settle_tuples! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }
 
 impl Points {
     /// Settles a part of a value: its points join these.
-    fn of<S: Settle>(&mut self, part: S) -> Value<S::Output> {
+    fn of<S: Settle>(&mut self, part: S) -> HostValue<S::Output> {
         let Settled { value, points } = part.settle();
         self.merge(points);
         value

@@ -34,7 +34,7 @@ pub(crate) enum Class {
 /// What came of asking to be let in.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Entry {
+pub(crate) enum Entered {
     /// A place on that seat.
     In(usize),
     /// Nothing free: ask with the key.
@@ -49,7 +49,7 @@ pub(crate) enum Entry {
 /// What became of a waiter.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Turn {
+pub(crate) enum Waited {
     Wait,
     In(usize),
     Gone,
@@ -119,18 +119,18 @@ impl Admission {
     }
 
     /// Asks to be let in.
-    pub(crate) fn enter(&mut self, class: Class, patience: Patience) -> Entry {
+    pub(crate) fn enter(&mut self, class: Class, patience: Patience) -> Entered {
         if self.closed {
-            return Entry::Closed;
+            return Entered::Closed;
         }
         if self.is_gone() {
-            return Entry::Gone;
+            return Entered::Gone;
         }
         // If there is a place nobody waits, so nobody is overtaken.
         if self.taken < self.limit
             && let Some(seat) = self.give(class)
         {
-            return Entry::In(seat);
+            return Entered::In(seat);
         }
         let may_wait = match patience {
             Patience::Never => false,
@@ -140,26 +140,26 @@ impl Admission {
         };
         if !may_wait {
             self.refused += 1;
-            return Entry::Full;
+            return Entered::Full;
         }
         let key = Key(class, self.came);
         self.came += 1;
         self.waiting.insert(key, None);
-        Entry::Waits(key)
+        Entered::Waits(key)
     }
 
     /// Looks what became of a waiter, and leaves `waker` for it. After any other answer than
-    /// [`Turn::Wait`] the key is used up. What else is returned is to be dropped outside of the lock.
-    pub(crate) fn poll(&mut self, key: Key, waker: Waker) -> (Turn, Option<Waker>) {
+    /// [`Waited::Wait`] the key is used up. What else is returned is to be dropped outside of the lock.
+    pub(crate) fn poll(&mut self, key: Key, waker: Waker) -> (Waited, Option<Waker>) {
         if let Some(seat) = self.called.remove(&key) {
-            return (Turn::In(seat), Some(waker));
+            return (Waited::In(seat), Some(waker));
         }
         let ended = match (self.closed, self.is_gone()) {
-            (true, _) => Turn::Closed,
-            (false, true) => Turn::Gone,
+            (true, _) => Waited::Closed,
+            (false, true) => Waited::Gone,
             (false, false) => {
                 let stale = self.waiting.get_mut(&key).map(|known| known.replace(waker));
-                return (Turn::Wait, stale.flatten());
+                return (Waited::Wait, stale.flatten());
             }
         };
         (ended, self.waiting.remove(&key).flatten())

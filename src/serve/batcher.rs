@@ -30,8 +30,8 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::admission::{Admission, Class, Entry, Patience};
-use super::gather::{Gather, Limits, Next};
+use super::admission::{Admission, Class, Entered, Patience};
+use super::gather::{BatchLimits, Gather, Next};
 use super::timer::Timer;
 use crate::contain;
 use crate::coop::Budget;
@@ -77,7 +77,7 @@ pub(super) const ROOM: usize = 0;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Batcher<Q, R, E = Error> {
-    pub(super) shared: Arc<Shared<Q, R, E>>,
+    pub(super) shared: Arc<BatcherCore<Q, R, E>>,
     /// The last one to go says that no further request will come.
     open: Arc<Open<Q, R, E>>,
 }
@@ -86,7 +86,7 @@ pub struct Batcher<Q, R, E = Error> {
 #[must_use = "a builder does nothing until `build`"]
 #[derive(Clone, Debug)]
 pub struct BatcherBuilder {
-    limits: Limits,
+    limits: BatchLimits,
     max_waiting: usize,
 }
 
@@ -111,8 +111,8 @@ pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
 /// The others of the batch do not notice.
 #[must_use = "dropping it takes the request back"]
 pub struct Call<Q, R, E = Error> {
-    shared: Arc<Shared<Q, R, E>>,
-    state: State<R, E>,
+    shared: Arc<BatcherCore<Q, R, E>>,
+    state: CallState<R, E>,
     budget: Budget,
 }
 
@@ -136,7 +136,7 @@ pub struct BatcherStats {
     pub refused: u64,
 }
 
-enum State<R, E> {
+enum CallState<R, E> {
     Refused(Error),
     Waiting { key: u64, reply: oneshot::Receiver<Result<R, E>> },
     Done,
@@ -147,13 +147,13 @@ struct Request<Q, R, E> {
     reply: oneshot::Sender<Result<R, E>>,
 }
 
-pub(super) struct Shared<Q, R, E> {
+pub(super) struct BatcherCore<Q, R, E> {
     epoch: Instant,
-    limits: Limits,
-    pub(super) book: Mutex<Book<Q, R, E>>,
+    limits: BatchLimits,
+    pub(super) book: Mutex<BatcherState<Q, R, E>>,
 }
 
-pub(super) struct Book<Q, R, E> {
+pub(super) struct BatcherState<Q, R, E> {
     gather: Gather<Request<Q, R, E>>,
     /// A place for each request that waits, or may be made by a service that is ready.
     pub(super) room: Admission,
@@ -163,12 +163,12 @@ pub(super) struct Book<Q, R, E> {
     requests: u64,
 }
 
-struct Open<Q, R, E>(Arc<Shared<Q, R, E>>);
+struct Open<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
 
 impl Batcher<(), (), Error> {
     /// Makes a batcher, options first.
     pub fn builder() -> BatcherBuilder {
-        let limits = Limits { max_len: 64, max_delay_ns: 0, max_in_flight: 2 };
+        let limits = BatchLimits { max_len: 64, max_delay_ns: 0, max_in_flight: 2 };
         BatcherBuilder { limits, max_waiting: 1024 }
     }
 }
@@ -213,7 +213,7 @@ impl BatcherBuilder {
         F: FnMut(Vec<Q>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Vec<Result<R, E>>, E>> + Send + 'static,
     {
-        let book = Book {
+        let book = BatcherState {
             gather: Gather::new(self.limits),
             room: Admission::new(self.max_waiting, 0, [Class::Normal]),
             worker: None,
@@ -222,7 +222,8 @@ impl BatcherBuilder {
             requests: 0,
         };
         let limits = self.limits;
-        let shared = Arc::new(Shared { epoch: Instant::now(), limits, book: Mutex::new(book) });
+        let shared =
+            Arc::new(BatcherCore { epoch: Instant::now(), limits, book: Mutex::new(book) });
         let open = Arc::new(Open(shared.clone()));
         let end = End(shared.clone());
         let work = async move {
@@ -280,7 +281,7 @@ impl<Q, R, E> Batcher<Q, R, E> {
 
 impl<Q, R, E> Call<Q, R, E> {
     /// `reserved` says that there is a place for it.
-    pub(super) fn new(shared: &Arc<Shared<Q, R, E>>, request: Q, reserved: bool) -> Self {
+    pub(super) fn new(shared: &Arc<BatcherCore<Q, R, E>>, request: Q, reserved: bool) -> Self {
         let state = shared.enter(request, reserved);
         Call { shared: shared.clone(), state, budget: Budget::default() }
     }
@@ -293,21 +294,21 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
         let Call { state, budget, .. } = &mut *self;
         let answer = ready!(budget.poll(cx, |cx| {
             match state {
-                State::Waiting { reply, .. } => Pin::new(reply)
+                CallState::Waiting { reply, .. } => Pin::new(reply)
                     .poll(cx)
                     .map(|replied| replied.unwrap_or_else(|_gone| Err(closed().into()))),
-                State::Refused(error) => Poll::Ready(Err(error.clone().into())),
-                State::Done => panic!("`Call` polled after it was ready"),
+                CallState::Refused(error) => Poll::Ready(Err(error.clone().into())),
+                CallState::Done => panic!("`Call` polled after it was ready"),
             }
         }));
-        self.state = State::Done;
+        self.state = CallState::Done;
         Poll::Ready(answer)
     }
 }
 
 impl<Q, R, E> Drop for Call<Q, R, E> {
     fn drop(&mut self) {
-        if let State::Waiting { key, .. } = self.state {
+        if let CallState::Waiting { key, .. } = self.state {
             self.shared.leave(key);
         }
     }
@@ -321,7 +322,7 @@ impl Future for BatchWorker {
     }
 }
 
-impl<Q, R, E> Shared<Q, R, E> {
+impl<Q, R, E> BatcherCore<Q, R, E> {
     /// Nanoseconds since the batcher was made.
     fn now(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -348,23 +349,23 @@ impl<Q, R, E> Shared<Q, R, E> {
     }
 
     /// Enters a request; `reserved` says that there is a place for it.
-    fn enter(&self, request: Q, reserved: bool) -> State<R, E> {
+    fn enter(&self, request: Q, reserved: bool) -> CallState<R, E> {
         let (sender, reply) = oneshot::channel();
         let request = Request { request, reply: sender };
         let now = self.now();
         // Declared behind the request, which is dropped without the lock if it is refused.
         let mut book = self.book.lock();
         if book.closed {
-            return State::Refused(closed());
+            return CallState::Refused(closed());
         }
-        if !reserved && !matches!(book.room.enter(Class::Normal, Patience::Never), Entry::In(_)) {
-            return State::Refused(self.full(&book));
+        if !reserved && !matches!(book.room.enter(Class::Normal, Patience::Never), Entered::In(_)) {
+            return CallState::Refused(self.full(&book));
         }
         let (key, tells) = book.gather.add(now, request);
         let worker = if tells { book.worker.take() } else { None };
         drop(book);
         worker.into_iter().for_each(contain::wake);
-        State::Waiting { key, reply }
+        CallState::Waiting { key, reply }
     }
 
     /// Takes back a request that is not in a batch yet.
@@ -377,7 +378,7 @@ impl<Q, R, E> Shared<Q, R, E> {
         next.into_iter().for_each(contain::wake);
     }
 
-    fn full(&self, book: &Book<Q, R, E>) -> Error {
+    fn full(&self, book: &BatcherState<Q, R, E>) -> Error {
         ErrorDetail::Overloaded {
             what: "the batcher",
             in_flight: book.gather.in_flight() as u64,
@@ -465,7 +466,7 @@ impl WorkerTimer {
 }
 
 /// The end of a worker: who still waits is told.
-struct End<Q, R, E>(Arc<Shared<Q, R, E>>);
+struct End<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
 
 impl<Q, R, E> Drop for End<Q, R, E> {
     fn drop(&mut self) {
@@ -510,9 +511,9 @@ impl<Q, R, E> fmt::Debug for Batcher<Q, R, E> {
 impl<Q, R, E> fmt::Debug for Call<Q, R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
-            State::Refused(_) => "Call(refused)",
-            State::Waiting { .. } => "Call(waiting)",
-            State::Done => "Call(done)",
+            CallState::Refused(_) => "Call(refused)",
+            CallState::Waiting { .. } => "Call(waiting)",
+            CallState::Done => "Call(done)",
         })
     }
 }

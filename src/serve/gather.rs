@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 /// The limits of a batcher.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct BatchLimits {
     pub(crate) max_len: usize,
     pub(crate) max_delay_ns: u64,
     /// Batches at once.
@@ -44,7 +44,7 @@ pub(crate) enum Next<T> {
 
 #[derive(Debug)]
 pub(crate) struct Gather<T> {
-    limits: Limits,
+    limits: BatchLimits,
     /// By the order in which they came, with the time.
     waiting: BTreeMap<u64, (u64, T)>,
     came: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Gather<T> {
 }
 
 impl<T> Gather<T> {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: BatchLimits) -> Self {
         Gather { limits, waiting: BTreeMap::new(), came: 0, in_flight: 0, ended: false }
     }
 

@@ -14,8 +14,8 @@ use std::task::{Context, Poll};
 use futures::ready;
 use tower_service::Service;
 
-use super::admission::{Class, Entry, Key, Patience, Turn};
-use super::batcher::{Batcher, Call, ROOM, Shared, closed};
+use super::admission::{Class, Entered, Key, Patience, Waited};
+use super::batcher::{Batcher, BatcherCore, Call, ROOM, closed};
 use super::pool::{Acquire, PooledStream, StreamPool};
 use crate::contain;
 use crate::error::Error;
@@ -108,7 +108,7 @@ where
     }
 }
 
-impl<Q, R, E> Shared<Q, R, E> {
+impl<Q, R, E> BatcherCore<Q, R, E> {
     /// Makes a place for a request that is to come, when there is one.
     fn reserve(&self, waiting: &mut Option<Key>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let waker = cx.waker().clone();
@@ -116,21 +116,23 @@ impl<Q, R, E> Shared<Q, R, E> {
         let key = match waiting.take() {
             Some(key) => key,
             None => match book.room.enter(Class::Normal, Patience::Always) {
-                Entry::In(_) => return Poll::Ready(Ok(())),
-                Entry::Waits(key) => key,
-                Entry::Full | Entry::Gone | Entry::Closed => return Poll::Ready(Err(closed())),
+                Entered::In(_) => return Poll::Ready(Ok(())),
+                Entered::Waits(key) => key,
+                Entered::Full | Entered::Gone | Entered::Closed => {
+                    return Poll::Ready(Err(closed()));
+                }
             },
         };
         let (turn, stale) = book.room.poll(key, waker);
         drop(book);
         drop(stale);
         match turn {
-            Turn::Wait => {
+            Waited::Wait => {
                 *waiting = Some(key);
                 Poll::Pending
             }
-            Turn::In(_) => Poll::Ready(Ok(())),
-            Turn::Gone | Turn::Closed => Poll::Ready(Err(closed())),
+            Waited::In(_) => Poll::Ready(Ok(())),
+            Waited::Gone | Waited::Closed => Poll::Ready(Err(closed())),
         }
     }
 

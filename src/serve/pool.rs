@@ -36,12 +36,12 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use parking_lot::Mutex;
 
-use super::admission::{Admission, Class, Entry, Key, Patience, Turn};
+use super::admission::{Admission, Class, Entered, Key, Patience, Waited};
 use crate::contain;
 use crate::coop::Budget;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::lease::{Lease, Places};
+use crate::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
 use crate::thread_role;
 
@@ -79,7 +79,7 @@ const MAX_WAITING: usize = 1024;
 /// ```
 #[derive(Clone)]
 pub struct StreamPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolCore>,
 }
 
 /// Options for making a [`StreamPool`].
@@ -112,17 +112,17 @@ pub struct PooledStream {
 /// is first awaited: that is when it takes its turn in the queue.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Acquire {
-    shared: Arc<Shared>,
+    shared: Arc<PoolCore>,
     class: Class,
     patience: Patience,
-    state: State,
+    state: AcquireState,
     budget: Budget,
 }
 
 /// Resolves when nothing is in flight; see [`StreamPool::drained`].
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Drained {
-    shared: Arc<Shared>,
+    shared: Arc<PoolCore>,
     budget: Budget,
 }
 
@@ -165,16 +165,16 @@ pub struct PooledStreamStats {
     pub backlog: u64,
 }
 
-struct Shared {
+struct PoolCore {
     seats: Vec<(Stream, Class)>,
     /// The first seat of each device.
     devices: Vec<usize>,
     /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
     watches: OnceLock<Vec<Option<usize>>>,
-    book: Mutex<Book>,
+    book: Mutex<PoolState>,
 }
 
-struct Book {
+struct PoolState {
     admission: Admission,
     /// Who waits until nothing is in flight.
     draining: Vec<Waker>,
@@ -182,7 +182,7 @@ struct Book {
     gone: Option<Error>,
 }
 
-enum State {
+enum AcquireState {
     New,
     Waiting { key: Key, since: Instant },
     Done,
@@ -289,7 +289,7 @@ impl StreamPool {
 
     pub(crate) fn enter(&self, class: Class, patience: Patience) -> Acquire {
         let (shared, budget) = (self.shared.clone(), Budget::default());
-        Acquire { shared, class, patience, state: State::New, budget }
+        Acquire { shared, class, patience, state: AcquireState::New, budget }
     }
 }
 
@@ -352,12 +352,12 @@ impl StreamPoolBuilder {
         let limit = self.max_in_flight.unwrap_or(IN_FLIGHT_A_STREAM * seats.len());
         let max_waiting = self.max_waiting.unwrap_or(MAX_WAITING);
         let admission = Admission::new(limit, max_waiting, seats.iter().map(|(_, class)| *class));
-        let book = Mutex::new(Book { admission, draining: Vec::new(), gone: None });
+        let book = Mutex::new(PoolState { admission, draining: Vec::new(), gone: None });
         let engine_id = |seat: usize| seats[seat].0.engine().id;
         let is_first = |seat: &usize| (0..*seat).all(|other| engine_id(other) != engine_id(*seat));
         let devices = (0..seats.len()).filter(is_first).collect();
         Ok(StreamPool {
-            shared: Arc::new(Shared { seats, devices, watches: OnceLock::new(), book }),
+            shared: Arc::new(PoolCore { seats, devices, watches: OnceLock::new(), book }),
         })
     }
 }
@@ -401,18 +401,18 @@ impl Acquire {
     fn poll_place(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
         loop {
             let ended = match self.state {
-                State::New => {
+                AcquireState::New => {
                     let mut book = self.shared.book.lock();
                     let wakers = self.shared.look_after(&mut book);
                     let ended = match book.admission.enter(self.class, self.patience) {
-                        Entry::In(place) => Some(Ok((place, Duration::ZERO))),
-                        Entry::Waits(key) => {
-                            self.state = State::Waiting { key, since: Instant::now() };
+                        Entered::In(place) => Some(Ok((place, Duration::ZERO))),
+                        Entered::Waits(key) => {
+                            self.state = AcquireState::Waiting { key, since: Instant::now() };
                             None
                         }
-                        Entry::Full => Some(Err(full(&book.admission))),
-                        Entry::Gone => Some(Err(book.gone())),
-                        Entry::Closed => Some(Err(closed())),
+                        Entered::Full => Some(Err(full(&book.admission))),
+                        Entered::Gone => Some(Err(book.gone())),
+                        Entered::Closed => Some(Err(closed())),
                     };
                     drop(book);
                     wakers.into_iter().for_each(contain::wake);
@@ -424,7 +424,7 @@ impl Acquire {
                         }
                     }
                 }
-                State::Waiting { key, since } => {
+                AcquireState::Waiting { key, since } => {
                     // Cloned in front of the lock, dropped behind it: a waker is foreign code.
                     let waker = cx.waker().clone();
                     let mut book = self.shared.book.lock();
@@ -432,10 +432,10 @@ impl Acquire {
                     let wakers = self.shared.look_after(&mut book);
                     let (turn, stale) = book.admission.poll(key, waker);
                     let ended = match turn {
-                        Turn::Wait => None,
-                        Turn::In(place) => Some(Ok((place, since.elapsed()))),
-                        Turn::Gone => Some(Err(book.gone())),
-                        Turn::Closed => Some(Err(closed())),
+                        Waited::Wait => None,
+                        Waited::In(place) => Some(Ok((place, since.elapsed()))),
+                        Waited::Gone => Some(Err(book.gone())),
+                        Waited::Closed => Some(Err(closed())),
                     };
                     drop(book);
                     drop(stale);
@@ -445,15 +445,15 @@ impl Acquire {
                         Some(ended) => ended,
                     }
                 }
-                State::Done => panic!("`Acquire` polled after it was ready"),
+                AcquireState::Done => panic!("`Acquire` polled after it was ready"),
             };
-            self.state = State::Done;
+            self.state = AcquireState::Done;
             match ended {
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok((place, waited)) => match self.shared.sit(place) {
                     Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
                     // Its device is gone: another seat will do.
-                    None => self.state = State::New,
+                    None => self.state = AcquireState::New,
                 },
             }
         }
@@ -462,7 +462,7 @@ impl Acquire {
 
 impl Drop for Acquire {
     fn drop(&mut self) {
-        if let State::Waiting { key, .. } = self.state {
+        if let AcquireState::Waiting { key, .. } = self.state {
             let (next, stale) = self.shared.book.lock().admission.leave(key);
             drop(stale);
             next.into_iter().for_each(contain::wake);
@@ -479,7 +479,7 @@ impl Future for Drained {
     }
 }
 
-impl Shared {
+impl PoolCore {
     fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         let waker = cx.waker().clone();
         let mut book = self.book.lock();
@@ -505,7 +505,7 @@ impl Shared {
     }
 }
 
-impl Places for Shared {
+impl Permits for PoolCore {
     fn give_back(&self, place: usize) {
         let (mut wakers, drained) = {
             let mut book = self.book.lock();
@@ -519,7 +519,7 @@ impl Places for Shared {
     }
 }
 
-impl Book {
+impl PoolState {
     /// Why there is no seat.
     fn gone(&self) -> Error {
         self.gone.clone().unwrap_or_else(closed)
@@ -559,9 +559,9 @@ impl fmt::Debug for PooledStream {
 impl fmt::Debug for Acquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
-            State::New => "Acquire(new)",
-            State::Waiting { .. } => "Acquire(waiting)",
-            State::Done => "Acquire(done)",
+            AcquireState::New => "Acquire(new)",
+            AcquireState::Waiting { .. } => "Acquire(waiting)",
+            AcquireState::Done => "Acquire(done)",
         })
     }
 }

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use super::launch_ex::RawConfig;
-use crate::backend::{Call, HostCallback, Place, RowCopy};
+use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 
 /// What the driver's pools take from a device at a time.
@@ -245,7 +245,7 @@ entry_points! {
 }
 
 /// The result of a call.
-pub(super) fn check(call: &'static str, code: c_int) -> Call<()> {
+pub(super) fn check(call: &'static str, code: c_int) -> DriverResult<()> {
     if code == 0 { Ok(()) } else { Err(DriverCode { call, code }) }
 }
 
@@ -277,14 +277,14 @@ impl Api {
         Ok(api)
     }
 
-    pub(super) fn device_count(&self) -> Call<usize> {
+    pub(super) fn device_count(&self) -> DriverResult<usize> {
         let mut count = 0;
         // SAFETY: `count` is a live integer.
         check("cuDeviceGetCount", unsafe { (self.cuDeviceGetCount)(&raw mut count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    pub(super) fn device_name(&self, device: c_int) -> Call<String> {
+    pub(super) fn device_name(&self, device: c_int) -> DriverResult<String> {
         let mut name = [0_u8; 256];
         // SAFETY: `name` has room for 256 bytes, the last of which stays zero.
         check("cuDeviceGetName", unsafe {
@@ -294,7 +294,7 @@ impl Api {
         Ok(String::from_utf8_lossy(&name[..end]).into_owned())
     }
 
-    pub(super) fn device_attribute(&self, attribute: c_int, device: c_int) -> Call<c_int> {
+    pub(super) fn device_attribute(&self, attribute: c_int, device: c_int) -> DriverResult<c_int> {
         let mut value = 0;
         // SAFETY: `value` is a live integer.
         check("cuDeviceGetAttribute", unsafe {
@@ -304,7 +304,7 @@ impl Api {
     }
 
     /// Makes a memory pool on the device. The default one belongs to the whole process.
-    pub(super) fn make_pool(&self, device: c_int, options: PoolOptions) -> Call<Handle> {
+    pub(super) fn make_pool(&self, device: c_int, options: PoolOptions) -> DriverResult<Handle> {
         const PINNED: c_int = 1;
         const DEVICE: c_int = 1;
         const KNOWS_MAX: c_int = 12_020;
@@ -336,7 +336,7 @@ impl Api {
     }
 
     /// Ends a pool's handle.
-    pub(super) fn destroy_pool(&self, pool: Handle) -> Call<()> {
+    pub(super) fn destroy_pool(&self, pool: Handle) -> DriverResult<()> {
         // SAFETY: the pool was made by `make_pool`, and the caller destroys it once. What was allocated
         // from it stays until it is freed.
         check("cuMemPoolDestroy", unsafe { (self.cuMemPoolDestroy)(pool) })
@@ -345,7 +345,7 @@ impl Api {
     /// Lets a pool keep what is freed, so that allocating again is quick, and keeps it from making a
     /// stream wait by itself: by default an allocation may take memory whose free is still queued on
     /// another stream, and orders its stream behind that (seen to dead-lock on an H200).
-    fn set_up_pool(&self, pool: Handle, options: PoolOptions) -> Call<()> {
+    fn set_up_pool(&self, pool: Handle, options: PoolOptions) -> DriverResult<()> {
         const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
         const RELEASE_THRESHOLD: c_int = 4;
         let mut never: c_int = 0;
@@ -362,7 +362,7 @@ impl Api {
     }
 
     /// One of a pool's counts of bytes.
-    pub(super) fn pool_bytes(&self, pool: Handle, attribute: c_int) -> Call<u64> {
+    pub(super) fn pool_bytes(&self, pool: Handle, attribute: c_int) -> DriverResult<u64> {
         let mut bytes = 0_u64;
         // SAFETY: these attributes' values are 64-bit integers, and this one lives.
         check("cuMemPoolGetAttribute", unsafe {
@@ -371,7 +371,7 @@ impl Api {
         Ok(bytes)
     }
 
-    fn device(&self, ordinal: usize) -> Call<c_int> {
+    fn device(&self, ordinal: usize) -> DriverResult<c_int> {
         let ordinal = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
         let mut device = 0;
         // SAFETY: `device` is a live integer.
@@ -380,7 +380,7 @@ impl Api {
     }
 
     /// Whether one device can reach another one's memory.
-    pub(super) fn can_access_peer(&self, device: usize, peer: usize) -> Call<bool> {
+    pub(super) fn can_access_peer(&self, device: usize, peer: usize) -> DriverResult<bool> {
         let (device, peer) = (self.device(device)?, self.device(peer)?);
         let mut can = 0;
         // SAFETY: `can` is a live integer.
@@ -392,7 +392,7 @@ impl Api {
 
     /// Shows the memory of another device's pool to `device`: the access that contexts give each other
     /// does not include pools.
-    pub(super) fn show_pool(&self, pool: Handle, device: usize) -> Call<()> {
+    pub(super) fn show_pool(&self, pool: Handle, device: usize) -> DriverResult<()> {
         const DEVICE: c_int = 1;
         const READ_AND_WRITE: c_int = 3;
         let device = self.device(device)?;
@@ -406,7 +406,7 @@ impl Api {
     }
 
     /// Retains a device's primary context, and returns the device for [`release`](Self::release).
-    pub(super) fn retain(&self, ordinal: usize) -> Call<c_int> {
+    pub(super) fn retain(&self, ordinal: usize) -> DriverResult<c_int> {
         let device = self.device(ordinal)?;
         let mut context: Handle = std::ptr::null_mut();
         // SAFETY: `context` is a live handle.
@@ -417,19 +417,19 @@ impl Api {
     }
 
     /// Gives up what [`retain`](Self::retain) retained.
-    pub(super) fn release(&self, device: c_int) -> Call<()> {
+    pub(super) fn release(&self, device: c_int) -> DriverResult<()> {
         // SAFETY: the caller retained the device's context once more than it released it.
         check("cuDevicePrimaryCtxRelease", unsafe { (self.cuDevicePrimaryCtxRelease_v2)(device) })
     }
 
-    pub(super) fn current_context(&self) -> Call<usize> {
+    pub(super) fn current_context(&self) -> DriverResult<usize> {
         let mut context: Handle = std::ptr::null_mut();
         // SAFETY: `context` is a live handle.
         check("cuCtxGetCurrent", unsafe { (self.cuCtxGetCurrent)(&raw mut context) })?;
         Ok(context as usize)
     }
 
-    pub(super) fn set_context(&self, context: usize) -> Call<()> {
+    pub(super) fn set_context(&self, context: usize) -> DriverResult<()> {
         // SAFETY: a context that was current, or the device's own, which it retains.
         check("cuCtxSetCurrent", unsafe { (self.cuCtxSetCurrent)(context as Handle) })
     }

@@ -19,14 +19,14 @@ mod exclusion {
     use parking_lot::{Condvar, Mutex};
 
     /// Closed gates, and calls under way that wait for the device.
-    struct State {
+    struct Gates {
         gates: u32,
         /// Whose gates they are, while there are any.
         owner: u64,
         calls: u32,
     }
 
-    static STATE: Mutex<State> = Mutex::new(State { gates: 0, owner: 0, calls: 0 });
+    static STATE: Mutex<Gates> = Mutex::new(Gates { gates: 0, owner: 0, calls: 0 });
     static CHANGED: Condvar = Condvar::new();
     /// Longer than any gate stays closed: whoever waits for longer goes on all the same.
     const LIMIT: Duration = Duration::from_secs(30);

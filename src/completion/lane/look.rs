@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::{Lane, Lent, Payload, UNKNOWN};
+use super::{Lane, LentMemory, Payload, UNKNOWN};
 use crate::backend::{Query, RawStream};
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
 use crate::completion::policy::{self, Age, Plan};
-use crate::completion::wait_queue::Call;
+use crate::completion::wait_queue::Notify;
 use crate::contain::{wake, wake_by_ref};
 use crate::error::DriverCode;
 use crate::thread_role;
@@ -268,7 +268,7 @@ impl Lane {
     fn take_back(&self) {
         // ORDERING: Relaxed: what a submitter adds meanwhile is not complete yet.
         while self.lending.load(Ordering::Relaxed) > 0 {
-            let mut batch: SmallVec<[Lent; 8]> = SmallVec::new();
+            let mut batch: SmallVec<[LentMemory; 8]> = SmallVec::new();
             {
                 let mut lent = self.lent.lock();
                 let completed = self.completed();
@@ -303,7 +303,7 @@ impl Lane {
     }
 
     /// Sets aside for good what was lent to a device that is lost.
-    pub(super) fn quarantine(&self, lent: VecDeque<Lent>) {
+    pub(super) fn quarantine(&self, lent: VecDeque<LentMemory>) {
         let counters = &self.engine.counters;
         for lent in lent {
             // ORDERING: Relaxed: statistics.
@@ -323,7 +323,7 @@ impl Lane {
     /// Hands the lane to the poller, which looks at it when it is due to.
     pub(crate) fn activate(self: &Arc<Self>) {
         let due = self.engine.now() + policy::MARK_WITHIN_NS;
-        self.call(if self.queue.hand_over() { Call::HandOver } else { Call::Before(due) });
+        self.call(if self.queue.hand_over() { Notify::HandOver } else { Notify::Before(due) });
     }
 
     /// Has the poller look at `due`, at the latest.
@@ -332,10 +332,10 @@ impl Lane {
     }
 
     /// Tells the poller.
-    pub(super) fn call(self: &Arc<Self>, call: Call) {
+    pub(super) fn call(self: &Arc<Self>, call: Notify) {
         match call {
-            Call::HandOver => self.engine.attention.add(self.clone()),
-            Call::Before(due) => self.engine.attention.call_before(due),
+            Notify::HandOver => self.engine.attention.add(self.clone()),
+            Notify::Before(due) => self.engine.attention.call_before(due),
         }
     }
 

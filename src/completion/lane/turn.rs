@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::freed::InOrder;
-use super::{Lane, Lent, Marker, Payload, UNKNOWN};
+use super::{Lane, LentMemory, Marker, Payload, UNKNOWN};
 use crate::completion::events::EventHandle;
 use crate::completion::policy;
 use crate::completion::progress::Progress;
@@ -293,7 +293,7 @@ impl Turn<'_, '_> {
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
         let mut lent = self.lane.lent.lock();
-        lent.push_back(Lent { ticket, bytes, payload });
+        lent.push_back(LentMemory { ticket, bytes, payload });
         // ORDERING: Relaxed: statistics, and a hint that is written under the lock.
         self.lane.lending.store(lent.len() as u64, Ordering::Relaxed);
         self.lane.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);

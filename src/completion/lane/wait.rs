@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 use smallvec::SmallVec;
 
 use super::{ForeignWait, Lane};
-use crate::completion::checkers::Place;
+use crate::completion::checkers::CheckPermit;
 use crate::completion::policy;
 use crate::completion::progress::Progress;
 use crate::completion::wait_queue::Registered;
@@ -30,7 +30,7 @@ use crate::thread_role;
 #[derive(Debug, Default)]
 pub(crate) struct WaitState {
     key: Option<WaiterKey>,
-    place: Option<Place>,
+    permit: Option<CheckPermit>,
     /// When it last checked.
     checked_at: u64,
     /// Times that it checked, each for a while.
@@ -48,12 +48,12 @@ const CHECKS: u8 = 4;
 impl WaitState {
     /// Whether the task looks for itself: it is polled again without being woken.
     pub(crate) fn is_checking(&self) -> bool {
-        self.place.is_some()
+        self.permit.is_some()
     }
 
     /// Whether the stream knows of it.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.key.is_some() || self.place.is_some()
+        self.key.is_some() || self.permit.is_some()
     }
 
     /// Leaves the looking to the poller from the first poll on.
@@ -247,11 +247,11 @@ impl Lane {
 
     /// Whether the task looks for itself now: it goes on with a check, or begins one.
     fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
-        if let Some(place) = wait.place {
+        if let Some(permit) = wait.permit {
             // An executor that has other things to do: the poller looks by now.
             let is_late = now.saturating_sub(wait.checked_at) > policy::CHECK_AGAIN_NS;
             wait.checked_at = now;
-            if now < place.until() && !is_late {
+            if now < permit.until() && !is_late {
                 // ORDERING: Relaxed: a time, for guesses.
                 self.pace.checked_at.store(now, Ordering::Relaxed);
                 return true;
@@ -273,19 +273,19 @@ impl Lane {
         // A task that was woken to check may come sooner than most.
         let (since, plan) = self.plan(now, policy::NEAR_NS);
         let Some(until_ns) = plan.check_until_ns else { return false };
-        wait.place = self.engine.checkers.enter(now, since + until_ns);
-        if wait.place.is_some() {
+        wait.permit = self.engine.checkers.enter(now, since + until_ns);
+        if wait.permit.is_some() {
             wait.checks += 1;
             wait.checked_at = now;
             // ORDERING: Relaxed: a time, for guesses.
             self.pace.checked_at.store(now, Ordering::Relaxed);
         }
-        wait.place.is_some()
+        wait.permit.is_some()
     }
 
     fn stop_checking(&self, wait: &mut WaitState) {
-        if let Some(place) = wait.place.take() {
-            self.engine.checkers.leave(place);
+        if let Some(permit) = wait.permit.take() {
+            self.engine.checkers.leave(permit);
             // ORDERING: Relaxed: a time, for guesses.
             self.pace.checked_at.store(0, Ordering::Relaxed);
         }

@@ -4,21 +4,21 @@
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
-use super::{Book, Shared};
+use super::{PoolCore, PoolState};
 use crate::completion::engine::Engine;
 use crate::contain;
 
 /// Wakes a pool that has requests waiting: a device was lost or closed.
-struct Ending(Weak<Shared>);
+struct Ending(Weak<PoolCore>);
 
-impl Shared {
+impl PoolCore {
     fn engine(&self, seat: usize) -> &Arc<Engine> {
         self.seats[seat].0.engine()
     }
 
     /// Takes the seats of devices away that take no work any more. Returns whom to wake, outside of
     /// the lock.
-    pub(super) fn look_after(&self, book: &mut Book) -> Vec<Waker> {
+    pub(super) fn look_after(&self, book: &mut PoolState) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for &first in &self.devices {
             if !book.admission.is_usable(first) {
@@ -49,7 +49,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for PoolCore {
     fn drop(&mut self) {
         for (seat, key) in self.devices.iter().zip(self.watches.take().into_iter().flatten()) {
             self.engine(*seat).forget_lost(key);
