@@ -160,7 +160,8 @@ pub(crate) struct PoolInfo {
 #[derive(Clone)]
 pub(crate) enum Function {
     Device(RawFunction),
-    Host(HostTwin),
+    /// A twin, and the kernel's name.
+    Host(HostTwin, Arc<str>),
 }
 
 /// How a kernel is launched, already validated.

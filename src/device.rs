@@ -54,11 +54,11 @@ pub struct Device {
 pub struct DeviceBuilder {
     completion: Completion,
     verify: Option<bool>,
-    host_memory_bytes: Option<u64>,
     memory_limit_bytes: Option<u64>,
     on_pressure: Pressure,
     release_threshold_bytes: Option<u64>,
-    spare_bytes_per_stream: Option<u64>,
+    pub(crate) spare_bytes_per_stream: Option<u64>,
+    pub(crate) host_memory_bytes: Option<u64>,
 }
 
 impl Device {
@@ -542,7 +542,7 @@ impl DeviceBuilder {
         }
     }
 
-    fn options(&self) -> EngineOptions {
+    pub(crate) fn options(&self) -> EngineOptions {
         let verify = self.verify.unwrap_or_else(|| {
             std::env::var_os("GPU_AWAIT_VERIFY").is_some_and(|value| value != "0")
         });

@@ -14,7 +14,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use advice::{MemoryAdvice, refused_suffix, within};
+use advice::{MemoryAdvice, operation, refused_suffix, within};
 use image::{ImageProblem, ParamLayout};
 
 /// The result of a call of this crate.
@@ -142,9 +142,9 @@ pub enum ErrorDetail {
     /// A driver symbol is missing: the driver is older than this call needs.
     #[error("the driver has no `{symbol}`: it is older than this call needs")]
     MissingSymbol { symbol: &'static str },
-    /// The driver refused a call.
-    #[error("{0}")]
-    Driver(DriverCode),
+    /// The driver refused a call, of the operation `op` if it was one's.
+    #[error("{}{code}", operation(.op.as_deref()))]
+    Driver { op: Option<Arc<str>>, code: DriverCode },
     /// A kernel image did not load; `log` is the JIT compiler's.
     #[error("the kernel image `{image}` did not load ({problem}){}", log_suffix(.log))]
     BadImage { image: String, problem: ImageProblem, log: String },
@@ -216,8 +216,9 @@ pub enum ErrorDetail {
          `zeros`, or declare the kernel's argument as `Out<[T]>` if the kernel overwrites all of it"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
-    /// The operation reads data whose producer could not be submitted.
-    #[error("{op} reads the output of {producer}, which failed: {cause}")]
+    /// The operation reads data that depends on what `producer` would have written, which failed with
+    /// `cause`. However many operations were refused in between, `producer` is the first.
+    #[error("{op} depends on the output of {producer}, which failed: {cause}")]
     Upstream { op: Arc<str>, producer: Arc<str>, cause: Error },
     /// In verify mode: the operation, and where it was submitted.
     #[error("{op}, submitted at {at}, failed: {cause}")]
@@ -400,7 +401,7 @@ impl ErrorDetail {
             | D::NoCompiler { .. }
             | D::NoImplementation { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
-            D::Driver(_) => ErrorKind::Driver,
+            D::Driver { .. } => ErrorKind::Driver,
             // What failed decides what the reader can do about it.
             D::Upstream { cause, .. } | D::Verify { cause, .. } => cause.kind(),
             D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {
@@ -431,7 +432,7 @@ impl From<DriverCode> for Error {
                               (CUDA_ERROR_NOT_PERMITTED, 800)";
                 ErrorDetail::WrongThread { what: code.call, thread }.into()
             }
-            _ => ErrorDetail::Driver(code).into(),
+            _ => ErrorDetail::Driver { op: None, code }.into(),
         }
     }
 }

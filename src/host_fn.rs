@@ -6,15 +6,17 @@
 //! | what | is dropped |
 //! |---|---|
 //! | what the closure captured and keeps | by the closure, when it ends: on the driver's thread, in the role `HostFn` |
-//! | a closure that never ran | by who submitted it, or the reaper |
+//! | a closure that never ran | by who submitted it, if the driver refused it; after a loss by the reaper |
 //! | the result, or the payload of the panic, that nobody took | by who drops the future, or the reaper |
 //!
-//! A callback that never runs (the device faulted) leaks a cell and nothing worse.
+//! A callback that never runs (the device faulted) leaks a cell, which is empty then. Whoever takes the
+//! closure out of it has it alone: should the driver call after all, nothing is left to be run.
 //!
 //! # Invariants
 //! 1. Nothing that the cell holds is dropped on the driver's thread
 //!    (`what_a_host_function_leaves_is_dropped_off_the_drivers_thread`).
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -24,6 +26,7 @@ use parking_lot::Mutex;
 
 use crate::backend::HostCallback;
 use crate::completion::engine::Engine;
+use crate::completion::lane::Callback;
 use crate::contain;
 use crate::thread_role::{self, Role};
 
@@ -50,7 +53,7 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
     }
 
     /// Another share of the cell, to be kept.
-    pub(crate) fn share(&self) -> impl Send + 'static {
+    pub(crate) fn share(&self) -> impl Callback {
         HostFn { cell: self.cell.clone(), engine: self.engine.clone() }
     }
 
@@ -79,6 +82,13 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
             Some(Err(panic)) => resume_unwind(panic),
             None => unreachable!("the ticket is complete, so the function ran"),
         }
+    }
+}
+
+impl<F: Send + 'static, R: Send + 'static> Callback for HostFn<F, R> {
+    fn give_up(&self) -> Option<Box<dyn Any + Send>> {
+        let function = self.cell.as_ref()?.function.lock().take()?;
+        Some(Box::new(function))
     }
 }
 

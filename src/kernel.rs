@@ -124,7 +124,7 @@ impl<S: Signature> Kernel<S> {
         }
         let max_threads_per_block = engine.backend.limits().threads_per_block;
         let attributes = KernelAttributes { max_threads_per_block, ..KernelAttributes::default() };
-        Ok(Kernel::new(engine, name, Function::Host(twin), attributes, None))
+        Ok(Kernel::new(engine, name, Function::Host(twin, name.into()), attributes, None))
     }
 
     fn new(

@@ -22,11 +22,11 @@ pub(crate) mod untracked;
 use std::sync::Arc;
 
 use crate::backend::PoolInfo;
-use crate::completion::account::block;
+use crate::completion::account::Figures;
 use crate::completion::claim::Backoff;
 use crate::completion::engine::Engine;
 use crate::completion::lane::Lane;
-use crate::completion::prospect::Prospect;
+use crate::completion::prospect::{Outlook, Prospect};
 use crate::error::advice::MemoryAdvice;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::thread_role;
@@ -64,39 +64,76 @@ pub struct MemoryInfo {
 
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
-        thread_role::check_driver("asking how much memory there is")?;
+        let reach = Reach::of(engine)?;
         engine.collect_freed();
-        let (left, total_bytes, pool) = driver_figures(engine)?;
         let (figures, room) = {
             let account = engine.account.lock();
             (account.figures(), account.room())
         };
-        let left = left + pool.reserved.saturating_sub(figures.held());
         Ok(MemoryInfo {
-            free_bytes: left.min(room) + figures.kept,
-            total_bytes,
+            free_bytes: reach.free_bytes(&figures, room),
+            total_bytes: reach.total,
             allocated_bytes: figures.allocated,
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
             leaked_bytes: figures.leaked,
             used_bytes: figures.allocated + figures.pending,
             used_peak_bytes: figures.used_peak,
-            reserved_bytes: pool.reserved,
-            reserved_peak_bytes: pool.reserved_peak,
-            limit_bytes: engine.options.memory_limit,
+            reserved_bytes: reach.pool.reserved,
+            reserved_peak_bytes: reach.pool.reserved_peak,
+            limit_bytes: reach.limit,
         })
     }
 
     /// The error of an allocation on `lane` that cannot be had.
     pub(crate) fn out_of_memory(lane: &Arc<Lane>, asked_bytes: u64) -> Error {
-        let engine = lane.engine();
-        let seen = MemoryInfo::within_reach(engine)
-            .map(|within_reach| engine.prospect(lane, asked_bytes, within_reach))
-            .and_then(|prospect| Ok((prospect, MemoryInfo::of(engine)?)));
-        let (prospect, info) = match seen {
-            Ok(seen) => seen,
+        let reach = match Reach::of(lane.engine()) {
+            Ok(reach) => reach,
             Err(error) => return error,
         };
+        reach.refusal(asked_bytes, &lane.engine().outlook(lane, asked_bytes, reach.bytes()))
+    }
+}
+
+/// What the driver has, of one moment.
+pub(crate) struct Reach {
+    free: u64,
+    total: u64,
+    pool: PoolInfo,
+    limit: Option<u64>,
+}
+
+impl Reach {
+    /// Asks until it agrees with itself: what goes from free to the pool, or back, while both are asked
+    /// would be seen twice, or nowhere.
+    pub(crate) fn of(engine: &Engine) -> Result<Reach> {
+        thread_role::check_driver("asking how much memory there is")?;
+        let refused = |code| engine.refused(code);
+        let mut backoff = Backoff::default();
+        let mut before = engine.backend.pool_info().map_err(refused)?;
+        loop {
+            let (free, total) = engine.backend.memory_info().map_err(refused)?;
+            let pool = engine.backend.pool_info().map_err(refused)?;
+            if pool.reserved == before.reserved || !backoff.pause() {
+                return Ok(Reach { free, total, pool, limit: engine.options.memory_limit });
+            }
+            before = pool;
+        }
+    }
+
+    /// What the device can give in all, with what it gave already, whatever the limit is.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.free + self.pool.reserved
+    }
+
+    /// How much more it can give, beside what is held and kept.
+    fn free_bytes(&self, figures: &Figures, room: u64) -> u64 {
+        self.bytes().saturating_sub(figures.held()).min(room) + figures.kept
+    }
+
+    /// The error of an allocation of which things stand so.
+    pub(crate) fn refusal(&self, asked_bytes: u64, outlook: &Outlook) -> Error {
+        let Outlook { prospect, figures, room, driver_refused } = outlook;
         ErrorDetail::OutOfMemory {
             asked_bytes,
             advice: match prospect {
@@ -104,39 +141,16 @@ impl MemoryInfo {
                 Prospect::Later(_) => MemoryAdvice::Reclaim,
                 Prospect::Never => MemoryAdvice::DropBuffers,
             },
-            driver_refused: engine.account.lock().is_refused(block(asked_bytes)),
-            reclaimable_bytes: info.pending_bytes,
-            allocated_bytes: info.allocated_bytes,
-            pending_bytes: info.pending_bytes,
-            kept_bytes: info.kept_bytes,
-            free_bytes: info.free_bytes,
-            total_bytes: info.total_bytes,
-            limit_bytes: info.limit_bytes,
+            driver_refused: *driver_refused,
+            reclaimable_bytes: figures.pending,
+            allocated_bytes: figures.allocated,
+            pending_bytes: figures.pending,
+            kept_bytes: figures.kept,
+            free_bytes: self.free_bytes(figures, *room),
+            total_bytes: self.total,
+            limit_bytes: self.limit,
         }
         .into()
-    }
-
-    /// What the device can give in all, with what it gave already, whatever the limit is.
-    pub(crate) fn within_reach(engine: &Engine) -> Result<u64> {
-        thread_role::check_driver("asking how much memory there is")?;
-        let (left, _, pool) = driver_figures(engine)?;
-        Ok(left + pool.reserved)
-    }
-}
-
-/// Bytes that are free, bytes in all, and what the pool has, of one moment: what goes from one to the
-/// other while both are asked would be seen twice, or nowhere.
-fn driver_figures(engine: &Engine) -> Result<(u64, u64, PoolInfo)> {
-    let refused = |code| engine.refused(code);
-    let mut backoff = Backoff::default();
-    let mut before = engine.backend.pool_info().map_err(refused)?;
-    loop {
-        let (left, total) = engine.backend.memory_info().map_err(refused)?;
-        let pool = engine.backend.pool_info().map_err(refused)?;
-        if pool.reserved == before.reserved || !backoff.pause() {
-            return Ok((left, total, pool));
-        }
-        before = pool;
     }
 }
 

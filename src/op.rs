@@ -117,6 +117,11 @@ pub struct Ticket {
 
 /// Values that are good without a host wait because device order is enough: `()`, device buffers,
 /// and tuples, vectors and options of them. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is a host value: it is not good before the device got there",
+    label = "only the host can have it",
+    note = "`.await` the operation, or give the value up with `.without_value().queued()`"
+)]
 pub trait DeviceSide: sealed::Sealed + Sized {
     #[doc(hidden)]
     fn without_host() -> Option<Self> {

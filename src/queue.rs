@@ -17,7 +17,6 @@ mod peer;
 pub(crate) mod settle;
 pub(crate) mod source;
 
-use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -42,7 +41,7 @@ use crate::lease::Lease;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
-use crate::memory::{Element, MemoryInfo, Number};
+use crate::memory::{Element, MemoryInfo, Number, Reach};
 use crate::op::{HostValue, Op};
 use crate::submit::{
     Footprint, Raw, Refusal, SubmitError, at, check_can_wait, submit, wrong_device,
@@ -399,7 +398,7 @@ impl<'s> Queue<'s> {
         let mut footprint = Footprint::new("host_fn");
         footprint.may_be_held_up();
         // While it is lent, the driver's share is not the last.
-        footprint.keeps(Box::new(host_fn.share()) as Box<dyn Any + Send>);
+        footprint.calls(Box::new(host_fn.share()));
         let submitted = self.submit(footprint, 1, |raw| {
             let data: *mut c_void = host_fn.lend();
             Ok(raw.host_fn(host_fn.callback(), data)?)
@@ -507,9 +506,10 @@ impl<'s> Queue<'s> {
         let mut backoff = Backoff::default();
         while again {
             drop(claim);
-            let within_reach = MemoryInfo::within_reach(engine)?;
-            if matches!(engine.prospect(self.lane, bytes, within_reach), Prospect::Never) {
-                return Err(MemoryInfo::out_of_memory(self.lane, bytes).into());
+            let reach = Reach::of(engine)?;
+            let outlook = engine.outlook(self.lane, bytes, reach.bytes());
+            if matches!(outlook.prospect, Prospect::Never) {
+                return Err(reach.refusal(bytes, &outlook).into());
             }
             // Refused, there is nothing to give back.
             engine.backend.pool_trim(0).ok();

@@ -11,7 +11,7 @@ use crate::completion::prospect::{Prospect, Reclaimer};
 use crate::coop;
 use crate::error::Result;
 use crate::hazard::Use;
-use crate::memory::MemoryInfo;
+use crate::memory::Reach;
 use crate::op::{HostValue, Op};
 use crate::stream::Stream;
 
@@ -23,7 +23,8 @@ impl Stream {
     ///
     /// It waits for memory that was given up, never for buffers that are alive elsewhere: beside those,
     /// what does not fit is refused at once. To wait until other tasks drop theirs, hold a permit of a
-    /// semaphore of your own for as long as each buffer lives, counted in bytes if they differ.
+    /// semaphore of your own for as long as each buffer lives, counted in bytes if they differ. Count whole
+    /// blocks: multiples of 512 bytes, and up to 1 MiB of an eighth of the next power of two.
     ///
     /// # Cancel safety
     /// Yes.
@@ -61,17 +62,17 @@ impl Stream {
             crate::thread_role::check("waiting for device memory")?;
             engine.check_open()?;
             let version = reclaimer.version();
-            let mut ops: Vec<Op<()>> =
-                match engine.prospect(lane, bytes, MemoryInfo::within_reach(engine)?) {
-                    Prospect::Fits => return Ok(()),
-                    Prospect::Never => return Err(MemoryInfo::out_of_memory(lane, bytes)),
-                    Prospect::Later(waits) => {
-                        let wait = |used: Use<Arc<Progress>>| {
-                            Op::at_point(&used.lane, used.ticket, HostValue::Here(()))
-                        };
-                        waits.into_iter().map(wait).collect()
-                    }
-                };
+            let reach = Reach::of(engine)?;
+            let outlook = engine.outlook(lane, bytes, reach.bytes());
+            let waits = match &outlook.prospect {
+                Prospect::Fits => return Ok(()),
+                Prospect::Never => return Err(reach.refusal(bytes, &outlook)),
+                Prospect::Later(waits) => waits.iter(),
+            };
+            let wait = |used: &Use<Arc<Progress>>| {
+                Op::at_point(&used.lane, used.ticket, HostValue::Here(()))
+            };
+            let mut ops: Vec<Op<()>> = waits.map(wait).collect();
             poll_fn(|cx| {
                 let any = ops.iter_mut().any(|op| Pin::new(op).poll(cx).is_ready());
                 if any || reclaimer.poll(version, cx.waker()) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::completion::engine::Engine;
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::coop;
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{Error, Result};
 use crate::event::{Event, Mark, Recorded};
 use crate::home::Home;
 use crate::lease::Lease;
@@ -17,6 +17,7 @@ use crate::memory::pinned::PinnedBuffer;
 use crate::offload::offload;
 use crate::op::{HostValue, Op};
 use crate::queue::Queue;
+use crate::submit::of_dependency;
 use crate::thread_role;
 
 /// An ordered queue of work on a device: what is put on it runs in program order, streams run
@@ -206,7 +207,7 @@ impl Stream {
         for mark in marks {
             match mark.marks() {
                 Ok(MarkList(marks)) => all.extend(marks),
-                Err(error) => return Op::failed(self.of_dependency(error)),
+                Err(error) => return Op::failed(of_dependency(self.engine(), error)),
             }
         }
         self.wait_for(Ok(MarkList(all)))
@@ -354,22 +355,12 @@ impl Stream {
         Ok(at)
     }
 
-    /// The error of a mark as this stream's: the loss of another device is not that of its own.
-    fn of_dependency(&self, error: Error) -> Error {
-        match error.detail() {
-            ErrorDetail::DeviceLost { device, .. } if self.engine().lost().is_none() => {
-                ErrorDetail::DependencyLost { device: device.clone(), cause: error }.into()
-            }
-            _ => error,
-        }
-    }
-
     /// Orders what comes behind `marks`, which were looked up for it.
     #[track_caller]
     pub(crate) fn wait_for(&self, marks: Result<MarkList>) -> Op<()> {
         let marks = match thread_role::check("submitting work").and(marks) {
             Ok(MarkList(marks)) => marks,
-            Err(error) => return Op::failed(self.of_dependency(error)),
+            Err(error) => return Op::failed(of_dependency(self.engine(), error)),
         };
         let queue = self.queue();
         let result = queue.wait_for(marks);

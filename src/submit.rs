@@ -2,8 +2,7 @@
 //!
 //! [`submit`] validates, orders the stream behind other streams' uses of the same memory, enters
 //! the operation's own uses, makes the driver calls and publishes the ticket. Launches, copies,
-//! fills and host functions are its callers. It is the only caller of the backend's unsafe
-//! functions that touch memory; [`Raw`] is what an operation's closure sees of them.
+//! fills and host functions are its callers. [`Raw`] is what an operation's closure sees of the driver.
 //!
 //! | step | can fail with | what is then on the device |
 //! |---|---|---|
@@ -23,9 +22,8 @@
 mod devices;
 mod loan;
 mod name;
+mod raw;
 
-use std::any::Any;
-use std::ffi::c_void;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
@@ -33,22 +31,17 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use self::devices::check_device;
-pub(crate) use self::devices::{check_can_wait, wrong_device};
+pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
 use self::loan::Loan;
 pub(crate) use self::loan::SubmitError;
 use self::name::Name;
-use crate::backend::host::POISON;
-use crate::backend::{
-    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
-    LaunchShape, Pattern, Place, RawStream, RowCopy,
-};
+pub(crate) use self::raw::{Raw, Refusal, at};
 use crate::completion::claim::Claim;
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
-use crate::completion::lane::{Lane, Turn};
+use crate::completion::lane::{Callback, Lane, Turn};
 use crate::completion::progress::Progress;
-use crate::completion::shared_event::SharedEvent;
-use crate::error::{DriverCode, Error, ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::hazard::{Content, Mode, Track, Use};
 use crate::memory::MemoryInfo;
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
@@ -85,18 +78,6 @@ struct Edge {
     ticket: u64,
     /// With the ticket that it is behind: at least `ticket`.
     event: Option<(u64, EventHandle)>,
-}
-
-/// Why a driver call of an operation failed.
-pub(crate) enum Refusal {
-    Driver(DriverCode),
-    OutOfMemory { asked_bytes: u64 },
-}
-
-impl From<DriverCode> for Refusal {
-    fn from(code: DriverCode) -> Self {
-        Refusal::Driver(code)
-    }
 }
 
 impl<'a> Footprint<'a> {
@@ -188,9 +169,12 @@ impl<'a> Footprint<'a> {
     pub(crate) fn poison(&self, error: Error) -> Error {
         let mut poison = None;
         for access in self.accesses.iter().filter(|access| access.mode.writes()) {
-            let poison = poison.get_or_insert_with(|| Poison {
-                producer: self.name.to_arc(),
-                cause: error.clone(),
+            let poison = poison.get_or_insert_with(|| match error.detail() {
+                // Handed on as it is, however many operations it goes through.
+                ErrorDetail::Upstream { producer, cause, .. } => {
+                    Poison { producer: producer.clone(), cause: cause.clone() }
+                }
+                _ => Poison { producer: self.name.to_arc(), cause: error.clone() },
             });
             access.memory.poison(&access.range, poison);
         }
@@ -224,6 +208,7 @@ impl<'a> Footprint<'a> {
         let accessed = self.accesses.iter().map(|access| access.memory);
         for memory in accessed.chain(self.untracked.iter().copied()) {
             check_device("a buffer", engine, memory.engine(), self.peers)?;
+            check_is_there(engine, memory.engine())?;
         }
         for loan in &self.lent {
             loan.check(engine)?;
@@ -333,9 +318,9 @@ impl<'a> Footprint<'a> {
         self.lent.push(Loan::Pinned { block: block.clone(), what, portable });
     }
 
-    /// Keeps something of the user's until the operation is complete.
-    pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
-        self.lent.push(Loan::Value(value));
+    /// Keeps a share of what the driver is to call until the operation is complete.
+    pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
+        self.lent.push(Loan::Callback(callback));
     }
 }
 
@@ -412,7 +397,7 @@ pub(crate) fn submit<R>(
             verify(lane, at, ticket, &footprint).map(|()| (ticket, value))
         }
         Ok(submitted) => Ok(submitted),
-        Err(refusal) => Err(footprint.poison(explain(lane, refusal))),
+        Err(refusal) => Err(footprint.poison(explain(lane, footprint.name, refusal))),
     };
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
 }
@@ -438,162 +423,18 @@ fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>)
     }
 }
 
-fn explain(lane: &Arc<Lane>, refusal: Refusal) -> Error {
+/// The error of an operation that the driver refused.
+fn explain(lane: &Arc<Lane>, name: Name<'_>, refusal: Refusal) -> Error {
     match refusal {
-        Refusal::Driver(code) => lane.engine().refused(code),
-        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(lane, asked_bytes),
-    }
-}
-
-/// The driver, as an operation's closure sees it: its own stream, and memory that it put into its
-/// footprint.
-pub(crate) struct Raw<'a> {
-    lane: &'a Arc<Lane>,
-    backend: &'a dyn Backend,
-    stream: RawStream,
-}
-
-impl Raw<'_> {
-    /// Allocates in stream order: what the stream gave up, or from the driver. The memory is the
-    /// claim's.
-    // STREAM: what the stream gave up was used on it alone, in front of here. What was taken over from
-    // others is freed here, behind their last uses: those are complete, or waited for in front of here.
-    pub(crate) fn alloc(&self, claim: &mut Claim<'_>) -> std::result::Result<DevicePtr, Refusal> {
-        const INVALID_VALUE: i32 = 1;
-        const OUT_OF_MEMORY: i32 = 2;
-        if let Some(ptr) = claim.ptr() {
-            return self.renew(ptr, claim.block()).map(|()| ptr);
-        }
-        if let Some(event) = claim.behind() {
-            // SAFETY: the stream is the lane's, and the claim keeps the event.
-            unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }?;
-        }
-        // SAFETY: nobody else has these blocks, and every use of them is in front of here.
-        claim.free_blocks(|ptr| unsafe { self.backend.free(self.stream, ptr) })?;
-        // SAFETY: the stream is the lane's.
-        let allocated = unsafe { self.backend.alloc(self.stream, claim.block()) };
-        let ptr = allocated.map_err(|code| match code.code {
-            // Of what is asked only the size can be invalid: no device has so much.
-            OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: claim.asked() },
-            _ => code.into(),
-        })?;
-        claim.allocated(ptr);
-        Ok(ptr)
-    }
-
-    /// Has a host device fill what is used again as it fills what is fresh, so that who reads what
-    /// nothing wrote sees it there.
-    fn renew(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<(), Refusal> {
-        if self.backend.kind() != DeviceKind::Host {
-            return Ok(());
-        }
-        let pattern = Pattern { bytes: [POISON; 16], len: 1 };
-        Ok(self.fill(ptr, pattern, bytes)?)
-    }
-
-    pub(crate) fn copy_to_device(
-        &self,
-        dst: DevicePtr,
-        src: HostPtr,
-        bytes: u64,
-    ) -> DriverResult<()> {
-        // SAFETY: the caller put `dst` into the footprint or allocated it in this operation, and
-        // lent the block of `src`: both outlive the ticket. STREAM: hazards ordered this stream
-        // behind every other use of `dst`.
-        unsafe { self.backend.copy_to_device(self.stream, dst, src, bytes) }
-    }
-
-    pub(crate) fn copy_to_host(
-        &self,
-        dst: HostPtr,
-        src: DevicePtr,
-        bytes: u64,
-    ) -> DriverResult<()> {
-        // SAFETY: as in `copy_to_device`, the other way round.
-        unsafe { self.backend.copy_to_host(self.stream, dst, src, bytes) }
-    }
-
-    /// Copies between two ranges of the footprint; the source may be another device's.
-    pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> DriverResult<()> {
-        let bytes = dst.range.end - dst.range.start;
-        let (to, from) = (at(dst), at(src));
-        let peer = src.memory.engine();
-        if peer.id == self.lane.engine().id {
-            // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
-            return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
-        }
-        let context = peer.backend.context();
-        // SAFETY: both ranges are in the footprint and hold `bytes` bytes; the source's context
-        // lives as long as its allocation. STREAM: hazards ordered this stream behind the
-        // source's writer on the other device.
-        unsafe { self.backend.copy_from_peer(self.stream, to, from, context, bytes) }
-    }
-
-    /// Copies rows between ranges of the footprint and lent memory.
-    pub(crate) fn copy_rows(&self, copy: &RowCopy) -> DriverResult<()> {
-        let RowCopy { to, from, row_bytes, rows, .. } = *copy;
-        if rows == 1 || (copy.to_pitch == row_bytes && copy.from_pitch == row_bytes) {
-            let bytes = rows * row_bytes;
-            match (to, from) {
-                (Place::Device(to), Place::Host(from)) => {
-                    return self.copy_to_device(to, from, bytes);
+        Refusal::Driver(code) => {
+            let error = lane.engine().refused(code);
+            match error.detail() {
+                ErrorDetail::Driver { code, .. } => {
+                    ErrorDetail::Driver { op: Some(name.to_arc()), code: *code }.into()
                 }
-                (Place::Host(to), Place::Device(from)) => {
-                    return self.copy_to_host(to, from, bytes);
-                }
-                (Place::Device(to), Place::Device(from)) => {
-                    // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
-                    return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
-                }
-                (Place::Host(_), Place::Host(_)) => {}
+                _ => error,
             }
         }
-        // SAFETY: as in `copy_to_device`, for the extent of the rows on either side.
-        unsafe { self.backend.copy_rows(self.stream, copy) }
+        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(lane, asked_bytes),
     }
-
-    pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()> {
-        // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
-        unsafe { self.backend.fill(self.stream, dst, pattern, count) }
-    }
-
-    pub(crate) fn launch(
-        &self,
-        function: &Function,
-        shape: &LaunchShape,
-        args: &ArgBlock,
-    ) -> DriverResult<()> {
-        // SAFETY: the kernel's declaration vouches that for arguments that its preconditions
-        // admit, and these were checked, it stays inside the memory they name; all of that is in
-        // the footprint. The kernel object, which keeps the function loaded, is kept by the
-        // footprint or outlives the engine's work (see `Kernel`).
-        unsafe { self.backend.launch(self.stream, function, shape, args) }
-    }
-
-    pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> DriverResult<()> {
-        // SAFETY: the caller's `data` is a counted reference that the callback gives back.
-        unsafe { self.backend.host_fn(self.stream, callback, data) }
-    }
-
-    /// Waits for what is recorded last in an event of several processes.
-    pub(crate) fn wait_shared(&self, event: &SharedEvent) -> DriverResult<()> {
-        // SAFETY: the stream is the lane's, and the event lives for the length of the call; the
-        // driver keeps what the wait needs.
-        unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }
-    }
-
-    pub(crate) fn record_shared(&self, event: &SharedEvent) -> DriverResult<()> {
-        // SAFETY: as above; it is nobody's marker.
-        unsafe { self.backend.event_record(event.raw(), self.stream) }
-    }
-
-    fn record(&self, event: &EventHandle) -> DriverResult<()> {
-        // SAFETY: the handle keeps the event, and nothing is pending on a pooled event.
-        unsafe { self.backend.event_record(event.raw(), self.stream) }
-    }
-}
-
-/// Where a range begins.
-pub(crate) fn at(span: &Span<'_>) -> DevicePtr {
-    span.memory.ptr().offset(span.range.start)
 }

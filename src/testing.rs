@@ -28,7 +28,7 @@ use crate::backend::wrapper::{Control, Wrapper};
 use crate::completion::engine::EngineOptions;
 use crate::completion::lane::Lane;
 use crate::completion::policy::Completion;
-use crate::device::Device;
+use crate::device::{Device, DeviceBuilder};
 use crate::error::{ErrorDetail, ErrorKind, Result};
 use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
@@ -325,8 +325,23 @@ pub fn host_with(faults: Faults) -> Device {
 /// If the system gives no thread.
 #[must_use]
 pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
-    let options = EngineOptions { completion, ..EngineOptions::default() };
-    watched(Arc::new(HostBackend::new(None, true)), faults, options)
+    Device::builder().completion(completion).host_with(faults)
+}
+
+impl DeviceBuilder {
+    /// [`host_with`], with these options: a memory limit, say, or verify mode.
+    ///
+    /// # Panics
+    /// If the system gives no thread.
+    #[must_use]
+    pub fn host_with(self, faults: Faults) -> Device {
+        let faults = match self.spare_bytes_per_stream {
+            Some(bytes) => faults.spare_bytes_per_stream(bytes),
+            None => faults,
+        };
+        let backend = HostBackend::new(self.host_memory_bytes, true);
+        watched(Arc::new(backend), faults, self.options())
+    }
 }
 
 fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> Device {
@@ -343,7 +358,11 @@ fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> D
 }
 
 impl FaultHandle {
-    /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect. Every call of the kind
+    /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect, with a code of the
+    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory), which only allocations report as such,
+    /// [`InvalidCall`](ErrorKind::InvalidCall), [`Unsupported`](ErrorKind::Unsupported) or
+    /// [`DeviceLost`](ErrorKind::DeviceLost), and for any other kind one that is reported as
+    /// [`Driver`](ErrorKind::Driver). Every call of the kind
     /// counts that the device's backend gets, whoever causes it: yours, and those that the runtime makes for
     /// itself, such as a marker's `EventRecord` or the poller's `EventQuery`. Calls before this one do
     /// not count.
@@ -356,7 +375,8 @@ impl FaultHandle {
         self.0.fail(call.name(), nth, code_for(kind), true);
     }
 
-    /// Loses the device: from now on every call fails, as after a kernel's fault.
+    /// Loses the device: from now on every call fails, as after a kernel's fault. A service that recovers
+    /// opens another one; in a test that is a fresh host device.
     pub fn lose_device(&self, what: &str) {
         self.0.lose(what);
     }

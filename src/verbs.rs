@@ -118,7 +118,7 @@ verbs! {
     /// [`Stream::upload_staged`].
     ///
     /// # Errors
-    /// Out of device or pinned memory; a device that is lost or closed.
+    /// Out of device or pinned memory; a [`PinnedBuffer`] of another device; a device that is lost or closed.
     ///
     /// # Source
     /// `cuMemAllocFromPoolAsync`, `cuMemcpyHtoDAsync`.
@@ -292,6 +292,10 @@ verbs! {
     /// Allocates without writing. Reading it before something wrote it is an error, also through a
     /// kernel's `&mut [T]`: it is for what a copy, a fill or a kernel's [`Out`](crate::Out) overwrites
     /// first. Ready proves *complete on the device*.
+    ///
+    /// # Blocking
+    /// At a memory limit, and where the driver refuses what fits, for a moment: see
+    /// [`Pressure`](crate::Pressure). So do all verbs that make a buffer.
     ///
     /// # Errors
     /// Out of device memory, with what was asked, free and there in all; a device that is lost or
@@ -471,7 +475,8 @@ verbs! {
     /// A stream of another kind of device; an interprocess event of another GPU
     /// ([`ErrorDetail::WrongDevice`]); a device that is lost or closed.
     /// [`ErrorDetail::DependencyLost`]: the other stream's device was lost. If that was before the
-    /// call, nothing was put on this stream. If it is lost later, while this stream waits for it,
+    /// call, nothing was put on this stream; an event or an operation that was complete by then is nothing to
+    /// wait for. If it is lost later, while this stream waits for it,
     /// everything behind the wait on this stream fails in the same way; the device works, so make a
     /// new stream.
     ///
@@ -483,6 +488,9 @@ verbs! {
 
     /// Measures what `work` puts on this stream, as a [`batch`](Self::batch): its value and the time
     /// on the device. Ready proves what the batch proves.
+    ///
+    /// The time begins when the stream gets there, and includes what it then waits for: memory that
+    /// another stream still uses, say. To leave that out, [`wait`](Self::wait) for the other stream first.
     ///
     /// # Blocking
     /// It takes two events that measure time: as [`record_timed`](Self::record_timed). Where a queue may

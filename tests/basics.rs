@@ -107,6 +107,29 @@ async fn an_allocation_does_not_wait_for_memory_freed_behind_a_gate() {
     .await;
 }
 
+/// A long-lived buffer that every request updates: one invalid call, and an hour of requests behind it.
+/// An error for each of them around the one before would overflow the stack that prints or drops it.
+#[tokio::test]
+async fn an_error_handed_on_stays_as_short_as_it_was() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let axpy = kernels::axpy::load(&device).await.unwrap();
+    let wrong = stream.zeros::<f32>(3).queued().unwrap();
+    let right = stream.zeros::<f32>(4).queued().unwrap();
+    let mut y = stream.zeros::<f32>(4).queued().unwrap();
+    axpy.launch(&stream, 1.0, &wrong, &mut y).queued().unwrap_err();
+    let mut len = None;
+    for _ in 0..100_000 {
+        let error = axpy.launch(&stream, 1.0, &right, &mut y).queued().unwrap_err();
+        let sources = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
+        assert_eq!(sources.take(10).count(), 2, "the reader's, and what failed first");
+        assert_eq!(error.to_string().len(), *len.get_or_insert(error.to_string().len()));
+        assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    }
+    let error = stream.download(&y).await.unwrap_err();
+    assert!(error.to_string().contains("x.len() == y.len()"), "{error}");
+}
+
 #[tokio::test]
 async fn a_failed_producer_is_named_to_its_reader_until_an_overwrite_heals() {
     let device = testing::device();

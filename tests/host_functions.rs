@@ -9,7 +9,7 @@ mod every_method;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
@@ -254,6 +254,73 @@ fn what_a_host_function_leaves_is_dropped_off_the_drivers_thread() -> Result<()>
     });
     assert!(refused.synchronize()?);
     assert!(!is_drivers(thread_of(&told)), "a closure that is refused");
+    Ok(())
+}
+
+gpu_await::kernel! {
+    /// Faults.
+    pub unsafe fn faults();
+    launch = LaunchConfig::new(1, 1);
+    host = panics;
+}
+
+fn panics(_: &Grid) {
+    panic!("on purpose")
+}
+
+/// After a fault the driver calls nobody: who waits for a sender in the closure must hear of that all the
+/// same, and a device that it captured must go.
+#[test]
+fn what_a_host_function_that_never_runs_captured_is_dropped() -> Result<()> {
+    type Submit = fn(&Stream, Box<dyn FnOnce() + Send>);
+    let submits: [(&str, Submit); 3] = [
+        ("awaited", |stream, function| {
+            let op = stream.host_fn(function);
+            std::thread::spawn(|| op.synchronize().unwrap_err());
+        }),
+        ("abandoned", |stream, function| stream.host_fn(function).abandon()),
+        ("in a batch", |stream, function| {
+            let op = stream.batch(|q| q.host_fn(function));
+            std::thread::spawn(|| op.synchronize().unwrap_err());
+        }),
+    ];
+    for (what, submit) in submits {
+        for loses in ["a twin", "a test", "nobody steps it"] {
+            let (sender, receiver) = channel::<()>();
+            let captured = |device: &Device, stream: &Stream| {
+                let mine = (sender.clone(), device.clone(), stream.clone());
+                Box::new(move || drop(mine))
+            };
+            match loses {
+                "a twin" => {
+                    let device = Device::host();
+                    let stream = device.stream()?;
+                    let gate = Gate::close(&stream)?;
+                    faults::load_blocking(&device)?.launch(&stream).abandon();
+                    submit(&stream, captured(&device, &stream));
+                    gate.open();
+                }
+                "a test" => {
+                    let (faults, handle) = testing::faults();
+                    let device = testing::host_with(faults);
+                    let stream = device.stream()?;
+                    let _gate = Gate::close(&stream)?;
+                    submit(&stream, captured(&device, &stream));
+                    handle.lose_device("on purpose");
+                    stream.done().synchronize().unwrap_err();
+                }
+                _ => {
+                    let (device, stepper) = testing::manual();
+                    let stream = device.stream()?;
+                    submit(&stream, captured(&device, &stream));
+                    drop(stepper);
+                }
+            }
+            drop(sender);
+            let told = receiver.recv_timeout(SOON);
+            assert_eq!(told, Err(RecvTimeoutError::Disconnected), "{what}, lost by {loses}");
+        }
+    }
     Ok(())
 }
 

@@ -444,6 +444,34 @@ async fn a_closed_device_keeps_nothing() -> Result<()> {
     Ok(())
 }
 
+/// A close that is given up closes all the same: what streams keep goes when they are through, and who
+/// waits for memory is told at once.
+#[tokio::test]
+async fn a_close_that_times_out_leaves_no_caches_and_nobody_waiting() -> Result<()> {
+    let builder = Device::builder().memory_limit_bytes(4 << 20).on_pressure(Pressure::Fail);
+    let (device, _turn) = opened(builder);
+    let (a, b) = (device.stream()?, device.stream()?);
+    drop(b.zeros::<u8>(100_000).queued()?);
+    b.done().await?;
+    assert!(device.stats().kept_bytes > 0);
+    let gate = Gate::close(&a)?;
+    drop(a.zeros::<u8>(3 * MIB).queued()?);
+    let mut waiting = std::pin::pin!(b.reclaimed(3 << 20));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    let closed = device.close(Duration::ZERO).await;
+    assert_eq!(closed.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(soon(waiting).await.unwrap_err().kind(), ErrorKind::Closed);
+    gate.open();
+    soon(async {
+        while device.stats().in_flight > 0 || device.stats().pending_bytes > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(device.stats().kept_bytes, 0);
+    Ok(())
+}
+
 /// Six streams whose work takes a while, buffers that cross them, drops at random: what the device
 /// holds and what its pool took never exceed the limit, at no step and in between.
 #[test]

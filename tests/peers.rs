@@ -235,6 +235,40 @@ async fn a_source_that_is_lost_fails_the_copy_through_the_host() {
     gate.open();
 }
 
+/// Complete or not, with a direct way or without one: on a GPU it is gone.
+#[tokio::test]
+async fn memory_of_a_device_that_is_gone_is_not_read() {
+    for closes in [false, true] {
+        let ((a, handle), b) = (island(), Device::host());
+        let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+        let x = s.full(100, 7u32).await.unwrap();
+        let frozen = s.full(100, 8u32).await.unwrap().freeze().await.unwrap();
+        let mut y = t.zeros::<u32>(100).await.unwrap();
+        if closes {
+            a.close(Duration::from_secs(5)).await.unwrap();
+        } else {
+            handle.lose_device("on purpose");
+            assert!(s.full(1, 0u8).await.unwrap_err().is_device_lost());
+        }
+        for direct in [true, false] {
+            if !direct {
+                handle.refuse_peers();
+            }
+            let errors =
+                [t.copy(&x, &mut y).await.unwrap_err(), t.copy(&frozen, &mut y).await.unwrap_err()];
+            for error in errors {
+                let is_told = match error.detail() {
+                    ErrorDetail::DependencyLost { .. } => !closes,
+                    ErrorDetail::Closed { .. } => closes,
+                    _ => false,
+                };
+                assert!(is_told, "{error}");
+            }
+        }
+        t.fill(&mut y, 1).await.unwrap();
+    }
+}
+
 /// By way of streams of the healthy device, of data, of an event, and of a third device.
 #[tokio::test]
 async fn a_loss_reaches_who_waits_by_way_of_others() {

@@ -173,6 +173,7 @@ impl Drop for Everybody {
 
 struct Launch {
     function: super::HostTwin,
+    kernel: Arc<str>,
     shape: LaunchShape,
     args: ArgBlock,
 }
@@ -431,7 +432,7 @@ impl Launch {
             }
         }
         contain::catch(|| (self.function)(&self.shape.grid, &self.args))
-            .map_err(|message| format!("a kernel's host twin panicked: {message}"))
+            .map_err(|message| format!("the host twin of `{}` panicked: {message}", self.kernel))
     }
 }
 
@@ -944,10 +945,11 @@ impl Backend for HostBackend {
         args: &ArgBlock,
     ) -> DriverResult<()> {
         const CALL: &str = "launch";
-        let Function::Host(function) = function else {
+        let Function::Host(function, kernel) = function else {
             return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
         };
-        let launch = Launch { function: function.clone(), shape: *shape, args: args.clone() };
+        let (function, kernel) = (function.clone(), kernel.clone());
+        let launch = Launch { function, kernel, shape: *shape, args: args.clone() };
         self.enqueue(stream, CALL, Command::Launch(Box::new(launch)))
     }
 

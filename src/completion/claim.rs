@@ -49,24 +49,29 @@ use crate::thread_role;
 
 /// How long an allocation waits for memory that is there, and that another thread moves, or keeps from
 /// being waited for, in a call of its own: such calls are over in microseconds, unless that thread waits
-/// for a core. Two batches that wait for each other's stream wait in vain.
+/// for a core.
 const BACKOFF_MOST: Duration = Duration::from_millis(100);
 
 /// What is left of it; it runs from the first pause on.
 #[derive(Default)]
 pub(crate) struct Backoff {
     end: Option<Instant>,
+    next: Duration,
 }
 
 impl Backoff {
-    /// Lets other threads run; false if it is over.
+    /// Lets other threads run, for longer each time: those who wait must not keep those from moving whom
+    /// they wait for. False if it is over.
     pub(crate) fn pause(&mut self) -> bool {
         let now = Instant::now();
-        let is_left = now < *self.end.get_or_insert(now + BACKOFF_MOST);
-        if is_left {
+        let left = self.end.get_or_insert(now + BACKOFF_MOST).saturating_duration_since(now);
+        if self.next.is_zero() {
             std::thread::yield_now();
+        } else {
+            std::thread::sleep(self.next.min(left));
         }
-        is_left
+        self.next = (2 * self.next).clamp(Duration::from_micros(10), Duration::from_millis(1));
+        !left.is_zero()
     }
 }
 

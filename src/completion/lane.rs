@@ -160,8 +160,15 @@ struct LentMemory {
 pub(crate) enum Payload {
     /// Our own memory: dropping it is cheap and calls nobody.
     Memory(Arc<dyn Any + Send + Sync>),
-    /// The user's: dropped by the reaper.
-    Foreign(Box<dyn Any + Send>),
+    /// What the driver is to call, the user's: dropped by the reaper.
+    Callback(Box<dyn Callback>),
+}
+
+/// A share of what the driver is to call; dropped like any other once it was called.
+pub(crate) trait Callback: Any + Send {
+    /// On a device that gets nowhere any more: what it was to call, of the user's, unless it was called.
+    /// Should the driver call it all the same, nothing happens.
+    fn give_up(&self) -> Option<Box<dyn Any + Send>>;
 }
 
 impl Lane {
@@ -556,6 +563,10 @@ impl Drop for Lane {
         }
         if crate::at_exit::begun() {
             return;
+        }
+        // There is some only where nobody steps the device any more.
+        for lent in std::mem::take(self.lent.get_mut()) {
+            self.give_up(lent.payload);
         }
         // Complete, and where an allocation finds it.
         self.take_left().into_iter().for_each(|what| engine.retire(what, UserList::new()));

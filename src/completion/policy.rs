@@ -62,10 +62,8 @@ pub(crate) const CHECK_NS: u64 = 40_000;
 pub(crate) const NEAR_NS: u64 = 20_000;
 /// The poller rests this many times as long as a round over its streams took, ...
 pub(crate) const REST_PART: u64 = 4;
-/// ... at least for this long, ...
+/// ... and at least for this long.
 pub(crate) const REST_LEAST_NS: u64 = 8_000;
-/// ... and at most for so long.
-pub(crate) const REST_MOST_NS: u64 = 1_000_000;
 /// A stream that others wait for is looked at by who comes new to it if nobody did for so long.
 pub(crate) const APART_NS: u64 = 200_000;
 /// Who comes new to a stream looks at another one if nobody did for so long.
@@ -207,7 +205,7 @@ pub(crate) fn lag(known_ns: u64, new_ns: u64) -> u64 {
 /// How long the poller sleeps at least when a round over its streams took `spent_ns`: looks are made
 /// under the driver's lock, in which others launch.
 pub(crate) fn rest(spent_ns: u64) -> u64 {
-    (REST_PART * spent_ns).clamp(REST_LEAST_NS, REST_MOST_NS)
+    (REST_PART * spent_ns).max(REST_LEAST_NS)
 }
 
 /// A time soon before `at`, by a quarter of the nap at most, that streams with naps of the same length

@@ -25,15 +25,15 @@ use crate::hazard::{Track, Use};
 #[non_exhaustive]
 pub enum Pressure {
     /// Takes that memory over: its stream waits on the device until the others are through with it. The
-    /// host waits for no work, but for the driver calls of other threads that have what it needs in hand:
-    /// for a tenth of a second at the most.
+    /// host waits for no work, but it may wait for other threads that have what it needs in hand, each in a
+    /// call of its own: mostly microseconds, with dozens of threads at the limit milliseconds, and about a
+    /// tenth of a second at most, with what the operating system adds.
     ///
     /// If the others wait for something that the host does later (a [`PinnedFlag`](crate::PinnedFlag)
     /// that a kernel watches, say), so does everything behind the allocation. A host that does that only
     /// after it heard from this stream waits for ever.
     ///
-    /// If they do not get through with that, it is refused though it fits: where two threads, each in a
-    /// batch, need the memory of each other's stream, say. The error advises
+    /// If they do not get through with that, it is refused though it fits. The error advises
     /// [`TryAgain`](crate::MemoryAdvice::TryAgain) or [`Reclaim`](crate::MemoryAdvice::Reclaim).
     #[default]
     Wait,
@@ -62,7 +62,17 @@ pub(super) enum From {
     Nobody,
 }
 
-/// How things stand for an allocation.
+/// How things stand for an allocation, and with which figures.
+pub(crate) struct Outlook {
+    pub(crate) prospect: Prospect,
+    pub(crate) figures: Figures,
+    /// Within the limit.
+    pub(crate) room: u64,
+    /// Whether the driver refused such a block, and no memory moved since.
+    pub(crate) driver_refused: bool,
+}
+
+/// When an allocation fits.
 pub(crate) enum Prospect {
     /// It fits.
     Fits,
@@ -143,7 +153,7 @@ impl Engine {
     /// until memory moves, whatever the account says: its pool does not join what streams have yet to
     /// free. `within_reach` is what the device can
     /// give in all, whatever the limit is.
-    pub(crate) fn prospect(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Prospect {
+    pub(crate) fn outlook(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Outlook {
         let block = block(bytes);
         self.collect_freed();
         let lanes = self.lanes();
@@ -156,18 +166,19 @@ impl Engine {
         let at_once = lane.freed_bytes()
             + self.freeing_bytes()
             + at_once.map(|candidate| candidate.bytes).sum::<u64>();
-        let (room, most, figures, refused) = {
+        let (room, most, figures, driver_refused) = {
             let account = self.account.lock();
             (account.room(), account.most(), account.figures(), account.is_refused(block))
         };
         let left = within_reach.saturating_sub(figures.held());
         let fits = at_once.saturating_add(room.min(left)) >= block;
-        if fits && !refused {
-            return Prospect::Fits;
+        let is = |prospect| Outlook { prospect, figures, room, driver_refused };
+        if fits && !driver_refused {
+            return is(Prospect::Fits);
         }
         let hopeless = most.min(left.saturating_add(figures.pending + figures.kept)) < block;
-        if hopeless || (refused && figures.pending + figures.kept == 0) {
-            return Prospect::Never;
+        if hopeless || (driver_refused && figures.pending + figures.kept == 0) {
+            return is(Prospect::Never);
         }
         let of_lane = lane.frees_in_order().into_iter();
         let of_lane =
@@ -183,7 +194,7 @@ impl Engine {
         for used in &mut waits {
             used.ticket = used.ticket.min(used.lane.submitted());
         }
-        Prospect::Later(waits)
+        is(Prospect::Later(waits))
     }
 }
 

@@ -13,8 +13,9 @@ use crate::{coop, thread_role};
 
 impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
-    /// most `limit`; [`Duration::MAX`] is no limit. Then it gives back what streams keep, and what the
-    /// device's pool holds unused; of what is dropped later nothing is kept.
+    /// most `limit`; [`Duration::MAX`] is no limit. What streams keep is freed as soon as they have finished,
+    /// and of what is dropped later nothing is kept. In the end it gives back what the device's pool holds
+    /// unused.
     ///
     /// It holds no thread: the device's poller keeps the time. On a device that is stepped
     /// (`testing::manual`) the limit is in the time of its steps.
@@ -50,7 +51,6 @@ impl Device {
             return Err(lost.clone());
         }
         if closed.is_ok() {
-            self.engine().empty_caches();
             self.engine().sweep_retired(false);
             // Of a refusal only what the pool holds depends.
             self.trim(0).await.ok();

@@ -33,7 +33,8 @@ pub struct Stats {
     /// Pinned host memory mapped and registered, in use or pooled: 2 MiB soon after the device was opened,
     /// which are registered in the background.
     pub pinned_bytes: u64,
-    /// Pinned host memory in use: held by you, or lent.
+    /// Pinned host memory in use: held by you, or lent. After the loss of the device also what was dropped
+    /// since: nobody gets it again.
     pub pinned_used_bytes: u64,
     /// Futures woken so far because their operation was complete; who looked for itself is not in it.
     pub wake_ups: u64,

@@ -36,3 +36,8 @@ pub(super) fn within(limit_bytes: Option<u64>, total_bytes: u64) -> String {
 pub(super) fn refused_suffix(driver_refused: bool) -> &'static str {
     if driver_refused { "; the driver refused although there is room" } else { "" }
 }
+
+/// The operation, in front of what became of it.
+pub(super) fn operation(op: Option<&str>) -> String {
+    op.map_or_else(String::new, |op| format!("{op}: "))
+}

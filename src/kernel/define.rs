@@ -153,7 +153,7 @@ impl<K, S: Signature> fmt::Debug for Declared<K, S> {
 /// }
 /// ```
 ///
-/// makes `struct NAME` with `NAME::load(&device).await?` (`NAME::load_blocking(&device)?` in sync
+/// in this order, makes `struct NAME` with `NAME::load(&device).await?` (`NAME::load_blocking(&device)?` in sync
 /// code) and `.launch(&stream, ..)`, which returns `Op<()>` on a [`Stream`](crate::Stream) and
 /// `Result<()>` on a [`Queue`](crate::Queue).
 ///

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::buffer::Span;
 use crate::memory::pinned_pool::PinnedBlock;
-use crate::submit::{Footprint, at, submit};
+use crate::submit::{Footprint, at, check_is_there, submit};
 use crate::thread_role;
 
 /// What goes through the host in one go.
@@ -36,7 +36,12 @@ impl Queue<'_> {
     ) -> Result<()> {
         let source = from.memory.engine();
         let same_kind = source.backend.kind() == self.lane.engine().backend.kind();
-        match thread_role::check("submitting work").and_then(|()| self.home.reaches(source)) {
+        let is_there = || check_is_there(self.lane.engine(), source);
+        let reaches = || self.home.reaches(source);
+        match thread_role::check("submitting work")
+            .and_then(|()| is_there())
+            .and_then(|()| reaches())
+        {
             // Of another kind: refused with the right words.
             Ok(direct) if direct || !same_kind => {
                 self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?))?;

@@ -10,6 +10,12 @@ use crate::memory::pinned_pool::PinnedPool;
 
 /// Host data that [`upload`](crate::Stream::upload) takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
 /// `[T; N]`, and [`PinnedBuffer<T>`], which is not copied. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not host data of `{T}` that an upload can keep",
+    label = "not owned host data of `{T}`",
+    note = "pass a `Vec`, `Box<[T]>`, `Arc<[T]>`, an array or a `PinnedBuffer`; a borrowed slice is copied \
+            by `upload_from(&[T])`"
+)]
 pub trait Source<T>: sealed::Sealed {
     #[doc(hidden)]
     fn into_pinned(self, pool: &Pool<'_>) -> Result<PinnedBuffer<T>>;

@@ -19,6 +19,25 @@ pub(super) fn check_device(
     Err(wrong_device(what, engine, other))
 }
 
+/// Refuses memory of another device that is lost or closed: it is not there any more, and the driver's
+/// answer would be taken for the loss of this one.
+pub(crate) fn check_is_there(engine: &Engine, other: &Engine) -> Result<()> {
+    if other.id == engine.id {
+        return Ok(());
+    }
+    other.check_open().map_err(|error| of_dependency(engine, error))
+}
+
+/// An error of another device as one of an operation on this: that device's loss is not its own.
+pub(crate) fn of_dependency(engine: &Engine, error: Error) -> Error {
+    match error.detail() {
+        ErrorDetail::DeviceLost { device, .. } if engine.lost().is_none() => {
+            ErrorDetail::DependencyLost { device: device.clone(), cause: error }.into()
+        }
+        _ => error,
+    }
+}
+
 /// Refuses a wait for something of another kind of device: only handles of one driver mean anything to
 /// it.
 pub(crate) fn check_can_wait(engine: &Engine, other: &DeviceState) -> Result<()> {

@@ -1,12 +1,11 @@
 //! What an operation is lent, and keeps until it is complete.
 #![forbid(unsafe_code)]
 
-use std::any::Any;
 use std::sync::Arc;
 
 use super::devices::check_device;
 use crate::completion::engine::Engine;
-use crate::completion::lane::Payload;
+use crate::completion::lane::{Callback, Payload};
 use crate::error::refused::Refused;
 use crate::error::{Error, Result};
 use crate::memory::pinned_pool::PinnedBlock;
@@ -14,8 +13,8 @@ use crate::memory::pinned_pool::PinnedBlock;
 pub(super) enum Loan {
     /// Host memory, what it is called in messages, and whether it may be another device's.
     Pinned { block: Arc<PinnedBlock>, what: &'static str, portable: bool },
-    /// Something of the user's.
-    Value(Box<dyn Any + Send>),
+    /// What the driver is to call.
+    Callback(Box<dyn Callback>),
 }
 
 /// Why an operation was not submitted, and whether its stream keeps what it was lent all the same.
@@ -56,21 +55,21 @@ impl Loan {
             Loan::Pinned { block, what, portable } => {
                 check_device(what, engine, block.engine(), *portable)
             }
-            Loan::Value(_) => Ok(()),
+            Loan::Callback(_) => Ok(()),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Loan::Pinned { block, .. } => block.bytes(),
-            Loan::Value(_) => 0,
+            Loan::Callback(_) => 0,
         }
     }
 
     pub(super) fn into_payload(self) -> Payload {
         match self {
             Loan::Pinned { block, .. } => Payload::Memory(block),
-            Loan::Value(value) => Payload::Foreign(value),
+            Loan::Callback(callback) => Payload::Callback(callback),
         }
     }
 }

@@ -80,7 +80,10 @@ fn a_refused_opt_in_is_told_and_tried_again_by_the_next_launch() {
         let config = LaunchConfig::new(1, 32).shared_mem_bytes(100_000);
         driver.fail("cuFuncSetAttribute", 1, 999);
         let error = launch(&stream, &spin, config).unwrap_err();
-        assert!(matches!(error.detail(), ErrorDetail::Driver(code) if code.code == 999), "{error}");
+        assert!(
+            matches!(error.detail(), ErrorDetail::Driver { code, .. } if code.code == 999),
+            "{error}"
+        );
         launch(&stream, &spin, config).unwrap();
         soon(stream.done()).await.unwrap();
     });

@@ -264,6 +264,9 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
         assert_eq!(device.kind(), DeviceKind::Host);
     });
     list.answers("DeviceBuilder::host", || drop(Device::builder().host()));
+    list.answers("DeviceBuilder::host_with", || {
+        drop(Device::builder().host_with(testing::faults().0));
+    });
     list.answers("Device::count", move || assert!(!is_cuda || Device::count() > 0));
 
     // ---- devices --------------------------------------------------------------------------

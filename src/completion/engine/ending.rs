@@ -11,6 +11,7 @@
 //!    and leaves the keys (`a_close_ends_waits_for_held_permits`).
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
@@ -18,15 +19,19 @@ use super::Engine;
 use crate::error::Error;
 
 impl Engine {
-    /// Refuses work from now on and wakes the waiters for the loss, which keep their keys. The caller holds
-    /// no lock.
-    pub(crate) fn close(&self) {
+    /// Refuses work from now on, gives up what streams keep, and wakes the waiters for the loss, which keep
+    /// their keys, and those for memory. The caller holds no lock.
+    pub(crate) fn close(self: &Arc<Self>) {
         // ORDERING: Relaxed, as below. Whoever registers too late to be woken takes the lock behind
         // this, and sees the store.
         self.closed.store(true, Ordering::Relaxed);
         let wakers: Vec<Waker> =
             self.mourners.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
         wakers.into_iter().for_each(crate::contain::wake);
+        self.empty_caches();
+        // As if memory had moved: they look, and hear of the close.
+        self.account.lock().release(0);
+        self.wake_reclaimers();
     }
 
     /// Resolves with the loss of the device. `key` is the future's, for

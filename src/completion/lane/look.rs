@@ -286,7 +286,7 @@ impl Lane {
                 self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
                 match lent.payload {
                     Payload::Memory(memory) => drop(memory),
-                    Payload::Foreign(value) => self.engine.reaper.drop_later(value),
+                    Payload::Callback(callback) => self.engine.reaper.drop_later(callback),
                 }
             }
         }
@@ -309,11 +309,21 @@ impl Lane {
             // ORDERING: Relaxed: statistics.
             counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
             counters.quarantined_bytes.fetch_add(lent.bytes, Ordering::Relaxed);
-            match lent.payload {
-                // Of a device that is lost a block is not used again, and stays mapped. It keeps its
-                // device, which must not stay as well.
-                Payload::Memory(memory) => drop(memory),
-                Payload::Foreign(value) => std::mem::forget(value),
+            self.give_up(lent.payload);
+        }
+    }
+
+    /// Gives up what the device was lent and will not be seen to be through with.
+    pub(super) fn give_up(&self, payload: Payload) {
+        match payload {
+            // Of a device that is lost a block is not used again, and stays mapped. It keeps its
+            // device, which must not stay as well.
+            Payload::Memory(memory) => drop(memory),
+            Payload::Callback(callback) => {
+                if let Some(function) = callback.give_up() {
+                    self.engine.reaper.drop_later(function);
+                }
+                self.engine.reaper.drop_later(callback);
             }
         }
     }

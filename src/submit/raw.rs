@@ -1,0 +1,183 @@
+//! The driver calls that an operation may make: on its own stream, with memory of its own footprint.
+//!
+//! The one caller of the backend's functions that touch memory.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::backend::host::POISON;
+use crate::backend::{
+    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
+    LaunchShape, Pattern, Place, RawStream, RowCopy,
+};
+use crate::completion::claim::Claim;
+use crate::completion::events::EventHandle;
+use crate::completion::lane::Lane;
+use crate::completion::shared_event::SharedEvent;
+use crate::error::DriverCode;
+use crate::memory::buffer::Span;
+
+/// Why a driver call of an operation failed.
+pub(crate) enum Refusal {
+    Driver(DriverCode),
+    OutOfMemory { asked_bytes: u64 },
+}
+
+impl From<DriverCode> for Refusal {
+    fn from(code: DriverCode) -> Self {
+        Refusal::Driver(code)
+    }
+}
+
+/// The driver, as an operation's closure sees it: its own stream, and memory that it put into its
+/// footprint.
+pub(crate) struct Raw<'a> {
+    pub(super) lane: &'a Arc<Lane>,
+    pub(super) backend: &'a dyn Backend,
+    pub(super) stream: RawStream,
+}
+
+impl Raw<'_> {
+    /// Allocates in stream order: what the stream gave up, or from the driver. The memory is the
+    /// claim's.
+    // STREAM: what the stream gave up was used on it alone, in front of here. What was taken over from
+    // others is freed here, behind their last uses: those are complete, or waited for in front of here.
+    pub(crate) fn alloc(&self, claim: &mut Claim<'_>) -> std::result::Result<DevicePtr, Refusal> {
+        const INVALID_VALUE: i32 = 1;
+        const OUT_OF_MEMORY: i32 = 2;
+        if let Some(ptr) = claim.ptr() {
+            return self.renew(ptr, claim.block()).map(|()| ptr);
+        }
+        if let Some(event) = claim.behind() {
+            // SAFETY: the stream is the lane's, and the claim keeps the event.
+            unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }?;
+        }
+        // SAFETY: nobody else has these blocks, and every use of them is in front of here.
+        claim.free_blocks(|ptr| unsafe { self.backend.free(self.stream, ptr) })?;
+        // SAFETY: the stream is the lane's.
+        let allocated = unsafe { self.backend.alloc(self.stream, claim.block()) };
+        let ptr = allocated.map_err(|code| match code.code {
+            // Of what is asked only the size can be invalid: no device has so much.
+            OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: claim.asked() },
+            _ => code.into(),
+        })?;
+        claim.allocated(ptr);
+        Ok(ptr)
+    }
+
+    /// Has a host device fill what is used again as it fills what is fresh, so that who reads what
+    /// nothing wrote sees it there.
+    fn renew(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<(), Refusal> {
+        if self.backend.kind() != DeviceKind::Host {
+            return Ok(());
+        }
+        let pattern = Pattern { bytes: [POISON; 16], len: 1 };
+        Ok(self.fill(ptr, pattern, bytes)?)
+    }
+
+    pub(crate) fn copy_to_device(
+        &self,
+        dst: DevicePtr,
+        src: HostPtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller put `dst` into the footprint or allocated it in this operation, and
+        // lent the block of `src`: both outlive the ticket. STREAM: hazards ordered this stream
+        // behind every other use of `dst`.
+        unsafe { self.backend.copy_to_device(self.stream, dst, src, bytes) }
+    }
+
+    pub(crate) fn copy_to_host(
+        &self,
+        dst: HostPtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: as in `copy_to_device`, the other way round.
+        unsafe { self.backend.copy_to_host(self.stream, dst, src, bytes) }
+    }
+
+    /// Copies between two ranges of the footprint; the source may be another device's.
+    pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> DriverResult<()> {
+        let bytes = dst.range.end - dst.range.start;
+        let (to, from) = (at(dst), at(src));
+        let peer = src.memory.engine();
+        if peer.id == self.lane.engine().id {
+            // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
+            return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
+        }
+        let context = peer.backend.context();
+        // SAFETY: both ranges are in the footprint and hold `bytes` bytes; the source's context
+        // lives as long as its allocation. STREAM: hazards ordered this stream behind the
+        // source's writer on the other device.
+        unsafe { self.backend.copy_from_peer(self.stream, to, from, context, bytes) }
+    }
+
+    /// Copies rows between ranges of the footprint and lent memory.
+    pub(crate) fn copy_rows(&self, copy: &RowCopy) -> DriverResult<()> {
+        let RowCopy { to, from, row_bytes, rows, .. } = *copy;
+        if rows == 1 || (copy.to_pitch == row_bytes && copy.from_pitch == row_bytes) {
+            let bytes = rows * row_bytes;
+            match (to, from) {
+                (Place::Device(to), Place::Host(from)) => {
+                    return self.copy_to_device(to, from, bytes);
+                }
+                (Place::Host(to), Place::Device(from)) => {
+                    return self.copy_to_host(to, from, bytes);
+                }
+                (Place::Device(to), Place::Device(from)) => {
+                    // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
+                    return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
+                }
+                (Place::Host(_), Place::Host(_)) => {}
+            }
+        }
+        // SAFETY: as in `copy_to_device`, for the extent of the rows on either side.
+        unsafe { self.backend.copy_rows(self.stream, copy) }
+    }
+
+    pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()> {
+        // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
+        unsafe { self.backend.fill(self.stream, dst, pattern, count) }
+    }
+
+    pub(crate) fn launch(
+        &self,
+        function: &Function,
+        shape: &LaunchShape,
+        args: &ArgBlock,
+    ) -> DriverResult<()> {
+        // SAFETY: the kernel's declaration vouches that for arguments that its preconditions
+        // admit, and these were checked, it stays inside the memory they name; all of that is in
+        // the footprint. The kernel object, which keeps the function loaded, is kept by the
+        // footprint or outlives the engine's work (see `Kernel`).
+        unsafe { self.backend.launch(self.stream, function, shape, args) }
+    }
+
+    pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> DriverResult<()> {
+        // SAFETY: the caller's `data` is a counted reference that the callback gives back.
+        unsafe { self.backend.host_fn(self.stream, callback, data) }
+    }
+
+    /// Waits for what is recorded last in an event of several processes.
+    pub(crate) fn wait_shared(&self, event: &SharedEvent) -> DriverResult<()> {
+        // SAFETY: the stream is the lane's, and the event lives for the length of the call; the
+        // driver keeps what the wait needs.
+        unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }
+    }
+
+    pub(crate) fn record_shared(&self, event: &SharedEvent) -> DriverResult<()> {
+        // SAFETY: as above; it is nobody's marker.
+        unsafe { self.backend.event_record(event.raw(), self.stream) }
+    }
+
+    pub(super) fn record(&self, event: &EventHandle) -> DriverResult<()> {
+        // SAFETY: the handle keeps the event, and nothing is pending on a pooled event.
+        unsafe { self.backend.event_record(event.raw(), self.stream) }
+    }
+}
+
+/// Where a range begins.
+pub(crate) fn at(span: &Span<'_>) -> DevicePtr {
+    span.memory.ptr().offset(span.range.start)
+}
