@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::contain;
+
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Last acts and errands under way.
@@ -31,6 +33,45 @@ impl Drop for UnderWay {
 /// Whether there are such calls.
 pub(crate) fn is_under_way() -> bool {
     UNDER_WAY.load(Ordering::SeqCst) > 0
+}
+
+/// Devices whose last handle is gone and that still have something of the driver's; and what is
+/// to be dropped elsewhere, which may be such a handle.
+static LEAVING: AtomicU32 = AtomicU32::new(0);
+
+/// Something that goes away, which the end of the process waits for before it stops anything.
+pub(crate) struct Leaving(());
+
+impl Leaving {
+    pub(crate) fn begin() -> Self {
+        LEAVING.fetch_add(1, Ordering::SeqCst);
+        Leaving(())
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        LEAVING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether something goes away.
+pub(crate) fn is_leaving() -> bool {
+    LEAVING.load(Ordering::SeqCst) > 0
+}
+
+/// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
+/// and nobody's drop may. The end of the process waits for it, briefly.
+pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
+    let Some(under_way) = UnderWay::begin() else { return };
+    let leaving = Leaving::begin();
+    let spawned = contain::spawn("gpu-await-close", move || {
+        act();
+        drop((under_way, leaving));
+    });
+    if spawned.is_err() {
+        tracing::error!("no thread to close a device with: its memory stays registered");
+    }
 }
 
 /// Whether the process is ending.

@@ -17,13 +17,15 @@
 //! | [`account`] | where a device's memory is, in bytes |
 //!
 //! Then the shell that drives them: [`lane`] is one stream, [`engine`] one device, [`poller`] its
-//! thread, [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
+//! thread, [`attention`] what that is told by, and [`exit`] what stops it at the end of the process;
+//! [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
 //! [`shared_event`] an event of several processes, [`registry`] the streams of a device,
 //! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
-//! streams and devices, [`claim`] the memory for an allocation,
-//! [`reclaimers`] the futures that wait for memory.
+//! streams and devices, [`claim`] the memory for an allocation, [`prospect`] what could be had and
+//! [`pressure`] what to do where that is not enough, [`reclaimers`] the futures that wait for memory.
 
 pub(crate) mod account;
+pub(crate) mod attention;
 pub(crate) mod block_cache;
 pub(crate) mod checkers;
 pub(crate) mod claim;
@@ -33,10 +35,12 @@ pub(crate) mod doorbell;
 pub(crate) mod engine;
 pub(crate) mod estimator;
 pub(crate) mod events;
+pub(crate) mod exit;
 pub(crate) mod lane;
 pub(crate) mod park;
 pub(crate) mod policy;
 pub(crate) mod poller;
+pub(crate) mod pressure;
 pub(crate) mod progress;
 pub(crate) mod prospect;
 pub(crate) mod reaper;

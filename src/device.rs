@@ -14,8 +14,9 @@ use crate::backend::host::HostBackend;
 use crate::backend::{Backend, DeviceKind};
 use crate::completion::engine::{Engine, EngineOptions};
 use crate::completion::policy::Completion;
+use crate::completion::poller;
+use crate::completion::pressure::Pressure;
 use crate::completion::progress::Progress;
-use crate::completion::prospect::Pressure;
 use crate::coop;
 use crate::error::{ErrorDetail, Result};
 use crate::hazard::Use;
@@ -118,7 +119,10 @@ impl Device {
         // A host device has no driver that could refuse calls: it opens anywhere.
         let is_host = backend.kind() == DeviceKind::Host;
         let _role = is_host.then(|| thread_role::enter(Role::Free));
-        let engine = Engine::start(backend, options)?;
+        let engine = Engine::open(backend, options)?;
+        if !options.stepped {
+            poller::spawn(&engine)?;
+        }
         let home = Home::new(&engine)?;
         tracing::debug!(device = engine.label(), name = engine.backend.name(), "device opened");
         Ok(Device::at(home))

@@ -101,7 +101,7 @@ pub(crate) mod verbs;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use completion::policy::Completion;
-pub use completion::prospect::Pressure;
+pub use completion::pressure::Pressure;
 pub use device::loss::Loss;
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;

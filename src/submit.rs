@@ -284,7 +284,7 @@ impl<'a> Footprint<'a> {
         // Ours, for a look only, and never together with the other stream's lock below.
         lane.with(|turn| edges.retain(|edge| turn.waited_for(edge.lane.id()) < edge.ticket));
         for edge in &mut edges {
-            let pending = edge.lane.pending_for(lane.engine(), edge.ticket)?;
+            let pending = edge.lane.pending_for(&lane.engine().state, edge.ticket)?;
             let Some(other) = pending else { continue };
             if other.engine().id != lane.engine().id {
                 other.engine().set_exact();

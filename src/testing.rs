@@ -508,7 +508,7 @@ impl Stepper {
         engine.mourn();
         engine.deadlines.wake_due(engine.now());
         let mut active = std::mem::take(&mut *self.active.lock());
-        active.extend(engine.attention.take_incoming());
+        engine.take_handed_over(&mut active);
         engine.lanes().iter().for_each(|lane: &Arc<Lane>| {
             lane.sweep();
         });
@@ -547,6 +547,6 @@ impl Drop for Stepper {
         engine.mourn();
         engine.sweep_retired(false);
         // Lanes keep their engine, and that keeps these.
-        engine.attention.end();
+        engine.let_go_of_all();
     }
 }

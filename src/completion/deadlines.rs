@@ -1,30 +1,25 @@
-//! [`Deadline`]: a moment of a device's clock, awaited without a thread.
+//! The moments of a device's clock that somebody waits for, without a thread.
 //!
 //! The device's poller wakes whoever waits for one: it sleeps no longer than until the
 //! [first](Deadlines::first). On a device that is stepped, a step does, and time goes by steps.
 //!
 //! # Invariants
 //! 1. A deadline that is dropped leaves nothing behind (`a_close_that_is_given_up_leaves_nothing`).
-//! 2. One that is stored before [`Attention::call_before`](super::poller::Attention::call_before) is
+//! 2. One that is stored before [`Attention::call_before`](super::attention::Attention::call_before) is
 //!    seen by the poller before it sleeps beyond it (`a_registration_is_never_slept_over`).
 #![forbid(unsafe_code)]
 
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::task::Waker;
 
 use parking_lot::Mutex;
 use slab::Slab;
 use smallvec::SmallVec;
 
-use super::engine::Engine;
 use crate::contain::wake;
 
 /// No deadline; a clock that counts nanoseconds gets there in 584 years.
-const NEVER: u64 = u64::MAX;
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// The deadlines of a device that somebody waits for.
 pub(crate) struct Deadlines {
@@ -61,7 +56,7 @@ impl Deadlines {
     }
 
     /// Stores who is woken at `due`, and returns who was before.
-    fn set(&self, key: &mut Option<usize>, due: u64, waker: Waker) -> Option<Waker> {
+    pub(crate) fn set(&self, key: &mut Option<usize>, due: u64, waker: Waker) -> Option<Waker> {
         self.change(|entries| match key.and_then(|key| entries.get_mut(key)) {
             Some(entry) => entry.waker.replace(waker),
             None => {
@@ -71,7 +66,7 @@ impl Deadlines {
         })
     }
 
-    fn remove(&self, key: usize) -> Option<Waker> {
+    pub(crate) fn remove(&self, key: usize) -> Option<Waker> {
         self.change(|entries| entries.try_remove(key)?.waker)
     }
 
@@ -83,46 +78,5 @@ impl Deadlines {
         let first = waiting.map(|(_, entry)| entry.due).min();
         self.first.store(first.unwrap_or(NEVER), Ordering::SeqCst);
         result
-    }
-}
-
-/// Resolves at a moment of a device's clock.
-pub(crate) struct Deadline {
-    engine: Arc<Engine>,
-    due: u64,
-    key: Option<usize>,
-}
-
-impl Deadline {
-    /// `limit` from now; [`Duration::MAX`] is no deadline at all.
-    pub(crate) fn after(engine: &Arc<Engine>, limit: Duration) -> Self {
-        let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(NEVER);
-        Deadline { engine: engine.clone(), due: engine.now().saturating_add(limit_ns), key: None }
-    }
-}
-
-impl Future for Deadline {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = &mut *self;
-        if this.engine.now() >= this.due {
-            return Poll::Ready(());
-        }
-        if this.due != NEVER {
-            let stale = this.engine.deadlines.set(&mut this.key, this.due, cx.waker().clone());
-            drop(stale);
-            this.engine.attention.call_before(this.due);
-        }
-        Poll::Pending
-    }
-}
-
-impl Drop for Deadline {
-    fn drop(&mut self) {
-        if let Some(key) = self.key {
-            let waker = self.engine.deadlines.remove(key);
-            drop(waker);
-        }
     }
 }

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::attention::Attention;
 use super::events::EventHandle;
-use super::poller::Attention;
 use crate::backend::{Backend, DriverResult, RawStream, StreamOptions};
 
 /// Bells of one device; more streams than this are served by the poller's time-out.

@@ -33,6 +33,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::account::{Account, block};
+use super::attention::Attention;
 use super::block_cache;
 use super::checkers::Checkers;
 use super::deadlines::Deadlines;
@@ -41,13 +42,13 @@ use super::doorbell::Bells;
 use super::events::{Destroy, EventHandle, EventPool};
 use super::lane::Lane;
 use super::policy::{self, Completion};
-use super::poller::{self, Attention};
-use super::prospect::Pressure;
+use super::pressure::Pressure;
 use super::reaper::Reaper;
 use super::reclaimers::Reclaimers;
 use super::registry::Registry;
 use super::retired::Retired;
 use super::words::Words;
+use crate::at_exit::{self, Leaving};
 use crate::backend::{Backend, DeviceKind, EventOptions, RawEvent, RawStream, StreamOptions};
 use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
 use crate::thread_role::{self, Role};
@@ -114,7 +115,7 @@ pub(crate) struct Engine {
     mourners: Mutex<Slab<Option<Waker>>>,
     pub(crate) counters: Counters,
     /// There once the last handle is gone; dropped last.
-    leaving: Mutex<Option<poller::Leaving>>,
+    leaving: Mutex<Option<Leaving>>,
 }
 
 /// What [`Device::stats`](crate::Device::stats) tells.
@@ -127,8 +128,8 @@ pub(crate) struct Counters {
 }
 
 impl Engine {
-    /// Opens the engine of a device and starts its poller.
-    pub(crate) fn start(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Engine>> {
+    /// Opens the engine of a device. Its poller is to be started, unless it is stepped.
+    pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Engine>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut limit = options.memory_limit.unwrap_or(u64::MAX);
         if backend.kind() == DeviceKind::Host {
@@ -156,7 +157,7 @@ impl Engine {
             errands: Reaper::new("gpu-await-errand"),
             attention: Arc::new(Attention::new()),
             private,
-            registry: Registry::default(),
+            registry: Registry::new(),
             retired: Mutex::default(),
             freeing: Mutex::default(),
             account: Mutex::new(Account::new(limit)),
@@ -176,9 +177,6 @@ impl Engine {
             leaving: Mutex::default(),
             backend,
         });
-        if !options.stepped {
-            poller::spawn(&engine)?;
-        }
         Ok(engine)
     }
 
@@ -186,7 +184,7 @@ impl Engine {
     /// longer.
     pub(crate) fn leave_soon(&self) {
         if !self.options.stepped {
-            *self.leaving.lock() = Some(poller::Leaving::begin());
+            *self.leaving.lock() = Some(Leaving::begin());
         }
         self.attention.hurry();
     }
@@ -203,6 +201,23 @@ impl Engine {
     /// Removes a lane that is being dropped.
     pub(crate) fn remove_stream(&self, id: u64) {
         self.registry.remove(id);
+    }
+
+    /// Hands a lane to the poller, unless that has ended.
+    pub(crate) fn hand_over(&self, lane: Arc<Lane>) {
+        if self.registry.hand_over(lane) {
+            self.attention.call();
+        }
+    }
+
+    /// Takes the lanes that were handed over; true if there were any.
+    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<Lane>>) -> bool {
+        self.registry.take_handed_over(into)
+    }
+
+    /// Nobody looks after streams any more.
+    pub(crate) fn let_go_of_all(&self) {
+        self.registry.let_go_of_all();
     }
 
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
@@ -465,7 +480,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
     let backend = backend.clone();
     Arc::new(move |event| {
         let backend = backend.clone();
-        poller::last_act(move || {
+        at_exit::last_act(move || {
             // SAFETY: the event was pooled: nobody else has it.
             let _ = unsafe { backend.event_destroy(event) };
         });
@@ -475,7 +490,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.attention.stop();
-        if self.state.lost().is_some() || crate::at_exit::begun() {
+        if self.state.lost().is_some() || at_exit::begun() {
             // The device may still write what it was told to.
             self.words.leak();
             return;
@@ -500,6 +515,6 @@ impl Drop for Engine {
             }
             words.close(&*backend);
         };
-        poller::last_act(last_act);
+        at_exit::last_act(last_act);
     }
 }

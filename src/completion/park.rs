@@ -16,7 +16,7 @@
 //!    sleeps until `due` at the latest (`a_registration_is_never_slept_over`).
 #![forbid(unsafe_code)]
 
-use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Ordering, Plain, fence};
+use crate::sync::{AtomicU8, AtomicU64, Ordering, Plain, fence};
 
 const RUNNING: u8 = 0;
 const PARKING: u8 = 1;
@@ -33,46 +33,38 @@ pub(crate) trait Rounds {
 /// What is handed to a poller, until that has ended.
 #[derive(Debug)]
 pub(crate) struct Inbox<T> {
-    items: Plain<Vec<T>>,
-    /// Written under the lock.
-    closed: AtomicBool,
+    /// `None` once nobody takes anything more.
+    items: Plain<Option<Vec<T>>>,
 }
 
 impl<T> Inbox<T> {
     pub(crate) fn new() -> Self {
-        Inbox { items: Plain::new(Vec::new()), closed: AtomicBool::new(false) }
+        Inbox { items: Plain::new(Some(Vec::new())) }
     }
 
     /// Hands something over; gives it back if nobody will take it.
     pub(crate) fn put(&self, item: T) -> Result<(), T> {
-        let mut items = self.items.lock();
-        // ORDERING: Relaxed: under the lock.
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(item);
+        match &mut *self.items.lock() {
+            Some(items) => {
+                items.push(item);
+                Ok(())
+            }
+            None => Err(item),
         }
-        items.push(item);
-        Ok(())
     }
 
     /// Moves all to `into`; true if there were any.
     pub(crate) fn take(&self, into: &mut Vec<T>) -> bool {
         let mut items = self.items.lock();
+        let Some(items) = &mut *items else { return false };
         let any = !items.is_empty();
-        into.append(&mut items);
+        into.append(items);
         any
     }
 
     /// Takes nothing more; returns what is left.
     pub(crate) fn close(&self) -> Vec<T> {
-        let mut items = self.items.lock();
-        // ORDERING: Relaxed, as above.
-        self.closed.store(true, Ordering::Relaxed);
-        std::mem::take(&mut *items)
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        // ORDERING: Relaxed: a hint without the lock.
-        self.closed.load(Ordering::Relaxed)
+        self.items.lock().take().unwrap_or_default()
     }
 }
 

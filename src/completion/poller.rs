@@ -8,124 +8,20 @@
 //! device nobody needs it, and it ends.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
-use std::thread::Thread;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::attention::Attention;
 use super::engine::Engine;
+use super::exit;
 use super::lane::Lane;
-use super::park::{Inbox, ParkState, Rounds};
+use super::park::Rounds;
 use super::policy;
-use crate::at_exit::UnderWay;
+use super::registry;
 use crate::contain;
 use crate::error::{DriverCode, Result};
 use crate::thread_role::{self, Role};
 use crate::{coop, system};
-
-/// How a poller is told that there is something to look at.
-pub(crate) struct Attention {
-    park: ParkState,
-    thread: OnceLock<Thread>,
-    inbox: Inbox<Arc<Lane>>,
-    stop: AtomicBool,
-    /// Set when the device's last handle is gone: nobody will wait for its streams.
-    hurries: AtomicBool,
-    /// How often the poller decided when to look next.
-    looks: AtomicU64,
-    /// Whether it then kept streams that nobody waits for.
-    lingers: AtomicBool,
-}
-
-impl Attention {
-    pub(crate) fn new() -> Self {
-        Attention {
-            park: ParkState::new(),
-            thread: OnceLock::new(),
-            inbox: Inbox::new(),
-            stop: AtomicBool::new(false),
-            hurries: AtomicBool::new(false),
-            looks: AtomicU64::new(0),
-            lingers: AtomicBool::new(false),
-        }
-    }
-
-    /// Hands a lane to the poller, unless that has ended.
-    pub(crate) fn add(&self, lane: Arc<Lane>) {
-        match self.inbox.put(lane) {
-            Ok(()) => self.call(),
-            Err(lane) => let_go([lane]),
-        }
-    }
-
-    /// Sees to it that the poller looks once more before it sleeps.
-    pub(crate) fn call(&self) {
-        self.call_before(0);
-    }
-
-    /// Sees to it that the poller looks before it sleeps beyond `due`.
-    pub(crate) fn call_before(&self, due: u64) {
-        if self.park.notify_before(due)
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
-        }
-    }
-
-    /// Lets go of streams as soon as nobody waits for them.
-    pub(crate) fn hurry(&self) {
-        // ORDERING: Relaxed: the call below orders it before the poller's next look.
-        self.hurries.store(true, Ordering::Relaxed);
-        self.call();
-    }
-
-    fn lingers_ns(&self) -> u64 {
-        // ORDERING: Relaxed, as above.
-        if self.hurries.load(Ordering::Relaxed) { HURRY_NS } else { policy::LINGER_NS }
-    }
-
-    fn looked(&self, lingers: bool) {
-        self.lingers.store(lingers, Ordering::SeqCst);
-        self.looks.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Whether the poller decided more than `looks` times, and keeps no stream for a while only.
-    fn has_let_go(&self, looks: u64) -> bool {
-        let looked = self.looks.load(Ordering::SeqCst) > looks;
-        self.inbox.is_closed() || (looked && !self.lingers.load(Ordering::SeqCst))
-    }
-
-    /// Ends the poller's thread.
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.call();
-    }
-
-    fn must_stop(&self) -> bool {
-        self.stop.load(Ordering::SeqCst) || crate::at_exit::begun()
-    }
-
-    /// Nobody looks after streams any more: lets go of those that were handed over, and of those that
-    /// will be.
-    pub(crate) fn end(&self) {
-        let_go(self.inbox.close());
-    }
-
-    /// Takes the lanes that were handed over.
-    #[cfg(feature = "test-util")]
-    pub(crate) fn take_incoming(&self) -> Vec<Arc<Lane>> {
-        let mut lanes = Vec::new();
-        self.inbox.take(&mut lanes);
-        lanes
-    }
-}
-
-/// Lets go of streams that nobody looks after any more. At the end of the process they stay: others may
-/// still depend on what is pending there.
-fn let_go(lanes: impl IntoIterator<Item = Arc<Lane>>) {
-    let exits = crate::at_exit::begun();
-    lanes.into_iter().for_each(|lane| if exits { std::mem::forget(lane) } else { drop(lane) });
-}
 
 /// Starts the poller of an engine.
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
@@ -148,9 +44,6 @@ enum NextRound {
     /// The device is lost, and everybody was told.
     End,
 }
-
-/// How long streams are kept that nobody waits for, once the device's last handle is gone.
-const HURRY_NS: u64 = 50_000;
 
 /// A sleep shorter than this is not worth its 3 µs.
 const SPIN_NS: u64 = 3_000;
@@ -207,9 +100,12 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
             NextRound::End => break,
         }
     }
-    // Lanes keep their engine, and that keeps these.
+    // Lanes keep their engine, and that keeps those that were handed over.
+    if let Some(engine) = engine.upgrade() {
+        engine.let_go_of_all();
+    }
     attention.end();
-    let_go(poller.active);
+    registry::let_go(poller.active);
 }
 
 /// One of its turns.
@@ -221,7 +117,7 @@ struct Round<'a> {
 
 impl Rounds for Round<'_> {
     fn round(&mut self) -> bool {
-        self.poller.round(self.engine, self.attention)
+        self.poller.round(self.engine)
     }
 
     fn sleep_until(&mut self) -> Option<u64> {
@@ -246,11 +142,11 @@ impl Poller {
     }
 
     /// Looks at every lane that is due, and whether the device is lost; true if anything moved.
-    fn round(&mut self, engine: &Arc<Engine>, attention: &Attention) -> bool {
+    fn round(&mut self, engine: &Arc<Engine>) -> bool {
         // Here, and so once more after the poller announced its sleep: there may be no lane.
         engine.mourn();
         engine.wake_reclaimers();
-        let mut moved = attention.inbox.take(&mut self.active);
+        let mut moved = engine.take_handed_over(&mut self.active);
         let now = engine.now();
         engine.deadlines.wake_due(now);
         let mut visited = false;
@@ -337,99 +233,5 @@ impl Poller {
         }
         moved |= engine.sweep_retired(false);
         engine.sweep_retired(true) || moved
-    }
-}
-
-/// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
-/// and nobody's drop may. The end of the process waits for it, briefly.
-pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
-    let Some(under_way) = UnderWay::begin() else { return };
-    let leaving = Leaving::begin();
-    let spawned = contain::spawn("gpu-await-close", move || {
-        act();
-        drop((under_way, leaving));
-    });
-    if spawned.is_err() {
-        tracing::error!("no thread to close a device with: its memory stays registered");
-    }
-}
-
-pub(crate) use exit::Leaving;
-
-/// The end of the process.
-mod exit {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::sync::{Arc, Weak};
-    use std::time::{Duration, Instant};
-
-    use parking_lot::Mutex;
-
-    use super::Attention;
-
-    /// Process state, and the only one of this crate: the pollers that must stop before the driver
-    /// is torn down.
-    static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
-
-    /// How long the end of the process waits for either: for what leaves, and for what is under way.
-    const PATIENCE: Duration = Duration::from_millis(200);
-
-    /// Devices whose last handle is gone and that still have something of the driver's; and what is
-    /// to be dropped elsewhere, which may be such a handle.
-    static LEAVING: AtomicU32 = AtomicU32::new(0);
-
-    /// Something that goes away, which the end of the process waits for before it stops anything.
-    pub(crate) struct Leaving(());
-
-    impl Leaving {
-        pub(crate) fn begin() -> Self {
-            LEAVING.fetch_add(1, Ordering::SeqCst);
-            Leaving(())
-        }
-    }
-
-    impl Drop for Leaving {
-        fn drop(&mut self) {
-            LEAVING.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    pub(super) fn watch(attention: &Arc<Attention>) {
-        crate::at_exit::register(stop_pollers);
-        let mut pollers = POLLERS.lock();
-        pollers.retain(|poller| poller.strong_count() > 0);
-        pollers.push(Arc::downgrade(attention));
-    }
-
-    /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
-    fn stop_pollers() {
-        let pollers: Vec<_> = match POLLERS.try_lock() {
-            Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
-            None => Vec::new(),
-        };
-        // What a device that was just dropped has goes with the help of its poller, which may keep a
-        // stream whose owner is the last to have the device.
-        let limit = Instant::now() + PATIENCE;
-        let looks: Vec<_> =
-            pollers.iter().map(|poller| poller.looks.load(Ordering::SeqCst)).collect();
-        pollers.iter().for_each(|poller| poller.hurry());
-        for (poller, looks) in pollers.iter().zip(looks) {
-            wait_until(limit, || poller.has_let_go(looks));
-        }
-        wait_until(limit, || LEAVING.load(Ordering::SeqCst) == 0);
-        crate::at_exit::begin();
-        pollers.iter().for_each(|poller| poller.stop());
-        // A poller is between driver calls in microseconds; one that is held by the driver (a
-        // full queue never holds it) is not waited for.
-        let limit = Instant::now() + PATIENCE;
-        for poller in pollers {
-            wait_until(limit, || poller.inbox.is_closed());
-        }
-        wait_until(limit, || !crate::at_exit::is_under_way());
-    }
-
-    fn wait_until(limit: Instant, holds: impl Fn() -> bool) {
-        while !holds() && Instant::now() < limit {
-            std::thread::sleep(Duration::from_micros(50));
-        }
     }
 }

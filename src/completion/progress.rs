@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use super::device_state::DeviceState;
-use super::engine::Engine;
 use super::lane::Lane;
 use super::timeline::Timeline;
 use crate::error::{Error, ErrorDetail, Result};
@@ -103,10 +102,14 @@ impl Progress {
         })
     }
 
-    /// The stream, for an operation on `engine` that must wait for `ticket`; `None` if that is
+    /// The stream, for an operation on `device` that must wait for `ticket`; `None` if that is
     /// complete.
-    pub(crate) fn pending_for(&self, engine: &Engine, ticket: u64) -> Result<Option<Arc<Lane>>> {
-        if self.device.id != engine.id
+    pub(crate) fn pending_for(
+        &self,
+        device: &DeviceState,
+        ticket: u64,
+    ) -> Result<Option<Arc<Lane>>> {
+        if self.device.id != device.id
             && let Some(error) = self.dependency_lost(ticket)
         {
             return Err(error);

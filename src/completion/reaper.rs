@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_channel::{Sender, unbounded};
 
-use super::poller::Leaving;
+use crate::at_exit::Leaving;
 use crate::contain;
 
 /// Something to be dropped elsewhere, or a last act that makes driver calls.

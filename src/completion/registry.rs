@@ -16,14 +16,36 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::lane::Lane;
+use super::park::Inbox;
 
-#[derive(Default)]
 pub(crate) struct Registry {
     /// By their ids.
     lanes: Mutex<Vec<(u64, Weak<Lane>)>>,
+    /// Handed to the poller, which has not taken them yet.
+    inbox: Inbox<Arc<Lane>>,
 }
 
 impl Registry {
+    pub(crate) fn new() -> Self {
+        Registry { lanes: Mutex::default(), inbox: Inbox::new() }
+    }
+
+    /// Hands a lane to the poller; false if that has ended, and the lane is let go of.
+    pub(crate) fn hand_over(&self, lane: Arc<Lane>) -> bool {
+        self.inbox.put(lane).map_err(|lane| let_go([lane])).is_ok()
+    }
+
+    /// Takes the lanes that were handed over; true if there were any.
+    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<Lane>>) -> bool {
+        self.inbox.take(into)
+    }
+
+    /// Nobody looks after streams any more: lets go of those that were handed over, and of those that
+    /// will be.
+    pub(crate) fn let_go_of_all(&self) {
+        let_go(self.inbox.close());
+    }
+
     pub(crate) fn insert(&self, id: u64, lane: Weak<Lane>) {
         self.lanes.lock().push((id, lane));
     }
@@ -46,4 +68,11 @@ impl Registry {
         let lanes = self.lanes.try_lock()?;
         lanes.get(number % lanes.len().max(1))?.1.upgrade()
     }
+}
+
+/// Lets go of streams that nobody looks after any more. At the end of the process they stay: others may
+/// still depend on what is pending there.
+pub(super) fn let_go(lanes: impl IntoIterator<Item = Arc<Lane>>) {
+    let exits = crate::at_exit::begun();
+    lanes.into_iter().for_each(|lane| if exits { std::mem::forget(lane) } else { drop(lane) });
 }

@@ -1,10 +1,10 @@
 //! What is given up and waits for the streams that may use it.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::engine::Engine;
 use super::progress::Progress;
 use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
 use crate::hazard::Use;
@@ -15,7 +15,7 @@ pub(crate) struct Retired {
     pub(crate) users: UserList,
     /// Whoever uses it may be another device's stream, which does not keep this engine.
     #[expect(dead_code, reason = "kept for as long as this is")]
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) engine: Arc<dyn Any + Send + Sync>,
 }
 
 /// Streams that use something, each with its last ticket.

@@ -3,11 +3,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::Poll;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::{Device, at};
-use crate::completion::deadlines::Deadline;
+use crate::completion::deadlines::NEVER;
+use crate::completion::engine::Engine;
 use crate::error::{ErrorDetail, Result};
 use crate::{coop, thread_role};
 
@@ -56,5 +58,46 @@ impl Device {
             self.trim(0).await.ok();
         }
         closed
+    }
+}
+
+/// Resolves at a moment of a device's clock.
+struct Deadline {
+    engine: Arc<Engine>,
+    due: u64,
+    key: Option<usize>,
+}
+
+impl Deadline {
+    /// `limit` from now; [`Duration::MAX`] is no deadline at all.
+    fn after(engine: &Arc<Engine>, limit: Duration) -> Self {
+        let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(NEVER);
+        Deadline { engine: engine.clone(), due: engine.now().saturating_add(limit_ns), key: None }
+    }
+}
+
+impl Future for Deadline {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.engine.now() >= this.due {
+            return Poll::Ready(());
+        }
+        if this.due != NEVER {
+            let stale = this.engine.deadlines.set(&mut this.key, this.due, cx.waker().clone());
+            drop(stale);
+            this.engine.attention.call_before(this.due);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            let waker = self.engine.deadlines.remove(key);
+            drop(waker);
+        }
     }
 }

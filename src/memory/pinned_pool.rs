@@ -290,7 +290,7 @@ impl Drop for PinnedPool {
         }
         let backend = self.engine.backend.clone();
         // Unregistering waits for everything that runs on a GPU.
-        crate::completion::poller::last_act(move || {
+        crate::at_exit::last_act(move || {
             for mapping in mappings {
                 // Refused, the memory stays mapped.
                 unregister(&*backend, mapping).ok();

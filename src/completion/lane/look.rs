@@ -344,7 +344,7 @@ impl Lane {
     /// Tells the poller.
     pub(super) fn call(self: &Arc<Self>, call: Notify) {
         match call {
-            Notify::HandOver => self.engine.attention.add(self.clone()),
+            Notify::HandOver => self.engine.hand_over(self.clone()),
             Notify::Before(due) => self.engine.attention.call_before(due),
         }
     }
