@@ -123,7 +123,8 @@ unsafe extern "C" fn call<F: FnOnce() -> R + Send + 'static, R: Send + 'static>(
     let _role = thread_role::enter(Role::HostFn);
     // SAFETY: `lend` made this share for this very type, and the driver calls at most once.
     let cell = unsafe { Arc::from_raw(data.cast_const().cast::<Cell<F, R>>()) };
-    // Not the last: one is lent until this has returned, and forgotten if the device is lost.
+    // One share is lent until this has returned. The loss of the device drops that one: then this may be the
+    // last, which takes what is left to a thread of its own.
     let share = HostFn { cell: Some(cell), engine: Weak::new() };
     let function = share.cell().function.lock().take();
     if let Some(function) = function {

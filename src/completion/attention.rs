@@ -8,7 +8,7 @@ use std::thread::Thread;
 use super::park::ParkState;
 use super::policy;
 
-/// How long streams are kept that nobody waits for, once the device's last handle is gone.
+/// How long the poller keeps an idle stream once the device's last handle is gone.
 const HURRY_NS: u64 = 50_000;
 
 /// What a device and its poller share.
@@ -21,7 +21,7 @@ pub(crate) struct Attention {
     hurries: AtomicBool,
     /// How often the poller decided when to look next.
     pub(super) looks: AtomicU64,
-    /// Whether it then kept streams that nobody waits for.
+    /// Whether it then kept idle streams.
     lingers: AtomicBool,
 }
 
@@ -38,12 +38,12 @@ impl Attention {
         }
     }
 
-    /// Sees to it that the poller looks once more before it sleeps.
+    /// Makes the poller look once more before it sleeps.
     pub(crate) fn call(&self) {
         self.call_before(0);
     }
 
-    /// Sees to it that the poller looks before it sleeps beyond `due`.
+    /// Makes the poller look no later than `due`.
     pub(crate) fn call_before(&self, due: u64) {
         if self.park.notify_before(due)
             && let Some(thread) = self.thread.get()
@@ -52,7 +52,7 @@ impl Attention {
         }
     }
 
-    /// Lets go of streams as soon as nobody waits for them.
+    /// Makes the poller release idle streams soon: the device's last handle is gone.
     pub(crate) fn hurry(&self) {
         // ORDERING: Relaxed: the call below orders it before the poller's next look.
         self.hurries.store(true, Ordering::Relaxed);

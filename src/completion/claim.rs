@@ -144,7 +144,7 @@ impl<'l> Claim<'l> {
             }
             // It puts back what it took: not under the lock.
             drop(claim);
-            // Somebody may have in hand what it lacks, or the lock of a stream that it has to wait for.
+            // Another thread may hold the missing memory, or the lock of a stream to wait for.
             if forced || !engine.is_there(lane, block(bytes)) || !backoff.pause() {
                 return Ok(None);
             }

@@ -215,7 +215,7 @@ impl Engine {
         self.registry.take_handed_over(into)
     }
 
-    /// Nobody looks after streams any more.
+    /// The poller has ended: releases the streams that it was handed, and those that it will be.
     pub(crate) fn let_go_of_all(&self) {
         self.registry.let_go_of_all();
     }

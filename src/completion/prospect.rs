@@ -4,8 +4,8 @@
 //! |---|---|
 //! | nobody's, within the limit | at once |
 //! | kept by a stream, given up, or its free is on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`]) |
-//! | given up, and used by another device | when that is through |
-//! | moved by another thread this moment: no list has it, the account does | when that put it back |
+//! | given up, and used by another device | when that device has finished with it |
+//! | being moved by another thread: in the account, and in no list | when that thread has put it back |
 //!
 //! All of it is looked at under the lock under which it moves ([`claim`](super::claim), invariant 3).
 #![forbid(unsafe_code)]

@@ -5,8 +5,8 @@
 //! | here | its lane is made | its lane is dropped |
 //!
 //! # Invariants
-//! 1. A stream is here until its work is complete or its device lost, so that who waits for
-//!    everything on the device finds it
+//! 1. A stream is here until its work is complete or its device lost, so that a wait for the whole
+//!    device finds it
 //!    (`a_frozen_buffer_outlives_the_reads_of_a_dropped_stream`): nobody drops a lane before, see
 //!    [`progress`](super::progress).
 #![forbid(unsafe_code)]
@@ -40,8 +40,7 @@ impl Registry {
         self.inbox.take(into)
     }
 
-    /// Nobody looks after streams any more: lets go of those that were handed over, and of those that
-    /// will be.
+    /// The poller has ended: releases the streams that were handed over, and those that will be.
     pub(crate) fn let_go_of_all(&self) {
         let_go(self.inbox.close());
     }
@@ -70,8 +69,8 @@ impl Registry {
     }
 }
 
-/// Lets go of streams that nobody looks after any more. At the end of the process they stay: others may
-/// still depend on what is pending there.
+/// Releases streams that have no poller any more. At the end of the process they are leaked instead: other
+/// devices may still depend on their pending work.
 pub(super) fn let_go(lanes: impl IntoIterator<Item = Arc<Lane>>) {
     let exits = crate::at_exit::begun();
     lanes.into_iter().for_each(|lane| if exits { std::mem::forget(lane) } else { drop(lane) });

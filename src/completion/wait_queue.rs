@@ -1,4 +1,4 @@
-//! Who waits for a stream, and how the poller comes to know of it (pure).
+//! The waiters of one stream, and how the poller learns of them (pure).
 //!
 //! A future that is pending has an entry here, whatever else it does to be quicker. That alone is
 //! enough for it to resolve: whoever finds its ticket complete, or the device lost, takes the entry
@@ -151,8 +151,8 @@ impl<W: Wakes> WaitQueue<W> {
         }
     }
 
-    /// Wakes the first that waits ahead of time; false if nobody waits. It stays entered: who is woken
-    /// so may look again or not.
+    /// Wakes the first waiter early, to check for itself; false if there is none. The waiter stays
+    /// registered: it need not check.
     pub(crate) fn wake_first(&self, wake_by_ref: impl Fn(&W)) -> bool {
         let first = self.waiters.lock().borrow_first();
         let Some((key, waker)) = first else { return false };

@@ -125,7 +125,7 @@ fn a_buffer_of_a_size_that_was_freed_costs_its_copy_alone() {
         for len in [1000, 1024, 900] {
             drop(stream.upload(vec![1.0f32; len]).queued().unwrap());
         }
-        // Memory that is lent gets a marker within a millisecond, from whoever is nearest.
+        // Lent memory gets a marker within a millisecond, from this thread or the poller.
         let mut names = my_names(driver);
         names.retain(|name| name != "cuEventRecord");
         assert_eq!(names, ["cuMemcpyHtoDAsync_v2"; 3]);
