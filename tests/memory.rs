@@ -223,6 +223,17 @@ async fn pinned_memory_is_pooled_counted_and_trimmed() {
     assert_eq!(soon(stream.download(&x)).await.unwrap(), [5; 100]);
 }
 
+/// Its owner has a `&mut` to it, and the device may write it: under Miri another reference is an error.
+#[test]
+fn figures_make_no_reference_to_pinned_memory() {
+    let device = testing::device();
+    let mut large = device.pinned::<u8>(MIB + 1).unwrap();
+    let elements = &mut large[..];
+    let stats = device.stats();
+    elements[0] = 1;
+    assert!(stats.pinned_used_bytes > MIB as u64, "a mapping of its own: {stats:?}");
+}
+
 /// Also with the one that is made in the background.
 #[test]
 fn first_callers_share_a_slab() {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use parking_lot::Mutex;
 
 use crate::backend::{Backend, DevicePtr, DriverResult, HostPtr};
@@ -30,8 +30,8 @@ struct Pages {
 }
 
 struct Page {
-    /// Never behind a reference: the device writes it.
-    memory: MmapMut,
+    /// The device writes it. Has no way to a reference, which would be an access to all of it.
+    memory: MmapRaw,
     address: usize,
     device: DevicePtr,
 }
@@ -108,6 +108,7 @@ impl Page {
         let failed = |_| crate::error::DriverCode { call: "mmap", code: 2 };
         let mut memory = MmapMut::map_anon(PAGE_BYTES).map_err(failed)?;
         memory.fill(0);
+        let memory = MmapRaw::from(memory);
         let address = memory.as_mut_ptr() as usize;
         // SAFETY: the mapping is ours, page-aligned, `PAGE_BYTES` long, and lives in the `Page`
         // until `close` unregistered it.

@@ -24,7 +24,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use parking_lot::Mutex;
 
 use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
@@ -67,7 +67,8 @@ struct Slab {
 }
 
 struct Mapping {
-    memory: MmapMut,
+    /// Users and the device write it. Has no way to a reference, which would be an access to all of it.
+    memory: MmapRaw,
     address: usize,
     device: DevicePtr,
 }
@@ -221,7 +222,7 @@ impl PinnedPool {
     }
 
     /// Memory that is not registered yet.
-    fn map(&self, bytes: usize) -> Result<MmapMut> {
+    fn map(&self, bytes: usize) -> Result<MmapRaw> {
         if crate::at_exit::begun() {
             return Err(out_of_pinned(bytes, "the process is ending"));
         }
@@ -234,10 +235,10 @@ impl PinnedPool {
             // The system makes the pages here, and not while the driver makes others wait.
             memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
         }
-        Ok(memory)
+        Ok(memory.into())
     }
 
-    fn register(&self, mut memory: MmapMut) -> Result<Mapping> {
+    fn register(&self, memory: MmapRaw) -> Result<Mapping> {
         let (address, bytes) = (memory.as_mut_ptr() as usize, memory.len());
         // SAFETY: the mapping is ours, page-aligned, `bytes` long, and stays mapped until `drop`
         // unregistered it or for ever.
