@@ -4,8 +4,11 @@
 
 #[path = "../src/completion/account.rs"]
 mod account;
+#[path = "under_test/cases.rs"]
+mod cases;
 
 use account::{Account, choose};
+use cases::{config, size};
 use proptest::prelude::*;
 
 const LIMIT: u64 = 100 * 512;
@@ -145,8 +148,10 @@ fn each_step(steps: &[Step], mut check: impl FnMut(&Twins)) {
 }
 
 proptest! {
+    #![proptest_config(config(256))]
+
     #[test]
-    fn no_transition_exceeds_the_limit(steps in prop::collection::vec(step(), 1..80)) {
+    fn no_transition_exceeds_the_limit(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
             assert!(figures.held() <= LIMIT, "{figures:?}");
@@ -155,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn every_byte_is_in_one_place(steps in prop::collection::vec(step(), 1..80)) {
+    fn every_byte_is_in_one_place(steps in prop::collection::vec(step(), 1..size(80))) {
         each_step(&steps, |twins| {
             let figures = twins.account.figures();
             let ours = [figures.allocated, figures.pending, figures.kept, figures.leaked];

@@ -6,6 +6,8 @@
 #[expect(dead_code, reason = "the crate uses the rest")]
 #[path = "../src/serve/admission.rs"]
 mod admission;
+#[path = "under_test/cases.rs"]
+mod cases;
 #[expect(dead_code, reason = "as above")]
 #[path = "../src/serve/gather.rs"]
 mod gather;
@@ -13,6 +15,7 @@ mod gather;
 use std::task::Waker;
 
 use admission::{Admission, Class, Entered, Key, OVERTAKES, Patience, Waited};
+use cases::{config, size};
 use gather::{BatchLimits, Gather, Next};
 use proptest::prelude::*;
 
@@ -158,8 +161,10 @@ impl House {
 }
 
 proptest! {
+    #![proptest_config(config(256))]
+
     #[test]
-    fn never_more_than_the_limit(steps in prop::collection::vec(with_losses(), 1..80)) {
+    fn never_more_than_the_limit(steps in prop::collection::vec(with_losses(), 1..size(80))) {
         let mut house = House::new();
         for step in &steps {
             house.step(step)?;
@@ -178,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_waits_beside_a_free_place(steps in prop::collection::vec(step(), 1..80)) {
+    fn nobody_waits_beside_a_free_place(steps in prop::collection::vec(step(), 1..size(80))) {
         let mut house = House::new();
         for step in &steps {
             house.step(step)?;
@@ -188,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn the_least_loaded_seat_is_taken(steps in prop::collection::vec(step(), 1..80)) {
+    fn the_least_loaded_seat_is_taken(steps in prop::collection::vec(step(), 1..size(80))) {
         let mut house = House::new();
         steps.iter().try_for_each(|step| house.step(step))?;
     }
@@ -196,7 +201,7 @@ proptest! {
     /// Whoever is called is the first of the class that waits.
     #[test]
     fn first_come_first_served_within_a_class(
-        classes in prop::collection::vec(class(), 1..30),
+        classes in prop::collection::vec(class(), 1..size(30)),
         leavers in prop::collection::vec(any::<bool>(), 30),
     ) {
         let mut admission = Admission::new(1, usize::MAX, SEATS);
@@ -299,10 +304,12 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         3 => (1..DELAY).prop_map(Move::Pass),
         2 => Just(Move::Finish),
     ];
-    prop::collection::vec(one, 1..100)
+    prop::collection::vec(one, 1..size(100))
 }
 
 proptest! {
+    #![proptest_config(config(256))]
+
     /// Nobody waits longer than the delay, and who left is in no batch: both are in the model.
     #[test]
     fn batches_are_whole_and_in_order(moves in moves(), max_len in 1..5usize, slots in 1..3usize) {

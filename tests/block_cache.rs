@@ -2,13 +2,18 @@
 
 #[path = "../src/completion/block_cache.rs"]
 mod block_cache;
+#[path = "under_test/cases.rs"]
+mod cases;
 
 use block_cache::{BlockCache, LARGEST, rounded};
+use cases::{config, sample, size};
 use gpu_await::testing::{self, Gate};
 use gpu_await::{Device, DeviceKind, ErrorKind, Grid, Kernel, LaunchConfig, Out, Result, kernels};
 use proptest::prelude::*;
 
 proptest! {
+    #![proptest_config(config(256))]
+
     #[test]
     fn a_kept_block_is_large_enough_and_not_too_large(bytes in 1..=2 * LARGEST) {
         match rounded(bytes) {
@@ -23,7 +28,7 @@ proptest! {
 
     /// And no more is kept than the limit.
     #[test]
-    fn what_is_kept_comes_out_once(steps in prop::collection::vec((1..=6u64, any::<bool>()), 1..60)) {
+    fn what_is_kept_comes_out_once(steps in prop::collection::vec((1..=6u64, any::<bool>()), 1..size(60))) {
         const LIMIT: u64 = 4096;
         let mut block_cache = BlockCache::new(LIMIT);
         let mut kept: Vec<(u64, u32)> = Vec::new();
@@ -59,7 +64,7 @@ proptest! {
     /// And no more: without the last piece it would not be enough.
     #[test]
     fn as_much_is_taken_out_as_is_asked_for(
-        sizes in prop::collection::vec((1..=6u64, any::<bool>()), 0..30),
+        sizes in prop::collection::vec((1..=6u64, any::<bool>()), 0..size(30)),
         least in 0..20_000u64,
     ) {
         let mut block_cache = BlockCache::new(u64::MAX);
@@ -88,7 +93,7 @@ async fn what_is_freed_is_used_again_behind_its_last_use() -> Result<()> {
     let device = testing::device();
     let stream = device.stream()?;
     let scale = kernels::scale::load(&device).await?;
-    for round in 0..50 {
+    for round in sample(0..50) {
         let gate = Gate::close(&stream)?;
         let n = 1000 + round;
         let mut x = stream.full(n, 1.0f32).queued()?;
@@ -170,7 +175,7 @@ async fn what_a_stream_keeps_is_there_for_others_before_they_fail() -> Result<()
 async fn a_stream_that_goes_gives_back_what_it_kept() -> Result<()> {
     let device = testing::device();
     let before = used(&device);
-    for _ in 0..20 {
+    for _ in sample(0..20) {
         let stream = device.stream()?;
         let gate = Gate::close(&stream)?;
         drop(stream.full(5000, 1u32).queued()?);

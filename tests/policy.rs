@@ -13,7 +13,7 @@ mod estimator;
 #[path = "../src/completion/policy.rs"]
 mod policy;
 
-use cases::config;
+use cases::{config, sample, size};
 use checkers::{CheckPermit, Checkers};
 use estimator::{Estimator, Window};
 use policy::{Age, Completion, Plan};
@@ -83,14 +83,14 @@ fn after(lengths: &[u64]) -> Estimator {
     estimator
 }
 
-/// From nothing to ten seconds, as many short ones as long ones.
+/// From nothing to ten seconds, under Miri to two milliseconds; as many short ones as long ones.
 fn lengths() -> impl Strategy<Value = u64> {
-    (0..34_u32, any::<u64>()).prop_map(|(bits, any)| any % (1 << bits))
+    (0..14 + size(20) as u32, any::<u64>()).prop_map(|(bits, any)| any % (1 << bits))
 }
 
 /// What any looks, of the poller or of tasks, on time or late, may have taught.
 fn estimators() -> impl Strategy<Value = Estimator> {
-    prop::collection::vec((lengths(), lengths()), 0..80).prop_map(|waits| {
+    prop::collection::vec((lengths(), lengths()), 0..size(80)).prop_map(|waits| {
         let mut estimator = Estimator::default();
         waits.into_iter().for_each(|(low, high)| estimator.learn(low, high));
         estimator
@@ -139,8 +139,8 @@ proptest! {
 
 #[test]
 fn a_window_grows_with_the_spread() {
-    let steady = after(&[MS; 20]);
-    let spread: Vec<_> = (0..20).map(|index| MS + index % 2 * 60 * US).collect();
+    let steady = after(&vec![MS; size(20)]);
+    let spread: Vec<_> = (0..size(20) as u64).map(|index| MS + index % 2 * 60 * US).collect();
     let spread = after(&spread);
     let window = |estimator: &Estimator| estimator.window(900 * US).expect("about a millisecond");
     let length = |estimator: &Estimator| window(estimator).until_ns - window(estimator).from_ns;
@@ -151,12 +151,13 @@ fn a_window_grows_with_the_spread() {
 #[test]
 fn alternating_lengths_keep_both_windows() {
     // From hardly apart to much apart.
-    for (short, long) in [50 * US, 500 * US, 8 * MS, 20 * MS, 100 * MS]
-        .into_iter()
-        .flat_map(|short| (1..300).map(move |part| (short, short + part * short / 100)))
+    let short = &[50 * US, 500 * US, 8 * MS, 20 * MS, 100 * MS][..size(5)];
+    for (short, long) in short
+        .iter()
+        .flat_map(|short| sample(1..300).map(move |part| (*short, *short + part * *short / 100)))
     {
         let mut estimator = Estimator::default();
-        for round in 0..20 {
+        for round in 0..6 + size(14) {
             for length in [short, long] {
                 let late = wait_and_learn(&mut estimator, length).found_ns - length;
                 // The first ones teach it; two lengths may share a window.
@@ -207,7 +208,7 @@ fn the_last_look_of_a_window_lies_ahead() {
     let estimator = after(&[100_000; 3]);
     let Window { until_ns, .. } = estimator.window(100_000).unwrap();
     for (mode, left_ns) in
-        MODES.into_iter().flat_map(|mode| (1..=600).map(move |left| (mode, left)))
+        MODES.into_iter().flat_map(|mode| (1..=size(600) as u64).map(move |left| (mode, left)))
     {
         let Plan { look_ns, .. } = policy::plan(mode, age(until_ns - left_ns), &estimator);
         assert!(look_ns > until_ns - left_ns, "{mode:?}, {left_ns} ns before its end");
@@ -246,7 +247,7 @@ proptest! {
     /// The looks outside of windows grow with the logarithm of the wait; those of long waits are as far
     /// apart as the longest nap.
     #[test]
-    fn looks_are_few(waits in prop::collection::vec(lengths(), 0..80), length in lengths()) {
+    fn looks_are_few(waits in prop::collection::vec(lengths(), 0..size(80)), length in lengths()) {
         let estimator = after(&waits);
         let found = wait(&estimator, length);
         let part = policy::NAP_PART;
@@ -262,7 +263,7 @@ proptest! {
     /// Work of any length is found late by a part of it at most, whatever came before.
     #[test]
     fn any_length_is_found_in_time(
-        waits in prop::collection::vec(lengths(), 0..80), length in lengths(),
+        waits in prop::collection::vec(lengths(), 0..size(80)), length in lengths(),
     ) {
         let late = wait(&after(&waits), length).found_ns - length;
         prop_assert!(late <= policy::cadence(length), "late by {late}");
@@ -362,7 +363,7 @@ proptest! {
     /// Against a list of who holds a permit until when.
     #[test]
     fn permits_are_few_and_come_back(
-        acts in prop::collection::vec((0..3_u8, 0..20_u64), 0..80),
+        acts in prop::collection::vec((0..3_u8, 0..20_u64), 0..size(80)),
     ) {
         let checkers = Checkers::new();
         let mut now = 1;

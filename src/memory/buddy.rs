@@ -35,8 +35,12 @@ pub(crate) struct Buddy {
 impl Buddy {
     /// All of it free.
     pub(crate) fn new() -> Self {
-        let nodes = 0..2 * SLAB_BYTES / LEAST_BYTES;
-        Buddy { largest: nodes.map(whole).collect(), top: whole(ROOT), free_bytes: SLAB_BYTES }
+        let mut largest = vec![0; 2 * SLAB_BYTES / LEAST_BYTES];
+        for value in 1..=whole(ROOT) {
+            let first = first_of(value);
+            largest[first..2 * first].fill(value);
+        }
+        Buddy { largest: largest.into(), top: whole(ROOT), free_bytes: SLAB_BYTES }
     }
 
     /// How much is free, in pieces.
@@ -109,7 +113,7 @@ impl Buddy {
 
 /// What a node says if all of it is free: its order plus one.
 fn whole(node: usize) -> u8 {
-    (WHOLE + 1 - node.max(ROOT).ilog2()) as u8
+    (WHOLE + 1 - node.ilog2()) as u8
 }
 
 /// What a node says of a free block of so many bytes.
