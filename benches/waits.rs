@@ -15,7 +15,7 @@
 //! | `callback_mode_60ms` | the same, with completions learned by host callbacks alone |
 //! | `spawn_60ms_then_await` | a task spawns another, which works 60 ms, and awaits 20 µs; four workers |
 //! | `send_then_await_3ms` | a task sends to another, which works 3 ms, and awaits 20 µs |
-//! | `roundtrip64` | 64 tasks: 1 KiB up, a kernel, 1 KiB down |
+//! | `roundtrip64` | 64 tasks: 1 KiB up, a kernel, 1 KiB down; raw with as many under way, and with 16 (`roundtrip16`) |
 //!
 //! The two of executors stand beside a oneshot that a thread sends (`oneshot`).
 
@@ -24,6 +24,7 @@ mod measure;
 #[path = "raw/cuda.rs"]
 mod raw;
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use gpu_await::{Completion, Device, Stream, kernels};
@@ -329,31 +330,50 @@ fn send_then_await(runtime: &Runtime, bench: &Bench, rounds: usize) {
     }
 }
 
-/// Round trips of 1 KiB, beside 16 threads that make them with the bare driver.
+/// Round trips of 1 KiB by 16 threads with the bare driver, each with so many under way, every one on a
+/// stream of its own. It asks for them in turn.
+fn roundtrip_raw(raw: &'static Raw, under_way: usize, run: Duration) {
+    let (threads, ready) = (16, Barrier::new(16));
+    let start = |seat: &mut Seat, event: &RawEvent| {
+        let now = Instant::now();
+        seat.start(2.0, event);
+        now
+    };
+    let times: Vec<f64> = std::thread::scope(|scope| {
+        let spin = || {
+            let mut seats: Vec<_> =
+                (0..under_way).map(|_| (Seat::new(raw, 256), raw.event())).collect();
+            ready.wait();
+            let end = Instant::now() + run;
+            let mut starts: Vec<_> =
+                seats.iter_mut().map(|(seat, event)| start(seat, event)).collect();
+            let mut times = Vec::new();
+            while Instant::now() < end {
+                for ((seat, event), started) in seats.iter_mut().zip(&mut starts) {
+                    if event.is_complete() {
+                        times.push(us(started.elapsed()));
+                        *started = start(seat, event);
+                    }
+                }
+            }
+            seats.iter().for_each(|(_, event)| event.spin());
+            times
+        };
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(spin)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let name = format!("roundtrip{}.raw", threads * under_way);
+    let per_second = times.len() as f64 / run.as_secs_f64();
+    report(&name, times, None);
+    print(&format!("waits.{name}.ops_per_s"), per_second, "count");
+}
+
+/// Round trips of 1 KiB by so many tasks.
 fn roundtrip(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, tasks: usize) {
     let run = window(Duration::from_secs(2));
     if let Some(raw) = raw {
-        let end = Instant::now() + run / 2;
-        let threads: Vec<_> = (0..16)
-            .map(|_| {
-                std::thread::spawn(move || {
-                    let mut seat = Seat::new(raw, 256);
-                    let values = vec![0_u8; 1024];
-                    let mut times = Vec::new();
-                    while Instant::now() < end {
-                        let start = Instant::now();
-                        drop(seat.scale(2.0, &values, raw::Memory::Ready));
-                        times.push(us(start.elapsed()));
-                    }
-                    times
-                })
-            })
-            .collect();
-        let times = threads.into_iter().flat_map(|thread| thread.join().expect("no panic"));
-        let times: Vec<f64> = times.collect();
-        let per_second = times.len() as f64 / (run / 2).as_secs_f64();
-        report("roundtrip16.raw", times, None);
-        print("waits.roundtrip16.raw.ops_per_s", per_second, "count");
+        roundtrip_raw(raw, 1, run / 4);
+        roundtrip_raw(raw, tasks / 16, run / 4);
     }
     let begin = Instant::now() + run / 10;
     let end = begin + run;

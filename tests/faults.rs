@@ -177,12 +177,16 @@ fn the_process_exits_cleanly_with_work_pending() {
     let device = testing::device_with(mode(&parameter));
     let stream = device.stream().expect("a stream");
     let spin = futures::executor::block_on(kernels::spin::load(&device)).expect("spin loads");
-    spin.launch(&stream, 300_000_000).queued().expect("submitted");
+    // Memory for all that follows: making it may take as long as the kernel.
     let x = stream.zeros::<u8>(1 << 20).queued().expect("submitted");
+    drop(futures::executor::block_on(stream.download(&x)).expect("downloads"));
+    spin.launch(&stream, 300_000_000).queued().expect("submitted");
+    let launched = std::time::Instant::now();
     let op = stream.download(&x);
     // Polled, so that the poller has it, and then leaked with everything else.
     let mut op = Box::pin(op);
     let waker = std::task::Waker::noop();
-    assert!(op.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+    let polled = op.as_mut().poll(&mut std::task::Context::from_waker(waker));
+    assert!(polled.is_pending(), "{polled:?} {:?} after the launch", launched.elapsed());
     std::mem::forget((op, x, stream, device));
 }

@@ -191,13 +191,29 @@ impl Seat {
     ///
     /// # Panics
     /// If `values` are not as many as the seat is for.
-    pub(crate) fn scale(&mut self, mut factor: f32, values: &[u8], memory: Memory) -> Vec<u8> {
-        let (bytes, raw, stream) = (4 * self.len, self.stream.raw, self.stream.stream);
+    pub(crate) fn scale(&mut self, factor: f32, values: &[u8], memory: Memory) -> Vec<u8> {
+        let bytes = 4 * self.len;
         assert_eq!(values.len(), bytes);
-        raw.context.bind_to_thread().expect("the context is alive");
         let host = self.host.cast::<u8>();
         // SAFETY: `host` has so many bytes, and nothing uses them: each call waits for its copies.
         unsafe { host.copy_from_nonoverlapping(values.as_ptr(), bytes) };
+        self.round_trip(factor, memory);
+        self.stream.synchronize();
+        // SAFETY: the copy down has ended, and what it wrote lasts until the next call.
+        unsafe { std::slice::from_raw_parts(host, bytes) }.to_vec()
+    }
+
+    /// Puts a round trip of what the pinned memory has on the stream, and the event behind it.
+    pub(crate) fn start(&mut self, factor: f32, event: &RawEvent) {
+        self.round_trip(factor, Memory::Ready);
+        self.stream.record(event);
+    }
+
+    /// The copy up, the kernel, the copy down.
+    fn round_trip(&mut self, mut factor: f32, memory: Memory) {
+        let (bytes, raw, stream) = (4 * self.len, self.stream.raw, self.stream.stream);
+        raw.context.bind_to_thread().expect("the context is alive");
+        let host = self.host.cast::<u8>();
         let mut device = self.device;
         if memory == Memory::Fresh {
             // SAFETY: the stream is of the current context and the result is live.
@@ -220,9 +236,6 @@ impl Seat {
             // SAFETY: it was allocated on this stream, and is freed behind its last use.
             ok(unsafe { sys::cuMemFreeAsync(device, stream) });
         }
-        self.stream.synchronize();
-        // SAFETY: the copy down has ended, and what it wrote lasts until the next call.
-        unsafe { std::slice::from_raw_parts(host, bytes) }.to_vec()
     }
 }
 
