@@ -13,6 +13,7 @@
 //! | [`policy`] | how a waiter spends its time |
 //! | [`estimator`] | how long work took, and so when it may be complete |
 //! | [`checkers`] | which tasks look for themselves |
+//! | [`backlog`] | whether tasks that were woken wait for a worker |
 //! | [`block_cache`] | what a stream keeps of freed memory |
 //! | [`account`] | where a device's memory is, in bytes |
 //!
@@ -26,6 +27,7 @@
 
 pub(crate) mod account;
 pub(crate) mod attention;
+pub(crate) mod backlog;
 pub(crate) mod block_cache;
 pub(crate) mod checkers;
 pub(crate) mod claim;

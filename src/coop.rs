@@ -9,13 +9,15 @@
 
 use std::task::{Context, Poll};
 
+use crate::contain;
+
 /// Has the current task polled again once others had their turn. It may come late, or not at all: the
 /// caller must be woken by other means as well.
 ///
 /// In a tokio runtime the task goes behind those that are ready, timers and sockets included, and
 /// no sleeping worker is woken to take it over. It is not marked as notified there, so whoever wakes it
-/// meanwhile has it taken by any idle worker. That is so if the waker is the runtime's own: another one
-/// may panic, and is to do so in the caller's poll. Elsewhere the task wakes itself.
+/// meanwhile has it taken by any idle worker. That is so if the waker is the runtime's own: what another
+/// one does when it is called is not for the runtime's worker to suffer. Elsewhere the task wakes itself.
 pub(crate) fn yield_now(cx: &mut Context<'_>) {
     #[cfg(feature = "tokio")]
     if tokio_waker::is(cx.waker()) {
@@ -24,7 +26,7 @@ pub(crate) fn yield_now(cx: &mut Context<'_>) {
         let _ = std::future::Future::poll(turn, cx);
         return;
     }
-    cx.waker().wake_by_ref();
+    contain::wake_by_ref(cx.waker());
 }
 
 /// A leaf future's part in the budget that tokio gives a task for each poll: so many operations may

@@ -388,7 +388,7 @@ fn a_removed_waiter_is_neither_due_nor_taken() {
     let mut waiters = Waiters::new();
     let early = waiters.insert(1, "early");
     waiters.insert(2, "late");
-    assert_eq!(waiters.remove(early), Some("early"));
+    assert_eq!(waiters.remove(early), Some(Some("early")));
     assert_eq!(waiters.remove(early), None);
     assert_eq!(waiters.waker(early), None);
     assert_eq!(waiters.next_due(), Some(2));
@@ -405,7 +405,7 @@ fn a_key_is_good_for_one_registration() {
     assert_ne!(first, second);
     assert_eq!(waiters.waker(first), None);
     assert_eq!(waiters.remove(first), None);
-    assert_eq!(waiters.waker(second), Some(&"second"));
+    assert_eq!(waiters.waker(second), Some(Some(&"second")));
     assert_eq!(waiters.pop_due(6), None);
     assert_eq!(waiters.pop_due(7), Some("second"));
 }
@@ -414,7 +414,7 @@ fn a_key_is_good_for_one_registration() {
 fn a_stale_entry_does_not_take_the_slots_next_waiter() {
     let mut waiters = Waiters::new();
     let abandoned = waiters.insert(1, "abandoned");
-    assert_eq!(waiters.remove(abandoned), Some("abandoned"));
+    assert_eq!(waiters.remove(abandoned), Some(Some("abandoned")));
     waiters.insert(5, "next");
     // Entry (1, slot 0) is still in the heap; ticket 1 completes.
     assert_eq!(waiters.pop_due(1), None);
@@ -429,10 +429,10 @@ fn a_borrowed_waker_keeps_its_place() {
     waiters.insert(4, "second");
     let (borrowed, waker) = waiters.borrow_first().unwrap();
     assert_eq!((borrowed, waker), (key, "first"));
-    assert_eq!((waiters.borrow_first(), waiters.waker(key)), (None, None));
+    assert_eq!((waiters.borrow_first(), waiters.waker(key)), (None, Some(None)));
     assert_eq!((waiters.len(), waiters.next_due()), (2, Some(3)));
     assert_eq!(waiters.return_borrowed(key, waker), Ok(()));
-    assert_eq!(waiters.waker(key), Some(&"first"));
+    assert_eq!(waiters.waker(key), Some(Some(&"first")));
     // Taken meanwhile: who has the waker wakes it.
     let (key, waker) = waiters.borrow_first().unwrap();
     assert_eq!(waiters.pop_due(4), Some("second"));
@@ -453,7 +453,7 @@ fn stale_entries_never_outnumber_the_live_ones_by_much() {
     let live: Vec<_> = (0..10).map(|ticket| waiters.insert(1_000 + ticket, "live")).collect();
     for ticket in 0..size(10_000) as u64 {
         let key = waiters.insert(ticket, "abandoned");
-        assert_eq!(waiters.remove(key), Some("abandoned"));
+        assert_eq!(waiters.remove(key), Some(Some("abandoned")));
         assert!(waiters.entries() <= 2 * waiters.len() + 64 + 1, "{} entries", waiters.entries());
     }
     assert_eq!(waiters.next_due(), Some(1_000));
@@ -476,7 +476,7 @@ proptest! {
                 0 | 1 => list.push((ticket, id as u64, waiters.insert(ticket, id as u64))),
                 2 if !list.is_empty() => {
                     let (_, id, key) = list.swap_remove(ticket as usize % list.len());
-                    prop_assert_eq!(waiters.remove(key), Some(id));
+                    prop_assert_eq!(waiters.remove(key), Some(Some(id)));
                     gone.push(key);
                 }
                 2 => {}

@@ -44,6 +44,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 const PURE: &[&str] = &[
     "hazard",
     "completion/account",
+    "completion/backlog",
     "completion/checkers",
     "completion/estimator",
     "completion/park",

@@ -40,7 +40,7 @@ use submission::{Markable, SubmissionLock};
 use sweep::SweepGate;
 use sync::{AtomicBool, AtomicU64, Ordering, Plain};
 use timeline::Timeline;
-use wait_queue::{LossFlag, Notify, Registered, WaitQueue, Wakes};
+use wait_queue::{Entry, LossFlag, Notify, Registered, WaitQueue, Wakes};
 use waiters::WaiterKey;
 
 /// What `events.rs` needs of the backend.
@@ -304,7 +304,7 @@ impl Lane {
             return Poll::Ready(outcome);
         }
         let checking = wait.checks > 0;
-        if !checking && self.queue.has(wait.key, bell) {
+        if !checking && self.queue.entry(wait.key, bell) == Entry::Current {
             return Poll::Pending;
         }
         if checking {
@@ -320,11 +320,14 @@ impl Lane {
                 }
             }
         }
-        if !self.queue.has(wait.key, bell) {
+        if self.queue.entry(wait.key, bell) != Entry::Current {
             let outcome = || self.outcome(ticket);
             match self.queue.register(&mut wait.key, ticket, bell, wait.due, outcome) {
                 Registered::Waiting(call) => self.call(call),
-                Registered::Settled(outcome) => return Poll::Ready(outcome),
+                Registered::Settled(outcome) => {
+                    self.queue.leave(&mut wait.key);
+                    return Poll::Ready(outcome);
+                }
             }
         } else if !checking {
             self.call(self.queue.look_by(wait.due));

@@ -32,7 +32,7 @@ PUBLISHED = "a_marker_is_published_after_its_call"
 MUTATIONS = [
     # A registration, and a completion or a loss beside it.
     ("wait_queue", "fn register", "fence(Ordering::SeqCst);", "", COMPLETION),
-    ("wait_queue", "fn register", "= outcome() {", "= outcome().filter(|_| false) {", COMPLETION),
+    ("wait_queue", "fn register", "match outcome() {", "match outcome().filter(|_| false) {", COMPLETION),
     ("wait_queue", "fn settle", "fence(Ordering::SeqCst);", "", COMPLETION),
     ("wait_queue", "fn set(", "Ordering::Release", "Ordering::Relaxed", LOSS),
     ("wait_queue", "fn is_set(", "Ordering::Acquire", "Ordering::Relaxed", LOSS),

@@ -3,16 +3,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
 use std::task::{Context, Wake, Waker};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::executor::block_on;
-use gpu_await::testing::{self, Gate};
-use gpu_await::{Batcher, Completion, Device, Error, Op, Result, Stream, kernels};
-use parking_lot::Mutex;
+use gpu_await::testing;
+use gpu_await::{Batcher, Device, Error, Result, kernels};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -29,92 +28,45 @@ fn on_wake(act: impl Fn() + Send + Sync + 'static) -> Waker {
     Waker::from(Arc::new(OnWake(act)))
 }
 
-/// Registers `waker` behind what is on `stream`.
-fn wait_with(stream: &Stream, waker: &Waker) -> Op<()> {
-    let mut op = stream.done();
-    assert!(op.poll_unpin(&mut Context::from_waker(waker)).is_pending());
-    op
-}
-
-/// A thread that blocks on an operation also wakes others, whose wakers may wait themselves: such a
-/// wait takes the thread's park token, and with it what a bare `park` would need to wake up again.
+/// While a task that was woken waits for a worker, whoever comes new to a wait yields once before it looks:
+/// what it awaits may always be complete by then, and it would keep the worker.
 #[test]
-fn a_nested_wait_takes_no_wake_up() {
-    // Nobody checks: each poll registers, and then looks after one other stream.
-    let device = testing::device_with(Completion::Event);
-    let [stream, held, gated] = [(); 3].map(|()| device.stream().unwrap());
-    let others: Vec<_> = (0..8).map(|_| device.stream().unwrap()).collect();
-    let gate = Arc::new(Gate::close(&stream).unwrap());
-    let (hold, release) = (Gate::close(&held).unwrap(), Gate::close(&gated).unwrap());
-    let op = stream.done();
-
-    // The thread's, once it runs.
-    let waiting: Arc<Mutex<Option<ThreadId>>> = Arc::default();
-    let nested = Arc::new(AtomicBool::new(false));
-    let (to_sweep, sweeps) = channel();
-    let (swept, is_swept) = channel();
-    let is_swept = Mutex::new(is_swept);
-    let waker = on_wake({
-        let (waiting, nested, gate) = (waiting.clone(), nested.clone(), gate.clone());
-        move || {
-            let this = Some(thread::current().id());
-            if *waiting.lock() == this && !nested.swap(true, Ordering::SeqCst) {
-                gate.open();
-                to_sweep.send(()).unwrap();
-                is_swept.lock().recv_timeout(SOON).unwrap();
-                // As any wait for something else does.
-                thread::park_timeout(Duration::ZERO);
+fn who_was_woken_goes_first() {
+    let (device, stepper) = testing::manual();
+    let [a, b] = [(); 2].map(|()| device.stream().unwrap());
+    // How often a wait that begins wakes its own task, which is not polled until it is woken.
+    let yields = || {
+        let count = Arc::new(AtomicU32::new(0));
+        let waker = on_wake({
+            let count = count.clone();
+            move || {
+                count.fetch_add(1, Ordering::SeqCst);
             }
+        });
+        let mut op = b.host_fn(|| ());
+        let mut polled = 0;
+        while polled <= count.load(Ordering::SeqCst) {
+            assert!(op.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+            polled += 1;
         }
-    });
-    // The others come later in the device's list than these three and its first stream.
-    let ops: Vec<_> = others
-        .iter()
-        .map(|other| {
-            other.wait(&gated).queued().unwrap();
-            wait_with(other, &waker)
-        })
-        .collect();
-    let passed: Receiver<()> = {
-        let (passed, passes) = channel();
-        for other in &others {
-            let passed: Sender<()> = passed.clone();
-            drop(other.host_fn(move || passed.send(()).unwrap()));
-        }
-        passes
+        polled - 1
     };
-    // The poller is kept in a waker.
-    let (blocked, is_blocked) = channel();
-    let (go_on, goes_on) = channel::<()>();
-    let goes_on = Mutex::new(goes_on);
-    let blocking = on_wake(move || {
-        blocked.send(()).unwrap();
-        goes_on.lock().recv_timeout(2 * SOON).ok();
-    });
-    let kept = wait_with(&held, &blocking);
-    hold.open();
-    is_blocked.recv_timeout(SOON).unwrap();
-    release.open();
-    for _ in &others {
-        passed.recv_timeout(SOON).unwrap();
-    }
-
-    let (done, is_done) = channel();
-    let thread = thread::spawn(move || {
-        *waiting.lock() = Some(thread::current().id());
-        done.send(op.synchronize()).unwrap();
-    });
-    sweeps.recv_timeout(SOON).expect("the thread wakes another stream's waiter while it waits");
-    while stream.backlog() > 0 {
-        thread::yield_now();
-    }
-    swept.send(()).unwrap();
-    let result = is_done.recv_timeout(SOON).expect("it was woken before the nested wait");
-    go_on.send(()).unwrap();
-    result.unwrap();
-    thread.join().unwrap();
-    assert!(nested.load(Ordering::SeqCst));
-    drop((ops, kept));
+    let woken = || {
+        let mut op = a.host_fn(|| ());
+        assert!(op.poll_unpin(&mut Context::from_waker(Waker::noop())).is_pending());
+        stepper.run_until_idle();
+        assert!(op.is_complete(), "and its task woken");
+        op
+    };
+    assert_eq!(yields(), 0, "nobody waits for a worker");
+    let others = [woken(), woken()];
+    assert_eq!(yields(), 1, "the others first");
+    assert_eq!(yields(), 1);
+    let [polled, dropped] = others;
+    polled.now_or_never().unwrap().unwrap();
+    assert_eq!(yields(), 1, "the other one first");
+    drop(dropped);
+    assert_eq!(yields(), 0, "they had their turn");
 }
 
 fn one_thread() -> tokio::runtime::Runtime {

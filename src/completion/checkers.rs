@@ -15,8 +15,6 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Checkers {
     permits: [AtomicU64; CHECKERS],
-    /// When one was last taken.
-    last: AtomicU64,
 }
 
 /// A permit that is held.
@@ -28,7 +26,7 @@ pub(crate) struct CheckPermit {
 
 impl Checkers {
     pub(crate) fn new() -> Self {
-        Checkers { permits: std::array::from_fn(|_| AtomicU64::new(0)), last: AtomicU64::new(0) }
+        Checkers { permits: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
     /// Takes a permit until `until`, if one is free.
@@ -41,7 +39,6 @@ impl Checkers {
                     .compare_exchange(held, until, Ordering::Relaxed, Ordering::Relaxed)
                     .is_ok()
             {
-                self.last.store(now, Ordering::Relaxed);
                 return Some(CheckPermit { index, until });
             }
         }
@@ -52,12 +49,6 @@ impl Checkers {
     pub(crate) fn held(&self, now: u64) -> usize {
         // ORDERING: Relaxed, as above.
         self.permits.iter().filter(|permit| permit.load(Ordering::Relaxed) > now).count()
-    }
-
-    /// When a task last began to look for itself.
-    pub(crate) fn last(&self) -> u64 {
-        // ORDERING: Relaxed, as above.
-        self.last.load(Ordering::Relaxed)
     }
 
     /// Gives a permit back.

@@ -6,6 +6,7 @@
 //! | `registry` | every stream, to tell them of a loss and to wait for all |
 //! | `attention` | how a stream comes to the poller's |
 //! | `checkers` | places for tasks that look for themselves |
+//! | `backlog` | tasks that were woken and not polled since |
 //! | `events`, `words` | markers |
 //! | `bells` | private streams on which doorbells ring |
 //! | `deadlines` | moments at which the poller wakes tasks |
@@ -25,7 +26,7 @@ mod retirement;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,7 @@ use slab::Slab;
 
 use super::account::{Account, block};
 use super::attention::Attention;
+use super::backlog::Backlog;
 use super::block_cache;
 use super::checkers::Checkers;
 use super::deadlines::Deadlines;
@@ -99,10 +101,9 @@ pub(crate) struct Engine {
     /// Set once a buffer was used by two streams: from then on dependencies are exact.
     crossed: AtomicBool,
     pub(crate) checkers: Checkers,
+    pub(crate) backlog: Backlog,
     /// How long the poller rests between two rounds, at least.
     rest_ns: AtomicU64,
-    /// The stream that is offered next to who has time for one.
-    next_lane: AtomicUsize,
     /// How long a task took lately from being woken to check to being polled.
     pub(crate) lag_ns: AtomicU64,
     /// The origin of the engine's clock.
@@ -166,9 +167,9 @@ impl Engine {
             closed: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
             checkers: Checkers::new(),
+            backlog: Backlog::new(),
             lag_ns: AtomicU64::new(0),
             rest_ns: AtomicU64::new(policy::REST_LEAST_NS),
-            next_lane: AtomicUsize::new(0),
             epoch: Instant::now(),
             stepped_ns: AtomicU64::new(0),
             deadlines: Deadlines::new(),
@@ -222,12 +223,6 @@ impl Engine {
 
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
         self.registry.lanes()
-    }
-
-    /// One stream after the other, at each call; `None` if that would wait for somebody.
-    pub(crate) fn another_lane(&self) -> Option<Arc<Lane>> {
-        // ORDERING: Relaxed: any stream will do.
-        self.registry.pick(self.next_lane.fetch_add(1, Ordering::Relaxed))
     }
 
     /// How long the poller rests between two rounds, at least, in nanoseconds.

@@ -182,6 +182,7 @@ impl Poller {
             }
         } else if now >= self.last_progress + lingers_ns {
             self.active.retain(|lane| !lane.deactivate());
+            engine.backlog.forget();
         }
         attention.looked(!(waited_for || owes || self.active.is_empty()));
         let mut until = match (waited_for, owes) {
@@ -192,10 +193,6 @@ impl Poller {
         };
         for lane in &self.active {
             until = until.min(lane.next_look());
-        }
-        // The next wait is as short, probably: it need not wake anybody.
-        if now < engine.checkers.last() + policy::ALERT_FOR_NS {
-            until = until.min(now + policy::CHECK_AGAIN_NS);
         }
         until
     }

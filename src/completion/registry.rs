@@ -61,12 +61,6 @@ impl Registry {
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
         self.lanes.lock().iter().filter_map(|(_, lane)| lane.upgrade()).collect()
     }
-
-    /// One of them, by any number; `None` if that would wait for somebody.
-    pub(crate) fn pick(&self, number: usize) -> Option<Arc<Lane>> {
-        let lanes = self.lanes.try_lock()?;
-        lanes.get(number % lanes.len().max(1))?.1.upgrade()
-    }
 }
 
 /// Releases streams that have no poller any more. At the end of the process they are leaked instead: other

@@ -64,6 +64,19 @@ pub(crate) enum Registered<R> {
     Waiting(Notify),
 }
 
+/// What has become of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// There was none.
+    None,
+    /// It was taken out, and its task woken.
+    Taken,
+    /// It is there and wakes another task, or is being woken ahead of time.
+    Stale,
+    /// It is there and wakes the task: there is nothing to do, since who takes it out does that.
+    Current,
+}
+
 /// How the poller is to be told.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the poller must be told"]
@@ -84,15 +97,19 @@ impl<W: Wakes> WaitQueue<W> {
         }
     }
 
-    /// Whether the future has an entry that wakes `waker`. If so, there is nothing to do: who takes it
-    /// out wakes it.
-    pub(crate) fn has(&self, key: Option<WaiterKey>, waker: &W) -> bool {
-        let Some(key) = key else { return false };
-        self.waiters.lock().waker(key).is_some_and(|known| known.will_wake(waker))
+    /// What has become of a future's entry.
+    pub(crate) fn entry(&self, key: Option<WaiterKey>, waker: &W) -> Entry {
+        let Some(key) = key else { return Entry::None };
+        match self.waiters.lock().waker(key) {
+            None => Entry::Taken,
+            Some(Some(known)) if known.will_wake(waker) => Entry::Current,
+            Some(_) => Entry::Stale,
+        }
     }
 
     /// Enters a future that waits for `ticket` and wants the poller to look at `due`, at the latest.
-    /// `outcome` is asked behind that: `None` while the ticket is pending.
+    /// `outcome` is asked behind that: `None` while the ticket is pending. Otherwise the caller takes the
+    /// future out again.
     pub(crate) fn register<R>(
         &self,
         key: &mut Option<WaiterKey>,
@@ -106,23 +123,22 @@ impl<W: Wakes> WaitQueue<W> {
         // The store of the waker before the reads, against `settle` and `LossFlag::tell`: without it both
         // sides may miss each other's store.
         fence(Ordering::SeqCst);
-        if let Some(outcome) = outcome() {
-            self.leave(key);
-            return Registered::Settled(outcome);
+        match outcome() {
+            Some(outcome) => Registered::Settled(outcome),
+            None => Registered::Waiting(self.look_by(due)),
         }
-        Registered::Waiting(self.look_by(due))
     }
 
-    /// Takes a future out.
-    pub(crate) fn leave(&self, key: &mut Option<WaiterKey>) {
-        let Some(key) = key.take() else { return };
-        let waker = {
+    /// Takes a future out; false if its entry had been taken.
+    pub(crate) fn leave(&self, key: &mut Option<WaiterKey>) -> bool {
+        let Some(key) = key.take() else { return true };
+        let removed = {
             let mut waiters = self.waiters.lock();
-            let waker = waiters.remove(key);
+            let removed = waiters.remove(key);
             self.count(&waiters);
-            waker
+            removed
         };
-        drop(waker);
+        removed.is_some()
     }
 
     /// Wakes through `wake` whoever waits for a ticket up to `upto()`. After `completed` was raised, or

@@ -65,9 +65,9 @@ impl<W> Waiters<W> {
         WaiterKey { slot, generation }
     }
 
-    /// The waker of a waiter that was not taken, unless it is borrowed.
-    pub(crate) fn waker(&mut self, key: WaiterKey) -> Option<&W> {
-        self.slot(key)?.waker.as_ref()
+    /// The waker of a waiter that was not taken; `Some(None)` while it is borrowed.
+    pub(crate) fn waker(&mut self, key: WaiterKey) -> Option<Option<&W>> {
+        self.slot(key).map(|slot| slot.waker.as_ref())
     }
 
     /// Stores another waker of a waiter that was not taken, and returns the one that it had, for the
@@ -104,14 +104,12 @@ impl<W> Waiters<W> {
         self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)
     }
 
-    /// Forgets a waiter; the caller drops the waker after it unlocked.
+    /// Forgets a waiter that was not taken; the caller drops the waker, which may be borrowed, after it
+    /// unlocked.
     #[must_use = "dropping a waker is foreign code: do it after unlocking"]
-    pub(crate) fn remove(&mut self, key: WaiterKey) -> Option<W> {
-        if is_live(&self.slots, key.slot, key.generation) {
-            self.slots.remove(key.slot as usize).waker
-        } else {
-            None
-        }
+    pub(crate) fn remove(&mut self, key: WaiterKey) -> Option<Option<W>> {
+        let is_live = is_live(&self.slots, key.slot, key.generation);
+        is_live.then(|| self.slots.remove(key.slot as usize).waker)
     }
 
     /// Takes one waiter whose ticket is at most `completed`. Those whose waker is borrowed are taken as

@@ -226,18 +226,6 @@ impl Lane {
         pace.pending_at.load(Ordering::Relaxed).max(pace.head_since.load(Ordering::Relaxed))
     }
 
-    /// Looks at another stream of the device that nobody looked at for a while: on a worker of the
-    /// executor, waking a task is cheaper than from outside, and it is found sooner.
-    pub(super) fn help(&self, now: u64) {
-        if let Some(other) = self.engine.another_lane()
-            && other.queue.is_waited_for()
-            && other.looked_at() + policy::HELP_NS <= now
-        {
-            other.look(now);
-            other.settle();
-        }
-    }
-
     /// What to do about the wait for the work at the head, and since when that goes on; `ahead_ns`
     /// more is allowed for.
     pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
@@ -260,6 +248,7 @@ impl Lane {
         self.queue.settle(upto, |waker| {
             // ORDERING: Relaxed: a statistic.
             self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
+            self.engine.backlog.enter();
             wake(waker);
         });
     }
@@ -419,7 +408,7 @@ impl Lane {
             Some(until_ns) if self.alert(now, since, since + until_ns) => {
                 now + policy::CHECK_AGAIN_NS
             }
-            _ => policy::together(now, since + plan.look_ns),
+            _ => since + plan.look_ns,
         };
         if self.engine.options.completion.rings() {
             self.arm(ticket);

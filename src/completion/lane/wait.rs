@@ -4,6 +4,7 @@
 //! |---|---|
 //! | not polled | its first poll |
 //! | registered | completion: whoever sees it takes it out and wakes it |
+//! | registered and put off: polled again after one yield, because others that were woken were not polled yet | the same; or that poll, which looks |
 //! | registered and checking: polled again after each yield | the same; or the end of the time for it |
 //!
 //! Checking only makes it sooner: a future that is never polled again unless it is woken is woken.
@@ -19,7 +20,7 @@ use super::{ForeignWait, Lane};
 use crate::completion::checkers::CheckPermit;
 use crate::completion::policy;
 use crate::completion::progress::Progress;
-use crate::completion::wait_queue::Registered;
+use crate::completion::wait_queue::{Entry, Registered};
 use crate::completion::waiters::WaiterKey;
 use crate::coop::{self, Budget};
 use crate::error::Result;
@@ -35,11 +36,22 @@ pub(crate) struct WaitState {
     checked_at: u64,
     /// Times that it checked, each for a while.
     checks: u8,
-    began: bool,
+    stage: Stage,
     /// Polled by a thread that has nothing else to do.
     blocking: bool,
     /// The task's: kept here because there is room.
     pub(crate) budget: Budget,
+}
+
+/// How far a future came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// It was not polled.
+    #[default]
+    New,
+    /// It let others go first, and looks when it is polled again.
+    PutOff,
+    Begun,
 }
 
 /// Checks for one future; the poller does the rest.
@@ -48,7 +60,7 @@ const CHECKS: u8 = 4;
 impl WaitState {
     /// Whether the task looks for itself: it is polled again without being woken.
     pub(crate) fn is_checking(&self) -> bool {
-        self.permit.is_some()
+        self.permit.is_some() || self.stage == Stage::PutOff
     }
 
     /// Whether the stream knows of it.
@@ -88,23 +100,34 @@ impl Lane {
             return Poll::Ready(outcome);
         }
         let now = self.engine.now();
-        // Entered, and woken for nothing; or ahead of time, to check.
-        let is_entered = !wait.is_checking() && self.queue.has(wait.key, cx.waker());
-        if is_entered && !self.is_alerted(now) {
+        let stage = std::mem::replace(&mut wait.stage, Stage::Begun);
+        let is_entered = wait.permit.is_none() && self.is_entered(wait, cx);
+        // Woken for nothing; or ahead of time, to check.
+        if is_entered && stage == Stage::Begun && !self.is_alerted(now) {
             return Poll::Pending;
         }
         self.want(ticket);
         // In a host function it only registers: the poller asks, places the marker, and wakes.
         let may_ask = thread_role::may_call_driver();
-        if !std::mem::replace(&mut wait.began, true) && !self.queue.is_waited_for() {
-            // ORDERING: Relaxed: a time, for guesses.
-            self.pace.head_since.store(now, Ordering::Relaxed);
-        }
         if !may_ask {
             self.stop_checking(wait);
         }
-        let checking = may_ask && self.may_check(wait, now);
-        if may_ask && (checking || self.needs_look(now)) && self.look(now) {
+        if stage == Stage::New {
+            if !self.queue.is_waited_for() {
+                // ORDERING: Relaxed: a time, for guesses.
+                self.pace.head_since.store(now, Ordering::Relaxed);
+            }
+            if may_ask && self.lets_others_go(wait) {
+                wait.stage = Stage::PutOff;
+            }
+        }
+        let put_off = wait.stage == Stage::PutOff;
+        let may_look = may_ask && !put_off;
+        let checking = may_look && self.may_check(wait, now);
+        // If others wait, somebody looks for them.
+        let comes_to_look = || stage == Stage::PutOff || !self.queue.is_waited_for();
+        let looks = checking || (may_look && comes_to_look());
+        if looks && self.look(now) {
             let outcome = self.outcome(ticket);
             if outcome.is_some() {
                 // Before `settle`, which would wake it.
@@ -115,39 +138,57 @@ impl Lane {
                 return Poll::Ready(outcome);
             }
         }
-        let due = if checking {
+        let comes_again = checking || put_off;
+        let due = if comes_again {
             now + policy::CHECK_AGAIN_NS
         } else if may_ask {
             self.due(now)
         } else {
             now
         };
-        if !self.queue.has(wait.key, cx.waker()) {
+        if !self.is_entered(wait, cx) {
             let outcome = || self.outcome(ticket);
             match self.queue.register(&mut wait.key, ticket, cx.waker(), due, outcome) {
                 Registered::Waiting(call) => self.call(call),
                 Registered::Settled(outcome) => {
-                    self.stop_checking(wait);
+                    self.forget(wait);
                     return Poll::Ready(outcome);
                 }
             }
-        } else if !checking {
+        } else if !comes_again {
             self.call(self.queue.look_by(due));
         }
-        if checking {
-            if !wait.blocking {
-                coop::yield_now(cx);
-            }
-        } else if may_ask {
-            self.help(now);
+        if comes_again && !wait.blocking {
+            coop::yield_now(cx);
         }
         Poll::Pending
+    }
+
+    /// Whether the stream has the future, with this waker. If it was taken out, it was woken, and is
+    /// polled now.
+    fn is_entered(&self, wait: &mut WaitState, cx: &Context<'_>) -> bool {
+        let entry = self.queue.entry(wait.key, cx.waker());
+        if entry == Entry::Taken {
+            wait.key = None;
+            self.engine.backlog.leave();
+        }
+        entry == Entry::Current
+    }
+
+    /// Whether tasks that were woken wait for a worker: a new wait lets them go first.
+    fn lets_others_go(&self, wait: &WaitState) -> bool {
+        !self.engine.backlog.is_empty()
+            && !wait.blocking
+            && wait.checks != CHECKS
+            && self.engine.options.completion.checks()
     }
 
     /// Drops a future's registration.
     pub(crate) fn forget(&self, wait: &mut WaitState) {
         self.stop_checking(wait);
-        self.queue.leave(&mut wait.key);
+        if !self.queue.leave(&mut wait.key) {
+            self.engine.backlog.leave();
+        }
     }
 
     /// Whether `ticket` is complete or never will be.
@@ -291,12 +332,6 @@ impl Lane {
         }
     }
 
-    /// Whether a future that comes new to the stream looks: not if others wait, and somebody looks
-    /// for them.
-    fn needs_look(&self, now: u64) -> bool {
-        !self.queue.is_waited_for() || self.looked_at() + policy::APART_NS <= now
-    }
-
     /// If the poller woke a task, and this is its poll: remembers how long that took.
     fn learn_lag(&self) {
         // ORDERING: Relaxed, here and below: times, for guesses.
@@ -319,6 +354,6 @@ impl Lane {
             return now + policy::CHECK_AGAIN_NS;
         }
         let (since, plan) = self.plan(now, 0);
-        policy::together(now, since + plan.look_ns)
+        since + plan.look_ns
     }
 }

@@ -1,0 +1,44 @@
+//! Tasks that were woken and have not been polled since (pure).
+//!
+//! While there are such tasks, the workers of the executor are behind. A task that goes from one operation
+//! to the next would then keep its worker, since what it awaits is often complete when it first looks; so a
+//! new wait lets the others go first, once (`who_was_woken_goes_first`).
+//!
+//! The count is a guess. A future that was woken and leaked is never polled: the poller forgets everybody
+//! when the device is idle ([`forget`](Backlog::forget)).
+#![forbid(unsafe_code)]
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// How many tasks of one device were woken and not polled.
+///
+/// ORDERING: Relaxed throughout: it protects nothing.
+#[derive(Debug)]
+pub(crate) struct Backlog(AtomicU64);
+
+impl Backlog {
+    pub(crate) fn new() -> Self {
+        Backlog(AtomicU64::new(0))
+    }
+
+    /// A task is woken.
+    pub(crate) fn enter(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A task that was woken is polled, or its future dropped.
+    pub(crate) fn leave(&self) {
+        // It may have been forgotten.
+        let less = |count: u64| count.checked_sub(1);
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Forgets who was never polled.
+    pub(crate) fn forget(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
