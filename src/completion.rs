@@ -21,6 +21,7 @@
 //! thread, [`attention`] what that is told by, and [`exit`] what stops it at the end of the process;
 //! [`reaper`] the thread that drops what users lent, [`events`] the pool of events,
 //! [`shared_event`] an event of several processes, [`registry`] the streams of a device,
+//! [`counted`] a list whose length needs no lock,
 //! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
 //! streams and devices, [`claim`] the memory for an allocation, [`prospect`] what could be had and
 //! [`pressure`] what to do where that is not enough, [`reclaimers`] the futures that wait for memory.
@@ -31,6 +32,7 @@ pub(crate) mod backlog;
 pub(crate) mod block_cache;
 pub(crate) mod checkers;
 pub(crate) mod claim;
+pub(crate) mod counted;
 pub(crate) mod deadlines;
 pub(crate) mod device_state;
 pub(crate) mod doorbell;

@@ -62,7 +62,8 @@ fn wait(estimator: &Estimator, length_ns: u64) -> Found {
         found.pending_ns = age;
         let next = plan(age, estimator).look_ns;
         assert!(next > age, "no progress at {age}");
-        let is_open = estimator.window(age).is_some_and(|w| w.from_ns <= age + policy::NEAR_NS);
+        let is_open =
+            estimator.window(age).is_some_and(|w| w.from_ns <= age + policy::NAP_LEAST_NS);
         *(if is_open { &mut found.watched } else { &mut found.naps }) += 1;
         age = next;
     }
@@ -240,10 +241,10 @@ proptest! {
     fn a_check_is_short(age_ns in lengths(), estimator in estimators(), lag_ns in 0..policy::LAG_MOST_NS) {
         let plan = policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &estimator);
         if let Some(until_ns) = plan.check_until_ns {
-            let ahead = policy::NEAR_NS + lag_ns + lag_ns / 2;
+            let ahead = policy::NAP_LEAST_NS + lag_ns + lag_ns / 2;
             prop_assert!(until_ns - age_ns <= estimator::CHECK_MOST_NS + ahead, "{}", until_ns - age_ns);
             // And a task that is woken for a window does not check for most of the wait.
-            prop_assert!(until_ns - age_ns <= estimator::CHECK_MOST_NS + policy::NEAR_NS + until_ns / 5);
+            prop_assert!(until_ns - age_ns <= estimator::CHECK_MOST_NS + policy::NAP_LEAST_NS + until_ns / 5);
         }
     }
 
@@ -300,7 +301,7 @@ fn a_window_opens_early_enough_to_wake_a_task_for_it() {
     let estimator = after(&[10 * MS; 3]);
     let window = estimator.window(0).expect("of these");
     for lag_ns in [0, 50 * US, 400 * US] {
-        let open = window.from_ns - policy::NEAR_NS - lag_ns - lag_ns / 2;
+        let open = window.from_ns - policy::NAP_LEAST_NS - lag_ns - lag_ns / 2;
         let plan =
             |age_ns| policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &estimator);
         assert_eq!(plan(open - 1), Plan { check_until_ns: None, look_ns: open });

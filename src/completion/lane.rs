@@ -36,6 +36,7 @@ use self::turn::Submitter;
 pub(crate) use self::turn::Turn;
 pub(crate) use self::wait::WaitState;
 use super::block_cache::BlockCache;
+use super::counted::{Counted, Length};
 use super::engine::Engine;
 use super::estimator::Estimator;
 use super::events::EventHandle;
@@ -73,18 +74,13 @@ pub(crate) struct Lane {
     /// Others put work on the stream as well: each operation of ours is followed by a marker.
     shared: AtomicBool,
     submission: SubmissionLock<Submitter>,
-    markers: Mutex<Markers>,
-    /// How many markers there are: lets a look skip the lock.
-    marked: AtomicU64,
+    markers: Counted<Markers>,
     /// From how many on a submitter looks, if nobody waits.
     tidy_from: AtomicU64,
     gate: SweepGate,
     queue: WaitQueue<Waker>,
-    lent: Mutex<VecDeque<LentMemory>>,
-    /// How much is lent: lets a sweep skip the lock.
-    lending: AtomicU64,
-    deferred: Mutex<Vec<Block>>,
-    has_deferred: AtomicBool,
+    lent: Counted<VecDeque<LentMemory>>,
+    deferred: Counted<Vec<Block>>,
     block_cache: Mutex<BlockCache<Block>>,
     freed: Mutex<Freed>,
     word: Option<Word>,
@@ -142,6 +138,12 @@ struct Pace {
 struct Markers {
     queue: VecDeque<Marker>,
     spare: Vec<EventHandle>,
+}
+
+impl Length for Markers {
+    fn length(&self) -> usize {
+        self.queue.len()
+    }
 }
 
 struct Marker {
@@ -264,15 +266,12 @@ impl Lane {
             owned,
             owner,
             submission: SubmissionLock::new(Submitter::new()),
-            markers: Mutex::default(),
-            marked: AtomicU64::new(0),
-            tidy_from: AtomicU64::new(policy::TIDY_FROM),
+            markers: Counted::default(),
+            tidy_from: AtomicU64::new(2 * policy::MARK_EVERY),
             gate: SweepGate::new(),
             queue: WaitQueue::new(),
-            lent: Mutex::default(),
-            lending: AtomicU64::new(0),
-            deferred: Mutex::default(),
-            has_deferred: AtomicBool::new(false),
+            lent: Counted::default(),
+            deferred: Counted::default(),
             block_cache: Mutex::new(BlockCache::new(engine.options.block_cache_bytes)),
             freed: Mutex::default(),
             word,
@@ -308,7 +307,7 @@ impl Lane {
 
     /// Whether the stream has so many events, behind its work or not.
     pub(crate) fn has_events(&self, least: usize) -> bool {
-        let markers = self.markers.lock();
+        let markers = self.markers.read();
         markers.spare.len() + markers.queue.len() >= least
     }
 
@@ -404,7 +403,7 @@ impl Lane {
             self.activate();
         }
         // ORDERING: Relaxed: numbers that protect nothing.
-        if self.marked.load(Ordering::Relaxed) >= self.tidy_from.load(Ordering::Relaxed) {
+        if self.markers.len() >= self.tidy_from.load(Ordering::Relaxed) {
             self.tidy();
         }
         result
@@ -487,11 +486,11 @@ impl Lane {
             // ORDERING: Relaxed: a guess.
             || (!self.is_shared()
                 && self.pace.is_short.load(Ordering::Relaxed)
-                && engine.checkers.held(self.looked_at()) < policy::WORDS_BELOW)
+                && engine.checkers.held(self.looked_at()) <= 1)
     }
 
     fn marker_behind(&self, ticket: u64) -> Option<(u64, EventHandle)> {
-        let markers = self.markers.lock();
+        let markers = self.markers.read();
         let index = markers.queue.partition_point(|marker| marker.ticket < ticket);
         markers.queue.get(index).map(|marker| (marker.ticket, marker.event.clone()))
     }

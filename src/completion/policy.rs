@@ -10,12 +10,13 @@
 //! |---|---|---|
 //! | any | the poller | after a 64th of the age: at least [`NAP_LEAST_NS`], at most [`NAP_MOST_NS`] |
 //! | in a window | the poller as well | after a 32nd of what is left of it, and at least its rest |
-//! | in a window of at most [`CHECK_MOST_NS`], and from [`NEAR_NS`] before it on; with nothing remembered, below [`CHECK_NS`] | the polling task itself, yielding in between: a *check* | each time that it is polled |
+//! | in a window of at most [`CHECK_MOST_NS`], and from [`NAP_LEAST_NS`] before it on; with nothing remembered, below [`CHECK_NS`] | the polling task itself, yielding in between: a *check* | each time that it is polled |
 //!
 //! At most one task checks per stream, and [`CHECKERS`] per device. The poller leaves a stream to its
 //! checker as long as the executor polls it every [`CHECK_AGAIN_NS`]; a checker that is polled later stops
-//! checking. When a window opens and fewer than [`ALERTS`] tasks check, the poller wakes the stream's first
-//! waiter to check: the 6 µs that waking a sleeping worker takes then pass before the work is complete.
+//! checking. When a window opens and no task checks (a worker that is awake serves the others), the poller
+//! wakes the stream's first waiter to check: the 6 µs that waking a sleeping worker takes then pass before
+//! the work is complete.
 //! After slow wake-ups, windows open that much earlier.
 //!
 //! # The numbers
@@ -24,7 +25,7 @@
 //! | what | µs | so |
 //! |---|---|---|
 //! | a query that finds an event pending, complete | 0.17, 1.3 | the newest marker is asked first |
-//! | a word written by the stream, against an event | + 0.8 to submit, − 1.3 to see | words for work of at most [`WORD_MOST_NS`] while fewer than [`WORDS_BELOW`] tasks check |
+//! | a word written by the stream, against an event | + 0.8 to submit, − 1.3 to see | words for work of at most [`WORD_MOST_NS`] while one task checks at most |
 //! | a nap with exact timers: late by, CPU | 2.6, 3 | [`REST_LEAST_NS`], [`NAP_LEAST_NS`] |
 //! | a host function behind 200 µs, 1 ms, 200 ms of waiting: late by | 62, 450, 560 | no doorbells: the cadence is as early |
 //!
@@ -73,26 +74,19 @@ pub enum Completion {
 
 /// With nothing remembered, a task checks for itself up to this age.
 pub(crate) const CHECK_NS: u64 = 40_000;
-/// A window counts as open this long before: a nap is not worthwhile.
-pub(crate) const NEAR_NS: u64 = 20_000;
 /// The poller rests as long as its last round took, and at least so long.
 pub(crate) const REST_LEAST_NS: u64 = 8_000;
 /// Wake-ups from waits of this length on tell how long a wake-up takes: the processor sleeps deeper.
 pub(crate) const LAG_FROM_NS: u64 = 300_000;
 /// The longest time from a wake-up to the poll that is allowed for.
 pub(crate) const LAG_MOST_NS: u64 = 400_000;
-/// Tasks are woken ahead of time while fewer than this check: a worker that is awake serves the
-/// others.
-pub(crate) const ALERTS: usize = 1;
 /// Tasks of one device that check at once; others wait for the poller.
 pub(crate) const CHECKERS: usize = 8;
-/// Words mark the streams while fewer tasks than this check.
-pub(crate) const WORDS_BELOW: usize = 2;
-/// ... and their work takes at most so long.
+/// Words mark streams whose work takes at most so long, while at most one task checks.
 pub(crate) const WORD_MOST_NS: u64 = 30_000;
 /// Work of some age is looked at again after this part of it, ...
 pub(crate) const NAP_PART: u64 = 64;
-/// ... but not sooner than this, ...
+/// ... but not sooner than this (a window counts as open so long before: a nap is not worthwhile), ...
 pub(crate) const NAP_LEAST_NS: u64 = 20_000;
 /// ... and not later.
 pub(crate) const NAP_MOST_NS: u64 = 1_000_000;
@@ -106,10 +100,9 @@ pub(crate) const WATCH_NS: u64 = 1_000_000_000;
 pub(crate) const MARK_WITHIN_NS: u64 = 1_000_000;
 /// A stream without work stays with the poller for this long.
 pub(crate) const LINGER_NS: u64 = 20_000_000;
-/// Commands without a marker before one is placed, so that depth is known.
+/// Commands without a marker before one is placed, so that depth is known. At twice as many markers, on a
+/// stream that nobody waits for, its submitter looks which are complete.
 pub(crate) const MARK_EVERY: u64 = 128;
-/// Markers of a stream that nobody waits for from which on its submitter looks which are complete.
-pub(crate) const TIDY_FROM: u64 = 256;
 /// Commands in flight above which the next one may block the calling thread: the driver takes 1,021 on
 /// a stream.
 pub(crate) const CROWDED: u64 = 800;
@@ -180,7 +173,7 @@ pub(crate) fn plan(mode: Completion, age: Age, estimator: &Estimator) -> Plan {
         None => {}
         Some(Window { from_ns, until_ns }) => {
             // A task must be woken before its window opens.
-            let ahead = NEAR_NS + (lag_ns + lag_ns / 2).min(from_ns / 5);
+            let ahead = NAP_LEAST_NS + (lag_ns + lag_ns / 2).min(from_ns / 5);
             let open_ns = from_ns.saturating_sub(ahead);
             if age_ns < open_ns {
                 plan.look_ns = plan.look_ns.min(open_ns);

@@ -18,7 +18,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Lane;
 use crate::backend::DevicePtr;
@@ -99,7 +98,7 @@ impl Lane {
     }
 
     pub(crate) fn deferred_blocks(&self) -> Vec<Block> {
-        self.deferred.lock().clone()
+        self.deferred.read().clone()
     }
 
     /// Takes over a block whose free was put off, if it is still there.
@@ -219,8 +218,6 @@ impl Lane {
         let freed = may_free && self.try_with(|turn| turn.free(block)).is_some();
         if !freed {
             self.deferred.lock().push(block);
-            // ORDERING: Relaxed: read by whoever submits next, or the poller, which is told below.
-            self.has_deferred.store(true, Ordering::Relaxed);
             self.activate();
         }
     }

@@ -105,8 +105,8 @@ impl Lane {
 
     /// Whether the driver, or the stream's word, could say something new.
     fn may_have_moved(&self) -> bool {
-        // ORDERING: Relaxed: who waits for a marker sees it counted, see `Submitter::enter`.
-        self.marked.load(Ordering::Relaxed) > 0
+        // Who waits for a marker sees it counted, see `Submitter::enter`.
+        !self.markers.is_empty()
             || self.word.as_ref().is_some_and(|word| word.read() > self.completed())
     }
 
@@ -131,8 +131,7 @@ impl Lane {
             }
         }
         // ORDERING: Relaxed, as in `with`.
-        let left = self.marked.load(Ordering::Relaxed);
-        self.tidy_from.store((2 * left).max(policy::TIDY_FROM), Ordering::Relaxed);
+        self.tidy_from.store(2 * self.markers.len().max(policy::MARK_EVERY), Ordering::Relaxed);
     }
 
     /// Raises `completed` as far as the markers allow. Only one thread at a time.
@@ -143,8 +142,8 @@ impl Lane {
         if let Some(word) = &self.word {
             self.progress.timeline.complete(word.read());
         }
-        // ORDERING: Relaxed: who waits for a marker sees it counted, see `Submitter::enter`.
-        if self.marked.load(Ordering::Relaxed) == 0 {
+        // Who waits for a marker sees it counted, see `Submitter::enter`.
+        if self.markers.is_empty() {
             return Ok(());
         }
         self.drop_markers();
@@ -153,7 +152,7 @@ impl Lane {
         let mut back = 1;
         loop {
             let next = {
-                let markers = self.markers.lock();
+                let markers = self.markers.read();
                 let end = pending.min(markers.queue.len());
                 // Ever further back from the newest; between a complete and a pending one, halfway.
                 let index =
@@ -201,8 +200,6 @@ impl Lane {
                 surplus.push(marker.event);
             }
         }
-        // ORDERING: Relaxed, see `Submitter::enter`.
-        self.marked.store(markers.queue.len() as u64, Ordering::Relaxed);
         drop(markers);
     }
 
@@ -255,8 +252,8 @@ impl Lane {
 
     /// Takes lent memory back that the device is through with.
     fn take_back(&self) {
-        // ORDERING: Relaxed: what a submitter adds meanwhile is not complete yet.
-        while self.lending.load(Ordering::Relaxed) > 0 {
+        // What a submitter adds meanwhile is not complete yet.
+        while !self.lent.is_empty() {
             let mut batch: SmallVec<[LentMemory; 8]> = SmallVec::new();
             {
                 let mut lent = self.lent.lock();
@@ -264,8 +261,6 @@ impl Lane {
                 while batch.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
                     batch.extend(lent.pop_front());
                 }
-                // ORDERING: Relaxed, as above.
-                self.lending.store(lent.len() as u64, Ordering::Relaxed);
             }
             if batch.is_empty() {
                 return;
@@ -353,9 +348,8 @@ impl Lane {
         if self.engine.lost().is_some() {
             return false;
         }
-        // ORDERING: Relaxed: written by the calling thread or under the lock it held.
-        self.lending.load(Ordering::Relaxed) > 0
-            || self.has_deferred.load(Ordering::Relaxed)
+        !self.lent.is_empty()
+            || !self.deferred.is_empty()
             || (self.is_deserted() && self.in_flight() > 0)
     }
 
@@ -445,7 +439,7 @@ impl Lane {
         // ORDERING: Relaxed: only the poller alerts.
         if !engine.options.completion.checks()
             || self.pace.alerted.load(Ordering::Relaxed) == until
-            || engine.checkers.held(now) >= policy::ALERTS
+            || engine.checkers.held(now) > 0
         {
             return false;
         }

@@ -160,11 +160,8 @@ impl Submitter {
 
     fn enter(&mut self, lane: &Lane, ticket: u64, event: EventHandle) {
         self.touched = false;
-        let mut markers = lane.markers.lock();
-        markers.queue.push_back(Marker { ticket, event });
-        // ORDERING: Relaxed: under the lock that guards what it counts; who waits for the marker
-        // sees it through the submission lock's `marked`.
-        lane.marked.store(markers.queue.len() as u64, Ordering::Relaxed);
+        // Who waits for the marker sees it counted through the submission lock's `marked`.
+        lane.markers.lock().queue.push_back(Marker { ticket, event });
     }
 }
 
@@ -292,10 +289,8 @@ impl Turn<'_, '_> {
 
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
-        let mut lent = self.lane.lent.lock();
-        lent.push_back(LentMemory { ticket, bytes, payload });
-        // ORDERING: Relaxed: statistics, and a hint that is written under the lock.
-        self.lane.lending.store(lent.len() as u64, Ordering::Relaxed);
+        self.lane.lent.lock().push_back(LentMemory { ticket, bytes, payload });
+        // ORDERING: Relaxed: a statistic.
         self.lane.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -328,12 +323,10 @@ impl Turn<'_, '_> {
     }
 
     pub(super) fn free_deferred(&mut self) {
-        // ORDERING: Relaxed: who stored it also told the poller, which comes here as well.
-        if !self.lane.has_deferred.load(Ordering::Relaxed) {
+        // Who adds one tells the poller, which comes here as well.
+        if self.lane.deferred.is_empty() {
             return;
         }
-        // ORDERING: Relaxed, as above; before the take, so that what comes later is seen.
-        self.lane.has_deferred.store(false, Ordering::Relaxed);
         // An allocation finds them in one place or the other; it holds this and waits for no stream.
         let _pressing = self.lane.engine.pressing.lock();
         let deferred = std::mem::take(&mut *self.lane.deferred.lock());

@@ -312,7 +312,7 @@ impl Lane {
             return false;
         }
         // A task that was woken to check may come sooner than most.
-        let (since, plan) = self.plan(now, policy::NEAR_NS);
+        let (since, plan) = self.plan(now, policy::NAP_LEAST_NS);
         let Some(until_ns) = plan.check_until_ns else { return false };
         wait.permit = self.engine.checkers.enter(now, since + until_ns);
         if wait.permit.is_some() {
