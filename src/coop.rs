@@ -52,7 +52,7 @@ impl Budget {
                 self.put_off = true;
                 // Not through tokio: its list of those who are put off is one worker's, delayed by
                 // what runs there and lost when a `block_on` returns.
-                cx.waker().wake_by_ref();
+                contain::wake_by_ref(cx.waker());
                 return Poll::Pending;
             }
             self.put_off = !has_budget;

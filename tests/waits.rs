@@ -33,9 +33,8 @@ fn on_wake(act: impl Fn() + Send + Sync + 'static) -> Waker {
 #[test]
 fn who_was_woken_goes_first() {
     let (device, stepper) = testing::manual();
-    let [a, b] = [(); 2].map(|()| device.stream().unwrap());
-    // How often a wait that begins wakes its own task, which is not polled until it is woken.
-    let yields = || {
+    let [a, b, c] = [(); 3].map(|()| device.stream().unwrap());
+    let counting = || {
         let count = Arc::new(AtomicU32::new(0));
         let waker = on_wake({
             let count = count.clone();
@@ -43,9 +42,14 @@ fn who_was_woken_goes_first() {
                 count.fetch_add(1, Ordering::SeqCst);
             }
         });
+        (move || count.load(Ordering::SeqCst), waker)
+    };
+    // How often a wait that begins wakes its own task, which is not polled until it is woken.
+    let yields = || {
+        let (woken, waker) = counting();
         let mut op = b.host_fn(|| ());
         let mut polled = 0;
-        while polled <= count.load(Ordering::SeqCst) {
+        while polled <= woken() {
             assert!(op.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
             polled += 1;
         }
@@ -62,6 +66,24 @@ fn who_was_woken_goes_first() {
     let others = [woken(), woken()];
     assert_eq!(yields(), 1, "the others first");
     assert_eq!(yields(), 1);
+    stepper.run_until_idle();
+    // An operation on two streams waits for one after the other: for `first` first, or for the other.
+    let waits_for_two = [0, 1].map(|first| {
+        let (woken, waker) = counting();
+        let mut cx = Context::from_waker(&waker);
+        let mut both = b.host_fn(|| ()).and(c.host_fn(|| ()));
+        assert!(both.poll_unpin(&mut cx).is_pending());
+        assert!(both.poll_unpin(&mut cx).is_pending());
+        assert_eq!(woken(), 1);
+        while woken() == 1 {
+            assert!(stepper.step(first));
+        }
+        let waits_for_two = both.poll_unpin(&mut cx).is_pending();
+        assert_eq!(woken(), 2, "once for an operation");
+        stepper.run_until_idle();
+        waits_for_two
+    });
+    assert_ne!(waits_for_two, [false; 2]);
     let [polled, dropped] = others;
     polled.now_or_never().unwrap().unwrap();
     assert_eq!(yields(), 1, "the other one first");

@@ -4,8 +4,10 @@
 //! to the next would then keep its worker, since what it awaits is often complete when it first looks; so a
 //! new wait lets the others go first, once (`who_was_woken_goes_first`).
 //!
-//! The count is a guess. A future that was woken and leaked is never polled: the poller forgets everybody
-//! when the device is idle ([`forget`](Backlog::forget)).
+//! The count is a guess: it has blocked threads and siblings of one `join!` as well, and not those that were
+//! woken ahead of time; a future that was woken and is kept or leaked without being polled stays in it, until
+//! the device is idle and its poller forgets everybody ([`forget`](Backlog::forget)). Too high, it costs a wait
+//! one turn of its executor; too low, a task that was woken one turn.
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering};

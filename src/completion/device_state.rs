@@ -8,6 +8,7 @@
 
 use std::sync::OnceLock;
 
+use super::backlog::Backlog;
 use super::wait_queue::LossFlag;
 use crate::backend::DeviceKind;
 use crate::error::Error;
@@ -19,6 +20,7 @@ pub(crate) struct DeviceState {
     pub(crate) kind: DeviceKind,
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) label: String,
+    pub(crate) backlog: Backlog,
     loss: LossFlag,
     /// Why it is lost; there before `loss` is set.
     cause: OnceLock<Error>,
@@ -26,7 +28,8 @@ pub(crate) struct DeviceState {
 
 impl DeviceState {
     pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
-        DeviceState { id, kind, label, loss: LossFlag::new(), cause: OnceLock::new() }
+        let (backlog, loss) = (Backlog::new(), LossFlag::new());
+        DeviceState { id, kind, label, backlog, loss, cause: OnceLock::new() }
     }
 
     /// The loss, if it was declared.

@@ -2,11 +2,10 @@
 //!
 //! | part | what for |
 //! |---|---|
-//! | `state` | whether it is lost: for those who outlive it as well |
+//! | `state` | whether it is lost, and which tasks wait for a worker: for those who outlive it as well |
 //! | `registry` | every stream, to tell them of a loss and to wait for all |
 //! | `attention` | how a stream comes to the poller's |
 //! | `checkers` | places for tasks that look for themselves |
-//! | `backlog` | tasks that were woken and not polled since |
 //! | `events`, `words` | markers |
 //! | `bells` | private streams on which doorbells ring |
 //! | `deadlines` | moments at which the poller wakes tasks |
@@ -35,7 +34,6 @@ use slab::Slab;
 
 use super::account::{Account, block};
 use super::attention::Attention;
-use super::backlog::Backlog;
 use super::block_cache;
 use super::checkers::Checkers;
 use super::deadlines::Deadlines;
@@ -101,7 +99,6 @@ pub(crate) struct Engine {
     /// Set once a buffer was used by two streams: from then on dependencies are exact.
     crossed: AtomicBool,
     pub(crate) checkers: Checkers,
-    pub(crate) backlog: Backlog,
     /// How long the poller rests between two rounds, at least.
     rest_ns: AtomicU64,
     /// How long a task took lately from being woken to check to being polled.
@@ -167,7 +164,6 @@ impl Engine {
             closed: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
             checkers: Checkers::new(),
-            backlog: Backlog::new(),
             lag_ns: AtomicU64::new(0),
             rest_ns: AtomicU64::new(policy::REST_LEAST_NS),
             epoch: Instant::now(),

@@ -544,7 +544,10 @@ impl Drop for Lane {
         }
         engine.remove_stream(self.id());
         // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
-        self.queue.close().into_iter().for_each(contain::wake);
+        for waker in self.queue.close() {
+            engine.state.backlog.enter();
+            contain::wake(waker);
+        }
         let markers = self.markers.get_mut();
         // Before the engine, whose end destroys what is in the pool.
         markers.spare.clear();

@@ -182,7 +182,7 @@ impl Poller {
             }
         } else if now >= self.last_progress + lingers_ns {
             self.active.retain(|lane| !lane.deactivate());
-            engine.backlog.forget();
+            engine.state.backlog.forget();
         }
         attention.looked(!(waited_for || owes || self.active.is_empty()));
         let mut until = match (waited_for, owes) {

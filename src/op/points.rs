@@ -138,16 +138,21 @@ impl Point {
         match self.lane.lane() {
             Some(lane) => lane.poll_ticket(self.ticket, wait, cx),
             // What it waited with went with the stream.
-            None => Poll::Ready(self.lane.outcome(self.ticket)),
+            None => {
+                wait.forget_gone(self.lane.device());
+                Poll::Ready(self.lane.outcome(self.ticket))
+            }
         }
     }
 
     /// Stops waiting.
     pub(super) fn forget(&self, wait: &mut WaitState) {
-        if wait.is_waiting()
-            && let Some(lane) = self.lane.lane()
-        {
-            lane.forget(wait);
+        if !wait.is_waiting() {
+            return;
+        }
+        match self.lane.lane() {
+            Some(lane) => lane.forget(wait),
+            None => wait.forget_gone(self.lane.device()),
         }
     }
 }

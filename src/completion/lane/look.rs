@@ -245,7 +245,7 @@ impl Lane {
         self.queue.settle(upto, |waker| {
             // ORDERING: Relaxed: a statistic.
             self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
-            self.engine.backlog.enter();
+            self.engine.state.backlog.enter();
             wake(waker);
         });
     }

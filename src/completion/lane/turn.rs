@@ -289,9 +289,9 @@ impl Turn<'_, '_> {
 
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
-        self.lane.lent.lock().push_back(LentMemory { ticket, bytes, payload });
-        // ORDERING: Relaxed: a statistic.
+        // ORDERING: Relaxed: a statistic; before whoever takes the memory back subtracts it.
         self.lane.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.lane.lent.lock().push_back(LentMemory { ticket, bytes, payload });
     }
 
     /// Frees memory behind everything submitted so far.

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::{ForeignWait, Lane};
 use crate::completion::checkers::CheckPermit;
+use crate::completion::device_state::DeviceState;
 use crate::completion::policy;
 use crate::completion::progress::Progress;
 use crate::completion::wait_queue::{Entry, Registered};
@@ -49,6 +50,8 @@ enum Stage {
     /// It was not polled.
     #[default]
     New,
+    /// An earlier point of its operation is complete: whoever had to go first did.
+    Next,
     /// It let others go first, and looks when it is polled again.
     PutOff,
     Begun,
@@ -75,7 +78,17 @@ impl WaitState {
 
     /// For the future's next point, when this one is complete.
     pub(crate) fn next(&self) -> Self {
-        WaitState { blocking: self.blocking, ..WaitState::default() }
+        let checks = if self.checks == CHECKS { CHECKS } else { 0 };
+        let (blocking, stage) = (self.blocking, Stage::Next);
+        WaitState { checks, blocking, stage, ..WaitState::default() }
+    }
+
+    /// The stream is gone, which wakes whoever waited for it.
+    pub(crate) fn forget_gone(&mut self, device: &DeviceState) {
+        self.permit = None;
+        if self.key.take().is_some() {
+            device.backlog.leave();
+        }
     }
 
     /// Says that a thread polls for this future alone: nobody needs a turn in between.
@@ -112,14 +125,12 @@ impl Lane {
         if !may_ask {
             self.stop_checking(wait);
         }
-        if stage == Stage::New {
-            if !self.queue.is_waited_for() {
-                // ORDERING: Relaxed: a time, for guesses.
-                self.pace.head_since.store(now, Ordering::Relaxed);
-            }
-            if may_ask && self.lets_others_go(wait) {
-                wait.stage = Stage::PutOff;
-            }
+        if matches!(stage, Stage::New | Stage::Next) && !self.queue.is_waited_for() {
+            // ORDERING: Relaxed: a time, for guesses.
+            self.pace.head_since.store(now, Ordering::Relaxed);
+        }
+        if stage == Stage::New && may_ask && self.lets_others_go(wait) {
+            wait.stage = Stage::PutOff;
         }
         let put_off = wait.stage == Stage::PutOff;
         let may_look = may_ask && !put_off;
@@ -170,14 +181,14 @@ impl Lane {
         let entry = self.queue.entry(wait.key, cx.waker());
         if entry == Entry::Taken {
             wait.key = None;
-            self.engine.backlog.leave();
+            self.engine.state.backlog.leave();
         }
         entry == Entry::Current
     }
 
     /// Whether tasks that were woken wait for a worker: a new wait lets them go first.
     fn lets_others_go(&self, wait: &WaitState) -> bool {
-        !self.engine.backlog.is_empty()
+        !self.engine.state.backlog.is_empty()
             && !wait.blocking
             && wait.checks != CHECKS
             && self.engine.options.completion.checks()
@@ -187,7 +198,7 @@ impl Lane {
     pub(crate) fn forget(&self, wait: &mut WaitState) {
         self.stop_checking(wait);
         if !self.queue.leave(&mut wait.key) {
-            self.engine.backlog.leave();
+            self.engine.state.backlog.leave();
         }
     }
 
