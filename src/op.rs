@@ -14,6 +14,7 @@
 //!    (`drop_before_completion_keeps_buffers`).
 #![forbid(unsafe_code)]
 
+mod asleep;
 pub(crate) mod join;
 mod points;
 
@@ -22,13 +23,13 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
 use futures::future::FusedFuture;
 use futures::ready;
-use parking_lot::{Condvar, Mutex};
 use sync_wrapper::SyncWrapper;
 
+use self::asleep::Asleep;
 pub(crate) use self::points::{Point, Points};
 use crate::completion::lane::{Lane, WaitState};
 use crate::completion::progress::Progress;
@@ -535,35 +536,6 @@ impl<T: Send + 'static> HostValue<T> {
             return HostValue::Here(here.collect());
         }
         HostValue::Later(Box::new(move || values.into_iter().map(HostValue::take).collect()))
-    }
-}
-
-/// A thread that blocks on one operation, as a waker. It has a flag of its own: the thread's park token
-/// belongs to everybody, and foreign wakers that this thread calls after it registered may wait
-/// themselves, and take it.
-#[derive(Default)]
-struct Asleep {
-    woken: Mutex<bool>,
-    wakes: Condvar,
-}
-
-impl Asleep {
-    fn until_woken(&self) {
-        let mut woken = self.woken.lock();
-        while !std::mem::take(&mut *woken) {
-            self.wakes.wait(&mut woken);
-        }
-    }
-}
-
-impl Wake for Asleep {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        *self.woken.lock() = true;
-        self.wakes.notify_one();
     }
 }
 

@@ -1,6 +1,9 @@
 //! Waiting beside others: a thread that blocks, and a task whose operations are complete at once.
 #![forbid(unsafe_code)]
 
+#[path = "../src/op/asleep.rs"]
+mod asleep;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -8,6 +11,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use asleep::Asleep;
 use futures::FutureExt;
 use futures::executor::block_on;
 use gpu_await::testing;
@@ -26,6 +30,22 @@ impl<F: Fn() + Send + Sync + 'static> Wake for OnWake<F> {
 
 fn on_wake(act: impl Fn() + Send + Sync + 'static) -> Waker {
     Waker::from(Arc::new(OnWake(act)))
+}
+
+/// A thread that blocks on an operation is woken while it calls foreign wakers, one of which waits itself.
+#[test]
+fn a_nested_wait_takes_no_wake_up() {
+    let (done, is_done) = channel();
+    thread::spawn(move || {
+        let asleep = Arc::new(Asleep::default());
+        Waker::from(asleep.clone()).wake();
+        // As any wait for something else does.
+        thread::current().unpark();
+        thread::park_timeout(SOON);
+        asleep.until_woken();
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(SOON).expect("it was woken before the nested wait");
 }
 
 /// While a task that was woken waits for a worker, whoever comes new to a wait yields once before it looks:

@@ -1,0 +1,37 @@
+//! A thread that blocks on one operation, as a waker (pure).
+//!
+//! It does not sleep by `park`: the thread's token belongs to everybody, and foreign wakers that the thread
+//! calls while it looks may wait themselves, and take it (`a_nested_wait_takes_no_wake_up`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::task::Wake;
+
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Default)]
+pub(crate) struct Asleep {
+    woken: Mutex<bool>,
+    wakes: Condvar,
+}
+
+impl Asleep {
+    /// Blocks until it was woken since the last time.
+    pub(crate) fn until_woken(&self) {
+        let mut woken = self.woken.lock();
+        while !std::mem::take(&mut *woken) {
+            self.wakes.wait(&mut woken);
+        }
+    }
+}
+
+impl Wake for Asleep {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        *self.woken.lock() = true;
+        self.wakes.notify_one();
+    }
+}
