@@ -31,7 +31,8 @@ pub(crate) struct Counted<L> {
     list: Mutex<L>,
     /// Stored under the lock.
     ///
-    /// ORDERING: Relaxed throughout: who must not miss an entry is told of it by other means.
+    /// ORDERING: Relaxed throughout: a reader may see an old length. The callers that must not miss an entry
+    /// synchronize elsewhere: the submission lock for markers, the call to the poller for the rest.
     length: AtomicU64,
 }
 

@@ -100,8 +100,8 @@ pub(crate) const WATCH_NS: u64 = 1_000_000_000;
 pub(crate) const MARK_WITHIN_NS: u64 = 1_000_000;
 /// A stream without work stays with the poller for this long.
 pub(crate) const LINGER_NS: u64 = 20_000_000;
-/// Commands without a marker before one is placed, so that depth is known. At twice as many markers, on a
-/// stream that nobody waits for, its submitter looks which are complete.
+/// A marker is placed after this many commands without one, so that the depth of the queue is known. When a
+/// stream without waiters has twice as many markers, its submitter sweeps them.
 pub(crate) const MARK_EVERY: u64 = 128;
 /// Commands in flight above which the next one may block the calling thread: the driver takes 1,021 on
 /// a stream.

@@ -105,7 +105,7 @@ impl Lane {
 
     /// Whether the driver, or the stream's word, could say something new.
     fn may_have_moved(&self) -> bool {
-        // Who waits for a marker sees it counted, see `Submitter::enter`.
+        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
         !self.markers.is_empty()
             || self.word.as_ref().is_some_and(|word| word.read() > self.completed())
     }
@@ -142,7 +142,7 @@ impl Lane {
         if let Some(word) = &self.word {
             self.progress.timeline.complete(word.read());
         }
-        // Who waits for a marker sees it counted, see `Submitter::enter`.
+        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
         if self.markers.is_empty() {
             return Ok(());
         }

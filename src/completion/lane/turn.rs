@@ -160,7 +160,7 @@ impl Submitter {
 
     fn enter(&mut self, lane: &Lane, ticket: u64, event: EventHandle) {
         self.touched = false;
-        // Who waits for the marker sees it counted through the submission lock's `marked`.
+        // `publish_mark` releases the new length: a thread that reads the submission lock's `marked` sees it.
         lane.markers.lock().queue.push_back(Marker { ticket, event });
     }
 }
