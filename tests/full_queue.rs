@@ -1,6 +1,6 @@
 //! A stream whose queue is full holds up who submits to it, and nobody else.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -194,22 +194,33 @@ fn a_full_queue_leaves_events_to_record() {
     each_mode(|device| {
         let [beside, reader] = [(); 2].map(|()| device.stream().unwrap());
         let full = FullQueue::of(&device);
-        let recorded = full.returns(move |_, _| {
-            let mut x = beside.zeros::<u32>(16).queued().unwrap();
-            // More than there are in stock.
-            for _ in 0..100 {
-                beside.fill(&mut x, 1).queued().unwrap();
-                drop(beside.record().unwrap());
-                // It is through with that, which only the other stream was asked.
-                reader.download(&x).synchronize().unwrap();
+        let at = Arc::new(Mutex::new((0, "the allocation")));
+        let recorded = full.returns({
+            let at = at.clone();
+            move |_, _| {
+                let begin = |round, call| *at.lock().unwrap() = (round, call);
+                let mut x = beside.zeros::<u32>(16).queued().unwrap();
+                // More than there are in stock.
+                for round in 0..100 {
+                    begin(round, "the fill");
+                    beside.fill(&mut x, 1).queued().unwrap();
+                    begin(round, "`record`");
+                    drop(beside.record().unwrap());
+                    // It is through with that, which only the other stream was asked.
+                    begin(round, "the download");
+                    let download = reader.download(&x);
+                    begin(round, "the wait for the download");
+                    download.synchronize().unwrap();
+                }
             }
         });
+        let held_up = *at.lock().unwrap();
         let timed = {
             let beside = device.default_stream().clone();
             full.returns(move |_, _| beside.timed(|_| Ok(())).synchronize())
         };
         full.open();
-        assert!(recorded.is_some(), "{device:?}: `record` is held up");
+        assert!(recorded.is_some(), "{device:?}: held up (round, call): {held_up:?}");
         assert!(timed.is_some(), "{device:?}: `timed` is held up");
     });
 }
