@@ -25,6 +25,10 @@
 //! [`retired`] what is given up and waits for them, [`progress`] and [`device_state`] what outlives
 //! streams and devices, [`claim`] the memory for an allocation, [`prospect`] what could be had and
 //! [`pressure`] what to do where that is not enough, [`reclaimers`] the futures that wait for memory.
+//!
+//! Imports run one way: [`engine`], [`registry`], [`progress`] and [`retired`] know no stream, and say what
+//! they ask of one ([`DeviceStream`](engine::DeviceStream), [`PointStream`](progress::PointStream)); [`lane`] answers.
+//! The aliases at the end of this file bring them together, for all who come after.
 
 pub(crate) mod account;
 pub(crate) mod attention;
@@ -58,3 +62,14 @@ pub(crate) mod timeline;
 pub(crate) mod wait_queue;
 pub(crate) mod waiters;
 pub(crate) mod words;
+
+use crate::completion::lane::Lane;
+
+/// The engine of one device, whose streams are lanes.
+pub(crate) type Engine = crate::completion::engine::Engine<Lane>;
+/// How far a stream is.
+pub(crate) type Progress = crate::completion::progress::Progress<Lane>;
+/// What is given up, and who uses it.
+pub(crate) type Retired = crate::completion::retired::Retired<Lane>;
+/// Streams that use something, each with its last ticket.
+pub(crate) type UserList = crate::completion::retired::UserList<Lane>;

@@ -25,7 +25,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use crate::backend::HostCallback;
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::completion::lane::Callback;
 use crate::contain;
 use crate::thread_role::{self, Role};

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backend::{Function, HostTwin, KernelAttributes, LaunchShape};
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::op::Op;

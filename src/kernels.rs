@@ -88,9 +88,7 @@ kernel! {
 
 /// [`gate`] for `testing`, on the calling thread, whichever it is.
 #[cfg(feature = "test-util")]
-pub(crate) fn load_gate(
-    engine: &std::sync::Arc<crate::completion::engine::Engine>,
-) -> crate::Result<gate> {
+pub(crate) fn load_gate(engine: &std::sync::Arc<crate::completion::Engine>) -> crate::Result<gate> {
     Ok(gate { kernel: crate::kernel::define::Declared::load_now(engine)? })
 }
 

@@ -22,7 +22,7 @@ use std::task::{Context, Wake, Waker};
 use parking_lot::Mutex;
 
 use crate::at_exit;
-use crate::completion::progress::Progress;
+use crate::completion::Progress;
 use crate::completion::sweep::SweepGate;
 use crate::op::{HostValue, Op};
 

@@ -22,9 +22,9 @@ pub(crate) mod untracked;
 use std::sync::Arc;
 
 use crate::backend::PoolInfo;
+use crate::completion::Engine;
 use crate::completion::account::Figures;
 use crate::completion::claim::Backoff;
-use crate::completion::engine::Engine;
 use crate::completion::lane::Lane;
 use crate::completion::prospect::{Outlook, Prospect};
 use crate::error::advice::MemoryAdvice;

@@ -31,8 +31,8 @@ use sync_wrapper::SyncWrapper;
 
 use self::asleep::Asleep;
 pub(crate) use self::points::{Point, Points};
+use crate::completion::Progress;
 use crate::completion::lane::{Lane, WaitState};
-use crate::completion::progress::Progress;
 use crate::coop::Budget;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use crate::completion::progress::Progress;
+use crate::completion::Progress;
 use crate::completion::prospect::{Prospect, Reclaimer};
 use crate::coop;
 use crate::error::Result;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::coop;
 use crate::error::{Error, Result};

@@ -36,13 +36,12 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::account::{block, choose};
-use super::engine::Engine;
 use super::events::EventHandle;
 use super::lane::Lane;
 use super::pressure::Pressure;
-use super::progress::Progress;
 use super::prospect::{Candidate, From};
-use super::retired::{Block, Remnant, Retired, UserList};
+use super::retired::{Block, Remnant};
+use super::{Engine, Progress, Retired, UserList};
 use crate::backend::{DevicePtr, DriverResult};
 use crate::error::Result;
 use crate::hazard::{Track, Use};

@@ -40,13 +40,13 @@ use super::deadlines::Deadlines;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::events::{Destroy, EventHandle, EventPool};
-use super::lane::Lane;
 use super::policy::{self, Completion};
 use super::pressure::Pressure;
+use super::progress::{PointStream, Progress};
 use super::reaper::Reaper;
 use super::reclaimers::Reclaimers;
 use super::registry::Registry;
-use super::retired::Retired;
+use super::retired::{Block, Retired};
 use super::words::Words;
 use crate::at_exit::{self, Leaving};
 use crate::backend::{Backend, DeviceKind, EventOptions, RawEvent, RawStream, StreamOptions};
@@ -71,7 +71,7 @@ pub(crate) struct EngineOptions {
     pub(crate) block_cache_bytes: u64,
 }
 
-pub(crate) struct Engine {
+pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) options: EngineOptions,
     /// Process-unique and never reused.
@@ -86,8 +86,8 @@ pub(crate) struct Engine {
     pub(crate) attention: Arc<Attention>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
     pub(crate) private: RawStream,
-    registry: Registry,
-    retired: Mutex<Vec<Retired>>,
+    registry: Registry<S>,
+    retired: Mutex<Vec<Retired<S>>>,
     /// Frees of what was retired, each with an event behind it; within a limit.
     freeing: Mutex<VecDeque<(EventHandle, u64)>>,
     pub(crate) account: Mutex<Account>,
@@ -125,9 +125,27 @@ pub(crate) struct Counters {
     pub(crate) unreturned: AtomicU64,
 }
 
-impl Engine {
+/// What an engine asks of its streams.
+pub(crate) trait DeviceStream: PointStream + Send + Sync + 'static {
+    fn progress(&self) -> &Arc<Progress<Self>>;
+
+    /// Asks the device how far the stream is and wakes who waited for it; true if it moved.
+    fn sweep(&self) -> bool;
+
+    /// Wakes every waiter, and keeps what is lent from everybody: the device is lost.
+    fn mourn(&self);
+
+    /// Gives the device, in its account, what was freed on the stream and is known to have run. If `mark`,
+    /// the rest will be known by and by.
+    fn collect_freed(&self, mark: bool);
+
+    /// Takes the memory that the stream keeps for itself.
+    fn take_all_kept(&self) -> Vec<Block>;
+}
+
+impl<S: DeviceStream> Engine<S> {
     /// Opens the engine of a device. Its poller is to be started, unless it is stepped.
-    pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Engine>> {
+    pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut limit = options.memory_limit.unwrap_or(u64::MAX);
         if backend.kind() == DeviceKind::Host {
@@ -191,8 +209,8 @@ impl Engine {
         &self.state.label
     }
 
-    pub(crate) fn add_stream(&self, lane: &Arc<Lane>) {
-        self.registry.insert(lane.id(), Arc::downgrade(lane));
+    pub(crate) fn add_stream(&self, lane: &Arc<S>) {
+        self.registry.insert(lane.progress().id, Arc::downgrade(lane));
     }
 
     /// Removes a lane that is being dropped.
@@ -201,14 +219,14 @@ impl Engine {
     }
 
     /// Hands a lane to the poller, unless that has ended.
-    pub(crate) fn hand_over(&self, lane: Arc<Lane>) {
+    pub(crate) fn hand_over(&self, lane: Arc<S>) {
         if self.registry.hand_over(lane) {
             self.attention.call();
         }
     }
 
     /// Takes the lanes that were handed over; true if there were any.
-    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<Lane>>) -> bool {
+    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<S>>) -> bool {
         self.registry.take_handed_over(into)
     }
 
@@ -217,7 +235,7 @@ impl Engine {
         self.registry.let_go_of_all();
     }
 
-    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
+    pub(crate) fn lanes(&self) -> Vec<Arc<S>> {
         self.registry.lanes()
     }
 
@@ -433,7 +451,7 @@ impl Engine {
 
     /// Makes a driver call that may be held up for long, on a thread that nobody waits for. It is not
     /// made once the device is lost or the process ends.
-    pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Engine>) + Send + 'static) {
+    pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
         if self.options.stepped {
             return errand(self);
         }
@@ -478,7 +496,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
     })
 }
 
-impl Drop for Engine {
+impl<S: DeviceStream> Drop for Engine<S> {
     fn drop(&mut self) {
         self.attention.stop();
         if self.state.lost().is_some() || at_exit::begun() {

@@ -16,6 +16,7 @@
 //! `markers`, `lent`, `deferred`, `block_cache`, `freed`; then the device's account. The lock of `queue` is
 //! never held with another.
 
+mod for_others;
 mod freed;
 mod handle;
 mod look;
@@ -61,8 +62,8 @@ const EVENTS_IN_STOCK: usize = 8;
 const UNKNOWN: u64 = u64::MAX;
 
 pub(crate) struct Lane {
-    progress: Arc<Progress>,
-    engine: Arc<Engine>,
+    progress: Arc<Progress<Lane>>,
+    engine: Arc<Engine<Lane>>,
     stream: RawStream,
     /// What its driver stream is.
     options: StreamOptions,
@@ -111,7 +112,7 @@ enum Origin {
 /// device that does.
 struct ForeignWait {
     ticket: u64,
-    on: Use<Arc<Progress>>,
+    on: Use<Arc<Progress<Lane>>>,
 }
 
 /// When the stream's work was waited for, looked at, and how long it took; times of the engine's
@@ -176,7 +177,7 @@ pub(crate) trait Callback: Any + Send {
 impl Lane {
     /// A lane with a stream of its own.
     pub(crate) fn open(
-        engine: &Arc<Engine>,
+        engine: &Arc<Engine<Lane>>,
         options: StreamOptions,
         name: Option<Box<str>>,
     ) -> Result<Arc<LaneHandle>> {
@@ -215,7 +216,7 @@ impl Lane {
     /// A lane over a stream of somebody else's, which `owner` keeps if that is needed. It uses events
     /// alone: a word of ours would be ordered with work that we know nothing of.
     pub(crate) fn open_foreign(
-        engine: &Arc<Engine>,
+        engine: &Arc<Engine<Lane>>,
         stream: RawStream,
         options: StreamOptions,
         name: Option<Box<str>>,
@@ -227,14 +228,14 @@ impl Lane {
 
     /// A lane for [`mark_everything`](Self::mark_everything). It has the engine's own stream, on
     /// which nothing is put here, and leaves it to the engine.
-    pub(crate) fn open_whole(engine: &Arc<Engine>) -> Result<Arc<LaneHandle>> {
+    pub(crate) fn open_whole(engine: &Arc<Engine<Lane>>) -> Result<Arc<LaneHandle>> {
         engine.check_open()?;
         let (stream, name) = (engine.private, Some("whole device".into()));
         Ok(Lane::over(engine, stream, StreamOptions::default(), name, None, Origin::Engine))
     }
 
     fn over(
-        engine: &Arc<Engine>,
+        engine: &Arc<Engine<Lane>>,
         stream: RawStream,
         options: StreamOptions,
         name: Option<Box<str>>,
@@ -315,7 +316,7 @@ impl Lane {
         self.progress.id
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn engine(&self) -> &Arc<Engine<Lane>> {
         &self.engine
     }
 
@@ -381,7 +382,7 @@ impl Lane {
     }
 
     /// What is kept by those who may outlive the stream.
-    pub(crate) fn progress(&self) -> &Arc<Progress> {
+    pub(crate) fn progress(&self) -> &Arc<Progress<Lane>> {
         &self.progress
     }
 
@@ -431,7 +432,10 @@ impl Lane {
             turn.enter_event(ticket, event);
             let others = lanes.iter().map(|lane| lane.progress());
             let others = others.filter(|other| other.waits_for_others());
-            let on = |other: &Arc<Progress>| Use { ticket: other.submitted(), lane: other.clone() };
+            let on = |other: &Arc<Progress<Lane>>| Use {
+                ticket: other.submitted(),
+                lane: other.clone(),
+            };
             self.waits_for(ticket, others.map(on));
             Ok(ticket)
         });

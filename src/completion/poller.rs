@@ -11,8 +11,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::Engine;
 use super::attention::Attention;
-use super::engine::Engine;
 use super::exit;
 use super::lane::Lane;
 use super::park::Rounds;

@@ -22,31 +22,43 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use super::device_state::DeviceState;
-use super::lane::Lane;
 use super::timeline::Timeline;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::hazard::Track;
 
 /// A stream's id, its tickets, and the way to it while it is there.
-pub(crate) struct Progress {
+pub(crate) struct Progress<S> {
     pub(super) id: u64,
     pub(super) timeline: Timeline,
     pub(super) device: Arc<DeviceState>,
-    pub(super) lane: Weak<Lane>,
+    pub(super) lane: Weak<S>,
     /// Whether the stream waits for another device, as far as is known. Written under the lock of the
     /// lane's list of those waits.
     pub(super) waits_for_others: AtomicBool,
 }
 
+/// What a point asks of its stream while that is there.
+pub(crate) trait PointStream: fmt::Debug + Sized {
+    /// Whether `ticket` is complete or never will be.
+    fn is_settled(&self, ticket: u64) -> bool;
+
+    /// Asks the device how far the stream is, behind a marker for `ticket`, or has the poller ask where no
+    /// driver call may be made. Never blocks.
+    fn ask_after(self: &Arc<Self>, ticket: u64);
+
+    /// What another device is told that waits for `ticket`, if a device is lost that it waits for.
+    fn dependency_lost(&self, ticket: u64) -> Option<Error>;
+}
+
 /// What became of a ticket.
-enum Standing {
+enum Standing<S> {
     Complete,
-    Pending(Arc<Lane>),
+    Pending(Arc<S>),
     /// It will never be known to be complete, and why.
     Never(Error),
 }
 
-impl Progress {
+impl<S> Progress<S> {
     pub(crate) fn device(&self) -> &Arc<DeviceState> {
         &self.device
     }
@@ -54,6 +66,11 @@ impl Progress {
     /// The last ticket handed out.
     pub(crate) fn submitted(&self) -> u64 {
         self.timeline.submitted()
+    }
+
+    /// Whether everything that was submitted is known to be complete.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_complete(self.submitted())
     }
 
     /// Whether something on the stream waits for another device, as far as is known.
@@ -73,12 +90,12 @@ impl Progress {
     }
 
     /// The stream, unless it is gone.
-    pub(crate) fn lane(&self) -> Option<Arc<Lane>> {
+    pub(crate) fn lane(&self) -> Option<Arc<S>> {
         self.lane.upgrade()
     }
 
     /// What became of `ticket`, as far as it is known.
-    fn standing(&self, ticket: u64) -> Standing {
+    fn standing(&self, ticket: u64) -> Standing<S> {
         if self.is_complete(ticket) {
             return Standing::Complete;
         }
@@ -102,13 +119,22 @@ impl Progress {
         })
     }
 
+    /// What another device is told that waits for `ticket`, if this one is lost before.
+    pub(super) fn lost_before(&self, ticket: u64) -> Option<Error> {
+        let cause = self.device.lost().filter(|_| !self.is_complete(ticket))?;
+        let (device, cause) = (self.device.label.clone(), cause.clone());
+        Some(ErrorDetail::DependencyLost { device, cause }.into())
+    }
+
+    pub(crate) fn is_complete(&self, ticket: u64) -> bool {
+        self.timeline.is_complete(ticket)
+    }
+}
+
+impl<S: PointStream> Progress<S> {
     /// The stream, for an operation on `device` that must wait for `ticket`; `None` if that is
     /// complete.
-    pub(crate) fn pending_for(
-        &self,
-        device: &DeviceState,
-        ticket: u64,
-    ) -> Result<Option<Arc<Lane>>> {
+    pub(crate) fn pending_for(&self, device: &DeviceState, ticket: u64) -> Result<Option<Arc<S>>> {
         if self.device.id != device.id
             && let Some(error) = self.dependency_lost(ticket)
         {
@@ -121,22 +147,10 @@ impl Progress {
         }
     }
 
-    /// What another device is told that waits for `ticket`, if this one is lost before, or one that it
-    /// waits for.
+    /// The same, also if one is lost that this one waits for.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
         let transitive = || self.lane().and_then(|lane| lane.dependency_lost(ticket));
         self.lost_before(ticket).or_else(transitive)
-    }
-
-    /// The same for this device alone.
-    pub(super) fn lost_before(&self, ticket: u64) -> Option<Error> {
-        let cause = self.device.lost().filter(|_| !self.is_complete(ticket))?;
-        let (device, cause) = (self.device.label.clone(), cause.clone());
-        Some(ErrorDetail::DependencyLost { device, cause }.into())
-    }
-
-    pub(crate) fn is_complete(&self, ticket: u64) -> bool {
-        self.timeline.is_complete(ticket)
     }
 
     /// Whether `ticket` is complete or never will be.
@@ -151,13 +165,12 @@ impl Progress {
     /// ask where no driver call may be made. Never blocks.
     pub(crate) fn ask(&self, ticket: u64) {
         if let Standing::Pending(lane) = self.standing(ticket) {
-            lane.want(ticket);
-            lane.ask_here_or_there();
+            lane.ask_after(ticket);
         }
     }
 }
 
-impl Track for Arc<Progress> {
+impl<S> Track for Arc<Progress<S>> {
     fn id(&self) -> u64 {
         self.id
     }
@@ -167,13 +180,13 @@ impl Track for Arc<Progress> {
     }
 }
 
-impl PartialEq for Progress {
+impl<S> PartialEq for Progress<S> {
     fn eq(&self, other: &Self) -> bool {
         self.id == other.id
     }
 }
 
-impl fmt::Debug for Progress {
+impl<S: fmt::Debug> fmt::Debug for Progress<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.lane() {
             Some(lane) => lane.fmt(f),

@@ -13,10 +13,10 @@
 use std::sync::Arc;
 
 use super::account::{Figures, block};
-use super::engine::Engine;
 use super::lane::Lane;
 use super::pressure::Pressure;
-use super::retired::{Block, Remnant, Retired, UserList};
+use super::retired::{Block, Remnant};
+use super::{Engine, Retired, UserList};
 use crate::backend::DevicePtr;
 use crate::hazard::{Track, Use};
 

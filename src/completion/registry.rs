@@ -15,28 +15,27 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::lane::Lane;
 use super::park::Inbox;
 
-pub(crate) struct Registry {
+pub(crate) struct Registry<S> {
     /// By their ids.
-    lanes: Mutex<Vec<(u64, Weak<Lane>)>>,
+    lanes: Mutex<Vec<(u64, Weak<S>)>>,
     /// Handed to the poller, which has not taken them yet.
-    inbox: Inbox<Arc<Lane>>,
+    inbox: Inbox<Arc<S>>,
 }
 
-impl Registry {
+impl<S> Registry<S> {
     pub(crate) fn new() -> Self {
         Registry { lanes: Mutex::default(), inbox: Inbox::new() }
     }
 
     /// Hands a lane to the poller; false if that has ended, and the lane is let go of.
-    pub(crate) fn hand_over(&self, lane: Arc<Lane>) -> bool {
+    pub(crate) fn hand_over(&self, lane: Arc<S>) -> bool {
         self.inbox.put(lane).map_err(|lane| let_go([lane])).is_ok()
     }
 
     /// Takes the lanes that were handed over; true if there were any.
-    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<Lane>>) -> bool {
+    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<S>>) -> bool {
         self.inbox.take(into)
     }
 
@@ -45,7 +44,7 @@ impl Registry {
         let_go(self.inbox.close());
     }
 
-    pub(crate) fn insert(&self, id: u64, lane: Weak<Lane>) {
+    pub(crate) fn insert(&self, id: u64, lane: Weak<S>) {
         self.lanes.lock().push((id, lane));
     }
 
@@ -58,14 +57,14 @@ impl Registry {
     }
 
     /// All of them.
-    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
+    pub(crate) fn lanes(&self) -> Vec<Arc<S>> {
         self.lanes.lock().iter().filter_map(|(_, lane)| lane.upgrade()).collect()
     }
 }
 
 /// Releases streams that have no poller any more. At the end of the process they are leaked instead: other
 /// devices may still depend on their pending work.
-pub(super) fn let_go(lanes: impl IntoIterator<Item = Arc<Lane>>) {
+pub(super) fn let_go<S>(lanes: impl IntoIterator<Item = Arc<S>>) {
     let exits = crate::at_exit::begun();
     lanes.into_iter().for_each(|lane| if exits { std::mem::forget(lane) } else { drop(lane) });
 }

@@ -10,16 +10,16 @@ use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
 use crate::hazard::Use;
 
 /// What goes away when every stream that used it is through.
-pub(crate) struct Retired {
+pub(crate) struct Retired<S> {
     pub(crate) what: Remnant,
-    pub(crate) users: UserList,
+    pub(crate) users: UserList<S>,
     /// Whoever uses it may be another device's stream, which does not keep this engine.
     #[expect(dead_code, reason = "kept for as long as this is")]
     pub(crate) engine: Arc<dyn Any + Send + Sync>,
 }
 
 /// Streams that use something, each with its last ticket.
-pub(crate) type UserList = SmallVec<[Use<Arc<Progress>>; 2]>;
+pub(crate) type UserList<S> = SmallVec<[Use<Arc<Progress<S>>>; 2]>;
 
 /// Memory that a stream has for itself, behind its work up to a ticket.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::engine::Engine;
+use super::Engine;
 use crate::backend::{EventOptions, Query, RawEvent};
 use crate::error::{ErrorDetail, Result};
 use crate::thread_role;

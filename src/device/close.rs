@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::{Device, at};
+use crate::completion::Engine;
 use crate::completion::deadlines::NEVER;
-use crate::completion::engine::Engine;
 use crate::error::{ErrorDetail, Result};
 use crate::{coop, thread_role};
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::coop::Budget;
 use crate::error::Error;
 

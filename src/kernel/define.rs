@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::backend::KernelAttributes;
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::Kernel;

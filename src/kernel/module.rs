@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{DriverResult, Function, Grid, RawFunction, RawModule};
-use crate::completion::engine::Engine;
-use crate::completion::retired::{Remnant, UserList};
+use crate::completion::Engine;
+use crate::completion::UserList;
+use crate::completion::retired::Remnant;
 use crate::device::Device;
 use crate::error::image::ImageProblem;
 use crate::error::{Error, ErrorDetail, Result};

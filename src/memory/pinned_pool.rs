@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 
 use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::offload::{Crew, detach};
 use crate::{system, thread_role};

@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::completion::Progress;
 use crate::completion::lane::{Lane, WaitState};
-use crate::completion::progress::Progress;
 use crate::error::Result;
 use crate::hazard::Track;
 

@@ -2,8 +2,8 @@
 //! devices.
 #![forbid(unsafe_code)]
 
+use crate::completion::Engine;
 use crate::completion::device_state::DeviceState;
-use crate::completion::engine::Engine;
 use crate::error::{Error, ErrorDetail, Result};
 
 /// Refuses what belongs to another device; `peers` allows those of the same kind.

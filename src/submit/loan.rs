@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::devices::check_device;
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::completion::lane::{Callback, Payload};
 use crate::error::refused::Refused;
 use crate::error::{Error, Result};

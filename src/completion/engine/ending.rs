@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-use super::Engine;
+use super::{DeviceStream, Engine};
 use crate::error::Error;
 
-impl Engine {
+impl<S: DeviceStream> Engine<S> {
     /// Refuses work from now on, gives up what streams keep, and wakes the waiters for the loss, which keep
     /// their keys, and those for memory. The caller holds no lock.
     pub(crate) fn close(self: &Arc<Self>) {

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::Engine;
+use super::{DeviceStream, Engine};
 use crate::backend::Query;
 use crate::completion::events::EventHandle;
-use crate::completion::lane::Lane;
 use crate::completion::retired::{Block, Remnant, Retired, UserList};
 use crate::hazard::Use;
 use crate::thread_role;
@@ -17,10 +16,10 @@ use crate::thread_role;
 /// themselves.
 const FLUSH_FOR: Duration = Duration::from_millis(10);
 
-impl Engine {
+impl<S: DeviceStream> Engine<S> {
     /// Frees memory, which is pending in the account, when every stream that used it is through; no
     /// stream waits for that.
-    pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList) {
+    pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
         let engine = self.clone();
         self.retired.lock().push(Retired { what, users, engine });
         if self.state.lost().is_some() {
@@ -31,14 +30,14 @@ impl Engine {
     }
 
     /// Frees a block that one stream has for itself, when that is through with it.
-    pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<Lane>, block: Block) {
+    pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<S>, block: Block) {
         let Block { ptr, bytes, ticket } = block;
         let users = UserList::from_iter([Use { lane: lane.progress().clone(), ticket }]);
         self.retire(Remnant::Memory { ptr, bytes }, users);
     }
 
     /// Lets `look` see what is retired.
-    pub(crate) fn with_retired<R>(&self, look: impl FnOnce(&mut Vec<Retired>) -> R) -> R {
+    pub(crate) fn with_retired<R>(&self, look: impl FnOnce(&mut Vec<Retired<S>>) -> R) -> R {
         look(&mut self.retired.lock())
     }
 
@@ -55,7 +54,7 @@ impl Engine {
     /// asks after them.
     /// True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
-        let mut done: SmallVec<[Retired; 8]> = SmallVec::new();
+        let mut done: SmallVec<[Retired<S>; 8]> = SmallVec::new();
         if press {
             self.press_users();
         }
@@ -94,7 +93,7 @@ impl Engine {
 
     /// Asks how far the streams are that the retired wait for: perhaps nobody else does.
     fn press_users(&self) {
-        let mut users = UserList::new();
+        let mut users: UserList<S> = UserList::new();
         for retired in &*self.retired.lock() {
             for used in &retired.users {
                 match users.iter_mut().find(|known| known.lane == used.lane) {
@@ -111,7 +110,7 @@ impl Engine {
     pub(crate) fn look_everywhere(&self) {
         for lane in self.lanes() {
             lane.sweep();
-            lane.collect_freed();
+            lane.collect_freed(false);
         }
         self.collect_freeing();
     }
@@ -191,10 +190,11 @@ impl Engine {
 
     /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
     /// `users` say.
-    pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList) {
-        let submitted = |lane: &Arc<Lane>| (lane.submitted(), lane.progress().clone());
-        let tails = self.lanes().iter().map(submitted).collect::<Vec<_>>();
-        users.extend(tails.into_iter().map(|(ticket, lane)| Use { lane, ticket }));
+    pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList<S>) {
+        for lane in self.lanes() {
+            let lane = lane.progress().clone();
+            users.push(Use { ticket: lane.submitted(), lane });
+        }
         self.retire(what, users);
     }
 
@@ -219,7 +219,7 @@ impl Engine {
 
     /// Whether no stream is known to have work.
     fn is_idle(&self) -> bool {
-        self.lanes().iter().all(|lane| lane.is_complete(lane.submitted()))
+        self.lanes().iter().all(|lane| lane.progress().is_idle())
     }
 
     /// Brings the account up to date with the frees on streams that are known to be complete, and sees
@@ -227,10 +227,7 @@ impl Engine {
     pub(crate) fn collect_freed(&self) {
         let may_ask = thread_role::may_call_driver();
         for lane in self.lanes() {
-            lane.collect_freed();
-            if let Some(last) = lane.frees_in_order().last().filter(|_| may_ask) {
-                lane.want(last.ticket);
-            }
+            lane.collect_freed(may_ask);
         }
         self.collect_freeing();
     }

@@ -490,7 +490,7 @@ impl Lane {
         let Some((_, event)) = event else { return };
         let engine = &self.engine;
         let Some(bell) = engine.bells.take() else { return };
-        let no_doorbell = |engine: &Engine, code| {
+        let no_doorbell = |engine: &Engine<Lane>, code| {
             let error = engine.refused(code);
             tracing::debug!(device = engine.label(), %error, "no doorbell");
         };

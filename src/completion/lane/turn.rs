@@ -262,7 +262,7 @@ impl Turn<'_, '_> {
     /// Makes this stream wait, on the device, for `ticket` of `other`.
     pub(crate) fn wait_for(
         &mut self,
-        other: &Arc<Progress>,
+        other: &Arc<Progress<Lane>>,
         ticket: u64,
         event: &EventHandle,
     ) -> std::result::Result<(), DriverCode> {

@@ -238,7 +238,11 @@ impl Lane {
     }
 
     /// Enters that `ticket` waits for these.
-    pub(super) fn waits_for(&self, ticket: u64, on: impl IntoIterator<Item = Use<Arc<Progress>>>) {
+    pub(super) fn waits_for(
+        &self,
+        ticket: u64,
+        on: impl IntoIterator<Item = Use<Arc<Progress<Lane>>>>,
+    ) {
         let mut foreign = self.foreign.lock();
         foreign.extend(on.into_iter().map(|on| ForeignWait { ticket, on }));
         self.progress.set_waits_for_others(!foreign.is_empty());
@@ -248,7 +252,7 @@ impl Lane {
     pub(super) fn visit_foreign<R>(
         &self,
         ticket: u64,
-        mut look: impl FnMut(&Use<Arc<Progress>>) -> Option<R>,
+        mut look: impl FnMut(&Use<Arc<Progress<Lane>>>) -> Option<R>,
     ) -> Option<R> {
         if !self.progress.waits_for_others() {
             return None;
@@ -256,7 +260,7 @@ impl Lane {
         self.forget_foreign();
         // Up to which ticket each stream was seen: streams may wait for each other to and fro. No two of
         // their locks are held at once.
-        let mut seen: SmallVec<[Use<Arc<Progress>>; 4]> = SmallVec::new();
+        let mut seen: SmallVec<[Use<Arc<Progress<Lane>>>; 4]> = SmallVec::new();
         let mut next = 0;
         self.collect_foreign(ticket, &mut seen);
         while let Some(on) = seen.get(next).cloned() {
@@ -274,7 +278,7 @@ impl Lane {
     }
 
     /// Adds what `ticket` waits for and what was not seen yet.
-    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Use<Arc<Progress>>; 4]>) {
+    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Use<Arc<Progress<Lane>>>; 4]>) {
         let foreign = self.foreign.lock();
         // The newest first: a stream's earlier tickets are seen with it.
         for wait in foreign.iter().rev().filter(|wait| wait.ticket <= ticket) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
 use super::{PoolCore, PoolState};
-use crate::completion::engine::Engine;
+use crate::completion::Engine;
 use crate::contain;
 
 /// Wakes a pool that has requests waiting: a device was lost or closed.
