@@ -184,7 +184,7 @@ impl Device {
     /// As [`Stream::pinned`]. In async code use [`pinned_async`](Self::pinned_async).
     ///
     /// # Errors
-    /// Out of pinned memory; a device that is lost or closed.
+    /// As [`Stream::pinned`]; a device that is lost or closed.
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.default.pinned(len)
     }
@@ -209,7 +209,7 @@ impl Device {
     /// A word, zero at first, that the host and running kernels share.
     ///
     /// # Errors
-    /// Out of pinned memory; a device that is lost or closed.
+    /// Out of pinned memory; a device that is lost or closed; a thread on which it would dead-lock.
     pub fn pinned_flag(&self) -> Result<PinnedFlag> {
         self.engine().check_open()?;
         PinnedFlag::new(&self.home.pinned)
@@ -466,7 +466,7 @@ impl DeviceBuilder {
     /// As [`Device::cuda`].
     #[cfg(feature = "cuda")]
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
-        thread_role::check_driver("opening a CUDA device")?;
+        thread_role::check("opening a CUDA device")?;
         let memory = crate::backend::cuda::PoolOptions {
             limit_bytes: self.memory_limit_bytes,
             release_threshold_bytes: self.release_threshold_bytes,

@@ -11,7 +11,9 @@
 //! 1. Every public call that needs the driver asks for the role before it takes a lock or makes a
 //!    driver call: it is a typed error, or answers with what is known and leaves asking to the poller
 //!    (`every_public_method_inside_a_host_function`).
-//! 2. A drop only enqueues in a host function (`what_a_host_function_captured_may_be_a_handle`).
+//! 2. No public call blocks in a twin or on a poller (`no_public_method_blocks_inside_a_twin`,
+//!    `no_public_method_blocks_the_poller`).
+//! 3. A drop only enqueues in a host function (`what_a_host_function_captured_may_be_a_handle`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -49,7 +51,8 @@ pub(crate) fn may_call_driver() -> bool {
     current() != Role::HostFn
 }
 
-/// Refuses `what`, which submits or blocks, on threads where it would dead-lock.
+/// Refuses `what`, which submits or blocks, on threads where it would dead-lock. So does what makes the
+/// driver make something, a stream, an event or pinned memory: that waits while any queue is full.
 pub(crate) fn check(what: &'static str) -> Result<()> {
     match current() {
         Role::Free => Ok(()),
@@ -57,7 +60,7 @@ pub(crate) fn check(what: &'static str) -> Result<()> {
     }
 }
 
-/// Refuses `what`, which calls the driver and waits for nothing, where the driver refuses calls.
+/// Refuses `what`, which calls the driver and waits for nobody, where the driver refuses calls.
 pub(crate) fn check_driver(what: &'static str) -> Result<()> {
     match current() {
         Role::HostFn => Err(wrong_thread(what, Role::HostFn)),

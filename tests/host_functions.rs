@@ -16,7 +16,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use eventually::eventually;
-use every_method::World;
+use every_method::{Inside, World};
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
@@ -36,7 +36,21 @@ fn is_wrong_thread<T>(result: Result<T>) -> bool {
 #[test]
 fn every_public_method_inside_a_host_function() {
     let device = testing::device();
-    World::new(&device).unwrap().run().unwrap();
+    World::new(&device).unwrap().run(Inside::HostFn).unwrap();
+}
+
+/// Where the driver may be called, but whatever waits would wait for itself.
+#[test]
+fn no_public_method_blocks_inside_a_twin() {
+    // CUDA has no twins.
+    let device = Device::host();
+    World::new(&device).unwrap().run(Inside::Twin).unwrap();
+}
+
+#[test]
+fn no_public_method_blocks_the_poller() {
+    let device = testing::device();
+    World::new(&device).unwrap().run(Inside::Waker).unwrap();
 }
 
 // ---- what is asked, and what resolves -----------------------------------------------------------

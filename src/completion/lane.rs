@@ -181,7 +181,7 @@ impl Lane {
         options: StreamOptions,
         name: Option<Box<str>>,
     ) -> Result<Arc<LaneHandle>> {
-        thread_role::check_driver("making a stream")?;
+        thread_role::check("making a stream")?;
         engine.check_open()?;
         let backend = &*engine.backend;
         let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;

@@ -66,7 +66,7 @@ impl SharedEvent {
 }
 
 fn check(engine: &Engine) -> Result<()> {
-    thread_role::check_driver("making an event")?;
+    thread_role::check("making an event")?;
     engine.check_open()?;
     if engine.backend.limits().interprocess_events {
         return Ok(());

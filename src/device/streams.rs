@@ -28,7 +28,8 @@ impl Device {
     /// or keep queues short with [`throttle`](Stream::throttle).
     ///
     /// # Errors
-    /// A device that is lost or closed.
+    /// A device that is lost or closed; a thread on which it would dead-lock (in a host function or a host
+    /// twin, in a waker).
     pub fn stream(&self) -> Result<Stream> {
         self.stream_builder().build()
     }
@@ -65,9 +66,9 @@ impl Device {
     /// The first call of a thread, as [`stream`](Self::stream).
     ///
     /// # Errors
-    /// A device that is lost or closed.
+    /// A device that is lost or closed; a thread on which it would dead-lock.
     pub fn thread_stream(&self) -> Result<Stream> {
-        thread_role::check_driver("making a stream")?;
+        thread_role::check("making a stream")?;
         self.engine().check_open()?;
         Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
     }
@@ -169,7 +170,7 @@ impl StreamBuilder<'_> {
     /// As [`Device::stream`].
     ///
     /// # Errors
-    /// A device that is lost or closed.
+    /// A device that is lost or closed; a thread on which it would dead-lock.
     ///
     /// # Source
     /// `cuStreamCreateWithPriority`.

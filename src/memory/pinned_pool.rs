@@ -131,7 +131,7 @@ impl PinnedPool {
     /// a mebibyte on an H200.
     pub(crate) fn get(self: &Arc<Self>, bytes: usize) -> Result<Arc<PinnedBlock>> {
         // Also where the pool has some: that a call works must not depend on what others used.
-        thread_role::check_driver("taking pinned memory")?;
+        thread_role::check("taking pinned memory")?;
         let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
         loop {
             if let Some(block) = self.get_pooled(bytes) {

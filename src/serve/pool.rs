@@ -333,7 +333,7 @@ impl StreamPoolBuilder {
     /// # Errors
     /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
     pub fn build(self) -> Result<StreamPool> {
-        thread_role::check_driver("making streams")?;
+        thread_role::check("making streams")?;
         let mut seats = Vec::new();
         for (device, n, urgent) in &self.groups {
             let (lowest, highest) = device.priority_range();

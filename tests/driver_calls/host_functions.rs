@@ -13,7 +13,7 @@ fn no_public_method_calls_the_driver_there() {
     under_the_stand_in(|driver| {
         for mode in MODES {
             let device = device_with(mode);
-            every_method::World::new(&device).unwrap().run().unwrap();
+            every_method::World::new(&device).unwrap().run(every_method::Inside::HostFn).unwrap();
             assert_eq!(driver.misuse(), [""; 0], "{mode:?}");
         }
     });
