@@ -184,7 +184,9 @@ impl Device {
     /// As [`Stream::pinned`]. In async code use [`pinned_async`](Self::pinned_async).
     ///
     /// # Errors
-    /// As [`Stream::pinned`]; a device that is lost or closed.
+    /// Out of pinned memory; a device that is lost or closed; a thread on which it would dead-lock (it may
+    /// have to map memory). A loss that no driver call has reported yet is not seen if the pool has the
+    /// memory: see [`lost`](Self::lost).
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.default.pinned(len)
     }

@@ -129,6 +129,22 @@
 //! # use gpu_await::*;
 //! kernel! { pub fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(x.len()); }
 //! ```
+//! The twin has the types of the declaration, and the error for another one shows both:
+//! ```
+//! # use gpu_await::*;
+//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
+//! fn twin(_: &Grid, _: f32, _: &[f32], _: &mut [f32], _: u64) {}
+//! ```
+//! ```compile_fail,E0308
+//! # use gpu_await::*;
+//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
+//! fn twin(_: &Grid, _: f32, _: &[f32], _: &[f32], _: u64) {}
+//! ```
+//! ```compile_fail,E0308
+//! # use gpu_await::*;
+//! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
+//! fn twin(_: &Grid, _: f32, _: &[f32], _: &mut [f32]) {}
+//! ```
 //! What a declaration computes says `unsafe` itself where it needs it: a condition, a geometry, a derived
 //! argument, the code.
 //! ```
@@ -153,6 +169,11 @@
 //! # use gpu_await::*;
 //! # unsafe fn four() -> usize { 4 }
 //! kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = four() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # unsafe fn pick() -> fn(&Grid, &mut [f32]) { todo!() }
+//! kernel! { pub unsafe fn whole(x: &mut [f32]); host = pick(); }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;

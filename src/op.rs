@@ -179,6 +179,9 @@ impl<T> Op<T> {
     ///
     /// # Errors
     /// Why it could not be submitted.
+    ///
+    /// # Panics
+    /// If it gave its value before.
     pub fn queued(mut self) -> Result<T>
     where
         T: DeviceSide,
@@ -238,6 +241,9 @@ impl<T> Op<T> {
     /// assert_eq!(stream.download(&x).await?[8..12], [1.0, 1.0, 0.0, 0.0]);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
+    ///
+    /// # Panics
+    /// If it gave its value before.
     pub fn without_value(mut self) -> Op<()> {
         match std::mem::replace(&mut self.state, OpState::Done) {
             OpState::Pending(Pending { points, wait, value }) => {
@@ -284,6 +290,9 @@ impl<T> Op<T> {
     /// # Errors
     /// As the future; and at once on a thread of this crate (in a host function or a waker), where
     /// it would dead-lock.
+    ///
+    /// # Panics
+    /// If it gave its value before; and with the panic of a host function.
     pub fn synchronize(self) -> Result<T> {
         if matches!(self.state, OpState::Pending(_)) {
             thread_role::check("a blocking wait")?;
@@ -333,6 +342,9 @@ impl<T> Op<T> {
     ///
     /// # Errors
     /// The first failure of either; the other is then abandoned.
+    ///
+    /// # Panics
+    /// If one of them gave its value before.
     pub fn and<U: Send + 'static>(self, other: Op<U>) -> Op<(T, U)>
     where
         T: Send + 'static,

@@ -209,6 +209,19 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// Lengths that differ; a lost or closed device. [`Refused`] has the pinned buffer.
+    ///
+    /// # Examples
+    /// As the only operation of a batch: `?` turns a [`Refused`] into an [`Error`](crate::Error).
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let mut x = stream.empty::<f32>(10).queued()?;
+    /// let frame = stream.pinned::<f32>(10)?;
+    /// let frame = stream.batch(|q| Ok(q.upload_into(frame, &mut x)?)).await?;
+    /// assert_eq!(frame.len(), 10);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
     pub fn upload_into<T: Element>(
         &self,
         source: PinnedBuffer<T>,

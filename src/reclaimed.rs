@@ -19,7 +19,8 @@ impl Stream {
     /// Resolves when an allocation of so many bytes on this stream fits, as far as the device's account
     /// says: enough of what was given up is complete, or more was given up. Other allocations may be
     /// quicker; then this one fails again, and `reclaimed` may be awaited again. If the driver refused
-    /// what fits, it resolves when memory has moved since.
+    /// what fits, it resolves when memory has moved since, of whatever size: try again, and stop if the
+    /// [`advice`](crate::MemoryAdvice) of that error is not to wait.
     ///
     /// It waits for memory that was given up, never for buffers that are alive elsewhere: beside those,
     /// what does not fit is refused at once. To wait until other tasks drop theirs, hold a permit of a

@@ -315,7 +315,7 @@ impl Stream {
     /// [queue is full](Self#blocking).
     ///
     /// # Errors
-    /// Out of pinned memory; a thread on which it would dead-lock: it may have to map memory.
+    /// As [`Device::pinned`](crate::Device::pinned).
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.engine().check_open()?;
         PinnedBuffer::zeroed(&self.home.pinned, len)

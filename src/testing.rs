@@ -28,6 +28,7 @@ use crate::backend::wrapper::{Control, Wrapper};
 use crate::completion::engine::EngineOptions;
 use crate::completion::lane::Lane;
 use crate::completion::policy::Completion;
+use crate::contain;
 use crate::device::{Device, DeviceBuilder};
 use crate::error::{ErrorDetail, ErrorKind, Result};
 use crate::kernels;
@@ -137,6 +138,11 @@ mod turn {
     }
 }
 
+/// What the kernel leaves in a gate's word when its limit opened it.
+const TIMED_OUT: u32 = 2;
+/// The same, and somebody was told.
+const TOLD: u32 = 3;
+
 /// Holds a stream until it is opened: everything submitted behind it waits.
 ///
 /// It has no place in [verify mode](crate::DeviceBuilder::verify): closing one would wait for it.
@@ -146,10 +152,14 @@ mod turn {
 /// process has a closed gate or loads a kernel.
 ///
 /// It is a kernel that watches a word (never a driver wait on a value: eight of those freeze a
-/// process). It opens by itself when dropped, and after its time limit.
+/// process). On a host device a closed gate takes about a quarter of a core for that.
+///
+/// It opens when dropped, and by its time limit: [`open`](Self::open) and the drop then say so with
+/// `tracing::warn!`, once.
 #[derive(Debug)]
 pub struct Gate {
     word: PinnedFlag,
+    limit: Duration,
     /// Keeps kernel loads of other tests from waiting for this gate inside the driver.
     #[cfg(feature = "cuda")]
     closed: parking_lot::Mutex<Option<Closed>>,
@@ -184,6 +194,7 @@ impl Gate {
         kernel.launch(stream, &word, timeout_ns).queued()?;
         Ok(Gate {
             word,
+            limit,
             #[cfg(feature = "cuda")]
             closed: parking_lot::Mutex::new(closed),
         })
@@ -191,7 +202,12 @@ impl Gate {
 
     /// Opens it: what waits behind it goes on.
     pub fn open(&self) {
-        let _ = self.word.compare_exchange(0, 1);
+        let is_late = self.word.compare_exchange(0, 1) == Err(TIMED_OUT);
+        if is_late && self.word.compare_exchange(TIMED_OUT, TOLD).is_ok() {
+            contain::log(
+                || tracing::warn!(limit = ?self.limit, "a gate was opened by its time limit"),
+            );
+        }
         #[cfg(feature = "cuda")]
         drop(self.closed.lock().take());
     }
@@ -199,7 +215,7 @@ impl Gate {
     /// Whether its time limit opened it; meaningful once the stream has passed it.
     #[must_use]
     pub fn timed_out(&self) -> bool {
-        self.word.get() == 2
+        matches!(self.word.get(), TIMED_OUT | TOLD)
     }
 }
 

@@ -77,7 +77,9 @@ verbs! {
     /// also those that another batch lent.
     ///
     /// # Errors
-    /// The first error that the closure returns; what was put on the stream before goes on.
+    /// The first error that the closure returns; what was put on the stream before goes on. Verbs that take
+    /// a pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an
+    /// [`Error`](crate::Error): a closure that ends with one ends with `Ok(q.upload_into(part, &mut x)?)`.
     ///
     /// # Examples
     /// ```

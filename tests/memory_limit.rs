@@ -419,6 +419,35 @@ async fn the_advice_is_what_helps() -> Result<()> {
     Ok(())
 }
 
+fn driver_refused(error: &gpu_await::Error) -> (MemoryAdvice, u64) {
+    match *error.detail() {
+        ErrorDetail::OutOfMemory { advice, pending_bytes, driver_refused: true, .. } => {
+            (advice, pending_bytes)
+        }
+        ref other => panic!("{other}"),
+    }
+}
+
+/// A device that claims more than there is, and refuses what it cannot have: nothing that comes back
+/// would be enough.
+#[tokio::test]
+async fn waiting_is_not_advised_where_it_cannot_help() -> Result<()> {
+    let device = Device::builder().host_memory_bytes(u64::MAX).host();
+    let stream = device.stream()?;
+    for bytes in [usize::MAX / 2, 1 << 62] {
+        let gate = Gate::close(&stream)?;
+        // More than a stream keeps.
+        drop(stream.zeros::<u8>(3 * MIB).queued()?);
+        let error = stream.empty::<u8>(bytes).queued().unwrap_err();
+        assert_eq!(driver_refused(&error), (MemoryAdvice::DropBuffers, 3 << 20), "{error}");
+        let error = soon(stream.reclaimed(bytes as u64)).await.unwrap_err();
+        assert_eq!(driver_refused(&error), (MemoryAdvice::DropBuffers, 3 << 20), "{error}");
+        gate.open();
+        soon(device.done()).await?;
+    }
+    Ok(())
+}
+
 /// Neither what streams kept before, nor what is dropped later.
 #[tokio::test]
 async fn a_closed_device_keeps_nothing() -> Result<()> {

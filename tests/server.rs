@@ -583,6 +583,22 @@ async fn sigterm_answers_what_is_in_flight_and_exits_with_0() {
     }
 }
 
+/// The kernel made the connection, and the server has yet to accept it.
+#[tokio::test]
+async fn sigterm_answers_who_waits_to_be_accepted() {
+    let mut server = Server::start(&["--max-connections", "1"]);
+    let mut first = server.client().await;
+    let live = Request::get("/healthz").body(Full::default()).expect("a request");
+    assert_eq!(send(&mut first, live).await.text(), "ok");
+    let second = begin(&server, &embed_bytes(&[1, 2, 3])).await;
+    server.signal("TERM");
+    refuses(&server).await;
+    let answer = rest_of(second).await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("embedding"), "{answer}");
+    assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
+    drop(first);
+}
+
 #[tokio::test]
 async fn a_request_that_never_ends_does_not_hold_the_end_up_for_ever() {
     let mut server = Server::start(&["--drain-limit-ms", "100", "--body-limit-ms", "60000"]);

@@ -1,14 +1,14 @@
 //! A `tracing` subscriber is foreign code: it may use the very stream whose call it is told of.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, Once};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures::FutureExt;
-use gpu_await::testing::{self, DriverCall, FaultHandle};
+use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
 use gpu_await::{Completion, Device, ErrorKind, Result, Stream, kernels};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -24,6 +24,9 @@ thread_local! {
 
 /// Whether it is used in the events of submissions as well, and not only in those of what goes wrong.
 static ON_SUBMISSIONS: AtomicBool = AtomicBool::new(false);
+
+/// How many gates it was told of that their limit opened.
+static LATE_GATES: AtomicU32 = AtomicU32::new(0);
 
 /// Uses a stream and its device in every event, but for those of that use.
 struct Uses;
@@ -42,6 +45,10 @@ impl Subscriber for Uses {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
+        let (target, level) = (event.metadata().target(), *event.metadata().level());
+        if (target, level) == ("gpu_await::testing", tracing::Level::WARN) {
+            LATE_GATES.fetch_add(1, Ordering::SeqCst);
+        }
         let is_submission = *event.metadata().level() == tracing::Level::TRACE;
         if is_submission && !ON_SUBMISSIONS.load(Ordering::SeqCst) {
             return;
@@ -193,4 +200,21 @@ fn what_the_driver_does_not_take_back_is_counted() {
         assert!(std::time::Instant::now() < end, "the refused destruction is not counted");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_gate_that_its_limit_opened_says_so_once() -> Result<()> {
+    subscribe();
+    let stream = testing::device().stream()?;
+    let late = Gate::close_for(&stream, Duration::from_millis(1))?;
+    stream.synchronize()?;
+    assert!(late.timed_out());
+    late.open();
+    assert!(late.timed_out());
+    drop(late);
+    let gate = Gate::close(&stream)?;
+    gate.open();
+    drop(gate);
+    assert_eq!(LATE_GATES.load(Ordering::SeqCst), 1);
+    Ok(())
 }

@@ -9,6 +9,7 @@
 //! | beyond the most that there may be | left in the listener's queue until another one ends |
 //! | idle when the server stops | closed at once |
 //! | in a request when the server stops | closed behind the answer, or when the drain limit has passed |
+//! | in the listener's queue when the server stops | served one request, within the drain limit |
 //!
 //! A client that reads its answer slowly is not hurried: it holds a connection and the answer's memory, and
 //! nothing of the device.
@@ -26,6 +27,9 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+
+/// As many as a listener of tokio's queues.
+const QUEUE: usize = 1024;
 
 /// The limits of connections.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +73,15 @@ pub(crate) async fn serve<S>(
             Some(_) = open.join_next() => {}
         }
     };
-    drop(listener); // from here on nobody connects
+    for socket in queue_of(listener) {
+        let (places, router) = (places.clone(), router.clone());
+        open.spawn(async move {
+            let _place = places.acquire_owned().await;
+            if let Ok(socket) = TcpStream::from_std(socket) {
+                last_request(socket, router, limits.head).await;
+            }
+        });
+    }
     stopping.send_replace(());
     let drained = async { while open.join_next().await.is_some() {} };
     if tokio::time::timeout(limits.drain, drained).await.is_err() {
@@ -77,6 +89,28 @@ pub(crate) async fn serve<S>(
     }
     open.shutdown().await;
     why
+}
+
+/// Takes the connections that the kernel has made and nobody has accepted: closing the listener would
+/// reset them. From here on nobody connects.
+fn queue_of(listener: TcpListener) -> Vec<std::net::TcpStream> {
+    // It does not block, as tokio made it.
+    let Ok(listener) = listener.into_std() else { return Vec::new() };
+    let accepted = std::iter::from_fn(|| listener.accept().ok()).take(QUEUE);
+    accepted
+        .map(|(socket, _)| socket)
+        .filter(|socket| socket.set_nonblocking(true).is_ok())
+        .collect()
+}
+
+async fn last_request(socket: TcpStream, router: Router, head: Duration) {
+    socket.set_nodelay(true).ok();
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
+    ended(connection.await);
 }
 
 async fn connection(
@@ -92,13 +126,16 @@ async fn connection(
         .header_read_timeout(head)
         .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
-    let ended = tokio::select! {
+    ended(tokio::select! {
         ended = connection.as_mut() => ended,
         _ = stopping.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-    };
+    });
+}
+
+fn ended(ended: hyper::Result<()>) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection broke off");
     }

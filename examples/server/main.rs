@@ -22,7 +22,7 @@
 //!
 //! | it ends with | when |
 //! |---|---|
-//! | 0 | SIGTERM or ctrl-c, after the requests in flight were answered |
+//! | 0 | SIGTERM or ctrl-c, after the requests in flight were answered, and those of connections that wait to be accepted |
 //! | 1 | it could not start, or the device was not idle 10 s after the last answer |
 //! | 2 | unknown arguments |
 //! | 3 | the device is lost: a process cannot get it back, so whoever runs this starts another one |

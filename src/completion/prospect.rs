@@ -129,8 +129,9 @@ impl Engine {
 
     /// How things stand for a buffer of so many bytes on `lane`. What the driver refused does not fit
     /// until memory moves, whatever the account says: its pool does not join what streams have yet to
-    /// free. `within_reach` is what the device can
-    /// give in all, whatever the limit is.
+    /// free. Where it refused though memory that was never given out is enough by all figures, what may
+    /// come back helps only if it is enough alone. `within_reach` is what the device can give in all,
+    /// whatever the limit is.
     pub(crate) fn outlook(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Outlook {
         let block = block(bytes);
         self.collect_freed();
@@ -149,13 +150,16 @@ impl Engine {
             (account.room(), account.most(), account.figures(), account.is_refused(block))
         };
         let left = within_reach.saturating_sub(figures.held());
-        let fits = at_once.saturating_add(room.min(left)) >= block;
+        let fresh = room.min(left);
+        let fits = at_once.saturating_add(fresh) >= block;
         let is = |prospect| Outlook { prospect, figures, room, driver_refused };
         if fits && !driver_refused {
             return is(Prospect::Fits);
         }
-        let hopeless = most.min(left.saturating_add(figures.pending + figures.kept)) < block;
-        if hopeless || (driver_refused && figures.pending + figures.kept == 0) {
+        let comes_back = figures.pending + figures.kept;
+        let hopeless = most.min(left.saturating_add(comes_back)) < block;
+        let in_vain = comes_back == 0 || (fresh >= block && comes_back < block);
+        if hopeless || (driver_refused && in_vain) {
             return is(Prospect::Never);
         }
         let of_lane = lane.frees_in_order().into_iter();

@@ -217,7 +217,7 @@ macro_rules! kernel {
         $(launch = $launch:expr;)?
         $(ptx = $ptx:expr;)?
         $(entry = $entry:expr;)?
-        $(host = $host:path;)?
+        $(host = $host:expr;)?
     ) => {
         $crate::__kernel! {
             @args [ $($args)* , ]
@@ -234,7 +234,7 @@ macro_rules! kernel {
         $(launch = $launch:expr;)?
         $(ptx = $ptx:expr;)?
         $(entry = $entry:expr;)?
-        $(host = $host:path;)?
+        $(host = $host:expr;)?
     ) => {
         $crate::__kernel! {
             @args [ $($args)* , ]
@@ -251,7 +251,7 @@ macro_rules! kernel {
         $(launch = $launch:expr;)?
         $(ptx = $ptx:expr;)?
         $(entry = $entry:expr;)?
-        $(host = $host:path;)?
+        $(host = $host:expr;)?
     ) => {
         $crate::__kernel! {
             @args [ $($args)* , ]
@@ -358,7 +358,7 @@ macro_rules! __kernel {
         passes [$($passes:tt)*] names [$($names:tt)*] idents $idents:tt
         rest [
             [$($meta:tt)*] [$vis:vis] $name:ident
-            $config:tt [$($condition:expr,)*] [$($launch:expr)?] [$($ptx:expr)?] [$($entry:expr)?] [$($host:path)?]
+            $config:tt [$($condition:expr,)*] [$($launch:expr)?] [$($ptx:expr)?] [$($entry:expr)?] [$($host:expr)?]
         ]) => {
         $($meta)*
         #[allow(non_camel_case_types, reason = "a kernel is named as in its source")]
@@ -487,9 +487,11 @@ macro_rules! __kernel {
     (@some []) => { ::core::option::Option::None };
     (@some [$value:expr]) => { ::core::option::Option::Some(::std::borrow::Cow::from($value)) };
     (@twin ($($types:tt)*) []) => { ::core::option::Option::None };
-    (@twin ($($types:tt)*) [$host:path]) => {
-        ::core::option::Option::Some($crate::__private::erase::<($($types)*), _>($host))
-    };
+    (@twin ($($type:ty,)*) [$host:expr]) => {{
+        // The error for a twin of another type shows both types, and points at the twin.
+        let __twin: fn(&$crate::Grid, $(<$type as $crate::Param>::Twin<'_>),*) = $host;
+        ::core::option::Option::Some($crate::__private::erase::<($($type,)*), _>(__twin))
+    }};
 }
 
 /// A twin behind its types.

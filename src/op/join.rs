@@ -9,6 +9,9 @@ use super::{HostValue, Op, Points};
 /// The first operation that could not be submitted, at once; or the loss of a device. The others
 /// are then abandoned.
 ///
+/// # Panics
+/// If one of them gave its value before.
+///
 /// # Examples
 /// ```
 /// # futures::executor::block_on(async {

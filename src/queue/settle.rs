@@ -21,6 +21,8 @@ use crate::op::{HostValue, Point, Points};
 /// A batch that returns it hands it back: the future waits for the operation that it is lent to,
 /// also if another batch lent it, of another stream or device.
 ///
+/// Inside the batch nobody can look at it: no index, no method. The value comes back from the batch's future.
+///
 /// Dropped, it is given back (to its pool, or to be dropped) when the operation is complete.
 #[must_use = "return it from the batch, or the future cannot hand it back"]
 pub struct Lent<T>(pub(super) Settled<T>);

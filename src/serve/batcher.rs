@@ -51,6 +51,9 @@ pub(super) const ROOM: usize = 0;
 /// gathered while [`max_in_flight`](BatcherBuilder::max_in_flight) batches are on the device, so
 /// that batches grow with the load and a lone request waits for nobody.
 ///
+/// There is no `close`: when the last clone is dropped, the worker answers what is entered and ends. What it
+/// runs uses its streams until then: await the worker before the pool and the device are closed.
+///
 /// Cheap to clone, `Send + Sync`.
 ///
 /// # Examples

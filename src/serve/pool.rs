@@ -93,7 +93,8 @@ pub struct StreamPoolBuilder {
 
 /// A stream of a [`StreamPool`], and a place in it.
 ///
-/// It dereferences to [`Stream`]. A clone of that stream holds the place as well. What is put on the
+/// It dereferences to [`Stream`], and goes to a kernel's `launch` as it is: `kernel.launch(&stream, ..)`
+/// ([`LaunchOn`](crate::LaunchOn)). A clone of that stream holds the place as well. What is put on the
 /// stream by other means (a stream that it was [forked](Stream::fork) into, its raw handle) does
 /// not count.
 ///
@@ -110,6 +111,10 @@ pub struct PooledStream {
 /// # Cancel safety
 /// Dropped, it leaves the queue; a place that it was granted goes to the next. Polled first when it
 /// is first awaited: that is when it takes its turn in the queue.
+///
+/// Forgotten (`mem::forget`) while it waits, it keeps its turn, and the place that it is then granted never
+/// comes back: [`drained`](StreamPool::drained) does not resolve, and once no other place is left, those
+/// behind it wait until the pool closes.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Acquire {
     shared: Arc<PoolCore>,
@@ -224,7 +229,8 @@ impl StreamPool {
     /// From the first wait on, idle devices of the pool are asked once a second for that.
     ///
     /// # Cancel safety
-    /// Yes: put a time-out around it. Who gives up loses the place in the queue and nothing else.
+    /// Yes: put a time-out around it. Who gives up loses the place in the queue and nothing else. Do not
+    /// forget an [`Acquire`] (`mem::forget`): it keeps its turn.
     pub fn acquire(&self) -> Acquire {
         self.enter(Class::Normal, Patience::UpToTheLimit)
     }
