@@ -265,6 +265,9 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// once does no harm.
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool>;
 
+    /// Told of a device whose memory another one is about to reach.
+    fn has_peers(&self) {}
+
     /// The context as cudarc's `Arc<CudaContext>`, where there is one.
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None

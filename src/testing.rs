@@ -492,7 +492,7 @@ impl Stepper {
     }
 
     /// Moves the device's clock on by more than its steps do: what the runtime learns of how long
-    /// work takes is in this time.
+    /// work takes is in this time. It stops at 292 years.
     pub fn advance(&self, by: Duration) {
         self.device.engine().advance(by);
     }

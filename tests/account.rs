@@ -88,7 +88,6 @@ impl Twins {
             self.blocks.push((Place::Allocated, size));
             let rest = bytes.saturating_sub(size);
             self.blocks.extend((rest > 0).then_some((Place::Pending, rest)));
-            self.look_at_the_peak();
         } else {
             self.blocks.extend(taken.into_iter().map(|size| (Place::Pending, size)));
         }

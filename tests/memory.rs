@@ -155,7 +155,9 @@ async fn a_failed_allocation_does_not_count_against_the_limit() {
     let device = testing::host_with(faults);
     let stream = device.stream().unwrap();
     handle.fail_nth(DriverCall::Alloc, 1, ErrorKind::Unsupported);
-    assert!(stream.zeros::<u8>(1000).queued().is_err());
+    let peak = device.memory().unwrap().used_peak_bytes;
+    assert!(stream.zeros::<u8>(50 * MIB).queued().is_err());
+    assert_eq!(device.memory().unwrap().used_peak_bytes, peak, "nobody had that");
     handle.fail_nth(DriverCall::Fill, 1, ErrorKind::Unsupported);
     assert!(stream.zeros::<u8>(1000).queued().is_err());
     assert_eq!((device.stats().allocations, device.stats().allocated_bytes), (0, 0));

@@ -3,11 +3,12 @@
 #[path = "under_test/settled.rs"]
 mod settled;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
-use gpu_await::{Device, ErrorDetail, ErrorKind, kernels};
+use gpu_await::{Completion, Device, ErrorDetail, ErrorKind, In, Kernel, LaunchConfig, kernels};
 use settled::settled;
 
 const SOON: Duration = Duration::from_secs(15);
@@ -353,4 +354,91 @@ async fn two_devices_that_waited_for_each_other_go_away() {
     }
     drop((x, y, s, t, a, b));
     eventually("both are gone", || streams(&of_a) == 0 && streams(&of_b) == 0).await;
+}
+
+/// A stream that waits for a device that was lost never comes to what is behind that: what it was lent
+/// and what it would use is never used again, and nothing else of its device stays.
+#[tokio::test]
+async fn a_device_that_waited_for_a_lost_one_goes_away() {
+    for drops_first in [false, true] {
+        for completion in
+            [Completion::Adaptive, Completion::Event, Completion::Word, Completion::Callback]
+        {
+            let (a, of_a) = testing::faults();
+            let a = testing::host_with(a);
+            let (b, of_b) = testing::faults();
+            of_b.record();
+            let b = testing::host_with_completion(b, completion);
+            let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+            let gate = Gate::close(&s).unwrap();
+            let theirs = s.full(1000, 1u32).queued().unwrap();
+            let mut ours = t.zeros::<u32>(1000).queued().unwrap();
+            let small = t.zeros::<u32>(10).await.unwrap();
+            t.copy(&theirs, &mut ours).queued().unwrap();
+            // Everything that a stream may owe: lent memory, a host function, a kernel, frees.
+            let captured = Arc::new(());
+            let upload = t.upload_into(b.pinned::<u32>(1000).unwrap(), &mut ours);
+            let called = t.host_fn({
+                let captured = captured.clone();
+                move || drop(captured)
+            });
+            let twin = {
+                let captured = captured.clone();
+                let twin = move |_: &_, _: &[u32]| assert_eq!(Arc::strong_count(&captured), 0);
+                Kernel::<(In<u32>,)>::host(&b, "never", twin).unwrap()
+            };
+            t.launch(&twin, LaunchConfig::for_elements(1), (&ours,)).queued().unwrap();
+            drop((ours, small, twin));
+            let done = t.done();
+            let pinned = b.stats().pinned_used_bytes;
+            let drops = || drop((theirs, s, t));
+            if drops_first {
+                drops();
+                of_a.lose_device("on purpose");
+            } else {
+                of_a.lose_device("on purpose");
+                drops();
+            }
+            for error in [soon(upload).await.unwrap_err(), soon(called).await.unwrap_err()] {
+                assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+            }
+            soon(done).await.unwrap_err();
+            let mode = format!("{completion:?}, dropped first: {drops_first}");
+            eventually(&format!("{mode}: it is given up"), || b.stats().lent_bytes == 0).await;
+            let stats = b.stats();
+            assert_eq!(stats.pinned_used_bytes, pinned, "{mode}: not to be used again");
+            assert!(stats.quarantined_bytes >= 4000, "{mode}: {stats:?}");
+            eventually(&format!("{mode}: nothing is pending"), || b.stats().pending_bytes == 0)
+                .await;
+            // The device works.
+            let again = soon(b.upload(vec![1u8; 5000])).await.unwrap();
+            assert_eq!(soon(b.download(&again)).await.unwrap(), [1; 5000], "{mode}");
+            drop((again, b, a, gate));
+            eventually(&format!("{mode}: it is gone"), || streams(&of_b) == 0).await;
+            eventually(&format!("{mode}: its threads"), || Arc::strong_count(&captured) == 1).await;
+        }
+    }
+}
+
+/// Memory of one device that another one is lent, and may write for good: a copy through the host, whose
+/// first half waits on a device that is lost then.
+#[tokio::test]
+async fn what_a_lost_device_was_lent_by_another_is_not_used_again() {
+    let ((a, of_a), (b, _)) = (island(), island());
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let x = s.full(1000, 1u32).await.unwrap();
+    let mut y = t.zeros::<u32>(1000).await.unwrap();
+    let used = || a.stats().pinned_used_bytes + b.stats().pinned_used_bytes;
+    let before = used();
+    let gate = Gate::close(&s).unwrap();
+    let late = s.host_fn(|| ());
+    let copy = t.copy(&x, &mut y);
+    let lent = used() - before;
+    assert!(lent >= 4000, "{lent}");
+    of_a.lose_device("on purpose");
+    assert!(soon(copy).await.is_err() && soon(late).await.is_err());
+    drop((x, y, s, t));
+    eventually("it is given up", || b.stats().lent_bytes + a.stats().lent_bytes == 0).await;
+    assert_eq!(used() - before, lent, "{:?} {:?}", a.stats(), b.stats());
+    drop(gate);
 }

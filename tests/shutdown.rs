@@ -196,6 +196,20 @@ fn close_tells_of_a_loss_and_not_of_its_limit() {
     drop((gate, op));
 }
 
+/// Also at the end of all time.
+#[test]
+fn a_close_without_a_limit_waits_for_ever() {
+    let (device, step) = testing::manual();
+    let op = device.default_stream().host_fn(|| 5);
+    step.advance(Duration::MAX);
+    let mut close = Box::pin(device.close(Duration::MAX));
+    let first = close.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
+    assert!(first.is_pending(), "{first:?}");
+    step.run_until_idle();
+    block_on(close).unwrap();
+    assert_eq!(block_on(op).unwrap(), 5);
+}
+
 /// The time of a stepped device is that of its steps.
 #[test]
 fn close_keeps_the_time_of_a_stepped_device() {

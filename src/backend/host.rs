@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
@@ -74,6 +74,8 @@ struct HostCore {
     /// Threads that are blocked by a full queue.
     blocked: Mutex<usize>,
     unblocked: Condvar,
+    /// Streams of other devices may read this one's memory.
+    has_peers: AtomicBool,
 }
 
 struct HostStream {
@@ -96,6 +98,8 @@ struct Books {
     /// Commands not yet through that take a place in the queue.
     depth: Mutex<usize>,
     room: Condvar,
+    /// It waited for what never comes, and nobody has it: what is left does not run.
+    given_up: AtomicBool,
 }
 
 struct Stepped {
@@ -111,9 +115,16 @@ struct HostEvent {
     recorded: AtomicU64,
     reached: Mutex<Reached>,
     changed: Condvar,
+    /// The device of the last record.
+    recorder: Mutex<Weak<HostCore>>,
 }
 
 impl HostEvent {
+    /// Whether the records that were not reached never will be.
+    fn never_comes(&self) -> bool {
+        self.recorder.lock().upgrade().is_none_or(|core| core.fault.get().is_some())
+    }
+
     fn reach(&self, generation: u64) {
         let mut reached = self.reached.lock();
         reached.generation = reached.generation.max(generation);
@@ -199,6 +210,7 @@ impl HostBackend {
                 host_fn_turn: Mutex::new(()),
                 blocked: Mutex::new(0),
                 unblocked: Condvar::new(),
+                has_peers: AtomicBool::new(false),
             }),
             ordinal,
             name: format!("host CPU, {cores} cores"),
@@ -350,7 +362,7 @@ impl Command {
         }
     }
 
-    fn run(self, shared: &HostCore) -> std::result::Result<(), String> {
+    fn run(self, shared: &HostCore, books: &Books) -> std::result::Result<(), String> {
         match self {
             Command::Alloc(ptr) => shared.make_live(ptr),
             Command::Free(ptr) => shared.release(ptr),
@@ -402,6 +414,12 @@ impl Command {
             Command::Wait { event, generation } => {
                 let mut reached = event.reached.lock();
                 while reached.generation < generation && shared.fault.get().is_none() {
+                    // ORDERING: SeqCst, see `stream_destroy`.
+                    if books.destroyed.load(Ordering::SeqCst) && event.never_comes() {
+                        // ORDERING: Relaxed: for this thread.
+                        books.given_up.store(true, Ordering::Relaxed);
+                        break;
+                    }
                     // The limit only bounds how late a fault elsewhere is noticed.
                     event.changed.wait_for(&mut reached, Duration::from_millis(20));
                 }
@@ -498,9 +516,10 @@ impl HostCore {
         let counts = command.counts();
         // Also for the drop of what the command has, which is the user's.
         let role = command.role().map(thread_role::enter);
-        if self.fault.get().is_some() {
+        // ORDERING: Relaxed: written by this thread.
+        if self.fault.get().is_some() || books.given_up.load(Ordering::Relaxed) {
             command.discard();
-        } else if let Err(what) = command.run(self) {
+        } else if let Err(what) = command.run(self, books) {
             self.fail(what);
         }
         drop(role);
@@ -607,6 +626,10 @@ impl HostCore {
 
 impl Drop for HostCore {
     fn drop(&mut self) {
+        if *self.has_peers.get_mut() {
+            // A copy of another device's may be under way, which nobody waits for once a device is lost.
+            return;
+        }
         for (start, block) in std::mem::take(&mut self.memory.get_mut().blocks) {
             free_block(start, block.bytes);
         }
@@ -688,7 +711,13 @@ impl Backend for HostBackend {
 
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool> {
         self.shared.healthy("enable_peer")?;
+        other.has_peers();
         Ok(other.kind() == DeviceKind::Host)
+    }
+
+    fn has_peers(&self) {
+        // ORDERING: Relaxed: in front of the first copy, and read when nobody has this any more.
+        self.shared.has_peers.store(true, Ordering::Relaxed);
     }
 
     fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream> {
@@ -756,6 +785,7 @@ impl Backend for HostBackend {
         let event = self.event(event, "event_record")?;
         // ORDERING: SeqCst, see `stream_wait_event`.
         let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        *event.recorder.lock() = Arc::downgrade(&self.shared);
         self.enqueue(stream, "event_record", Command::Record { event, generation })
     }
 
@@ -763,6 +793,7 @@ impl Backend for HostBackend {
         let event = self.event(event, "event_record_all")?;
         // ORDERING: SeqCst, see `stream_wait_event`.
         let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        *event.recorder.lock() = Arc::downgrade(&self.shared);
         // Reached when the last share is dropped: by the streams, and by this call.
         let everybody = Arc::new(Everybody { event, generation });
         for stream in self.shared.streams.read().values() {

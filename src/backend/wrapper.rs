@@ -173,6 +173,10 @@ impl Backend for Wrapper {
         Ok(reached && !self.control.unreachable.load(Ordering::Relaxed))
     }
 
+    fn has_peers(&self) {
+        self.inner.has_peers();
+    }
+
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         self.inner.cudarc_context()
     }

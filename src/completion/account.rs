@@ -75,7 +75,7 @@ impl Account {
     }
 
     pub(crate) fn figures(&self) -> Figures {
-        self.figures
+        Figures { used_peak: self.used_peak(), ..self.figures }
     }
 
     /// A number that rises when memory is given up, or comes free.
@@ -120,11 +120,10 @@ impl Account {
         self.figures.pending -= taken.min(block);
         self.figures.allocated += block;
         self.figures.buffers += 1;
-        self.peak();
         true
     }
 
-    /// Undoes a claim.
+    /// Undoes a claim, which does not count in the peak.
     pub(crate) fn unclaim(&mut self, block: u64, taken: u64) {
         self.figures.allocated -= block;
         self.figures.pending += taken.min(block);
@@ -137,11 +136,11 @@ impl Account {
         self.figures.kept -= block;
         self.figures.allocated += block;
         self.figures.buffers += 1;
-        self.peak();
     }
 
     /// A stream's cache gets a buffer's block.
     pub(crate) fn keep(&mut self, block: u64) {
+        self.peak();
         self.figures.allocated -= block;
         self.figures.kept += block;
         self.figures.buffers -= 1;
@@ -160,32 +159,38 @@ impl Account {
     pub(crate) fn uncache(&mut self, block: u64) {
         self.figures.kept -= block;
         self.figures.pending += block;
-        self.peak();
     }
 
     /// Pending bytes are the pool's again.
     pub(crate) fn release(&mut self, bytes: u64) {
+        self.peak();
         self.figures.pending -= bytes;
         self.version += 1;
     }
 
     /// A buffer's block went with its device.
     pub(crate) fn abandon(&mut self, block: u64) {
+        self.peak();
         self.figures.allocated -= block;
         self.figures.buffers -= 1;
         self.version += 1;
     }
 
-    /// The driver refused to free pending bytes.
+    /// Pending bytes will not come free: the driver refused, or nobody will see the end of their use.
     pub(crate) fn leak(&mut self, bytes: u64) {
+        self.peak();
         self.figures.pending -= bytes;
         self.figures.leaked += bytes;
         self.version += 1;
     }
 
+    /// Notes the peak, in front of what makes it less.
     fn peak(&mut self) {
-        let used = self.figures.allocated + self.figures.pending;
-        self.figures.used_peak = self.figures.used_peak.max(used);
+        self.figures.used_peak = self.used_peak();
+    }
+
+    fn used_peak(&self) -> u64 {
+        self.figures.used_peak.max(self.figures.allocated + self.figures.pending)
     }
 }
 

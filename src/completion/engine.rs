@@ -408,11 +408,14 @@ impl<S: DeviceStream> Engine<S> {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// Moves the clock of a stepped device on.
+    /// Moves the clock of a stepped device on, at most to the middle of its range: moments ahead of it must
+    /// be in that as well.
     #[cfg(feature = "test-util")]
     pub(crate) fn advance(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        let later = |now: u64| Some(now.saturating_add(by).min(u64::MAX / 2));
         // ORDERING: Relaxed, as above.
-        self.stepped_ns.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+        self.stepped_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later).ok();
     }
 
     /// How much memory is held for a buffer of so many bytes.

@@ -19,6 +19,7 @@
 mod for_others;
 mod freed;
 mod handle;
+mod lent;
 mod look;
 mod turn;
 mod wait;
@@ -26,13 +27,15 @@ mod wait;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
 use parking_lot::Mutex;
 
 use self::freed::Freed;
 pub(crate) use self::handle::LaneHandle;
+use self::lent::LentMemory;
+pub(crate) use self::lent::{Callback, LentBlock, Payload};
 use self::turn::Submitter;
 pub(crate) use self::turn::Turn;
 pub(crate) use self::wait::WaitState;
@@ -43,7 +46,7 @@ use super::estimator::Estimator;
 use super::events::EventHandle;
 use super::policy;
 use super::progress::Progress;
-use super::retired::{Block, UserList};
+use super::retired::{Block, Remnant, UserList};
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
 use super::timeline::Timeline;
@@ -152,28 +155,6 @@ struct Marker {
     event: EventHandle,
 }
 
-/// Host memory that the device may touch until `ticket` is complete.
-struct LentMemory {
-    ticket: u64,
-    bytes: u64,
-    payload: Payload,
-}
-
-/// What is lent.
-pub(crate) enum Payload {
-    /// Our own memory: dropping it is cheap and calls nobody.
-    Memory(Arc<dyn Any + Send + Sync>),
-    /// What the driver is to call, the user's: dropped by the reaper.
-    Callback(Box<dyn Callback>),
-}
-
-/// A share of what the driver is to call; dropped like any other once it was called.
-pub(crate) trait Callback: Any + Send {
-    /// On a device that gets nowhere any more: what it was to call, of the user's, unless it was called.
-    /// Should the driver call it all the same, nothing happens.
-    fn give_up(&self) -> Option<Box<dyn Any + Send>>;
-}
-
 impl Lane {
     /// A lane with a stream of its own.
     pub(crate) fn open(
@@ -256,6 +237,7 @@ impl Lane {
             device: engine.state.clone(),
             lane: lane.clone(),
             waits_for_others: AtomicBool::new(false),
+            stuck: OnceLock::new(),
         };
         let lane = Arc::new_cyclic(|this| Lane {
             progress: Arc::new(progress(this)),
@@ -561,11 +543,15 @@ impl Drop for Lane {
                 marker.event.spoil();
             }
         }
-        if engine.lost().is_some() {
+        let lost = engine.lost().is_some();
+        if lost || self.is_stuck() {
             // Lent beside the loss: nobody promises that the device has stopped.
             let lent = std::mem::take(self.lent.get_mut());
             self.quarantine(lent);
-            return self.take_left().into_iter().for_each(|what| engine.free_now(what));
+        }
+        if lost {
+            let left = self.take_left().into_iter().map(Remnant::from);
+            return left.for_each(|what| engine.free_now(what));
         }
         if crate::at_exit::begun() {
             return;
@@ -574,8 +560,11 @@ impl Drop for Lane {
         for lent in std::mem::take(self.lent.get_mut()) {
             self.give_up(lent.payload);
         }
-        // Complete, and where an allocation finds it.
-        self.take_left().into_iter().for_each(|what| engine.retire(what, UserList::new()));
+        // Where an allocation finds it.
+        for block in self.take_left() {
+            let users = [Use { lane: self.progress.clone(), ticket: block.ticket }];
+            engine.retire(Remnant::from(block), UserList::from_iter(users));
+        }
         let Some(stream) = self.owned.then_some(self.stream) else { return };
         let keeper = engine.clone();
         engine.act(move || {

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | complete | is there or gone: nobody needs it |
 //! | pending | is there: a handle keeps it, or whoever looks after the streams of the device (the poller; a stepped device's stepper; at the end of the process, nobody lets go of it) |
-//! | neither: it will never be known to be complete | is gone with its device, which is lost; or with the stepper of a stepped one |
+//! | neither: it will never be known to be complete | is gone with its device, which is lost; or with the stepper of a stepped one; or it waits for a device that is lost |
 //!
 //! # Invariants
 //! 1. No stream goes while a ticket of it is pending and its device may still complete it
@@ -19,7 +19,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::device_state::DeviceState;
 use super::timeline::Timeline;
@@ -35,6 +35,8 @@ pub(crate) struct Progress<S> {
     /// Whether the stream waits for another device, as far as is known. Written under the lock of the
     /// lane's list of those waits.
     pub(super) waits_for_others: AtomicBool,
+    /// Why the stream gets nowhere any more, though its device works. Set before the stream goes for that.
+    pub(super) stuck: OnceLock<Error>,
 }
 
 /// What a point asks of its stream while that is there.
@@ -113,10 +115,9 @@ impl<S> Progress<S> {
         if self.is_complete(ticket) {
             return Ok(());
         }
-        Err(match self.device.lost() {
-            Some(lost) => lost.clone(),
-            None => ErrorDetail::Closed { device: self.device.label.clone() }.into(),
-        })
+        let why = self.device.lost().or_else(|| self.stuck.get()).cloned();
+        let closed = || ErrorDetail::Closed { device: self.device.label.clone() }.into();
+        Err(why.unwrap_or_else(closed))
     }
 
     /// What another device is told that waits for `ticket`, if this one is lost before.
@@ -151,6 +152,11 @@ impl<S: PointStream> Progress<S> {
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
         let transitive = || self.lane().and_then(|lane| lane.dependency_lost(ticket));
         self.lost_before(ticket).or_else(transitive)
+    }
+
+    /// Whether `ticket` is not complete and, as far as anybody can tell, never will be.
+    pub(crate) fn is_hopeless(&self, ticket: u64) -> bool {
+        self.is_settled(ticket) && !self.is_complete(ticket)
     }
 
     /// Whether `ticket` is complete or never will be.

@@ -36,6 +36,12 @@ pub(crate) enum Remnant {
     Module(RawModule),
 }
 
+impl From<Block> for Remnant {
+    fn from(block: Block) -> Self {
+        Remnant::Memory { ptr: block.ptr, bytes: block.bytes }
+    }
+}
+
 impl Remnant {
     /// How much memory it is.
     pub(crate) fn bytes(&self) -> u64 {

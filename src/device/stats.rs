@@ -26,7 +26,8 @@ pub struct Stats {
     pub pending_bytes: u64,
     /// Device memory that streams keep of what was given up, for their next allocations.
     pub kept_bytes: u64,
-    /// Device memory that the driver refused to free: lost for the life of the process.
+    /// Device memory that the driver refused to free, or that work may use which waits for a device that was
+    /// lost: lost for the life of the process.
     pub leaked_bytes: u64,
     /// Device buffers alive.
     pub allocations: u64,
@@ -38,7 +39,7 @@ pub struct Stats {
     pub pinned_used_bytes: u64,
     /// Futures woken so far because their operation was complete; who looked for itself is not in it.
     pub wake_ups: u64,
-    /// What the driver refused to take back, and values that got no thread to be dropped on: they leak.
+    /// What the driver refused to take back or may not be given back, and values that got no thread to be dropped on: they leak.
     pub unreturned: u64,
 }
 

@@ -22,6 +22,7 @@
 //!    asks again, and gets that error (`a_slab_refused_in_the_background_is_no_error`).
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
@@ -30,6 +31,7 @@ use parking_lot::Mutex;
 use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
 use crate::completion::Engine;
+use crate::completion::lane::LentBlock;
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::offload::{Crew, detach};
 use crate::{system, thread_role};
@@ -57,6 +59,8 @@ struct Slabs {
     free: HashMap<usize, Vec<RawBlock>>,
     /// The mappings of those, in use or free.
     mappings: Vec<Mapping>,
+    /// Some block will never come back.
+    has_quarantined: bool,
     /// A slab is made in the background; or could not be, and no caller made one since.
     is_growing: bool,
 }
@@ -86,6 +90,8 @@ struct RawBlock {
 pub(crate) struct PinnedBlock {
     pool: Arc<PinnedPool>,
     raw: RawBlock,
+    /// A device may touch it for good.
+    quarantined: AtomicBool,
 }
 
 impl PinnedPool {
@@ -183,7 +189,8 @@ impl PinnedPool {
     }
 
     fn block(self: &Arc<Self>, raw: RawBlock) -> Arc<PinnedBlock> {
-        Arc::new(PinnedBlock { pool: self.clone(), raw })
+        let quarantined = AtomicBool::new(false);
+        Arc::new(PinnedBlock { pool: self.clone(), raw, quarantined })
     }
 
     /// Makes a slab in the background, unless the device is gone by then.
@@ -270,21 +277,30 @@ impl PinnedBlock {
     }
 }
 
+impl LentBlock for PinnedBlock {
+    fn quarantine(&self) {
+        // ORDERING: Relaxed: read when nobody has the block any more.
+        self.quarantined.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        if self.pool.engine.lost().is_some() {
-            // A device that is lost may still write to it: nobody gets it again, and the pool's drop
-            // leaves it mapped.
-            return;
+        let mut state = self.pool.state.lock();
+        if *self.quarantined.get_mut() {
+            // Nobody gets it again, and the pool's drop leaves it mapped.
+            state.has_quarantined = true;
+        } else {
+            state.put(self.raw);
         }
-        self.pool.state.lock().put(self.raw);
     }
 }
 
 impl Drop for PinnedPool {
     fn drop(&mut self) {
-        let mappings = self.state.get_mut().take_all();
-        if self.engine.lost().is_some() || crate::at_exit::begun() {
+        let state = self.state.get_mut();
+        let (mappings, has_quarantined) = (state.take_all(), state.has_quarantined);
+        if has_quarantined || self.engine.lost().is_some() || crate::at_exit::begun() {
             // The device may still write; nobody may get this memory again.
             std::mem::forget(mappings);
             return;

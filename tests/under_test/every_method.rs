@@ -41,6 +41,7 @@ struct StillPending;
 
 /// Whose thread everything is called on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "not every test that has this file runs each of them")]
 pub(crate) enum Inside {
     /// No driver call may be made.
     HostFn,

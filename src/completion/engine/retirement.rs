@@ -31,9 +31,8 @@ impl<S: DeviceStream> Engine<S> {
 
     /// Frees a block that one stream has for itself, when that is through with it.
     pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<S>, block: Block) {
-        let Block { ptr, bytes, ticket } = block;
-        let users = UserList::from_iter([Use { lane: lane.progress().clone(), ticket }]);
-        self.retire(Remnant::Memory { ptr, bytes }, users);
+        let users = [Use { lane: lane.progress().clone(), ticket: block.ticket }];
+        self.retire(Remnant::from(block), UserList::from_iter(users));
     }
 
     /// Lets `look` see what is retired.
@@ -54,7 +53,7 @@ impl<S: DeviceStream> Engine<S> {
     /// asks after them.
     /// True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
-        let mut done: SmallVec<[Retired<S>; 8]> = SmallVec::new();
+        let (mut done, mut hopeless) = (SmallVec::<[Retired<S>; 8]>::new(), Vec::new());
         if press {
             self.press_users();
         }
@@ -79,6 +78,10 @@ impl<S: DeviceStream> Engine<S> {
                 };
                 if ready && retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
+                } else if retired[index].users.iter().any(|used| used.lane.is_hopeless(used.ticket))
+                {
+                    // Whoever uses it may do so for good.
+                    hopeless.push(retired.swap_remove(index));
                 } else {
                     index += 1;
                 }
@@ -88,7 +91,18 @@ impl<S: DeviceStream> Engine<S> {
         for retired in done {
             self.free_now(retired.what);
         }
+        for retired in hopeless {
+            self.give_up(retired.what);
+        }
         any
+    }
+
+    /// Leaves what may be used for good, and counts it.
+    fn give_up(&self, what: Remnant) {
+        if what.bytes() > 0 {
+            self.account.lock().leak(what.bytes());
+        }
+        self.count_unreturned();
     }
 
     /// Asks how far the streams are that the retired wait for: perhaps nobody else does.

@@ -23,7 +23,7 @@ use super::Lane;
 use crate::backend::DevicePtr;
 use crate::completion::block_cache;
 use crate::completion::events::EventHandle;
-use crate::completion::retired::{Block, Remnant};
+use crate::completion::retired::Block;
 use crate::thread_role::{self, Role};
 
 /// Frees that are on the stream.
@@ -202,14 +202,22 @@ impl Lane {
         })
     }
 
-    /// What is left when the lane goes, whose work is complete.
-    pub(super) fn take_left(&mut self) -> Vec<Remnant> {
-        let freed = self.freed.get_mut().queue.drain(..).map(|entry| entry.bytes).sum();
-        self.engine.account.lock().release(freed);
+    /// What is left when the lane goes, whose work is complete or never will be.
+    pub(super) fn take_left(&mut self) -> Vec<Block> {
+        let freed: Vec<_> = self.freed.get_mut().queue.drain(..).collect();
+        let lost = self.engine.lost().is_some();
+        for InOrder { ticket, bytes, .. } in freed {
+            if lost || self.is_complete(ticket) {
+                self.engine.account.lock().release(bytes);
+            } else {
+                // The driver will not come to it.
+                self.engine.account.lock().leak(bytes);
+                self.engine.count_unreturned();
+            }
+        }
         let mut blocks = self.take_all_kept();
         blocks.append(self.deferred.get_mut());
-        let memory = |Block { ptr, bytes, .. }| Remnant::Memory { ptr, bytes };
-        blocks.into_iter().map(memory).collect()
+        blocks
     }
 
     /// Frees memory behind everything submitted so far; never blocks.

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::{Lane, LentMemory, Payload, UNKNOWN};
+use super::lent::LentMemory;
+use super::{Lane, Payload, UNKNOWN};
 use crate::backend::{Query, RawStream};
 use crate::completion::engine::Engine;
 use crate::completion::events::EventHandle;
@@ -300,9 +301,8 @@ impl Lane {
     /// Gives up what the device was lent and will not be seen to be through with.
     pub(super) fn give_up(&self, payload: Payload) {
         match payload {
-            // Of a device that is lost a block is not used again, and stays mapped. It keeps its
-            // device, which must not stay as well.
-            Payload::Memory(memory) => drop(memory),
+            // It keeps its device, which must not stay as well.
+            Payload::Memory(memory) => memory.quarantine(),
             Payload::Callback(callback) => {
                 if let Some(function) = callback.give_up() {
                     self.engine.reaper.drop_later(function);
@@ -335,7 +335,7 @@ impl Lane {
 
     /// Takes the lane from the poller; false if there is work after all.
     pub(crate) fn deactivate(&self) -> bool {
-        self.queue.give_up(|| self.has_dues() || self.word_is_late())
+        self.queue.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
     }
 
     pub(crate) fn has_waiters(&self) -> bool {
@@ -345,7 +345,7 @@ impl Lane {
     /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
     pub(crate) fn has_dues(&self) -> bool {
         // Of a lost device nothing comes back; see `mourn`.
-        if self.engine.lost().is_some() {
+        if self.engine.lost().is_some() || self.is_stuck() {
             return false;
         }
         !self.lent.is_empty()

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::freed::InOrder;
-use super::{Lane, LentMemory, Marker, Payload, UNKNOWN};
+use super::lent::LentMemory;
+use super::{Lane, Marker, Payload, UNKNOWN};
 use crate::completion::events::EventHandle;
 use crate::completion::policy;
 use crate::completion::progress::Progress;

@@ -237,6 +237,17 @@ impl Lane {
         self.visit_foreign(ticket, |on| on.lane.lost_before(on.ticket))
     }
 
+    /// Whether what comes next on the stream waits for a device that is lost: as far as anybody can tell,
+    /// the stream gets nowhere any more.
+    pub(super) fn is_stuck(&self) -> bool {
+        if !self.progress.waits_for_others() {
+            return false;
+        }
+        // For those who come when the stream is gone.
+        let why = self.dependency_lost(self.completed() + 1);
+        why.map(|why| self.progress.stuck.set(why)).is_some()
+    }
+
     /// Enters that `ticket` waits for these.
     pub(super) fn waits_for(
         &self,
