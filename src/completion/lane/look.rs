@@ -398,16 +398,13 @@ impl Lane {
         self.want(ticket);
         self.ask_after_others();
         let (since, plan) = self.plan(now, 0);
-        let next = match plan.check_until_ns {
-            Some(until_ns) if self.alert(now, since, since + until_ns) => {
-                now + policy::CHECK_AGAIN_NS
-            }
-            _ => since + plan.look_ns,
-        };
+        if let Some(until_ns) = plan.check_until_ns {
+            self.alert(now, since, since + until_ns);
+        }
         if self.engine.options.completion.rings() {
             self.arm(ticket);
         }
-        self.queue.look_again(next.max(now + 1));
+        self.queue.look_again((since + plan.look_ns).max(now + 1));
         moved
     }
 
@@ -432,21 +429,22 @@ impl Lane {
         }
     }
 
-    /// Wakes the first that waits, so that it checks for itself until `until`; false if tasks may
-    /// not, or it was woken for that before.
-    fn alert(&self, now: u64, since: u64, until: u64) -> bool {
+    /// Wakes the first that waits, so that it checks for itself until `until`, if tasks may and none was
+    /// woken for that before. Until it does, which may take as long as a sleeping worker takes to wake up,
+    /// the poller goes on looking.
+    fn alert(&self, now: u64, since: u64, until: u64) {
         let engine = &self.engine;
         // ORDERING: Relaxed: only the poller alerts.
         if !engine.options.completion.checks()
             || self.pace.alerted.load(Ordering::Relaxed) == until
             || engine.checkers.held(now) > 0
         {
-            return false;
+            return;
         }
         // ORDERING: Relaxed, as above.
         self.pace.alerted.store(until, Ordering::Relaxed);
         self.woke(now, since);
-        self.queue.wake_first(wake_by_ref)
+        self.queue.wake_first(wake_by_ref);
     }
 
     /// Sees to it that what is waited for has a marker, and that what is due gets done.
