@@ -216,7 +216,7 @@ impl Event {
     /// # Source
     /// `cuIpcGetEventHandle`.
     pub fn export(&self) -> Result<[u8; 64]> {
-        thread_role::check_driver("exporting an event")?;
+        thread_role::check("exporting an event")?;
         match &self.inner.shared {
             Some(shared) => shared.event.export(),
             None => {

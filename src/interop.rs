@@ -59,7 +59,7 @@ impl Stream {
         handle: u64,
         owner: impl Send + Sync + 'static,
     ) -> Result<Stream> {
-        thread_role::check_driver("adopting a stream")?;
+        thread_role::check("adopting a stream")?;
         let engine = device.engine();
         engine.check_open()?;
         let (stream, options) = match handle {

@@ -52,7 +52,8 @@ pub(crate) fn may_call_driver() -> bool {
 }
 
 /// Refuses `what`, which submits or blocks, on threads where it would dead-lock. So does what makes the
-/// driver make something, a stream, an event or pinned memory: that waits while any queue is full.
+/// driver make something (a stream, an event, pinned memory, an event's handle for other processes): that
+/// waits while any queue is full.
 pub(crate) fn check(what: &'static str) -> Result<()> {
     match current() {
         Role::Free => Ok(()),
@@ -60,7 +61,8 @@ pub(crate) fn check(what: &'static str) -> Result<()> {
     }
 }
 
-/// Refuses `what`, which calls the driver and waits for nobody, where the driver refuses calls.
+/// Refuses `what`, which calls the driver and waits for nobody, or has another thread call it, where the
+/// driver refuses calls.
 pub(crate) fn check_driver(what: &'static str) -> Result<()> {
     match current() {
         Role::HostFn => Err(wrong_thread(what, Role::HostFn)),

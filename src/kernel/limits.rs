@@ -132,7 +132,7 @@ impl Core {
         &self,
         call: impl FnOnce(&LoadedModule, RawFunction) -> DriverResult<R>,
     ) -> Result<Option<R>> {
-        thread_role::check_driver("asking the driver about a kernel")?;
+        thread_role::check("asking the driver about a kernel")?;
         let (Some(module), Function::Device(function)) = (&self.module, &self.function) else {
             return Ok(None);
         };

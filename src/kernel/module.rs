@@ -165,7 +165,7 @@ impl Module {
     /// # Source
     /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
-        thread_role::check_driver("asking the driver about a kernel")?;
+        thread_role::check("asking the driver about a kernel")?;
         let LoadedModule { engine, raw, name: image, instances } = &*self.loaded;
         let instance = instances.iter().find(|(written, _)| written == name);
         let in_image = instance.map_or(name, |(_, lowered)| lowered);

@@ -104,7 +104,7 @@ impl Occupancy<'_> {
         shared_mem_bytes: impl Fn(u32) -> u32,
         limit: Option<u32>,
     ) -> Result<(u32, u32)> {
-        thread_role::check_driver("asking the driver about a kernel")?;
+        thread_role::check("asking the driver about a kernel")?;
         let core = self.core;
         let limits = core.engine.backend.limits();
         let most = core.attributes.max_threads_per_block;

@@ -95,7 +95,7 @@ impl Lane {
 
     /// Whether the stream is ordered with the legacy default stream.
     pub(crate) fn is_blocking(&self) -> crate::Result<bool> {
-        thread_role::check_driver("asking how a stream was made")?;
+        thread_role::check("asking how a stream was made")?;
         if self.stream.0 == RawStream::LEGACY.0 {
             return Ok(true);
         }
