@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
-use gpu_await::{Completion, Device, ErrorDetail, ErrorKind, In, Kernel, LaunchConfig, kernels};
+use gpu_await::{
+    Completion, Device, ErrorDetail, ErrorKind, In, Kernel, LaunchConfig, Pressure, Stream, kernels,
+};
 use settled::settled;
 
 const SOON: Duration = Duration::from_secs(15);
@@ -426,11 +428,13 @@ async fn a_device_that_waited_for_a_lost_one_goes_away() {
 async fn what_a_lost_device_was_lent_by_another_is_not_used_again() {
     let ((a, of_a), (b, _)) = (island(), island());
     let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
-    let x = s.full(1000, 1u32).await.unwrap();
+    let mut x = s.full(1000, 1u32).await.unwrap();
     let mut y = t.zeros::<u32>(1000).await.unwrap();
     let used = || a.stats().pinned_used_bytes + b.stats().pinned_used_bytes;
     let before = used();
     let gate = Gate::close(&s).unwrap();
+    // The copy waits for it.
+    s.fill(&mut x, 2).queued().unwrap();
     let late = s.host_fn(|| ());
     let copy = t.copy(&x, &mut y);
     let lent = used() - before;
@@ -441,4 +445,82 @@ async fn what_a_lost_device_was_lent_by_another_is_not_used_again() {
     eventually("it is given up", || b.stats().lent_bytes + a.stats().lent_bytes == 0).await;
     assert_eq!(used() - before, lent, "{:?} {:?}", a.stats(), b.stats());
     drop(gate);
+}
+
+/// Two devices, and a stream of the first whose work waits for what is never recorded: its device is lost.
+async fn stuck() -> (Device, FaultHandle, Stream) {
+    let (lost, of_lost) = testing::faults();
+    let lost = testing::host_with(lost);
+    let (faults, handle) = testing::faults();
+    handle.record();
+    let device = testing::host_with(faults);
+    let (theirs, stream) = (lost.stream().unwrap(), device.stream().unwrap());
+    let gate = Gate::close(&theirs).unwrap();
+    stream.wait(&theirs).queued().unwrap();
+    of_lost.lose_device("on purpose");
+    // From here on it is known.
+    soon(theirs.done()).await.unwrap_err();
+    drop(gate);
+    (device, handle, stream)
+}
+
+/// A stream that waits for such a stream, on whichever device, is no better off; also if that goes first.
+#[tokio::test]
+async fn what_waits_for_a_stuck_stream_goes_away() {
+    for same_device in [false, true] {
+        for first_goes_first in [false, true] {
+            let (device, handle, first) = stuck().await;
+            let (other, of_other) = testing::faults();
+            of_other.record();
+            let other = testing::host_with(other);
+            let of = if same_device { &device } else { &other };
+            let second = of.stream().unwrap();
+            // Refused where the loss is known, and then nothing is entered.
+            let waits = second.wait(&first).queued();
+            let mut x = second.empty::<u32>(1000).queued().unwrap();
+            let upload = second.upload_into(of.pinned::<u32>(1000).unwrap(), &mut x);
+            drop(x);
+            if first_goes_first {
+                let before = streams(&handle);
+                drop(first);
+                eventually("the first is gone", || streams(&handle) < before).await;
+                drop(second);
+            } else {
+                drop(second);
+                drop(first);
+            }
+            assert_eq!(soon(upload).await.is_ok(), waits.is_err(), "{waits:?}");
+            drop((device, other));
+            let gone = || streams(&handle) == 0 && streams(&of_other) == 0;
+            eventually(&format!("{same_device} {first_goes_first}: gone"), gone).await;
+        }
+    }
+}
+
+/// Within a limit: it is leaked, and said to be, while somebody still has the stream.
+#[tokio::test]
+async fn memory_behind_a_stuck_stream_is_not_waited_for() {
+    for pressure in [Pressure::Wait, Pressure::Fail] {
+        let (lost, of_lost) = testing::faults();
+        let lost = testing::host_with(lost);
+        let builder = Device::builder().memory_limit_bytes(10 << 20).on_pressure(pressure);
+        let device = builder.spare_bytes_per_stream(0).host();
+        let (theirs, stream) = (lost.stream().unwrap(), device.stream().unwrap());
+        let beside = device.stream().unwrap();
+        let gate = Gate::close(&theirs).unwrap();
+        let mut large = stream.zeros::<u8>(8 << 20).await.unwrap();
+        stream.wait(&theirs).queued().unwrap();
+        stream.fill(&mut large, 1).queued().unwrap();
+        drop(large);
+        of_lost.lose_device("on purpose");
+        soon(theirs.done()).await.unwrap_err();
+        let refused = beside.zeros::<u8>(4 << 20).queued().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{pressure:?}: {refused}");
+        let refused = soon(beside.reclaimed(4 << 20)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{pressure:?}: {refused}");
+        eventually("it is said to be leaked", || device.stats().leaked_bytes == 8 << 20).await;
+        let fits = soon(beside.zeros::<u8>(1 << 20)).await.unwrap();
+        assert_eq!(soon(beside.download(&fits)).await.unwrap()[..3], [0; 3]);
+        drop((stream, gate));
+    }
 }

@@ -7,7 +7,7 @@
 //!   touches anything else loses the device, as an illegal address would;
 //! - fresh memory is filled with `0xA5`, so reading too early shows;
 //! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread; until that goes on
-//!   no stream or event is made, no memory pinned, and no host function put on a stream;
+//!   no stream or event is made or destroyed, no memory pinned, and no host function put on a stream;
 //! - host functions run one after the other;
 //! - the legacy default stream waits for all streams that are not non-blocking, and they for it;
 //! - inside a host function every call is refused with 800;
@@ -733,6 +733,7 @@ impl Backend for HostBackend {
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()> {
+        self.shared.wait_until_nobody_is_blocked();
         // It goes on until its queue is empty, as on a GPU.
         let stream = self.stream(stream, "stream_destroy")?;
         // ORDERING: SeqCst: against `execute`, which lowers `pending` and then looks at this.
@@ -776,6 +777,7 @@ impl Backend for HostBackend {
 
     unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
         permitted("event_destroy")?;
+        self.shared.wait_until_nobody_is_blocked();
         // SAFETY: the handle is the share that `event_create` made; nobody uses it after this.
         drop(unsafe { Arc::from_raw(event.0 as *const HostEvent) });
         Ok(())

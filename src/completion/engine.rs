@@ -13,7 +13,7 @@
 //! | `retired` | device memory to be freed when several streams are through with it |
 //! | `reclaimers` | futures that wait for memory |
 //! | `reaper` | drops what users lent |
-//! | `errands` | makes driver calls for the poller that may be held up |
+//! | `errands` | makes driver calls for the poller and for drops that may be held up |
 //!
 //! # Invariants
 //! 1. `lost` is set once and before anybody is woken because of it
@@ -468,12 +468,13 @@ impl<S: DeviceStream> Engine<S> {
         }));
     }
 
-    /// Runs `act` here, or on the reaper's thread where driver calls are not possible.
+    /// Has `act` destroy something. Not here: the driver may wait for full queues in that, and the caller
+    /// is a drop, or the poller.
     pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
-        if thread_role::may_call_driver() {
+        if self.options.stepped && thread_role::may_call_driver() {
             act();
         } else {
-            self.reaper.send(act);
+            self.errands.send(act);
         }
     }
 

@@ -120,8 +120,12 @@ impl<S> Progress<S> {
         Err(why.unwrap_or_else(closed))
     }
 
-    /// What another device is told that waits for `ticket`, if this one is lost before.
+    /// What another device is told that waits for `ticket`, if this one is lost before, or the stream is
+    /// known to wait for one that is.
     pub(super) fn lost_before(&self, ticket: u64) -> Option<Error> {
+        if let Some(stuck) = self.stuck.get().filter(|_| !self.is_complete(ticket)) {
+            return Some(stuck.clone());
+        }
         let cause = self.device.lost().filter(|_| !self.is_complete(ticket))?;
         let (device, cause) = (self.device.label.clone(), cause.clone());
         Some(ErrorDetail::DependencyLost { device, cause }.into())

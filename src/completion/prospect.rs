@@ -66,6 +66,10 @@ impl Engine {
     pub(super) fn candidates(&self, lanes: &[Arc<Lane>], lane: &Arc<Lane>) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         for other in lanes {
+            if other.is_stuck() {
+                // Nothing is left there that never comes.
+                other.collect_freed();
+            }
             let own = other.id() == lane.id();
             let waits = |ticket| {
                 let waits = (!own && !other.is_complete(ticket))
@@ -103,10 +107,12 @@ impl Engine {
             waits.filter(|used| used.lane.id() != lane.id() && !used.is_complete()).cloned();
         let waits = UserList::from_iter(waits);
         let ours = waits.iter().all(|used| used.lane.device().id == self.id);
+        let hopeless = waits.iter().any(|used| used.lane.is_hopeless(used.ticket));
         let from = match retired.what {
-            Remnant::Memory { ptr, .. } if ours => From::Retired(ptr),
+            Remnant::Memory { ptr, .. } if ours && !hopeless => From::Retired(ptr),
             Remnant::Memory { .. } | Remnant::Module(_) => From::Nobody,
         };
+        let waits = if hopeless { UserList::new() } else { waits };
         Candidate { from, bytes: retired.what.bytes(), waits }
     }
 

@@ -103,6 +103,7 @@ impl<S: DeviceStream> Engine<S> {
             self.account.lock().leak(what.bytes());
         }
         self.count_unreturned();
+        self.memory_moved();
     }
 
     /// Asks how far the streams are that the retired wait for: perhaps nobody else does.

@@ -23,7 +23,8 @@ use super::Lane;
 use crate::backend::DevicePtr;
 use crate::completion::block_cache;
 use crate::completion::events::EventHandle;
-use crate::completion::retired::Block;
+use crate::completion::retired::{Block, Remnant, UserList};
+use crate::hazard::Use;
 use crate::thread_role::{self, Role};
 
 /// Frees that are on the stream.
@@ -161,6 +162,9 @@ impl Lane {
 
     /// Gives the pool back, in the account, what was freed in front of what is complete.
     pub(crate) fn collect_freed(&self) {
+        if self.is_stuck() {
+            self.give_up_freed();
+        }
         let lost = self.engine.lost().is_some();
         let mut freed = self.freed.lock();
         let mut bytes = 0;
@@ -173,6 +177,28 @@ impl Lane {
         }
         if bytes > 0 {
             self.engine.account.lock().release(bytes);
+        }
+    }
+
+    /// The stream does not come to these any more: nobody may wait for them, or have them.
+    #[cold]
+    fn give_up_freed(&self) {
+        let never = |ticket: u64| !self.is_complete(ticket);
+        let mut freed = 0;
+        self.freed.lock().queue.retain(|entry| {
+            freed += if never(entry.ticket) { entry.bytes } else { 0 };
+            !never(entry.ticket)
+        });
+        if freed > 0 {
+            self.engine.account.lock().leak(freed);
+            self.engine.count_unreturned();
+            self.engine.memory_moved();
+        }
+        let mut blocks = self.take_kept(u64::MAX, |block| never(block.ticket));
+        blocks.extend(self.deferred.lock().extract_if(.., |block| never(block.ticket)));
+        for block in blocks {
+            let users = [Use { lane: self.progress.clone(), ticket: block.ticket }];
+            self.engine.retire(Remnant::from(block), UserList::from_iter(users));
         }
     }
 
