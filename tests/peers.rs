@@ -238,6 +238,20 @@ async fn a_source_that_is_lost_fails_the_copy_through_the_host() {
     gate.open();
 }
 
+/// Nobody asked the source's device since it was lost, until the copy does.
+#[tokio::test]
+async fn who_is_the_first_to_hear_of_the_loss_of_a_source_is_well() {
+    let ((a, handle), (b, _)) = (island(), island());
+    let (s, t) = (a.stream().unwrap(), b.stream().unwrap());
+    let x = s.full(1000, 7u32).await.unwrap();
+    let mut y = t.zeros::<u32>(1000).await.unwrap();
+    handle.lose_device("on purpose");
+    let error = soon(t.copy(&x, &mut y)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::DependencyLost { .. }), "{error}");
+    assert!(!error.is_device_lost(), "its own device is well");
+    soon(t.fill(&mut y, 1)).await.unwrap();
+}
+
 /// Complete or not, with a direct way or without one: on a GPU it is gone.
 #[tokio::test]
 async fn memory_of_a_device_that_is_gone_is_not_read() {

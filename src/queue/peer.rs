@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::buffer::Span;
 use crate::memory::pinned_pool::PinnedBlock;
-use crate::submit::{Footprint, at, check_is_there, submit};
+use crate::submit::{Footprint, at, check_is_there, of_dependency, submit};
 use crate::thread_role;
 
 /// What goes through the host in one go.
@@ -47,7 +47,10 @@ impl Queue<'_> {
                 self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?))?;
                 Ok(())
             }
-            Ok(_) => self.copy_through_host(from, to).map_err(|error| footprint.poison(error)),
+            Ok(_) => self
+                .copy_through_host(from, to)
+                // Perhaps this is the first to hear of the source's loss.
+                .map_err(|error| footprint.poison(of_dependency(self.lane.engine(), error))),
             Err(error) => Err(footprint.poison(error)),
         }
     }

@@ -344,13 +344,11 @@ impl Lane {
 
     /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
     pub(crate) fn has_dues(&self) -> bool {
-        // Of a lost device nothing comes back; see `mourn`.
-        if self.engine.lost().is_some() || self.is_stuck() {
-            return false;
-        }
-        !self.lent.is_empty()
+        let owes = !self.lent.is_empty()
             || !self.deferred.is_empty()
-            || (self.is_deserted() && self.in_flight() > 0)
+            || (self.is_deserted() && self.in_flight() > 0);
+        // Of a lost device nothing comes back; see `mourn`.
+        owes && self.engine.lost().is_none() && !self.is_stuck()
     }
 
     /// A word that is still to be written keeps its line, and so the lane.
