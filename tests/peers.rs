@@ -538,3 +538,30 @@ async fn memory_behind_a_stuck_stream_is_not_waited_for() {
         drop((stream, gate));
     }
 }
+
+/// Nobody awaited the work in front of the wait: it has no marker, and nobody will know that it is complete.
+#[tokio::test]
+async fn memory_behind_a_stuck_stream_is_not_waited_for_without_a_marker_in_front() {
+    for pressure in [Pressure::Wait, Pressure::Fail] {
+        let (lost, of_lost) = testing::faults();
+        let lost = testing::host_with(lost);
+        let builder = Device::builder().memory_limit_bytes(10 << 20).on_pressure(pressure);
+        let device = builder.host();
+        let (theirs, stream) = (lost.stream().unwrap(), device.stream().unwrap());
+        let beside = device.stream().unwrap();
+        let gate = Gate::close(&theirs).unwrap();
+        let mut large = stream.zeros::<u8>(8 << 20).queued().unwrap();
+        stream.fill(&mut large, 2).queued().unwrap();
+        stream.wait(&theirs).queued().unwrap();
+        stream.fill(&mut large, 1).queued().unwrap();
+        drop(large);
+        of_lost.lose_device("on purpose");
+        soon(theirs.done()).await.unwrap_err();
+        let refused = soon(beside.reclaimed(4 << 20)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{pressure:?}: {refused}");
+        let refused = beside.zeros::<u8>(4 << 20).queued().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{pressure:?}: {refused}");
+        eventually("it is said to be leaked", || device.stats().leaked_bytes == 8 << 20).await;
+        drop((stream, gate));
+    }
+}

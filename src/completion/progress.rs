@@ -160,7 +160,7 @@ impl<S: PointStream> Progress<S> {
 
     /// Whether `ticket` is not complete and, as far as anybody can tell, never will be.
     pub(crate) fn is_hopeless(&self, ticket: u64) -> bool {
-        self.is_settled(ticket) && !self.is_complete(ticket)
+        (self.stuck.get().is_some() || self.is_settled(ticket)) && !self.is_complete(ticket)
     }
 
     /// Whether `ticket` is complete or never will be.

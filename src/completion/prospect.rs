@@ -66,7 +66,7 @@ impl Engine {
     pub(super) fn candidates(&self, lanes: &[Arc<Lane>], lane: &Arc<Lane>) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         for other in lanes {
-            if other.is_stuck() {
+            if other.progress().waits_for_others() {
                 // Nothing is left there that never comes.
                 other.collect_freed();
             }

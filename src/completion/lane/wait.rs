@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 
 use smallvec::SmallVec;
 
-use super::{ForeignWait, Lane};
+use super::{ForeignWait, Lane, UNKNOWN};
 use crate::completion::checkers::CheckPermit;
 use crate::completion::device_state::DeviceState;
 use crate::completion::policy;
@@ -239,12 +239,18 @@ impl Lane {
 
     /// Whether what comes next on the stream waits for a device that is lost: as far as anybody can tell,
     /// the stream gets nowhere any more.
-    pub(crate) fn is_stuck(&self) -> bool {
+    pub(super) fn is_stuck(&self) -> bool {
         if !self.progress.waits_for_others() {
             return false;
         }
+        // What can be seen next: nobody will know of a ticket that has no marker in front of the wait.
+        let marker = self.markers.read().queue.front().map(|marker| marker.ticket);
+        // ORDERING: Relaxed: a hint, as in `word_is_late`.
+        let told = self.told.load(Ordering::Relaxed);
+        let written = (told != UNKNOWN && told > self.completed()).then_some(told);
+        let next = marker.into_iter().chain(written).min().unwrap_or_else(|| self.submitted());
         // For those who come when the stream is gone.
-        let why = self.dependency_lost(self.completed() + 1);
+        let why = self.dependency_lost(next).filter(|_| !self.is_complete(next));
         why.map(|why| self.progress.stuck.set(why)).is_some()
     }
 
