@@ -266,7 +266,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool>;
 
     /// Told of a device whose memory another one is about to reach.
-    fn has_peers(&self) {}
+    fn begin_peer_access(&self) {}
 
     /// The context as cudarc's `Arc<CudaContext>`, where there is one.
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {

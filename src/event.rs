@@ -25,11 +25,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::backend::{EventOptions, Query, StreamOptions};
-use crate::completion::Engine;
-use crate::completion::Progress;
 use crate::completion::events::EventHandle;
 use crate::completion::lane::{Lane, LaneHandle};
 use crate::completion::shared_event::SharedEvent;
+use crate::completion::{Engine, Progress};
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::hazard::Track;
 use crate::op::{HostValue, Op, Point};

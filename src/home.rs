@@ -10,9 +10,8 @@ use std::thread::{self, ThreadId};
 use parking_lot::Mutex;
 
 use crate::backend::{RawStream, StreamOptions};
-use crate::completion::Engine;
-use crate::completion::Progress;
 use crate::completion::lane::{Lane, LaneHandle};
+use crate::completion::{Engine, Progress};
 use crate::error::Result;
 use crate::hazard::Use;
 use crate::memory::pinned_pool::PinnedPool;

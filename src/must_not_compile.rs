@@ -172,7 +172,7 @@
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # unsafe fn pick() -> fn(&Grid, &mut [f32]) { todo!() }
+//! # unsafe fn pick() -> fn(&Grid, &mut [f32]) { |_, _| () }
 //! kernel! { pub unsafe fn whole(x: &mut [f32]); host = pick(); }
 //! ```
 //! ```compile_fail

@@ -98,7 +98,8 @@ struct Books {
     /// Commands not yet through that take a place in the queue.
     depth: Mutex<usize>,
     room: Condvar,
-    /// It waited for what never comes, and nobody has it: what is left does not run.
+    /// The stream waited for an event that is never reached, and its handle is gone: the worker discards
+    /// the commands that are left.
     given_up: AtomicBool,
 }
 
@@ -627,7 +628,7 @@ impl HostCore {
 impl Drop for HostCore {
     fn drop(&mut self) {
         if *self.has_peers.get_mut() {
-            // A copy of another device's may be under way, which nobody waits for once a device is lost.
+            // Another device may still copy from this memory, and after a loss nobody waits for that copy.
             return;
         }
         for (start, block) in std::mem::take(&mut self.memory.get_mut().blocks) {
@@ -711,11 +712,11 @@ impl Backend for HostBackend {
 
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool> {
         self.shared.healthy("enable_peer")?;
-        other.has_peers();
+        other.begin_peer_access();
         Ok(other.kind() == DeviceKind::Host)
     }
 
-    fn has_peers(&self) {
+    fn begin_peer_access(&self) {
         // ORDERING: Relaxed: in front of the first copy, and read when nobody has this any more.
         self.shared.has_peers.store(true, Ordering::Relaxed);
     }

@@ -173,8 +173,8 @@ impl Backend for Wrapper {
         Ok(reached && !self.control.unreachable.load(Ordering::Relaxed))
     }
 
-    fn has_peers(&self) {
-        self.inner.has_peers();
+    fn begin_peer_access(&self) {
+        self.inner.begin_peer_access();
     }
 
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {

@@ -431,10 +431,18 @@ impl<S: DeviceStream> Engine<S> {
             // It went with the device.
             self.account.lock().release(bytes);
         } else {
-            self.account.lock().leak(bytes);
-            self.count_unreturned();
+            self.leak(bytes);
         }
         error
+    }
+
+    /// Counts pending memory, or a module, that is never given back.
+    pub(crate) fn leak(&self, bytes: u64) {
+        if bytes > 0 {
+            self.account.lock().leak(bytes);
+        }
+        self.count_unreturned();
+        self.memory_moved();
     }
 
     /// Says that memory was given up or came free: somebody may wait for that.

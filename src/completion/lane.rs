@@ -46,7 +46,7 @@ use super::estimator::Estimator;
 use super::events::EventHandle;
 use super::policy;
 use super::progress::Progress;
-use super::retired::{Block, Remnant, UserList};
+use super::retired::{Block, Remnant};
 use super::submission::SubmissionLock;
 use super::sweep::SweepGate;
 use super::timeline::Timeline;
@@ -562,8 +562,7 @@ impl Drop for Lane {
         }
         // Where an allocation finds it.
         for block in self.take_left() {
-            let users = [Use { lane: self.progress.clone(), ticket: block.ticket }];
-            engine.retire(Remnant::from(block), UserList::from_iter(users));
+            engine.retire_block(&self.progress, block);
         }
         let Some(stream) = self.owned.then_some(self.stream) else { return };
         let keeper = engine.clone();

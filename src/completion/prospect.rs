@@ -67,7 +67,7 @@ impl Engine {
         let mut candidates = Vec::new();
         for other in lanes {
             if other.progress().waits_for_others() {
-                // Nothing is left there that never comes.
+                // A stuck stream leaks here what nobody may wait for.
                 other.collect_freed();
             }
             let own = other.id() == lane.id();

@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{DriverResult, Function, Grid, RawFunction, RawModule};
-use crate::completion::Engine;
-use crate::completion::UserList;
 use crate::completion::retired::Remnant;
+use crate::completion::{Engine, UserList};
 use crate::device::Device;
 use crate::error::image::ImageProblem;
 use crate::error::{Error, ErrorDetail, Result};

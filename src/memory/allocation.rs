@@ -15,10 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::backend::DevicePtr;
-use crate::completion::Engine;
-use crate::completion::Progress;
 use crate::completion::lane::LaneHandle;
 use crate::completion::retired::Remnant;
+use crate::completion::{Engine, Progress};
 use crate::error::Error;
 use crate::hazard::{Content, Hazards, Track, Use};
 

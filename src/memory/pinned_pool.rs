@@ -59,7 +59,7 @@ struct Slabs {
     free: HashMap<usize, Vec<RawBlock>>,
     /// The mappings of those, in use or free.
     mappings: Vec<Mapping>,
-    /// Some block will never come back.
+    /// At least one block is quarantined.
     has_quarantined: bool,
     /// A slab is made in the background; or could not be, and no caller made one since.
     is_growing: bool,
@@ -90,7 +90,7 @@ struct RawBlock {
 pub(crate) struct PinnedBlock {
     pool: Arc<PinnedPool>,
     raw: RawBlock,
-    /// A device may touch it for good.
+    /// A device may access the block at any later time.
     quarantined: AtomicBool,
 }
 

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::{DeviceStream, Engine};
 use crate::backend::Query;
 use crate::completion::events::EventHandle;
+use crate::completion::progress::Progress;
 use crate::completion::retired::{Block, Remnant, Retired, UserList};
 use crate::hazard::Use;
 use crate::thread_role;
@@ -30,8 +31,8 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     /// Frees a block that one stream has for itself, when that is through with it.
-    pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<S>, block: Block) {
-        let users = [Use { lane: lane.progress().clone(), ticket: block.ticket }];
+    pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<Progress<S>>, block: Block) {
+        let users = [Use { lane: lane.clone(), ticket: block.ticket }];
         self.retire(Remnant::from(block), UserList::from_iter(users));
     }
 
@@ -80,7 +81,7 @@ impl<S: DeviceStream> Engine<S> {
                     done.push(retired.swap_remove(index));
                 } else if retired[index].users.iter().any(|used| used.lane.is_hopeless(used.ticket))
                 {
-                    // Whoever uses it may do so for good.
+                    // The device may use it at any later time.
                     hopeless.push(retired.swap_remove(index));
                 } else {
                     index += 1;
@@ -92,18 +93,9 @@ impl<S: DeviceStream> Engine<S> {
             self.free_now(retired.what);
         }
         for retired in hopeless {
-            self.give_up(retired.what);
+            self.leak(retired.what.bytes());
         }
         any
-    }
-
-    /// Leaves what may be used for good, and counts it.
-    fn give_up(&self, what: Remnant) {
-        if what.bytes() > 0 {
-            self.account.lock().leak(what.bytes());
-        }
-        self.count_unreturned();
-        self.memory_moved();
     }
 
     /// Asks how far the streams are that the retired wait for: perhaps nobody else does.
@@ -267,7 +259,7 @@ impl<S: DeviceStream> Engine<S> {
         for lane in self.lanes() {
             lane.sweep();
             for block in lane.take_all_kept() {
-                self.retire_block(&lane, block);
+                self.retire_block(lane.progress(), block);
             }
         }
     }

@@ -23,8 +23,7 @@ use super::Lane;
 use crate::backend::DevicePtr;
 use crate::completion::block_cache;
 use crate::completion::events::EventHandle;
-use crate::completion::retired::{Block, Remnant, UserList};
-use crate::hazard::Use;
+use crate::completion::retired::Block;
 use crate::thread_role::{self, Role};
 
 /// Frees that are on the stream.
@@ -186,7 +185,7 @@ impl Lane {
         }
     }
 
-    /// The stream does not come to these any more: nobody may wait for them, or have them.
+    /// Leaks what the stuck stream would have freed: no allocation may take it over or wait for it.
     #[cold]
     fn give_up_freed(&self) {
         let never = |ticket: u64| !self.is_complete(ticket);
@@ -196,16 +195,11 @@ impl Lane {
             !never(entry.ticket)
         });
         if freed > 0 {
-            self.engine.account.lock().leak(freed);
-            self.engine.count_unreturned();
-            self.engine.memory_moved();
+            self.engine.leak(freed);
         }
         let mut blocks = self.take_kept(u64::MAX, |block| never(block.ticket));
         blocks.extend(self.deferred.lock().extract_if(.., |block| never(block.ticket)));
-        for block in blocks {
-            let users = [Use { lane: self.progress.clone(), ticket: block.ticket }];
-            self.engine.retire(Remnant::from(block), UserList::from_iter(users));
-        }
+        blocks.into_iter().for_each(|block| self.engine.retire_block(&self.progress, block));
     }
 
     /// The ticket behind the last free, if that was not seen to be complete: the driver may not know
@@ -242,9 +236,8 @@ impl Lane {
             if lost || self.is_complete(ticket) {
                 self.engine.account.lock().release(bytes);
             } else {
-                // The driver will not come to it.
-                self.engine.account.lock().leak(bytes);
-                self.engine.count_unreturned();
+                // The driver never runs this free.
+                self.engine.leak(bytes);
             }
         }
         let mut blocks = self.take_all_kept();

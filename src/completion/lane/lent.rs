@@ -21,7 +21,8 @@ pub(crate) enum Payload {
 
 /// A block of our own memory that the device may touch.
 pub(crate) trait LentBlock: Send + Sync {
-    /// Nobody will see that the device is through with it: it is never used again, and stays mapped.
+    /// The runtime cannot learn when the device finishes with the block: the pool never reuses it, and keeps
+    /// it mapped.
     fn quarantine(&self);
 }
 
