@@ -585,8 +585,12 @@ struct Submitter {
 impl Markable for Submitter {
     type Context = Queue;
 
+    fn tail(&self, queue: &Queue) -> u64 {
+        queue.timeline.submitted()
+    }
+
     fn mark_tail(&mut self, queue: &Queue) -> Option<u64> {
-        let tail = queue.timeline.submitted();
+        let tail = self.tail(queue);
         if self.refusals > 0 {
             self.refusals -= 1;
             return None;
@@ -741,6 +745,24 @@ fn a_marker_is_published_after_its_call() {
             assert_eq!(line.queue.recorded.load(Ordering::Relaxed), 2);
         });
     }
+}
+
+/// An allocation asks for what is behind a free, where nothing may be yet.
+#[test]
+fn a_ticket_that_is_not_there_yet_is_served_by_who_submits_it() {
+    explore(3, || {
+        let line = Line::new(0);
+        let other = {
+            let line = line.clone();
+            thread::spawn(move || line.want(2))
+        };
+        // Somebody whose call the driver refused, and somebody who submits.
+        line.submission.with(&line.queue, |_| ());
+        line.submission.with(&line.queue, |_| line.queue.timeline.publish(2));
+        other.join().unwrap();
+        assert!(line.submission.is_marked(2), "nobody placed the marker");
+        assert_eq!(line.queue.recorded.load(Ordering::Relaxed), 2);
+    });
 }
 
 /// A device that refuses every marker holds nobody up.
@@ -1224,8 +1246,12 @@ struct WordMarks;
 impl Markable for WordMarks {
     type Context = Worded;
 
+    fn tail(&self, lane: &Worded) -> u64 {
+        lane.timeline.submitted()
+    }
+
     fn mark_tail(&mut self, lane: &Worded) -> Option<u64> {
-        let tail = lane.timeline.submitted();
+        let tail = self.tail(lane);
         if lane.timeline.is_complete(tail) {
             return Some(tail);
         }

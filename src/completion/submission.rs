@@ -11,7 +11,9 @@
 //!
 //! # Invariants
 //! 1. After `want(n)` returned, a marker at or behind *n* is published or the holder of the lock
-//!    will serve it before it goes away (`a_wanted_marker_is_served_by_whoever_unlocks`).
+//!    will serve it before it goes away (`a_wanted_marker_is_served_by_whoever_unlocks`). A ticket that
+//!    is not there yet is served by who submits it, and makes nobody wait
+//!    (`a_ticket_that_is_not_there_yet_is_served_by_who_submits_it`).
 //! 2. `marked` rises only after the marker's call succeeded (`a_marker_is_published_after_its_call`).
 //! 3. Nobody holds two submission locks.
 #![forbid(unsafe_code)]
@@ -22,6 +24,8 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 pub(crate) trait Markable {
     /// What placing a marker needs besides the locked state.
     type Context: ?Sized;
+    /// The last ticket that was submitted.
+    fn tail(&self, context: &Self::Context) -> u64;
     /// Places a marker behind everything submitted so far and returns the ticket that it credits;
     /// `None` if that failed (the caller's wait is then served by a later marker or the loss).
     fn mark_tail(&mut self, context: &Self::Context) -> Option<u64>;
@@ -102,12 +106,18 @@ impl<S: Markable> SubmissionLock<S> {
             let Some(guard) = self.state.try_lock() else {
                 return; // the holder runs this loop after it unlocks
             };
-            let mut locked = self.locked(guard);
-            if !locked.mark_tail(cx) {
+            match self.locked(guard).mark_tail(cx) {
                 // The driver refused: a later submission or the loss of the device serves it.
                 // ORDERING: Relaxed, as above.
-                let _ =
-                    self.wanted.compare_exchange(wanted, 0, Ordering::Relaxed, Ordering::Relaxed);
+                None => drop(self.wanted.compare_exchange(
+                    wanted,
+                    0,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                )),
+                // It is not there yet. All that is has a marker: nothing is left for who unlocks.
+                Some(tail) if tail < wanted => return,
+                Some(_) => {}
             }
         }
     }
@@ -124,13 +134,18 @@ pub(crate) struct Locked<'a, S> {
 }
 
 impl<S: Markable> Locked<'_, S> {
-    /// Places a marker at the tail and publishes it; false if the driver refused.
-    pub(crate) fn mark_tail(&mut self, cx: &S::Context) -> bool {
+    /// Places a marker at the tail, unless one is there, and publishes it; returns the ticket that it
+    /// credits, `None` if the driver refused.
+    pub(crate) fn mark_tail(&mut self, cx: &S::Context) -> Option<u64> {
+        let tail = self.state.tail(cx);
+        if self.is_marked(tail) {
+            return Some(tail);
+        }
         let placed = self.state.mark_tail(cx);
         if let Some(ticket) = placed {
             self.publish_mark(ticket);
         }
-        placed.is_some()
+        placed
     }
 
     /// Publishes a marker that was already placed at or behind `ticket`.

@@ -221,7 +221,7 @@ impl Lane {
                 turn.place_event()
             });
             if placed.is_none() {
-                // Whoever has the lock serves this.
+                // Whoever has the lock serves this, or who submits it.
                 self.want(ticket);
             }
             self.marker_behind(ticket)

@@ -47,8 +47,12 @@ pub(crate) struct Submitter {
 impl Markable for Submitter {
     type Context = Lane;
 
+    fn tail(&self, lane: &Lane) -> u64 {
+        lane.submitted()
+    }
+
     fn mark_tail(&mut self, lane: &Lane) -> Option<u64> {
-        let tail = lane.progress.timeline.submitted();
+        let tail = self.tail(lane);
         if lane.is_complete(tail) {
             return Some(tail);
         }
