@@ -23,7 +23,7 @@ use crate::hazard::Use;
 use crate::home::Home;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
 use crate::memory::{Element, MemoryInfo};
-use crate::offload::offload;
+use crate::offload::{Unwanted, offload};
 use crate::op::join::join_all;
 use crate::op::{HostValue, Op, Point};
 use crate::stream::Stream;
@@ -86,7 +86,7 @@ impl Device {
     /// told through `tracing`.
     ///
     /// # Errors
-    /// A GPU that is there and cannot be opened.
+    /// A GPU that is there and cannot be opened; no thread to be had.
     pub fn cuda_or_host() -> Result<Device> {
         Device::builder().cuda_or_host()
     }
@@ -204,7 +204,9 @@ impl Device {
         }
         let pool = pool.clone();
         // Not by the crew itself: much memory takes long, and copies would wait behind it.
-        self.home.crew.offload(move || PinnedBuffer::zeroed(&pool, len)).await?
+        let line = self.home.crew.next_of_pinned();
+        let zeroed = move || PinnedBuffer::zeroed(&pool, len);
+        self.home.crew.offload(line, Unwanted::IsLeft, zeroed).await?
     }
 
     /// A word, zero at first, that the host and running kernels share.
@@ -231,7 +233,7 @@ impl Device {
     /// the executor. Memory whose free is still on a stream stays.
     ///
     /// # Errors
-    /// The loss of the device.
+    /// The loss of the device; inside a host function.
     ///
     /// # Cancel safety
     /// Dropped, it goes on.
@@ -258,7 +260,7 @@ impl Device {
     /// thing to do when nothing else is.
     ///
     /// # Errors
-    /// The loss of the device.
+    /// The loss of the device; inside a host function.
     ///
     /// # Cancel safety
     /// Dropped, it goes on.
@@ -279,7 +281,7 @@ impl Device {
     /// reaches itself.
     ///
     /// # Errors
-    /// The loss of this device; a driver's refusal.
+    /// The loss of this device; a driver's refusal; inside a host function.
     ///
     /// # Cancel safety
     /// Dropped, it goes on.
@@ -491,11 +493,15 @@ impl DeviceBuilder {
     /// If the system gives no thread.
     #[must_use]
     pub fn host(self) -> Device {
-        let backend = HostBackend::new(self.host_memory_bytes, true);
-        match Device::open(Arc::new(backend), self.options()) {
+        match self.try_host() {
             Ok(device) => device,
             Err(error) => panic!("a host device needs threads: {error}"),
         }
+    }
+
+    fn try_host(self) -> Result<Device> {
+        let backend = HostBackend::new(self.host_memory_bytes, true);
+        Device::open(Arc::new(backend), self.options())
     }
 
     /// See [`Device::cuda_or_host`].
@@ -516,7 +522,7 @@ impl DeviceBuilder {
                 _ => return Err(error),
             },
         };
-        let device = self.host();
+        let device = self.try_host()?;
         tracing::info!(reason = %why, "using {device}: no CUDA device");
         Ok(device)
     }
@@ -541,7 +547,7 @@ impl DeviceBuilder {
         let bad = || ErrorDetail::BadDeviceName { value: name.to_owned() };
         match name.trim().split_once(':') {
             None if name.trim() == "auto" || name.trim().is_empty() => self.cuda_or_host(),
-            None if name.trim() == "host" => Ok(self.host()),
+            None if name.trim() == "host" => self.try_host(),
             None if name.trim() == "cuda" => self.cuda(0),
             Some(("cuda", ordinal)) => self.cuda(ordinal.parse().map_err(|_| bad())?),
             _ => Err(bad().into()),

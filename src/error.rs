@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod advice;
+mod codes;
 pub(crate) mod image;
 pub(crate) mod refused;
 
@@ -14,7 +15,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use advice::{MemoryAdvice, operation, refused_suffix, within};
+use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, within};
 use image::{ImageProblem, ParamLayout};
 
 /// The result of a call of this crate.
@@ -242,14 +243,16 @@ pub enum ErrorDetail {
     Event { which: &'static str, problem: EventProblem },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
     ///
-    /// `reclaimable_bytes` are those that are pending: they come free without a buffer being dropped,
-    /// and are not in `free_bytes`. What streams keep is in `free_bytes`. `driver_refused`: there is
+    /// `asked_bytes` become a block of the next multiple of 512. `reclaimable_bytes` are those that are
+    /// pending, and those that a stream keeps and still uses: they come free without a buffer being dropped,
+    /// and are not in `free_bytes`. What streams keep and use no more is in `free_bytes`. `driver_refused`: there is
     /// room, and the driver refused all the same, because others use the device or because the free
     /// memory is in pieces. `advice` says what helps.
     #[error(
         "out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
-         {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}: {}",
-        within(*.limit_bytes, *.total_bytes), refused_suffix(*.driver_refused),
+         {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}: {}",
+        within(*.limit_bytes, *.total_bytes), leaked_suffix(*.leaked_bytes),
+        refused_suffix(*.driver_refused),
         .advice.text(*.limit_bytes)
     )]
     OutOfMemory {
@@ -260,6 +263,7 @@ pub enum ErrorDetail {
         allocated_bytes: u64,
         pending_bytes: u64,
         kept_bytes: u64,
+        leaked_bytes: u64,
         free_bytes: u64,
         total_bytes: u64,
         limit_bytes: Option<u64>,
@@ -465,7 +469,7 @@ impl DriverCode {
     /// The code's name in `cuda.h`, where this crate knows it.
     #[must_use]
     pub fn name(&self) -> Option<&'static str> {
-        NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
+        codes::NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
     }
 
     /// `CUDA_ERROR_NOT_PERMITTED`: what every call inside a host function returns.
@@ -541,58 +545,3 @@ fn log_suffix(log: &str) -> String {
     let log = log.trim();
     if log.is_empty() { String::new() } else { format!("\n{log}") }
 }
-
-/// Source: `CUresult` in the CUDA driver API's documentation.
-const NAMES: &[(i32, &str)] = &[
-    (1, "CUDA_ERROR_INVALID_VALUE"),
-    (2, "CUDA_ERROR_OUT_OF_MEMORY"),
-    (3, "CUDA_ERROR_NOT_INITIALIZED"),
-    (4, "CUDA_ERROR_DEINITIALIZED"),
-    (34, "CUDA_ERROR_STUB_LIBRARY"),
-    (46, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
-    (100, "CUDA_ERROR_NO_DEVICE"),
-    (101, "CUDA_ERROR_INVALID_DEVICE"),
-    (200, "CUDA_ERROR_INVALID_IMAGE"),
-    (201, "CUDA_ERROR_INVALID_CONTEXT"),
-    (209, "CUDA_ERROR_NO_BINARY_FOR_GPU"),
-    (214, "CUDA_ERROR_ECC_UNCORRECTABLE"),
-    (220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"),
-    (218, "CUDA_ERROR_INVALID_PTX"),
-    (222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"),
-    (226, "CUDA_ERROR_CONTAINED"),
-    (300, "CUDA_ERROR_INVALID_SOURCE"),
-    (301, "CUDA_ERROR_FILE_NOT_FOUND"),
-    (304, "CUDA_ERROR_OPERATING_SYSTEM"),
-    (400, "CUDA_ERROR_INVALID_HANDLE"),
-    (401, "CUDA_ERROR_ILLEGAL_STATE"),
-    (500, "CUDA_ERROR_NOT_FOUND"),
-    (600, "CUDA_ERROR_NOT_READY"),
-    (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
-    (701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
-    (702, "CUDA_ERROR_LAUNCH_TIMEOUT"),
-    (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
-    (710, "CUDA_ERROR_ASSERT"),
-    (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
-    (713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),
-    (714, "CUDA_ERROR_HARDWARE_STACK_ERROR"),
-    (715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"),
-    (716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
-    (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
-    (718, "CUDA_ERROR_INVALID_PC"),
-    (719, "CUDA_ERROR_LAUNCH_FAILED"),
-    (720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"),
-    (721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"),
-    (800, "CUDA_ERROR_NOT_PERMITTED"),
-    (801, "CUDA_ERROR_NOT_SUPPORTED"),
-    (802, "CUDA_ERROR_SYSTEM_NOT_READY"),
-    (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
-    (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
-    (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
-    (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
-    (905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"),
-    (906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"),
-    (907, "CUDA_ERROR_CAPTURED_EVENT"),
-    (908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"),
-    (911, "CUDA_ERROR_EXTERNAL_DEVICE"),
-    (999, "CUDA_ERROR_UNKNOWN"),
-];

@@ -127,16 +127,22 @@ impl Home {
 
     /// The tail of every lane.
     pub(crate) fn ours(&self) -> Vec<Use<Arc<Progress>>> {
-        let lanes = self.engine.lanes().into_iter();
+        let lanes = self.engine.lanes().into_iter().filter(|lane| !lane.is_given_up());
         lanes.map(|lane| Use { ticket: lane.tail(), lane: lane.progress().clone() }).collect()
     }
 
     fn whole_device(&self) -> Result<Arc<LaneHandle>> {
         let mut whole = self.whole.lock();
-        if let Some(lane) = &*whole {
+        // A ticket behind a stream that gets nowhere holds up all that come later.
+        if let Some(lane) = whole.as_ref().filter(|lane| !lane.is_stuck()) {
             return Ok(lane.clone());
         }
-        Ok(whole.insert(Lane::open_whole(&self.engine)?).clone())
+        let fresh = Lane::open_whole(&self.engine)?;
+        let stuck = whole.replace(fresh.clone());
+        drop(whole);
+        // Not under the lock: its poller is told.
+        drop(stuck);
+        Ok(fresh)
     }
 
     /// Streams that users know of.

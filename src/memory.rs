@@ -133,7 +133,9 @@ impl Reach {
 
     /// The error of an allocation of which things stand so.
     pub(crate) fn refusal(&self, asked_bytes: u64, outlook: &Outlook) -> Error {
-        let Outlook { prospect, figures, room, driver_refused } = outlook;
+        let Outlook { prospect, figures, room, kept_in_use, driver_refused } = outlook;
+        // Of a moment later: an account may have changed in between.
+        let free_bytes = self.free_bytes(figures, *room).saturating_sub(*kept_in_use);
         ErrorDetail::OutOfMemory {
             asked_bytes,
             advice: match prospect {
@@ -142,11 +144,12 @@ impl Reach {
                 Prospect::Never => MemoryAdvice::DropBuffers,
             },
             driver_refused: *driver_refused,
-            reclaimable_bytes: figures.pending,
+            reclaimable_bytes: figures.pending + kept_in_use,
             allocated_bytes: figures.allocated,
             pending_bytes: figures.pending,
             kept_bytes: figures.kept,
-            free_bytes: self.free_bytes(figures, *room),
+            leaked_bytes: figures.leaked,
+            free_bytes,
             total_bytes: self.total,
             limit_bytes: self.limit,
         }

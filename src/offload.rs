@@ -1,19 +1,27 @@
-//! Blocking work, off the executor, on threads of this crate: a thread of its own for what is rare and
-//! may take long ([`offload`]), and a device's [`Crew`], the few threads that copy between pageable and
-//! pinned memory.
+//! Blocking work, off the executor, on threads of this crate.
+//!
+//! | work | threads |
+//! |---|---|
+//! | rare, and may take long: loading, trimming ([`offload`]) | its own |
+//! | copying between pageable and pinned memory ([`Crew::run`]) | the device's few |
+//! | what a busy stream or the driver may hold up ([`Crew::offload`]) | one for each [`Line`] that has some, however much that is |
 //!
 //! An executor's own threads for blocking work are not used: others may have taken them all, and they
 //! end with their runtime.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
+use parking_lot::Mutex;
 
 use crate::at_exit::UnderWay;
 use crate::contain;
@@ -28,18 +36,30 @@ pub(crate) struct Offloaded<R>(oneshot::Receiver<std::thread::Result<R>>);
 pub(crate) async fn offload<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R> {
-    let (task, result) = package(work);
+    let (task, result) = package(Unwanted::IsDone, work);
     detach(task)?;
     result.await
 }
 
+/// What becomes of work whose future was dropped before it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unwanted {
+    IsDone,
+    IsLeft,
+}
+
 fn package<R: Send + 'static>(
+    unwanted: Unwanted,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> (impl FnOnce() + Send + 'static, Offloaded<R>) {
     let (sender, receiver) = oneshot::channel();
     // A panic goes on in the future. If nobody waits any more, sending fails, and the result or the
     // panic's payload is dropped here; else sending calls a waker: whoever runs this contains it.
-    let task = move || drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
+    let task = move || {
+        if unwanted == Unwanted::IsDone || !sender.is_canceled() {
+            drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
+        }
+    };
     (task, Offloaded(receiver))
 }
 
@@ -80,13 +100,31 @@ pub(crate) struct Crew {
     /// 10 GB/s and a GPU's link takes 55.
     threads: usize,
     queue: OnceLock<Sender<Task>>,
+    /// Those that have a thread.
+    lines: Mutex<HashMap<Line, VecDeque<Task>>>,
+    /// Pieces of pinned memory that were asked for.
+    pinned: AtomicUsize,
+}
+
+/// Work that is held up by the same thing, and so is done one after the other, in the order of the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Line {
+    /// A stream, by its id.
+    Stream(u64),
+    /// Making pinned memory: as many as a device has threads.
+    Pinned(usize),
 }
 
 impl Crew {
     /// Asks the system how many cores there are: not in a poll, it reads files for that.
     pub(crate) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Crew { threads: (cores / 2).clamp(2, 8), queue: OnceLock::new() }
+        Crew {
+            threads: (cores / 2).clamp(2, 8),
+            queue: OnceLock::new(),
+            lines: Mutex::default(),
+            pinned: AtomicUsize::new(0),
+        }
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -103,21 +141,48 @@ impl Crew {
         &self,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Offloaded<R> {
-        let (task, result) = package(work);
+        let (task, result) = package(Unwanted::IsDone, work);
         self.send(Box::new(task));
         result
     }
 
-    /// As [`offload`], begun in the order of the calls: one of the threads makes the one for the work,
-    /// which may take longer than a poll has.
+    /// Runs `work` on the thread of a line, which is there while the line has work. One of the crew makes
+    /// it: that may take longer than a poll has.
     pub(crate) fn offload<R: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
+        line: Line,
+        unwanted: Unwanted,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Offloaded<R> {
-        let (task, result) = package(work);
-        // Refused, the task is dropped, and whoever waits for it sees that.
-        self.send(Box::new(move || drop(detach(task))));
+        let (task, result) = package(unwanted, work);
+        let task: Task = Box::new(task);
+        let is_first = match self.lines.lock().entry(line) {
+            Entry::Occupied(mut tasks) => {
+                tasks.get_mut().push_back(task);
+                false
+            }
+            Entry::Vacant(tasks) => {
+                tasks.insert(VecDeque::from([task]));
+                true
+            }
+        };
+        if is_first {
+            let worker = LineWorker { crew: self.clone(), line, ended: false };
+            // Refused, the line is dropped, and whoever waits for it sees that.
+            self.send(Box::new(move || drop(detach(move || worker.run()))));
+        }
         result
+    }
+
+    /// Runs `work` on a thread of its own, which one of the crew makes; nobody waits for it.
+    pub(crate) fn detach(&self, work: impl FnOnce() + Send + 'static) {
+        self.send(Box::new(move || drop(detach(work))));
+    }
+
+    /// The line for the next piece of pinned memory.
+    pub(crate) fn next_of_pinned(&self) -> Line {
+        // ORDERING: Relaxed: any of them will do.
+        Line::Pinned(self.pinned.fetch_add(1, Ordering::Relaxed) % self.threads)
     }
 
     /// Drops `value` on one of the threads: giving much memory back to the system takes long.
@@ -136,6 +201,42 @@ impl Crew {
             start(receiver, self.threads);
             sender
         })
+    }
+}
+
+/// Who does the work of a line.
+struct LineWorker {
+    crew: Arc<Crew>,
+    line: Line,
+    ended: bool,
+}
+
+impl LineWorker {
+    fn run(mut self) {
+        while let Some(task) = self.next() {
+            contain::contain("a waker or the drop of offloaded work", task);
+        }
+    }
+
+    fn next(&mut self) -> Option<Task> {
+        let mut lines = self.crew.lines.lock();
+        let task = lines.get_mut(&self.line).and_then(VecDeque::pop_front);
+        if task.is_none() {
+            // Under the lock: what comes next has a thread of its own.
+            lines.remove(&self.line);
+            self.ended = true;
+        }
+        task
+    }
+}
+
+impl Drop for LineWorker {
+    fn drop(&mut self) {
+        if !self.ended {
+            // There is no thread, or the process is ending.
+            let left = self.crew.lines.lock().remove(&self.line);
+            drop(left);
+        }
     }
 }
 

@@ -69,7 +69,8 @@ use crate::thread_role;
 /// While it looks for itself it wakes its own task from inside `poll`, and the device's poller may wake
 /// it ahead of completion: a poll that finds it pending is no error. Wakers are called with no lock of
 /// this crate held; one that panics does so out of the call that it was called by, if that is its own
-/// task's poll or drop.
+/// task's poll or drop. One that blocks delays the device's other futures; one that blocks *for such a
+/// future* (an executor's `block_on` inside of a waker) blocks the thread that would resolve it.
 ///
 /// # Errors
 /// What could not be submitted (also at once through [`submitted`](Op::submitted) or

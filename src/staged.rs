@@ -37,7 +37,7 @@ use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable};
 use crate::memory::pageable::{Part, Room};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
-use crate::offload::Offloaded;
+use crate::offload::{Line, Offloaded, Unwanted};
 use crate::op::Op;
 use crate::queue::source::{Source, StagedSource};
 use crate::stream::Stream;
@@ -54,7 +54,8 @@ impl Stream {
     ///
     /// A few threads of the device's copy the data into pinned memory, part by part, while earlier
     /// parts are on their way: several times the speed of the driver's own copy from pageable
-    /// memory. For less than about a megabyte, or for a [`PinnedBuffer`], there is no gain over
+    /// memory. They are at most 8, however many copies there are, and one for each stream whose copies wait for
+    /// device memory. For less than about a megabyte, or for a [`PinnedBuffer`], there is no gain over
     /// [`upload`](Self::upload).
     ///
     /// # Ownership
@@ -124,7 +125,7 @@ impl Stream {
         self.throttle(MOST_IN_FLIGHT).await?;
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
-        let allocated = self.home().crew.offload(move || {
+        let allocated = self.home().crew.offload(self.line(), Unwanted::IsLeft, move || {
             stock(stream.lane(), events);
             stream.empty::<T>(len).queued()
         });
@@ -208,7 +209,8 @@ impl Stream {
         self.throttle(MOST_IN_FLIGHT).await?;
         if !self.lane().has_events(events) {
             let lane = self.lane().clone();
-            self.home().crew.offload(move || stock(&lane, events)).await?;
+            let stock = move || stock(&lane, events);
+            self.home().crew.offload(self.line(), Unwanted::IsLeft, stock).await?;
         }
         self.stock_pinned::<T>(len).await?;
         let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
@@ -249,6 +251,11 @@ impl Stream {
             Some(vec) => Ok(vec),
             None => unreachable!("every part was filled, and its end awaited"),
         }
+    }
+
+    /// Where work is done that this stream may hold up.
+    pub(crate) fn line(&self) -> Line {
+        Line::Stream(self.lane().id())
     }
 
     /// How many parts may be with the crew, and as many with the device beside that.

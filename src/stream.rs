@@ -14,7 +14,7 @@ use crate::home::Home;
 use crate::lease::Lease;
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
-use crate::offload::offload;
+use crate::offload::Unwanted;
 use crate::op::{HostValue, Op};
 use crate::queue::Queue;
 use crate::submit::of_dependency;
@@ -132,16 +132,18 @@ impl Stream {
         Op::pending(&self.lane, self.lane.tail(), HostValue::Here(()))
     }
 
-    /// Whether everything submitted so far is complete, by asking the device. What nobody has asked
-    /// for yet gets its marker by the call, so that a later call may be the first to say yes. Inside a
-    /// host function it answers with what is known, and the poller asks; a stream that is shared with
+    /// Whether everything submitted so far is complete, by asking the device. Inside a host function it answers with what is known, and the poller asks; a stream that is shared with
     /// others is then not known to be idle.
     ///
     /// # Blocking
     /// No, unless the stream is shared with others and its queue is full.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.lane.is_idle_shared().unwrap_or_else(|| self.done().is_complete())
+        self.lane.is_idle_shared().unwrap_or_else(|| {
+            let tail = self.lane.submitted();
+            self.lane.ask_after_all();
+            self.lane.is_settled(tail)
+        })
     }
 
     /// Blocks the calling thread until everything submitted so far is complete.
@@ -225,7 +227,8 @@ impl Stream {
         coop::proceed().await;
         thread_role::check("submitting work")?;
         let stream = self.clone();
-        offload(move || stream.record_timed()).await?
+        let record = move || stream.record_timed();
+        self.home().crew.offload(self.line(), Unwanted::IsDone, record).await?
     }
 
     // ---- load -----------------------------------------------------------------------------
@@ -247,16 +250,16 @@ impl Stream {
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let submitted = self.lane.submitted();
-        // What nobody has asked for yet has no marker.
-        self.lane.want(submitted);
-        self.lane.ask_here_or_there();
+        self.lane.ask_after_all();
         submitted - self.lane.completed().min(submitted)
     }
 
     /// Waits until at most `max` operations are in flight, so that a producer stays below the
     /// driver's limit: about a thousand launches, after which it blocks the calling thread.
     ///
-    /// Progress is known in steps of at most 128 operations.
+    /// Progress is known in steps, which end where somebody awaits, records or waits, and at each call of this:
+    /// called in front of each piece of work, it waits for no more than it must. What was queued in one go
+    /// is one step, up to 128 operations.
     ///
     /// # Errors
     /// The loss of the device.
@@ -265,6 +268,8 @@ impl Stream {
     /// Yes.
     pub async fn throttle(&self, max: u64) -> Result<()> {
         let submitted = self.lane.submitted();
+        // So that the next call finds it, and does not have to wait for what came behind.
+        self.lane.mark_within(max / 4);
         if submitted.saturating_sub(self.lane.completed()) > max {
             return Op::pending(&self.lane, submitted - max, HostValue::Here(())).await;
         }

@@ -376,7 +376,8 @@ fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> D
 impl FaultHandle {
     /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect, with a code of the
     /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory), which only allocations report as such,
-    /// [`InvalidCall`](ErrorKind::InvalidCall), [`Unsupported`](ErrorKind::Unsupported) or
+    /// [`InvalidCall`](ErrorKind::InvalidCall) (800, what the driver answers inside a host function),
+    /// [`Unsupported`](ErrorKind::Unsupported) or
     /// [`DeviceLost`](ErrorKind::DeviceLost), and for any other kind one that is reported as
     /// [`Driver`](ErrorKind::Driver). Every call of the kind
     /// counts that the device's backend gets, whoever causes it: yours, and those that the runtime makes for

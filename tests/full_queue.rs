@@ -1,13 +1,18 @@
 //! A stream whose queue is full holds up who submits to it, and nobody else.
 
+#[path = "under_test/host_threads.rs"]
+mod host_threads;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{Completion, Device, DeviceBuffer, Stream};
+use host_threads::threads_called;
 
 /// A call that takes longer is held up: the gate stays closed meanwhile.
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -258,5 +263,36 @@ fn the_loss_of_the_device_ends_who_is_held_up() {
         let error = ended.recv_timeout(Duration::from_secs(10)).expect("it is let go of");
         assert!(error.is_device_lost(), "{error}");
         drop(gate);
+    }
+}
+
+/// However many wait off the executor for one stream, one thread waits for them, and in order.
+#[test]
+fn what_a_full_queue_holds_up_takes_one_thread() {
+    let device = testing::device();
+    drop([(); 101].map(|()| device.default_stream().record_timed().unwrap()));
+    device.synchronize().unwrap();
+    let full = FullQueue::of(&device);
+    let stream = full.stream.clone();
+    let begin = |_| Box::pin(stream.record_timed_async());
+    let mut held: Vec<_> = (0..101).map(begin).collect();
+    for record in &mut held {
+        assert!(record.now_or_never().is_none());
+    }
+    // Given up: nobody's thread is left behind, and the others are done all the same.
+    held.truncate(51);
+    let names = "gpu-await-offlo";
+    let end = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < end {
+        let threads = threads_called(names);
+        assert!(threads <= 4, "{threads} threads wait for one stream");
+        std::thread::yield_now();
+    }
+    full.open();
+    let events: Vec<_> = futures::executor::block_on(futures::future::join_all(held));
+    let events: Vec<_> = events.into_iter().map(Result::unwrap).collect();
+    device.synchronize().unwrap();
+    for (earlier, later) in events.iter().zip(&events[1..]) {
+        later.elapsed_since(earlier).unwrap();
     }
 }

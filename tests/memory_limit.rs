@@ -387,6 +387,32 @@ fn advice(error: &gpu_await::Error) -> MemoryAdvice {
     }
 }
 
+/// What a stream keeps while its work goes on is not free, and comes free by itself.
+#[tokio::test]
+async fn what_is_kept_and_in_use_is_reclaimable() -> Result<()> {
+    const LIMIT: u64 = 64 << 10;
+    let builder = Device::builder().memory_limit_bytes(LIMIT).on_pressure(Pressure::Fail);
+    let (device, _turn) = opened(builder);
+    let (a, b) = (device.stream()?, device.stream()?);
+    let mut x = a.zeros::<u8>(40 << 10).await?;
+    let gate = Gate::close(&a)?;
+    a.fill(&mut x, 1).queued()?;
+    drop(x);
+    let refused = b.empty::<u8>(40 << 10).queued().unwrap_err();
+    match *refused.detail() {
+        ErrorDetail::OutOfMemory { reclaimable_bytes, free_bytes, kept_bytes, advice, .. } => {
+            assert_eq!((reclaimable_bytes, kept_bytes), (40 << 10, 40 << 10), "{refused}");
+            assert!(free_bytes <= LIMIT - (40 << 10), "{refused}");
+            assert_eq!(advice, MemoryAdvice::Reclaim, "{refused}");
+        }
+        ref other => panic!("{other}"),
+    }
+    gate.open();
+    soon(b.reclaimed(40 << 10)).await?;
+    b.empty::<u8>(40 << 10).queued()?;
+    Ok(())
+}
+
 /// `reclaimed` is recommended where it waits, and not where it would refuse.
 #[tokio::test]
 async fn the_advice_is_what_helps() -> Result<()> {

@@ -565,3 +565,18 @@ async fn memory_behind_a_stuck_stream_is_not_waited_for_without_a_marker_in_fron
         drop((stream, gate));
     }
 }
+
+/// What waits for a lost device is dropped, as its error says: the device it was on is well again.
+#[tokio::test]
+async fn a_device_is_done_when_what_waited_for_a_lost_one_is_dropped() {
+    let (device, _, stream) = stuck().await;
+    for _ in 0..2 {
+        let told = soon(device.done()).await.unwrap_err();
+        assert!(matches!(told.detail(), ErrorDetail::DependencyLost { .. }), "{told}");
+    }
+    drop(stream);
+    soon(device.done()).await.unwrap();
+    device.synchronize().unwrap();
+    eventually("nothing is in flight", || device.stats().in_flight == 0).await;
+    soon(device.close(Duration::from_secs(5))).await.unwrap();
+}

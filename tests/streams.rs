@@ -398,3 +398,49 @@ async fn the_backlog_of_queued_work_ends() {
     eventually("the backlog ends", || a.backlog() == 0).await;
     eventually("nothing is in flight", || device.stats().in_flight == 0).await;
 }
+
+/// A producer that asks before each piece of work waits for what is too much, and not for all of it.
+#[test]
+fn a_throttled_producer_never_runs_dry() {
+    for (max, pieces) in [(1, 20), (2, 21), (5, 22), (5, 23), (30, 70), (30, 71), (30, 100)] {
+        let (device, stepper) = testing::manual();
+        let stream = device.stream().unwrap();
+        let mut x = stream.zeros::<u8>(10).queued().unwrap();
+        for piece in 0..=pieces {
+            let mut room = std::pin::pin!(stream.throttle(max));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            while room.as_mut().poll(&mut context).is_pending() {
+                assert!(stepper.step(0), "it waits for nothing");
+            }
+            // Only now: the question is a marker as well.
+            if piece == pieces {
+                let (in_flight, least) = (stream.backlog(), max - max / 4);
+                assert!((least..=max).contains(&in_flight), "{in_flight} of {max} in flight");
+            }
+            stream.fill(&mut x, 1).queued().unwrap();
+        }
+        stepper.run_until_idle();
+    }
+}
+
+/// What nobody awaited has no marker, and is seen all the same.
+#[test]
+fn the_first_to_ask_whether_a_stream_is_idle_is_told() {
+    type Look = fn(&Stream) -> bool;
+    let looks: [(&str, Look); 3] = [
+        ("is_idle", Stream::is_idle),
+        ("backlog", |stream| stream.backlog() == 0),
+        ("stats", |stream| stream.device().stats().in_flight == 0),
+    ];
+    for (what, look) in looks {
+        let (device, stepper) = testing::manual();
+        let stream = device.stream().unwrap();
+        stream.zeros::<u8>(10).queued().unwrap();
+        assert!(!look(&stream), "{what}: nothing has run");
+        stream.zeros::<u8>(10).queued().unwrap();
+        stepper.run_until_idle();
+        stream.zeros::<u8>(10).queued().unwrap();
+        while stepper.step(0) {}
+        assert!(look(&stream), "{what}: everything has run");
+    }
+}

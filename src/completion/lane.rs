@@ -341,6 +341,14 @@ impl Lane {
         self.progress.timeline.is_complete(ticket)
     }
 
+    /// Sees to it that at most so many tickets at the tail have no marker at or behind them.
+    pub(crate) fn mark_within(&self, tickets: u64) {
+        let tail = self.submitted();
+        if !self.submission.is_marked(tail.saturating_sub(tickets)) {
+            self.want(tail);
+        }
+    }
+
     /// The tail, with a marker behind it: what is submitted later does not delay who waits for it.
     pub(crate) fn tail(self: &Arc<Self>) -> u64 {
         let tail = self.here();
@@ -412,7 +420,8 @@ impl Lane {
             })?;
             self.progress.timeline.publish(ticket);
             turn.enter_event(ticket, event);
-            let others = lanes.iter().map(|lane| lane.progress());
+            let others =
+                lanes.iter().filter(|lane| !lane.is_given_up()).map(|lane| lane.progress());
             let others = others.filter(|other| other.waits_for_others());
             let on = |other: &Arc<Progress<Lane>>| Use {
                 ticket: other.submitted(),

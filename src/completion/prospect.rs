@@ -46,6 +46,8 @@ pub(crate) struct Outlook {
     pub(crate) figures: Figures,
     /// Within the limit.
     pub(crate) room: u64,
+    /// What streams keep and still use.
+    pub(crate) kept_in_use: u64,
     /// Whether the driver refused such a block, and no memory moved since.
     pub(crate) driver_refused: bool,
 }
@@ -151,6 +153,11 @@ impl Engine {
         let at_once = lane.freed_bytes()
             + self.freeing_bytes()
             + at_once.map(|candidate| candidate.bytes).sum::<u64>();
+        let kept_in_use = candidates
+            .iter()
+            .filter(|kept| matches!(kept.from, From::Kept(..)) && !kept.waits.is_empty())
+            .map(|kept| kept.bytes)
+            .sum();
         let (room, most, figures, driver_refused) = {
             let account = self.account.lock();
             (account.room(), account.most(), account.figures(), account.is_refused(block))
@@ -158,7 +165,7 @@ impl Engine {
         let left = within_reach.saturating_sub(figures.held());
         let fresh = room.min(left);
         let fits = at_once.saturating_add(fresh) >= block;
-        let is = |prospect| Outlook { prospect, figures, room, driver_refused };
+        let is = |prospect| Outlook { prospect, figures, room, kept_in_use, driver_refused };
         if fits && !driver_refused {
             return is(Prospect::Fits);
         }

@@ -28,7 +28,7 @@ impl Device {
     /// # Errors
     /// [`ErrorDetail::TimedOut`]: work is still on the device and goes on (its memory is kept);
     /// the loss of the device; [`ErrorDetail::DependencyLost`]: it is closed, but a stream waits for
-    /// another device that was lost, so not all that was submitted is complete.
+    /// another device that was lost, so not all that was submitted is complete; inside a host function.
     pub async fn close(&self, limit: Duration) -> Result<()> {
         coop::proceed().await;
         thread_role::check_driver("closing a device")?;

@@ -52,9 +52,7 @@ impl Device {
         let lanes = engine.lanes();
         let mut in_flight = 0;
         for lane in &lanes {
-            // What nobody has asked for yet has no marker.
-            lane.want(lane.submitted());
-            lane.ask_here_or_there();
+            lane.ask_after_all();
             in_flight += lane.in_flight();
         }
         engine.collect_freed();

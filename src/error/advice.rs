@@ -37,6 +37,10 @@ pub(super) fn refused_suffix(driver_refused: bool) -> &'static str {
     if driver_refused { "; the driver refused although there is room" } else { "" }
 }
 
+pub(super) fn leaked_suffix(leaked_bytes: u64) -> String {
+    if leaked_bytes > 0 { format!(", {leaked_bytes} leaked") } else { String::new() }
+}
+
 /// The operation, in front of what became of it.
 pub(super) fn operation(op: Option<&str>) -> String {
     op.map_or_else(String::new, |op| format!("{op}: "))

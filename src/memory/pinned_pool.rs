@@ -165,7 +165,7 @@ impl PinnedPool {
         };
         if grows && let Some(crew) = self.crew.as_ref().and_then(Weak::upgrade) {
             // Not by the crew itself: the driver may delay it, and copies would wait behind it.
-            drop(crew.offload(self.growth()));
+            crew.detach(self.growth());
         }
         Some(self.block(raw))
     }

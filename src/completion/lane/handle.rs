@@ -51,6 +51,11 @@ impl Lane {
         // ORDERING: Relaxed: a hint; `deactivate` looks behind a fence, against `desert`.
         self.deserted.load(Ordering::Relaxed)
     }
+
+    /// Whether nobody has a handle, and it gets nowhere any more.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.is_deserted() && self.is_stuck()
+    }
 }
 
 impl Drop for LaneHandle {

@@ -32,6 +32,23 @@ impl Lane {
         }
     }
 
+    /// As [`ask_here_or_there`](Self::ask_here_or_there), about all that was submitted: also what has no
+    /// marker yet, unless somebody submits right now.
+    pub(crate) fn ask_after_all(self: &Arc<Self>) {
+        let tail = self.submitted();
+        // Others put work on a stream that is shared; the whole device's has none of its own.
+        if self.owned && !self.is_complete(tail) && thread_role::may_call_driver() {
+            // Under the lock: the driver answers nobody about a stream that it holds somebody up on.
+            self.try_with(|turn| {
+                if turn.lane.is_through() == Ok(true) {
+                    turn.lane.progress.timeline.complete(turn.lane.submitted());
+                }
+            });
+        }
+        self.want(tail);
+        self.ask_here_or_there();
+    }
+
     /// Looks, and wakes whoever waited for what is complete. True if the stream was seen to have
     /// moved. Where no driver call may be made, nothing is done.
     pub(crate) fn sweep(&self) -> bool {

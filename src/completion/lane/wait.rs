@@ -239,7 +239,7 @@ impl Lane {
 
     /// Whether what comes next on the stream waits for a device that is lost: as far as anybody can tell,
     /// the stream gets nowhere any more.
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(crate) fn is_stuck(&self) -> bool {
         if !self.progress.waits_for_others() {
             return false;
         }
