@@ -12,7 +12,7 @@
 //! | [`park`] | when the poller may sleep |
 //! | [`policy`] | how a waiter spends its time |
 //! | [`estimator`] | how long work took, and so when it may be complete |
-//! | [`checkers`] | which tasks look for themselves |
+//! | [`checkers`] | which tasks look for themselves, and which one stays awake |
 //! | [`backlog`] | whether tasks that were woken wait for a worker |
 //! | [`block_cache`] | what a stream keeps of freed memory |
 //! | [`account`] | where a device's memory is, in bytes |

@@ -187,6 +187,16 @@ fn a_kind_of_work_is_forgotten_after_64_waits_for_others() {
 }
 
 #[test]
+fn a_length_repeats_from_its_third_time_on() {
+    let repeats = |lengths: &[u64]| after(lengths).window(0).expect("of these").repeats;
+    let times = [1, 2, 3, 4].map(|times| repeats(&vec![500 * US; times]));
+    assert_eq!(times, [false, false, true, true]);
+    // One that comes in between does not undo it, and does not share it.
+    let estimator = after(&[500 * US, 500 * US, 500 * US, 5 * MS]);
+    assert!(estimator.window(0).unwrap().repeats && !estimator.window(4 * MS).unwrap().repeats);
+}
+
+#[test]
 fn five_kinds_of_work_leave_the_newest_four() {
     let kinds = [100 * US, MS, 10 * MS, 100 * MS, 1000 * MS];
     let estimator = after(&kinds);
@@ -227,7 +237,7 @@ proptest! {
     fn every_plan_makes_progress(
         mode in modes(), age_ns in lengths(), estimator in estimators(), lag_ns in 0..policy::LAG_MOST_NS,
     ) {
-        let Plan { check_until_ns, look_ns } = policy::plan(mode, Age { lag_ns, ..age(age_ns) }, &estimator);
+        let Plan { check_until_ns, look_ns, .. } = policy::plan(mode, Age { lag_ns, ..age(age_ns) }, &estimator);
         prop_assert!(check_until_ns.is_none_or(|until_ns| until_ns > age_ns));
         prop_assert!(age_ns < look_ns, "{look_ns}");
         match mode {
@@ -288,10 +298,14 @@ proptest! {
 fn with_nothing_remembered_a_task_checks_first() {
     let empty = Estimator::default();
     let (until, cadence) = (policy::CHECK_NS, policy::cadence);
-    let check = |age| Plan { check_until_ns: Some(until), look_ns: age + cadence(age) };
+    let check =
+        |age| Plan { check_until_ns: Some(until), repeats: true, look_ns: age + cadence(age) };
     assert_eq!([plan(0, &empty), plan(until - 1, &empty)], [check(0), check(until - 1)]);
     for age in [until, MS, 10 * MS, 1000 * MS] {
-        assert_eq!(plan(age, &empty), Plan { check_until_ns: None, look_ns: age + cadence(age) });
+        assert_eq!(
+            plan(age, &empty),
+            Plan { check_until_ns: None, repeats: true, look_ns: age + cadence(age) }
+        );
     }
     assert_eq!([0, 10 * MS, 1000 * MS].map(cadence), [20 * US, 156_250, MS]);
 }
@@ -304,7 +318,7 @@ fn a_window_opens_early_enough_to_wake_a_task_for_it() {
         let open = window.from_ns - policy::NAP_LEAST_NS - lag_ns - lag_ns / 2;
         let plan =
             |age_ns| policy::plan(Completion::Adaptive, Age { lag_ns, ..age(age_ns) }, &estimator);
-        assert_eq!(plan(open - 1), Plan { check_until_ns: None, look_ns: open });
+        assert_eq!(plan(open - 1), Plan { check_until_ns: None, repeats: true, look_ns: open });
         assert_eq!(plan(open).check_until_ns, Some(window.until_ns));
     }
 }
@@ -390,6 +404,40 @@ proptest! {
             prop_assert_eq!(checkers.held(now), held.len());
         }
     }
+}
+
+#[test]
+fn one_stays_awake_while_the_poller_wakes_often() {
+    let checkers = Checkers::new();
+    let now = std::cell::Cell::new(MS);
+    let wake = |count: usize, gap: u64| {
+        for _ in 0..count {
+            now.set(now.get() + gap);
+            checkers.woke(now.get());
+        }
+        now.get()
+    };
+    assert!(checkers.stay_awake(wake(30, 400 * US)).is_none(), "seldom");
+    let now = wake(60, 50 * US);
+    let awake = checkers.stay_awake(now).expect("often, and nobody is awake");
+    assert!(checkers.stay_awake(now).is_none() && !checkers.all_sleep(now));
+    assert_eq!(checkers.held(now), 0);
+    let awake = checkers.keep_awake(awake, now + 150 * US).expect("still often");
+    assert!(checkers.stay_awake(now + 250 * US).is_none(), "its time was renewed");
+    checkers.leave(awake);
+    assert!(checkers.all_sleep(now));
+    // Leaked: its time ends.
+    checkers.stay_awake(now).expect("nobody is awake");
+    let now = wake(8, 50 * US);
+    let awake = checkers.stay_awake(now).expect("the other one's time is over");
+    // Nothing was found for a while.
+    assert!(checkers.keep_awake(awake, now + MS).is_none());
+    assert!(checkers.all_sleep(now + MS) && checkers.stay_awake(now + MS).is_none());
+    let now = wake(20, 50 * US);
+    let check = checkers.enter(now, now + MS).expect("free");
+    assert!(checkers.stay_awake(now).is_none(), "somebody checks");
+    checkers.leave(check);
+    assert!(checkers.stay_awake(now).is_some());
 }
 
 #[test]

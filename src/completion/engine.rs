@@ -5,7 +5,7 @@
 //! | `state` | whether it is lost, and which tasks wait for a worker: for those who outlive it as well |
 //! | `registry` | every stream, to tell them of a loss and to wait for all |
 //! | `attention` | how a stream comes to the poller's |
-//! | `checkers` | places for tasks that look for themselves |
+//! | `checkers` | places for tasks that look for themselves, or stay awake |
 //! | `events`, `words` | markers |
 //! | `bells` | private streams on which doorbells ring |
 //! | `deadlines` | moments at which the poller wakes tasks |

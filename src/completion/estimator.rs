@@ -10,7 +10,9 @@
 //! | fits some | replaces the closest, and adapts its spread |
 //! | fits none | takes the place of the one that nothing fitted for longest |
 //!
-//! A span that nothing fitted for [`FORGET_AFTER`] waits is forgotten.
+//! A span that nothing fitted for [`FORGET_AFTER`] waits is forgotten. One that two later waits
+//! fitted is a length that repeats; the others may be chance. A short one ([`SHORT_NS`]) counts as one from
+//! the start: its check is short as well.
 //!
 //! # Invariants
 //! 1. A span's window holds the span (`a_window_holds_what_was_learned`).
@@ -18,6 +20,7 @@
 //!    (`a_window_is_short_beside_the_wait`).
 //! 3. Kinds of work that lie apart are not taken for one another
 //!    (`alternating_lengths_keep_both_windows`).
+//! 4. A length repeats from its third time on (`a_length_repeats_from_its_third_time_on`).
 #![forbid(unsafe_code)]
 
 /// Kinds of work that a stream remembers.
@@ -25,6 +28,9 @@ const SPANS: usize = 4;
 
 /// Waits after which one that nothing fitted since is forgotten.
 const FORGET_AFTER: u32 = 64;
+
+/// Work of less than that is checked for whether it repeats or not.
+const SHORT_NS: u64 = 70_000;
 
 /// Tasks check in windows of at most this length; the poller watches longer ones.
 pub(crate) const CHECK_MOST_NS: u64 = 250_000;
@@ -53,6 +59,9 @@ struct RunTime {
     spread_ns: u64,
     /// The number of the wait that last fitted.
     fitted: u32,
+    /// Whether a later wait fitted, and whether more than one did.
+    fits: bool,
+    repeats: bool,
 }
 
 /// When work may be complete, by its age.
@@ -60,6 +69,8 @@ struct RunTime {
 pub(crate) struct Window {
     pub(crate) from_ns: u64,
     pub(crate) until_ns: u64,
+    /// Whether work of that length was seen again and again.
+    pub(crate) repeats: bool,
 }
 
 impl Estimator {
@@ -76,12 +87,21 @@ impl Estimator {
             let apart = span.apart(low_ns, high_ns);
             span.spread_ns = span.spread_ns - span.spread_ns / 4 + apart / 4;
             (span.low_ns, span.high_ns, span.fitted) = (low_ns, high_ns, self.learned);
+            (span.repeats, span.fits) = (span.fits, true);
             return;
         }
         let age =
             |span: &Option<RunTime>| span.map_or(u32::MAX, |s| learned.wrapping_sub(s.fitted));
         if let Some(place) = self.spans.iter_mut().max_by_key(|span| age(span)) {
-            *place = Some(RunTime { low_ns, high_ns, spread_ns: 0, fitted: learned });
+            let repeats = high_ns < SHORT_NS;
+            *place = Some(RunTime {
+                low_ns,
+                high_ns,
+                spread_ns: 0,
+                fitted: learned,
+                fits: repeats,
+                repeats,
+            });
         }
     }
 
@@ -117,6 +137,10 @@ impl RunTime {
 
     fn window(&self) -> Window {
         let lead = (LEAD_LEAST_NS + 2 * self.spread_ns).min(lead_most(self.high_ns));
-        Window { from_ns: self.low_ns.saturating_sub(lead), until_ns: self.high_ns + lead }
+        Window {
+            from_ns: self.low_ns.saturating_sub(lead),
+            until_ns: self.high_ns + lead,
+            repeats: self.repeats,
+        }
     }
 }

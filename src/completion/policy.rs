@@ -12,7 +12,11 @@
 //! | in a window | the poller as well | after a 32nd of what is left of it, and at least its rest |
 //! | in a window of at most [`CHECK_MOST_NS`], and from [`NAP_LEAST_NS`] before it on; with nothing remembered, below [`CHECK_NS`] | the polling task itself, yielding in between: a *check* | each time that it is polled |
 //!
-//! At most one task checks per stream, and [`CHECKERS`] per device. The poller leaves a stream to its
+//! At most one task checks per stream, and [`CHECKERS`] per device; for a length that does not repeat, where
+//! a window is a guess, only while no other task checks. While the poller wakes somebody often ([`OFTEN_NS`]) and nobody
+//! checks, one of the tasks that wait *stays awake*: it yields again and again and looks at nothing, so that a
+//! worker of the executor takes at once what the poller finds. A worker that sleeps is late: by some 20 µs, now
+//! and then by some hundred. The poller leaves a stream to its
 //! checker as long as the executor polls it every [`CHECK_AGAIN_NS`]; a checker that is polled later stops
 //! checking. When a window opens and no task checks (a worker that is awake serves the others), the poller
 //! wakes the stream's first waiter to check: the time that waking a sleeping worker takes, 6 µs and now and
@@ -43,6 +47,8 @@
 //! | windows for more than one length | `mixed16_log`, p99 | 83 → 106 |
 //! | words | await of 8 µs, p50 | 9.4 → 10.5 |
 //! | a rest as short as a round: four times as long | `mixed16_log`, p99 | 61 → 81 |
+//! | a task that stays awake while the poller wakes others often | `mixed16_uniform`, p99 | 51 → 66 |
+//! | sparing checks of lengths that do not repeat | `mixed16_uniform`, cores | 2.5 → 2.9 |
 //! | letting others go first ([`backlog`](super::backlog)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
 //!
 //! # Invariants
@@ -83,6 +89,8 @@ pub(crate) const LAG_FROM_NS: u64 = 300_000;
 pub(crate) const LAG_MOST_NS: u64 = 400_000;
 /// Tasks of one device that check at once; others wait for the poller.
 pub(crate) const CHECKERS: usize = 8;
+/// The poller wakes somebody often if so long passes in between.
+pub(crate) const OFTEN_NS: u64 = 200_000;
 /// Words mark streams whose work takes at most so long, while at most one task checks.
 pub(crate) const WORD_MOST_NS: u64 = 30_000;
 /// Work of some age is looked at again after this part of it, ...
@@ -123,6 +131,8 @@ pub(crate) struct Age {
 pub(crate) struct Plan {
     /// It may be complete any moment: up to this age a task may look itself.
     pub(crate) check_until_ns: Option<u64>,
+    /// Whether that is a length that repeats, or the first.
+    pub(crate) repeats: bool,
     /// The age at which the poller looks, at the latest, if no task does.
     pub(crate) look_ns: u64,
 }
@@ -166,13 +176,15 @@ pub(crate) fn plan(mode: Completion, age: Age, estimator: &Estimator) -> Plan {
     let Age { age_ns, lag_ns, rest_ns } = age;
     if mode == Completion::Callback {
         let nap = (age_ns / 4).clamp(NAP_MOST_NS, PROBE_NS);
-        return Plan { check_until_ns: None, look_ns: age_ns + nap };
+        return Plan { check_until_ns: None, repeats: true, look_ns: age_ns + nap };
     }
-    let mut plan = Plan { check_until_ns: None, look_ns: age_ns + cadence(age_ns).max(rest_ns) };
+    let look_ns = age_ns + cadence(age_ns).max(rest_ns);
+    let mut plan = Plan { check_until_ns: None, repeats: true, look_ns };
     match estimator.window(age_ns) {
         None if estimator.is_empty() && age_ns < CHECK_NS => plan.check_until_ns = Some(CHECK_NS),
         None => {}
-        Some(Window { from_ns, until_ns }) => {
+        Some(Window { from_ns, until_ns, repeats }) => {
+            plan.repeats = repeats;
             // A task must be woken before its window opens.
             let ahead = NAP_LEAST_NS + (lag_ns + lag_ns / 2).min(from_ns / 5);
             let open_ns = from_ns.saturating_sub(ahead);

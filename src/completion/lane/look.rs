@@ -164,7 +164,6 @@ impl Lane {
         if self.markers.is_empty() {
             return Ok(());
         }
-        self.drop_markers();
         // Markers below `done` are complete, those from `pending` on were not.
         let (mut done, mut pending) = (0, usize::MAX);
         let mut back = 1;
@@ -179,9 +178,15 @@ impl Lane {
                 marker.map(|marker| (index, marker.ticket, marker.event.raw()))
             };
             let Some((index, ticket, event)) = next else { break };
-            // SAFETY: the marker keeps its event, and only this function, one thread at a time,
-            // removes markers.
-            match unsafe { self.engine.backend.event_query(event) }? {
+            let answer = if self.is_complete(ticket) {
+                // The word said so, or the stream.
+                Query::Complete
+            } else {
+                // SAFETY: the marker keeps its event, and only this function, one thread at a time,
+                // removes markers.
+                unsafe { self.engine.backend.event_query(event) }?
+            };
+            match answer {
                 Query::Complete => {
                     self.progress.timeline.complete(ticket);
                     done = index + 1;
@@ -406,6 +411,7 @@ impl Lane {
             (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
         let moved = self.look(now);
         if moved && waited_for {
+            self.engine.checkers.woke(now);
             self.woke(now, since);
         }
         self.settle();
@@ -413,7 +419,9 @@ impl Lane {
         self.want(ticket);
         self.ask_after_others();
         let (since, plan) = self.plan(now, 0);
-        if let Some(until_ns) = plan.check_until_ns {
+        if let Some(until_ns) = plan.check_until_ns
+            && self.is_worth_a_check(&plan, now)
+        {
             self.alert(now, since, since + until_ns);
         }
         if self.engine.options.completion.rings() {

@@ -6,8 +6,9 @@
 //! | registered | completion: whoever sees it takes it out and wakes it |
 //! | registered and put off: polled again after one yield, because others that were woken were not polled yet | the same; or that poll, which looks |
 //! | registered and checking: polled again after each yield | the same; or the end of the time for it |
+//! | registered and awake: polled again after each yield, without looking | the same; or waits that end less often |
 //!
-//! Checking only makes it sooner: a future that is never polled again unless it is woken is woken.
+//! All that is polled again only makes it sooner: a future that is never polled again unless it is woken is woken.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use smallvec::SmallVec;
 use super::{ForeignWait, Lane, UNKNOWN};
 use crate::completion::checkers::CheckPermit;
 use crate::completion::device_state::DeviceState;
-use crate::completion::policy;
+use crate::completion::policy::{self, Plan};
 use crate::completion::progress::Progress;
 use crate::completion::wait_queue::{Entry, Registered};
 use crate::completion::waiters::WaiterKey;
@@ -32,6 +33,7 @@ use crate::thread_role;
 #[derive(Debug, Default)]
 pub(crate) struct WaitState {
     key: Option<WaiterKey>,
+    /// To check, or to stay awake.
     permit: Option<CheckPermit>,
     /// When it last checked.
     checked_at: u64,
@@ -55,6 +57,8 @@ enum Stage {
     /// It let others go first, and looks when it is polled again.
     PutOff,
     Begun,
+    /// It is polled again and again, and looks at nothing.
+    Awake,
 }
 
 /// Checks for one future; the poller does the rest.
@@ -105,7 +109,8 @@ impl Lane {
         wait: &mut WaitState,
         cx: &mut Context<'_>,
     ) -> Poll<Result<()>> {
-        if wait.key.is_some() {
+        let was_entered = wait.key.is_some();
+        if was_entered {
             self.learn_lag();
         }
         if let Some(outcome) = self.outcome(ticket) {
@@ -114,7 +119,10 @@ impl Lane {
         }
         let now = self.engine.now();
         let stage = std::mem::replace(&mut wait.stage, Stage::Begun);
-        let is_entered = wait.permit.is_none() && self.is_entered(wait, cx);
+        if stage == Stage::Awake && self.stays_awake(wait, cx, now) {
+            return Poll::Pending;
+        }
+        let is_entered = was_entered && wait.permit.is_none() && self.is_entered(wait, cx);
         // Woken for nothing; or ahead of time, to check.
         if is_entered && stage == Stage::Begun && !self.is_alerted(now) {
             return Poll::Pending;
@@ -169,10 +177,43 @@ impl Lane {
         } else if !comes_again {
             self.call(self.queue.look_by(due));
         }
-        if comes_again && !wait.blocking {
+        let may_stay = may_ask && wait.checks != CHECKS;
+        let is_polled_again =
+            !wait.blocking && (comes_again || (may_stay && self.begins_to_stay_awake(wait, now)));
+        if is_polled_again {
             coop::yield_now(cx);
         }
         Poll::Pending
+    }
+
+    /// Whether the task stays awake from now on, so that a worker of the executor does.
+    fn begins_to_stay_awake(&self, wait: &mut WaitState, now: u64) -> bool {
+        let options = self.engine.options;
+        if options.stepped || !options.completion.checks() {
+            return false;
+        }
+        wait.permit = self.engine.checkers.stay_awake(now);
+        if wait.permit.is_some() {
+            wait.stage = Stage::Awake;
+        }
+        wait.permit.is_some()
+    }
+
+    /// Whether the task goes on to stay awake, and is polled again.
+    #[cold]
+    fn stays_awake(&self, wait: &mut WaitState, cx: &mut Context<'_>, now: u64) -> bool {
+        let Some(permit) = wait.permit.take() else { return false };
+        let may_ask = thread_role::may_call_driver();
+        if may_ask && !self.is_alerted(now) && self.is_entered(wait, cx) {
+            wait.permit = self.engine.checkers.keep_awake(permit, now);
+        } else {
+            self.engine.checkers.leave(permit);
+        }
+        if wait.permit.is_some() {
+            wait.stage = Stage::Awake;
+            coop::yield_now(cx);
+        }
+        wait.permit.is_some()
     }
 
     /// Whether the stream has the future, with this waker. If it was taken out, it was woken, and is
@@ -346,6 +387,9 @@ impl Lane {
         // A task that was woken to check may come sooner than most.
         let (since, plan) = self.plan(now, policy::NAP_LEAST_NS);
         let Some(until_ns) = plan.check_until_ns else { return false };
+        if !self.is_worth_a_check(&plan, now) {
+            return false;
+        }
         wait.permit = self.engine.checkers.enter(now, since + until_ns);
         if wait.permit.is_some() {
             wait.checks += 1;
@@ -354,6 +398,11 @@ impl Lane {
             self.pace.checked_at.store(now, Ordering::Relaxed);
         }
         wait.permit.is_some()
+    }
+
+    /// A length that does not repeat is no reason to check, but to have one task awake.
+    pub(super) fn is_worth_a_check(&self, plan: &Plan, now: u64) -> bool {
+        plan.repeats || self.engine.checkers.all_sleep(now)
     }
 
     fn stop_checking(&self, wait: &mut WaitState) {
