@@ -413,6 +413,27 @@ async fn what_is_kept_and_in_use_is_reclaimable() -> Result<()> {
     Ok(())
 }
 
+/// Work that was queued behind the last use of what was given up delays nobody who needs the memory.
+#[tokio::test]
+async fn what_was_given_up_comes_free_behind_its_last_use() -> Result<()> {
+    for (limit, bytes) in [(64 << 10, 40 << 10), (8 << 20, 6 << 20)] {
+        let builder = Device::builder().memory_limit_bytes(limit).on_pressure(Pressure::Fail);
+        let (device, _turn) = opened(builder);
+        let (a, b) = (device.stream()?, device.stream()?);
+        let spin = kernels::spin::load(&device).await?;
+        let mut x = a.zeros::<u8>(bytes).await?;
+        spin.launch(&a, 10_000_000).queued()?;
+        a.fill(&mut x, 1).queued()?;
+        drop(x);
+        spin.launch(&a, 400_000_000).queued()?;
+        soon(b.reclaimed(bytes as u64)).await?;
+        assert!(a.backlog() > 0, "{bytes}: what is behind is done as well");
+        b.empty::<u8>(bytes).queued()?;
+        soon(a.done()).await?;
+    }
+    Ok(())
+}
+
 /// `reclaimed` is recommended where it waits, and not where it would refuse.
 #[tokio::test]
 async fn the_advice_is_what_helps() -> Result<()> {

@@ -64,6 +64,9 @@ impl Lane {
         if !kept {
             account.lock().retire(bytes);
             self.give_back(block);
+        } else if self.engine.options.memory_limit.is_some() {
+            // Within a limit others may wait for the block: not for what is submitted behind it.
+            self.want(block.ticket);
         }
         self.engine.memory_moved();
     }
