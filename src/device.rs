@@ -312,7 +312,9 @@ impl Device {
     ///
     /// # Errors
     /// The loss of the device. [`ErrorDetail::DependencyLost`]: one of its streams waits for another
-    /// device that was lost; this device works, and so do its other streams. A thread where no driver call
+    /// device that was lost; this device works, and so do its other streams. So it may be for a moment after
+    /// that stream was dropped; from then on streams of other libraries are waited for as with an old driver.
+    /// A thread where no driver call
     /// may be made (in a host function, in a waker). While anybody captures a stream of this device into a graph the driver
     /// refuses, and that capture is void: wait for streams and events beside captures.
     ///

@@ -117,6 +117,11 @@ impl Home {
         if self.engine.check_open().is_err() {
             return Ok(self.ours());
         }
+        if self.has_given_up_streams() {
+            // The driver would wait for those as well.
+            self.legacy()?;
+            return Ok(self.ours());
+        }
         let lane = self.whole_device()?;
         if lane.mark_everything()?.is_none() {
             // Its tail is a point behind all of those.
@@ -127,22 +132,27 @@ impl Home {
 
     /// The tail of every lane.
     pub(crate) fn ours(&self) -> Vec<Use<Arc<Progress>>> {
+        if self.has_given_up_streams() {
+            // What was recorded for the whole device waits for those.
+            let whole = self.whole.lock().take();
+            drop(whole);
+        }
         let lanes = self.engine.lanes().into_iter().filter(|lane| !lane.is_given_up());
         lanes.map(|lane| Use { ticket: lane.tail(), lane: lane.progress().clone() }).collect()
     }
 
     fn whole_device(&self) -> Result<Arc<LaneHandle>> {
         let mut whole = self.whole.lock();
-        // A ticket behind a stream that gets nowhere holds up all that come later.
-        if let Some(lane) = whole.as_ref().filter(|lane| !lane.is_stuck()) {
+        if let Some(lane) = &*whole {
             return Ok(lane.clone());
         }
-        let fresh = Lane::open_whole(&self.engine)?;
-        let stuck = whole.replace(fresh.clone());
-        drop(whole);
-        // Not under the lock: its poller is told.
-        drop(stuck);
-        Ok(fresh)
+        Ok(whole.insert(Lane::open_whole(&self.engine)?).clone())
+    }
+
+    /// Whether there are streams that nobody has and that will never come to their end.
+    fn has_given_up_streams(&self) -> bool {
+        let gone = self.engine.has_given_up_streams();
+        gone || self.engine.lanes().iter().any(|lane| lane.is_given_up())
     }
 
     /// Streams that users know of.

@@ -45,7 +45,7 @@ use crate::thread_role;
 /// | [`host_fn`](Self::host_fn) | a callback | await, and run the function in the task |
 /// | [`record_timed`](Self::record_timed), [`timed`](Self::timed) | an event, if more measure time at once than are in stock | [`record_timed_async`](Self::record_timed_async) |
 /// | a [`record`](Self::record), a [`wait`](Self::wait) or a launch that needs an event | an event, if more are in use than are in stock | drop events that are complete |
-/// | [`pinned`](Self::pinned), [`upload`](Self::upload), [`download`](Self::download) above 1 MiB, the first of a size | pinned memory | [`Device::pinned_async`](crate::Device::pinned_async), taken beforehand and lent; the staged copies |
+/// | [`pinned`](Self::pinned), [`upload`](Self::upload), [`download`](Self::download), [`download_vec`](Self::download_vec) above 1 MiB, the first of a size | pinned memory | [`Device::pinned_async`](crate::Device::pinned_async), taken beforehand and lent; the staged copies |
 /// | [`Module::load`](crate::Module::load), [`Module::load_blocking`](crate::Module::load_blocking), `load` of a declared kernel | loaded code | load before serving |
 ///
 /// All else goes on: launches, copies and fills on other streams, awaits, [`Device::done`](crate::Device::done). Better is

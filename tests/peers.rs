@@ -580,3 +580,46 @@ async fn a_device_is_done_when_what_waited_for_a_lost_one_is_dropped() {
     eventually("nothing is in flight", || device.stats().in_flight == 0).await;
     soon(device.close(Duration::from_secs(5))).await.unwrap();
 }
+
+/// The same, where another stream of the device waited for that one.
+#[tokio::test]
+async fn a_device_is_done_when_what_waited_by_way_of_another_stream_is_dropped() {
+    for lost_first in [false, true] {
+        for way in 0..3 {
+            let (lost, of_lost) = testing::faults();
+            let lost = testing::host_with(lost);
+            let (faults, handle) = testing::faults();
+            handle.record();
+            let device = testing::host_with(faults);
+            let theirs = lost.stream().unwrap();
+            let (first, second) = (device.stream().unwrap(), device.stream().unwrap());
+            let mut x = first.zeros::<u32>(1000).queued().unwrap();
+            let gate = Gate::close(&theirs).unwrap();
+            first.wait(&theirs).queued().unwrap();
+            match way {
+                0 => second.wait(&first).queued().unwrap(),
+                1 => second.wait(&first.record().unwrap()).queued().unwrap(),
+                _ => {
+                    first.fill(&mut x, 2).queued().unwrap();
+                    second.download(&x).abandon();
+                }
+            }
+            drop(x);
+            if lost_first {
+                of_lost.lose_device("on purpose");
+            }
+            drop((first, second));
+            of_lost.lose_device("on purpose");
+            // It may be told while it is not known what was in front of the waits, and is not kept waiting.
+            let end = Instant::now() + SOON;
+            while let Err(told) = soon(device.done()).await {
+                assert!(matches!(told.detail(), ErrorDetail::DependencyLost { .. }), "{told}");
+                assert!(Instant::now() < end, "{lost_first} {way}: {told}");
+            }
+            device.synchronize().unwrap();
+            soon(device.close(Duration::from_secs(5))).await.unwrap();
+            drop((device, gate));
+            eventually("its streams are gone", || streams(&handle) == 0).await;
+        }
+    }
+}

@@ -118,12 +118,16 @@ struct HostEvent {
     changed: Condvar,
     /// The device of the last record.
     recorder: Mutex<Weak<HostCore>>,
+    /// The last record that a stream was told to make and discarded.
+    discarded: AtomicU64,
 }
 
 impl HostEvent {
-    /// Whether the records that were not reached never will be.
-    fn never_comes(&self) -> bool {
-        self.recorder.lock().upgrade().is_none_or(|core| core.fault.get().is_some())
+    /// Whether a record that was not reached never will be.
+    fn never_comes(&self, generation: u64) -> bool {
+        // ORDERING: Relaxed: who waits asks again.
+        self.discarded.load(Ordering::Relaxed) >= generation
+            || self.recorder.lock().upgrade().is_none_or(|core| core.fault.get().is_some())
     }
 
     fn reach(&self, generation: u64) {
@@ -351,8 +355,13 @@ impl Command {
 
     /// Drops it without running it.
     fn discard(self) {
-        if let Command::Launch(launch) = self {
-            launch.discard();
+        match self {
+            Command::Launch(launch) => launch.discard(),
+            Command::Record { event, generation } => {
+                // ORDERING: Relaxed: who waits for it asks now and then.
+                event.discarded.fetch_max(generation, Ordering::Relaxed);
+            }
+            _ => {}
         }
     }
 
@@ -416,7 +425,7 @@ impl Command {
                 let mut reached = event.reached.lock();
                 while reached.generation < generation && shared.fault.get().is_none() {
                     // ORDERING: SeqCst, see `stream_destroy`.
-                    if books.destroyed.load(Ordering::SeqCst) && event.never_comes() {
+                    if books.destroyed.load(Ordering::SeqCst) && event.never_comes(generation) {
                         // ORDERING: Relaxed: for this thread.
                         books.given_up.store(true, Ordering::Relaxed);
                         break;

@@ -96,6 +96,8 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(super) pressing: Mutex<()>,
     pub(super) reclaimers: Reclaimers,
     closed: AtomicBool,
+    /// Set once a stream went whose work will never be complete.
+    gave_up: AtomicBool,
     /// Set once a buffer was used by two streams: from then on dependencies are exact.
     crossed: AtomicBool,
     pub(crate) checkers: Checkers,
@@ -180,6 +182,7 @@ impl<S: DeviceStream> Engine<S> {
             pressing: Mutex::default(),
             reclaimers: Reclaimers::default(),
             closed: AtomicBool::new(false),
+            gave_up: AtomicBool::new(false),
             crossed: AtomicBool::new(false),
             checkers: Checkers::new(),
             lag_ns: AtomicU64::new(0),
@@ -260,6 +263,17 @@ impl<S: DeviceStream> Engine<S> {
             return Err(ErrorDetail::Closed { device: self.label().to_owned() }.into());
         }
         Ok(())
+    }
+
+    /// A stream goes whose work will never be complete.
+    pub(crate) fn give_up_stream(&self) {
+        // ORDERING: Release pairs with `has_given_up_streams`, as who no longer finds the stream asks it.
+        self.gave_up.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_given_up_streams(&self) -> bool {
+        // ORDERING: Acquire, see above.
+        self.gave_up.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

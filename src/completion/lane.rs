@@ -420,8 +420,7 @@ impl Lane {
             })?;
             self.progress.timeline.publish(ticket);
             turn.enter_event(ticket, event);
-            let others =
-                lanes.iter().filter(|lane| !lane.is_given_up()).map(|lane| lane.progress());
+            let others = lanes.iter().map(|lane| lane.progress());
             let others = others.filter(|other| other.waits_for_others());
             let on = |other: &Arc<Progress<Lane>>| Use {
                 ticket: other.submitted(),
@@ -537,6 +536,10 @@ impl Drop for Lane {
         if let Some(owner) = self.owner.take() {
             engine.reaper.drop_later(owner);
         }
+        let stuck = self.is_stuck();
+        if stuck && self.owned {
+            engine.give_up_stream();
+        }
         engine.remove_stream(self.id());
         // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
         for waker in self.queue.close() {
@@ -553,7 +556,7 @@ impl Drop for Lane {
             }
         }
         let lost = engine.lost().is_some();
-        if lost || self.is_stuck() {
+        if lost || stuck {
             // Lent beside the loss: nobody promises that the device has stopped.
             let lent = std::mem::take(self.lent.get_mut());
             self.quarantine(lent);
