@@ -36,8 +36,10 @@ impl Lane {
     /// marker yet, unless somebody submits right now.
     pub(crate) fn ask_after_all(self: &Arc<Self>) {
         let tail = self.submitted();
-        // Others put work on a stream that is shared; the whole device's has none of its own.
-        if self.owned && !self.is_complete(tail) && thread_role::may_call_driver() {
+        // A stream that is shared may be captured by others, which a query would void; the whole device's has no
+        // work of its own.
+        let is_ours = self.owned && !self.is_shared();
+        if is_ours && !self.is_complete(tail) && thread_role::may_call_driver() {
             // Under the lock: the driver answers nobody about a stream that it holds somebody up on.
             self.try_with(|turn| {
                 if turn.lane.is_through() == Ok(true) {
