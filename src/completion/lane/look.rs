@@ -250,6 +250,7 @@ impl Lane {
 
     /// What to do about the wait for the work at the head, and since when that goes on; `ahead_ns`
     /// more is allowed for.
+    #[inline(always)]
     pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
         // ORDERING: Relaxed: a guess.
         let since = self.pace.head_since.load(Ordering::Relaxed);
