@@ -174,7 +174,7 @@ impl Crew {
         result
     }
 
-    /// Runs `work` on a thread of its own, which one of the crew makes; nobody waits for it.
+    /// Runs `work` on a new thread, which a thread of the crew spawns. The result is dropped.
     pub(crate) fn detach(&self, work: impl FnOnce() + Send + 'static) {
         self.send(Box::new(move || drop(detach(work))));
     }

@@ -125,7 +125,7 @@ struct HostEvent {
 impl HostEvent {
     /// Whether a record that was not reached never will be.
     fn never_comes(&self, generation: u64) -> bool {
-        // ORDERING: Relaxed: who waits asks again.
+        // ORDERING: Relaxed: the stream that waits polls this.
         self.discarded.load(Ordering::Relaxed) >= generation
             || self.recorder.lock().upgrade().is_none_or(|core| core.fault.get().is_some())
     }
@@ -358,7 +358,7 @@ impl Command {
         match self {
             Command::Launch(launch) => launch.discard(),
             Command::Record { event, generation } => {
-                // ORDERING: Relaxed: who waits for it asks now and then.
+                // ORDERING: Relaxed: a stream that waits for the event polls this.
                 event.discarded.fetch_max(generation, Ordering::Relaxed);
             }
             _ => {}
@@ -637,7 +637,8 @@ impl HostCore {
 impl Drop for HostCore {
     fn drop(&mut self) {
         if *self.has_peers.get_mut() {
-            // Another device may still copy from this memory, and after a loss nobody waits for that copy.
+            // Another device may still copy from this memory, and after a loss this device does not wait for that
+            // copy.
             return;
         }
         for (start, block) in std::mem::take(&mut self.memory.get_mut().blocks) {

@@ -107,14 +107,12 @@ impl<S: Markable> SubmissionLock<S> {
                 return; // the holder runs this loop after it unlocks
             };
             match self.locked(guard).mark_tail(cx) {
-                // The driver refused: a later submission or the loss of the device serves it.
-                // ORDERING: Relaxed, as above.
-                None => drop(self.wanted.compare_exchange(
-                    wanted,
-                    0,
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                )),
+                None => {
+                    // The driver refused: a later submission or the loss of the device serves it.
+                    // ORDERING: Relaxed, as above.
+                    let (relaxed, none) = (Ordering::Relaxed, 0);
+                    let _ = self.wanted.compare_exchange(wanted, none, relaxed, relaxed);
+                }
                 // It is not there yet. All that is has a marker: nothing is left for who unlocks.
                 Some(tail) if tail < wanted => return,
                 Some(_) => {}

@@ -164,14 +164,8 @@ impl Lane {
 
     /// Gives the pool back, in the account, what was freed in front of what is complete.
     pub(crate) fn collect_freed(&self) {
-        if self.progress.waits_for_others() {
-            // Whether it is stuck shows behind what is complete, which perhaps nobody asked.
-            if thread_role::may_call_driver() {
-                self.ask_quietly();
-            }
-            if self.is_stuck() {
-                self.give_up_freed();
-            }
+        if self.is_found_stuck() {
+            self.give_up_freed();
         }
         let lost = self.engine.lost().is_some();
         let mut freed = self.freed.lock();

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Lane;
-use crate::thread_role;
 
 /// The right to put work on a stream.
 #[derive(Debug)]
@@ -55,14 +54,7 @@ impl Lane {
 
     /// Whether nobody has a handle, and it gets nowhere any more.
     pub(crate) fn is_given_up(&self) -> bool {
-        if !self.is_deserted() || !self.progress().waits_for_others() {
-            return false;
-        }
-        // Whether it is stuck shows behind what is complete, which perhaps nobody asked.
-        if thread_role::may_call_driver() {
-            self.ask_quietly();
-        }
-        self.is_stuck()
+        self.is_deserted() && self.is_found_stuck()
     }
 }
 

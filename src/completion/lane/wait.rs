@@ -295,6 +295,18 @@ impl Lane {
         why.map(|why| self.progress.stuck.set(why)).is_some()
     }
 
+    /// [`is_stuck`](Self::is_stuck), asking the device first where a driver call may be made: it shows behind
+    /// what is known to be complete.
+    pub(super) fn is_found_stuck(&self) -> bool {
+        if !self.progress.waits_for_others() {
+            return false;
+        }
+        if thread_role::may_call_driver() {
+            self.ask_quietly();
+        }
+        self.is_stuck()
+    }
+
     /// Enters that `ticket` waits for these.
     pub(super) fn waits_for(
         &self,
