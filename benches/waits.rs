@@ -2,7 +2,9 @@
 //!
 //! Lateness is the time from the launch to the resolved future, less the kernel's own time. Beside it,
 //! under the same name with `raw`, a thread for each stream that launches, records and spins on the
-//! event: the least there is, at a core a stream.
+//! event: the least there is, at a core a stream. Where waits are long there is a third line, `naps`: the bare
+//! driver again, asked by a thread that naps a 64th of the wait in between, at least 20 µs and at most 1 ms.
+//! That is what such a bound costs, and how late it is, when nobody must be woken.
 //!
 //! | lines | the load |
 //! |---|---|
@@ -35,6 +37,11 @@ use tokio::sync::{mpsc, oneshot};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
+/// The bounds of the default mode's naps.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// Longer kernels are waited for with naps as well.
+const LONG_NS: u64 = MS;
 
 fn main() {
     let raw = measure::on_cuda().then(Raw::load);
@@ -108,11 +115,26 @@ impl Spinner {
 
     /// As [`Bench::late`].
     fn late(&self, ns: u64) -> f64 {
+        let start = self.start(ns);
+        self.event.spin();
+        lateness(start, ns)
+    }
+
+    /// As [`late`](Self::late), with naps in between.
+    fn late_with_naps(&self, ns: u64) -> f64 {
+        let start = self.start(ns);
+        while !self.event.is_complete() {
+            let nap = (start.elapsed() / 64).clamp(SHORTEST_NAP, LONGEST_NAP);
+            std::thread::sleep(nap);
+        }
+        lateness(start, ns)
+    }
+
+    fn start(&self, ns: u64) -> Instant {
         let start = Instant::now();
         self.stream.launch_spin(ns);
         self.stream.record(&self.event);
-        self.event.spin();
-        lateness(start, ns)
+        start
     }
 }
 
@@ -248,6 +270,10 @@ fn one(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str, 
             spinner.late(load.ns)
         });
         report(&format!("{name}.raw"), late.collect(), None);
+        if loads.iter().all(|load| load.ns >= LONG_NS && load.before.is_empty()) {
+            let (late, cores) = naps(raw, loads);
+            report(&format!("{name}.naps"), late, Some(cores));
+        }
     }
     let (bench, loads) = (bench.clone(), loads.to_vec());
     let usage = Usage::start();
@@ -266,6 +292,20 @@ fn one(runtime: &Runtime, bench: &Bench, raw: Option<&'static Raw>, name: &str, 
         late
     });
     report(name, late, Some(usage.cores()));
+}
+
+/// How late a thread of its own is that naps, and what it costs in cores.
+fn naps(raw: &'static Raw, loads: &[Load]) -> (Vec<f64>, f64) {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            measure::exact_naps();
+            let spinner = Spinner::new(raw);
+            let usage = Usage::start();
+            let late = loads.iter().map(|load| spinner.late_with_naps(load.ns)).collect();
+            (late, usage.cores())
+        });
+        thread.join().expect("no panic")
+    })
 }
 
 /// A oneshot that a thread sends after 20 µs; how late, in microseconds.

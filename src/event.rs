@@ -242,9 +242,10 @@ impl Event {
                 shared.observer.get_or_init(|| lane)
             }
         };
-        let (ticket, ()) = submit(lane, Location::caller(), Footprint::new("event"), 1, |raw| {
-            Ok(raw.wait_shared(&shared.event)?)
-        })?;
+        let (ticket, ()) =
+            submit(lane, Location::caller(), &mut Footprint::new("event"), 1, |raw| {
+                Ok(raw.wait_shared(&shared.event)?)
+            })?;
         Ok(Op::pending(lane, ticket, HostValue::Here(())))
     }
 

@@ -223,7 +223,7 @@ impl<S: Signature> Kernel<S> {
         let core = &*self.core;
         let mut list = ArgList::new();
         let shapes = args.collect(&mut list);
-        let ArgList { block, mut footprint, waits } = list;
+        let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
         let engine = queue.lane().engine();
         if core.engine.id != engine.id {
@@ -236,7 +236,7 @@ impl<S: Signature> Kernel<S> {
             .and_then(|()| core.allow_shared_mem(config.shared_mem()))
             .and_then(|()| core.check_resident(&config))
             .map_err(|error| footprint.poison(error))?;
-        if waits {
+        if *waits {
             footprint.may_be_held_up();
         }
         // ORDERING: Relaxed, here and below: a hint.
@@ -245,7 +245,7 @@ impl<S: Signature> Kernel<S> {
             footprint.may_block();
         }
         let shape = LaunchShape { grid: config.grid(), cooperative: config.is_cooperative() };
-        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, &block)?))?;
+        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, block)?))?;
         Ok(())
     }
 }

@@ -515,8 +515,11 @@ impl<T> fmt::Debug for Op<T> {
 }
 
 impl<T> Pending<T> {
+    #[inline]
     fn stop_waiting(&mut self) {
-        if let Some(point) = self.points.as_slice().last() {
+        if self.wait.is_waiting()
+            && let Some(point) = self.points.as_slice().last()
+        {
             point.forget(&mut self.wait);
         }
     }
@@ -524,8 +527,11 @@ impl<T> Pending<T> {
     /// Stops waiting and asks for no marker.
     fn let_go(&mut self) {
         self.stop_waiting();
-        for point in self.points.as_slice() {
-            point.lane.release(point.ticket);
+        match &self.points {
+            Points::One(point) => point.lane.release(point.ticket),
+            Points::Many(points) => {
+                points.iter().for_each(|point| point.lane.release(point.ticket));
+            }
         }
     }
 }

@@ -131,7 +131,7 @@ impl<'s> Queue<'s> {
     #[inline]
     pub(crate) fn submit<R>(
         &self,
-        footprint: Footprint<'_>,
+        footprint: &mut Footprint<'_>,
         commands: u32,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
@@ -145,7 +145,7 @@ impl<'s> Queue<'s> {
     #[inline]
     fn submit_untold<R>(
         &self,
-        footprint: Footprint<'_>,
+        footprint: &mut Footprint<'_>,
         commands: u32,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
@@ -250,7 +250,7 @@ impl<'s> Queue<'s> {
         footprint.lends(source.block());
         let (from, bytes) = (source.block().host(), source.size_bytes());
         let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(at(&to), from, bytes)?);
-        self.submit(footprint, 1, copy).map(|(ticket, ())| ticket)
+        self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
     }
 
     /// See [`Stream::download`](crate::Stream::download).
@@ -305,7 +305,7 @@ impl<'s> Queue<'s> {
         footprint.lends(destination.block());
         let (to, bytes) = (destination.block().host(), destination.size_bytes());
         let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, at(&from), bytes)?);
-        self.submit(footprint, 1, copy).map(|(ticket, ())| ticket)
+        self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
     }
 
     /// See [`Stream::copy`](crate::Stream::copy).
@@ -340,9 +340,9 @@ impl<'s> Queue<'s> {
             return Ok(());
         }
         if from.memory.engine().id != self.lane.engine().id {
-            return self.copy_from_peer(footprint, &from, &to);
+            return self.copy_from_peer(&mut footprint, &from, &to);
         }
-        self.submit(footprint, 1, |raw| Ok(raw.copy(&to, &from)?))?;
+        self.submit(&mut footprint, 1, |raw| Ok(raw.copy(&to, &from)?))?;
         Ok(())
     }
 
@@ -395,7 +395,7 @@ impl<'s> Queue<'s> {
         if to.range.is_empty() {
             return Ok(());
         }
-        self.submit(footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?))?;
+        self.submit(&mut footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?))?;
         Ok(())
     }
 
@@ -412,7 +412,7 @@ impl<'s> Queue<'s> {
         footprint.may_be_held_up();
         // While it is lent, the driver's share is not the last.
         footprint.calls(Box::new(host_fn.share()));
-        let submitted = self.submit(footprint, 1, |raw| {
+        let submitted = self.submit(&mut footprint, 1, |raw| {
             let data: *mut c_void = host_fn.lend();
             Ok(raw.host_fn(host_fn.callback(), data)?)
         });
@@ -437,7 +437,7 @@ impl<'s> Queue<'s> {
         let event = engine.timed_event().map_err(|code| engine.refused(code))?;
         let mut footprint = Footprint::new("record_timed");
         footprint.records(event.clone());
-        let (ticket, ()) = self.submit(footprint, 1, |_| Ok(()))?;
+        let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
         Ok(Recorded::new(self.lane, ticket, Some(event)))
     }
 
@@ -472,7 +472,7 @@ impl<'s> Queue<'s> {
         if !waits {
             return thread_role::check("submitting work");
         }
-        self.submit(footprint, 1, |raw| {
+        self.submit(&mut footprint, 1, |raw| {
             shared.iter().try_for_each(|event| Ok(raw.wait_shared(event)?))
         })?;
         Ok(())
@@ -506,7 +506,7 @@ impl<'s> Queue<'s> {
             }
             footprint.claims(claim);
             let op = footprint.name();
-            let (ticket, ()) = self.submit_untold(footprint, 2, |raw| {
+            let (ticket, ()) = self.submit_untold(&mut footprint, 2, |raw| {
                 let ptr = raw.alloc(claim)?;
                 write(raw, ptr, bytes)
             })?;

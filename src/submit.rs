@@ -242,12 +242,14 @@ impl<'a> Footprint<'a> {
         .into()
     }
 
-    /// The points of other streams that this operation must wait for, each with its event; an error
-    /// if it would read what is not there.
-    fn edges(&mut self, lane: &Arc<Lane>) -> Result<SmallVec<[Edge; 2]>> {
-        if self.accesses.is_empty() && self.after.is_empty() {
-            return Ok(SmallVec::new());
-        }
+    /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
+    /// them in `after`; an error if it would read what is not there.
+    #[inline]
+    fn find_edges(&mut self, lane: &Arc<Lane>) -> Result<()> {
+        if self.accesses.is_empty() && self.after.is_empty() { Ok(()) } else { self.edges(lane) }
+    }
+
+    fn edges(&mut self, lane: &Arc<Lane>) -> Result<()> {
         let mut edges = std::mem::take(&mut self.after);
         edges.retain(|edge| edge.lane.id() != lane.id());
         for access in &self.accesses {
@@ -275,7 +277,7 @@ impl<'a> Footprint<'a> {
         }
         edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
         if edges.is_empty() {
-            return Ok(edges);
+            return Ok(());
         }
         if !self.accesses.is_empty() {
             lane.engine().set_exact();
@@ -293,7 +295,8 @@ impl<'a> Footprint<'a> {
             }
         }
         edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
-        Ok(edges)
+        self.after = edges;
+        Ok(())
     }
 
     /// Lends pinned memory to the device until the operation is complete. Another device's is refused:
@@ -332,7 +335,7 @@ impl<'a> Footprint<'a> {
 pub(crate) fn submit<R>(
     lane: &Arc<Lane>,
     at: &'static Location<'static>,
-    mut footprint: Footprint<'_>,
+    footprint: &mut Footprint<'_>,
     commands: u32,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
 ) -> Result<(u64, R), SubmitError> {
@@ -340,21 +343,20 @@ pub(crate) fn submit<R>(
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }
-    let edges = footprint.validate(engine).and_then(|()| footprint.edges(lane));
-    let edges = match edges {
-        Ok(edges) => edges,
-        Err(error) => return Err(footprint.poison(error).into()),
-    };
+    let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(lane));
+    if let Err(error) = ready {
+        return Err(footprint.poison(error).into());
+    }
     let loans = footprint.lent.len();
     let submitted = lane.with(|turn| {
         let ticket = turn.next_ticket();
-        if footprint.may_be_held_up || !edges.is_empty() {
+        if footprint.may_be_held_up || !footprint.after.is_empty() {
             turn.fence_off();
         }
         if footprint.may_block || turn.is_crowded(commands) {
             turn.expect_to_block();
         }
-        for (place, edge) in edges.iter().enumerate() {
+        for (place, edge) in footprint.after.iter().enumerate() {
             let Some((behind, event)) = &edge.event else { continue };
             turn.wait_for(&edge.lane, *behind, event).inspect_err(|_| {
                 if place > 0 {
@@ -393,7 +395,7 @@ pub(crate) fn submit<R>(
     });
     let outcome = match submitted {
         Ok((ticket, value)) if engine.options.verify => {
-            verify(lane, at, ticket, &footprint).map(|()| (ticket, value))
+            verify(lane, at, ticket, footprint).map(|()| (ticket, value))
         }
         Ok(submitted) => Ok(submitted),
         Err(refusal) => Err(footprint.poison(explain(lane, footprint.name, refusal))),

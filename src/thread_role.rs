@@ -37,6 +37,7 @@ thread_local! {
 }
 
 /// The current thread's role; `Free` while the thread ends.
+#[inline]
 pub(crate) fn current() -> Role {
     ROLE.try_with(Cell::get).unwrap_or(Role::Free)
 }
@@ -54,6 +55,7 @@ pub(crate) fn may_call_driver() -> bool {
 /// Refuses `what`, which submits or blocks, on threads where it would dead-lock. So does what makes the
 /// driver make something (a stream, an event, pinned memory, an event's handle for other processes): that
 /// waits while any queue is full.
+#[inline]
 pub(crate) fn check(what: &'static str) -> Result<()> {
     match current() {
         Role::Free => Ok(()),

@@ -44,6 +44,9 @@ impl Grid {
 /// A kernel's host implementation, unpacking its own arguments.
 pub(crate) type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 
+/// Arguments of a kernel: a signature has at most so many.
+const MOST_ARGS: usize = 12;
+
 /// The arguments of one launch: values in 8-byte words, one slot an argument.
 ///
 /// The driver wants an array of pointers to the values; the twin reads the slots.
@@ -51,7 +54,7 @@ pub(crate) type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 #[doc(hidden)]
 pub struct ArgBlock {
     words: SmallVec<[u64; 24]>,
-    slots: SmallVec<[ArgSlot; 12]>,
+    slots: SmallVec<[ArgSlot; MOST_ARGS]>,
 }
 
 /// Where an argument lies, and how much memory it names.
@@ -99,13 +102,12 @@ impl ArgBlock {
 
     /// Pointers to the values, in order, as `cuLaunchKernel` wants them; valid while `self` is
     /// neither changed nor moved.
-    pub(crate) fn pointers(&self) -> SmallVec<[*mut std::ffi::c_void; 12]> {
-        self.slots
-            .iter()
-            .map(|slot| {
-                let word: *const u64 = &self.words[slot.word as usize];
-                word.cast_mut().cast()
-            })
-            .collect()
+    pub(crate) fn pointers(&self) -> [*mut std::ffi::c_void; MOST_ARGS] {
+        let mut pointers = [std::ptr::null_mut(); MOST_ARGS];
+        for (index, slot) in self.slots.iter().enumerate() {
+            let word: *const u64 = &self.words[slot.word as usize];
+            pointers[index] = word.cast_mut().cast();
+        }
+        pointers
     }
 }

@@ -42,6 +42,7 @@ impl<L: Length> Counted<L> {
         self.length.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -255,6 +255,7 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     /// Refuses work on a device that is gone.
+    #[inline]
     pub(crate) fn check_open(&self) -> Result<()> {
         if let Some(lost) = self.state.lost() {
             return Err(lost.clone());

@@ -384,6 +384,7 @@ impl Lane {
     // ---- submitting -----------------------------------------------------------------------
 
     /// Runs `f` as the stream's only submitter. Blocks while another one is in the driver.
+    #[inline(always)]
     pub(crate) fn with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> R {
         let result = self.submission.with(self, |locked| {
             let mut turn = Turn { lane: self, locked };

@@ -38,6 +38,7 @@ impl Timeline {
     }
 
     /// The last ticket handed out.
+    #[inline]
     pub(crate) fn submitted(&self) -> u64 {
         // ORDERING: Acquire pairs with `publish`, so that who sees ticket n sees its bookkeeping.
         self.submitted.load(Ordering::Acquire)
@@ -58,12 +59,14 @@ impl Timeline {
         self.submitted() - completed
     }
 
+    #[inline]
     pub(crate) fn is_complete(&self, ticket: u64) -> bool {
         self.completed() >= ticket
     }
 
     /// Publishes `ticket` as the tail, with an `Op` that still observes it. Only under the
     /// submission lock.
+    #[inline]
     pub(crate) fn publish(&self, ticket: u64) {
         // ORDERING: Relaxed, because `held` is only compared with the tail under the lock that
         // orders it, and cleared by the ticket's own `Op`, which is made after this.
@@ -73,12 +76,14 @@ impl Timeline {
     }
 
     /// Gives up interest in `ticket`: no marker of its own is needed.
+    #[inline]
     pub(crate) fn release(&self, ticket: u64) {
         // ORDERING: Relaxed on both sides: a submitter that misses this places one marker more.
         let _ = self.held.compare_exchange(ticket, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The tail, if an `Op` still observes it.
+    #[inline]
     pub(crate) fn held(&self) -> Option<u64> {
         // ORDERING: Relaxed, see `release`.
         Some(self.held.load(Ordering::Relaxed)).filter(|ticket| *ticket != 0)

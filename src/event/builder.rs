@@ -116,8 +116,9 @@ impl Event {
         }
         if let Some(shared) = &inner.shared {
             let queue = stream.queue();
-            let footprint = Footprint::new("record");
-            let record = queue.submit(footprint, 1, |raw| Ok(raw.record_shared(&shared.event)?));
+            let mut footprint = Footprint::new("record");
+            let record =
+                queue.submit(&mut footprint, 1, |raw| Ok(raw.record_shared(&shared.event)?));
             return queue.finish(record.map(drop).map_err(Error::from)).queued();
         }
         let at = if inner.options.timing { stream.mark_timed()? } else { stream.mark()? };

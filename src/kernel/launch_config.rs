@@ -167,6 +167,10 @@ impl LaunchConfig {
         self.grid.shared_mem_bytes
     }
 
+    pub(crate) fn has_clusters(&self) -> bool {
+        self.grid.has_clusters()
+    }
+
     pub(crate) fn is_nothing(&self) -> bool {
         self.nothing
     }

@@ -29,9 +29,10 @@ const CLUSTER: u32 = 8;
 
 impl Core {
     /// Checks everything about a launch's geometry that needs no driver call.
+    #[inline]
     pub(super) fn check_limits(&self, config: &LaunchConfig) -> Result<()> {
         let limits = self.engine.backend.limits();
-        if config.grid().has_clusters() {
+        if config.has_clusters() {
             self.check_cluster(config)?;
         }
         self.check_axes(LaunchLimit::Grid, config.grid_dim(), limits.grid_dim)?;
@@ -43,6 +44,7 @@ impl Core {
     }
 
     /// Checks what a block takes.
+    #[inline]
     pub(super) fn check_block(&self, block_dim: [u32; 3], shared_mem_bytes: u32) -> Result<()> {
         let limits = self.engine.backend.limits();
         self.check_axes(LaunchLimit::Block, block_dim, limits.block_dim)?;
@@ -61,6 +63,7 @@ impl Core {
         Ok(())
     }
 
+    #[cold]
     fn check_cluster(&self, config: &LaunchConfig) -> Result<()> {
         if !self.engine.backend.limits().clusters {
             return Err(self.unsupported("a launch with clusters"));
@@ -79,12 +82,18 @@ impl Core {
         Ok(())
     }
 
-    /// Checks that what must be resident at once can be. Asks the driver.
+    /// Checks that what must be resident at once can be. Asks the driver then.
+    #[inline]
     pub(super) fn check_resident(&self, config: &LaunchConfig) -> Result<()> {
-        let grid = config.grid();
-        if !config.is_cooperative() && !grid.has_clusters() {
-            return Ok(());
+        if config.is_cooperative() || config.has_clusters() {
+            return self.check_at_once(config);
         }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_at_once(&self, config: &LaunchConfig) -> Result<()> {
+        let grid = config.grid();
         let at_once =
             if config.is_cooperative() { config.blocks() } else { blocks_of(grid.cluster_dim) };
         self.within(LaunchLimit::ResidentBlocks, at_once, self.resident_blocks(&grid)?)
@@ -113,7 +122,13 @@ impl Core {
     }
 
     /// Lets the kernel have as much shared memory as there is, if it needs more than the default.
+    #[inline]
     pub(super) fn allow_shared_mem(&self, dynamic_bytes: u32) -> Result<()> {
+        // The default of every device holds what the compiler let the kernel have of its own.
+        if dynamic_bytes == 0 { Ok(()) } else { self.allow_dynamic_shared_mem(dynamic_bytes) }
+    }
+
+    fn allow_dynamic_shared_mem(&self, dynamic_bytes: u32) -> Result<()> {
         let default = self.engine.backend.limits().shared_mem_bytes;
         let asked = u64::from(dynamic_bytes) + u64::from(self.attributes.static_shared_mem_bytes);
         // ORDERING: Acquire: the driver's limit was raised before it says so.
@@ -152,12 +167,13 @@ impl Core {
         asked: [u32; 3],
         limits: [u32; 3],
     ) -> Result<()> {
-        for (axis, (asked, limit)) in AXES.into_iter().zip(asked.into_iter().zip(limits)) {
-            self.within(what(axis), u64::from(asked), limit)?;
+        for (index, axis) in AXES.into_iter().enumerate() {
+            self.within(what(axis), u64::from(asked[index]), limits[index])?;
         }
         Ok(())
     }
 
+    #[inline]
     pub(super) fn within(&self, what: LaunchLimit, asked: u64, limit: u32) -> Result<()> {
         if (1..=u64::from(limit)).contains(&asked) {
             return Ok(());
@@ -165,6 +181,7 @@ impl Core {
         Err(self.over(what, asked, limit))
     }
 
+    #[cold]
     pub(super) fn over(&self, what: LaunchLimit, asked: u64, limit: u32) -> crate::Error {
         let (kernel, limit) = (self.name.to_string(), u64::from(limit));
         ErrorDetail::LaunchLimit { kernel, what, asked, limit }.into()

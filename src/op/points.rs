@@ -147,9 +147,6 @@ impl Point {
 
     /// Stops waiting.
     pub(super) fn forget(&self, wait: &mut WaitState) {
-        if !wait.is_waiting() {
-            return;
-        }
         match self.lane.lane() {
             Some(lane) => lane.forget(wait),
             None => wait.forget_gone(self.lane.device()),

@@ -29,7 +29,7 @@ impl Queue<'_> {
         footprint.overwrites(&whole);
         footprint.lends(source.block());
         let (from, bytes) = (source.block().host(), source.size_bytes());
-        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_to_device(to, from, bytes)?));
+        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_to_device(to, from, bytes)?));
         Ok(self.lent(source, copied.map(|(ticket, ())| ticket))?)
     }
 
@@ -48,7 +48,7 @@ impl Queue<'_> {
         footprint.lends(destination.block());
         let from = at(&whole).offset((start * size_of::<T>()) as u64);
         let (to, bytes) = (destination.block().host(), destination.size_bytes());
-        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_to_host(to, from, bytes)?));
+        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_to_host(to, from, bytes)?));
         Ok(self.lent(destination, copied.map(|(ticket, ())| ticket))?)
     }
 
@@ -74,7 +74,7 @@ impl Queue<'_> {
             return Ok(());
         }
         let copy = row_copy::<T>(Place::Device(at(&to)), Place::Device(at(&from)), rows);
-        self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
+        self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl Queue<'_> {
         footprint.lends(source.block());
         let from = HostPtr(source.block().host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Device(at(&to)), Place::Host(from), rows);
-        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
+        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
         copied.map(|(ticket, ())| ticket)
     }
 
@@ -146,7 +146,7 @@ impl Queue<'_> {
         footprint.lends(destination.block());
         let to = HostPtr(destination.block().host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Host(to), Place::Device(at(&from)), rows);
-        let copied = self.submit(footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
+        let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
         copied.map(|(ticket, ())| ticket)
     }
 }

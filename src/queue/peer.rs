@@ -30,7 +30,7 @@ impl Queue<'_> {
     /// Copies all of `from`, which is another device's, to `to`; `footprint` names both.
     pub(super) fn copy_from_peer(
         &self,
-        footprint: Footprint<'_>,
+        footprint: &mut Footprint<'_>,
         from: &Span<'_>,
         to: &Span<'_>,
     ) -> Result<()> {
@@ -80,7 +80,7 @@ impl Queue<'_> {
                 let lane = self.lane.progress().clone();
                 down.comes_after(Use { lane, ticket: *emptied }, None);
             }
-            let (filled, ()) = submit(&relay, self.at, down, 1, |raw| {
+            let (filled, ()) = submit(&relay, self.at, &mut down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), at(from).offset(start), part_bytes)?)
             })?;
 
@@ -88,7 +88,7 @@ impl Queue<'_> {
             up.overwrites(to);
             up.lends(block);
             up.comes_after(Use { lane: relay.progress().clone(), ticket: filled }, None);
-            (*emptied, ()) = self.submit(up, 1, |raw| {
+            (*emptied, ()) = self.submit(&mut up, 1, |raw| {
                 Ok(raw.copy_to_device(at(to).offset(start), block.host(), part_bytes)?)
             })?;
         }

@@ -368,6 +368,7 @@ impl Lane {
     }
 
     /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
+    #[inline]
     pub(crate) fn has_dues(&self) -> bool {
         let owes = !self.lent.is_empty()
             || !self.deferred.is_empty()

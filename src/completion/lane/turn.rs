@@ -179,6 +179,7 @@ pub(crate) struct Turn<'t, 'l> {
 impl Turn<'_, '_> {
     /// The ticket of the operation about to be submitted. If an `Op` still observes the tail, its
     /// marker goes in front of this one.
+    #[inline]
     pub(crate) fn next_ticket(&mut self) -> u64 {
         let tail = self.lane.submitted();
         if self.lane.progress.timeline.held() == Some(tail) {
@@ -188,6 +189,7 @@ impl Turn<'_, '_> {
     }
 
     /// Publishes `ticket` after its driver calls; `touched` says that it used buffers.
+    #[inline]
     pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
         self.lane.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
@@ -212,6 +214,7 @@ impl Turn<'_, '_> {
     }
 
     /// Whether so many more commands may find the queue full.
+    #[inline]
     pub(crate) fn is_crowded(&mut self, commands: u32) -> bool {
         self.locked.state.is_crowded(self.lane, commands)
     }
@@ -327,11 +330,15 @@ impl Turn<'_, '_> {
         self.lane.enter_freed(InOrder { bytes, ticket, behind });
     }
 
+    #[inline]
     pub(super) fn free_deferred(&mut self) {
         // Who adds one tells the poller, which comes here as well.
-        if self.lane.deferred.is_empty() {
-            return;
+        if !self.lane.deferred.is_empty() {
+            self.free_all_deferred();
         }
+    }
+
+    fn free_all_deferred(&mut self) {
         // An allocation finds them in one place or the other; it holds this and waits for no stream.
         let _pressing = self.lane.engine.pressing.lock();
         let deferred = std::mem::take(&mut *self.lane.deferred.lock());
