@@ -2,15 +2,15 @@
 //!
 //! [`Backend`] mirrors driver calls, one function a call, and validates nothing; the layer above
 //! ([`submit`](crate::submit)) validates once. There are three implementations: [`cuda`] drives
-//! NVIDIA GPUs, [`host`] is the CPU as a device, [`wrapper`] records calls of either and injects
+//! NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] records calls of either and injects
 //! faults.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "test-util")]
+pub(crate) mod fault;
 pub(crate) mod host;
 pub(crate) mod twin;
-#[cfg(feature = "test-util")]
-pub(crate) mod wrapper;
 
 use std::any::Any;
 use std::ffi::c_void;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod close;
+pub(crate) mod home;
 pub(crate) mod loss;
 pub(crate) mod stats;
 pub(crate) mod streams;
@@ -9,25 +10,26 @@ pub(crate) mod streams;
 use std::fmt;
 use std::sync::Arc;
 
+use self::home::Home;
 use self::loss::Loss;
 use crate::backend::host::HostBackend;
 use crate::backend::{Backend, DeviceKind};
-use crate::completion::engine::EngineOptions;
-use crate::completion::policy::Completion;
-use crate::completion::poller;
-use crate::completion::pressure::Pressure;
-use crate::completion::{Engine, Progress};
-use crate::coop;
 use crate::error::{ErrorDetail, Result};
-use crate::hazard::Use;
-use crate::home::Home;
+use crate::memory::hazard::Use;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
+use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::{Element, MemoryInfo};
-use crate::offload::{Unwanted, offload};
 use crate::op::join::join_all;
 use crate::op::{HostValue, Op, Point};
+use crate::runtime::coop;
+use crate::runtime::engine::EngineOptions;
+use crate::runtime::poller;
+use crate::runtime::protocol::cadence::Completion;
+use crate::runtime::{Engine, Progress};
 use crate::stream::Stream;
-use crate::thread_role::{self, Role};
+use crate::thread::role;
+use crate::thread::role::Role;
+use crate::thread::worker::{Unwanted, offload};
 
 /// What a stream keeps of freed memory, unless said otherwise.
 const SPARE_BYTES: u64 = 8 << 20;
@@ -118,7 +120,7 @@ impl Device {
     pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Device> {
         // A host device has no driver that could refuse calls: it opens anywhere.
         let is_host = backend.kind() == DeviceKind::Host;
-        let _role = is_host.then(|| thread_role::enter(Role::Free));
+        let _role = is_host.then(|| role::enter(Role::Free));
         let engine = Engine::open(backend, options)?;
         if !options.stepped {
             poller::spawn(&engine)?;
@@ -196,7 +198,7 @@ impl Device {
     /// As [`pinned`](Self::pinned).
     pub async fn pinned_async<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         coop::proceed().await;
-        thread_role::check_driver("taking pinned memory")?;
+        role::check_driver("taking pinned memory")?;
         self.engine().check_open()?;
         let pool = &self.home.pinned;
         if let Some(pooled) = PinnedBuffer::pooled_zeroed(pool, len)? {
@@ -242,7 +244,7 @@ impl Device {
     /// `cuMemPoolTrimTo`.
     pub async fn trim(&self, keep_bytes: u64) -> Result<()> {
         coop::proceed().await;
-        thread_role::check_driver("trimming memory")?;
+        role::check_driver("trimming memory")?;
         let engine = self.engine().clone();
         engine.check_health()?;
         offload(move || {
@@ -269,7 +271,7 @@ impl Device {
     /// `cuMemHostUnregister`.
     pub async fn trim_pinned(&self, keep_bytes: u64) -> Result<u64> {
         coop::proceed().await;
-        thread_role::check_driver("trimming memory")?;
+        role::check_driver("trimming memory")?;
         self.engine().check_health()?;
         let pool = self.home.pinned.clone();
         offload(move || pool.trim(keep_bytes)).await?
@@ -290,7 +292,7 @@ impl Device {
     /// `cuDeviceCanAccessPeer`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`.
     pub async fn enable_peer(&self, other: &Device) -> Result<bool> {
         coop::proceed().await;
-        thread_role::check_driver("enabling peer access")?;
+        role::check_driver("enabling peer access")?;
         let (home, other) = (self.home.clone(), other.engine().clone());
         home.engine.check_open()?;
         if home.engine.id == other.id {
@@ -358,7 +360,7 @@ impl Device {
     /// # Errors
     /// The loss of the device; a thread on which it would dead-lock.
     pub fn synchronize(&self) -> Result<()> {
-        thread_role::check("a blocking wait")?;
+        role::check("a blocking wait")?;
         self.done().synchronize()
     }
 
@@ -471,7 +473,7 @@ impl DeviceBuilder {
     /// As [`Device::cuda`].
     #[cfg(feature = "cuda")]
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
-        thread_role::check("opening a CUDA device")?;
+        role::check("opening a CUDA device")?;
         let memory = crate::backend::cuda::PoolOptions {
             limit_bytes: self.memory_limit_bytes,
             release_threshold_bytes: self.release_threshold_bytes,

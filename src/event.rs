@@ -13,9 +13,9 @@
 //! 2. Elapsed time never waits: what is missing is a typed error, in this order: timing, a record,
 //!    completion, the same device, the right way round (`elapsed_time_says_what_is_missing_in_order`,
 //!    `a_start_behind_the_end_is_an_error`).
-#![forbid(unsafe_code)]
 
 pub(crate) mod builder;
+pub(crate) mod interprocess;
 
 use std::fmt;
 use std::panic::Location;
@@ -24,16 +24,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use self::interprocess::SharedEvent;
 use crate::backend::{EventOptions, Query, StreamOptions};
-use crate::completion::events::EventHandle;
-use crate::completion::lane::{Lane, LaneHandle};
-use crate::completion::shared_event::SharedEvent;
-use crate::completion::{Engine, Progress};
 use crate::error::{ErrorDetail, EventProblem, Result};
-use crate::hazard::Track;
+use crate::memory::hazard::Track;
 use crate::op::{HostValue, Op, Point};
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::stream_state::{Lane, LaneHandle};
+use crate::runtime::{Engine, Progress};
 use crate::submit::{Footprint, submit, wrong_device};
-use crate::thread_role;
+use crate::thread::role;
 
 /// A point of a stream that others can wait for, the host can await, and (if it is timed) time can
 /// be measured between.
@@ -175,7 +175,7 @@ impl Event {
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
-        thread_role::check_driver("asking for the time between events")?;
+        role::check_driver("asking for the time between events")?;
         let both = [("the end event", self), ("the start event", start)];
         let problem = |which, problem| Err(ErrorDetail::Event { which, problem }.into());
         for (which, event) in both {
@@ -215,7 +215,7 @@ impl Event {
     /// # Source
     /// `cuIpcGetEventHandle`.
     pub fn export(&self) -> Result<[u8; 64]> {
-        thread_role::check("exporting an event")?;
+        role::check("exporting an event")?;
         match &self.inner.shared {
             Some(shared) => shared.event.export(),
             None => {
@@ -232,7 +232,7 @@ impl Event {
     /// Makes a stream of ours wait for the driver's event: its ticket then tells.
     #[track_caller]
     fn observe(&self, shared: &Interprocess) -> Result<Op<()>> {
-        thread_role::check("submitting work")?;
+        role::check("submitting work")?;
         let engine = &self.inner.engine;
         let lane = match shared.observer.get() {
             Some(lane) => lane,

@@ -12,13 +12,13 @@
 //! | cudarc's `CudaStream` | either | `Device::adopt`, `Stream::to_cudarc` |
 
 use crate::backend::{RawStream, StreamOptions};
-use crate::completion::lane::{Lane, Owner};
-use crate::completion::shared_event::SharedEvent;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::event::Event;
+use crate::event::interprocess::SharedEvent;
+use crate::runtime::stream_state::{Lane, Owner};
 use crate::stream::Stream;
-use crate::thread_role;
+use crate::thread::role;
 
 impl Stream {
     /// Adopts a stream of another library: a `CUstream` of this device's context, as a number. Zero
@@ -59,7 +59,7 @@ impl Stream {
         handle: u64,
         owner: impl Send + Sync + 'static,
     ) -> Result<Stream> {
-        thread_role::check("adopting a stream")?;
+        role::check("adopting a stream")?;
         let engine = device.engine();
         engine.check_open()?;
         let (stream, options) = match handle {

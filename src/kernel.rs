@@ -14,11 +14,12 @@
 //! whoever does so vouches that the argument types are those of the kernel's source, and that for
 //! all arguments its preconditions admit, it stays inside the memory it was passed. The
 //! preconditions are checked before every launch, so that launching is safe.
+
 mod container;
-pub(crate) mod define;
 pub(crate) mod image;
 pub(crate) mod launch_config;
 mod limits;
+pub(crate) mod macros;
 pub(crate) mod module;
 pub(crate) mod occupancy;
 pub(crate) mod signature;
@@ -29,11 +30,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backend::{Function, HostTwin, KernelAttributes, LaunchShape};
-use crate::completion::Engine;
+use crate::batch::queue::Queue;
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::op::Op;
-use crate::queue::Queue;
+use crate::runtime::Engine;
 use crate::serve::pool::PooledStream;
 use crate::stream::Stream;
 use crate::submit::wrong_device;

@@ -64,44 +64,32 @@
     allow(dead_code, reason = "some parts serve one backend, or the tests, alone")
 )]
 
-pub(crate) mod at_exit;
 pub(crate) mod backend;
-pub(crate) mod completion;
-pub(crate) mod contain;
-pub(crate) mod coop;
+pub(crate) mod batch;
 pub(crate) mod device;
 pub(crate) mod error;
 pub(crate) mod event;
-pub(crate) mod freeze;
-pub(crate) mod hazard;
-pub(crate) mod home;
-pub(crate) mod host_fn;
 pub(crate) mod interop;
 pub(crate) mod kernel;
 pub mod kernels;
-pub(crate) mod lease;
 pub(crate) mod memory;
 #[cfg(doctest)]
 mod must_not_compile;
-pub(crate) mod offload;
 pub(crate) mod op;
-pub(crate) mod queue;
-mod reclaimed;
-pub(crate) mod scope;
+pub(crate) mod runtime;
 pub(crate) mod serve;
-pub(crate) mod staged;
 pub(crate) mod stream;
 pub(crate) mod submit;
 pub(crate) mod sync;
 pub(crate) mod system;
 #[cfg(feature = "test-util")]
 pub mod testing;
-pub(crate) mod thread_role;
-pub(crate) mod verbs;
+pub(crate) mod thread;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
-pub use completion::policy::Completion;
-pub use completion::pressure::Pressure;
+pub use batch::queue::Queue;
+pub use batch::settle::{Lent, Settle};
+pub use batch::source::Source;
 pub use device::loss::Loss;
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
@@ -127,25 +115,24 @@ pub use memory::buffer::{DeviceBuffer, Extent, Readable, View, ViewMut, Writable
 pub use memory::copy_2d::Copy2d;
 pub use memory::frozen::Frozen;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
+pub use memory::reclaim::pressure::Pressure;
 pub use memory::{Element, MemoryInfo, Number};
 pub use op::join::join_all;
 pub use op::{DeviceSide, Op, Ticket};
-pub use queue::Queue;
-pub use queue::settle::{Lent, Settle};
-pub use queue::source::Source;
-pub use scope::Scope;
+pub use runtime::protocol::cadence::Completion;
 pub use serve::batcher::{BatchWorker, Batcher, BatcherBuilder, BatcherStats, Call};
-#[cfg(feature = "tower")]
-pub use serve::layers::{BatchService, PoolService};
 pub use serve::pool::{
     Acquire, Drained, PoolStats, PooledStream, PooledStreamStats, StreamPool, StreamPoolBuilder,
 };
+#[cfg(feature = "tower")]
+pub use serve::tower::{BatchService, PoolService};
+pub use stream::scope::Scope;
 pub use stream::{Marks, Stream};
 
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::kernel::define::{Code, Declaration, Declared, erase};
+    pub use crate::kernel::macros::{Code, Declaration, Declared, erase};
 }
 
 /// The README's examples run as well.

@@ -9,27 +9,31 @@
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
+pub(crate) mod account;
 pub(crate) mod allocation;
+pub(crate) mod block_cache;
 mod buddy;
 pub(crate) mod buffer;
 pub(crate) mod copy_2d;
 pub(crate) mod frozen;
+pub(crate) mod hazard;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod pinned_pool;
+pub(crate) mod reclaim;
 pub(crate) mod untracked;
 
 use std::sync::Arc;
 
+use self::account::Figures;
+use self::reclaim::claim::Backoff;
+use self::reclaim::prospect::{Outlook, Prospect};
 use crate::backend::PoolInfo;
-use crate::completion::Engine;
-use crate::completion::account::Figures;
-use crate::completion::claim::Backoff;
-use crate::completion::lane::Lane;
-use crate::completion::prospect::{Outlook, Prospect};
 use crate::error::advice::MemoryAdvice;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::thread_role;
+use crate::runtime::Engine;
+use crate::runtime::stream_state::Lane;
+use crate::thread::role;
 
 /// A device's memory, in bytes; a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +111,7 @@ impl Reach {
     /// Asks until it agrees with itself: what goes from free to the pool, or back, while both are asked
     /// would be seen twice, or nowhere.
     pub(crate) fn of(engine: &Engine) -> Result<Reach> {
-        thread_role::check_driver("asking how much memory there is")?;
+        role::check_driver("asking how much memory there is")?;
         let refused = |code| engine.refused(code);
         let mut backoff = Backoff::default();
         let mut before = engine.backend.pool_info().map_err(refused)?;

@@ -12,9 +12,10 @@
 //! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory
 //!    is freed in order. So dropping or leaking one is always right
 //!    (`drop_before_completion_keeps_buffers`).
-#![forbid(unsafe_code)]
 
 mod asleep;
+pub(crate) mod freeze;
+pub(crate) mod host_fn;
 pub(crate) mod join;
 mod points;
 
@@ -31,16 +32,16 @@ use sync_wrapper::SyncWrapper;
 
 use self::asleep::Asleep;
 pub(crate) use self::points::{Point, Points};
-use crate::completion::Progress;
-use crate::completion::lane::{Lane, WaitState};
-use crate::coop::Budget;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::hazard::Track;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
+use crate::memory::hazard::Track;
 use crate::memory::pinned::PinnedBuffer;
-use crate::thread_role;
+use crate::runtime::Progress;
+use crate::runtime::coop::Budget;
+use crate::runtime::stream_state::{Lane, WaitState};
+use crate::thread::role;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
 ///
@@ -296,7 +297,7 @@ impl<T> Op<T> {
     /// If it gave its value before; and with the panic of a host function.
     pub fn synchronize(self) -> Result<T> {
         if matches!(self.state, OpState::Pending(_)) {
-            thread_role::check("a blocking wait")?;
+            role::check("a blocking wait")?;
         }
         self.block()
     }

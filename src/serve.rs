@@ -6,15 +6,15 @@
 //! | [`pool`] | [`StreamPool`](pool::StreamPool): streams, lent with a bound on what is in flight |
 //! | [`admission`] | who is let in and who waits (pure) |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
-//! | [`gather`] | when a batch is ready (pure) |
+//! | [`batching`] | when a batch is ready (pure) |
 //! | [`timer`] | one time-out on any executor, exact to some microseconds |
-//! | [`layers`] | both as `tower::Service` (feature `tower`) |
+//! | [`tower`] | both as `tower::Service` (feature `tower`) |
 #![forbid(unsafe_code)]
 
 pub(crate) mod admission;
 pub(crate) mod batcher;
-pub(crate) mod gather;
-#[cfg(feature = "tower")]
-pub(crate) mod layers;
+pub(crate) mod batching;
 pub(crate) mod pool;
 pub(crate) mod timer;
+#[cfg(feature = "tower")]
+pub(crate) mod tower;

@@ -1,24 +1,30 @@
-//! [`Stream`]: an ordered queue of work on a device. What is put on it is in [`verbs`](crate::verbs).
+//! [`Stream`]: an ordered queue of work on a device. What is put on it is in [`verbs`].
 #![forbid(unsafe_code)]
+
+pub(crate) mod lease;
+pub(crate) mod reclaimed;
+pub(crate) mod scope;
+pub(crate) mod staged;
+pub(crate) mod verbs;
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::completion::Engine;
-use crate::completion::lane::{Lane, LaneHandle};
-use crate::coop;
+use self::lease::Lease;
+use crate::batch::queue::Queue;
+use crate::device::home::Home;
 use crate::error::{Error, Result};
 use crate::event::{Event, Mark, Recorded};
-use crate::home::Home;
-use crate::lease::Lease;
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
-use crate::offload::Unwanted;
 use crate::op::{HostValue, Op};
-use crate::queue::Queue;
+use crate::runtime::Engine;
+use crate::runtime::coop;
+use crate::runtime::stream_state::{Lane, LaneHandle};
 use crate::submit::of_dependency;
-use crate::thread_role;
+use crate::thread::role;
+use crate::thread::worker::Unwanted;
 
 /// An ordered queue of work on a device: what is put on it runs in program order, streams run
 /// beside each other.
@@ -154,7 +160,7 @@ impl Stream {
     /// # Errors
     /// The loss of the device; a thread on which it would dead-lock.
     pub fn synchronize(&self) -> Result<()> {
-        thread_role::check("a blocking wait")?;
+        role::check("a blocking wait")?;
         self.done().synchronize()
     }
 
@@ -184,7 +190,7 @@ impl Stream {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn fork(&self, n: usize) -> Result<Vec<Stream>> {
-        thread_role::check("submitting work")?;
+        role::check("submitting work")?;
         let branch = |_| {
             let lane = Lane::open(self.engine(), self.lane.options(), None)?;
             let branch = Stream::new(lane, self.home.clone());
@@ -202,7 +208,7 @@ impl Stream {
     /// As [`wait`](Self::wait).
     #[track_caller]
     pub fn join<'m, M: Marks + 'm>(&self, marks: impl IntoIterator<Item = &'m M>) -> Op<()> {
-        if let Err(error) = thread_role::check("submitting work") {
+        if let Err(error) = role::check("submitting work") {
             return Op::failed(error);
         }
         let mut all = Vec::new();
@@ -225,7 +231,7 @@ impl Stream {
     /// As [`record_timed`](Self::record_timed).
     pub async fn record_timed_async(&self) -> Result<Event> {
         coop::proceed().await;
-        thread_role::check("submitting work")?;
+        role::check("submitting work")?;
         let stream = self.clone();
         let record = move || stream.record_timed();
         self.home().crew.offload(self.line(), Unwanted::IsDone, record).await?
@@ -339,7 +345,7 @@ impl Stream {
     pub(crate) fn mark(&self) -> Result<Recorded> {
         // In front of everything: it takes the stream's lock, whose holder may be in a full queue that
         // waits for the caller.
-        thread_role::check("submitting work")?;
+        role::check("submitting work")?;
         self.engine().check_open()?;
         if let Some(error) = &self.refused {
             return Err(error.clone());
@@ -363,7 +369,7 @@ impl Stream {
     /// Orders what comes behind `marks`, which were looked up for it.
     #[track_caller]
     pub(crate) fn wait_for(&self, marks: Result<MarkList>) -> Op<()> {
-        let marks = match thread_role::check("submitting work").and(marks) {
+        let marks = match role::check("submitting work").and(marks) {
             Ok(MarkList(marks)) => marks,
             Err(error) => return Op::failed(of_dependency(self.engine(), error)),
         };

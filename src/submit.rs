@@ -36,17 +36,17 @@ use self::loan::Loan;
 pub(crate) use self::loan::SubmitError;
 use self::name::Name;
 pub(crate) use self::raw::{Raw, Refusal, at};
-use crate::completion::claim::Claim;
-use crate::completion::events::EventHandle;
-use crate::completion::lane::{Callback, Lane, Turn};
-use crate::completion::{Engine, Progress};
 use crate::error::{Error, ErrorDetail, Result};
-use crate::hazard::{Content, Mode, Track, Use};
 use crate::memory::MemoryInfo;
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
 use crate::memory::buffer::Span;
+use crate::memory::hazard::{Content, Mode, Track, Use};
 use crate::memory::pinned_pool::PinnedBlock;
-use crate::thread_role;
+use crate::memory::reclaim::claim::Claim;
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::stream_state::{Callback, Lane, Turn};
+use crate::runtime::{Engine, Progress};
+use crate::thread::role;
 
 /// What an operation touches.
 pub(crate) struct Footprint<'a> {
@@ -202,7 +202,7 @@ impl<'a> Footprint<'a> {
     }
 
     fn validate(&self, engine: &Engine) -> Result<()> {
-        thread_role::check("submitting work")?;
+        role::check("submitting work")?;
         engine.check_open()?;
         let accessed = self.accesses.iter().map(|access| access.memory);
         for memory in accessed.chain(self.untracked.iter().copied()) {

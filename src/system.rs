@@ -18,7 +18,7 @@ pub(crate) fn minimize_timer_slack() {
         // SAFETY: this option takes one integer and touches only the calling thread's slack.
         let refused = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, LEAST_NS) };
         if refused != 0 {
-            crate::contain::log(|| {
+            crate::thread::contain::log(|| {
                 tracing::debug!("sleeps stay inexact: PR_SET_TIMERSLACK was refused");
             });
         }

@@ -23,18 +23,19 @@ use crate::backend::Backend;
 use crate::backend::DeviceKind;
 #[cfg(feature = "cuda")]
 use crate::backend::cuda::standstill::Closed;
+use crate::backend::fault::{Control, Wrapper};
 use crate::backend::host::HostBackend;
-use crate::backend::wrapper::{Control, Wrapper};
-use crate::completion::engine::EngineOptions;
-use crate::completion::lane::Lane;
-use crate::completion::policy::Completion;
-use crate::contain;
 use crate::device::{Device, DeviceBuilder};
 use crate::error::{ErrorDetail, ErrorKind, Result};
 use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
+use crate::runtime::engine::EngineOptions;
+use crate::runtime::protocol::cadence::Completion;
+use crate::runtime::stream_state::Lane;
 use crate::stream::Stream;
-use crate::thread_role::{self, Role};
+use crate::thread::contain;
+use crate::thread::role;
+use crate::thread::role::Role;
 
 /// The environment variable that names the device for tests.
 pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";
@@ -182,7 +183,7 @@ impl Gate {
     /// # Errors
     /// A device that is lost or closed.
     pub fn close_for(stream: &Stream, limit: Duration) -> Result<Gate> {
-        thread_role::check("closing a gate")?;
+        role::check("closing a gate")?;
         let home = stream.home();
         // Once a device: loading code may wait for what runs, such as another gate.
         let kernel = home.get_or_load(|| kernels::load_gate(&home.engine))?;
@@ -549,7 +550,7 @@ impl Stepper {
 
 /// Whether the caller is what a step runs: nothing else runs inside of that.
 fn is_inside_a_command() -> bool {
-    matches!(thread_role::current(), Role::HostFn | Role::Twin)
+    matches!(role::current(), Role::HostFn | Role::Twin)
 }
 
 impl Drop for Stepper {

@@ -2,7 +2,7 @@
 //!
 //! The module is pure: this file compiles its very source.
 
-#[path = "../src/completion/account.rs"]
+#[path = "../src/memory/account.rs"]
 mod account;
 #[path = "under_test/cases.rs"]
 mod cases;

@@ -9,7 +9,7 @@ mod admission;
 #[path = "under_test/cases.rs"]
 mod cases;
 #[expect(dead_code, reason = "as above")]
-#[path = "../src/serve/gather.rs"]
+#[path = "../src/serve/batching.rs"]
 mod gather;
 
 use std::task::Waker;

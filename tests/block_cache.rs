@@ -1,6 +1,6 @@
 //! What a stream keeps of freed memory, and that nobody notices.
 
-#[path = "../src/completion/block_cache.rs"]
+#[path = "../src/memory/block_cache.rs"]
 mod block_cache;
 #[path = "under_test/cases.rs"]
 mod cases;

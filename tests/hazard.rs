@@ -4,9 +4,9 @@
 
 #[path = "under_test/cases.rs"]
 mod cases;
-#[path = "../src/hazard.rs"]
+#[path = "../src/memory/hazard.rs"]
 mod hazard;
-#[path = "../src/completion/waiters.rs"]
+#[path = "../src/runtime/protocol/waiters.rs"]
 mod waiters;
 
 use std::cell::Cell;

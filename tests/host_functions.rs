@@ -612,7 +612,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     // passes on to `Stream::from_raw`
     "Device::adopt",
     // what `kernel!` expands to: its own methods pass on to these
-    "define::erase",
+    "macros::erase",
     "Declared::load",
     "Declared::load_blocking",
     "Declared::attributes",

@@ -2,7 +2,8 @@
 //! list of files, no two files have a type of one name, and no file grows past 600 lines without saying
 //! why.
 //!
-//! The tables below are the ones in `ARCHITECTURE.md`. Reads the sources, so a macro that pastes a
+//! The rooms, and the files that may hold `unsafe`, are read from the tables of `ARCHITECTURE.md`, so that it cannot be out
+//! of date. Reads the sources, so a macro that pastes a
 //! path together would escape it; nothing here does that.
 
 #![forbid(unsafe_code)]
@@ -11,103 +12,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The rooms, downhill first: a room may import itself and the rooms above it in this list. A file
-/// belongs to the room with the longest matching name; a name stands for the files below it as well.
-const ROOMS: &[(&str, &[&str])] = &[
-    ("error", &["error"]),
-    (
-        "ground: threads, process",
-        &["sync", "thread_role", "at_exit", "contain", "offload", "system", "coop"],
-    ),
-    ("pure modules", PURE),
-    ("backend trait", &["backend", "backend/twin"]),
-    ("concrete backends", &["backend/cuda", "backend/host", "backend/wrapper"]),
-    ("completion", &["completion"]),
-    ("memory", &["memory"]),
-    ("home", &["home"]),
-    ("submit", &["submit"]),
-    ("op", &["op", "host_fn", "freeze", "lease"]),
-    ("event", &["event"]),
-    ("queue", &["queue"]),
-    ("stream", &["stream", "staged", "reclaimed"]),
-    ("scope", &["scope"]),
-    ("device", &["device"]),
-    ("verbs", &["verbs", "event/builder"]),
-    ("interop", &["interop"]),
-    ("serve", &["serve"]),
-    ("kernel", &["kernel"]),
-    ("kernels", &["kernels"]),
-    ("testing", &["testing", "must_not_compile"]),
-];
-
-/// No driver, no clock, no thread: these import nothing of the crate but `sync` and each other.
-const PURE: &[&str] = &[
-    "hazard",
-    "completion/account",
-    "completion/backlog",
-    "completion/checkers",
-    "completion/estimator",
-    "completion/park",
-    "completion/policy",
-    "completion/submission",
-    "completion/sweep",
-    "completion/block_cache",
-    "completion/timeline",
-    "completion/waiters",
-    "memory/buddy",
-    "serve/admission",
-    "serve/gather",
-];
-
-/// The files that hold `unsafe` code, and what for. Every other file forbids it.
-const UNSAFE: &[(&str, &str)] = &[
-    ("backend", "declares the functions that mirror driver calls"),
-    ("backend/cuda", "calls the driver"),
-    ("backend/cuda/api", "resolves the driver's entry points"),
-    ("backend/cuda/nvrtc", "resolves the run-time compiler's entry points and calls them"),
-    ("backend/host", "device memory that is never behind a reference"),
-    ("backend/wrapper", "passes a backend's calls on"),
-    ("completion/doorbell", "calls the backend"),
-    ("completion/engine", "calls the backend"),
-    ("completion/engine/retirement", "calls the backend"),
-    ("completion/lane", "calls the backend"),
-    ("completion/retired", "calls the backend"),
-    ("completion/shared_event", "calls the backend"),
-    ("completion/lane/look", "calls the backend"),
-    ("completion/lane/turn", "calls the backend"),
-    ("completion/words", "words that the device writes"),
-    ("host_fn", "a closure behind a C function pointer"),
-    ("interop", "streams and events of others: the caller vouches"),
-    ("kernel/define", "`kernel!`: its author vouches"),
-    ("kernel/image", "binaries that the driver believes: the caller vouches"),
-    ("kernel/module", "kernels found by name: the caller vouches"),
-    ("kernel/signature", "hands device memory to a host twin as slices"),
-    ("kernels", "declares kernels"),
-    ("memory/pageable", "a `Vec` that several threads fill"),
-    ("memory/pinned", "memory that the device may write"),
-    ("memory/pinned_pool", "registers memory with the device"),
-    ("memory/untracked", "views whose uses the caller orders"),
-    ("submit/raw", "the one caller of the backend's functions that touch memory"),
-    ("system", "asks the operating system: exact time-outs, huge pages, an exit handler"),
-];
-
 /// Files without `unsafe` that cannot forbid it, because a file below them may not.
-const PARENTS: &[&str] = &["lib", "completion", "kernel", "memory", "submit"];
+const PARENTS: &[&str] =
+    &["lib", "event", "kernel", "memory", "memory/reclaim", "op", "runtime", "submit"];
 
 const MOST_LINES: usize = 600;
 
 #[test]
 fn imports_run_downhill() {
-    let sources = Sources::read();
+    let (sources, rooms) = (Sources::read(), rooms());
     let mut complaints = Vec::new();
-    let imports = sources.imports();
-    for (from, to) in &imports {
-        let (Some(here), Some(there)) = (room(from), room(to)) else {
-            complaints.push(format!("`{from}` or `{to}` belongs to no room: add it to ROOMS"));
-            continue;
-        };
+    let room = |file: &str| rooms.iter().position(|(_, files)| files.contains(file));
+    for (from, to) in &sources.imports() {
+        // A file without a room is the next test's.
+        let (Some(here), Some(there)) = (room(from), room(to)) else { continue };
         if there > here {
-            let (here, there) = (ROOMS[here].0, ROOMS[there].0);
+            let (here, there) = (&rooms[here].0, &rooms[there].0);
             complaints.push(format!("src/{from}.rs ({here}) imports {to} ({there}): uphill"));
         }
     }
@@ -135,41 +55,44 @@ fn files_import_one_another_in_no_circle() {
 
 #[test]
 fn every_file_has_a_room_and_every_room_has_a_file() {
-    let sources = Sources::read();
-    let mut empty: BTreeSet<&str> = ROOMS.iter().flat_map(|(_, names)| *names).copied().collect();
+    let (sources, rooms) = (Sources::read(), rooms());
     let mut complaints = Vec::new();
     for file in sources.files.keys().filter(|file| *file != "lib") {
-        match room_name(file) {
-            Some(name) => drop(empty.remove(name)),
-            None => complaints.push(format!("src/{file}.rs belongs to no room: add it to ROOMS")),
+        match rooms.iter().filter(|(_, files)| files.contains(file)).count() {
+            1 => {}
+            n => complaints.push(format!("src/{file}.rs is in {n} rooms of ARCHITECTURE.md")),
         }
     }
-    complaints.extend(empty.iter().map(|name| format!("ROOMS names `{name}`, which is no file")));
+    let named = rooms.iter().flat_map(|(_, files)| files);
+    let gone = named.filter(|file| !sources.files.contains_key(*file));
+    complaints
+        .extend(gone.map(|file| format!("ARCHITECTURE.md names {file}.rs, which is no file")));
     fail_with(complaints);
 }
 
 #[test]
 fn the_pure_modules_import_only_pure_modules() {
-    let sources = Sources::read();
-    let pure = |file: &str| PURE.contains(&file) || file == "sync";
+    let (sources, rooms) = (Sources::read(), rooms());
+    let (_, modules) = rooms.iter().find(|(room, _)| room == "pure modules").expect("the room");
+    let pure = |file: &str| modules.contains(file) || file == "sync";
     let impure = sources.imports().into_iter().filter(|(from, to)| pure(from) && !pure(to));
     fail_with(impure.map(|(from, to)| format!("src/{from}.rs is pure and imports {to}")).collect());
 }
 
 #[test]
 fn unsafe_code_stays_in_the_listed_files() {
-    let sources = Sources::read();
+    let (sources, table) = (Sources::read(), table("| file | why |"));
     let mut complaints = Vec::new();
     for (file, text) in &sources.files {
         let tokens = tokens(text);
         let forbids = tokens.windows(3).any(|t| t == ["forbid", "(", "unsafe_code"]);
         let has_unsafe = tokens.iter().any(|token| token == "unsafe");
-        let listed = UNSAFE.iter().any(|(name, _)| name == file);
+        let listed = table.iter().any(|row| files_in(&row[0]).contains(file));
         let parent = PARENTS.contains(&file.as_str());
         complaints.extend(match (listed, parent) {
-            (true, true) => Some(format!("`{file}` is in UNSAFE and in PARENTS")),
+            (true, true) => Some(format!("`{file}` is in ARCHITECTURE.md and in PARENTS")),
             (true, false) if forbids => {
-                Some(format!("src/{file}.rs forbids unsafe code: remove it from UNSAFE"))
+                Some(format!("src/{file}.rs forbids unsafe code: remove it from ARCHITECTURE.md"))
             }
             (true, false) if !has_unsafe => {
                 Some(format!("src/{file}.rs has no `unsafe`: forbid it there"))
@@ -192,8 +115,8 @@ fn unsafe_code_stays_in_the_listed_files() {
 fn threads_and_panics_are_in_one_place() {
     let sources = Sources::read();
     let allowed = |file: &str, what: &str| match what {
-        "catch_unwind" => ["contain", "host_fn", "offload"].contains(&file),
-        _ => file == "contain",
+        "catch_unwind" => ["thread/contain", "op/host_fn", "thread/worker"].contains(&file),
+        _ => file == "thread/contain",
     };
     let wanted: [(&str, &[&str]); 4] = [
         ("catch_unwind", &["catch_unwind"]),
@@ -257,9 +180,7 @@ struct Sources {
 
 impl Sources {
     fn read() -> Self {
-        // Where this process runs: packed tests run on another machine than the one that built them.
-        let root = std::env::var_os("CARGO_MANIFEST_DIR");
-        let root = PathBuf::from(root.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()));
+        let root = root();
         let mut files = BTreeMap::new();
         collect(&root.join("src"), "", &mut files);
         assert!(files.contains_key("lib"), "no src/lib.rs in {}", root.display());
@@ -299,6 +220,12 @@ impl Sources {
     }
 }
 
+/// Where this process runs: packed tests run on another machine than the one that built them.
+fn root() -> PathBuf {
+    let root = std::env::var_os("CARGO_MANIFEST_DIR");
+    PathBuf::from(root.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()))
+}
+
 fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     let entries = fs::read_dir(folder)
         .unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display()));
@@ -315,18 +242,37 @@ fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     }
 }
 
-/// The entry of ROOMS that a file belongs to.
-fn room_name(file: &str) -> Option<&'static str> {
-    let names = ROOMS.iter().flat_map(|(_, names)| *names).copied();
-    let fits = |name: &&str| {
-        file.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    names.filter(fits).max_by_key(|name| name.len())
+/// The rooms of `ARCHITECTURE.md`, downhill first, each with its files.
+fn rooms() -> Vec<(String, BTreeSet<String>)> {
+    let rows = table("| room | files | what it is |");
+    assert!(rows.len() > 10, "only {} rooms found: is the reader broken?", rows.len());
+    rows.iter().map(|row| (row[0].clone(), files_in(&row[1]))).collect()
 }
 
-fn room(file: &str) -> Option<usize> {
-    let name = room_name(file)?;
-    ROOMS.iter().position(|(_, names)| names.contains(&name))
+/// The cells of the table of `ARCHITECTURE.md` with that head.
+fn table(head: &str) -> Vec<Vec<String>> {
+    let path = root().join("ARCHITECTURE.md");
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let rows = text.lines().skip_while(|line| *line != head).skip(2);
+    let rows = rows.take_while(|line| line.starts_with('|'));
+    let cells =
+        |line: &str| line.trim_matches('|').split('|').map(|c| c.trim().to_owned()).collect();
+    let rows: Vec<_> = rows.map(cells).collect();
+    assert!(!rows.is_empty(), "ARCHITECTURE.md has no table {head}");
+    rows
+}
+
+/// The files that a cell names, without `.rs`: `a.rs`, `b/{c,d}.rs`.
+fn files_in(cell: &str) -> BTreeSet<String> {
+    let names = cell.split('`').filter_map(|name| name.strip_suffix(".rs"));
+    let expand = |name: &str| match name.split_once('{') {
+        Some((folder, rest)) => {
+            let names = rest.trim_end_matches('}').split(',');
+            names.map(|name| format!("{folder}{name}")).collect()
+        }
+        None => vec![name.to_owned()],
+    };
+    names.flat_map(expand).collect()
 }
 
 /// A path as it stands in a file: `crate::a::b`, `super::c`.

@@ -3,7 +3,7 @@
 //! The pure modules are compiled from their very sources, with loom's types in the place of
 //! `crate::sync`. Every fence, second look and order that a rule rests on is in them: `tests/mutations`
 //! takes them out one by one, and each time a test here fails. [`Lane`] and [`Poller`] call them as
-//! `lane.rs` and `poller.rs` do, without driver and policy. A time is a number; it passes where the
+//! `stream_state.rs` and `poller.rs` do, without driver and cadence. A time is a number; it passes where the
 //! poller sleeps.
 //!
 //! A test ends by asking whether somebody was forgotten, or runs until loom finds that everybody
@@ -11,21 +11,21 @@
 #![forbid(unsafe_code)]
 
 #[expect(dead_code, reason = "the lane spoils events whose record failed")]
-#[path = "../src/completion/events.rs"]
-mod events;
+#[path = "../src/runtime/event_pool.rs"]
+mod event_pool;
 #[expect(dead_code, reason = "the end of a poller")]
-#[path = "../src/completion/park.rs"]
+#[path = "../src/runtime/protocol/park.rs"]
 mod park;
-#[path = "../src/completion/submission.rs"]
+#[path = "../src/runtime/protocol/submission.rs"]
 mod submission;
-#[path = "../src/completion/sweep.rs"]
+#[path = "../src/runtime/protocol/sweep.rs"]
 mod sweep;
-#[path = "../src/completion/timeline.rs"]
+#[path = "../src/runtime/protocol/timeline.rs"]
 mod timeline;
 #[expect(dead_code, reason = "doorbells, the end of a lane, waking ahead of time")]
-#[path = "../src/completion/wait_queue.rs"]
+#[path = "../src/runtime/protocol/wait_queue.rs"]
 mod wait_queue;
-#[path = "../src/completion/waiters.rs"]
+#[path = "../src/runtime/protocol/waiters.rs"]
 mod waiters;
 
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as Record, Ordering::Relaxed as Seen};
 use std::task::Poll;
 
-use events::{EventHandle, EventPool};
+use event_pool::{EventHandle, EventPool};
 use loom::thread;
 use park::{Inbox, ParkState, Rounds};
 use submission::{Markable, SubmissionLock};
@@ -43,7 +43,7 @@ use timeline::Timeline;
 use wait_queue::{Entry, LossFlag, Notify, Registered, WaitQueue, Wakes};
 use waiters::WaiterKey;
 
-/// What `events.rs` needs of the backend.
+/// What `event_pool.rs` needs of the backend.
 mod backend {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct RawEvent(pub(crate) u64);

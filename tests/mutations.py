@@ -15,6 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "target" / "mutations"
+PROTOCOL = "src/runtime/protocol"
 
 COMPLETION = "a_completion_beside_a_registration_wakes_it"
 SLEPT = "a_registration_is_never_slept_over"
@@ -113,10 +114,10 @@ def main() -> int:
         name = f"{file}.rs, {behind.strip('(<')}: {what} -> {instead or 'nothing'}"
         if only not in name:
             continue
-        source = (ROOT / "src/completion" / f"{file}.rs").read_text()
+        source = (ROOT / PROTOCOL / f"{file}.rs").read_text()
         start = source.index(what, source.index(behind))
         mutated = source[:start] + instead + source[start + len(what):]
-        target = WORK / "src/completion" / f"{file}.rs"
+        target = WORK / PROTOCOL / f"{file}.rs"
         target.write_text(mutated)
         failed = run(test)
         target.write_text(source)
@@ -129,7 +130,7 @@ def prepare() -> None:
     """A package of the pure modules and the loom tests alone: it builds in seconds."""
     shutil.rmtree(WORK / "src", ignore_errors=True)
     (WORK / "tests").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(ROOT / "src/completion", WORK / "src/completion")
+    shutil.copytree(ROOT / "src/runtime", WORK / "src/runtime")
     (WORK / "src/lib.rs").write_text("")
     shutil.copy(ROOT / "tests/loom.rs", WORK / "tests/loom.rs")
     lock = (ROOT / "Cargo.lock").read_text()

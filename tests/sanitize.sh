@@ -49,7 +49,7 @@ miri-all)
 hazard
 account
 buddy
-policy
+cadence
 admission
 block_cache
 lib memory::pageable

@@ -43,11 +43,11 @@ use super::{
     HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query,
     RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
-use crate::at_exit::UnderWay;
-use crate::contain;
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::thread_role;
+use crate::thread::contain;
+use crate::thread::exit::UnderWay;
+use crate::thread::role;
 
 /// A flag of `cuStreamCreate`.
 const NON_BLOCKING: u32 = 1;
@@ -75,7 +75,7 @@ pub(crate) struct CudaBackend {
 ///
 /// Asked once: it does not change while the process lives, and a host function may not ask.
 pub(crate) fn device_count() -> usize {
-    if COUNT.get().is_none() && thread_role::may_call_driver() {
+    if COUNT.get().is_none() && role::may_call_driver() {
         Api::get().and_then(count).ok();
     }
     COUNT.get().copied().unwrap_or(0)
@@ -723,7 +723,7 @@ impl Drop for CudaBackend {
     fn drop(&mut self) {
         let Some(context) = self.context.take() else { return };
         // ORDERING: Relaxed, see `abandon`.
-        if crate::at_exit::begun() || self.abandoned.load(Ordering::Relaxed) {
+        if crate::thread::exit::begun() || self.abandoned.load(Ordering::Relaxed) {
             // No driver call after `main`, nor on a device that faulted: the context goes with the
             // process.
             std::mem::forget(context);
@@ -744,7 +744,7 @@ impl Drop for CudaBackend {
                 api.set_context(before).ok();
             }
         };
-        if thread_role::may_call_driver() {
+        if role::may_call_driver() {
             return release();
         }
         // The last handle of the device went in a host function. Without a thread, or with the process

@@ -34,11 +34,12 @@ use super::{
     HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, Place, PoolInfo, Query,
     RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
 };
-use crate::contain;
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 use crate::system;
-use crate::thread_role::{self, Role};
+use crate::thread::contain;
+use crate::thread::role;
+use crate::thread::role::Role;
 
 /// Commands that a stream takes before the next call blocks, as an H200's does.
 pub(crate) const QUEUE_LIMIT: usize = 1021;
@@ -525,7 +526,7 @@ impl HostCore {
     fn execute(&self, books: &Books, command: Command) {
         let counts = command.counts();
         // Also for the drop of what the command has, which is the user's.
-        let role = command.role().map(thread_role::enter);
+        let role = command.role().map(role::enter);
         // ORDERING: Relaxed: written by this thread.
         if self.fault.get().is_some() || books.given_up.load(Ordering::Relaxed) {
             command.discard();
@@ -1032,7 +1033,7 @@ impl Backend for HostBackend {
 
 /// Refuses calls from inside a host function, as the driver does.
 fn permitted(call: &'static str) -> DriverResult<()> {
-    match thread_role::may_call_driver() {
+    match role::may_call_driver() {
         true => Ok(()),
         false => Err(DriverCode { call, code: DriverCode::NOT_PERMITTED }),
     }

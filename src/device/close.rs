@@ -8,10 +8,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::{Device, at};
-use crate::completion::Engine;
-use crate::completion::deadlines::NEVER;
 use crate::error::{ErrorDetail, Result};
-use crate::{coop, thread_role};
+use crate::runtime::Engine;
+use crate::runtime::coop;
+use crate::runtime::deadlines::NEVER;
+use crate::thread::role;
 
 impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
@@ -31,7 +32,7 @@ impl Device {
     /// another device that was lost, so not all that was submitted is complete; inside a host function.
     pub async fn close(&self, limit: Duration) -> Result<()> {
         coop::proceed().await;
-        thread_role::check_driver("closing a device")?;
+        role::check_driver("closing a device")?;
         self.engine().close();
         let mut done = at(self.home.ours());
         let mut deadline = Deadline::after(self.engine(), limit);

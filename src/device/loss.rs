@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::completion::Engine;
-use crate::coop::Budget;
 use crate::error::Error;
+use crate::runtime::Engine;
+use crate::runtime::coop::Budget;
 
 /// Resolves with the error when the device is lost; see [`Device::lost`](crate::Device::lost).
 #[must_use = "a future does nothing unless it is awaited"]

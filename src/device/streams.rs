@@ -3,12 +3,12 @@
 
 use super::Device;
 use crate::backend::StreamOptions;
-use crate::completion::lane::Lane;
 use crate::error::Result;
-use crate::scope;
+use crate::runtime::stream_state::Lane;
 use crate::stream::Stream;
+use crate::stream::scope;
 use crate::submit::wrong_device;
-use crate::thread_role;
+use crate::thread::role;
 
 /// Options for making a [`Stream`].
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Device {
     /// # Errors
     /// A device that is lost or closed; a thread on which it would dead-lock.
     pub fn thread_stream(&self) -> Result<Stream> {
-        thread_role::check("making a stream")?;
+        role::check("making a stream")?;
         self.engine().check_open()?;
         Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
     }

@@ -3,12 +3,12 @@
 
 use super::Event;
 use crate::backend::EventOptions;
-use crate::completion::shared_event::SharedEvent;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, EventProblem, Result};
+use crate::event::interprocess::SharedEvent;
 use crate::stream::Stream;
 use crate::submit::{Footprint, wrong_device};
-use crate::thread_role;
+use crate::thread::role;
 
 /// Options for making an [`Event`].
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl Event {
     /// `cuEventRecord`.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        thread_role::check("submitting work")?;
+        role::check("submitting work")?;
         let inner = &self.inner;
         if stream.engine().id != inner.engine.id {
             return Err(wrong_device("the event", stream.engine(), &inner.engine));

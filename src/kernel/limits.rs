@@ -20,7 +20,7 @@ use super::launch_config::LaunchConfig;
 use super::module::LoadedModule;
 use crate::backend::{DriverResult, Function, Grid, RawFunction};
 use crate::error::{Axis, ErrorDetail, LaunchLimit, Result};
-use crate::thread_role;
+use crate::thread::role;
 
 const AXES: [Axis; 3] = [Axis::X, Axis::Y, Axis::Z];
 
@@ -147,7 +147,7 @@ impl Core {
         &self,
         call: impl FnOnce(&LoadedModule, RawFunction) -> DriverResult<R>,
     ) -> Result<Option<R>> {
-        thread_role::check("asking the driver about a kernel")?;
+        role::check("asking the driver about a kernel")?;
         let (Some(module), Function::Device(function)) = (&self.module, &self.function) else {
             return Ok(None);
         };

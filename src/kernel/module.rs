@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{DriverResult, Function, Grid, RawFunction, RawModule};
-use crate::completion::retired::Remnant;
-use crate::completion::{Engine, UserList};
 use crate::device::Device;
 use crate::error::image::ImageProblem;
 use crate::error::{Error, ErrorDetail, Result};
@@ -14,8 +12,11 @@ use crate::kernel::container;
 use crate::kernel::image::{Form, Image};
 use crate::kernel::signature::Signature;
 use crate::kernel::source::CudaSource;
-use crate::offload::offload;
-use crate::{coop, thread_role};
+use crate::memory::reclaim::retired::Remnant;
+use crate::runtime::coop;
+use crate::runtime::{Engine, UserList};
+use crate::thread::role;
+use crate::thread::worker::offload;
 
 const NOT_FOUND: i32 = 500;
 
@@ -52,7 +53,7 @@ impl Module {
     pub async fn load(device: &Device, image: Image) -> Result<Module> {
         coop::proceed().await;
         // Not that the call would be made here: it waits for whatever runs, the host function too.
-        thread_role::check_driver("loading a kernel")?;
+        role::check_driver("loading a kernel")?;
         let engine = device.engine().clone();
         offload(move || Module::load_now(&engine, image)).await?
     }
@@ -66,7 +67,7 @@ impl Module {
     /// # Errors
     /// As [`load`](Self::load); a thread on which it would dead-lock.
     pub fn load_blocking(device: &Device, image: Image) -> Result<Module> {
-        thread_role::check("loading a kernel")?;
+        role::check("loading a kernel")?;
         Module::load_now(device.engine(), image)
     }
 
@@ -141,7 +142,7 @@ impl Module {
     /// `nvrtcCompileProgram`, `cuModuleLoadDataEx`.
     pub async fn compile(device: &Device, source: CudaSource) -> Result<Module> {
         coop::proceed().await;
-        thread_role::check_driver("loading a kernel")?;
+        role::check_driver("loading a kernel")?;
         let home = device.home().clone();
         home.engine.check_open()?;
         offload(move || Module::load_now(&home.engine, source.image(&home)?)).await?
@@ -164,7 +165,7 @@ impl Module {
     /// # Source
     /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
-        thread_role::check("asking the driver about a kernel")?;
+        role::check("asking the driver about a kernel")?;
         let LoadedModule { engine, raw, name: image, instances } = &*self.loaded;
         let instance = instances.iter().find(|(written, _)| written == name);
         let in_image = instance.map_or(name, |(_, lowered)| lowered);
@@ -223,7 +224,7 @@ impl LoadedModule {
 impl Drop for LoadedModule {
     fn drop(&mut self) {
         let engine = &self.engine;
-        if engine.lost().is_some() || crate::at_exit::begun() {
+        if engine.lost().is_some() || crate::thread::exit::begun() {
             return;
         }
         // Launches of its kernels may still be queued: unloaded when they are through.

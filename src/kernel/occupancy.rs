@@ -6,7 +6,7 @@ use super::signature::Signature;
 use super::{Core, Kernel};
 use crate::backend::KernelAttributes;
 use crate::error::{LaunchLimit, Result};
-use crate::thread_role;
+use crate::thread::role;
 
 /// Blocks that a multiprocessor of any architecture holds at once.
 const MOST_BLOCKS: u32 = 32;
@@ -104,7 +104,7 @@ impl Occupancy<'_> {
         shared_mem_bytes: impl Fn(u32) -> u32,
         limit: Option<u32>,
     ) -> Result<(u32, u32)> {
-        thread_role::check("asking the driver about a kernel")?;
+        role::check("asking the driver about a kernel")?;
         let core = self.core;
         let limits = core.engine.backend.limits();
         let most = core.attributes.max_threads_per_block;

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use parking_lot::Mutex;
 
+use crate::device::home::Home;
 use crate::error::Result;
-use crate::home::Home;
 use crate::kernel::image::Image;
 
 /// CUDA C++ to compile with [`Module::compile`](crate::Module::compile), and how.

@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::backend::DevicePtr;
-use crate::completion::lane::LaneHandle;
-use crate::completion::retired::Remnant;
-use crate::completion::{Engine, Progress};
 use crate::error::Error;
-use crate::hazard::{Content, Hazards, Track, Use};
+use crate::memory::hazard::{Content, Hazards, Track, Use};
+use crate::memory::reclaim::retired::Remnant;
+use crate::runtime::stream_state::LaneHandle;
+use crate::runtime::{Engine, Progress};
 
 /// Every backend aligns allocations to at least so many bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
@@ -111,7 +111,7 @@ impl Drop for Allocation {
         let users = self.hazards.get_mut().users();
         let home_only =
             users.iter().all(|used| used.lane.id() == self.home.id() || used.is_complete());
-        if self.bytes == 0 || engine.lost().is_some() || crate::at_exit::begun() {
+        if self.bytes == 0 || engine.lost().is_some() || crate::thread::exit::begun() {
             engine.account.lock().abandon(self.block);
             return;
         }

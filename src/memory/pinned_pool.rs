@@ -30,11 +30,12 @@ use parking_lot::Mutex;
 
 use super::buddy::{Buddy, LEAST_BYTES, SLAB_BYTES};
 use crate::backend::{Backend, DeviceKind, DevicePtr, HostPtr};
-use crate::completion::Engine;
-use crate::completion::lane::LentBlock;
 use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::offload::{Crew, detach};
-use crate::{system, thread_role};
+use crate::runtime::Engine;
+use crate::runtime::stream_state::LentBlock;
+use crate::system;
+use crate::thread::role;
+use crate::thread::worker::{Crew, detach};
 
 /// The largest block that is cut from a slab.
 pub(super) const MOST_CUT_BYTES: usize = SLAB_BYTES / 2;
@@ -137,7 +138,7 @@ impl PinnedPool {
     /// a mebibyte on an H200.
     pub(crate) fn get(self: &Arc<Self>, bytes: usize) -> Result<Arc<PinnedBlock>> {
         // Also where the pool has some: that a call works must not depend on what others used.
-        thread_role::check("taking pinned memory")?;
+        role::check("taking pinned memory")?;
         let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
         loop {
             if let Some(block) = self.get_pooled(bytes) {
@@ -230,7 +231,7 @@ impl PinnedPool {
 
     /// Memory that is not registered yet.
     fn map(&self, bytes: usize) -> Result<MmapRaw> {
-        if crate::at_exit::begun() {
+        if crate::thread::exit::begun() {
             return Err(out_of_pinned(bytes, "the process is ending"));
         }
         let mut memory =
@@ -300,14 +301,14 @@ impl Drop for PinnedPool {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let (mappings, has_quarantined) = (state.take_all(), state.has_quarantined);
-        if has_quarantined || self.engine.lost().is_some() || crate::at_exit::begun() {
+        if has_quarantined || self.engine.lost().is_some() || crate::thread::exit::begun() {
             // The device may still write; nobody may get this memory again.
             std::mem::forget(mappings);
             return;
         }
         let backend = self.engine.backend.clone();
         // Unregistering waits for everything that runs on a GPU.
-        crate::at_exit::last_act(move || {
+        crate::thread::exit::last_act(move || {
             for mapping in mappings {
                 // Refused, the memory stays mapped.
                 unregister(&*backend, mapping).ok();

@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::completion::Progress;
-use crate::completion::lane::{Lane, WaitState};
 use crate::error::Result;
-use crate::hazard::Track;
+use crate::memory::hazard::Track;
+use crate::runtime::Progress;
+use crate::runtime::stream_state::{Lane, WaitState};
 
 /// A point on a stream.
 #[derive(Clone)]

@@ -6,7 +6,7 @@
 //! | in a batch | the batch's end, which answers it; the drop of the worker |
 //! | answered | – |
 //!
-//! When a batch is made is decided in [`gather`](super::gather). Callers only enter requests; the
+//! When a batch is made is decided in [`gather`](super::batching). Callers only enter requests; the
 //! [`BatchWorker`], a future that the user spawns, makes the batches and runs them.
 //!
 //! # Invariants
@@ -31,11 +31,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::admission::{Admission, Class, Entered, Patience};
-use super::gather::{BatchLimits, Gather, Next};
+use super::batching::{BatchLimits, Gather, Next};
 use super::timer::Timer;
-use crate::contain;
-use crate::coop::Budget;
 use crate::error::{Error, ErrorDetail};
+use crate::runtime::coop::Budget;
+use crate::thread::contain;
 
 /// The one seat of a batcher's places.
 pub(super) const ROOM: usize = 0;

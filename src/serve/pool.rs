@@ -11,7 +11,7 @@
 //! a waker with a [`Weak`] reference to the pool.
 //!
 //! Who is let in next is decided in [`admission`](super::admission), how a place comes back in
-//! [`lease`](crate::lease).
+//! [`lease`](crate::stream::lease).
 //!
 //! # Invariants
 //! 1. A request that is given up keeps its place until the device is through with it
@@ -37,13 +37,13 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 
 use super::admission::{Admission, Class, Entered, Key, Patience, Waited};
-use crate::contain;
-use crate::coop::Budget;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::lease::{Lease, Permits};
+use crate::runtime::coop::Budget;
+use crate::stream::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
-use crate::thread_role;
+use crate::thread::contain;
+use crate::thread::role;
 
 /// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
 /// submitted, and two whose tasks have yet to learn that they are complete.
@@ -339,7 +339,7 @@ impl StreamPoolBuilder {
     /// # Errors
     /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
     pub fn build(self) -> Result<StreamPool> {
-        thread_role::check("making streams")?;
+        role::check("making streams")?;
         let mut seats = Vec::new();
         for (device, n, urgent) in &self.groups {
             let (lowest, highest) = device.priority_range();

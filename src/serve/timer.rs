@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use crate::contain;
 use crate::system;
+use crate::thread::contain;
 
 /// Whom to wake, and when.
 type Set = (Instant, Waker);

@@ -2,9 +2,9 @@
 //! devices.
 #![forbid(unsafe_code)]
 
-use crate::completion::Engine;
-use crate::completion::device_state::DeviceState;
 use crate::error::{Error, ErrorDetail, Result};
+use crate::runtime::Engine;
+use crate::runtime::device_state::DeviceState;
 
 /// Refuses what belongs to another device; `peers` allows those of the same kind.
 pub(super) fn check_device(

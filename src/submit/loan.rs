@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use super::devices::check_device;
-use crate::completion::Engine;
-use crate::completion::lane::{Callback, Payload};
 use crate::error::refused::Refused;
 use crate::error::{Error, Result};
 use crate::memory::pinned_pool::PinnedBlock;
+use crate::runtime::Engine;
+use crate::runtime::stream_state::{Callback, Payload};
 
 pub(super) enum Loan {
     /// Host memory, what it is called in messages, and whether it may be another device's.

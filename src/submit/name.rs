@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::completion::lane::Lane;
+use crate::runtime::stream_state::Lane;
 
 /// What an operation is called in messages.
 #[derive(Clone, Copy)]

@@ -10,12 +10,12 @@ use crate::backend::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
     LaunchShape, Pattern, Place, RawStream, RowCopy,
 };
-use crate::completion::claim::Claim;
-use crate::completion::events::EventHandle;
-use crate::completion::lane::Lane;
-use crate::completion::shared_event::SharedEvent;
 use crate::error::DriverCode;
+use crate::event::interprocess::SharedEvent;
 use crate::memory::buffer::Span;
+use crate::memory::reclaim::claim::Claim;
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::stream_state::Lane;
 
 /// Why a driver call of an operation failed.
 pub(crate) enum Refusal {

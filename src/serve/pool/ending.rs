@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
 use super::{PoolCore, PoolState};
-use crate::completion::Engine;
-use crate::contain;
+use crate::runtime::Engine;
+use crate::thread::contain;
 
 /// Wakes a pool that has requests waiting: a device was lost or closed.
 struct Ending(Weak<PoolCore>);

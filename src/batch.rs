@@ -1,0 +1,16 @@
+//! The verbs, once: what a batch does and returns.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`queue`] | the verbs, and what a closure sees of the stream |
+//! | [`transfer`] | copies of parts and rows |
+//! | [`peer`] | copies between devices |
+//! | [`settle`] | what a batch may return, and when that is ready |
+//! | [`source`] | what can be uploaded |
+#![forbid(unsafe_code)]
+
+pub(crate) mod peer;
+pub(crate) mod queue;
+pub(crate) mod settle;
+pub(crate) mod source;
+pub(crate) mod transfer;

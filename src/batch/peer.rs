@@ -1,0 +1,94 @@
+//! Copies between devices.
+//!
+//! Directly where the two can reach each other's memory. Elsewhere through pinned host memory, in
+//! parts: a stream of the source's device, made for this copy, fills a block and this stream empties
+//! it. A few blocks go round; that a block is empty, and that it is full, each stream learns from the
+//! other by an event. Nothing waits on the host.
+//!
+//! The stream on the source's side is the copy's own, so that nobody else's work is behind it while it
+//! waits for this stream (`a_held_copy_through_the_host_delays_no_other`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::queue::Queue;
+use crate::backend::StreamOptions;
+use crate::error::Result;
+use crate::memory::buffer::Span;
+use crate::memory::hazard::Use;
+use crate::memory::pinned_pool::PinnedBlock;
+use crate::runtime::stream_state::Lane;
+use crate::submit::{Footprint, at, check_is_there, of_dependency, submit};
+use crate::thread::role;
+
+/// What goes through the host in one go.
+const PART_BYTES: usize = 4 << 20;
+/// How many parts may be between the devices.
+const BLOCKS: usize = 4;
+
+impl Queue<'_> {
+    /// Copies all of `from`, which is another device's, to `to`; `footprint` names both.
+    pub(crate) fn copy_from_peer(
+        &self,
+        footprint: &mut Footprint<'_>,
+        from: &Span<'_>,
+        to: &Span<'_>,
+    ) -> Result<()> {
+        let source = from.memory.engine();
+        let same_kind = source.backend.kind() == self.lane.engine().backend.kind();
+        let is_there = || check_is_there(self.lane.engine(), source);
+        let reaches = || self.home.reaches(source);
+        match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
+            // Of another kind: refused with the right words.
+            Ok(direct) if direct || !same_kind => {
+                self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?))?;
+                Ok(())
+            }
+            Ok(_) => self
+                .copy_through_host(from, to)
+                // Perhaps this is the first to hear of the source's loss.
+                .map_err(|error| footprint.poison(of_dependency(self.lane.engine(), error))),
+            Err(error) => Err(footprint.poison(error)),
+        }
+    }
+
+    fn copy_through_host(&self, from: &Span<'_>, to: &Span<'_>) -> Result<()> {
+        let source = from.memory.engine();
+        let bytes = to.range.end - to.range.start;
+        let relay = Lane::open(source, StreamOptions::default(), Some("relay".into()))?;
+        let block = || self.home.pinned.get(PART_BYTES.min(bytes as usize));
+        let parts = bytes.div_ceil(PART_BYTES as u64) as usize;
+        let blocks: Vec<Arc<PinnedBlock>> =
+            (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
+        // Waits between the two are for single parts and not for what lies behind them.
+        source.set_exact();
+        self.lane.engine().set_exact();
+        let mut emptied = [0; BLOCKS];
+        for part in 0..parts {
+            let start = (part * PART_BYTES) as u64;
+            let part_bytes = (bytes - start).min(PART_BYTES as u64);
+            let (block, emptied) = (&blocks[part % BLOCKS], &mut emptied[part % BLOCKS]);
+
+            let mut down = Footprint::new("copy");
+            down.reads(from);
+            // The destination's; only its host address is used here.
+            down.lends_portable(block);
+            if part >= BLOCKS {
+                let lane = self.lane.progress().clone();
+                down.comes_after(Use { lane, ticket: *emptied }, None);
+            }
+            let (filled, ()) = submit(&relay, self.at, &mut down, 1, |raw| {
+                Ok(raw.copy_to_host(block.host(), at(from).offset(start), part_bytes)?)
+            })?;
+
+            let mut up = Footprint::new("copy");
+            up.overwrites(to);
+            up.lends(block);
+            up.comes_after(Use { lane: relay.progress().clone(), ticket: filled }, None);
+            (*emptied, ()) = self.submit(&mut up, 1, |raw| {
+                Ok(raw.copy_to_device(at(to).offset(start), block.host(), part_bytes)?)
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,564 @@
+//! [`Queue`]: the verbs, once.
+//!
+//! Inside [`Stream::batch`](crate::Stream::batch) each verb puts its work on the stream and returns
+//! a plain `Result`; the batch as a whole is one future with one marker. The verbs of
+//! [`Stream`](crate::Stream) are batches of one.
+//!
+//! Host values come as [`Lent`]: nobody can look at them before their operation is complete. What the
+//! closure returns is handed back whole by the future, with every `Lent<T>` in it turned into `T`.
+//!
+//! # Invariants
+//! 1. A refused call hands the host memory back that it was given, unless the device may have it
+//!    (`a_refused_call_hands_the_memory_back`).
+#![forbid(unsafe_code)]
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::backend::{DevicePtr, Pattern};
+use crate::batch::settle::{Lent, Settle, Settled};
+use crate::batch::source::{Pool, Source, copied};
+use crate::device::home::Home;
+use crate::error::refused::Refused;
+use crate::error::{Error, ErrorDetail, Result};
+use crate::event::{Event, Mark, Recorded};
+use crate::memory::account::block;
+use crate::memory::allocation::Allocation;
+use crate::memory::block_cache;
+use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
+use crate::memory::hazard::Use;
+use crate::memory::pinned::{PinnedBuffer, bytes_of};
+use crate::memory::reclaim::claim::{Backoff, Claim};
+use crate::memory::reclaim::prospect::Prospect;
+use crate::memory::{Element, MemoryInfo, Number, Reach};
+use crate::op::host_fn::HostFn;
+use crate::op::{HostValue, Op};
+use crate::runtime::stream_state::{Lane, LaneHandle};
+use crate::stream::lease::Lease;
+use crate::submit::{
+    Footprint, Raw, Refusal, SubmitError, at, check_can_wait, submit, wrong_device,
+};
+use crate::thread::role;
+
+/// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
+///
+/// It is not `Send`: a batch is put on its stream by one thread, in program order.
+pub struct Queue<'s> {
+    pub(super) lane: &'s Arc<LaneHandle>,
+    pub(super) home: &'s Arc<Home>,
+    /// The last ticket that this queue submitted; 0 before.
+    last: Cell<u64>,
+    /// Why it takes no work.
+    refused: Option<&'s Error>,
+    /// Who is to know of each ticket.
+    lease: Option<&'s Lease>,
+    /// Where the user opened it.
+    pub(super) at: &'static Location<'static>,
+    not_send: PhantomData<*const ()>,
+}
+
+impl<'s> Queue<'s> {
+    #[track_caller]
+    pub(crate) fn new(
+        lane: &'s Arc<LaneHandle>,
+        home: &'s Arc<Home>,
+        refused: Option<&'s Error>,
+        lease: Option<&'s Lease>,
+    ) -> Self {
+        let at = Location::caller();
+        Queue { lane, home, last: Cell::new(0), refused, lease, at, not_send: PhantomData }
+    }
+
+    pub(crate) fn lane(&self) -> &'s Arc<Lane> {
+        self.lane
+    }
+
+    /// Turns what the closure of a batch returned into its future.
+    pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
+        match result {
+            Ok(value) => {
+                let Settled { value, points } = value.settle();
+                // Nothing was submitted, which would have failed.
+                if self.last.get() == 0
+                    && let Some(lost) = self.lane.engine().lost()
+                {
+                    return Op::failed(lost.clone());
+                }
+                Op::at(points.reaching(self.lane, self.last.get()), value)
+            }
+            Err(error) => {
+                self.lane.release(self.last.get());
+                Op::failed(error)
+            }
+        }
+    }
+
+    /// [`finish`](Self::finish) for a call that takes pinned memory.
+    pub(crate) fn finish_returning<R: Settle, B: Send + Sync + 'static>(
+        &self,
+        result: Result<R, Refused<B>>,
+    ) -> Op<R::Output> {
+        match result {
+            Ok(value) => self.finish(Ok(value)),
+            Err(refused) => {
+                self.lane.release(self.last.get());
+                Op::refused(refused)
+            }
+        }
+    }
+
+    /// `pinned`, lent to the ticket (to nothing if that is 0), or handed back.
+    pub(super) fn lent<T: Element>(
+        &self,
+        pinned: PinnedBuffer<T>,
+        ticket: Result<u64, SubmitError>,
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        match ticket {
+            Ok(ticket) => Ok(Lent::to(self.lane, ticket, HostValue::Here(pinned))),
+            Err(failed) => Err(failed.hand_back(pinned)),
+        }
+    }
+
+    /// Submits; only the last operation of a batch may want a marker of its own.
+    #[inline]
+    pub(crate) fn submit<R>(
+        &self,
+        footprint: &mut Footprint<'_>,
+        commands: u32,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    ) -> Result<(u64, R), SubmitError> {
+        let op = footprint.name();
+        let submitted = self.submit_untold(footprint, commands, calls)?;
+        op.told(self.lane, submitted.0);
+        Ok(submitted)
+    }
+
+    /// [`submit`](Self::submit) for a caller that has more to enter before it is told of.
+    #[inline]
+    fn submit_untold<R>(
+        &self,
+        footprint: &mut Footprint<'_>,
+        commands: u32,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    ) -> Result<(u64, R), SubmitError> {
+        if let Some(error) = self.refused {
+            return Err(footprint.poison(error.clone()).into());
+        }
+        if self.last.get() != 0 {
+            self.lane.release(self.last.get());
+        }
+        let submitted = submit(self.lane, self.at, footprint, commands, calls);
+        if let Some(lease) = self.lease {
+            match &submitted {
+                Ok((ticket, _)) => lease.submitted(*ticket),
+                Err(_) => lease.failed(),
+            }
+        }
+        let (ticket, value) = submitted?;
+        self.last.set(ticket);
+        Ok((ticket, value))
+    }
+
+    /// See [`Stream::upload`](crate::Stream::upload).
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a device that is lost or closed. [`Refused`] has the data, in
+    /// pinned memory.
+    pub fn upload<T: Element>(
+        &self,
+        source: impl Source<T>,
+    ) -> Result<DeviceBuffer<T>, Refused<PinnedBuffer<T>>> {
+        let source = source.into_pinned(&Pool(&self.home.pinned))?;
+        match self.upload_pinned(&source) {
+            Ok(buffer) => Ok(buffer),
+            Err(failed) => Err(failed.hand_back(source)),
+        }
+    }
+
+    fn upload_pinned<T: Element>(
+        &self,
+        source: &PinnedBuffer<T>,
+    ) -> Result<DeviceBuffer<T>, SubmitError> {
+        let footprint = || {
+            let mut footprint = Footprint::new("upload");
+            footprint.lends(source.block());
+            footprint
+        };
+        self.make(footprint, source.len(), true, |raw, ptr, bytes| {
+            Ok(raw.copy_to_device(ptr, source.block().host(), bytes)?)
+        })
+    }
+
+    /// See [`Stream::upload_from`](crate::Stream::upload_from).
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a device that is lost or closed.
+    pub fn upload_from<T: Element>(&self, source: &[T]) -> Result<DeviceBuffer<T>> {
+        Ok(self.upload_pinned(&copied(source, &Pool(&self.home.pinned))?)?)
+    }
+
+    /// See [`Stream::upload_into`](crate::Stream::upload_into).
+    ///
+    /// # Errors
+    /// Lengths that differ; a lost or closed device. [`Refused`] has the pinned buffer.
+    ///
+    /// # Examples
+    /// As the only operation of a batch: `?` turns a [`Refused`] into an [`Error`](crate::Error).
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let mut x = stream.empty::<f32>(10).queued()?;
+    /// let frame = stream.pinned::<f32>(10)?;
+    /// let frame = stream.batch(|q| Ok(q.upload_into(frame, &mut x)?)).await?;
+    /// assert_eq!(frame.len(), 10);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn upload_into<T: Element>(
+        &self,
+        source: PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        let ticket = self.copy_in(&source, destination);
+        self.lent(source, ticket)
+    }
+
+    fn copy_in<T: Element>(
+        &self,
+        source: &PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Result<u64, SubmitError> {
+        let destination_len = destination.len();
+        let to = destination.span_mut();
+        let mut footprint = Footprint::new("upload_into");
+        footprint.overwrites(&to);
+        if source.len() != destination_len {
+            let error = lengths("upload_into", source.len(), destination_len);
+            return Err(footprint.poison(error).into());
+        }
+        if source.size_bytes() == 0 {
+            return Ok(0);
+        }
+        footprint.lends(source.block());
+        let (from, bytes) = (source.block().host(), source.size_bytes());
+        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(at(&to), from, bytes)?);
+        self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
+    }
+
+    /// See [`Stream::download`](crate::Stream::download).
+    ///
+    /// # Errors
+    /// Out of pinned memory; data that was never written or whose producer failed; a lost or
+    /// closed device.
+    pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<PinnedBuffer<T>>> {
+        let destination = PinnedBuffer::new(&self.home.pinned, source.len())?;
+        let ticket = self.copy_out("download", source, &destination);
+        Ok(self.lent(destination, ticket)?)
+    }
+
+    /// See [`Stream::download_into`](crate::Stream::download_into).
+    ///
+    /// # Errors
+    /// As [`download`](Self::download); lengths that differ. [`Refused`] has the pinned buffer.
+    pub fn download_into<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: PinnedBuffer<T>,
+    ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        let ticket = self.copy_out("download_into", source, &destination);
+        self.lent(destination, ticket)
+    }
+
+    /// See [`Stream::download_vec`](crate::Stream::download_vec).
+    ///
+    /// # Errors
+    /// As [`download`](Self::download).
+    pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<Vec<T>>> {
+        let Lent(Settled { value: pinned, points }) = self.download(source)?;
+        let value = HostValue::Later(Box::new(move || Ok(pinned.take()?.to_vec())));
+        Ok(Lent(Settled { value, points }))
+    }
+
+    fn copy_out<T: Element>(
+        &self,
+        name: &'static str,
+        source: &impl Readable<T>,
+        destination: &PinnedBuffer<T>,
+    ) -> Result<u64, SubmitError> {
+        if source.len() != destination.len() {
+            return Err(lengths(name, source.len(), destination.len()).into());
+        }
+        let from = source.span();
+        if destination.size_bytes() == 0 {
+            return Ok(0);
+        }
+        let mut footprint = Footprint::new(name);
+        footprint.reads(&from);
+        footprint.lends(destination.block());
+        let (to, bytes) = (destination.block().host(), destination.size_bytes());
+        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, at(&from), bytes)?);
+        self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
+    }
+
+    /// See [`Stream::copy`](crate::Stream::copy).
+    ///
+    /// # Errors
+    /// Lengths that differ; a source that was never written or whose producer failed; buffers of
+    /// devices of different kinds; a lost or closed device.
+    pub fn copy<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Result<()> {
+        let (source_len, destination_len) = (source.len(), destination.len());
+        let from = source.span();
+        let to = destination.span_mut();
+        let mut footprint = Footprint::new("copy");
+        footprint.allows_peers();
+        footprint.reads(&from);
+        footprint.overwrites(&to);
+        if source_len != destination_len {
+            return Err(footprint.poison(lengths("copy", source_len, destination_len)));
+        }
+        if to.memory.engine().id != self.lane.engine().id {
+            let found = to.memory.engine().clone();
+            return Err(footprint.poison(wrong_device(
+                "the destination",
+                self.lane.engine(),
+                &found,
+            )));
+        }
+        if from.range.is_empty() {
+            return Ok(());
+        }
+        if from.memory.engine().id != self.lane.engine().id {
+            return self.copy_from_peer(&mut footprint, &from, &to);
+        }
+        self.submit(&mut footprint, 1, |raw| Ok(raw.copy(&to, &from)?))?;
+        Ok(())
+    }
+
+    /// See [`Stream::empty`](crate::Stream::empty).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        Ok(self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))?)
+    }
+
+    /// See [`Stream::zeros`](crate::Stream::zeros).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let zero = Pattern { bytes: [0; 16], len: 1 };
+        let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
+        Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
+    }
+
+    /// See [`Stream::ones`](crate::Stream::ones).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn ones<T: Number>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.full(len, T::ONE)
+    }
+
+    /// See [`Stream::full`](crate::Stream::full).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device; an element type of more than 16 bytes.
+    pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
+        let pattern = self.pattern(value)?;
+        let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
+        Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
+    }
+
+    /// See [`Stream::fill`](crate::Stream::fill).
+    ///
+    /// # Errors
+    /// A lost or closed device; an element type of more than 16 bytes.
+    pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Result<()> {
+        let len = destination.len() as u64;
+        let to = destination.span_mut();
+        let mut footprint = Footprint::new("fill");
+        footprint.overwrites(&to);
+        let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
+        if to.range.is_empty() {
+            return Ok(());
+        }
+        self.submit(&mut footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?))?;
+        Ok(())
+    }
+
+    /// See [`Stream::host_fn`](crate::Stream::host_fn).
+    ///
+    /// # Errors
+    /// A lost or closed device.
+    pub fn host_fn<R: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<Lent<R>> {
+        let host_fn = HostFn::new(self.lane.engine(), function);
+        let mut footprint = Footprint::new("host_fn");
+        footprint.may_be_held_up();
+        // While it is lent, the driver's share is not the last.
+        footprint.calls(Box::new(host_fn.share()));
+        let submitted = self.submit(&mut footprint, 1, |raw| {
+            let data: *mut c_void = host_fn.lend();
+            Ok(raw.host_fn(host_fn.callback(), data)?)
+        });
+        // Outside of the lock: it may drop the user's closure.
+        let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
+        let value = HostValue::Later(Box::new(move || Ok(host_fn.result())));
+        Ok(Lent::to(self.lane, ticket, value))
+    }
+
+    /// See [`Stream::record_timed`](crate::Stream::record_timed).
+    ///
+    /// # Errors
+    /// A lost or closed device.
+    pub fn record_timed(&self) -> Result<Event> {
+        Ok(Event::recorded(self.lane.engine(), self.mark_timed()?, true))
+    }
+
+    pub(crate) fn mark_timed(&self) -> Result<Recorded> {
+        role::check("submitting work")?;
+        let engine = self.lane.engine();
+        engine.check_open()?;
+        let event = engine.timed_event().map_err(|code| engine.refused(code))?;
+        let mut footprint = Footprint::new("record_timed");
+        footprint.records(event.clone());
+        let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
+        Ok(Recorded::new(self.lane, ticket, Some(event)))
+    }
+
+    /// Makes this stream wait for points of others.
+    pub(crate) fn wait_for(&self, marks: Vec<Mark>) -> Result<()> {
+        let mut footprint = Footprint::new("wait");
+        let mut waits = false;
+        let mut shared = Vec::new();
+        for mark in marks {
+            let (point, event) = match mark {
+                Mark::Ticket { point, event } => (point, event),
+                Mark::Shared(event) => {
+                    let (engine, theirs) = (self.lane.engine(), event.engine());
+                    check_can_wait(engine, &theirs.state)?;
+                    // The driver's own crashes the process on a stream of another GPU.
+                    if theirs.backend.ordinal() != engine.backend.ordinal() {
+                        return Err(wrong_device("the interprocess event", engine, theirs));
+                    }
+                    shared.push(event);
+                    continue;
+                }
+            };
+            if point.lane.device().id != self.lane.engine().id || !point.is_complete() {
+                waits = true;
+                footprint.comes_after(Use { lane: point.lane, ticket: point.ticket }, event);
+            }
+        }
+        if !shared.is_empty() {
+            waits = true;
+            footprint.may_be_held_up();
+        }
+        if !waits {
+            return role::check("submitting work");
+        }
+        self.submit(&mut footprint, 1, |raw| {
+            shared.iter().try_for_each(|event| Ok(raw.wait_shared(event)?))
+        })?;
+        Ok(())
+    }
+
+    /// Allocates, and runs `write` on the fresh memory. If the driver refuses what fits, it tries once
+    /// more: with memory taken over from who gave it up, and what the pool holds unused given back.
+    fn make<'a, T: Element>(
+        &self,
+        footprint: impl Fn() -> Footprint<'a>,
+        len: usize,
+        written: bool,
+        write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
+    ) -> Result<DeviceBuffer<T>, SubmitError> {
+        role::check("submitting work")?;
+        let bytes = bytes_of::<T>(len)? as u64;
+        let engine = self.lane.engine();
+        if bytes == 0 {
+            engine.check_open()?;
+            Claim::of_nothing(engine);
+            let nothing = Allocation::new(self.lane, (DevicePtr::NULL, 0), 0, 0, true);
+            return Ok(DeviceBuffer::new(nothing, len));
+        }
+        let mut claim = self.claim(bytes, false)?;
+        let attempt = |claim: &mut Claim<'_>| {
+            let mut footprint = footprint();
+            footprint.makes_buffer();
+            if bytes > block_cache::LARGEST {
+                // Nothing is kept of that size, and the driver's pool may have to grow.
+                footprint.may_block();
+            }
+            footprint.claims(claim);
+            let op = footprint.name();
+            let (ticket, ()) = self.submit_untold(&mut footprint, 2, |raw| {
+                let ptr = raw.alloc(claim)?;
+                write(raw, ptr, bytes)
+            })?;
+            Ok::<_, SubmitError>((op, ticket))
+        };
+        let is_short =
+            |failed: &SubmitError| matches!(failed.error.detail(), ErrorDetail::OutOfMemory { .. });
+        let mut made = attempt(&mut claim);
+        let mut again = made.as_ref().is_err_and(is_short);
+        let mut backoff = Backoff::default();
+        while again {
+            drop(claim);
+            let reach = Reach::of(engine)?;
+            let outlook = engine.outlook(self.lane, bytes, reach.bytes());
+            if matches!(outlook.prospect, Prospect::Never) {
+                return Err(reach.refusal(bytes, &outlook).into());
+            }
+            // Refused, there is nothing to give back.
+            engine.backend.pool_trim(0).ok();
+            claim = self.claim(bytes, true)?;
+            made = attempt(&mut claim);
+            again = made.as_ref().is_err_and(is_short) && claim.missed() && backoff.pause();
+        }
+        let (op, ticket) = match made {
+            Ok(made) => made,
+            // Once more, without what the claim held.
+            Err(failed) if is_short(&failed) => {
+                drop(claim);
+                engine.account.lock().refuse(block(bytes));
+                return Err(MemoryInfo::out_of_memory(self.lane, bytes).into());
+            }
+            Err(failed) => return Err(failed),
+        };
+        let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
+        let memory = Allocation::new(self.lane, memory, bytes, ticket, written);
+        op.told(self.lane, ticket);
+        Ok(DeviceBuffer::new(memory, len))
+    }
+
+    fn claim(&self, bytes: u64, forced: bool) -> Result<Claim<'s>> {
+        let claim = Claim::new(self.lane, bytes, forced)?;
+        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.lane, bytes))
+    }
+
+    fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {
+        let source = bytemuck::bytes_of(&value);
+        let mut bytes = [0; 16];
+        let Some(head) = bytes.get_mut(..source.len()) else {
+            let what = "filling with elements of more than 16 bytes";
+            let device = self.lane.engine().label().to_owned();
+            return Err(ErrorDetail::Unsupported { what, device }.into());
+        };
+        head.copy_from_slice(source);
+        Ok(Pattern { bytes, len: source.len() })
+    }
+}
+
+fn lengths(op: &'static str, source_len: usize, destination_len: usize) -> crate::Error {
+    ErrorDetail::LengthMismatch { op, source_len, destination_len }.into()
+}

@@ -1,0 +1,169 @@
+//! What a batch may return, and host values that are with a device.
+//!
+//! # Invariants
+//! 1. A [`Lent`] carries its point, and the future that hands it back waits for it, whichever batch
+//!    made it, of whatever stream and device (`every_shape_waits`, `a_lent_of_another_device_waits`).
+//!    Nothing else opens one.
+//! 2. Lents of the batch's own stream are one point (`lents_of_one_stream_are_one_point`).
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::memory::buffer::DeviceBuffer;
+use crate::op::{HostValue, Point, Points};
+use crate::runtime::stream_state::Lane;
+
+/// A host value that is with the device until its operation is complete.
+///
+/// A batch that returns it hands it back: the future waits for the operation that it is lent to,
+/// also if another batch lent it, of another stream or device.
+///
+/// Inside the batch nobody can look at it: no index, no method. The value comes back from the batch's future.
+///
+/// Dropped, it is given back (to its pool, or to be dropped) when the operation is complete.
+#[must_use = "return it from the batch, or the future cannot hand it back"]
+pub struct Lent<T>(pub(crate) Settled<T>);
+
+/// What a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and
+/// options of them. Sealed: nobody else may open a [`Lent`] early.
+pub trait Settle: sealed::Sealed + Sized {
+    /// What the future resolves with.
+    type Output: Send + 'static;
+    #[doc(hidden)]
+    fn settle(self) -> Settled<Self::Output>;
+}
+
+/// A value, and the points that have to be complete before anybody may have it.
+#[doc(hidden)]
+pub struct Settled<T> {
+    pub(crate) value: HostValue<T>,
+    pub(crate) points: Points,
+}
+
+impl<T> Settled<T> {
+    /// A value that waits for nothing of its own.
+    fn here(value: T) -> Self {
+        Settled { value: HostValue::Here(value), points: Points::NONE }
+    }
+}
+
+impl<T> Lent<T> {
+    /// What is lent to ticket `ticket` of `lane`; to nothing if that is 0.
+    pub(crate) fn to(lane: &Arc<Lane>, ticket: u64, value: HostValue<T>) -> Self {
+        let points = match ticket {
+            0 => Points::NONE,
+            _ => Points::One(Point { lane: lane.progress().clone(), ticket }),
+        };
+        Lent(Settled { value, points })
+    }
+}
+
+impl<T> fmt::Debug for Lent<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lent({})", self.0.points)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl<T> sealed::Sealed for Lent<T> {}
+impl<T: Send + 'static> Settle for Lent<T> {
+    type Output = T;
+    fn settle(self) -> Settled<T> {
+        self.0
+    }
+}
+
+impl<T: Element> sealed::Sealed for DeviceBuffer<T> {}
+impl<T: Element> Settle for DeviceBuffer<T> {
+    type Output = Self;
+    fn settle(self) -> Settled<Self> {
+        Settled::here(self)
+    }
+}
+
+impl<S: Settle> sealed::Sealed for Vec<S> {}
+impl<S: Settle> Settle for Vec<S> {
+    type Output = Vec<S::Output>;
+    fn settle(self) -> Settled<Vec<S::Output>> {
+        let mut points = Points::NONE;
+        let values = self.into_iter().map(|value| points.of(value)).collect();
+        Settled { value: HostValue::collect(values), points }
+    }
+}
+
+impl<S: Settle> sealed::Sealed for Option<S> {}
+impl<S: Settle> Settle for Option<S> {
+    type Output = Option<S::Output>;
+    fn settle(self) -> Settled<Option<S::Output>> {
+        let Some(value) = self else { return Settled::here(None) };
+        let Settled { value, points } = value.settle();
+        let value = match value {
+            HostValue::Here(value) => HostValue::Here(Some(value)),
+            later => HostValue::Later(Box::new(move || later.take().map(Some))),
+        };
+        Settled { value, points }
+    }
+}
+
+impl<S: Settle, const N: usize> sealed::Sealed for [S; N] {}
+impl<S: Settle, const N: usize> Settle for [S; N] {
+    type Output = [S::Output; N];
+    fn settle(self) -> Settled<[S::Output; N]> {
+        let mut points = Points::NONE;
+        let values = self.map(|value| points.of(value));
+        let value = HostValue::Later(Box::new(move || {
+            let taken: Result<Vec<_>> = values.into_iter().map(HostValue::take).collect();
+            let array: std::result::Result<[S::Output; N], _> = taken?.try_into();
+            array.map_err(|_| unreachable!("as many as there were"))
+        }));
+        Settled { value, points }
+    }
+}
+
+macro_rules! settle_plain {
+    ($($type:ty)+) => {$(
+        impl sealed::Sealed for $type {}
+        impl Settle for $type {
+            type Output = Self;
+            fn settle(self) -> Settled<Self> {
+                Settled::here(self)
+            }
+        }
+    )+};
+}
+settle_plain! { () bool u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 String std::time::Instant }
+
+macro_rules! settle_tuples {
+    ($(($($name:ident)+))+) => {$(
+        impl<$($name: Settle),+> sealed::Sealed for ($($name,)+) {}
+        impl<$($name: Settle),+> Settle for ($($name,)+) {
+            type Output = ($($name::Output,)+);
+            #[expect(non_snake_case, reason = "a value for each type parameter")]
+            fn settle(self) -> Settled<Self::Output> {
+                let mut points = Points::NONE;
+                let ($($name,)+) = self;
+                let value = match ($(points.of($name),)+) {
+                    ($(HostValue::Here($name),)+) => HostValue::Here(($($name,)+)),
+                    ($($name,)+) => HostValue::Later(Box::new(move || Ok(($($name.take()?,)+)))),
+                };
+                Settled { value, points }
+            }
+        }
+    )+};
+}
+settle_tuples! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }
+
+impl Points {
+    /// Settles a part of a value: its points join these.
+    fn of<S: Settle>(&mut self, part: S) -> HostValue<S::Output> {
+        let Settled { value, points } = part.settle();
+        self.merge(points);
+        value
+    }
+}

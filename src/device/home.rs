@@ -1,0 +1,199 @@
+//! What the streams of a device share above its completion engine.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
+
+use parking_lot::Mutex;
+
+use crate::backend::{RawStream, StreamOptions};
+use crate::error::Result;
+use crate::memory::hazard::Use;
+use crate::memory::pinned_pool::PinnedPool;
+use crate::runtime::stream_state::{Lane, LaneHandle};
+use crate::runtime::{Engine, Progress};
+use crate::thread::role;
+use crate::thread::worker::Crew;
+
+/// The homes with a lane of the current thread.
+struct Homes(RefCell<Vec<(ThreadId, Weak<Home>)>>);
+
+thread_local! {
+    static HOMES: Homes = const { Homes(RefCell::new(Vec::new())) };
+}
+
+impl Drop for Homes {
+    fn drop(&mut self) {
+        for (thread, home) in self.0.get_mut().drain(..) {
+            let lane = home.upgrade().and_then(|home| home.of_threads.lock().remove(&thread));
+            drop(lane);
+        }
+    }
+}
+
+/// The pinned memory of a device, its own streams, and what is loaded once for it.
+pub(crate) struct Home {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) pinned: Arc<PinnedPool>,
+    /// The threads of the staged copies.
+    pub(crate) crew: Arc<Crew>,
+    /// The devices whose memory was asked for, by the engine's id, and whether it can be reached
+    /// directly.
+    peers: Mutex<Vec<(u64, bool)>>,
+    /// The stream that the device has from the start.
+    pub(crate) default: Arc<LaneHandle>,
+    legacy: Mutex<Option<Arc<LaneHandle>>>,
+    /// For tickets that stand for the whole device.
+    whole: Mutex<Option<Arc<LaneHandle>>>,
+    of_threads: Mutex<HashMap<ThreadId, Arc<LaneHandle>>>,
+    /// One value of each type.
+    loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.engine.leave_soon();
+    }
+}
+
+impl Home {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Result<Arc<Self>> {
+        let default = Lane::open(engine, StreamOptions::default(), Some("default".into()))?;
+        let crew = Arc::new(Crew::new());
+        if !engine.options.stepped {
+            crew.start();
+        }
+        let pins_ahead = !engine.options.stepped && !engine.options.pins_on_demand;
+        let pinned = PinnedPool::new(engine, pins_ahead.then_some(&crew));
+        Ok(Arc::new(Home {
+            engine: engine.clone(),
+            pinned,
+            crew,
+            peers: Mutex::default(),
+            default,
+            legacy: Mutex::default(),
+            whole: Mutex::default(),
+            of_threads: Mutex::default(),
+            loaded: Mutex::default(),
+        }))
+    }
+
+    /// Whether copies of this device reach the other's memory directly; sees to it once a pair.
+    pub(crate) fn reaches(&self, other: &Engine) -> Result<bool> {
+        let known = |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.id).copied();
+        if let Some((_, direct)) = known(&self.peers.lock()) {
+            return Ok(direct);
+        }
+        // Not under the lock: it may take its time. Twice does no harm.
+        let asked = self.engine.backend.enable_peer(&*other.backend);
+        let direct = asked.map_err(|code| self.engine.refused(code))?;
+        let mut peers = self.peers.lock();
+        if known(&peers).is_none() {
+            peers.push((other.id, direct));
+        }
+        Ok(direct)
+    }
+
+    /// The lane over the legacy default stream.
+    pub(crate) fn legacy(&self) -> Result<Arc<LaneHandle>> {
+        let mut legacy = self.legacy.lock();
+        if let Some(lane) = &*legacy {
+            return Ok(lane.clone());
+        }
+        let (name, options) = (Some("legacy default".into()), RawStream::LEGACY_OPTIONS);
+        // The driver's: nobody has to keep it.
+        let lane = Lane::open_foreign(&self.engine, RawStream::LEGACY, options, name, None)?;
+        Ok(legacy.insert(lane).clone())
+    }
+
+    /// Points that together stand for everything on the device: also for the work of others, if the
+    /// device is open. Where the driver cannot tell of that, for theirs on streams that are ordered
+    /// with the legacy default stream.
+    pub(crate) fn everything(&self) -> Result<Vec<Use<Arc<Progress>>>> {
+        role::check("waiting for a whole device")?;
+        if self.engine.check_open().is_err() {
+            return Ok(self.ours());
+        }
+        if self.has_given_up_streams() {
+            // The driver would wait for those as well.
+            self.legacy()?;
+            return Ok(self.ours());
+        }
+        let lane = self.whole_device()?;
+        if lane.mark_everything()?.is_none() {
+            // Its tail is a point behind all of those.
+            self.legacy()?;
+        }
+        Ok(self.ours())
+    }
+
+    /// The tail of every lane.
+    pub(crate) fn ours(&self) -> Vec<Use<Arc<Progress>>> {
+        if self.has_given_up_streams() {
+            // What was recorded for the whole device waits for those.
+            let whole = self.whole.lock().take();
+            drop(whole);
+        }
+        let lanes = self.engine.lanes().into_iter().filter(|lane| !lane.is_given_up());
+        lanes.map(|lane| Use { ticket: lane.tail(), lane: lane.progress().clone() }).collect()
+    }
+
+    fn whole_device(&self) -> Result<Arc<LaneHandle>> {
+        let mut whole = self.whole.lock();
+        if let Some(lane) = &*whole {
+            return Ok(lane.clone());
+        }
+        Ok(whole.insert(Lane::open_whole(&self.engine)?).clone())
+    }
+
+    /// Whether there are streams that nobody has and that will never come to their end.
+    fn has_given_up_streams(&self) -> bool {
+        let gone = self.engine.has_given_up_streams();
+        gone || self.engine.lanes().iter().any(|lane| lane.is_given_up())
+    }
+
+    /// Streams that users know of.
+    pub(crate) fn streams(&self) -> usize {
+        let whole = usize::from(self.whole.lock().is_some());
+        self.engine.lanes().len() - whole
+    }
+
+    /// The lane of the calling thread; it is let go when the thread ends.
+    pub(crate) fn of_this_thread(self: &Arc<Self>) -> Result<Arc<LaneHandle>> {
+        let this = thread::current();
+        if let Some(lane) = self.of_threads.lock().get(&this.id()) {
+            return Ok(lane.clone());
+        }
+        let name = this.name().map(Box::from);
+        let lane = Lane::open(&self.engine, StreamOptions::default(), name)?;
+        let kept = self.of_threads.lock().entry(this.id()).or_insert(lane).clone();
+        // On a thread that is about to end nobody would let go of it.
+        let home = (this.id(), Arc::downgrade(self));
+        let enter = |homes: &Homes| {
+            let mut homes = homes.0.borrow_mut();
+            homes.retain(|(_, home)| home.strong_count() > 0);
+            homes.push(home);
+        };
+        if HOMES.try_with(enter).is_err() {
+            self.of_threads.lock().remove(&this.id());
+        }
+        Ok(kept)
+    }
+
+    /// The device's value of type `T`; loaded by the first to ask.
+    pub(crate) fn get_or_load<T: Any + Send + Sync, E>(
+        &self,
+        load: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<Arc<T>, E> {
+        let mut loaded = self.loaded.lock();
+        if let Some(found) = loaded.iter().find_map(|value| value.clone().downcast().ok()) {
+            return Ok(found);
+        }
+        let fresh = Arc::new(load()?);
+        loaded.push(fresh.clone());
+        Ok(fresh)
+    }
+}

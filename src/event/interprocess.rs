@@ -1,0 +1,92 @@
+//! An event of the driver's that several processes share.
+//!
+//! Others may record it again at any time, so it is never a marker: it says nothing of a ticket. A
+//! stream waits for it, and a marker behind that wait tells the host.
+
+use std::sync::Arc;
+
+use crate::backend::{EventOptions, Query, RawEvent};
+use crate::error::{ErrorDetail, Result};
+use crate::runtime::Engine;
+use crate::thread::role;
+
+/// Destroyed with its last reference, by this process alone.
+pub(crate) struct SharedEvent {
+    engine: Arc<Engine>,
+    raw: RawEvent,
+}
+
+impl SharedEvent {
+    /// Makes one to be exported.
+    pub(crate) fn new(engine: &Arc<Engine>, blocking_sync: bool) -> Result<Arc<Self>> {
+        check(engine)?;
+        let options = EventOptions { timing: false, blocking_sync, interprocess: true };
+        let raw = engine.backend.event_create(options).map_err(|code| engine.refused(code))?;
+        Ok(Arc::new(SharedEvent { engine: engine.clone(), raw }))
+    }
+
+    /// Opens one that another process exported.
+    ///
+    /// # Safety
+    /// The other process keeps the event while this is used.
+    pub(crate) unsafe fn import(engine: &Arc<Engine>, handle: &[u8; 64]) -> Result<Arc<Self>> {
+        check(engine)?;
+        // SAFETY: the caller vouches for the other process.
+        let raw = unsafe { engine.backend.event_import(handle) };
+        let raw = raw.map_err(|code| engine.refused(code))?;
+        Ok(Arc::new(SharedEvent { engine: engine.clone(), raw }))
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn raw(&self) -> RawEvent {
+        self.raw
+    }
+
+    pub(crate) fn export(&self) -> Result<[u8; 64]> {
+        // SAFETY: the event lives as long as this.
+        let handle = unsafe { self.engine.backend.event_export(self.raw) };
+        handle.map_err(|code| self.engine.refused(code))
+    }
+
+    /// Whether what was last recorded, anywhere, is complete; pending where that cannot be asked.
+    pub(crate) fn query(&self) -> Result<Query> {
+        if let Some(lost) = self.engine.lost() {
+            return Err(lost.clone());
+        }
+        if !role::may_call_driver() {
+            return Ok(Query::Pending);
+        }
+        // SAFETY: the event lives as long as this.
+        let answer = unsafe { self.engine.backend.event_query(self.raw) };
+        answer.map_err(|code| self.engine.refused(code))
+    }
+}
+
+fn check(engine: &Engine) -> Result<()> {
+    role::check("making an event")?;
+    engine.check_open()?;
+    if engine.backend.limits().interprocess_events {
+        return Ok(());
+    }
+    let (what, device) = ("an event shared between processes", engine.label().to_owned());
+    Err(ErrorDetail::Unsupported { what, device }.into())
+}
+
+impl Drop for SharedEvent {
+    fn drop(&mut self) {
+        if self.engine.lost().is_some() || crate::thread::exit::begun() {
+            return;
+        }
+        let (keeper, raw) = (self.engine.clone(), self.raw);
+        self.engine.act(move || {
+            // SAFETY: this process made or opened the handle, and nobody here has it any more. Work
+            // that still waits for it or records it is allowed to.
+            if unsafe { keeper.backend.event_destroy(raw) }.is_err() {
+                keeper.count_unreturned();
+            }
+        });
+    }
+}

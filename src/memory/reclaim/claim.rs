@@ -1,0 +1,433 @@
+//! Memory for an allocation that is about to be submitted.
+//!
+//! | step | what it takes | who waits |
+//! |---|---|---|
+//! | 0 | a block of the stream's cache; what was freed on the stream in order, and fresh memory | nobody |
+//! | 1 | what streams keep: the stream's own, then others', as far as its uses are complete | nobody |
+//! | 2 | what is complete, or was used by this stream alone | nobody |
+//! | 3 | what is pending elsewhere, if its uses have events, and the device is to wait | the stream, on the device |
+//! | 4 | none: out of memory | |
+//!
+//! A step is taken if the ones before it were not enough. Steps 1 to 3 are gone through again, for a
+//! while, if what they lacked is there after all: others have it in hand, or hold the lock of a stream
+//! that has to be waited for ([`Backoff`]). Sizes are rounded so that blocks can be kept
+//! ([`block_cache`](crate::memory::block_cache)); one that does not fit rounded has its own size, and is not kept. Blocks that are taken over are freed *on the
+//! allocating stream*, behind its waits and in front of the allocation, so that the driver's pool can
+//! use their memory for it, cut as it likes. What is left over is freed there in order.
+//!
+//! | a claim | its drop |
+//! |---|---|
+//! | before the driver gave memory | puts everything back: blocks are retired, as they were or as they might have been |
+//! | with memory | frees it on the stream, as a buffer's |
+//! | kept | does nothing: a buffer has it |
+//!
+//! # Invariants
+//! 1. What is taken over for a claim is nobody else's from then on (`random_programs_stay_within_the_limit`).
+//! 2. No lock of another stream is waited for, and no two are held.
+//! 3. What moves from place to place does so under `pressing`: who looks for memory there finds all that
+//!    is pending (`random_programs_stay_within_the_limit`).
+//! 4. A block is freed on a stream that is behind every use of it: complete, its own, or waited for by
+//!    an event that is at or behind the use (`a_block_taken_over_waits_for_its_last_use`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use super::pressure::Pressure;
+use super::prospect::{Candidate, From};
+use super::retired::{Block, Remnant};
+use crate::backend::{DevicePtr, DriverResult};
+use crate::error::Result;
+use crate::memory::account::{block, choose};
+use crate::memory::hazard::{Track, Use};
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::stream_state::Lane;
+use crate::runtime::{Engine, Progress, Retired, UserList};
+use crate::thread::role;
+
+/// How long an allocation waits for memory that is there, and that another thread moves, or keeps from
+/// being waited for, in a call of its own: such calls are over in microseconds, unless that thread waits
+/// for a core.
+const BACKOFF_MOST: Duration = Duration::from_millis(100);
+
+/// What is left of it; it runs from the first pause on.
+#[derive(Default)]
+pub(crate) struct Backoff {
+    end: Option<Instant>,
+}
+
+impl Backoff {
+    /// Lets other threads run; false if it is over. Pauses that grow made no difference in any figure.
+    pub(crate) fn pause(&mut self) -> bool {
+        let now = Instant::now();
+        let is_left = now < *self.end.get_or_insert(now + BACKOFF_MOST);
+        if is_left {
+            std::thread::yield_now();
+        }
+        is_left
+    }
+}
+
+/// An event of another stream to wait for, with the ticket that it is behind.
+pub(crate) type Wait = (Use<Arc<Progress>>, EventHandle);
+
+/// Memory for an allocation.
+pub(crate) struct Claim<'l> {
+    lane: &'l Arc<Lane>,
+    asked: u64,
+    block: u64,
+    ptr: Option<DevicePtr>,
+    /// Pending bytes whose frees are on the stream.
+    freed: u64,
+    /// Those whose frees are on streams that are waited for.
+    moved: SmallVec<[(Arc<Lane>, u64); 1]>,
+    /// Those whose frees are on the device's private stream, in front of `behind`.
+    aside: u64,
+    /// To be freed on the stream in front of the allocation.
+    blocks: Vec<Taken>,
+    waits: SmallVec<[Wait; 1]>,
+    /// Behind frees that the driver may not know to have run.
+    behind: Option<EventHandle>,
+    /// How much of the account's pending bytes the block was claimed from.
+    claimed: Option<u64>,
+    /// Whether a stream whose frees the driver may not know was in somebody's hands.
+    missed: bool,
+}
+
+/// A block that was taken over, and who used it.
+struct Taken {
+    ptr: DevicePtr,
+    bytes: u64,
+    users: UserList,
+}
+
+impl<'l> Claim<'l> {
+    /// Memory for a buffer of so many bytes; `None` if there is not enough. `forced` if the driver
+    /// refused what fits: as much as the whole is then taken over.
+    ///
+    /// # Errors
+    /// A thread that may not call the driver; a device that is lost or closed.
+    pub(crate) fn new(lane: &'l Arc<Lane>, bytes: u64, forced: bool) -> Result<Option<Self>> {
+        let engine = lane.engine();
+        let mut claim = Claim::of_nothing_yet(lane, bytes);
+        if !forced {
+            claim.ptr = lane.reuse(claim.block);
+            if claim.ptr.is_some() || claim.settle() {
+                return Ok(Some(claim));
+            }
+        }
+        role::check("allocating device memory")?;
+        let mut backoff = Backoff::default();
+        loop {
+            engine.check_open()?;
+            let most = engine.account.lock().most();
+            if forced || most < claim.block {
+                claim.shrink();
+            }
+            if most < claim.block {
+                // Nobody's memory is touched in vain.
+                return Ok(None);
+            }
+            engine.look_everywhere();
+            // The last handle of a stream is not dropped under the lock: that wakes.
+            let lanes = engine.lanes();
+            let settled = {
+                let _pressing = engine.pressing.lock();
+                claim.gather(&lanes, forced);
+                claim.settle() || claim.shrink() && claim.settle()
+            };
+            if settled {
+                return Ok(Some(claim));
+            }
+            // It puts back what it took: not under the lock.
+            drop(claim);
+            // Another thread may hold the missing memory, or the lock of a stream to wait for.
+            if forced || !engine.is_there(lane, block(bytes)) || !backoff.pause() {
+                return Ok(None);
+            }
+            claim = Claim::of_nothing_yet(lane, bytes);
+        }
+    }
+
+    fn of_nothing_yet(lane: &'l Arc<Lane>, bytes: u64) -> Self {
+        Claim {
+            lane,
+            asked: bytes,
+            block: lane.engine().block_bytes(bytes),
+            ptr: None,
+            freed: 0,
+            moved: SmallVec::new(),
+            aside: 0,
+            blocks: Vec::new(),
+            waits: SmallVec::new(),
+            behind: None,
+            claimed: None,
+            missed: false,
+        }
+    }
+
+    /// Asks for no more than was asked for; false if it did not ask for more.
+    fn shrink(&mut self) -> bool {
+        let least = block(self.asked);
+        std::mem::replace(&mut self.block, least) > least
+    }
+
+    /// A buffer of nothing.
+    pub(crate) fn of_nothing(engine: &Engine) {
+        // Nothing is within any limit.
+        let _ = engine.account.lock().claim(0, 0);
+    }
+
+    /// What the buffer is to have.
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// How much the driver is to be asked for.
+    pub(crate) fn block(&self) -> u64 {
+        self.block
+    }
+
+    /// Whether the driver may give it after all if it is asked again.
+    pub(crate) fn missed(&self) -> bool {
+        self.missed
+    }
+
+    /// The memory, if the stream had it.
+    pub(crate) fn ptr(&self) -> Option<DevicePtr> {
+        self.ptr
+    }
+
+    /// What the stream must wait for first.
+    pub(crate) fn take_waits(&mut self) -> SmallVec<[Wait; 1]> {
+        std::mem::take(&mut self.waits)
+    }
+
+    /// An event to wait for in front of the allocation.
+    pub(crate) fn behind(&self) -> Option<&EventHandle> {
+        self.behind.as_ref()
+    }
+
+    /// Frees what was taken over; the caller puts each free on the stream.
+    ///
+    /// # Errors
+    /// A free is refused: its block is counted as leaked.
+    pub(crate) fn free_blocks(
+        &mut self,
+        free: impl Fn(DevicePtr) -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        while let Some(Taken { ptr, bytes, .. }) = self.blocks.pop() {
+            match free(ptr) {
+                Ok(()) => self.freed += bytes,
+                Err(code) => {
+                    self.unclaim();
+                    drop(self.lane.engine().leaked(bytes, code));
+                    return Err(code);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The driver gave the memory.
+    pub(crate) fn allocated(&mut self, ptr: DevicePtr) {
+        self.ptr = Some(ptr);
+    }
+
+    /// A buffer gets the memory.
+    pub(crate) fn keep(mut self) -> Option<(DevicePtr, u64)> {
+        let ptr = self.ptr.take()?;
+        self.put_rest();
+        self.claimed = None;
+        Some((ptr, self.block))
+    }
+
+    fn taken(&self) -> u64 {
+        let blocks = self.blocks.iter().map(|taken| taken.bytes).sum::<u64>();
+        self.freed + self.aside + self.moved.iter().map(|(_, bytes)| bytes).sum::<u64>() + blocks
+    }
+
+    /// How much is still to be taken over.
+    fn lacks(&self, forced: bool) -> u64 {
+        let taken = self.taken();
+        match forced {
+            true => self.block.saturating_sub(taken),
+            false => self.lane.engine().account.lock().lacks(self.block, taken),
+        }
+    }
+
+    /// Claims the block of what was taken and of fresh memory; false if that is not enough.
+    fn settle(&mut self) -> bool {
+        self.freed += self.lane.take_freed(self.block.saturating_sub(self.taken()), None);
+        let taken = self.taken();
+        let claimed = self.lane.engine().account.lock().claim(self.block, taken);
+        self.claimed = claimed.then_some(taken);
+        claimed
+    }
+
+    /// Steps 1 to 3.
+    fn gather(&mut self, lanes: &[Arc<Lane>], forced: bool) {
+        let engine = self.lane.engine().clone();
+        let others = lanes.iter().filter(|lane| lane.id() != self.lane.id());
+        for lane in std::iter::once(self.lane).chain(others.clone()) {
+            let own = lane.id() == self.lane.id();
+            let may_go = |block: &Block| own || lane.is_complete(block.ticket);
+            for block in lane.take_kept(self.lacks(forced), may_go) {
+                self.blocks.push(Taken::of(lane, block));
+            }
+        }
+        let (free, waiting): (Vec<_>, Vec<_>) = engine
+            .candidates(lanes, self.lane)
+            .into_iter()
+            .filter(|candidate| !matches!(candidate.from, From::Nobody))
+            .partition(|candidate| candidate.waits.is_empty());
+        self.take_over(free, forced);
+        self.aside = engine.take_freeing(self.lacks(forced));
+        if self.aside > 0 || forced {
+            self.behind = engine.behind_frees();
+        }
+        if self.behind.is_none() {
+            engine.put_freeing(std::mem::take(&mut self.aside));
+        }
+        let may_wait = engine.options.on_pressure == Pressure::Wait;
+        if may_wait {
+            self.take_over(waiting, forced);
+        }
+        if forced {
+            // Not enough was found for all of it: whatever else the driver still waits for.
+            let may_wait = may_wait && self.lacks(forced) > 0;
+            for lane in others {
+                let Some(ticket) = lane.unproven_free(may_wait) else { continue };
+                match lane.try_event_behind(ticket) {
+                    Some((ticket, event)) => {
+                        self.waits.push((Use { lane: lane.progress().clone(), ticket }, event));
+                    }
+                    None => self.missed = true,
+                }
+            }
+        }
+    }
+
+    /// Takes over as many of them as it needs.
+    fn take_over(&mut self, mut candidates: Vec<Candidate>, forced: bool) {
+        let mut missed = Vec::new();
+        loop {
+            let sizes: Vec<u64> = candidates.iter().map(|candidate| candidate.bytes).collect();
+            let mut chosen = choose(&sizes, self.lacks(forced));
+            if chosen.is_empty() {
+                break;
+            }
+            chosen.sort_unstable();
+            for index in chosen.into_iter().rev() {
+                let candidate = candidates.swap_remove(index);
+                if !self.try_to_take(&candidate, forced) {
+                    missed.push(candidate);
+                }
+            }
+        }
+        // Somebody had the lock for a moment, perhaps the poller, and served the wish for a marker.
+        for candidate in missed {
+            if self.lacks(forced) > 0 {
+                self.try_to_take(&candidate, forced);
+            }
+        }
+    }
+
+    /// Takes one over, unless something that it waits for has no event.
+    fn try_to_take(&mut self, candidate: &Candidate, forced: bool) -> bool {
+        let mut waits: SmallVec<[Wait; 2]> = SmallVec::new();
+        for used in &candidate.waits {
+            let Use { lane, ticket } = used;
+            match lane.lane().and_then(|lane| lane.try_event_behind(*ticket)) {
+                Some((ticket, event)) => waits.push((Use { lane: lane.clone(), ticket }, event)),
+                None if used.is_complete() => {}
+                None => return false,
+            }
+        }
+        let own = self.lane.id();
+        let is_behind = |used: &Use<Arc<Progress>>| {
+            let waited_for = |(on, _): &Wait| on.lane == used.lane && on.ticket >= used.ticket;
+            used.lane.id() == own || used.is_complete() || waits.iter().any(waited_for)
+        };
+        let taken = match &candidate.from {
+            From::Kept(lane, block) => {
+                let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
+                lane.take_kept(1, same).pop().map(|block| Taken::of(lane, block))
+            }
+            From::Deferred(lane, block) => {
+                let block = lane.take_deferred(block.ptr, block.ticket);
+                block.map(|block| Taken::of(lane, block))
+            }
+            From::Retired(ptr) => self.lane.engine().with_retired(|retired| {
+                let index = retired.iter().position(|retired| {
+                    matches!(retired.what, Remnant::Memory { ptr: there, .. } if there == *ptr)
+                        // Another one may have had that address meanwhile.
+                        && retired.users.iter().all(is_behind)
+                })?;
+                let Retired { what, users, .. } = retired.swap_remove(index);
+                Some(Taken { ptr: *ptr, bytes: what.bytes(), users })
+            }),
+            From::Freed(lane, ticket) => {
+                let bytes = lane.take_freed(self.lacks(forced), Some(*ticket));
+                if bytes > 0 {
+                    self.moved.push((lane.clone(), bytes));
+                    self.waits.extend(waits);
+                }
+                return true;
+            }
+            From::Nobody => None,
+        };
+        if let Some(taken) = taken {
+            self.blocks.push(taken);
+            self.waits.extend(waits);
+        }
+        true
+    }
+
+    fn unclaim(&mut self) {
+        if let Some(taken) = self.claimed.take() {
+            self.lane.engine().account.lock().unclaim(self.block, taken);
+        }
+    }
+
+    /// Gives what was taken over and not used to the stream, which is behind its frees.
+    fn put_rest(&mut self) {
+        let taken = self.taken();
+        self.moved.clear();
+        (self.freed, self.aside) = (0, 0);
+        self.lane.put_freed(taken.saturating_sub(self.block));
+    }
+}
+
+impl Taken {
+    /// A block that one stream had for itself.
+    fn of(lane: &Lane, block: Block) -> Self {
+        let Block { ptr, bytes, ticket } = block;
+        let users = UserList::from_iter([Use { lane: lane.progress().clone(), ticket }]);
+        Taken { ptr, bytes, users }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let engine = self.lane.engine();
+        if let Some(ptr) = self.ptr.take() {
+            if self.claimed.is_some() {
+                self.put_rest();
+            }
+            return self.lane.free_in_order(ptr, self.block);
+        }
+        self.unclaim();
+        self.lane.put_freed(std::mem::take(&mut self.freed));
+        engine.put_freeing(std::mem::take(&mut self.aside));
+        for (lane, bytes) in self.moved.drain(..) {
+            lane.put_freed(bytes);
+        }
+        for Taken { ptr, bytes, users } in self.blocks.drain(..) {
+            engine.retire(Remnant::Memory { ptr, bytes }, users);
+        }
+        engine.memory_moved();
+    }
+}

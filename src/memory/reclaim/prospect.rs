@@ -1,0 +1,223 @@
+//! What memory an allocation could have, and when.
+//!
+//! | it is | an allocation may have it |
+//! |---|---|
+//! | nobody's, within the limit | at once |
+//! | kept by a stream, given up, or its free is on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`]) |
+//! | given up, and used by another device | when that device has finished with it |
+//! | being moved by another thread: in the account, and in no list | when that thread has put it back |
+//!
+//! All of it is looked at under the lock under which it moves ([`claim`](super::claim), invariant 3).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::pressure::Pressure;
+use super::retired::{Block, Remnant};
+use crate::backend::DevicePtr;
+use crate::memory::account::{Figures, block};
+use crate::memory::hazard::{Track, Use};
+use crate::runtime::stream_state::Lane;
+use crate::runtime::{Engine, Retired, UserList};
+
+/// Something that could be taken over.
+pub(crate) struct Candidate {
+    pub(crate) from: From,
+    pub(crate) bytes: u64,
+    /// What other streams have to reach first.
+    pub(crate) waits: UserList,
+}
+
+pub(crate) enum From {
+    /// The cache of a stream.
+    Kept(Arc<Lane>, Block),
+    /// A free that was put off.
+    Deferred(Arc<Lane>, Block),
+    /// Frees on a stream, by their ticket.
+    Freed(Arc<Lane>, u64),
+    Retired(DevicePtr),
+    /// Cannot be taken over, and comes free by itself.
+    Nobody,
+}
+
+/// How things stand for an allocation, and with which figures.
+pub(crate) struct Outlook {
+    pub(crate) prospect: Prospect,
+    pub(crate) figures: Figures,
+    /// Within the limit.
+    pub(crate) room: u64,
+    /// What streams keep and still use.
+    pub(crate) kept_in_use: u64,
+    /// Whether the driver refused such a block, and no memory moved since.
+    pub(crate) driver_refused: bool,
+}
+
+/// When an allocation fits.
+pub(crate) enum Prospect {
+    /// It fits.
+    Fits,
+    /// It will fit when some of these are complete, or when somebody gives memory up.
+    Later(UserList),
+    /// Only what buffers have could make it fit.
+    Never,
+}
+
+impl Engine {
+    /// What could be taken over by `lane`, and what it has to wait for; all that is pending or kept, but
+    /// for what was freed on `lane` in order.
+    pub(crate) fn candidates(&self, lanes: &[Arc<Lane>], lane: &Arc<Lane>) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
+        for other in lanes {
+            if other.progress().waits_for_others() {
+                // A stuck stream leaks here what nobody may wait for.
+                other.collect_freed();
+            }
+            let own = other.id() == lane.id();
+            let waits = |ticket| {
+                let waits = (!own && !other.is_complete(ticket))
+                    .then(|| Use { lane: other.progress().clone(), ticket });
+                UserList::from_iter(waits)
+            };
+            let candidate = |from: fn(Arc<Lane>, Block) -> From, block: Block| {
+                let from = from(other.clone(), block);
+                Candidate { from, bytes: block.bytes, waits: waits(block.ticket) }
+            };
+            let kept = other.kept_blocks().into_iter();
+            candidates.extend(kept.map(|block| candidate(From::Kept, block)));
+            let deferred = other.deferred_blocks().into_iter();
+            candidates.extend(deferred.map(|block| candidate(From::Deferred, block)));
+            if !own {
+                candidates.extend(other.frees_in_order().into_iter().map(|freed| Candidate {
+                    from: From::Freed(other.clone(), freed.ticket),
+                    bytes: freed.bytes,
+                    waits: UserList::from_iter([Use {
+                        lane: other.progress().clone(),
+                        ticket: freed.behind,
+                    }]),
+                }));
+            }
+        }
+        self.with_retired(|retired| {
+            candidates.extend(retired.iter().map(|retired| self.candidate(retired, lane)));
+        });
+        candidates
+    }
+
+    fn candidate(&self, retired: &Retired, lane: &Arc<Lane>) -> Candidate {
+        let waits = retired.users.iter();
+        let waits =
+            waits.filter(|used| used.lane.id() != lane.id() && !used.is_complete()).cloned();
+        let waits = UserList::from_iter(waits);
+        let ours = waits.iter().all(|used| used.lane.device().id == self.id);
+        let hopeless = waits.iter().any(|used| used.lane.is_hopeless(used.ticket));
+        let from = match retired.what {
+            Remnant::Memory { ptr, .. } if ours && !hopeless => From::Retired(ptr),
+            Remnant::Memory { .. } | Remnant::Module(_) => From::Nobody,
+        };
+        let waits = if hopeless { UserList::new() } else { waits };
+        Candidate { from, bytes: retired.what.bytes(), waits }
+    }
+
+    /// Whether `lane` could have a block that it did not get a moment ago: of what it may take over, and of
+    /// what is in somebody's hands.
+    pub(crate) fn is_there(&self, lane: &Arc<Lane>, block: u64) -> bool {
+        let lanes = self.lanes();
+        let _pressing = self.pressing.lock();
+        let may_wait = self.options.on_pressure == Pressure::Wait;
+        let (mut usable, mut not) = (self.freeing_bytes() + lane.freed_bytes(), 0);
+        for Candidate { from, bytes, waits } in self.candidates(&lanes, lane) {
+            let may_go = !matches!(from, From::Nobody) && (may_wait || waits.is_empty());
+            *if may_go { &mut usable } else { &mut not } += bytes;
+        }
+        let account = self.account.lock();
+        let Figures { pending, kept, .. } = account.figures();
+        let in_hand = (pending + kept).saturating_sub(usable + not);
+        account.lacks(block, usable + in_hand) == 0
+    }
+
+    /// How things stand for a buffer of so many bytes on `lane`. What the driver refused does not fit
+    /// until memory moves, whatever the account says: its pool does not join what streams have yet to
+    /// free. Where it refused though memory that was never given out is enough by all figures, what may
+    /// come back helps only if it is enough alone. `within_reach` is what the device can give in all,
+    /// whatever the limit is.
+    pub(crate) fn outlook(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Outlook {
+        let block = block(bytes);
+        self.collect_freed();
+        let lanes = self.lanes();
+        let _pressing = self.pressing.lock();
+        let candidates = self.candidates(&lanes, lane);
+        let at_once = candidates
+            .iter()
+            .filter(|candidate| candidate.waits.is_empty())
+            .filter(|candidate| !matches!(candidate.from, From::Nobody));
+        let at_once = lane.freed_bytes()
+            + self.freeing_bytes()
+            + at_once.map(|candidate| candidate.bytes).sum::<u64>();
+        let kept_in_use = candidates
+            .iter()
+            .filter(|kept| matches!(kept.from, From::Kept(..)) && !kept.waits.is_empty())
+            .map(|kept| kept.bytes)
+            .sum();
+        let (room, most, figures, driver_refused) = {
+            let account = self.account.lock();
+            (account.room(), account.most(), account.figures(), account.is_refused(block))
+        };
+        let left = within_reach.saturating_sub(figures.held());
+        let fresh = room.min(left);
+        let fits = at_once.saturating_add(fresh) >= block;
+        let is = |prospect| Outlook { prospect, figures, room, kept_in_use, driver_refused };
+        if fits && !driver_refused {
+            return is(Prospect::Fits);
+        }
+        let comes_back = figures.pending + figures.kept;
+        let hopeless = most.min(left.saturating_add(comes_back)) < block;
+        let in_vain = comes_back == 0 || (fresh >= block && comes_back < block);
+        if hopeless || (driver_refused && in_vain) {
+            return is(Prospect::Never);
+        }
+        let of_lane = lane.frees_in_order().into_iter();
+        let of_lane =
+            of_lane.map(|freed| Use { lane: lane.progress().clone(), ticket: freed.behind });
+        let mut waits = UserList::new();
+        for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_lane) {
+            match waits.iter_mut().find(|known| known.lane.id() == used.lane.id()) {
+                Some(known) => known.ticket = known.ticket.min(used.ticket),
+                None => waits.push(used),
+            }
+        }
+        // The ticket behind a free may not be there yet: what is in front of it will do.
+        for used in &mut waits {
+            used.ticket = used.ticket.min(used.lane.submitted());
+        }
+        is(Prospect::Later(waits))
+    }
+}
+
+/// A future's registration with those who wait for memory.
+pub(crate) struct Reclaimer {
+    engine: Arc<Engine>,
+    key: usize,
+}
+
+impl Reclaimer {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Self {
+        Reclaimer { engine: engine.clone(), key: engine.reclaimers.enter() }
+    }
+
+    /// What rises when memory moves.
+    pub(crate) fn version(&self) -> u64 {
+        self.engine.account.lock().version()
+    }
+
+    /// Whether memory moved since `version`; if not, `waker` is woken when it does.
+    pub(crate) fn poll(&self, version: u64, waker: &std::task::Waker) -> bool {
+        self.engine.reclaimers.wait(self.key, version, waker);
+        self.version() != version
+    }
+}
+
+impl Drop for Reclaimer {
+    fn drop(&mut self) {
+        self.engine.reclaimers.leave(self.key);
+    }
+}

@@ -1,0 +1,61 @@
+//! Futures that wait until memory comes free.
+//!
+//! # Invariants
+//! 1. Who registered with a version of the account is woken when that is another one: a registrant
+//!    counts before it reads the version, and what changes the version looks at the count afterwards
+//!    (`a_reclaimed_future_hears_of_a_drop`).
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+use slab::Slab;
+
+/// The wakers, each with the version of the account that its future saw.
+#[derive(Default)]
+pub(crate) struct Reclaimers {
+    waiting: Mutex<Slab<(u64, Option<Waker>)>>,
+    count: AtomicU64,
+}
+
+impl Reclaimers {
+    /// Whether anybody waits.
+    pub(crate) fn are_there(&self) -> bool {
+        // ORDERING: SeqCst, here and below, see the invariant.
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn enter(&self) -> usize {
+        let mut waiting = self.waiting.lock();
+        self.count.fetch_add(1, Ordering::SeqCst);
+        waiting.insert((0, None))
+    }
+
+    /// Has `waker` woken when the version is above `version`.
+    pub(crate) fn wait(&self, key: usize, version: u64, waker: &Waker) {
+        // Cloning and dropping a waker is foreign code: both outside the lock.
+        let fresh = Some(waker.clone());
+        let stale = {
+            let mut waiting = self.waiting.lock();
+            waiting.get_mut(key).map(|known| std::mem::replace(known, (version, fresh)))
+        };
+        drop(stale);
+    }
+
+    pub(crate) fn leave(&self, key: usize) {
+        let waker = {
+            let mut waiting = self.waiting.lock();
+            self.count.fetch_sub(1, Ordering::SeqCst);
+            waiting.try_remove(key)
+        };
+        drop(waker);
+    }
+
+    /// The wakers of those who saw an older version, for the caller to wake.
+    pub(crate) fn take_older(&self, version: u64) -> Vec<Waker> {
+        let mut waiting = self.waiting.lock();
+        let older = waiting.iter_mut().filter(|(_, (seen, _))| *seen < version);
+        older.filter_map(|(_, (_, waker))| waker.take()).collect()
+    }
+}

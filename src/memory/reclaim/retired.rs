@@ -1,0 +1,64 @@
+//! What is given up and waits for the streams that may use it.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
+use crate::memory::hazard::Use;
+use crate::runtime::progress::Progress;
+
+/// What goes away when every stream that used it is through.
+pub(crate) struct Retired<S> {
+    pub(crate) what: Remnant,
+    pub(crate) users: UserList<S>,
+    /// Whoever uses it may be another device's stream, which does not keep this engine.
+    #[expect(dead_code, reason = "kept for as long as this is")]
+    pub(crate) engine: Arc<dyn Any + Send + Sync>,
+}
+
+/// Streams that use something, each with its last ticket.
+pub(crate) type UserList<S> = SmallVec<[Use<Arc<Progress<S>>>; 2]>;
+
+/// Memory that a stream has for itself, behind its work up to a ticket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) ptr: DevicePtr,
+    pub(crate) bytes: u64,
+    pub(crate) ticket: u64,
+}
+
+/// What is retired. Memory is pending in the device's account.
+#[derive(Clone, Copy)]
+pub(crate) enum Remnant {
+    Memory { ptr: DevicePtr, bytes: u64 },
+    Module(RawModule),
+}
+
+impl From<Block> for Remnant {
+    fn from(block: Block) -> Self {
+        Remnant::Memory { ptr: block.ptr, bytes: block.bytes }
+    }
+}
+
+impl Remnant {
+    /// How much memory it is.
+    pub(crate) fn bytes(&self) -> u64 {
+        match *self {
+            Remnant::Memory { bytes, .. } => bytes,
+            Remnant::Module(_) => 0,
+        }
+    }
+
+    /// Gives back what no stream uses any more.
+    pub(crate) fn discard(self, backend: &dyn Backend, private: RawStream) -> DriverResult<()> {
+        match self {
+            // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
+            // and its owner gave it up when it retired it.
+            Remnant::Memory { ptr, .. } => unsafe { backend.free(private, ptr) },
+            // SAFETY: every launch of the module's kernels is complete, and its owner gave it up.
+            Remnant::Module(module) => unsafe { backend.unload(module) },
+        }
+    }
+}

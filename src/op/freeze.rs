@@ -1,0 +1,54 @@
+//! A buffer that becomes read-only.
+//!
+//! # Invariants
+//! 1. A [`Frozen`] is handed out when everything that writes the buffer is complete and proved good,
+//!    so that its readers wait for nothing (`a_frozen_buffer_is_ready_when_its_writers_are`).
+#![forbid(unsafe_code)]
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::memory::buffer::{DeviceBuffer, Readable};
+use crate::memory::frozen::Frozen;
+use crate::memory::hazard::Mode;
+use crate::op::{HostValue, Op, Point};
+use crate::submit::Footprint;
+
+/// The id of no stream.
+const NOBODY: u64 = 0;
+
+impl<T: Element> DeviceBuffer<T> {
+    /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a
+    /// stream. Ready proves *complete on the device*: everything that wrote the buffer.
+    ///
+    /// # Ownership
+    /// The buffer moves in. If it fails or is dropped, the memory is freed when everything is
+    /// complete that uses it.
+    ///
+    /// # Errors
+    /// Part of the buffer was never written, or what should have written it failed
+    /// ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)); a device that is lost or closed.
+    pub fn freeze(self) -> Op<Frozen<T>> {
+        match self.writers() {
+            Err(error) => Op::failed(error),
+            Ok(writers) => Op::at_points(writers, HostValue::Here(Frozen::new(self))),
+        }
+    }
+
+    /// What has to be complete until all of the buffer can be read.
+    fn writers(&self) -> Result<Vec<Point>> {
+        let all = self.span();
+        all.memory.engine().check_open()?;
+        let mut footprint = Footprint::new("freeze");
+        footprint.reads(&all);
+        footprint.check_contents()?;
+        let mut writers = Vec::new();
+        all.memory.with_hazards(|hazards| {
+            hazards.dependencies(&all.range, Mode::Read, NOBODY, |used| {
+                if !used.is_complete() {
+                    writers.push(Point { lane: used.lane.clone(), ticket: used.ticket });
+                }
+            });
+        });
+        Ok(writers)
+    }
+}

@@ -1,0 +1,136 @@
+//! A closure that a stream calls when it gets there.
+//!
+//! The closure and its result live in a shared cell: one share goes through the driver, one is lent
+//! to the stream until the ticket is complete, one is the future's.
+//!
+//! | what | is dropped |
+//! |---|---|
+//! | what the closure captured and keeps | by the closure, when it ends: on the driver's thread, in the role `HostFn` |
+//! | a closure that never ran | by who submitted it, if the driver refused it; after a loss by the reaper |
+//! | the result, or the payload of the panic, that nobody took | by who drops the future, or the reaper |
+//!
+//! A callback that never runs (the device faulted) leaks a cell, which is empty then. Whoever takes the
+//! closure out of it has it alone: should the driver call after all, nothing is left to be run.
+//!
+//! # Invariants
+//! 1. Nothing that the cell holds is dropped on the driver's thread
+//!    (`what_a_host_function_leaves_is_dropped_off_the_drivers_thread`).
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::backend::HostCallback;
+use crate::runtime::Engine;
+use crate::runtime::stream_state::Callback;
+use crate::thread::contain;
+use crate::thread::role;
+use crate::thread::role::Role;
+
+pub(crate) struct HostFn<F: Send + 'static, R: Send + 'static> {
+    /// `None` only inside `drop`.
+    cell: Option<Arc<Cell<F, R>>>,
+    /// Has the reaper. Not kept: the share may be leaked.
+    engine: Weak<Engine>,
+}
+
+struct Cell<F, R> {
+    function: Mutex<Option<F>>,
+    result: Mutex<Option<std::thread::Result<R>>>,
+}
+
+impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
+    pub(crate) fn new(engine: &Arc<Engine>, function: F) -> Self {
+        let cell = Cell { function: Mutex::new(Some(function)), result: Mutex::new(None) };
+        HostFn { cell: Some(Arc::new(cell)), engine: Arc::downgrade(engine) }
+    }
+
+    fn cell(&self) -> &Arc<Cell<F, R>> {
+        self.cell.as_ref().unwrap_or_else(|| unreachable!("taken by the drop only"))
+    }
+
+    /// Another share of the cell, to be kept.
+    pub(crate) fn share(&self) -> impl Callback {
+        HostFn { cell: self.cell.clone(), engine: self.engine.clone() }
+    }
+
+    /// The function that the driver calls with what [`lend`](Self::lend) returned.
+    pub(crate) fn callback(&self) -> HostCallback {
+        call::<F, R>
+    }
+
+    /// A share for the driver.
+    pub(crate) fn lend(&self) -> *mut c_void {
+        Arc::into_raw(self.cell().clone()).cast_mut().cast()
+    }
+
+    /// After the driver refused what [`lend`](Self::lend) made: lets go of the function, which will not
+    /// run. The cell is leaked: the driver may report an earlier failure and call all the same.
+    pub(crate) fn refused(&self) {
+        let function = self.cell().function.lock().take();
+        self.let_go(function);
+    }
+
+    /// The result, after the stream was there. Goes on with the function's panic.
+    pub(crate) fn result(&self) -> R {
+        let result = self.cell().result.lock().take();
+        match result {
+            Some(Ok(value)) => value,
+            Some(Err(panic)) => resume_unwind(panic),
+            None => unreachable!("the ticket is complete, so the function ran"),
+        }
+    }
+}
+
+impl<F: Send + 'static, R: Send + 'static> Callback for HostFn<F, R> {
+    fn give_up(&self) -> Option<Box<dyn Any + Send>> {
+        let function = self.cell.as_ref()?.function.lock().take()?;
+        Some(Box::new(function))
+    }
+}
+
+impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
+    /// Drops what is the user's, off the driver's thread.
+    fn let_go(&self, value: impl Send + 'static) {
+        match self.engine.upgrade() {
+            Some(engine) => engine.let_go(value),
+            None if role::current() == Role::Free => drop(value),
+            // The device is gone, and its reaper with it.
+            None => {
+                let value = ManuallyDrop::new(value);
+                let reap = move || drop(ManuallyDrop::into_inner(value));
+                // Without a thread it leaks, which is the lesser evil.
+                contain::spawn("gpu-await-reaper", reap).ok();
+            }
+        }
+    }
+}
+
+impl<F: Send + 'static, R: Send + 'static> Drop for HostFn<F, R> {
+    fn drop(&mut self) {
+        // The last share has what nobody took, and may go in a host function: this one, or another.
+        if let Some(cell) = self.cell.take().and_then(Arc::into_inner) {
+            self.let_go(cell);
+        }
+    }
+}
+
+/// The driver's side. Does not unwind and makes no driver call.
+unsafe extern "C" fn call<F: FnOnce() -> R + Send + 'static, R: Send + 'static>(data: *mut c_void) {
+    let _role = role::enter(Role::HostFn);
+    // SAFETY: `lend` made this share for this very type, and the driver calls at most once.
+    let cell = unsafe { Arc::from_raw(data.cast_const().cast::<Cell<F, R>>()) };
+    // One share is lent until this has returned. The loss of the device drops that one: then this may be the
+    // last, which takes what is left to a thread of its own.
+    let share = HostFn { cell: Some(cell), engine: Weak::new() };
+    let function = share.cell().function.lock().take();
+    if let Some(function) = function {
+        let result = catch_unwind(AssertUnwindSafe(function));
+        // In place of `None`: nothing is dropped under the lock.
+        *share.cell().result.lock() = Some(result);
+    }
+}

@@ -1,0 +1,96 @@
+//! How a poller is told that there is something to look at, and what it tells of itself.
+#![forbid(unsafe_code)]
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Thread;
+
+use super::protocol::cadence;
+use super::protocol::park::ParkState;
+
+/// How long the poller keeps an idle stream once the device's last handle is gone.
+const HURRY_NS: u64 = 50_000;
+
+/// What a device and its poller share.
+pub(crate) struct Attention {
+    pub(super) park: ParkState,
+    pub(super) thread: OnceLock<Thread>,
+    stop: AtomicBool,
+    ended: AtomicBool,
+    /// Set when the device's last handle is gone: nobody will wait for its streams.
+    hurries: AtomicBool,
+    /// How often the poller decided when to look next.
+    pub(super) looks: AtomicU64,
+    /// Whether it then kept idle streams.
+    lingers: AtomicBool,
+}
+
+impl Attention {
+    pub(crate) fn new() -> Self {
+        Attention {
+            park: ParkState::new(),
+            thread: OnceLock::new(),
+            stop: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            hurries: AtomicBool::new(false),
+            looks: AtomicU64::new(0),
+            lingers: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes the poller look once more before it sleeps.
+    pub(crate) fn call(&self) {
+        self.call_before(0);
+    }
+
+    /// Makes the poller look no later than `due`.
+    pub(crate) fn call_before(&self, due: u64) {
+        if self.park.notify_before(due)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Makes the poller release idle streams soon: the device's last handle is gone.
+    pub(crate) fn hurry(&self) {
+        // ORDERING: Relaxed: the call below orders it before the poller's next look.
+        self.hurries.store(true, Ordering::Relaxed);
+        self.call();
+    }
+
+    pub(super) fn lingers_ns(&self) -> u64 {
+        // ORDERING: Relaxed, as above.
+        if self.hurries.load(Ordering::Relaxed) { HURRY_NS } else { cadence::LINGER_NS }
+    }
+
+    pub(super) fn looked(&self, lingers: bool) {
+        self.lingers.store(lingers, Ordering::SeqCst);
+        self.looks.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether the poller decided more than `looks` times, and keeps no stream for a while only.
+    pub(super) fn has_let_go(&self, looks: u64) -> bool {
+        let looked = self.looks.load(Ordering::SeqCst) > looks;
+        self.has_ended() || (looked && !self.lingers.load(Ordering::SeqCst))
+    }
+
+    /// Ends the poller's thread.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.call();
+    }
+
+    pub(super) fn must_stop(&self) -> bool {
+        self.stop.load(Ordering::SeqCst) || crate::thread::exit::begun()
+    }
+
+    /// The poller looks no more.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,115 @@
+//! How a polled task lets others go first: between two looks of its own, and after a number of
+//! operations that were complete at once.
+//!
+//! # Invariants
+//! 1. A future that is put off for lack of budget wakes its own waker
+//!    (`a_task_that_never_waits_lets_others_run`), and is put off once in a row: an executor inside of
+//!    a task, whose budget never comes back, gets on (`an_executor_inside_of_a_task_gets_on`).
+#![forbid(unsafe_code)]
+
+use std::task::{Context, Poll};
+
+use crate::thread::contain;
+
+/// Has the current task polled again once others had their turn. It may come late, or not at all: the
+/// caller must be woken by other means as well.
+///
+/// In a tokio runtime the task goes behind those that are ready, timers and sockets included. A worker that
+/// finds nothing else in between searches the others' queues, and wakes one that sleeps in its place when it
+/// goes on: while a task yields again and again, a second worker wakes some 110,000 times a second for
+/// nothing (0.4 core of the host of an H200, tokio 1.54). The task is not marked as notified there, so whoever wakes it
+/// meanwhile has it taken by any idle worker. That is so if the waker is the runtime's own: what another
+/// one does when it is called is not for the runtime's worker to suffer. Elsewhere the task wakes itself.
+pub(crate) fn yield_now(cx: &mut Context<'_>) {
+    #[cfg(feature = "tokio")]
+    if tokio_waker::is(cx.waker()) {
+        // Its first poll hands the waker to the runtime; it holds nothing else.
+        let turn = std::pin::pin!(tokio::task::yield_now());
+        let _ = std::future::Future::poll(turn, cx);
+        return;
+    }
+    contain::wake_by_ref(cx.waker());
+}
+
+/// A leaf future's part in the budget that tokio gives a task for each poll: so many operations may
+/// succeed, then the task lets others run. Outside of tokio there is no budget.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Budget {
+    /// It was put off, and the budget did not come back since.
+    #[cfg(feature = "tokio")]
+    put_off: bool,
+}
+
+impl Budget {
+    /// Polls the future if there is budget left, and spends one if it is ready.
+    pub(crate) fn poll<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
+    ) -> Poll<R> {
+        #[cfg(feature = "tokio")]
+        {
+            let has_budget = tokio::task::coop::has_budget_remaining();
+            if !has_budget && !self.put_off {
+                self.put_off = true;
+                // Not through tokio: its list of those who are put off is one worker's, delayed by
+                // what runs there and lost when a `block_on` returns.
+                contain::wake_by_ref(cx.waker());
+                return Poll::Pending;
+            }
+            self.put_off = !has_budget;
+            let polled = poll(cx);
+            if polled.is_ready()
+                && has_budget
+                && let Poll::Ready(spent) = tokio::task::coop::poll_proceed(cx)
+            {
+                spent.made_progress();
+            }
+            polled
+        }
+        #[cfg(not(feature = "tokio"))]
+        poll(cx)
+    }
+}
+
+/// Spends one of the budget: the first line of each public `async fn`, any of which may be ready or
+/// refused without awaiting a future that does (`a_task_that_never_waits_lets_others_run`).
+pub(crate) async fn proceed() {
+    let mut budget = Budget::default();
+    std::future::poll_fn(|cx| budget.poll(cx, |_| Poll::Ready(()))).await;
+}
+
+/// Learns what can be known of the executor beforehand. Not from inside one.
+pub(crate) fn prepare() {
+    #[cfg(feature = "tokio")]
+    tokio_waker::learn();
+}
+
+/// How the waker of a tokio task is told from others: by the address of its functions.
+#[cfg(feature = "tokio")]
+mod tokio_waker {
+    use std::sync::OnceLock;
+    use std::task::{Poll, Waker};
+
+    static TABLE: OnceLock<usize> = OnceLock::new();
+
+    pub(super) fn is(waker: &Waker) -> bool {
+        TABLE.get().is_some_and(|table| *table == address(waker))
+    }
+
+    /// Looks at the waker of a task of tokio's.
+    pub(super) fn learn() {
+        TABLE.get_or_init(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            let look = std::future::poll_fn(|cx| Poll::Ready(address(cx.waker())));
+            // No runtime to be had: no waker has this address.
+            runtime.map_or(0, |runtime| {
+                runtime.block_on(async { tokio::spawn(look).await.unwrap_or(0) })
+            })
+        });
+    }
+
+    fn address(waker: &Waker) -> usize {
+        std::ptr::from_ref(waker.vtable()).addr()
+    }
+}

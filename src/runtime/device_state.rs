@@ -1,0 +1,51 @@
+//! What is known of a device by those who outlive it: light, and without its streams.
+//!
+//! | state | left by |
+//! |---|---|
+//! | healthy | the first call that reports a sticky code; or never |
+//! | lost | – |
+#![forbid(unsafe_code)]
+
+use std::sync::OnceLock;
+
+use super::protocol::backlog::Backlog;
+use super::protocol::wait_queue::LossFlag;
+use crate::backend::DeviceKind;
+use crate::error::Error;
+
+#[derive(Debug)]
+pub(crate) struct DeviceState {
+    /// Process-unique and never reused.
+    pub(crate) id: u64,
+    pub(crate) kind: DeviceKind,
+    /// `cuda:0`, `host:3`: for messages.
+    pub(crate) label: String,
+    pub(crate) backlog: Backlog,
+    loss: LossFlag,
+    /// Why it is lost; there before `loss` is set.
+    cause: OnceLock<Error>,
+}
+
+impl DeviceState {
+    pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
+        let (backlog, loss) = (Backlog::new(), LossFlag::new());
+        DeviceState { id, kind, label, backlog, loss, cause: OnceLock::new() }
+    }
+
+    /// The loss, if it was declared.
+    pub(crate) fn lost(&self) -> Option<&Error> {
+        if self.loss.is_set() { self.cause.get() } else { None }
+    }
+
+    /// Declares the device lost, unless it is; returns what was said first.
+    pub(crate) fn lose(&self, cause: impl FnOnce() -> Error) -> &Error {
+        let cause = self.cause.get_or_init(cause);
+        self.loss.set();
+        cause
+    }
+
+    /// Whether it is lost and the caller is the one who tells those that wait.
+    pub(crate) fn tells_of_loss(&self) -> bool {
+        self.loss.tell()
+    }
+}

@@ -1,0 +1,117 @@
+//! Doorbells: how a sleeping poller learns that a marker was reached.
+//!
+//! A bell is a private stream that waits for a marker's event and then runs a host function, which makes
+//! the poller look at the marker's stream. It serves one user stream at a time. A bell is only a hint: it
+//! may ring late or, on a device that faulted, never; the poller's time-out covers that. Arming one is an errand
+//! ([`Engine::errand`](super::engine::Engine::errand)): `cuLaunchHostFunc` wants the driver's lock for
+//! itself, and comes to it late beside threads that launch without a pause.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::attention::Attention;
+use super::event_pool::EventHandle;
+use crate::backend::{Backend, DriverResult, RawStream, StreamOptions};
+
+/// Bells of one device; more streams than this are served by the poller's time-out.
+const BELLS: usize = 16;
+
+#[derive(Default)]
+pub(crate) struct Bells {
+    bells: Mutex<Vec<Arc<Bell>>>,
+}
+
+pub(crate) struct Bell {
+    stream: RawStream,
+    /// Between being armed and having rung.
+    armed: AtomicBool,
+    /// The poller's next look at the stream that it was armed for.
+    next_look: Mutex<Arc<AtomicU64>>,
+    attention: Arc<Attention>,
+}
+
+impl Bells {
+    /// Takes the streams for destruction.
+    pub(crate) fn drain(&self) -> Vec<RawStream> {
+        self.bells.lock().drain(..).map(|bell| bell.stream).collect()
+    }
+
+    /// Makes one more bell, up to a number. Not on the poller's thread: beside threads that launch
+    /// without a pause the driver may not come to it for seconds.
+    pub(crate) fn stock(
+        &self,
+        backend: &dyn Backend,
+        attention: &Arc<Attention>,
+    ) -> DriverResult<()> {
+        let mut bells = self.bells.lock();
+        if bells.len() < BELLS {
+            let stream = backend.stream_create(StreamOptions::default())?;
+            bells.push(Arc::new(Bell {
+                stream,
+                armed: AtomicBool::new(false),
+                next_look: Mutex::default(),
+                attention: attention.clone(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// A bell that is free, if there is one; it counts as armed from now on.
+    pub(crate) fn take(&self) -> Option<Arc<Bell>> {
+        // ORDERING: Acquire pairs with `ring`: its commands are through when it is free.
+        let free = |bell: &&Arc<Bell>| !bell.armed.swap(true, Ordering::Acquire);
+        self.bells.lock().iter().find(free).cloned()
+    }
+}
+
+impl Bell {
+    /// Puts a bell that was taken behind `event` of the stream whose next look that is; gives it back
+    /// if that is refused.
+    pub(crate) fn place(
+        &self,
+        backend: &dyn Backend,
+        event: &EventHandle,
+        next_look: &Arc<AtomicU64>,
+    ) -> DriverResult<()> {
+        *self.next_look.lock() = next_look.clone();
+        // SAFETY: the bell's stream is private and lives as long as the engine; the handle keeps
+        // the event.
+        let waited = unsafe { backend.stream_wait_event(self.stream, event.raw()) };
+        waited.inspect_err(|_| self.disarm())
+    }
+
+    /// Arms a bell where it was placed.
+    pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend) -> DriverResult<()> {
+        let stream = self.stream;
+        let data = Arc::into_raw(self);
+        // SAFETY: `data` is a reference that the callback gives back; if it never runs, it leaks
+        // and stays valid.
+        let rung = unsafe { backend.host_fn(stream, ring, data.cast_mut().cast()) };
+        rung.inspect_err(|_| {
+            // The reference is not taken back: the driver may report an earlier failure and call
+            // all the same. Then it rings once too often, which is harmless.
+            // SAFETY: `data` came from `into_raw`, and that reference is leaked.
+            unsafe { &*data }.disarm();
+        })
+    }
+
+    /// Gives back a bell that was taken.
+    pub(crate) fn disarm(&self) {
+        // ORDERING: Release pairs with `free_bell`.
+        self.armed.store(false, Ordering::Release);
+    }
+}
+
+/// The host function. It makes no driver call and cannot panic.
+unsafe extern "C" fn ring(data: *mut c_void) {
+    // SAFETY: `arm` passed a reference of its own, and the driver calls at most once.
+    let bell = unsafe { Arc::from_raw(data.cast_const().cast::<Bell>()) };
+    let next_look = std::mem::take(&mut *bell.next_look.lock());
+    bell.disarm();
+    // ORDERING: Release: the device did what it did before; the look asks it.
+    next_look.store(0, Ordering::Release);
+    bell.attention.call();
+}

@@ -1,0 +1,559 @@
+//! One device's completion engine: what its streams share.
+//!
+//! | part | what for |
+//! |---|---|
+//! | `state` | whether it is lost, and which tasks wait for a worker: for those who outlive it as well |
+//! | `registry` | every stream, to tell them of a loss and to wait for all |
+//! | `attention` | how a stream comes to the poller's |
+//! | `checkers` | places for tasks that look for themselves, or stay awake |
+//! | `events`, `words` | markers |
+//! | `bells` | private streams on which doorbells ring |
+//! | `deadlines` | moments at which the poller wakes tasks |
+//! | `account` | where the device's memory is, in bytes |
+//! | `retired` | device memory to be freed when several streams are through with it |
+//! | `reclaimers` | futures that wait for memory |
+//! | `reaper` | drops what users lent |
+//! | `errands` | makes driver calls for the poller and for drops that may be held up |
+//!
+//! # Invariants
+//! 1. `lost` is set once and before anybody is woken because of it
+//!    (`a_loss_is_seen_by_who_registers_beside_it`).
+//! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
+
+mod ending;
+mod retirement;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use slab::Slab;
+
+use super::attention::Attention;
+use super::deadlines::Deadlines;
+use super::device_state::DeviceState;
+use super::doorbell::Bells;
+use super::event_pool::{Destroy, EventHandle, EventPool};
+use super::progress::{PointStream, Progress};
+use super::protocol::cadence;
+use super::protocol::cadence::Completion;
+use super::protocol::checkers::Checkers;
+use super::registry::Registry;
+use super::words::Words;
+use crate::backend::{Backend, DeviceKind, EventOptions, RawEvent, RawStream, StreamOptions};
+use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
+use crate::memory::account::{Account, block};
+use crate::memory::block_cache;
+use crate::memory::reclaim::pressure::Pressure;
+use crate::memory::reclaim::reclaimers::Reclaimers;
+use crate::memory::reclaim::retired::{Block, Retired};
+use crate::thread::exit;
+use crate::thread::exit::Leaving;
+use crate::thread::reaper::Reaper;
+use crate::thread::role;
+use crate::thread::role::Role;
+
+/// How a device's completions are learned; from the builder.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EngineOptions {
+    pub(crate) completion: Completion,
+    /// No poller: the device runs only when it is stepped.
+    pub(crate) stepped: bool,
+    /// Pinned memory is registered by the calls that need it alone, and not ahead of them.
+    pub(crate) pins_on_demand: bool,
+    /// How many bytes may be held at once.
+    pub(crate) memory_limit: Option<u64>,
+    /// What an allocation does that does not fit.
+    pub(crate) on_pressure: Pressure,
+    /// Each operation is waited for before its call returns.
+    pub(crate) verify: bool,
+    /// How much freed memory a stream keeps for itself.
+    pub(crate) block_cache_bytes: u64,
+}
+
+pub(crate) struct Engine<S: DeviceStream> {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) options: EngineOptions,
+    /// Process-unique and never reused.
+    pub(crate) id: u64,
+    pub(crate) state: Arc<DeviceState>,
+    events: Arc<EventPool>,
+    timed_events: Arc<EventPool>,
+    pub(crate) words: Words,
+    pub(crate) bells: Bells,
+    pub(crate) reaper: Reaper,
+    errands: Reaper,
+    pub(crate) attention: Arc<Attention>,
+    /// Our own stream for frees of retired memory and for asking how the device is: never full.
+    pub(crate) private: RawStream,
+    registry: Registry<S>,
+    retired: Mutex<Vec<Retired<S>>>,
+    /// Frees of what was retired, each with an event behind it; within a limit.
+    freeing: Mutex<VecDeque<(EventHandle, u64)>>,
+    pub(crate) account: Mutex<Account>,
+    /// Held while memory is taken over from others, and while pending memory moves from one place to
+    /// another. Its holder waits for no stream's lock.
+    pub(crate) pressing: Mutex<()>,
+    pub(crate) reclaimers: Reclaimers,
+    closed: AtomicBool,
+    /// Set once a stream went whose work will never be complete.
+    gave_up: AtomicBool,
+    /// Set once a buffer was used by two streams: from then on dependencies are exact.
+    crossed: AtomicBool,
+    pub(crate) checkers: Checkers,
+    /// How long the poller rests between two rounds, at least.
+    rest_ns: AtomicU64,
+    /// How long a task took lately from being woken to check to being polled.
+    pub(crate) lag_ns: AtomicU64,
+    /// The origin of the engine's clock.
+    epoch: Instant,
+    /// The clock of a stepped device, which time itself does not move.
+    stepped_ns: AtomicU64,
+    pub(crate) deadlines: Deadlines,
+    /// Wakers of futures and pools that wait for the loss of the device; `None` from the close, which takes
+    /// the waker, until the next poll.
+    mourners: Mutex<Slab<Option<Waker>>>,
+    pub(crate) counters: Counters,
+    /// There once the last handle is gone; dropped last.
+    leaving: Mutex<Option<Leaving>>,
+}
+
+/// What [`Device::stats`](crate::Device::stats) tells.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) lent_bytes: AtomicU64,
+    pub(crate) quarantined_bytes: AtomicU64,
+    pub(crate) wake_ups: AtomicU64,
+    pub(crate) unreturned: AtomicU64,
+}
+
+/// What an engine asks of its streams.
+pub(crate) trait DeviceStream: PointStream + Send + Sync + 'static {
+    fn progress(&self) -> &Arc<Progress<Self>>;
+
+    /// Asks the device how far the stream is and wakes who waited for it; true if it moved.
+    fn sweep(&self) -> bool;
+
+    /// Wakes every waiter, and keeps what is lent from everybody: the device is lost.
+    fn mourn(&self);
+
+    /// Gives the device, in its account, what was freed on the stream and is known to have run. If `mark`,
+    /// the rest will be known by and by.
+    fn collect_freed(&self, mark: bool);
+
+    /// Takes the memory that the stream keeps for itself.
+    fn take_all_kept(&self) -> Vec<Block>;
+}
+
+impl<S: DeviceStream> Engine<S> {
+    /// Opens the engine of a device. Its poller is to be started, unless it is stepped.
+    pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Arc<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut limit = options.memory_limit.unwrap_or(u64::MAX);
+        if backend.kind() == DeviceKind::Host {
+            // Nobody else has any of it.
+            limit = limit.min(backend.memory_info()?.1);
+        }
+        let private = backend.stream_create(StreamOptions::default())?;
+        let kind = match backend.kind() {
+            DeviceKind::Cuda => "cuda",
+            DeviceKind::Host => "host",
+        };
+        // ORDERING: Relaxed: only uniqueness matters.
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let label = format!("{kind}:{}", backend.ordinal());
+        let state = DeviceState::new(id, backend.kind(), label);
+        let engine = Arc::new(Engine {
+            options,
+            id,
+            state: Arc::new(state),
+            events: Arc::default(),
+            timed_events: Arc::default(),
+            words: Words::default(),
+            bells: Bells::default(),
+            reaper: Reaper::new("gpu-await-reaper"),
+            errands: Reaper::new("gpu-await-errand"),
+            attention: Arc::new(Attention::new()),
+            private,
+            registry: Registry::new(),
+            retired: Mutex::default(),
+            freeing: Mutex::default(),
+            account: Mutex::new(Account::new(limit)),
+            pressing: Mutex::default(),
+            reclaimers: Reclaimers::default(),
+            closed: AtomicBool::new(false),
+            gave_up: AtomicBool::new(false),
+            crossed: AtomicBool::new(false),
+            checkers: Checkers::new(),
+            lag_ns: AtomicU64::new(0),
+            rest_ns: AtomicU64::new(cadence::REST_LEAST_NS),
+            epoch: Instant::now(),
+            stepped_ns: AtomicU64::new(0),
+            deadlines: Deadlines::new(),
+            mourners: Mutex::default(),
+            counters: Counters::default(),
+            leaving: Mutex::default(),
+            backend,
+        });
+        Ok(engine)
+    }
+
+    /// The device's last handle is gone. The poller keeps streams for a while, and with them this: no
+    /// longer.
+    pub(crate) fn leave_soon(&self) {
+        if !self.options.stepped {
+            *self.leaving.lock() = Some(Leaving::begin());
+        }
+        self.attention.hurry();
+    }
+
+    /// `cuda:0`, `host:3`: for messages.
+    pub(crate) fn label(&self) -> &str {
+        &self.state.label
+    }
+
+    pub(crate) fn add_stream(&self, lane: &Arc<S>) {
+        self.registry.insert(lane.progress().id, Arc::downgrade(lane));
+    }
+
+    /// Removes a lane that is being dropped.
+    pub(crate) fn remove_stream(&self, id: u64) {
+        self.registry.remove(id);
+    }
+
+    /// Hands a lane to the poller, unless that has ended.
+    pub(crate) fn hand_over(&self, lane: Arc<S>) {
+        if self.registry.hand_over(lane) {
+            self.attention.call();
+        }
+    }
+
+    /// Takes the lanes that were handed over; true if there were any.
+    pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<S>>) -> bool {
+        self.registry.take_handed_over(into)
+    }
+
+    /// The poller has ended: releases the streams that it was handed, and those that it will be.
+    pub(crate) fn let_go_of_all(&self) {
+        self.registry.let_go_of_all();
+    }
+
+    pub(crate) fn lanes(&self) -> Vec<Arc<S>> {
+        self.registry.lanes()
+    }
+
+    /// How long the poller rests between two rounds, at least, in nanoseconds.
+    pub(crate) fn rest(&self) -> u64 {
+        // ORDERING: Relaxed: a guess.
+        self.rest_ns.load(Ordering::Relaxed)
+    }
+
+    /// Says how long the poller took for a round.
+    pub(crate) fn spent(&self, ns: u64) {
+        // ORDERING: Relaxed, as above; only the poller writes.
+        self.rest_ns.store(cadence::rest(ns), Ordering::Relaxed);
+    }
+
+    /// Refuses work on a device that is gone.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if let Some(lost) = self.state.lost() {
+            return Err(lost.clone());
+        }
+        if self.is_closed() {
+            return Err(ErrorDetail::Closed { device: self.label().to_owned() }.into());
+        }
+        Ok(())
+    }
+
+    /// A stream goes whose work will never be complete.
+    pub(crate) fn give_up_stream(&self) {
+        // ORDERING: Release pairs with `has_given_up_streams`, as who no longer finds the stream asks it.
+        self.gave_up.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_given_up_streams(&self) -> bool {
+        // ORDERING: Acquire, see above.
+        self.gave_up.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lost(&self) -> Option<&Error> {
+        self.state.lost()
+    }
+
+    /// Whether dependencies between streams are exact, so that operations are followed by events.
+    pub(crate) fn is_exact(&self) -> bool {
+        // ORDERING: Relaxed: a submitter that misses the switch by one operation makes a later
+        // dependency wait longer, never shorter.
+        self.crossed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_exact(&self) {
+        // ORDERING: Relaxed, as above.
+        self.crossed.store(true, Ordering::Relaxed);
+    }
+
+    /// Borrows an event for a marker.
+    pub(crate) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
+        self.events.get(|spoiled| self.make_event(EventOptions::default(), spoiled))
+    }
+
+    /// Borrows an event for a marker, if one is there.
+    pub(crate) fn idle_event(&self) -> Option<EventHandle> {
+        self.events.get_idle()
+    }
+
+    /// Sees to it that some events are ready to be borrowed, and some that measure time.
+    pub(crate) fn stock_events(&self) -> std::result::Result<(), DriverCode> {
+        const STOCK: usize = 32;
+        const TIMED: usize = 8;
+        // Borrowed all at once, and given back.
+        type Handles = std::result::Result<Vec<EventHandle>, DriverCode>;
+        if self.events.idle() < STOCK {
+            (0..STOCK).map(|_| self.event()).collect::<Handles>()?;
+        }
+        if self.timed_events.idle() < TIMED {
+            (0..TIMED).map(|_| self.timed_event()).collect::<Handles>()?;
+        }
+        Ok(())
+    }
+
+    /// Borrows an event that measures time.
+    pub(crate) fn timed_event(&self) -> std::result::Result<EventHandle, DriverCode> {
+        let options = EventOptions { timing: true, ..EventOptions::default() };
+        self.timed_events.get(|spoiled| self.make_event(options, spoiled))
+    }
+
+    fn make_event(
+        &self,
+        options: EventOptions,
+        spoiled: Vec<RawEvent>,
+    ) -> std::result::Result<RawEvent, DriverCode> {
+        for event in spoiled {
+            // SAFETY: its last handle is gone, and the driver allows that it is still pending.
+            if unsafe { self.backend.event_destroy(event) }.is_err() {
+                self.count_unreturned();
+            }
+        }
+        self.backend.event_create(options)
+    }
+
+    /// The time between two timed events of this device, both complete.
+    pub(crate) fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
+        role::check_driver("asking for the time between events")?;
+        // SAFETY: the handles keep the events.
+        let elapsed = unsafe { self.backend.event_elapsed_ms(start.raw(), end.raw()) };
+        let ms = elapsed.map_err(|code| self.refused(code))?;
+        Duration::try_from_secs_f64(f64::from(ms) / 1e3).map_err(|_| {
+            let (which, problem) = ("the start event", EventProblem::BehindEnd);
+            ErrorDetail::Event { which, problem }.into()
+        })
+    }
+
+    /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody and
+    /// logs nothing: the caller may hold a submission lock.
+    pub(crate) fn refused(&self, code: DriverCode) -> Error {
+        if code.is_sticky() {
+            return self.lose(code);
+        }
+        if code.is_about_the_caller() {
+            return code.into();
+        }
+        self.check_health().err().unwrap_or_else(|| code.into())
+    }
+
+    /// Asks the device how it is, where driver calls are possible.
+    pub(crate) fn check_health(&self) -> Result<()> {
+        if let Some(lost) = self.state.lost() {
+            return Err(lost.clone());
+        }
+        if !role::may_call_driver() {
+            return Ok(());
+        }
+        // SAFETY: the private stream lives as long as the engine.
+        self.judged(|| unsafe { self.backend.stream_query(self.private) }.map(drop))
+    }
+
+    /// Asks a `question` that only a lost device fails to answer. The loss is declared if the answer
+    /// is a sticky code, or any other one that is not about the caller *and is given again*: so a code
+    /// newer than the table is told from a call that failed once, and nobody waits for ever.
+    pub(crate) fn judged(
+        &self,
+        mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
+    ) -> Result<()> {
+        let Err(first) = question() else { return Ok(()) };
+        let code = if first.is_sticky() || first.is_about_the_caller() {
+            first
+        } else {
+            let Err(again) = question() else { return Ok(()) };
+            again
+        };
+        if code.is_about_the_caller() { Ok(()) } else { Err(self.lose(code)) }
+    }
+
+    /// Counts something that the driver refused to take back: it leaks.
+    pub(crate) fn count_unreturned(&self) {
+        // ORDERING: Relaxed: a statistic.
+        self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Declares the device lost. Whoever sweeps next resolves what waits for it.
+    pub(crate) fn lose(&self, code: DriverCode) -> Error {
+        let lost = self.state.lose(|| {
+            let (device, cause) = (self.label().to_owned(), self.backend.loss_cause(code));
+            ErrorDetail::DeviceLost { device, cause }.into()
+        });
+        self.backend.abandon();
+        self.attention.call();
+        lost.clone()
+    }
+
+    /// The engine's clock, in nanoseconds.
+    pub(crate) fn now(&self) -> u64 {
+        if self.options.stepped {
+            // ORDERING: Relaxed: times are for guesses.
+            return self.stepped_ns.load(Ordering::Relaxed);
+        }
+        // 584 years.
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// Moves the clock of a stepped device on, at most to the middle of its range: moments ahead of it must
+    /// be in that as well.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn advance(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        let later = |now: u64| Some(now.saturating_add(by).min(u64::MAX / 2));
+        // ORDERING: Relaxed, as above.
+        self.stepped_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later).ok();
+    }
+
+    /// How much memory is held for a buffer of so many bytes.
+    pub(crate) fn block_bytes(&self, bytes: u64) -> u64 {
+        let cached = block_cache::rounded(bytes).filter(|_| self.options.block_cache_bytes > 0);
+        cached.unwrap_or_else(|| block(bytes))
+    }
+
+    /// Counts a refused free, of memory that was given up. Logs nothing, as [`refused`](Self::refused).
+    pub(crate) fn leaked(&self, bytes: u64, code: DriverCode) -> Error {
+        let error = self.refused(code);
+        if self.lost().is_some() {
+            // It went with the device.
+            self.account.lock().release(bytes);
+        } else {
+            self.leak(bytes);
+        }
+        error
+    }
+
+    /// Counts pending memory, or a module, that is never given back.
+    pub(crate) fn leak(&self, bytes: u64) {
+        if bytes > 0 {
+            self.account.lock().leak(bytes);
+        }
+        self.count_unreturned();
+        self.memory_moved();
+    }
+
+    /// Says that memory was given up or came free: somebody may wait for that.
+    pub(crate) fn memory_moved(&self) {
+        if self.reclaimers.are_there() {
+            self.attention.call();
+        }
+    }
+
+    /// Wakes who waits for memory, if any was given up or came free.
+    pub(crate) fn wake_reclaimers(&self) {
+        if self.reclaimers.are_there() {
+            let version = self.account.lock().version();
+            self.reclaimers.take_older(version).into_iter().for_each(crate::thread::contain::wake);
+        }
+    }
+
+    /// Makes a driver call that may be held up for long, on a thread that nobody waits for. It is not
+    /// made once the device is lost or the process ends.
+    pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        if self.options.stepped {
+            return errand(self);
+        }
+        let engine = Arc::downgrade(self);
+        self.errands.enqueue(Box::new(move || {
+            if let Some(engine) = engine.upgrade().filter(|engine| engine.lost().is_none())
+                && let Some(_under_way) = crate::thread::exit::UnderWay::begin()
+            {
+                errand(&engine);
+            }
+        }));
+    }
+
+    /// Has `act` destroy something. Not here: the driver may wait for full queues in that, and the caller
+    /// is a drop, or the poller.
+    pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
+        if self.options.stepped && role::may_call_driver() {
+            act();
+        } else {
+            self.errands.send(act);
+        }
+    }
+
+    /// Drops what is the user's here, or on the reaper's thread if this one is the driver's or ours.
+    pub(crate) fn let_go(&self, value: impl Send + 'static) {
+        if role::current() == Role::Free {
+            drop(value);
+        } else {
+            self.reaper.drop_later(Box::new(value));
+        }
+    }
+}
+
+/// Destroys events that come back after their engine is gone; until `main` returns.
+fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
+    let backend = backend.clone();
+    Arc::new(move |event| {
+        let backend = backend.clone();
+        exit::last_act(move || {
+            // SAFETY: the event was pooled: nobody else has it.
+            let _ = unsafe { backend.event_destroy(event) };
+        });
+    })
+}
+
+impl<S: DeviceStream> Drop for Engine<S> {
+    fn drop(&mut self) {
+        self.attention.stop();
+        if self.state.lost().is_some() || exit::begun() {
+            // The device may still write what it was told to.
+            self.words.leak();
+            return;
+        }
+        // Before what they come from.
+        self.freeing.get_mut().clear();
+        let backend = self.backend.clone();
+        let destroy = destroy_later(&backend);
+        let mut events: Vec<RawEvent> = self.events.close(destroy.clone());
+        events.extend(self.timed_events.close(destroy));
+        let mut streams = self.bells.drain();
+        streams.push(self.private);
+        let words = std::mem::take(&mut self.words);
+        let last_act = move || {
+            for event in events.drain(..) {
+                // SAFETY: the event was pooled: nobody else has it.
+                let _ = unsafe { backend.event_destroy(event) };
+            }
+            for stream in streams {
+                // SAFETY: these streams are the engine's own, and the engine is gone.
+                let _ = unsafe { backend.stream_destroy(stream) };
+            }
+            words.close(&*backend);
+        };
+        exit::last_act(last_act);
+    }
+}

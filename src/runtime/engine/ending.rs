@@ -1,0 +1,94 @@
+//! The end of a device, by its loss or its close: who is woken by it.
+//!
+//! | waiter | woken by |
+//! |---|---|
+//! | a `Loss` future, which stays pending and registered after a close | both |
+//! | a stream pool with pending acquires | both |
+//! | a future that waits for memory or for an operation | the loss |
+//!
+//! # Invariants
+//! 1. A key stays its owner's until it is forgotten or the device is lost: the close takes wakers
+//!    and leaves the keys (`a_close_ends_waits_for_held_permits`).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+
+use super::{DeviceStream, Engine};
+use crate::error::Error;
+
+impl<S: DeviceStream> Engine<S> {
+    /// Refuses work from now on, gives up what streams keep, and wakes the waiters for the loss, which keep
+    /// their keys, and those for memory. The caller holds no lock.
+    pub(crate) fn close(self: &Arc<Self>) {
+        // ORDERING: Relaxed, as below. Whoever registers too late to be woken takes the lock behind
+        // this, and sees the store.
+        self.closed.store(true, Ordering::Relaxed);
+        let wakers: Vec<Waker> =
+            self.mourners.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
+        wakers.into_iter().for_each(crate::thread::contain::wake);
+        self.empty_caches();
+        // As if memory had moved: they look, and hear of the close.
+        self.account.lock().release(0);
+        self.wake_reclaimers();
+    }
+
+    /// Resolves with the loss of the device. `key` is the future's, for
+    /// [`forget_lost`](Self::forget_lost). The waker is woken by the close as well, which is not the
+    /// loss: see [`check_open`](Self::check_open).
+    pub(crate) fn poll_lost(&self, key: &mut Option<usize>, waker: &Waker) -> Option<Error> {
+        if self.state.lost().is_none() {
+            // Cloning and dropping a waker is foreign code: both outside the lock.
+            let fresh = waker.clone();
+            let (stale, is_first) = {
+                let mut mourners = self.mourners.lock();
+                match key.and_then(|key| mourners.get_mut(key)) {
+                    Some(known) => (known.replace(fresh), false),
+                    None => {
+                        *key = Some(mourners.insert(Some(fresh)));
+                        (None, mourners.len() == 1)
+                    }
+                }
+            };
+            drop(stale);
+            if is_first {
+                // From now on it looks after an idle device as well.
+                self.attention.call();
+            }
+        }
+        // Read again: `lose` sets the loss before it takes the mourners.
+        self.state.lost().cloned()
+    }
+
+    /// Drops a future's interest in the loss.
+    pub(crate) fn forget_lost(&self, key: Option<usize>) {
+        let waker = key.and_then(|key| self.mourners.lock().try_remove(key)).flatten();
+        drop(waker);
+    }
+
+    /// Whether somebody waits for the loss of the device.
+    pub(crate) fn is_watched(&self) -> bool {
+        !self.mourners.lock().is_empty()
+    }
+
+    /// Wakes every waiter of a lost device and quarantines lent memory; later calls do nothing. The caller
+    /// holds no lock.
+    pub(crate) fn mourn(&self) {
+        if !self.state.tells_of_loss() {
+            return;
+        }
+        let Some(lost) = self.state.lost() else { return };
+        // A subscriber that panics must not keep the loss from those who wait.
+        if lost.is_device_lost() {
+            let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
+            crate::thread::contain::log(lost);
+        }
+        let mourners = std::mem::take(&mut *self.mourners.lock());
+        mourners.into_iter().filter_map(|(_, waker)| waker).for_each(crate::thread::contain::wake);
+        self.reclaimers.take_older(u64::MAX).into_iter().for_each(crate::thread::contain::wake);
+        for lane in self.lanes() {
+            lane.mourn();
+        }
+    }
+}

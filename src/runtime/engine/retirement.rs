@@ -1,0 +1,287 @@
+//! What was given up goes when every stream that may use it is through; no stream waits for that.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use super::{DeviceStream, Engine};
+use crate::backend::Query;
+use crate::memory::hazard::Use;
+use crate::memory::reclaim::retired::{Block, Remnant, Retired, UserList};
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::progress::Progress;
+use crate::thread::role;
+
+/// Before it gives memory back to the system a thread waits so long for frees that wait for nothing
+/// themselves.
+const FLUSH_FOR: Duration = Duration::from_millis(10);
+
+impl<S: DeviceStream> Engine<S> {
+    /// Frees memory, which is pending in the account, when every stream that used it is through; no
+    /// stream waits for that.
+    pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
+        let engine = self.clone();
+        self.retired.lock().push(Retired { what, users, engine });
+        if self.state.lost().is_some() {
+            // There is no poller any more.
+            self.sweep_retired(false);
+        }
+        self.attention.call();
+    }
+
+    /// Frees a block that one stream has for itself, when that is through with it.
+    pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<Progress<S>>, block: Block) {
+        let users = [Use { lane: lane.clone(), ticket: block.ticket }];
+        self.retire(Remnant::from(block), UserList::from_iter(users));
+    }
+
+    /// Lets `look` see what is retired.
+    pub(crate) fn with_retired<R>(&self, look: impl FnOnce(&mut Vec<Retired<S>>) -> R) -> R {
+        look(&mut self.retired.lock())
+    }
+
+    /// Whether something is to be freed when work is complete.
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.retired.lock().is_empty() || !self.freeing.lock().is_empty()
+    }
+
+    fn has_retired_module(&self) -> bool {
+        self.retired.lock().iter().any(|retired| matches!(retired.what, Remnant::Module(_)))
+    }
+
+    /// Frees what is complete among the retired; if `press`, places the markers that this needs and
+    /// asks after them.
+    /// True if anything was freed.
+    pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
+        let (mut done, mut hopeless) = (SmallVec::<[Retired<S>; 8]>::new(), Vec::new());
+        if press {
+            self.press_users();
+        }
+        // Asked only where it matters, and not under the lock: it looks at every stream.
+        let idle = self.has_retired_module() && self.is_idle();
+        // An allocation finds all that is pending in one place or the other. Of a device that is lost
+        // nobody looks for it, and who has the lock may come here.
+        let _pressing = self.lost().is_none().then(|| self.pressing.lock());
+        {
+            let mut retired = self.retired.lock();
+            if self.state.lost().is_some() {
+                // Their streams will not get there, and each of them keeps this engine.
+                done.extend(retired.drain(..));
+            }
+            let mut index = 0;
+            while index < retired.len() {
+                retired[index].users.retain(|used| !used.is_complete());
+                // Unloading waits for everything that runs: only when nothing does.
+                let ready = match retired[index].what {
+                    Remnant::Memory { .. } => true,
+                    Remnant::Module(_) => idle,
+                };
+                if ready && retired[index].users.is_empty() {
+                    done.push(retired.swap_remove(index));
+                } else if retired[index].users.iter().any(|used| used.lane.is_hopeless(used.ticket))
+                {
+                    // The device may use it at any later time.
+                    hopeless.push(retired.swap_remove(index));
+                } else {
+                    index += 1;
+                }
+            }
+        }
+        let any = self.collect_freeing() || !done.is_empty();
+        for retired in done {
+            self.free_now(retired.what);
+        }
+        for retired in hopeless {
+            self.leak(retired.what.bytes());
+        }
+        any
+    }
+
+    /// Asks how far the streams are that the retired wait for: perhaps nobody else does.
+    fn press_users(&self) {
+        let mut users: UserList<S> = UserList::new();
+        for retired in &*self.retired.lock() {
+            for used in &retired.users {
+                match users.iter_mut().find(|known| known.lane == used.lane) {
+                    Some(known) => known.ticket = known.ticket.max(used.ticket),
+                    None => users.push(used.clone()),
+                }
+            }
+        }
+        users.iter().for_each(|Use { lane, ticket }| lane.ask(*ticket));
+    }
+
+    /// Asks how far every stream is, and brings the account up to date. Wakes whoever waited for what is
+    /// complete.
+    pub(crate) fn look_everywhere(&self) {
+        for lane in self.lanes() {
+            lane.sweep();
+            lane.collect_freed(false);
+        }
+        self.collect_freeing();
+    }
+
+    /// Counts memory whose free was just put on the private stream. Within a limit it stays pending until
+    /// that has run: nobody else could have the memory before.
+    pub(crate) fn enter_free(&self, bytes: u64) {
+        let limited = bytes > 0 && self.options.memory_limit.is_some();
+        match limited.then(|| self.record_aside()).flatten() {
+            Some(event) => {
+                self.freeing.lock().push_back((event, bytes));
+                self.attention.call();
+            }
+            None => {
+                self.account.lock().release(bytes);
+                self.memory_moved();
+            }
+        }
+    }
+
+    /// Takes over memory whose free is on the private stream, for who waits for
+    /// [`behind_frees`](Self::behind_frees).
+    pub(crate) fn take_freeing(&self, most: u64) -> u64 {
+        let mut taken = 0;
+        let mut freeing = self.freeing.lock();
+        while let Some((_, bytes)) = freeing.back_mut().filter(|_| taken < most) {
+            let part = (*bytes).min(most - taken);
+            taken += part;
+            *bytes -= part;
+            if *bytes == 0 {
+                // It may still be pending: its event is not lent again.
+                freeing.pop_back().inspect(|(event, _)| event.spoil());
+            }
+        }
+        taken
+    }
+
+    /// Puts memory back that was taken over from the private stream.
+    pub(crate) fn put_freeing(&self, bytes: u64) {
+        if bytes > 0 {
+            self.enter_free(bytes);
+        }
+    }
+
+    /// How much memory's free is on the private stream.
+    pub(crate) fn freeing_bytes(&self) -> u64 {
+        self.freeing.lock().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Gives the pool back, in the account, what was freed on the private stream; true if anything was.
+    fn collect_freeing(&self) -> bool {
+        let lost = self.lost().is_some();
+        if !lost && !role::may_call_driver() {
+            return false;
+        }
+        let mut freed = 0;
+        {
+            let mut freeing = self.freeing.lock();
+            while let Some((event, bytes)) = freeing.front() {
+                // SAFETY: the handle keeps the event.
+                let answer = (!lost).then(|| unsafe { self.backend.event_query(event.raw()) });
+                match answer {
+                    None | Some(Ok(Query::Complete)) => freed += bytes,
+                    Some(Ok(Query::Pending) | Err(_)) => break,
+                }
+                freeing.pop_front();
+            }
+            if freed > 0 {
+                self.account.lock().release(freed);
+            }
+        }
+        if freed > 0 {
+            self.memory_moved();
+        }
+        freed > 0
+    }
+
+    /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
+    /// `users` say.
+    pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList<S>) {
+        for lane in self.lanes() {
+            let lane = lane.progress().clone();
+            users.push(Use { ticket: lane.submitted(), lane });
+        }
+        self.retire(what, users);
+    }
+
+    /// Frees what no stream uses any more.
+    pub(crate) fn free_now(self: &Arc<Self>, what: Remnant) {
+        let bytes = what.bytes();
+        if self.state.lost().is_some() {
+            self.account.lock().release(bytes);
+            return;
+        }
+        let engine = self.clone();
+        let free = move || match what.discard(&*engine.backend, engine.private) {
+            Ok(()) => engine.enter_free(bytes),
+            Err(code) => drop(engine.leaked(bytes, code)),
+        };
+        match what {
+            Remnant::Memory { .. } => free(),
+            // It may take its time, and the caller may be the poller.
+            Remnant::Module(_) => self.reaper.send(free),
+        }
+    }
+
+    /// Whether no stream is known to have work.
+    fn is_idle(&self) -> bool {
+        self.lanes().iter().all(|lane| lane.progress().is_idle())
+    }
+
+    /// Brings the account up to date with the frees on streams that are known to be complete, and sees
+    /// to it that it will be known of the others.
+    pub(crate) fn collect_freed(&self) {
+        let may_ask = role::may_call_driver();
+        for lane in self.lanes() {
+            lane.collect_freed(may_ask);
+        }
+        self.collect_freeing();
+    }
+
+    /// An event behind the frees of what was retired; `None` if it cannot be had.
+    pub(crate) fn behind_frees(&self) -> Option<EventHandle> {
+        // Nobody would see when it can be lent again.
+        self.record_aside().inspect(EventHandle::spoil)
+    }
+
+    fn record_aside(&self) -> Option<EventHandle> {
+        let event = self.event().ok()?;
+        // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is
+        // pending on it.
+        let recorded = unsafe { self.backend.event_record(event.raw(), self.private) };
+        // It may have been recorded all the same: never to be lent again.
+        recorded.inspect_err(|_| event.spoil()).ok().map(|()| event)
+    }
+
+    /// Empties the block caches of all streams. Waits for nothing.
+    pub(crate) fn empty_caches(self: &Arc<Self>) {
+        for lane in self.lanes() {
+            lane.sweep();
+            for block in lane.take_all_kept() {
+                self.retire_block(lane.progress(), block);
+            }
+        }
+    }
+
+    /// Frees all that can be freed, for others. Blocks for a moment.
+    pub(crate) fn flush(self: &Arc<Self>) {
+        self.empty_caches();
+        self.collect_freed();
+        self.sweep_retired(true);
+        if self.options.stepped {
+            // Nobody runs them meanwhile.
+            return;
+        }
+        // The frees themselves wait for nothing; a later allocation elsewhere can use the memory
+        // once they ran.
+        let end = Instant::now() + FLUSH_FOR;
+        while Instant::now() < end {
+            // SAFETY: the private stream lives as long as the engine.
+            match unsafe { self.backend.stream_query(self.private) } {
+                Ok(Query::Pending) => std::thread::yield_now(),
+                Ok(Query::Complete) | Err(_) => return,
+            }
+        }
+    }
+}

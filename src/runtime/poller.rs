@@ -1,0 +1,236 @@
+//! The poller: one thread a device, which asks so that nobody else has to.
+//!
+//! It owns the list of streams somebody waits for (or that owe memory), looks at each when its work
+//! may be complete, and sleeps in between: see [`cadence`](super::protocol::cadence) for the phases. Its work
+//! grows with busy streams, not with futures. A stream without a handle it keeps until its work is
+//! complete. It holds its engine only while it looks, so a device
+//! that nobody uses goes away, and the thread with it; it never joins itself. After the loss of its
+//! device nobody needs it, and it ends.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::Engine;
+use super::attention::Attention;
+use super::exit;
+use super::protocol::cadence;
+use super::protocol::park::Rounds;
+use super::registry;
+use super::stream_state::Lane;
+use crate::error::{DriverCode, Result};
+use crate::runtime::coop;
+use crate::system;
+use crate::thread::contain;
+use crate::thread::role;
+use crate::thread::role::Role;
+
+/// Starts the poller of an engine.
+pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
+    let attention = engine.attention.clone();
+    let weak = Arc::downgrade(engine);
+    exit::watch(&attention);
+    let name = format!("gpu-await-{}", engine.label());
+    let thread = contain::spawn(&name, move || run(&weak, &attention))
+        .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;
+    engine.attention.thread.get_or_init(|| thread);
+    Ok(())
+}
+
+/// What the poller does next.
+enum NextRound {
+    /// Something moved, or is due in a moment.
+    Again,
+    /// Sleep until called, or until then.
+    Park(u64),
+    /// The device is lost, and everybody was told.
+    End,
+}
+
+/// A sleep shorter than this is not worth its 3 µs.
+const SPIN_NS: u64 = 3_000;
+
+struct Poller {
+    active: Vec<Arc<Lane>>,
+    last_progress: u64,
+    last_press: u64,
+    last_probe: u64,
+}
+
+fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
+    let _role = role::enter(Role::Poller);
+    system::minimize_timer_slack();
+    coop::prepare();
+    let mut poller = Poller { active: Vec::new(), last_progress: 0, last_press: 0, last_probe: 0 };
+    let mut spins = 0_u32;
+    while !attention.must_stop() {
+        // A subscriber of `tracing` may panic anywhere; wakers and destructors are contained where they
+        // are called.
+        let looked = contain::contain("what a poller called", || {
+            let engine = engine.upgrade()?;
+            Some((poller.look(&engine, attention), engine.now()))
+        });
+        let (next, now) = match looked {
+            Some(Some(looked)) => looked,
+            Some(None) => break,
+            None => {
+                attention.park.resume();
+                (NextRound::Again, 0)
+            }
+        };
+        match next {
+            NextRound::Again => {
+                spins += 1;
+                if spins.is_multiple_of(16) {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+            NextRound::Park(until) => {
+                // Once more: `stop` calls nobody who has not announced that it will sleep.
+                if !attention.must_stop() && attention.park.commit(until) {
+                    if until == u64::MAX {
+                        std::thread::park();
+                    } else {
+                        let left = until.saturating_sub(now);
+                        std::thread::park_timeout(Duration::from_nanos(left));
+                    }
+                }
+                attention.park.resume();
+            }
+            NextRound::End => break,
+        }
+    }
+    // Lanes keep their engine, and that keeps those that were handed over.
+    if let Some(engine) = engine.upgrade() {
+        engine.let_go_of_all();
+    }
+    attention.end();
+    registry::let_go(poller.active);
+}
+
+/// One of its turns.
+struct Round<'a> {
+    poller: &'a mut Poller,
+    engine: &'a Arc<Engine>,
+    attention: &'a Attention,
+}
+
+impl Rounds for Round<'_> {
+    fn round(&mut self) -> bool {
+        self.poller.round(self.engine)
+    }
+
+    fn sleep_until(&mut self) -> Option<u64> {
+        let now = self.engine.now();
+        let until = self.poller.next_look(self.engine, now, self.attention);
+        let until = until.min(self.engine.deadlines.first());
+        (until > now + SPIN_NS).then_some(until)
+    }
+}
+
+impl Poller {
+    fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> NextRound {
+        if engine.lost().is_some() {
+            // Perhaps by a submitter, who wakes nobody.
+            engine.mourn();
+            // What is retired from now on goes at once.
+            engine.sweep_retired(false);
+            return NextRound::End;
+        }
+        let until = attention.park.look(&mut Round { poller: self, engine, attention });
+        until.map_or(NextRound::Again, NextRound::Park)
+    }
+
+    /// Looks at every lane that is due, and whether the device is lost; true if anything moved.
+    fn round(&mut self, engine: &Arc<Engine>) -> bool {
+        // Here, and so once more after the poller announced its sleep: there may be no lane.
+        engine.mourn();
+        engine.wake_reclaimers();
+        let mut moved = engine.take_handed_over(&mut self.active);
+        let now = engine.now();
+        engine.deadlines.wake_due(now);
+        let mut visited = false;
+        for lane in self.active.iter().filter(|lane| lane.next_look() <= now) {
+            visited = true;
+            moved |= lane.visit(now);
+        }
+        if visited {
+            engine.spent(engine.now() - now);
+        }
+        if now >= self.next_press() && self.owes(engine) {
+            self.last_press = now;
+            moved |= self.press(engine);
+        }
+        if moved {
+            self.last_progress = now;
+        }
+        moved
+    }
+
+    /// When to look next, given that nothing moved.
+    fn next_look(&mut self, engine: &Arc<Engine>, now: u64, attention: &Attention) -> u64 {
+        let lingers_ns = attention.lingers_ns();
+        // Nobody will use them again.
+        self.active.retain(|lane| !(lane.is_deserted() && lane.deactivate()));
+        let waited_for = self.active.iter().any(|lane| lane.has_waiters());
+        let owes = self.owes(engine);
+        if waited_for || owes {
+            // Words and doorbells say nothing of a device that died; a query does.
+            if now >= self.last_probe + cadence::PROBE_NS {
+                self.last_probe = now;
+                engine.check_health().ok();
+            }
+        } else if now >= self.last_progress + lingers_ns {
+            self.active.retain(|lane| !lane.deactivate());
+            engine.state.backlog.forget();
+        }
+        attention.looked(!(waited_for || owes || self.active.is_empty()));
+        let mut until = match (waited_for, owes) {
+            (_, true) => self.next_press(),
+            (true, false) => now + cadence::PROBE_NS,
+            (false, false) if self.active.is_empty() => return self.next_watch(engine, now),
+            (false, false) => now + lingers_ns,
+        };
+        for lane in &self.active {
+            until = until.min(lane.next_look());
+        }
+        until
+    }
+
+    /// When to look after an idle device next.
+    fn next_watch(&mut self, engine: &Engine, now: u64) -> u64 {
+        if !engine.is_watched() {
+            return u64::MAX;
+        }
+        if now >= self.last_probe + cadence::WATCH_NS {
+            self.last_probe = now;
+            engine.check_health().ok();
+        }
+        self.last_probe + cadence::WATCH_NS
+    }
+
+    /// When to see to what is owed; more rarely while nothing moves.
+    fn next_press(&self) -> u64 {
+        let age = self.last_press.saturating_sub(self.last_progress);
+        self.last_press + (age / 4).clamp(cadence::MARK_WITHIN_NS, cadence::PROBE_NS)
+    }
+
+    /// Whether memory waits to be taken back or freed.
+    fn owes(&self, engine: &Engine) -> bool {
+        engine.has_retired() || self.active.iter().any(|lane| lane.has_dues())
+    }
+
+    /// Takes back what was lent and frees what was retired, and places the markers that this needs.
+    /// True if anything moved.
+    fn press(&mut self, engine: &Arc<Engine>) -> bool {
+        let mut moved = false;
+        for lane in self.active.iter().filter(|lane| lane.has_dues()) {
+            moved |= lane.sweep();
+            lane.press();
+        }
+        moved |= engine.sweep_retired(false);
+        engine.sweep_retired(true) || moved
+    }
+}

@@ -1,0 +1,207 @@
+//! How far a stream is: what is kept by those who used it, and not by the stream alone.
+//!
+//! Buffers remember who used them, futures and events their points; all of them may live much longer
+//! than the stream. They keep this, which is light, and come from here to the stream while a ticket
+//! of it is pending.
+//!
+//! | a ticket is | so the stream |
+//! |---|---|
+//! | complete | is there or gone: nobody needs it |
+//! | pending | is there: a handle keeps it, or whoever looks after the streams of the device (the poller; a stepped device's stepper; at the end of the process, nobody lets go of it) |
+//! | neither: it will never be known to be complete | is gone with its device, which is lost; or with the stepper of a stepped one; or it waits for a device that is lost |
+//!
+//! # Invariants
+//! 1. No stream goes while a ticket of it is pending and its device may still complete it
+//!    (`a_dropped_stream_orders_what_comes_behind`).
+//! 2. Nothing here keeps a stream, its device, or what owns an adopted stream
+//!    (`readers_that_go_leave_no_stream`, `a_device_goes_before_what_it_read`).
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock, Weak};
+
+use super::device_state::DeviceState;
+use super::protocol::timeline::Timeline;
+use crate::error::{Error, ErrorDetail, Result};
+use crate::memory::hazard::Track;
+
+/// A stream's id, its tickets, and the way to it while it is there.
+pub(crate) struct Progress<S> {
+    pub(super) id: u64,
+    pub(super) timeline: Timeline,
+    pub(super) device: Arc<DeviceState>,
+    pub(super) lane: Weak<S>,
+    /// Whether the stream waits for another device, as far as is known. Written under the lock of the
+    /// lane's list of those waits.
+    pub(super) waits_for_others: AtomicBool,
+    /// Why the stream gets nowhere any more, though its device works. Set before the stream goes for that.
+    pub(super) stuck: OnceLock<Error>,
+}
+
+/// What a point asks of its stream while that is there.
+pub(crate) trait PointStream: fmt::Debug + Sized {
+    /// Whether `ticket` is complete or never will be.
+    fn is_settled(&self, ticket: u64) -> bool;
+
+    /// Asks the device how far the stream is, behind a marker for `ticket`, or has the poller ask where no
+    /// driver call may be made. Never blocks.
+    fn ask_after(self: &Arc<Self>, ticket: u64);
+
+    /// What another device is told that waits for `ticket`, if a device is lost that it waits for.
+    fn dependency_lost(&self, ticket: u64) -> Option<Error>;
+}
+
+/// What became of a ticket.
+enum Standing<S> {
+    Complete,
+    Pending(Arc<S>),
+    /// It will never be known to be complete, and why.
+    Never(Error),
+}
+
+impl<S> Progress<S> {
+    pub(crate) fn device(&self) -> &Arc<DeviceState> {
+        &self.device
+    }
+
+    /// The last ticket handed out.
+    pub(crate) fn submitted(&self) -> u64 {
+        self.timeline.submitted()
+    }
+
+    /// Whether everything that was submitted is known to be complete.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_complete(self.submitted())
+    }
+
+    /// Whether something on the stream waits for another device, as far as is known.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        // ORDERING: Relaxed: set by the submitter of a ticket that the caller knows of.
+        self.waits_for_others.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_waits_for_others(&self, waits: bool) {
+        // ORDERING: Relaxed: read by futures of this or a later ticket.
+        self.waits_for_others.store(waits, Ordering::Relaxed);
+    }
+
+    /// Gives up a future's interest in a marker of its own.
+    #[inline]
+    pub(crate) fn release(&self, ticket: u64) {
+        self.timeline.release(ticket);
+    }
+
+    /// The stream, unless it is gone.
+    pub(crate) fn lane(&self) -> Option<Arc<S>> {
+        self.lane.upgrade()
+    }
+
+    /// What became of `ticket`, as far as it is known.
+    fn standing(&self, ticket: u64) -> Standing<S> {
+        if self.is_complete(ticket) {
+            return Standing::Complete;
+        }
+        match self.lane() {
+            Some(lane) => Standing::Pending(lane),
+            None => self.outcome(ticket).map_or_else(Standing::Never, |()| Standing::Complete),
+        }
+    }
+
+    /// The end of `ticket` of a stream that is gone.
+    #[cold]
+    pub(crate) fn outcome(&self, ticket: u64) -> Result<()> {
+        // The stream was seen to be gone: with whoever dropped it, see what was known to them.
+        fence(Ordering::Acquire);
+        if self.is_complete(ticket) {
+            return Ok(());
+        }
+        let why = self.device.lost().or_else(|| self.stuck.get()).cloned();
+        let closed = || ErrorDetail::Closed { device: self.device.label.clone() }.into();
+        Err(why.unwrap_or_else(closed))
+    }
+
+    /// What another device is told that waits for `ticket`, if this one is lost before, or the stream is
+    /// known to wait for one that is.
+    pub(super) fn lost_before(&self, ticket: u64) -> Option<Error> {
+        if let Some(stuck) = self.stuck.get().filter(|_| !self.is_complete(ticket)) {
+            return Some(stuck.clone());
+        }
+        let cause = self.device.lost().filter(|_| !self.is_complete(ticket))?;
+        let (device, cause) = (self.device.label.clone(), cause.clone());
+        Some(ErrorDetail::DependencyLost { device, cause }.into())
+    }
+
+    pub(crate) fn is_complete(&self, ticket: u64) -> bool {
+        self.timeline.is_complete(ticket)
+    }
+}
+
+impl<S: PointStream> Progress<S> {
+    /// The stream, for an operation on `device` that must wait for `ticket`; `None` if that is
+    /// complete.
+    pub(crate) fn pending_for(&self, device: &DeviceState, ticket: u64) -> Result<Option<Arc<S>>> {
+        if self.device.id != device.id
+            && let Some(error) = self.dependency_lost(ticket)
+        {
+            return Err(error);
+        }
+        match self.standing(ticket) {
+            Standing::Complete => Ok(None),
+            Standing::Pending(lane) => Ok(Some(lane)),
+            Standing::Never(error) => Err(error),
+        }
+    }
+
+    /// The same, also if one is lost that this one waits for.
+    pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
+        let transitive = || self.lane().and_then(|lane| lane.dependency_lost(ticket));
+        self.lost_before(ticket).or_else(transitive)
+    }
+
+    /// Whether `ticket` is not complete and, as far as anybody can tell, never will be.
+    pub(crate) fn is_hopeless(&self, ticket: u64) -> bool {
+        (self.stuck.get().is_some() || self.is_settled(ticket)) && !self.is_complete(ticket)
+    }
+
+    /// Whether `ticket` is complete or never will be.
+    pub(crate) fn is_settled(&self, ticket: u64) -> bool {
+        match self.standing(ticket) {
+            Standing::Pending(lane) => lane.is_settled(ticket),
+            Standing::Complete | Standing::Never(_) => true,
+        }
+    }
+
+    /// Asks the device how far the stream is, if `ticket` is not known to be complete, or has the poller
+    /// ask where no driver call may be made. Never blocks.
+    pub(crate) fn ask(&self, ticket: u64) {
+        if let Standing::Pending(lane) = self.standing(ticket) {
+            lane.ask_after(ticket);
+        }
+    }
+}
+
+impl<S> Track for Arc<Progress<S>> {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn is_complete(&self, ticket: u64) -> bool {
+        Progress::is_complete(self, ticket)
+    }
+}
+
+impl<S> PartialEq for Progress<S> {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Progress<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lane() {
+            Some(lane) => lane.fmt(f),
+            None => write!(f, "stream {} of {}", self.id, self.device.label),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Which tasks of a device check for themselves, and which one stays awake (pure).
+//!
+//! A permit is held until a time: a future that was leaked in the middle of a check gives its permit
+//! back by the clock.
+//!
+//! # Invariants
+//! 1. At most [`CHECKERS`] permits to check are held, and one to stay awake
+//!    (`permits_are_few_and_come_back`, `one_stays_awake_while_the_poller_wakes_often`).
+//! 2. Nobody gives back a permit that has gone to another (`a_late_checker_returns_nothing`).
+#![forbid(unsafe_code)]
+
+use super::cadence::{CHECK_AGAIN_NS, CHECKERS, OFTEN_NS};
+use crate::sync::{AtomicU64, Ordering};
+
+/// The permits of one device.
+#[derive(Debug)]
+pub(crate) struct Checkers {
+    /// Until when each is held (0 if it is free).
+    permits: [AtomicU64; CHECKERS],
+    /// The same, of the one to stay awake.
+    awake: AtomicU64,
+    /// The time from one time that the poller woke somebody to the next: an average over about eight.
+    gap_ns: AtomicU64,
+    /// When it did so last.
+    woke_at: AtomicU64,
+}
+
+/// A permit that is held.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckPermit {
+    /// Its place; behind those to check: to stay awake.
+    index: u8,
+    until: u64,
+}
+
+impl Checkers {
+    pub(crate) fn new() -> Self {
+        Checkers {
+            permits: std::array::from_fn(|_| AtomicU64::new(0)),
+            awake: AtomicU64::new(0),
+            gap_ns: AtomicU64::new(10 * OFTEN_NS),
+            woke_at: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes a permit to check until `until`, if one is free.
+    #[inline]
+    pub(crate) fn enter(&self, now: u64, until: u64) -> Option<CheckPermit> {
+        for (index, slot) in (0..).zip(&self.permits) {
+            // ORDERING: Relaxed throughout: a permit protects nothing.
+            let held = slot.load(Ordering::Relaxed);
+            if held <= now && exchange(slot, held, until) {
+                return Some(CheckPermit { index, until });
+            }
+        }
+        None
+    }
+
+    /// How many tasks check.
+    pub(crate) fn held(&self, now: u64) -> usize {
+        // ORDERING: Relaxed, as above.
+        self.permits.iter().filter(|permit| permit.load(Ordering::Relaxed) > now).count()
+    }
+
+    /// Whether no task checks or stays awake.
+    pub(crate) fn all_sleep(&self, now: u64) -> bool {
+        // ORDERING: Relaxed, as above.
+        self.awake.load(Ordering::Relaxed) <= now && self.held(now) == 0
+    }
+
+    /// Gives a permit back.
+    #[inline]
+    pub(crate) fn leave(&self, permit: CheckPermit) {
+        // It fails where the time was over and another took the permit.
+        let slot = self.permits.get(usize::from(permit.index)).unwrap_or(&self.awake);
+        exchange(slot, permit.until, 0);
+    }
+
+    /// The poller woke somebody whose work is complete. Only the poller says so.
+    pub(crate) fn woke(&self, now: u64) {
+        // ORDERING: Relaxed, as above.
+        let before = self.woke_at.load(Ordering::Relaxed);
+        self.woke_at.store(now, Ordering::Relaxed);
+        let (known, gap) = (self.gap_ns.load(Ordering::Relaxed), now.saturating_sub(before));
+        let gap = known - known / 8 + gap.min(10 * OFTEN_NS) / 8;
+        self.gap_ns.store(gap, Ordering::Relaxed);
+    }
+
+    /// Whether the poller wakes somebody often.
+    fn is_busy(&self, now: u64) -> bool {
+        // ORDERING: Relaxed, as above.
+        self.gap_ns.load(Ordering::Relaxed) < OFTEN_NS
+            && now.saturating_sub(self.woke_at.load(Ordering::Relaxed)) < 4 * OFTEN_NS
+    }
+
+    /// Takes the permit to stay awake, if the poller wakes somebody often and all sleep.
+    pub(crate) fn stay_awake(&self, now: u64) -> Option<CheckPermit> {
+        if !self.is_busy(now) || !self.all_sleep(now) {
+            return None;
+        }
+        // ORDERING: Relaxed, as above.
+        let held = self.awake.load(Ordering::Relaxed);
+        let permit = CheckPermit { index: u8::MAX, until: now + 2 * CHECK_AGAIN_NS };
+        exchange(&self.awake, held, permit.until).then_some(permit)
+    }
+
+    /// Keeps it for longer, if that is still so and no other has it by now.
+    pub(crate) fn keep_awake(&self, permit: CheckPermit, now: u64) -> Option<CheckPermit> {
+        // Renewed now and then.
+        if now + CHECK_AGAIN_NS < permit.until {
+            return Some(permit);
+        }
+        let until = if self.is_busy(now) { now + 2 * CHECK_AGAIN_NS } else { 0 };
+        let kept = exchange(&self.awake, permit.until, until) && until > 0;
+        kept.then_some(CheckPermit { until, ..permit })
+    }
+}
+
+fn exchange(slot: &AtomicU64, held: u64, until: u64) -> bool {
+    // ORDERING: Relaxed, as above.
+    slot.compare_exchange(held, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+impl CheckPermit {
+    /// When it must be given back.
+    pub(crate) fn until(self) -> u64 {
+        self.until
+    }
+}

@@ -1,0 +1,590 @@
+//! One stream, as the completion engine sees it.
+//!
+//! A lane ties the pure parts to a driver stream: the timeline, the submission lock, the markers
+//! behind it, the waiters in front of it, and the host memory lent to it.
+//!
+//! | who | does | through | in |
+//! |---|---|---|---|
+//! | a submitter | takes the lock, issues a ticket, makes driver calls | [`Lane::with`] | [`submitter`] |
+//! | a future | looks, yields, registers | [`Lane::poll_ticket`] | [`poll`] |
+//! | anybody | asks the driver, raises `completed`, wakes | [`Lane::sweep`] | [`look`] |
+//! | the poller | looks when the work may be complete | [`Lane::visit`] | [`look`] |
+//! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`Lane::free_in_order`] | [`freed`] |
+//! | an allocation | uses again what the stream gave up | [`Lane::reuse`], [`Lane::take_freed`] | [`freed`] |
+//!
+//! Locks, in the order in which they may be held together: submission lock, then one of
+//! `markers`, `lent`, `deferred`, `block_cache`, `freed`; then the device's account. The lock of `queue` is
+//! never held with another.
+
+mod for_others;
+mod freed;
+mod handle;
+mod lent;
+mod look;
+mod poll;
+mod submitter;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+
+use self::freed::Freed;
+pub(crate) use self::handle::LaneHandle;
+use self::lent::LentMemory;
+pub(crate) use self::lent::{Callback, LentBlock, Payload};
+pub(crate) use self::poll::WaitState;
+use self::submitter::Submitter;
+pub(crate) use self::submitter::Turn;
+use super::counted::{Counted, Length};
+use super::engine::Engine;
+use super::event_pool::EventHandle;
+use super::progress::Progress;
+use super::protocol::cadence;
+use super::protocol::estimator::Estimator;
+use super::protocol::submission::SubmissionLock;
+use super::protocol::sweep::SweepGate;
+use super::protocol::timeline::Timeline;
+use super::protocol::wait_queue::{WaitQueue, Wakes};
+use super::words::Word;
+use crate::backend::{RawStream, StreamOptions};
+use crate::error::{DriverCode, Result};
+use crate::memory::block_cache::BlockCache;
+use crate::memory::hazard::Use;
+use crate::memory::reclaim::retired::{Block, Remnant};
+use crate::thread::contain;
+use crate::thread::role;
+use crate::thread::role::Role;
+
+/// Events that a new stream has.
+const EVENTS_IN_STOCK: usize = 8;
+
+/// No value that a word will have: whether it is still to be written is not known.
+const UNKNOWN: u64 = u64::MAX;
+
+pub(crate) struct Lane {
+    progress: Arc<Progress<Lane>>,
+    engine: Arc<Engine<Lane>>,
+    stream: RawStream,
+    /// What its driver stream is.
+    options: StreamOptions,
+    name: Option<Box<str>>,
+    /// The stream is the lane's to destroy.
+    owned: bool,
+    /// What keeps it otherwise, if anything has to.
+    owner: Option<Owner>,
+    /// Others put work on the stream as well: each operation of ours is followed by a marker.
+    shared: AtomicBool,
+    submission: SubmissionLock<Submitter>,
+    markers: Counted<Markers>,
+    /// From how many on a submitter looks, if nobody waits.
+    tidy_from: AtomicU64,
+    gate: SweepGate,
+    queue: WaitQueue<Waker>,
+    lent: Counted<VecDeque<LentMemory>>,
+    deferred: Counted<Vec<Block>>,
+    block_cache: Mutex<BlockCache<Block>>,
+    freed: Mutex<Freed>,
+    word: Option<Word>,
+    /// The last value that the stream was told to write into `word`; [`UNKNOWN`] after a refusal.
+    told: AtomicU64,
+    /// The last handle is gone: nothing more is put on it.
+    deserted: AtomicBool,
+    /// The highest ticket behind which a doorbell was armed.
+    armed: AtomicU64,
+    pace: Pace,
+    /// Waits for streams of other devices, by the ticket that waits.
+    foreign: Mutex<Vec<ForeignWait>>,
+}
+
+/// What keeps a stream of somebody else's.
+pub(crate) type Owner = Box<dyn Any + Send + Sync>;
+
+/// Whose a lane's driver stream is.
+enum Origin {
+    Ours,
+    /// Of somebody who puts work on it as well.
+    Shared(Option<Owner>),
+    /// The engine's.
+    Engine,
+}
+
+/// Ticket `ticket` and all behind it wait for another device: for a stream of it, or for one of this
+/// device that does.
+struct ForeignWait {
+    ticket: u64,
+    on: Use<Arc<Progress<Lane>>>,
+}
+
+/// When the stream's work was waited for, looked at, and how long it took; times of the engine's
+/// clock, in nanoseconds.
+#[derive(Default)]
+struct Pace {
+    /// When the work at the head was first waited for, or the work in front of it was complete.
+    head_since: AtomicU64,
+    /// When the stream was last seen not to have moved.
+    pending_at: AtomicU64,
+    /// When a task last looked for itself.
+    checked_at: AtomicU64,
+    /// The end of the last window for which a task was woken to check.
+    alerted: AtomicU64,
+    /// When the poller last woke a task, until that is polled; 0: it did not.
+    woken_at: AtomicU64,
+    estimator: Mutex<Estimator>,
+    /// Whether all work that it remembers is short.
+    is_short: AtomicBool,
+}
+
+/// Points behind which an event was recorded, and events to be used again.
+#[derive(Default)]
+struct Markers {
+    queue: VecDeque<Marker>,
+    spare: Vec<EventHandle>,
+}
+
+impl Length for Markers {
+    fn length(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+struct Marker {
+    ticket: u64,
+    event: EventHandle,
+}
+
+impl Lane {
+    /// A lane with a stream of its own.
+    pub(crate) fn open(
+        engine: &Arc<Engine<Lane>>,
+        options: StreamOptions,
+        name: Option<Box<str>>,
+    ) -> Result<Arc<LaneHandle>> {
+        role::check("making a stream")?;
+        engine.check_open()?;
+        let backend = &*engine.backend;
+        let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;
+        let made = || {
+            let mut options = options;
+            if options.priority != 0 {
+                // SAFETY: the stream was made just now.
+                options.priority = unsafe { backend.stream_info(stream) }?.priority;
+            }
+            let mode = engine.options.completion;
+            let word = match mode.may_use_words() && backend.limits().words {
+                true if mode.always_words() => Some(engine.words.get(backend)?),
+                // Events do as well.
+                true => engine.words.get(backend).ok(),
+                false => None,
+            };
+            if mode.rings() {
+                engine.bells.stock(backend, &engine.attention)?;
+            }
+            Ok((options, word))
+        };
+        let (options, word) = made().map_err(|code| {
+            // SAFETY: the stream was made just now, and nobody else has it.
+            let _ = unsafe { backend.stream_destroy(stream) };
+            engine.refused(code)
+        })?;
+        let lane = Lane::over(engine, stream, options, name, word, Origin::Ours);
+        lane.stock_events(EVENTS_IN_STOCK);
+        Ok(lane)
+    }
+
+    /// A lane over a stream of somebody else's, which `owner` keeps if that is needed. It uses events
+    /// alone: a word of ours would be ordered with work that we know nothing of.
+    pub(crate) fn open_foreign(
+        engine: &Arc<Engine<Lane>>,
+        stream: RawStream,
+        options: StreamOptions,
+        name: Option<Box<str>>,
+        owner: Option<Owner>,
+    ) -> Result<Arc<LaneHandle>> {
+        engine.check_open()?;
+        Ok(Lane::over(engine, stream, options, name, None, Origin::Shared(owner)))
+    }
+
+    /// A lane for [`mark_everything`](Self::mark_everything). It has the engine's own stream, on
+    /// which nothing is put here, and leaves it to the engine.
+    pub(crate) fn open_whole(engine: &Arc<Engine<Lane>>) -> Result<Arc<LaneHandle>> {
+        engine.check_open()?;
+        let (stream, name) = (engine.private, Some("whole device".into()));
+        Ok(Lane::over(engine, stream, StreamOptions::default(), name, None, Origin::Engine))
+    }
+
+    fn over(
+        engine: &Arc<Engine<Lane>>,
+        stream: RawStream,
+        options: StreamOptions,
+        name: Option<Box<str>>,
+        word: Option<Word>,
+        origin: Origin,
+    ) -> Arc<LaneHandle> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let (owned, shared, owner) = match origin {
+            Origin::Ours => (true, false, None),
+            Origin::Shared(owner) => (false, true, owner),
+            Origin::Engine => (false, false, None),
+        };
+        // ORDERING: Relaxed: only uniqueness matters.
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let progress = |lane: &Weak<Lane>| Progress {
+            id,
+            timeline: Timeline::new(),
+            device: engine.state.clone(),
+            lane: lane.clone(),
+            waits_for_others: AtomicBool::new(false),
+            stuck: OnceLock::new(),
+        };
+        let lane = Arc::new_cyclic(|this| Lane {
+            progress: Arc::new(progress(this)),
+            engine: engine.clone(),
+            stream,
+            options,
+            name,
+            shared: AtomicBool::new(shared),
+            owned,
+            owner,
+            submission: SubmissionLock::new(Submitter::new()),
+            markers: Counted::default(),
+            tidy_from: AtomicU64::new(2 * cadence::MARK_EVERY),
+            gate: SweepGate::new(),
+            queue: WaitQueue::new(),
+            lent: Counted::default(),
+            deferred: Counted::default(),
+            block_cache: Mutex::new(BlockCache::new(engine.options.block_cache_bytes)),
+            freed: Mutex::default(),
+            word,
+            told: AtomicU64::new(0),
+            deserted: AtomicBool::new(false),
+            armed: AtomicU64::new(0),
+            pace: Pace::default(),
+            foreign: Mutex::default(),
+        });
+        engine.add_stream(&lane);
+        LaneHandle::new(lane)
+    }
+
+    /// Makes events before they are needed, so that the stream has `least`: beside threads that
+    /// launch without a pause the driver may not come to it for 100 ms.
+    pub(crate) fn stock_events(&self, least: usize) {
+        while !self.has_events(least) {
+            let Ok(event) = self.engine.event() else { return };
+            self.markers.lock().spare.push(event);
+        }
+    }
+
+    /// An event for a marker. Before one is made, which may take long beside a full queue, those behind
+    /// what is complete are taken back: on a stream that nobody awaits nobody else looks.
+    fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
+        let spare = || self.markers.lock().spare.pop();
+        if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
+            return Ok(event);
+        }
+        self.ask_quietly();
+        spare().map_or_else(|| self.engine.event(), Ok)
+    }
+
+    /// Whether the stream has so many events, behind its work or not.
+    pub(crate) fn has_events(&self, least: usize) -> bool {
+        let markers = self.markers.read();
+        markers.spare.len() + markers.queue.len() >= least
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.progress.id
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine<Lane>> {
+        &self.engine
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        self.stream
+    }
+
+    /// What its driver stream is; see [`is_blocking`](Self::is_blocking) for what the driver says.
+    pub(crate) fn options(&self) -> StreamOptions {
+        self.options
+    }
+
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Says that others put work on the stream from now on.
+    pub(crate) fn share(&self) {
+        self.shared.store(true, Ordering::SeqCst);
+    }
+
+    fn is_shared(&self) -> bool {
+        // ORDERING: Relaxed: whoever shared the stream hands it on by means that order this.
+        self.shared.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn submitted(&self) -> u64 {
+        self.progress.timeline.submitted()
+    }
+
+    pub(crate) fn completed(&self) -> u64 {
+        self.progress.timeline.completed()
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.progress.timeline.in_flight()
+    }
+
+    pub(crate) fn is_complete(&self, ticket: u64) -> bool {
+        self.progress.timeline.is_complete(ticket)
+    }
+
+    /// Sees to it that at most so many tickets at the tail have no marker at or behind them.
+    pub(crate) fn mark_within(&self, tickets: u64) {
+        let tail = self.submitted();
+        if !self.submission.is_marked(tail.saturating_sub(tickets)) {
+            self.want(tail);
+        }
+    }
+
+    /// The tail, with a marker behind it: what is submitted later does not delay who waits for it.
+    pub(crate) fn tail(self: &Arc<Self>) -> u64 {
+        let tail = self.here();
+        self.want(tail);
+        tail
+    }
+
+    /// The ticket of what is on the stream now. If others put work there, that is a fresh one,
+    /// behind theirs; it blocks while another submitter is in the driver.
+    pub(crate) fn here(self: &Arc<Self>) -> u64 {
+        // Where no driver call may be made, what is known has to do.
+        let silent = self.engine.lost().is_some() || role::current() != Role::Free;
+        if silent || !self.is_shared() {
+            return self.submitted();
+        }
+        self.with(|turn| {
+            let ticket = turn.next_ticket();
+            turn.publish(ticket, 0, false);
+            ticket
+        })
+    }
+
+    /// What is kept by those who may outlive the stream.
+    pub(crate) fn progress(&self) -> &Arc<Progress<Lane>> {
+        &self.progress
+    }
+
+    /// Gives up a future's interest in a marker of its own.
+    pub(crate) fn release(&self, ticket: u64) {
+        self.progress.release(ticket);
+    }
+
+    // ---- submitting -----------------------------------------------------------------------
+
+    /// Runs `f` as the stream's only submitter. Blocks while another one is in the driver.
+    #[inline(always)]
+    pub(crate) fn with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> R {
+        let result = self.submission.with(self, |locked| {
+            let mut turn = Turn { lane: self, locked };
+            turn.free_deferred();
+            f(&mut turn)
+        });
+        if self.has_dues() {
+            self.activate();
+        }
+        // ORDERING: Relaxed: numbers that protect nothing.
+        if self.markers.len() >= self.tidy_from.load(Ordering::Relaxed) {
+            self.tidy();
+        }
+        result
+    }
+
+    /// Takes a ticket behind everything on the device, whoever put it there, and returns it; `None`
+    /// if the driver cannot tell. Only on a lane that has no other tickets: each of its markers then
+    /// stands for all that the one before stood for.
+    pub(crate) fn mark_everything(self: &Arc<Self>) -> Result<Option<u64>> {
+        const NOT_SUPPORTED: i32 = 801;
+        let engine = &self.engine;
+        let event = engine.event().map_err(|code| engine.refused(code))?;
+        // Their last handles are not dropped under the lock.
+        let lanes = engine.lanes();
+        let marked = self.with(|turn| {
+            let ticket = turn.next_ticket();
+            // SAFETY: the event is pooled, so nothing is pending on it, and the handle keeps it.
+            let recorded = unsafe { engine.backend.event_record_all(event.raw()) };
+            recorded.inspect_err(|code| {
+                if code.code != NOT_SUPPORTED {
+                    event.spoil();
+                }
+            })?;
+            self.progress.timeline.publish(ticket);
+            turn.enter_event(ticket, event);
+            let others = lanes.iter().map(|lane| lane.progress());
+            let others = others.filter(|other| other.waits_for_others());
+            let on = |other: &Arc<Progress<Lane>>| Use {
+                ticket: other.submitted(),
+                lane: other.clone(),
+            };
+            self.waits_for(ticket, others.map(on));
+            Ok(ticket)
+        });
+        match marked {
+            Ok(ticket) => Ok(Some(ticket)),
+            Err(DriverCode { code: NOT_SUPPORTED, .. }) => Ok(None),
+            Err(code) => Err(engine.refused(code)),
+        }
+    }
+
+    /// Like [`with`](Self::with), unless somebody else submits.
+    fn try_with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> Option<R> {
+        self.submission.try_with(self, |locked| f(&mut Turn { lane: self, locked }))
+    }
+
+    /// Asks for a marker at or behind `ticket`; never blocks. Where no driver call may be made, the
+    /// next submitter or the poller's next look places it.
+    pub(crate) fn want(&self, ticket: u64) {
+        if self.is_complete(ticket) {
+            return;
+        }
+        if role::may_call_driver() {
+            self.submission.want(self, ticket);
+        } else {
+            self.submission.leave(ticket);
+        }
+    }
+
+    /// An event at or behind `ticket`, as close behind as there is, with the ticket that it is behind;
+    /// places one at the tail if there is none. `None` if the ticket is complete. Takes the
+    /// submission lock: not while holding another stream's.
+    pub(crate) fn event_behind(
+        self: &Arc<Self>,
+        ticket: u64,
+    ) -> Result<Option<(u64, EventHandle)>> {
+        if self.is_complete(ticket) {
+            return Ok(None);
+        }
+        if let Some(event) = self.marker_behind(ticket) {
+            return Ok(Some(event));
+        }
+        self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
+        Ok(self.marker_behind(ticket))
+    }
+
+    /// Whether a word is the better marker. It is read without entering the driver, but takes longer
+    /// to submit, many threads that submit them stand in each other's way, and streams that share a
+    /// hardware queue wait for it: only for short work that few wait for.
+    fn prefers_words(&self) -> bool {
+        let engine = &self.engine;
+        engine.options.completion.always_words()
+            // ORDERING: Relaxed: a guess.
+            || (!self.is_shared()
+                && self.pace.is_short.load(Ordering::Relaxed)
+                && engine.checkers.held(self.looked_at()) <= 1)
+    }
+
+    fn marker_behind(&self, ticket: u64) -> Option<(u64, EventHandle)> {
+        let markers = self.markers.read();
+        let index = markers.queue.partition_point(|marker| marker.ticket < ticket);
+        markers.queue.get(index).map(|marker| (marker.ticket, marker.event.clone()))
+    }
+
+    // ---- drops ----------------------------------------------------------------------------
+
+    /// Whether nothing is left on the stream, where that can be asked.
+    fn is_known_to_be_through(&self) -> bool {
+        let may_ask = role::may_call_driver() && !crate::thread::exit::begun();
+        may_ask && self.is_through() == Ok(true)
+    }
+}
+
+impl Wakes for Waker {
+    fn will_wake(&self, other: &Waker) -> bool {
+        Waker::will_wake(self, other)
+    }
+}
+
+impl PartialEq for Lane {
+    fn eq(&self, other: &Self) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl std::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id(), self.engine.label()),
+            None => write!(f, "stream {} of {}", self.id(), self.engine.label()),
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let engine = self.engine.clone();
+        // Not `completed`: an event in front of the word's last value may have raised that, and the
+        // late write would complete the tickets of the line's next stream.
+        // ORDERING: Relaxed, see `mark_tail`.
+        let told = self.told.load(Ordering::Relaxed);
+        if let Some(word) = self.word.take() {
+            if word.read() >= told || (told == UNKNOWN && self.is_known_to_be_through()) {
+                engine.words.put(word);
+            } else {
+                engine.words.retain(word);
+            }
+        }
+        if let Some(owner) = self.owner.take() {
+            engine.reaper.drop_later(owner);
+        }
+        let stuck = self.is_stuck();
+        if stuck && self.owned {
+            engine.give_up_stream();
+        }
+        engine.remove_stream(self.id());
+        // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
+        for waker in self.queue.close() {
+            engine.state.backlog.enter();
+            contain::wake(waker);
+        }
+        let markers = self.markers.get_mut();
+        // Before the engine, whose end destroys what is in the pool.
+        markers.spare.clear();
+        for marker in markers.queue.drain(..) {
+            if marker.ticket > self.progress.timeline.completed() {
+                // It is still pending: never to be lent again.
+                marker.event.spoil();
+            }
+        }
+        let lost = engine.lost().is_some();
+        if lost || stuck {
+            // Lent beside the loss: nobody promises that the device has stopped.
+            let lent = std::mem::take(self.lent.get_mut());
+            self.quarantine(lent);
+        }
+        if lost {
+            let left = self.take_left().into_iter().map(Remnant::from);
+            return left.for_each(|what| engine.free_now(what));
+        }
+        if crate::thread::exit::begun() {
+            return;
+        }
+        // There is some only where nobody steps the device any more.
+        for lent in std::mem::take(self.lent.get_mut()) {
+            self.give_up(lent.payload);
+        }
+        // Where an allocation finds it.
+        for block in self.take_left() {
+            engine.retire_block(&self.progress, block);
+        }
+        let Some(stream) = self.owned.then_some(self.stream) else { return };
+        let keeper = engine.clone();
+        engine.act(move || {
+            // SAFETY: the lane made the stream, and nobody else has it.
+            if unsafe { keeper.backend.stream_destroy(stream) }.is_err() {
+                keeper.count_unreturned();
+            }
+        });
+    }
+}

@@ -1,0 +1,255 @@
+//! Device memory that is given up in a stream's order.
+//!
+//! | it goes | when | is counted as |
+//! |---|---|---|
+//! | to the stream's block cache | it is small enough and there is room | kept |
+//! | from there to the stream's next allocation of about that size | | allocated |
+//! | to the driver, behind everything on the stream | otherwise, where a driver call may be made now | pending |
+//! | to the driver, by whoever submits next, or the poller | otherwise | pending |
+//! | to the stream's next allocation, through the driver | its free is on the stream | allocated |
+//! | to another stream's allocation, which waits for this one | nothing else fits: see [`claim`](crate::memory::reclaim::claim) | allocated |
+//! | back to the pool | the stream was seen to be behind it | nothing |
+//!
+//! # Invariants
+//! 1. Memory goes from one buffer to another on its home stream, behind its last use
+//!    (`what_is_freed_is_used_again_behind_its_last_use`), or on a stream that waits for that.
+//! 2. A place and the account agree: one changes under the lock of the other.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::Lane;
+use crate::backend::DevicePtr;
+use crate::memory::block_cache;
+use crate::memory::reclaim::retired::Block;
+use crate::runtime::event_pool::EventHandle;
+use crate::thread::role;
+use crate::thread::role::Role;
+
+/// Frees that are on the stream.
+#[derive(Default)]
+pub(crate) struct Freed {
+    /// In the order of their tickets.
+    queue: VecDeque<InOrder>,
+    /// The ticket that is behind the last one; 0: there was none.
+    last: u64,
+}
+
+/// Frees behind the same ticket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InOrder {
+    pub(crate) bytes: u64,
+    /// Complete, they wait for nothing.
+    pub(crate) ticket: u64,
+    /// What waits for this one is behind them.
+    pub(crate) behind: u64,
+}
+
+impl Lane {
+    /// Gives up a buffer's block behind everything submitted so far, which somebody else may use behind
+    /// that; never blocks.
+    pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
+        let block = Block { ptr, bytes, ticket: self.submitted() };
+        let account = &self.engine.account;
+        let kept = {
+            let mut block_cache = self.block_cache.lock();
+            // Under the lock: who empties the cache of a closed device finds what was kept before.
+            let fits = block_cache::rounded(bytes) == Some(bytes) && !self.engine.is_closed();
+            let kept = fits && block_cache.put(bytes, block).is_ok();
+            if kept {
+                account.lock().keep(bytes);
+            }
+            kept
+        };
+        if !kept {
+            account.lock().retire(bytes);
+            self.give_back(block);
+        } else if self.engine.options.memory_limit.is_some() {
+            // Within a limit others may wait for the block: not for what is submitted behind it.
+            self.want(block.ticket);
+        }
+        self.engine.memory_moved();
+    }
+
+    /// A block of that size that the stream gave up, for what is submitted next.
+    pub(crate) fn reuse(&self, bytes: u64) -> Option<DevicePtr> {
+        let mut block_cache = self.block_cache.lock();
+        let block = block_cache.take(bytes)?;
+        self.engine.account.lock().reuse(bytes);
+        Some(block.ptr)
+    }
+
+    /// Takes blocks out of the stream's cache, until they make up `least` bytes: they are pending then.
+    pub(crate) fn take_kept(&self, least: u64, may_go: impl FnMut(&Block) -> bool) -> Vec<Block> {
+        if least == 0 {
+            return Vec::new();
+        }
+        let mut block_cache = self.block_cache.lock();
+        let taken = block_cache.take_out(least, may_go);
+        let mut account = self.engine.account.lock();
+        taken.iter().for_each(|(size, _)| account.uncache(*size));
+        taken.into_iter().map(|(_, block)| block).collect()
+    }
+
+    /// Empties the stream's cache.
+    pub(crate) fn take_all_kept(&self) -> Vec<Block> {
+        self.take_kept(u64::MAX, |_| true)
+    }
+
+    pub(crate) fn kept_blocks(&self) -> Vec<Block> {
+        self.block_cache.lock().iter().copied().collect()
+    }
+
+    pub(crate) fn deferred_blocks(&self) -> Vec<Block> {
+        self.deferred.read().clone()
+    }
+
+    /// Takes over a block whose free was put off, if it is still there.
+    pub(crate) fn take_deferred(&self, ptr: DevicePtr, ticket: u64) -> Option<Block> {
+        let mut deferred = self.deferred.lock();
+        let there = |block: &Block| block.ptr == ptr && block.ticket == ticket;
+        let index = deferred.iter().position(there)?;
+        Some(deferred.swap_remove(index))
+    }
+
+    /// The frees on the stream that are not known to be complete.
+    pub(crate) fn frees_in_order(&self) -> Vec<InOrder> {
+        self.freed.lock().queue.iter().copied().collect()
+    }
+
+    /// How much they free.
+    pub(crate) fn freed_bytes(&self) -> u64 {
+        self.freed.lock().queue.iter().map(|freed| freed.bytes).sum()
+    }
+
+    /// Takes over memory whose free is on the stream, `most` bytes of it, for who is behind that: the
+    /// stream itself, or who waits for it. Of a certain ticket, or any.
+    pub(crate) fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
+        self.collect_freed();
+        let mut freed = self.freed.lock();
+        let mut taken = 0;
+        // The oldest are complete soonest: the newest first.
+        for index in (0..freed.queue.len()).rev() {
+            let entry = &mut freed.queue[index];
+            if ticket.is_none_or(|ticket| entry.ticket == ticket) {
+                let part = entry.bytes.min(most - taken);
+                entry.bytes -= part;
+                taken += part;
+            }
+        }
+        freed.queue.retain(|entry| entry.bytes > 0);
+        taken
+    }
+
+    /// Counts memory whose free is on the stream, or in front of something that it waits for.
+    pub(crate) fn put_freed(&self, bytes: u64) {
+        if bytes > 0 {
+            let tail = self.submitted();
+            self.enter_freed(InOrder { bytes, ticket: tail, behind: tail + 1 });
+        }
+    }
+
+    pub(super) fn enter_freed(&self, entry: InOrder) {
+        let mut freed = self.freed.lock();
+        freed.last = freed.last.max(entry.behind);
+        match freed.queue.back_mut() {
+            Some(last) if (last.ticket, last.behind) == (entry.ticket, entry.behind) => {
+                last.bytes += entry.bytes;
+            }
+            _ => freed.queue.push_back(entry),
+        }
+        drop(freed);
+        self.collect_freed();
+    }
+
+    /// Gives the pool back, in the account, what was freed in front of what is complete.
+    pub(crate) fn collect_freed(&self) {
+        if self.is_found_stuck() {
+            self.give_up_freed();
+        }
+        let lost = self.engine.lost().is_some();
+        let mut freed = self.freed.lock();
+        let mut bytes = 0;
+        while let Some(entry) = freed.queue.front() {
+            if !lost && !self.is_complete(entry.ticket) {
+                break;
+            }
+            bytes += entry.bytes;
+            freed.queue.pop_front();
+        }
+        if bytes > 0 {
+            self.engine.account.lock().release(bytes);
+        }
+    }
+
+    /// Leaks what the stuck stream would have freed: no allocation may take it over or wait for it.
+    #[cold]
+    fn give_up_freed(&self) {
+        let never = |ticket: u64| !self.is_complete(ticket);
+        let mut freed = 0;
+        self.freed.lock().queue.retain(|entry| {
+            freed += if never(entry.ticket) { entry.bytes } else { 0 };
+            !never(entry.ticket)
+        });
+        if freed > 0 {
+            self.engine.leak(freed);
+        }
+        let mut blocks = self.take_kept(u64::MAX, |block| never(block.ticket));
+        blocks.extend(self.deferred.lock().extract_if(.., |block| never(block.ticket)));
+        blocks.into_iter().for_each(|block| self.engine.retire_block(&self.progress, block));
+    }
+
+    /// The ticket behind the last free, if that was not seen to be complete: the driver may not know
+    /// either. Of a free that waits for something only if the caller `may_wait` as well.
+    pub(crate) fn unproven_free(&self, may_wait: bool) -> Option<u64> {
+        let last = self.freed.lock().last;
+        (last > self.completed() && (may_wait || self.is_complete(last - 1))).then_some(last)
+    }
+
+    /// An event at or behind `ticket`, whose operation need not be there yet, without waiting for
+    /// anybody; `None` if that cannot be had, or the ticket is complete.
+    pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<(u64, EventHandle)> {
+        self.marker_behind(ticket).or_else(|| {
+            let placed = self.try_with(|turn| {
+                if turn.lane.submitted() < ticket {
+                    let ticket = turn.next_ticket();
+                    turn.publish(ticket, 0, false);
+                }
+                turn.place_event()
+            });
+            if placed.is_none() {
+                // Whoever has the lock serves this, or who submits it.
+                self.want(ticket);
+            }
+            self.marker_behind(ticket)
+        })
+    }
+
+    /// What is left when the lane goes, whose work is complete or never will be.
+    pub(super) fn take_left(&mut self) -> Vec<Block> {
+        let freed: Vec<_> = self.freed.get_mut().queue.drain(..).collect();
+        let lost = self.engine.lost().is_some();
+        for InOrder { ticket, bytes, .. } in freed {
+            if lost || self.is_complete(ticket) {
+                self.engine.account.lock().release(bytes);
+            } else {
+                // The driver never runs this free.
+                self.engine.leak(bytes);
+            }
+        }
+        let mut blocks = self.take_all_kept();
+        blocks.append(self.deferred.get_mut());
+        blocks
+    }
+
+    /// Frees memory behind everything submitted so far; never blocks.
+    fn give_back(self: &Arc<Self>, block: Block) {
+        let may_free = role::current() == Role::Free;
+        let freed = may_free && self.try_with(|turn| turn.free(block)).is_some();
+        if !freed {
+            self.deferred.lock().push(block);
+            self.activate();
+        }
+    }
+}

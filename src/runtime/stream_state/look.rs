@@ -1,0 +1,538 @@
+//! A look at a stream: how far it is, and who is woken because of that.
+//!
+//! Whoever waits may look, and so does the poller; one look serves all.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::lent::LentMemory;
+use super::{Lane, Payload, UNKNOWN};
+use crate::backend::{Query, RawStream};
+use crate::error::DriverCode;
+use crate::runtime::engine::Engine;
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::protocol::cadence;
+use crate::runtime::protocol::cadence::{Age, Plan};
+use crate::runtime::protocol::wait_queue::Notify;
+use crate::thread::contain::{wake, wake_by_ref};
+use crate::thread::role;
+
+/// Events that a stream keeps for its next markers.
+const SPARE_EVENTS: usize = 64;
+
+impl Lane {
+    /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
+    pub(crate) fn ask_here_or_there(self: &Arc<Self>) {
+        if role::may_call_driver() {
+            self.sweep();
+        } else {
+            self.activate_by(self.engine.now());
+        }
+    }
+
+    /// As [`ask_here_or_there`](Self::ask_here_or_there), about all that was submitted: also what has no
+    /// marker yet, unless somebody submits right now.
+    pub(crate) fn ask_after_all(self: &Arc<Self>) {
+        let tail = self.submitted();
+        // A stream that is shared may be captured by others, which a query would void; the whole device's has no
+        // work of its own.
+        let is_ours = self.owned && !self.is_shared();
+        if is_ours && !self.is_complete(tail) && role::may_call_driver() {
+            // Under the lock: the driver answers nobody about a stream that it holds somebody up on.
+            self.try_with(|turn| {
+                if turn.lane.is_through() == Ok(true) {
+                    turn.lane.progress.timeline.complete(turn.lane.submitted());
+                }
+            });
+        }
+        self.want(tail);
+        self.ask_here_or_there();
+    }
+
+    /// Looks, and wakes whoever waited for what is complete. True if the stream was seen to have
+    /// moved. Where no driver call may be made, nothing is done.
+    pub(crate) fn sweep(&self) -> bool {
+        if !role::may_call_driver() {
+            return false;
+        }
+        let moved = self.look(self.engine.now());
+        self.settle();
+        moved
+    }
+
+    /// Asks the driver how far the stream is, where that is possible. True if it was seen to have moved.
+    pub(super) fn look(&self, now: u64) -> bool {
+        let mut moved = false;
+        // A lost device would only say so again.
+        if self.engine.lost().is_none() {
+            if !self.may_have_moved() {
+                // ORDERING: Relaxed, here and in `learn`: times, for guesses.
+                self.pace.pending_at.store(now, Ordering::Relaxed);
+                return false;
+            }
+            self.gate.run(|| {
+                let before = self.completed();
+                // Who is told of a loss is told by `mourn`, below.
+                self.engine.judged(|| self.ask()).ok();
+                if self.completed() > before {
+                    moved = true;
+                    self.learn(now);
+                } else {
+                    self.pace.pending_at.store(now, Ordering::Relaxed);
+                }
+            });
+        }
+        self.engine.mourn();
+        moved
+    }
+
+    /// Raises `completed` as far as the markers allow, and leaves what follows from that to whoever looks
+    /// next: for a submitter, under its lock.
+    pub(super) fn ask_quietly(&self) {
+        // Of a loss the next look tells.
+        self.gate.run(|| drop(self.engine.judged(|| self.ask())));
+    }
+
+    /// Whether a shared stream has nothing to do, whoever put it there; `None` for one of our own,
+    /// whose tickets say so. On a lost device nothing more will happen. Where no driver call may be
+    /// made, it is not known to have nothing to do.
+    pub(crate) fn is_idle_shared(&self) -> Option<bool> {
+        if !self.is_shared() {
+            return None;
+        }
+        if !role::may_call_driver() {
+            return Some(self.engine.lost().is_some());
+        }
+        // SAFETY: the stream is this lane's, or its owner keeps it.
+        match unsafe { self.engine.backend.stream_query(self.stream) } {
+            Ok(answer) => Some(answer == Query::Complete),
+            Err(code) => Some(self.engine.refused(code).is_device_lost()),
+        }
+    }
+
+    /// Whether the stream is ordered with the legacy default stream.
+    pub(crate) fn is_blocking(&self) -> crate::Result<bool> {
+        role::check("asking how a stream was made")?;
+        if self.stream.0 == RawStream::LEGACY.0 {
+            return Ok(true);
+        }
+        // SAFETY: the stream is this lane's, or its owner keeps it.
+        let info = unsafe { self.engine.backend.stream_info(self.stream) };
+        info.map(|info| info.blocking).map_err(|code| self.engine.refused(code))
+    }
+
+    /// Whether the driver, or the stream's word, could say something new.
+    fn may_have_moved(&self) -> bool {
+        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
+        !self.markers.is_empty()
+            || self.word.as_ref().is_some_and(|word| word.read() > self.completed())
+    }
+
+    /// Wakes whoever waited for what is complete, and takes back what was lent to it.
+    pub(super) fn settle(&self) {
+        self.wake_settled();
+        self.take_back();
+        self.forget_foreign();
+    }
+
+    /// Takes back the events behind what is complete, on a stream that is only ever given work: nobody
+    /// else looks. Wakes nobody, unless it finds the device lost: the caller may be a drop.
+    #[cold]
+    pub(super) fn tidy(self: &Arc<Self>) {
+        // Otherwise the poller looks.
+        if !self.queue.is_waited_for() {
+            self.look(self.engine.now());
+            self.forget_foreign();
+            // Who began to wait beside the look.
+            if self.queue.is_waited_for() {
+                self.activate_by(self.engine.now());
+            }
+        }
+        // ORDERING: Relaxed, as in `with`.
+        self.tidy_from.store(2 * self.markers.len().max(cadence::MARK_EVERY), Ordering::Relaxed);
+    }
+
+    /// Raises `completed` as far as the markers allow. Only one thread at a time.
+    ///
+    /// The newest marker is asked first: a pending answer costs an eighth of a complete one, which
+    /// speaks for all in front of it.
+    fn ask(&self) -> std::result::Result<(), DriverCode> {
+        if let Some(word) = &self.word {
+            self.progress.timeline.complete(word.read());
+        }
+        // A thread that waits for a marker sees the new length, see `Submitter::enter`.
+        if self.markers.is_empty() {
+            return Ok(());
+        }
+        // Markers below `done` are complete, those from `pending` on were not.
+        let (mut done, mut pending) = (0, usize::MAX);
+        let mut back = 1;
+        loop {
+            let next = {
+                let markers = self.markers.read();
+                let end = pending.min(markers.queue.len());
+                // Ever further back from the newest; between a complete and a pending one, halfway.
+                let index =
+                    if done > 0 { done + (end - done) / 2 } else { end.saturating_sub(back) };
+                let marker = markers.queue.get(index).filter(|_| index < end);
+                marker.map(|marker| (index, marker.ticket, marker.event.raw()))
+            };
+            let Some((index, ticket, event)) = next else { break };
+            let answer = if self.is_complete(ticket) {
+                // The word said so, or the stream.
+                Query::Complete
+            } else {
+                // SAFETY: the marker keeps its event, and only this function, one thread at a time,
+                // removes markers.
+                unsafe { self.engine.backend.event_query(event) }?
+            };
+            match answer {
+                Query::Complete => {
+                    self.progress.timeline.complete(ticket);
+                    done = index + 1;
+                    if pending == usize::MAX {
+                        break;
+                    }
+                }
+                Query::Pending => {
+                    if index == 0 {
+                        break;
+                    }
+                    pending = index;
+                    back *= 2;
+                }
+            }
+        }
+        if done > 0 {
+            self.drop_markers();
+        }
+        Ok(())
+    }
+
+    /// Takes the events of markers that are complete for later ones, or gives them back to the pool.
+    fn drop_markers(&self) {
+        let completed = self.completed();
+        // Dropped after the lock.
+        let mut surplus: SmallVec<[EventHandle; 4]> = SmallVec::new();
+        let mut markers = self.markers.lock();
+        while markers.queue.front().is_some_and(|marker| marker.ticket <= completed) {
+            let Some(marker) = markers.queue.pop_front() else { break };
+            if marker.event.is_sole() && markers.spare.len() < SPARE_EVENTS {
+                markers.spare.push(marker.event);
+            } else {
+                surplus.push(marker.event);
+            }
+        }
+        drop(markers);
+    }
+
+    /// Remembers how long the work at the head took, if somebody waited for it.
+    fn learn(&self, now: u64) {
+        let pace = &self.pace;
+        let since = pace.head_since.swap(now, Ordering::Relaxed);
+        // A future that comes to check is not entered yet.
+        if self.queue.is_waited_for() || self.is_checked(now) {
+            let pending_at = pace.pending_at.load(Ordering::Relaxed);
+            let mut estimator = pace.estimator.lock();
+            estimator.learn(pending_at.saturating_sub(since), now.saturating_sub(since));
+            pace.is_short.store(estimator.is_short(cadence::WORD_MOST_NS), Ordering::Relaxed);
+        }
+    }
+
+    /// When somebody last looked.
+    pub(super) fn looked_at(&self) -> u64 {
+        let pace = &self.pace;
+        // ORDERING: Relaxed: times, for guesses.
+        pace.pending_at.load(Ordering::Relaxed).max(pace.head_since.load(Ordering::Relaxed))
+    }
+
+    /// What to do about the wait for the work at the head, and since when that goes on; `ahead_ns`
+    /// more is allowed for.
+    #[inline(always)]
+    pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
+        // ORDERING: Relaxed: a guess.
+        let since = self.pace.head_since.load(Ordering::Relaxed);
+        let engine = &self.engine;
+        let age = Age {
+            age_ns: now.saturating_sub(since),
+            lag_ns: engine.lag_ns.load(Ordering::Relaxed) + ahead_ns,
+            rest_ns: engine.rest(),
+        };
+        (since, cadence::plan(engine.options.completion, age, &self.pace.estimator.lock()))
+    }
+
+    fn wake_settled(&self) {
+        let upto = || {
+            let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
+            if lost { u64::MAX } else { self.completed() }
+        };
+        self.queue.settle(upto, |waker| {
+            // ORDERING: Relaxed: a statistic.
+            self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
+            self.engine.state.backlog.enter();
+            wake(waker);
+        });
+    }
+
+    /// Takes lent memory back that the device is through with.
+    fn take_back(&self) {
+        // What a submitter adds meanwhile is not complete yet.
+        while !self.lent.is_empty() {
+            let mut batch: SmallVec<[LentMemory; 8]> = SmallVec::new();
+            {
+                let mut lent = self.lent.lock();
+                let completed = self.completed();
+                while batch.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
+                    batch.extend(lent.pop_front());
+                }
+            }
+            if batch.is_empty() {
+                return;
+            }
+            for lent in batch {
+                // ORDERING: Relaxed: a statistic.
+                self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
+                match lent.payload {
+                    Payload::Memory(memory) => drop(memory),
+                    Payload::Callback(callback) => self.engine.reaper.drop_later(callback),
+                }
+            }
+        }
+    }
+
+    /// After the loss: wakes everybody and quarantines what is still lent, because nobody promises
+    /// that the copy engines have stopped.
+    pub(crate) fn mourn(&self) {
+        self.take_back();
+        let lent = std::mem::take(&mut *self.lent.lock());
+        self.quarantine(lent);
+        self.wake_settled();
+        self.forget_foreign();
+    }
+
+    /// Sets aside for good what was lent to a device that is lost.
+    pub(super) fn quarantine(&self, lent: VecDeque<LentMemory>) {
+        let counters = &self.engine.counters;
+        for lent in lent {
+            // ORDERING: Relaxed: statistics.
+            counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
+            counters.quarantined_bytes.fetch_add(lent.bytes, Ordering::Relaxed);
+            self.give_up(lent.payload);
+        }
+    }
+
+    /// Gives up what the device was lent and will not be seen to be through with.
+    pub(super) fn give_up(&self, payload: Payload) {
+        match payload {
+            // It keeps its device, which must not stay as well.
+            Payload::Memory(memory) => memory.quarantine(),
+            Payload::Callback(callback) => {
+                if let Some(function) = callback.give_up() {
+                    self.engine.reaper.drop_later(function);
+                }
+                self.engine.reaper.drop_later(callback);
+            }
+        }
+    }
+
+    // ---- the poller's side ----------------------------------------------------------------
+
+    /// Hands the lane to the poller, which looks at it when it is due to.
+    pub(crate) fn activate(self: &Arc<Self>) {
+        let due = self.engine.now() + cadence::MARK_WITHIN_NS;
+        self.call(if self.queue.hand_over() { Notify::HandOver } else { Notify::Before(due) });
+    }
+
+    /// Has the poller look at `due`, at the latest.
+    pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
+        self.call(self.queue.look_by(due));
+    }
+
+    /// Tells the poller.
+    pub(super) fn call(self: &Arc<Self>, call: Notify) {
+        match call {
+            Notify::HandOver => self.engine.hand_over(self.clone()),
+            Notify::Before(due) => self.engine.attention.call_before(due),
+        }
+    }
+
+    /// Takes the lane from the poller; false if there is work after all.
+    pub(crate) fn deactivate(&self) -> bool {
+        self.queue.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
+    }
+
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.queue.is_waited_for()
+    }
+
+    /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
+    #[inline]
+    pub(crate) fn has_dues(&self) -> bool {
+        let owes = !self.lent.is_empty()
+            || !self.deferred.is_empty()
+            || (self.is_deserted() && self.in_flight() > 0);
+        // Of a lost device nothing comes back; see `mourn`.
+        owes && self.engine.lost().is_none() && !self.is_stuck()
+    }
+
+    /// A word that is still to be written keeps its line, and so the lane.
+    fn word_is_late(&self) -> bool {
+        let Some(word) = &self.word else { return false };
+        // ORDERING: Relaxed: a hint; `Lane::drop` asks again.
+        match self.told.load(Ordering::Relaxed) {
+            UNKNOWN => self.is_through() == Ok(false),
+            told => word.read() < told,
+        }
+    }
+
+    /// Whether nothing is left on the stream, by asking the driver.
+    pub(super) fn is_through(&self) -> std::result::Result<bool, DriverCode> {
+        // SAFETY: the stream is this lane's, or its owner keeps it.
+        let answer = unsafe { self.engine.backend.stream_query(self.stream) }?;
+        Ok(answer == Query::Complete)
+    }
+
+    /// When the poller looks next; `u64::MAX`: not on account of a waiter.
+    pub(crate) fn next_look(&self) -> u64 {
+        self.queue.next_look()
+    }
+
+    /// The poller's look: wakes whoever waited for what is complete, and decides when to look again.
+    /// True if the stream was seen to have moved.
+    pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
+        self.queue.begin_look();
+        // What host functions asked for, which place no markers.
+        self.submission.serve(self);
+        if self.is_checked(now) {
+            // A task looks for itself, and for the others, until it stops.
+            self.queue.look_again(now + cadence::CHECK_AGAIN_NS);
+            return false;
+        }
+        // ORDERING: Relaxed: a time, for a guess.
+        let (since, waited_for) =
+            (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
+        let moved = self.look(now);
+        if moved && waited_for {
+            self.engine.checkers.woke(now);
+            self.woke(now, since);
+        }
+        self.settle();
+        let Some(ticket) = self.queue.first() else { return moved };
+        self.want(ticket);
+        self.ask_after_others();
+        let (since, plan) = self.plan(now, 0);
+        if let Some(until_ns) = plan.check_until_ns
+            && self.is_worth_a_check(&plan, now)
+        {
+            self.alert(now, since, since + until_ns);
+        }
+        if self.engine.options.completion.rings() {
+            self.arm(ticket);
+        }
+        self.queue.look_again((since + plan.look_ns).max(now + 1));
+        moved
+    }
+
+    /// Whether a task looks for itself, and was polled lately.
+    pub(super) fn is_checked(&self, now: u64) -> bool {
+        // ORDERING: Relaxed: a time, for guesses.
+        let checked_at = self.pace.checked_at.load(Ordering::Relaxed);
+        checked_at + cadence::CHECK_AGAIN_NS > now && checked_at != 0
+    }
+
+    /// Whether a window is open for which a task was woken to check.
+    pub(super) fn is_alerted(&self, now: u64) -> bool {
+        // ORDERING: Relaxed: a time, for a guess.
+        self.pace.alerted.load(Ordering::Relaxed) > now
+    }
+
+    /// Says that a task is woken now that waited since then: its poll tells how long that takes.
+    fn woke(&self, now: u64, since: u64) {
+        if now.saturating_sub(since) >= cadence::LAG_FROM_NS {
+            // ORDERING: Relaxed: a time, for a guess.
+            self.pace.woken_at.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Wakes the first that waits, so that it checks for itself until `until`, if tasks may and none was
+    /// woken for that before. Until it does, which may take as long as a sleeping worker takes to wake up,
+    /// the poller goes on looking.
+    fn alert(&self, now: u64, since: u64, until: u64) {
+        let engine = &self.engine;
+        // ORDERING: Relaxed: only the poller alerts.
+        if !engine.options.completion.checks()
+            || self.pace.alerted.load(Ordering::Relaxed) == until
+            || engine.checkers.held(now) > 0
+        {
+            return;
+        }
+        // ORDERING: Relaxed, as above.
+        self.pace.alerted.store(until, Ordering::Relaxed);
+        self.woke(now, since);
+        self.queue.wake_first(wake_by_ref);
+    }
+
+    /// Sees to it that what is waited for has a marker, and that what is due gets done.
+    pub(crate) fn press(self: &Arc<Self>) {
+        if let Some(ticket) = self.queue.first() {
+            self.want(ticket);
+        }
+        if self.has_dues() {
+            self.want(self.submitted());
+            self.try_with(|turn| turn.free_deferred());
+        }
+    }
+
+    /// Asks after the other devices that this stream waits for: their own pollers have no reason to,
+    /// if nobody awaits anything of theirs.
+    fn ask_after_others(&self) {
+        let mut others: SmallVec<[Arc<Lane>; 2]> = SmallVec::new();
+        self.visit_foreign(u64::MAX, |on| {
+            others.extend(on.lane.lane());
+            None::<()>
+        });
+        for other in others {
+            other.sweep();
+            other.engine.check_health().ok();
+            other.engine.mourn();
+        }
+    }
+
+    /// Has a doorbell armed behind the marker of `ticket`, which is waited for.
+    fn arm(self: &Arc<Self>, ticket: u64) {
+        // ORDERING: Relaxed: only the poller arms.
+        if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
+            return;
+        }
+        let mut event = self.marker_behind(ticket);
+        if event.is_none() {
+            // Words have no event to wait for: place one.
+            self.try_with(|turn| turn.place_event().ok());
+            event = self.marker_behind(ticket);
+        }
+        let Some((_, event)) = event else { return };
+        let engine = &self.engine;
+        let Some(bell) = engine.bells.take() else { return };
+        let no_doorbell = |engine: &Engine<Lane>, code| {
+            let error = engine.refused(code);
+            tracing::debug!(device = engine.label(), %error, "no doorbell");
+        };
+        if let Err(code) = bell.place(&*engine.backend, &event, self.queue.next_look_cell()) {
+            return no_doorbell(engine, code);
+        }
+        // ORDERING: Relaxed, as above.
+        self.armed.store(ticket, Ordering::Relaxed);
+        let lane = Arc::downgrade(self);
+        engine.errand(move |engine| {
+            // It may have been complete long before.
+            if lane.upgrade().is_none_or(|lane| lane.is_complete(ticket)) {
+                bell.disarm();
+            } else if let Err(code) = bell.arm(&*engine.backend) {
+                no_doorbell(engine, code);
+            }
+        });
+    }
+}

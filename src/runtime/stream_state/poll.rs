@@ -1,0 +1,454 @@
+//! A future's wait for a ticket of a stream.
+//!
+//! | state | left by |
+//! |---|---|
+//! | not polled | its first poll |
+//! | registered | completion: whoever sees it takes it out and wakes it |
+//! | registered and put off: polled again after one yield, because others that were woken were not polled yet | the same; or that poll, which looks |
+//! | registered and checking: polled again after each yield | the same; or the end of the time for it |
+//! | registered and awake: polled again after each yield, without looking | the same; or waits that end less often |
+//!
+//! All that is polled again only makes it sooner: a future that is never polled again unless it is woken is woken.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use smallvec::SmallVec;
+
+use super::{ForeignWait, Lane, UNKNOWN};
+use crate::error::Result;
+use crate::memory::hazard::{Track, Use};
+use crate::runtime::coop;
+use crate::runtime::coop::Budget;
+use crate::runtime::device_state::DeviceState;
+use crate::runtime::progress::Progress;
+use crate::runtime::protocol::cadence;
+use crate::runtime::protocol::cadence::Plan;
+use crate::runtime::protocol::checkers::CheckPermit;
+use crate::runtime::protocol::wait_queue::{Entry, Registered};
+use crate::runtime::protocol::waiters::WaiterKey;
+use crate::thread::role;
+
+/// What a future remembers between polls.
+#[derive(Debug, Default)]
+pub(crate) struct WaitState {
+    key: Option<WaiterKey>,
+    /// To check, or to stay awake.
+    permit: Option<CheckPermit>,
+    /// When it last checked.
+    checked_at: u64,
+    /// Times that it checked, each for a while.
+    checks: u8,
+    stage: Stage,
+    /// Polled by a thread that has nothing else to do.
+    blocking: bool,
+    /// The task's: kept here because there is room.
+    pub(crate) budget: Budget,
+}
+
+/// How far a future came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// It was not polled.
+    #[default]
+    New,
+    /// An earlier point of its operation is complete: whoever had to go first did.
+    Next,
+    /// It let others go first, and looks when it is polled again.
+    PutOff,
+    Begun,
+    /// It is polled again and again, and looks at nothing.
+    Awake,
+}
+
+/// Checks for one future; the poller does the rest.
+const CHECKS: u8 = 4;
+
+impl WaitState {
+    /// Whether the task looks for itself: it is polled again without being woken.
+    pub(crate) fn is_checking(&self) -> bool {
+        self.permit.is_some() || self.stage == Stage::PutOff
+    }
+
+    /// Whether the stream knows of it.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.key.is_some() || self.permit.is_some()
+    }
+
+    /// Leaves the looking to the poller from the first poll on.
+    pub(crate) fn never_check(&mut self) {
+        self.checks = CHECKS;
+    }
+
+    /// For the future's next point, when this one is complete.
+    pub(crate) fn next(&self) -> Self {
+        let checks = if self.checks == CHECKS { CHECKS } else { 0 };
+        let (blocking, stage) = (self.blocking, Stage::Next);
+        WaitState { checks, blocking, stage, ..WaitState::default() }
+    }
+
+    /// The stream is gone, which wakes whoever waited for it.
+    pub(crate) fn forget_gone(&mut self, device: &DeviceState) {
+        self.permit = None;
+        if self.key.take().is_some() {
+            device.backlog.leave();
+        }
+    }
+
+    /// Says that a thread polls for this future alone: nobody needs a turn in between.
+    pub(crate) fn block(&mut self) {
+        self.blocking = true;
+    }
+}
+
+impl Lane {
+    /// Whether `ticket` is complete; if not, sees to it that the task is polled again.
+    pub(crate) fn poll_ticket(
+        self: &Arc<Self>,
+        ticket: u64,
+        wait: &mut WaitState,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<()>> {
+        let was_entered = wait.key.is_some();
+        if was_entered {
+            self.learn_lag();
+        }
+        if let Some(outcome) = self.outcome(ticket) {
+            self.forget(wait);
+            return Poll::Ready(outcome);
+        }
+        let now = self.engine.now();
+        let stage = std::mem::replace(&mut wait.stage, Stage::Begun);
+        if stage == Stage::Awake && self.stays_awake(wait, cx, now) {
+            return Poll::Pending;
+        }
+        let is_entered = was_entered && wait.permit.is_none() && self.is_entered(wait, cx);
+        // Woken for nothing; or ahead of time, to check.
+        if is_entered && stage == Stage::Begun && !self.is_alerted(now) {
+            return Poll::Pending;
+        }
+        self.want(ticket);
+        // In a host function it only registers: the poller asks, places the marker, and wakes.
+        let may_ask = role::may_call_driver();
+        if !may_ask {
+            self.stop_checking(wait);
+        }
+        if matches!(stage, Stage::New | Stage::Next) && !self.queue.is_waited_for() {
+            // ORDERING: Relaxed: a time, for guesses.
+            self.pace.head_since.store(now, Ordering::Relaxed);
+        }
+        if stage == Stage::New && may_ask && self.lets_others_go(wait) {
+            wait.stage = Stage::PutOff;
+        }
+        let put_off = wait.stage == Stage::PutOff;
+        let may_look = may_ask && !put_off;
+        let checking = may_look && self.may_check(wait, now);
+        // If others wait, somebody looks for them.
+        let comes_to_look = || stage == Stage::PutOff || !self.queue.is_waited_for();
+        let looks = checking || (may_look && comes_to_look());
+        if looks && self.look(now) {
+            let outcome = self.outcome(ticket);
+            if outcome.is_some() {
+                // Before `settle`, which would wake it.
+                self.forget(wait);
+            }
+            self.settle();
+            if let Some(outcome) = outcome {
+                return Poll::Ready(outcome);
+            }
+        }
+        let comes_again = checking || put_off;
+        let due = if comes_again {
+            now + cadence::CHECK_AGAIN_NS
+        } else if may_ask {
+            self.due(now)
+        } else {
+            now
+        };
+        if !self.is_entered(wait, cx) {
+            let outcome = || self.outcome(ticket);
+            match self.queue.register(&mut wait.key, ticket, cx.waker(), due, outcome) {
+                Registered::Waiting(call) => self.call(call),
+                Registered::Settled(outcome) => {
+                    self.forget(wait);
+                    return Poll::Ready(outcome);
+                }
+            }
+        } else if !comes_again {
+            self.call(self.queue.look_by(due));
+        }
+        let may_stay = may_ask && wait.checks != CHECKS;
+        let is_polled_again =
+            !wait.blocking && (comes_again || (may_stay && self.begins_to_stay_awake(wait, now)));
+        if is_polled_again {
+            coop::yield_now(cx);
+        }
+        Poll::Pending
+    }
+
+    /// Whether the task stays awake from now on, so that a worker of the executor does.
+    fn begins_to_stay_awake(&self, wait: &mut WaitState, now: u64) -> bool {
+        let options = self.engine.options;
+        if options.stepped || !options.completion.checks() {
+            return false;
+        }
+        wait.permit = self.engine.checkers.stay_awake(now);
+        if wait.permit.is_some() {
+            wait.stage = Stage::Awake;
+        }
+        wait.permit.is_some()
+    }
+
+    /// Whether the task goes on to stay awake, and is polled again.
+    #[cold]
+    fn stays_awake(&self, wait: &mut WaitState, cx: &mut Context<'_>, now: u64) -> bool {
+        let Some(permit) = wait.permit.take() else { return false };
+        let may_ask = role::may_call_driver();
+        if may_ask && !self.is_alerted(now) && self.is_entered(wait, cx) {
+            wait.permit = self.engine.checkers.keep_awake(permit, now);
+        } else {
+            self.engine.checkers.leave(permit);
+        }
+        if wait.permit.is_some() {
+            wait.stage = Stage::Awake;
+            coop::yield_now(cx);
+        }
+        wait.permit.is_some()
+    }
+
+    /// Whether the stream has the future, with this waker. If it was taken out, it was woken, and is
+    /// polled now.
+    fn is_entered(&self, wait: &mut WaitState, cx: &Context<'_>) -> bool {
+        let entry = self.queue.entry(wait.key, cx.waker());
+        if entry == Entry::Taken {
+            wait.key = None;
+            self.engine.state.backlog.leave();
+        }
+        entry == Entry::Current
+    }
+
+    /// Whether tasks that were woken wait for a worker: a new wait lets them go first.
+    fn lets_others_go(&self, wait: &WaitState) -> bool {
+        !self.engine.state.backlog.is_empty()
+            && !wait.blocking
+            && wait.checks != CHECKS
+            && self.engine.options.completion.checks()
+    }
+
+    /// Drops a future's registration.
+    pub(crate) fn forget(&self, wait: &mut WaitState) {
+        self.stop_checking(wait);
+        if !self.queue.leave(&mut wait.key) {
+            self.engine.state.backlog.leave();
+        }
+    }
+
+    /// Whether `ticket` is complete or never will be.
+    pub(crate) fn is_settled(&self, ticket: u64) -> bool {
+        self.outcome(ticket).is_some()
+    }
+
+    /// Blocks the calling thread until `ticket` is complete.
+    pub(crate) fn block_until(&self, ticket: u64) -> Result<()> {
+        loop {
+            self.want(ticket);
+            self.sweep();
+            if let Some(outcome) = self.outcome(ticket) {
+                return outcome;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn outcome(&self, ticket: u64) -> Option<Result<()>> {
+        if self.is_complete(ticket) {
+            return Some(Ok(()));
+        }
+        let lost = match self.engine.lost() {
+            Some(lost) => lost.clone(),
+            None => self.dependency_lost(ticket)?,
+        };
+        // What completed before the loss completed.
+        Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
+    }
+
+    /// The loss of another device that `ticket` waits for, if there is one; by way of other streams as
+    /// well.
+    pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
+        self.visit_foreign(ticket, |on| on.lane.lost_before(on.ticket))
+    }
+
+    /// Whether what comes next on the stream waits for a device that is lost: as far as anybody can tell,
+    /// the stream gets nowhere any more.
+    pub(crate) fn is_stuck(&self) -> bool {
+        if !self.progress.waits_for_others() {
+            return false;
+        }
+        // What can be seen next: nobody will know of a ticket that has no marker in front of the wait.
+        let marker = self.markers.read().queue.front().map(|marker| marker.ticket);
+        // ORDERING: Relaxed: a hint, as in `word_is_late`.
+        let told = self.told.load(Ordering::Relaxed);
+        let written = (told != UNKNOWN && told > self.completed()).then_some(told);
+        let next = marker.into_iter().chain(written).min().unwrap_or_else(|| self.submitted());
+        // For those who come when the stream is gone.
+        let why = self.dependency_lost(next).filter(|_| !self.is_complete(next));
+        why.map(|why| self.progress.stuck.set(why)).is_some()
+    }
+
+    /// [`is_stuck`](Self::is_stuck), asking the device first where a driver call may be made: it shows behind
+    /// what is known to be complete.
+    pub(super) fn is_found_stuck(&self) -> bool {
+        if !self.progress.waits_for_others() {
+            return false;
+        }
+        if role::may_call_driver() {
+            self.ask_quietly();
+        }
+        self.is_stuck()
+    }
+
+    /// Enters that `ticket` waits for these.
+    pub(super) fn waits_for(
+        &self,
+        ticket: u64,
+        on: impl IntoIterator<Item = Use<Arc<Progress<Lane>>>>,
+    ) {
+        let mut foreign = self.foreign.lock();
+        foreign.extend(on.into_iter().map(|on| ForeignWait { ticket, on }));
+        self.progress.set_waits_for_others(!foreign.is_empty());
+    }
+
+    /// Shows `look` what `ticket` waits for on other devices, on whatever way, until it finds something.
+    pub(super) fn visit_foreign<R>(
+        &self,
+        ticket: u64,
+        mut look: impl FnMut(&Use<Arc<Progress<Lane>>>) -> Option<R>,
+    ) -> Option<R> {
+        if !self.progress.waits_for_others() {
+            return None;
+        }
+        self.forget_foreign();
+        // Up to which ticket each stream was seen: streams may wait for each other to and fro. No two of
+        // their locks are held at once.
+        let mut seen: SmallVec<[Use<Arc<Progress<Lane>>>; 4]> = SmallVec::new();
+        let mut next = 0;
+        self.collect_foreign(ticket, &mut seen);
+        while let Some(on) = seen.get(next).cloned() {
+            next += 1;
+            if let Some(found) = look(&on) {
+                return Some(found);
+            }
+            if on.lane.waits_for_others()
+                && let Some(lane) = on.lane.lane()
+            {
+                lane.collect_foreign(on.ticket, &mut seen);
+            }
+        }
+        None
+    }
+
+    /// Adds what `ticket` waits for and what was not seen yet.
+    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Use<Arc<Progress<Lane>>>; 4]>) {
+        let foreign = self.foreign.lock();
+        // The newest first: a stream's earlier tickets are seen with it.
+        for wait in foreign.iter().rev().filter(|wait| wait.ticket <= ticket) {
+            let on = &wait.on;
+            if !seen.iter().any(|s| s.lane.id() == on.lane.id() && s.ticket >= on.ticket) {
+                seen.push(on.clone());
+            }
+        }
+    }
+
+    /// Forgets the streams of other devices that nothing here waits for any more.
+    pub(super) fn forget_foreign(&self) {
+        if !self.progress.waits_for_others() {
+            return;
+        }
+        let mut foreign = self.foreign.lock();
+        // After the loss of this device nobody asks after the others.
+        let lost = self.engine.lost().is_some();
+        foreign.retain(|wait| !lost && !self.is_complete(wait.ticket));
+        self.progress.set_waits_for_others(!foreign.is_empty());
+    }
+
+    /// Whether the task looks for itself now: it goes on with a check, or begins one.
+    fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
+        if let Some(permit) = wait.permit {
+            // An executor that has other things to do: the poller looks by now.
+            let is_late = now.saturating_sub(wait.checked_at) > cadence::CHECK_AGAIN_NS;
+            wait.checked_at = now;
+            if now < permit.until() && !is_late {
+                // ORDERING: Relaxed: a time, for guesses.
+                self.pace.checked_at.store(now, Ordering::Relaxed);
+                return true;
+            }
+            self.stop_checking(wait);
+            if is_late {
+                wait.checks = CHECKS;
+            }
+            return false;
+        }
+        let options = self.engine.options;
+        if options.stepped || !options.completion.checks() || wait.checks == CHECKS {
+            return false;
+        }
+        // One task a stream: its look serves the others.
+        if self.is_checked(now) {
+            return false;
+        }
+        // A task that was woken to check may come sooner than most.
+        let (since, plan) = self.plan(now, cadence::NAP_LEAST_NS);
+        let Some(until_ns) = plan.check_until_ns else { return false };
+        if !self.is_worth_a_check(&plan, now) {
+            return false;
+        }
+        wait.permit = self.engine.checkers.enter(now, since + until_ns);
+        if wait.permit.is_some() {
+            wait.checks += 1;
+            wait.checked_at = now;
+            // ORDERING: Relaxed: a time, for guesses.
+            self.pace.checked_at.store(now, Ordering::Relaxed);
+        }
+        wait.permit.is_some()
+    }
+
+    /// A length that does not repeat is no reason to check, but to have one task awake.
+    pub(super) fn is_worth_a_check(&self, plan: &Plan, now: u64) -> bool {
+        plan.repeats || self.engine.checkers.all_sleep(now)
+    }
+
+    fn stop_checking(&self, wait: &mut WaitState) {
+        if let Some(permit) = wait.permit.take() {
+            self.engine.checkers.leave(permit);
+            // ORDERING: Relaxed: a time, for guesses.
+            self.pace.checked_at.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// If the poller woke a task, and this is its poll: remembers how long that took.
+    fn learn_lag(&self) {
+        // ORDERING: Relaxed, here and below: times, for guesses.
+        if self.pace.woken_at.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let woken_at = self.pace.woken_at.swap(0, Ordering::Relaxed);
+        let lag = self.engine.now().saturating_sub(woken_at);
+        // Beyond that it was the executor's other work.
+        if woken_at != 0 && lag <= 4 * cadence::LAG_MOST_NS {
+            let lag_ns = &self.engine.lag_ns;
+            lag_ns.store(cadence::lag(lag_ns.load(Ordering::Relaxed), lag), Ordering::Relaxed);
+        }
+    }
+
+    /// When the poller must look for a future that was polled at `now` and does not check.
+    fn due(&self, now: u64) -> u64 {
+        // Another may: the poller need not come before that stops.
+        if self.is_checked(now) {
+            return now + cadence::CHECK_AGAIN_NS;
+        }
+        let (since, plan) = self.plan(now, 0);
+        since + plan.look_ns
+    }
+}

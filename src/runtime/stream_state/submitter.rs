@@ -1,0 +1,349 @@
+//! A submitter's turn: what may be done while the submission lock is held.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::freed::InOrder;
+use super::lent::LentMemory;
+use super::{Lane, Marker, Payload, UNKNOWN};
+use crate::error::DriverCode;
+use crate::memory::hazard::{Track, Use};
+use crate::memory::reclaim::retired::Block;
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::progress::Progress;
+use crate::runtime::protocol::cadence;
+use crate::runtime::protocol::submission::{Locked, Markable};
+
+/// Streams that a stream remembers to have waited for: others come and go as long as it lives.
+const REMEMBERED: usize = 64;
+
+/// Commands from one entry of [`Submitter::sent_at`] to the next.
+const STEP: u64 = 64;
+
+/// Entries that a stream remembers.
+const STEPS: usize = 32;
+
+/// What the submission lock protects.
+pub(crate) struct Submitter {
+    /// Commands so far, event records and waits aside: they take no room in the stream's queue.
+    sent: u64,
+    /// `sent` when the last marker was placed.
+    sent_at_mark: u64,
+    /// `sent` at some tickets, a [`STEP`] apart: tells how many commands the stream may hold.
+    sent_at: VecDeque<(u64, u64)>,
+    /// `sent` at which the next entry is made.
+    next_step: u64,
+    /// `sent` at a ticket that is complete.
+    done: u64,
+    /// `sent` when the driver was last asked how far the stream is, because it may be crowded.
+    asked_at: u64,
+    /// Whether an operation since the last event touched buffers.
+    pub(crate) touched: bool,
+    /// Up to which ticket this stream already waits for others; the last few of them.
+    waited: VecDeque<(u64, u64)>,
+}
+
+impl Markable for Submitter {
+    type Context = Lane;
+
+    fn tail(&self, lane: &Lane) -> u64 {
+        lane.submitted()
+    }
+
+    fn mark_tail(&mut self, lane: &Lane) -> Option<u64> {
+        let tail = self.tail(lane);
+        if lane.is_complete(tail) {
+            return Some(tail);
+        }
+        let word = lane.word.as_ref().filter(|_| lane.prefers_words());
+        let placed = match word {
+            Some(word) => {
+                // ORDERING: Relaxed: read by `Lane::drop`, which nobody is beside. Before the call,
+                // because one that failed may have been made all the same.
+                lane.told.store(tail, Ordering::Relaxed);
+                // SAFETY: the stream is this lane's, the word is its own until the lane is gone
+                // and the last value was seen.
+                unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
+                    // ORDERING: Relaxed, as above.
+                    .inspect_err(|_| lane.told.store(UNKNOWN, Ordering::Relaxed))
+            }
+            None => self.record_event(lane, tail),
+        };
+        match placed {
+            Ok(()) => {
+                self.sent_at_mark = self.sent;
+                Some(tail)
+            }
+            Err(code) => {
+                lane.engine.refused(code);
+                None
+            }
+        }
+    }
+}
+
+impl Submitter {
+    pub(super) fn new() -> Self {
+        Submitter {
+            sent: 0,
+            sent_at_mark: 0,
+            sent_at: VecDeque::with_capacity(STEPS),
+            next_step: STEP,
+            done: 0,
+            asked_at: 0,
+            touched: false,
+            waited: VecDeque::new(),
+        }
+    }
+
+    /// Whether `commands` more might find the stream's queue full and block the thread. Counts what is
+    /// not known to be complete.
+    #[inline]
+    pub(super) fn is_crowded(&mut self, lane: &Lane, commands: u32) -> bool {
+        self.sent - self.done + u64::from(commands) > cadence::CROWDED
+            && self.is_still_crowded(lane, commands)
+    }
+
+    #[cold]
+    fn is_still_crowded(&mut self, lane: &Lane, commands: u32) -> bool {
+        // On a stream that is only ever given work nobody else asks how far it is.
+        if self.sent - self.asked_at >= STEP {
+            self.asked_at = self.sent;
+            lane.ask_quietly();
+        }
+        let completed = lane.completed();
+        while self.sent_at.front().is_some_and(|(ticket, _)| *ticket <= completed) {
+            self.pass_step();
+        }
+        let crowded = self.sent - self.done + u64::from(commands) > cadence::CROWDED;
+        if crowded && let Err(code) = lane.engine.stock_events() {
+            // While a full queue blocks this thread the driver makes no events for others.
+            lane.engine.refused(code);
+        }
+        crowded
+    }
+
+    /// Counts the commands of a ticket.
+    #[inline]
+    fn count(&mut self, ticket: u64, commands: u32) {
+        self.sent += u64::from(commands);
+        if self.sent >= self.next_step {
+            self.step(ticket);
+        }
+    }
+
+    #[cold]
+    fn step(&mut self, ticket: u64) {
+        self.next_step = self.sent + STEP;
+        if self.sent_at.len() == STEPS {
+            // Complete, or the queue would not have had room for the others.
+            self.pass_step();
+        }
+        self.sent_at.push_back((ticket, self.sent));
+    }
+
+    fn pass_step(&mut self) {
+        if let Some((_, sent)) = self.sent_at.pop_front() {
+            self.done = sent;
+        }
+    }
+
+    /// Records an event behind ticket `tail` and enters it as a marker.
+    fn record_event(&mut self, lane: &Lane, tail: u64) -> std::result::Result<(), DriverCode> {
+        let event = lane.event()?;
+        // SAFETY: the stream is this lane's; the event is pooled, so nothing is pending on it.
+        let recorded = unsafe { lane.engine.backend.event_record(event.raw(), lane.stream) };
+        if let Err(code) = recorded {
+            // It may have been recorded all the same: never to be lent again.
+            event.spoil();
+            return Err(code);
+        }
+        self.enter(lane, tail, event);
+        Ok(())
+    }
+
+    fn enter(&mut self, lane: &Lane, ticket: u64, event: EventHandle) {
+        self.touched = false;
+        // `publish_mark` releases the new length: a thread that reads the submission lock's `marked` sees it.
+        lane.markers.lock().queue.push_back(Marker { ticket, event });
+    }
+}
+
+/// A stream's submission lock, held: what a submitter may do.
+pub(crate) struct Turn<'t, 'l> {
+    pub(crate) lane: &'t Arc<Lane>,
+    pub(super) locked: &'t mut Locked<'l, Submitter>,
+}
+
+impl Turn<'_, '_> {
+    /// The ticket of the operation about to be submitted. If an `Op` still observes the tail, its
+    /// marker goes in front of this one.
+    #[inline]
+    pub(crate) fn next_ticket(&mut self) -> u64 {
+        let tail = self.lane.submitted();
+        if self.lane.progress.timeline.held() == Some(tail) {
+            self.mark_tail();
+        }
+        tail + 1
+    }
+
+    /// Publishes `ticket` after its driver calls; `touched` says that it used buffers.
+    #[inline]
+    pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
+        self.lane.progress.timeline.publish(ticket);
+        self.locked.state.count(ticket, commands);
+        self.locked.state.touched |= touched;
+        if self.lane.is_shared() || (touched && self.lane.engine.is_exact()) {
+            // A later dependency on this operation then waits for nothing behind it.
+            if let Err(code) = self.place_event() {
+                self.lane.engine.refused(code);
+            }
+        } else if self.locked.state.sent - self.locked.state.sent_at_mark >= cadence::MARK_EVERY {
+            self.mark_tail();
+        }
+    }
+
+    /// Before driver calls that may block the thread: publishes an event behind everything submitted so
+    /// far, so that others who wait for that find it without this lock.
+    #[cold]
+    pub(crate) fn expect_to_block(&mut self) {
+        if let Err(code) = self.place_event() {
+            self.lane.engine.refused(code);
+        }
+    }
+
+    /// Whether so many more commands may find the queue full.
+    #[inline]
+    pub(crate) fn is_crowded(&mut self, commands: u32) -> bool {
+        self.locked.state.is_crowded(self.lane, commands)
+    }
+
+    /// Before an operation that may be held up by something other than this stream's own work:
+    /// puts an event behind what touched buffers, so that nobody who depends on that waits for the
+    /// hold-up.
+    pub(crate) fn fence_off(&mut self) {
+        if self.locked.state.touched {
+            // Refused, who depends on that waits for longer.
+            self.place_event().ok();
+        }
+    }
+
+    /// Places a marker at the tail unless one is there: an event, which costs least to submit, where
+    /// there is a choice.
+    pub(crate) fn mark_tail(&mut self) {
+        if self.locked.is_marked(self.lane.submitted()) {
+            return;
+        }
+        let engine = &self.lane.engine;
+        if engine.options.completion.always_words() {
+            self.locked.mark_tail(self.lane);
+        } else if let Err(code) = self.place_event() {
+            engine.refused(code);
+        }
+    }
+
+    /// Places an event at the tail that other streams can wait for.
+    pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
+        let tail = self.lane.submitted();
+        if self.lane.marker_behind(tail).is_none() && !self.lane.is_complete(tail) {
+            self.locked.state.record_event(self.lane, tail)?;
+            self.locked.state.sent_at_mark = self.locked.state.sent;
+            self.locked.publish_mark(tail);
+        }
+        Ok(())
+    }
+
+    /// Enters an event that the caller recorded behind `ticket`, which it published.
+    pub(crate) fn enter_event(&mut self, ticket: u64, event: EventHandle) {
+        self.locked.state.enter(self.lane, ticket, event);
+        self.locked.state.sent_at_mark = self.locked.state.sent;
+        self.locked.publish_mark(ticket);
+    }
+
+    /// Up to which ticket of another stream this one already waits.
+    pub(crate) fn waited_for(&self, other: u64) -> u64 {
+        let waited = &self.locked.state.waited;
+        waited.iter().find(|(lane, _)| *lane == other).map_or(0, |(_, ticket)| *ticket)
+    }
+
+    /// Makes this stream wait, on the device, for `ticket` of `other`.
+    pub(crate) fn wait_for(
+        &mut self,
+        other: &Arc<Progress<Lane>>,
+        ticket: u64,
+        event: &EventHandle,
+    ) -> std::result::Result<(), DriverCode> {
+        let backend = &self.lane.engine.backend;
+        // SAFETY: the stream is this lane's and the handle keeps the event.
+        unsafe { backend.stream_wait_event(self.lane.stream, event.raw()) }?;
+        if other.device().id != self.lane.engine.id || other.waits_for_others() {
+            let on = Use { lane: other.clone(), ticket };
+            self.lane.waits_for(self.lane.submitted() + 1, [on]);
+        }
+        let waited = &mut self.locked.state.waited;
+        match waited.iter_mut().find(|(lane, _)| *lane == other.id()) {
+            Some((_, known)) => *known = ticket.max(*known),
+            None => {
+                // What is forgotten costs another wait, should it come to that.
+                if waited.len() == REMEMBERED {
+                    waited.pop_front();
+                }
+                waited.push_back((other.id(), ticket));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lends host memory to the device until `ticket` is complete.
+    pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
+        // ORDERING: Relaxed: a statistic; before whoever takes the memory back subtracts it.
+        self.lane.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.lane.lent.lock().push_back(LentMemory { ticket, bytes, payload });
+    }
+
+    /// Frees memory behind everything submitted so far.
+    pub(super) fn free(&mut self, block: Block) {
+        let Block { ptr, bytes, .. } = block;
+        let engine = &self.lane.engine;
+        if engine.lost().is_some() {
+            engine.account.lock().release(bytes);
+            return;
+        }
+        // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
+        // here, or complete.
+        // STREAM: the free runs behind them.
+        if let Err(code) = unsafe { engine.backend.free(self.lane.stream, ptr) } {
+            engine.leaked(bytes, code);
+            return;
+        }
+        let (mut ticket, behind) = (self.lane.submitted(), self.lane.submitted() + 1);
+        // On a shared stream the free may be behind work of others, which no ticket in front of it tells
+        // of. Within a limit others may have to wait for the free, and for nothing behind it.
+        if self.lane.is_shared() || engine.options.memory_limit.is_some() {
+            self.publish(behind, 0, false);
+            if let Err(code) = self.place_event() {
+                engine.refused(code);
+            }
+            ticket = behind;
+        }
+        self.lane.enter_freed(InOrder { bytes, ticket, behind });
+    }
+
+    #[inline]
+    pub(super) fn free_deferred(&mut self) {
+        // Who adds one tells the poller, which comes here as well.
+        if !self.lane.deferred.is_empty() {
+            self.free_all_deferred();
+        }
+    }
+
+    fn free_all_deferred(&mut self) {
+        // An allocation finds them in one place or the other; it holds this and waits for no stream.
+        let _pressing = self.lane.engine.pressing.lock();
+        let deferred = std::mem::take(&mut *self.lane.deferred.lock());
+        for block in deferred {
+            self.free(block);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! A place in a stream pool, held by the handles of one of its streams.
+//!
+//! | state | left by |
+//! |---|---|
+//! | held by handles, which say what they submit | the drop of the last one |
+//! | the device is not through with it | its completion, or the loss of the device |
+//! | given back | – |
+//!
+//! # Invariants
+//! 1. A place is given back once, and not before the device is through with everything that its
+//!    handles submitted (`a_place_comes_back_when_the_device_is_through`).
+//! 2. What others submit to the same stream holds up nobody's place
+//!    (`a_place_does_not_wait_for_others_on_its_stream`).
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use parking_lot::Mutex;
+
+use crate::op::{HostValue, Op};
+use crate::runtime::Progress;
+use crate::runtime::protocol::sweep::SweepGate;
+use crate::thread::exit;
+
+/// Whom a place is given back to.
+pub(crate) trait Permits: Send + Sync {
+    fn give_back(&self, place: usize);
+}
+
+/// A place; dropped, it goes back when the device is through.
+pub(crate) struct Lease {
+    lane: Arc<Progress>,
+    /// The last ticket that the handles submitted; 0 before.
+    last: AtomicU64,
+    place: usize,
+    places: Arc<dyn Permits>,
+}
+
+impl Lease {
+    pub(crate) fn new(lane: Arc<Progress>, place: usize, places: Arc<dyn Permits>) -> Self {
+        Lease { lane, last: AtomicU64::new(0), place, places }
+    }
+
+    /// Says that a handle submitted `ticket`.
+    pub(crate) fn submitted(&self, ticket: u64) {
+        // ORDERING: Relaxed: read by the drop of the last handle, which comes after this one's.
+        self.last.fetch_max(ticket, Ordering::Relaxed);
+    }
+
+    /// Says that a submission failed, perhaps with a part of it on the stream.
+    pub(crate) fn failed(&self) {
+        self.submitted(self.lane.submitted());
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let last = *self.last.get_mut();
+        // After `main` nobody asks the driver any more.
+        if self.lane.is_settled(last) || exit::begun() {
+            self.places.give_back(self.place);
+            return;
+        }
+        let mut op = Op::at_point(&self.lane, last, HostValue::Here(()));
+        op.never_check();
+        let return_ = Return {
+            gate: SweepGate::new(),
+            op: Mutex::new(Some(op)),
+            place: self.place,
+            places: self.places.clone(),
+        };
+        Arc::new(return_).look();
+    }
+}
+
+/// The way back of a place that the device is not through with. It is its own waker.
+struct Return {
+    gate: SweepGate,
+    /// Taken when it is complete.
+    op: Mutex<Option<Op<()>>>,
+    place: usize,
+    places: Arc<dyn Permits>,
+}
+
+impl Return {
+    /// Gives the place back if the device is through; waits for that otherwise. One looks at a time,
+    /// also if the look itself wakes this.
+    fn look(self: &Arc<Self>) {
+        self.gate.run(|| {
+            let waker = Waker::from(self.clone());
+            // Taken out: the poll may wake others, which is foreign code. The gate keeps it ours.
+            let Some(mut op) = self.op.lock().take() else { return };
+            // Complete or lost: the device will not touch anything more of it.
+            if Pin::new(&mut op).poll(&mut Context::from_waker(&waker)).is_ready() {
+                self.places.give_back(self.place);
+            } else {
+                *self.op.lock() = Some(op);
+            }
+        });
+    }
+}
+
+impl Wake for Return {
+    fn wake(self: Arc<Self>) {
+        self.look();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.look();
+    }
+}

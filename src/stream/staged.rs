@@ -1,0 +1,377 @@
+//! Copies between the device and ordinary (pageable) host memory, off the executor.
+//!
+//! The driver copies pageable memory with the calling thread, at a fraction of the link's speed. Here
+//! the data is cut into parts; a few threads of the device's ([`Crew`](crate::thread::worker::Crew)) copy
+//! parts between pageable and pinned memory while others are on the link. The calling task only
+//! submits copies and hands out parts.
+//!
+//! | | up | down |
+//! |---|---|---|
+//! | first | the crew fills a pinned buffer | the device fills a pinned buffer |
+//! | then | the device takes it | the crew empties it |
+//!
+//! A copy takes pinned memory for two [windows](Stream::window) of parts and uses it again and again,
+//! so that the next one like it finds in the pool what it needs.
+//!
+//! # Invariants
+//! 1. At most one window of parts is with the crew, and twice as many are with the crew and the
+//!    device together, so that pinned memory is bounded, whatever holds the stream up
+//!    (`a_staged_copy_keeps_a_bounded_amount_pinned`).
+//! 2. The crew never waits for the device: a stream that is held up delays nobody else's copies
+//!    (`a_held_stream_delays_no_other_staged_copy`).
+//! 3. The calling task neither copies, nor maps, nor frees much memory. Of handing a part to the crew
+//!    and of submitting a copy it does at most one a poll (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
+//! 4. A second copy of a size makes nothing in the driver: pinned memory, events and the device's
+//!    pool are there (`a_second_staged_round_trip_makes_nothing_in_the_driver`). A first one makes
+//!    that before it submits a copy (`a_first_staged_copy_pins_what_it_needs_before_it_copies`).
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::batch::source::{Source, StagedSource};
+use crate::device::home::Home;
+use crate::error::Result;
+use crate::memory::Element;
+use crate::memory::buffer::{DeviceBuffer, Readable};
+use crate::memory::pageable::{Part, Room};
+use crate::memory::pinned::{PinnedBuffer, bytes_of};
+use crate::op::Op;
+use crate::runtime::coop;
+use crate::runtime::stream_state::Lane;
+use crate::stream::Stream;
+use crate::thread::role;
+use crate::thread::worker::{Line, Offloaded, Unwanted};
+
+/// What is copied in one go: long beside a wake-up, short beside the whole.
+const PART_BYTES: usize = 2 << 20;
+/// Operations in flight above which a copy waits: well below the depth at which the driver blocks.
+const MOST_IN_FLIGHT: u64 = 512;
+
+impl Stream {
+    /// Copies ordinary host data into a new device buffer without the executor's threads. Ready
+    /// proves that everything is *on the stream*: device order is enough for what comes behind.
+    ///
+    /// A few threads of the device's copy the data into pinned memory, part by part, while earlier
+    /// parts are on their way: several times the speed of the driver's own copy from pageable
+    /// memory. They are at most 8, however many copies there are, and one for each stream whose copies wait for
+    /// device memory. For less than about a megabyte, or for a [`PinnedBuffer`], there is no gain over
+    /// [`upload`](Self::upload).
+    ///
+    /// # Ownership
+    /// The source moves in and is dropped off the executor. At most some 40 MiB of pinned memory are
+    /// in use for one call.
+    ///
+    /// # Ordering
+    /// The work goes on the stream while the future is polled, not before. What others submit to the
+    /// stream meanwhile goes between the parts; nobody can see the buffer before the future hands it
+    /// out.
+    ///
+    /// # Cancel safety
+    /// Dropped, it stops: parts that are on the stream go on, the buffer is freed behind them.
+    ///
+    /// # Blocking
+    /// Never: a poll takes as long as submitting one copy (which takes longer while others pin memory
+    /// or load kernels: the driver has one lock for all). While the stream is held up, or more than
+    /// 512 operations are in flight on it, the future waits.
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a device that is lost or closed.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let weights = vec![1.0f32; 3_000_000];
+    /// let weights = stream.upload_staged(weights).await?;
+    /// let back = stream.download_staged(&weights).await?;
+    /// assert_eq!(back, vec![1.0; 3_000_000]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuMemAllocFromPoolAsync`, `cuMemcpyHtoDAsync`.
+    pub async fn upload_staged<T: Element>(
+        &self,
+        source: impl Source<T>,
+    ) -> Result<DeviceBuffer<T>> {
+        coop::proceed().await;
+        role::check("submitting work")?;
+        let source = match source.into_staged().0 {
+            StagedSource::Pinned(source) => return self.upload(source).queued(),
+            StagedSource::Pageable(source) => self.dropped_there(source),
+        };
+        let len = (*source.share()).as_ref().len();
+        if len == 0 {
+            return self.empty(len).queued();
+        }
+        // Given no memory of the call's, the crew takes more.
+        let fill = |start: usize, pinned: Option<PinnedBuffer<T>>| {
+            let (source, pool) = (source.share(), self.home().pinned.clone());
+            let part = self.home().crew.run(move || {
+                let source = &(*source).as_ref()[start..len.min(start + part_len::<T>())];
+                let mut part = match pinned {
+                    Some(pinned) => pinned,
+                    None => PinnedBuffer::new(&pool, block_len::<T>(len))?,
+                };
+                part = part.resized(source.len());
+                part.copy_from_slice(source);
+                Ok(part)
+            });
+            (start, part)
+        };
+        let (window, events) = (self.window(), self.staged_events());
+        self.throttle(MOST_IN_FLIGHT).await?;
+        // For much memory the driver has to map some. Not by the crew: the stream may be busy.
+        let stream = self.clone();
+        let allocated = self.home().crew.offload(self.line(), Unwanted::IsLeft, move || {
+            stock(stream.lane(), events);
+            stream.empty::<T>(len).queued()
+        });
+        pause().await;
+        self.stock_pinned::<T>(len).await?;
+        let mut starts = (0..len).step_by(part_len::<T>());
+        let mut filling = VecDeque::with_capacity(window);
+        for start in starts.by_ref().take(window) {
+            filling.push_back(fill(start, None));
+            pause().await;
+        }
+        let mut flying: VecDeque<Op<PinnedBuffer<T>>> = VecDeque::with_capacity(window + 1);
+        let mut buffer = allocated.await??;
+        while let Some((start, part)) = filling.pop_front() {
+            let part = filled(part).await?;
+            self.throttle(MOST_IN_FLIGHT).await?;
+            let op = self.batch(|queue| queue.upload_part(part, &mut buffer, start));
+            flying.push_back(op.submitted()?);
+            pause().await;
+            if let Some(start) = starts.next() {
+                let oldest = if flying.len() > window { flying.pop_front() } else { None };
+                let pinned = match oldest {
+                    Some(oldest) => Some(oldest.await?),
+                    None => None,
+                };
+                filling.push_back(fill(start, pinned));
+                pause().await;
+            }
+        }
+        Ok(buffer)
+    }
+
+    /// Copies device memory into a `Vec` without the executor's threads. Ready proves *visible to
+    /// the host*.
+    ///
+    /// The opposite of [`upload_staged`](Self::upload_staged): what is said there about speed,
+    /// pinned memory, cancel safety and blocking holds here.
+    ///
+    /// # Ordering
+    /// The work goes on the stream while the future is polled, not before. The source stays borrowed
+    /// until then, so that all parts are of one state of it.
+    ///
+    /// # Errors
+    /// As [`download`](Self::download); out of host memory.
+    ///
+    /// # Source
+    /// `cuMemcpyDtoHAsync`.
+    pub async fn download_staged<T: Element>(&self, source: &impl Readable<T>) -> Result<Vec<T>> {
+        self.download_staged_into(source, Vec::new()).await
+    }
+
+    /// Copies device memory into a `Vec` of yours, whose elements it replaces, without the
+    /// executor's threads; see [`download_staged`](Self::download_staged). Quicker than a fresh one,
+    /// whose pages the system has to make first. Ready proves *visible to the host* and hands it
+    /// back.
+    ///
+    /// # Ownership
+    /// If it fails or is dropped, the `Vec` is dropped.
+    ///
+    /// # Errors
+    /// As [`download_staged`](Self::download_staged).
+    pub async fn download_staged_into<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: Vec<T>,
+    ) -> Result<Vec<T>> {
+        coop::proceed().await;
+        role::check("submitting work")?;
+        let len = source.len();
+        if len == 0 {
+            self.engine().check_open()?;
+            return Ok(Vec::new());
+        }
+        // Making the room may wait for the page faults of others.
+        let room = move || Room::in_parts(destination, len, part_len::<T>());
+        let (room, parts) = self.home().crew.run(room).await??;
+        // Its share goes last: the parts, on their way back or not, are dropped before it.
+        let room = self.dropped_there(room);
+        let (window, events) = (self.window(), self.staged_events());
+        // Before pinned memory is taken: a call that waits here leaves it to others.
+        self.throttle(MOST_IN_FLIGHT).await?;
+        if !self.lane().has_events(events) {
+            let lane = self.lane().clone();
+            let stock = move || stock(&lane, events);
+            self.home().crew.offload(self.line(), Unwanted::IsLeft, stock).await?;
+        }
+        self.stock_pinned::<T>(len).await?;
+        let mut flying: VecDeque<(Op<PinnedBuffer<T>>, Part<T>)> = VecDeque::with_capacity(window);
+        let mut emptying: VecDeque<Offloaded<PinnedBuffer<T>>> =
+            VecDeque::with_capacity(window + 1);
+        let empty = |part: Part<T>, full: PinnedBuffer<T>| {
+            self.home().crew.run(move || {
+                part.fill(&full);
+                full
+            })
+        };
+        for part in parts {
+            if flying.len() == window
+                && let Some((op, part)) = flying.pop_front()
+            {
+                emptying.push_back(empty(part, op.await?));
+                pause().await;
+            }
+            let emptied = if emptying.len() > window { emptying.pop_front() } else { None };
+            let pinned = match emptied {
+                Some(emptied) => emptied.await?,
+                None => self.pinned_part(block_len::<T>(len)).await?,
+            };
+            let pinned = pinned.resized(part.len());
+            self.throttle(MOST_IN_FLIGHT).await?;
+            let op = self.batch(|queue| queue.download_part(source, part.start(), pinned));
+            flying.push_back((op.submitted()?, part));
+            pause().await;
+        }
+        for (op, part) in flying {
+            emptying.push_back(empty(part, op.await?));
+            pause().await;
+        }
+        for emptied in emptying {
+            drop(emptied.await?);
+        }
+        match Room::into_vec(room.take()) {
+            Some(vec) => Ok(vec),
+            None => unreachable!("every part was filled, and its end awaited"),
+        }
+    }
+
+    /// Where work is done that this stream may hold up.
+    pub(crate) fn line(&self) -> Line {
+        Line::Stream(self.lane().id())
+    }
+
+    /// How many parts may be with the crew, and as many with the device beside that.
+    fn window(&self) -> usize {
+        self.home().crew.threads() + 2
+    }
+
+    /// How many events a stream has for staged copies: a marker for each part on its way up that is
+    /// still there when the way down begins, and for each of those.
+    fn staged_events(&self) -> usize {
+        3 * (self.window() + 1)
+    }
+
+    /// Has the crew make the pinned memory that a copy of `len` elements takes, as far as the pool has
+    /// none: before the first part is submitted, because the driver makes submitters wait while it
+    /// registers memory.
+    async fn stock_pinned<T: Element>(&self, len: usize) -> Result<()> {
+        let pool = &self.home().pinned;
+        let (bytes, parts) = (bytes_of::<T>(block_len::<T>(len))?, len.div_ceil(part_len::<T>()));
+        let enough = parts.min(2 * self.window());
+        let mut making = Vec::new();
+        for _ in pool.free_blocks(bytes, enough)..enough {
+            let pool = pool.clone();
+            making.push(self.home().crew.run(move || pool.stock(bytes, enough)));
+            pause().await;
+        }
+        for made in making {
+            made.await??;
+        }
+        Ok(())
+    }
+
+    /// Pinned memory for a part of `len` elements at most; the crew makes it if others took it.
+    async fn pinned_part<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        let pool = &self.home().pinned;
+        if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
+            return Ok(pooled);
+        }
+        let pool = pool.clone();
+        self.home().crew.run(move || PinnedBuffer::new(&pool, len)).await?
+    }
+
+    fn dropped_there<V: ?Sized>(&self, value: Arc<V>) -> DroppedThere<V>
+    where
+        Arc<V>: Send + 'static,
+    {
+        DroppedThere { value: Some(value), home: self.home().clone() }
+    }
+}
+
+/// A share of much memory; if it is the last one, the crew gives the memory back.
+struct DroppedThere<V: ?Sized>
+where
+    Arc<V>: Send + 'static,
+{
+    /// `None` once it was taken, by value or by the drop.
+    value: Option<Arc<V>>,
+    home: Arc<Home>,
+}
+
+impl<V: ?Sized> DroppedThere<V>
+where
+    Arc<V>: Send + 'static,
+{
+    fn share(&self) -> Arc<V> {
+        self.value.clone().unwrap_or_else(|| unreachable!("taken by value only"))
+    }
+
+    fn take(mut self) -> Arc<V> {
+        self.value.take().unwrap_or_else(|| unreachable!("taken by value only"))
+    }
+}
+
+impl<V: ?Sized> Drop for DroppedThere<V>
+where
+    Arc<V>: Send + 'static,
+{
+    fn drop(&mut self) {
+        if let Some(value) = self.value.take() {
+            self.home.crew.drop_there(value);
+        }
+    }
+}
+
+/// How many elements a part has.
+fn part_len<T>() -> usize {
+    (PART_BYTES / size_of::<T>()).max(1)
+}
+
+/// Lets the executor's others run, however much there is to do.
+async fn pause() {
+    let mut paused = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut paused, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// How many elements of pinned memory each part of a copy of `len` elements takes.
+fn block_len<T>(len: usize) -> usize {
+    part_len::<T>().min(len)
+}
+
+/// Sees to it that there are that many; and one more, because the poller may have one in its hands when
+/// what it marks is complete.
+fn stock(lane: &Lane, events: usize) {
+    if !lane.has_events(events) {
+        lane.stock_events(events + 1);
+    }
+}
+
+async fn filled<T>(part: Offloaded<Result<PinnedBuffer<T>>>) -> Result<PinnedBuffer<T>> {
+    part.await?
+}

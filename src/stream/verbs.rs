@@ -1,0 +1,527 @@
+//! The verbs of [`Stream`] and [`Device`], once.
+//!
+//! Each is written as a method of [`Stream`], a [`batch`](Stream::batch) of one; [`verbs!`] gives
+//! [`Device`] the same method, which goes to the device's current stream
+//! (`every_verb_of_a_device_goes_to_the_current_stream`).
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use crate::batch::queue::Queue;
+use crate::batch::settle::Settle;
+use crate::batch::source::Source;
+use crate::device::Device;
+use crate::error::refused::Refused;
+use crate::error::{ErrorDetail, EventProblem, Result};
+use crate::event::Event;
+use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
+use crate::memory::copy_2d::Copy2d;
+use crate::memory::pinned::PinnedBuffer;
+use crate::memory::{Element, Number};
+use crate::op::Op;
+use crate::stream::{Marks, Stream};
+
+impl Stream {
+    /// A batch of one call that is given pinned memory: refused, it hands that back.
+    #[track_caller]
+    fn lending<R: Settle, B: Send + Sync + 'static>(
+        &self,
+        call: impl FnOnce(&Queue<'_>) -> Result<R, Refused<B>>,
+    ) -> Op<R::Output> {
+        let queue = self.queue();
+        let result = call(&queue);
+        queue.finish_returning(result)
+    }
+}
+
+/// Makes methods of [`Stream`], and of [`Device`] the same on its current stream.
+macro_rules! verbs {
+    ($(
+        $(#[$meta:meta])*
+        pub fn $name:ident $(<$($generic:ident $(: $bound:ident $(+ $more:tt)*)?),+>)? (
+            &$self:ident $(, $arg:ident : $type:ty)* $(,)?
+        ) -> $returns:ty $(where $bounded:ident : $first:ident + $second:path,)? $body:block
+    )+) => {
+        impl Stream {$(
+            $(#[$meta])*
+            #[track_caller]
+            pub fn $name $(<$($generic $(: $bound $(+ $more)*)?),+>)? (
+                &$self $(, $arg: $type)*
+            ) -> $returns $(where $bounded: $first + $second)? $body
+        )+}
+
+        /// The verbs of [`Stream`], on the [current stream](Device::current_stream).
+        impl Device {$(
+            $(#[$meta])*
+            ///
+            /// On a [`Device`] it goes to the [current stream](Device::current_stream).
+            #[track_caller]
+            pub fn $name $(<$($generic $(: $bound $(+ $more)*)?),+>)? (
+                &self $(, $arg: $type)*
+            ) -> $returns $(where $bounded: $first + $second)? {
+                self.current_stream().$name($($arg),*)
+            }
+        )+}
+    };
+}
+
+verbs! {
+    // ---- batches --------------------------------------------------------------------------
+
+    /// Puts several operations on the stream as one future: one marker, one waker, and what the
+    /// closure returns comes back whole.
+    ///
+    /// The closure runs at once; inside it the verbs of [`Queue`] return plain results. Host values
+    /// come as [`Lent`](crate::Lent) and are handed back by the future. Ready proves that every
+    /// operation of the batch is complete, and the host values that it returns *visible to the host*,
+    /// also those that another batch lent.
+    ///
+    /// # Errors
+    /// The first error that the closure returns; what was put on the stream before goes on. Verbs that take
+    /// a pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an
+    /// [`Error`](crate::Error): a closure that ends with one ends with `Ok(q.upload_into(part, &mut x)?)`.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let (x, y) = stream
+    ///     .batch(|q| {
+    ///         let x = q.full(4, 7u32)?;
+    ///         let y = q.download(&x)?;
+    ///         Ok((x, y))
+    ///     })
+    ///     .await?;
+    /// assert_eq!((x.len(), &y[..]), (4, &[7; 4][..]));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
+        let queue = self.queue();
+        let result = work(&queue);
+        queue.finish(result)
+    }
+
+    // ---- copies and fills -----------------------------------------------------------------
+
+    /// Copies host data into a new device buffer. Ready proves *complete on the device*.
+    ///
+    /// A [`PinnedBuffer`] goes to the device as it is; anything else is copied into pinned memory
+    /// first.
+    ///
+    /// # Ownership
+    /// The source moves in; a pinned buffer returns to its pool when the copy is complete. If the call
+    /// is refused, [`accepted`](Op::accepted) hands the data back.
+    ///
+    /// # Blocking
+    /// The host copy of a `Vec` takes about 0.1 ms a mebibyte; above 1 MiB, the first of its
+    /// size also maps and registers memory, which waits while another stream's
+    /// [queue is full](Stream#blocking) ([`pinned`](Stream::pinned) says more). For large data see
+    /// [`Stream::upload_staged`].
+    ///
+    /// # Errors
+    /// Out of device or pinned memory; a [`PinnedBuffer`] of another device; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemAllocFromPoolAsync`, `cuMemcpyHtoDAsync`.
+    pub fn upload<T: Element>(&self, source: impl Source<T>) -> Op<DeviceBuffer<T>> {
+        self.lending(|queue| queue.upload(source))
+    }
+
+    /// Copies a slice into a new device buffer; see [`upload`](Self::upload). The slice is free
+    /// again when the call returns.
+    pub fn upload_from<T: Element>(&self, source: &[T]) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.upload_from(source))
+    }
+
+    /// Copies a pinned buffer into existing device memory. Ready proves *complete on the device* and
+    /// hands the pinned buffer back.
+    ///
+    /// # Ownership
+    /// The pinned buffer is lent to the device until the copy is complete; if the future is dropped it
+    /// returns to its pool. If the call is refused, [`accepted`](Op::accepted) hands it back. With
+    /// [`without_value`](Op::without_value) it goes home by itself, and the copy can be `queued()`.
+    ///
+    /// # Errors
+    /// Lengths that differ; memory of another device; a device that is lost or closed.
+    pub fn upload_into<T: Element>(
+        &self,
+        source: PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Op<PinnedBuffer<T>> {
+        self.lending(|queue| queue.upload_into(source, destination))
+    }
+
+    /// Copies device memory into a pooled pinned buffer. Ready proves *visible to the host*.
+    ///
+    /// # Blocking
+    /// Above 1 MiB, the first of its size maps and registers memory, which the driver does not do while any
+    /// thread is blocked in a [full queue](Stream#blocking): [`download_into`](Self::download_into) takes memory of yours,
+    /// and `download_staged` grows the pool off the executor. Up to 1 MiB the pool has memory ready, unless
+    /// much was taken at once: see [`pinned`](Stream::pinned).
+    ///
+    /// # Errors
+    /// Data that nothing has written, or whose producer failed (with its name); out of pinned
+    /// memory; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemcpyDtoHAsync`.
+    pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Op<PinnedBuffer<T>> {
+        self.batch(|queue| queue.download(source))
+    }
+
+    /// Copies device memory into a pinned buffer of yours. Ready proves *visible to the host* and
+    /// hands it back.
+    ///
+    /// # Ownership
+    /// As of [`upload_into`](Self::upload_into).
+    ///
+    /// # Errors
+    /// As [`download`](Self::download); lengths that differ.
+    pub fn download_into<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: PinnedBuffer<T>,
+    ) -> Op<PinnedBuffer<T>> {
+        self.lending(|queue| queue.download_into(source, destination))
+    }
+
+    /// Copies device memory into a `Vec`. Ready proves *visible to the host*.
+    ///
+    /// # Blocking
+    /// The poll that finds it complete copies from pinned memory: about 0.1 ms a mebibyte. For large
+    /// data see [`Stream::download_staged`].
+    ///
+    /// # Errors
+    /// As [`download`](Self::download).
+    pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Op<Vec<T>> {
+        self.batch(|queue| queue.download_vec(source))
+    }
+
+    /// Copies between device buffers or ranges of them. Ready proves *complete on the device*.
+    ///
+    /// The source may be on another device of the same kind; the copy is ordered with both, and no
+    /// host waits. Where the two can reach each other's memory it goes directly, else in parts
+    /// through pinned host memory, at most 16 MiB for each copy in flight.
+    ///
+    /// # Blocking
+    /// The first copy between two devices enables the access: see
+    /// [`Device::enable_peer`](crate::Device::enable_peer). Through the host, the call takes some
+    /// 10 µs for each 4 MiB, and above 1 MiB the first of its size maps and registers memory.
+    ///
+    /// # Errors
+    /// Lengths that differ; a source that nothing has written or whose producer failed; a
+    /// destination of another device; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuMemcpyDtoDAsync`, `cuMemcpyPeerAsync`; `cuMemcpyDtoHAsync` and `cuMemcpyHtoDAsync`.
+    pub fn copy<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: &mut impl Writable<T>,
+    ) -> Op<()> {
+        self.batch(|queue| queue.copy(source, destination))
+    }
+
+    /// Copies rows between device buffers of this device. Ready proves *complete on the device*.
+    ///
+    /// Gaps between the rows of the destination keep their contents. Gaps of the source are not read.
+    /// On a side with gaps, all that the rows span must have been written before: for the destination
+    /// say [`zeros`](Self::zeros), not [`empty`](Self::empty).
+    ///
+    /// A copy that is refused or fails marks the whole span of its rows in the destination as failed,
+    /// gaps included (rows that do not fit: the whole destination). Rows that leave gaps do not heal
+    /// that, also not the corrected call: overwrite the span as a whole first, with a
+    /// [`fill`](Self::fill), a copy without gaps or a kernel's [`Out`](crate::Out).
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source, or gaps of the destination,
+    /// that nothing has written or whose producer failed; memory of another device; a device that is
+    /// lost or closed.
+    ///
+    /// # Source
+    /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyDtoDAsync`.
+    pub fn copy_2d<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: &mut impl Writable<T>,
+        rows: Copy2d,
+    ) -> Op<()> {
+        self.batch(|queue| queue.copy_2d(source, destination, rows))
+    }
+
+    /// Copies rows of a pinned buffer into device memory. Ready proves *complete on the device* and
+    /// hands the pinned buffer back. About gaps, also those of a call that was refused, see
+    /// [`copy_2d`](Self::copy_2d).
+    ///
+    /// # Ownership
+    /// As of [`upload_into`](Self::upload_into).
+    ///
+    /// # Errors
+    /// As [`copy_2d`](Self::copy_2d).
+    ///
+    /// # Source
+    /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyHtoDAsync`.
+    pub fn upload_2d<T: Element>(
+        &self,
+        source: PinnedBuffer<T>,
+        destination: &mut impl Writable<T>,
+        rows: Copy2d,
+    ) -> Op<PinnedBuffer<T>> {
+        self.lending(|queue| queue.upload_2d(source, destination, rows))
+    }
+
+    /// Copies rows of device memory into a pinned buffer of yours. Ready proves *visible to the host*
+    /// and hands it back; gaps between rows are as they were.
+    ///
+    /// # Ownership
+    /// As of [`upload_into`](Self::upload_into).
+    ///
+    /// # Errors
+    /// As [`copy_2d`](Self::copy_2d).
+    ///
+    /// # Source
+    /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyDtoHAsync`.
+    pub fn download_2d<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+        destination: PinnedBuffer<T>,
+        rows: Copy2d,
+    ) -> Op<PinnedBuffer<T>> {
+        self.lending(|queue| queue.download_2d(source, destination, rows))
+    }
+
+    /// Allocates without writing. Reading it before something wrote it is an error, also through a
+    /// kernel's `&mut [T]`: it is for what a copy, a fill or a kernel's [`Out`](crate::Out) overwrites
+    /// first. Ready proves *complete on the device*.
+    ///
+    /// # Blocking
+    /// At a memory limit, and where the driver refuses what fits, for a moment: see
+    /// [`Pressure`](crate::Pressure). So do all verbs that make a buffer.
+    ///
+    /// # Errors
+    /// Out of device memory, with what was asked, free and there in all; a device that is lost or
+    /// closed.
+    ///
+    /// # Source
+    /// `cuMemAllocFromPoolAsync`.
+    pub fn empty<T: Element>(&self, len: usize) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.empty(len))
+    }
+
+    /// Allocates and fills with zero; elements may have any size. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// As [`empty`](Self::empty).
+    pub fn zeros<T: Element>(&self, len: usize) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.zeros(len))
+    }
+
+    /// Allocates and fills with one. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// As [`empty`](Self::empty).
+    pub fn ones<T: Number>(&self, len: usize) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.ones(len))
+    }
+
+    /// Allocates and fills with `value`. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// As [`empty`](Self::empty); an element type of more than 16 bytes.
+    pub fn full<T: Element>(&self, len: usize, value: T) -> Op<DeviceBuffer<T>> {
+        self.batch(|queue| queue.full(len, value))
+    }
+
+    /// Overwrites a buffer or a range with `value`. Ready proves *complete on the device*.
+    ///
+    /// # Errors
+    /// A buffer of another device; an element type of more than 16 bytes; a device that is lost or
+    /// closed.
+    ///
+    /// # Source
+    /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`, `cuMemsetD2D32Async`.
+    pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Op<()> {
+        self.batch(|queue| queue.fill(destination, value))
+    }
+
+    // ---- host functions -------------------------------------------------------------------
+
+    /// Runs a closure on the host when the stream gets there. Ready hands its result over.
+    ///
+    /// All host functions of a process run one after the other on a thread of the driver's: keep
+    /// them short, and do not let one wait for another. After a fault of the device none runs any more.
+    ///
+    /// The driver refuses every call inside one. What submits, blocks or needs the driver is
+    /// [`ErrorDetail::WrongThread`] there; what only asks ([`Op::is_complete`], [`Device::stats`])
+    /// answers with what is known and has the device's poller ask; an [`Op`] that is polled there is
+    /// woken by the poller.
+    ///
+    /// # Ownership
+    /// What it captured and does not return is dropped when it ends, *on that thread*. Handles of this
+    /// crate may be dropped there: that enqueues and never blocks. What takes long to drop, or must not
+    /// be dropped on a thread of the driver's, is to be returned: what it returns is the future's, and
+    /// a result that nobody takes, the payload of its panic and a closure that never ran are dropped
+    /// by who dropped the future or by a thread of this crate's.
+    ///
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let table = vec![1u32; 1000];
+    /// let (sum, table) = stream.host_fn(move || (table.iter().sum::<u32>(), table)).await?;
+    /// assert_eq!((sum, table.len()), (1000, 1000)); // and it is dropped here
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Blocking
+    /// While another stream's [queue is full](Stream#blocking) the driver takes no host functions, on
+    /// whatever stream: the call waits until that queue moves. Awaiting what is in front and running
+    /// the function in the task does not.
+    ///
+    /// # Panics
+    /// The awaiting task goes on with the closure's panic.
+    ///
+    /// # Errors
+    /// A device that is lost or closed. `queued()` works for `()`; another value needs the await.
+    ///
+    /// # Examples
+    /// A closure that uses a result of the device. A word goes through a [`PinnedFlag`](crate::PinnedFlag)
+    /// that a kernel in front of it wrote, and nobody awaits in between:
+    /// ```
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use gpu_await::{Device, Grid, LaunchConfig, kernel};
+    ///
+    /// kernel! {
+    ///     /// `zeros` becomes the number of zeros in `x`.
+    ///     pub unsafe fn count_zeros(x: &[u32], zeros: &PinnedFlag);
+    ///     launch = LaunchConfig::new(1, 1);
+    ///     host = twin;
+    /// }
+    /// fn twin(_: &Grid, x: &[u32], zeros: &AtomicU32) {
+    ///     zeros.store(x.iter().filter(|x| **x == 0).count() as u32, Ordering::Release);
+    /// }
+    ///
+    /// # futures::executor::block_on(async {
+    /// # let device = Device::host();
+    /// # let stream = device.stream()?;
+    /// let count_zeros = count_zeros::load(&device).await?;
+    /// let zeros = device.pinned_flag()?;
+    /// let x = stream.upload(vec![0u32, 1, 0]).queued()?;
+    /// count_zeros.launch(&stream, &x, &zeros).queued()?;
+    /// let report = stream.host_fn(move || format!("{} zeros", zeros.get()));
+    /// assert_eq!(report.await?, "2 zeros");
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    /// An array is awaited first, and moves into the closure:
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// # let x = stream.upload(vec![1u32, 2, 3]).queued()?;
+    /// let host = stream.download(&x).await?;
+    /// let sum = stream.host_fn(move || host.iter().sum::<u32>()).await?;
+    /// assert_eq!(sum, 6);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuLaunchHostFunc`.
+    pub fn host_fn<R: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> R + Send + 'static,
+    ) -> Op<R> {
+        self.batch(|queue| queue.host_fn(function))
+    }
+
+    // ---- order ----------------------------------------------------------------------------
+
+    /// Records the point behind everything submitted so far. The host does not wait.
+    ///
+    /// # Blocking
+    /// No, also while another thread is held up by the stream's full queue, as long as the stream has
+    /// events in stock (some dozens, used again when they are complete and dropped): the driver makes none
+    /// while any stream's [queue is full](Stream#blocking). Yes if the stream is shared with other libraries and its queue is full.
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    ///
+    /// # Source
+    /// `cuEventRecord`.
+    pub fn record(&self) -> Result<Event> {
+        Ok(Event::recorded(self.engine(), self.mark()?, false))
+    }
+
+    /// Records a point with a time stamp of the device's; see [`Event::elapsed_since`].
+    ///
+    /// # Blocking
+    /// While another thread is held up by the stream's full queue: the time stamp has its place behind
+    /// what that thread submits. While one is held up by another stream's
+    /// [full queue](Stream#blocking): only if more events that measure time are used than the device
+    /// has in stock (eight when a queue begins to fill; again when they are dropped). In both cases
+    /// [`record_timed_async`](Stream::record_timed_async) waits off the executor.
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub fn record_timed(&self) -> Result<Event> {
+        Ok(Event::recorded(self.engine(), self.mark_timed()?, true))
+    }
+
+    /// Makes everything submitted to this stream *from now on* wait, on the device, for a point of
+    /// another stream: a stream (all submitted to it so far), an event or an operation. The host
+    /// does not wait. Ready proves that this stream has passed the wait.
+    ///
+    /// Buffers need none of this: work on them is ordered by itself.
+    ///
+    /// # Errors
+    /// A stream of another kind of device; an interprocess event of another GPU
+    /// ([`ErrorDetail::WrongDevice`]); a device that is lost or closed.
+    /// [`ErrorDetail::DependencyLost`]: the other stream's device was lost. If that was before the
+    /// call, nothing was put on this stream; an event or an operation that was complete by then is nothing to
+    /// wait for. If it is lost later, while this stream waits for it,
+    /// everything behind the wait on this stream fails in the same way; the device works, so make a
+    /// new stream.
+    ///
+    /// # Source
+    /// `cuStreamWaitEvent`.
+    pub fn wait(&self, mark: &impl Marks) -> Op<()> {
+        self.wait_for(mark.marks())
+    }
+
+    /// Measures what `work` puts on this stream, as a [`batch`](Self::batch): its value and the time
+    /// on the device. Ready proves what the batch proves.
+    ///
+    /// The time begins when the stream gets there, and includes what it then waits for: memory that
+    /// another stream still uses, say. To leave that out, [`wait`](Self::wait) for the other stream first.
+    ///
+    /// # Blocking
+    /// It takes two events that measure time: as [`record_timed`](Self::record_timed). Where a queue may
+    /// be full, put [`record_timed_async`](Stream::record_timed_async) in front of the work and behind it.
+    ///
+    /// # Errors
+    /// Those of `work`; a device that is lost or closed. The poll that finds it complete asks the driver
+    /// for the time: inside a host function it is [`ErrorDetail::WrongThread`].
+    ///
+    /// # Source
+    /// `cuEventElapsedTime`: about half a microsecond of resolution.
+    pub fn timed<R: Settle>(
+        &self,
+        work: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<(R::Output, Duration)> {
+        let mut ends = None;
+        let op = self.batch(|queue| {
+            let start = queue.record_timed()?;
+            let value = work(queue)?;
+            ends = Some((start, queue.record_timed()?));
+            Ok(value)
+        });
+        match ends {
+            Some((start, end)) => op.map(move |value| Ok((value, end.elapsed_since(&start)?))),
+            // The batch failed before its end, so `op` holds the error and nothing else.
+            None => op.map(|_| {
+                let (which, problem) = ("the end event", EventProblem::Unrecorded);
+                Err(ErrorDetail::Event { which, problem }.into())
+            }),
+        }
+    }
+}

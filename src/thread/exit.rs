@@ -1,0 +1,109 @@
+//! The end of the process: nothing of this crate makes driver calls after `main` returned.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::thread::contain;
+
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Last acts and errands under way.
+static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
+
+/// Driver calls, on a thread of this crate, that the end of the process waits for, briefly.
+pub(crate) struct UnderWay(());
+
+impl UnderWay {
+    /// `None` if the process is ending.
+    pub(crate) fn begin() -> Option<Self> {
+        UNDER_WAY.fetch_add(1, Ordering::SeqCst);
+        let under_way = UnderWay(());
+        (!begun()).then_some(under_way)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether there are such calls.
+pub(crate) fn is_under_way() -> bool {
+    UNDER_WAY.load(Ordering::SeqCst) > 0
+}
+
+/// Devices whose last handle is gone and that still have something of the driver's; and what is
+/// to be dropped elsewhere, which may be such a handle.
+static LEAVING: AtomicU32 = AtomicU32::new(0);
+
+/// Something that goes away, which the end of the process waits for before it stops anything.
+pub(crate) struct Leaving(());
+
+impl Leaving {
+    pub(crate) fn begin() -> Self {
+        LEAVING.fetch_add(1, Ordering::SeqCst);
+        Leaving(())
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        LEAVING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether something goes away.
+pub(crate) fn is_leaving() -> bool {
+    LEAVING.load(Ordering::SeqCst) > 0
+}
+
+/// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
+/// and nobody's drop may. The end of the process waits for it, briefly.
+pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
+    let Some(under_way) = UnderWay::begin() else { return };
+    let leaving = Leaving::begin();
+    let spawned = contain::spawn("gpu-await-close", move || {
+        act();
+        drop((under_way, leaving));
+    });
+    if spawned.is_err() {
+        tracing::error!("no thread to close a device with: its memory stays registered");
+    }
+}
+
+/// Whether the process is ending.
+pub(crate) fn begun() -> bool {
+    BEGUN.load(Ordering::SeqCst)
+}
+
+/// From now on the process is ending; for the handler, which may still let others go on before.
+pub(crate) fn begin() {
+    BEGUN.store(true, Ordering::SeqCst);
+}
+
+/// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have
+/// grown: handlers run in reverse order, and ours must run before those of a driver that was loaded
+/// meanwhile.
+pub(crate) fn register(handler: fn()) {
+    static HANDLER: Mutex<Option<fn()>> = Mutex::new(None);
+    static REGISTERED: Mutex<u32> = Mutex::new(0);
+
+    extern "C" fn call() {
+        let handler = HANDLER.lock().take();
+        if let Some(handler) = handler {
+            handler();
+        }
+        begin();
+    }
+
+    *HANDLER.lock() = Some(handler);
+    let mut registered = REGISTERED.lock();
+    // A host device, then a CUDA device: after that the driver's handlers are all below ours.
+    if *registered < 8 {
+        *registered += 1;
+        crate::system::at_exit(call);
+    }
+}
