@@ -1,25 +1,33 @@
 //! The one seam: what a device must be able to do.
 //!
-//! [`Backend`] mirrors driver calls, one function a call, and validates nothing; the layer above
+//! [`Backend`] mirrors driver calls, one function a call, by noun ([`StreamCalls`], [`EventCalls`], [`MemoryCalls`],
+//! [`ModuleCalls`]), and validates nothing; the layer above
 //! ([`submit`](crate::submit)) validates once. There are three implementations: [`cuda`] drives
 //! NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] records calls of either and injects
 //! faults.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+mod event;
 #[cfg(feature = "test-util")]
 pub(crate) mod fault;
 pub(crate) mod host;
+mod memory;
+mod module;
+mod stream;
 pub(crate) mod twin;
 
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
+pub(crate) use event::EventCalls;
+pub(crate) use memory::MemoryCalls;
+pub(crate) use module::ModuleCalls;
+pub(crate) use stream::StreamCalls;
 pub use twin::Grid;
 pub(crate) use twin::{ArgBlock, HostTwin};
 
-use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
 
 /// The result of a driver call.
@@ -237,7 +245,9 @@ impl RowCopy {
 /// part of memory of this backend (or registered with it) that stays allocated until the stream
 /// has reached the command; a callback's `data` is valid whenever it may run. Calls may be made
 /// from any thread, also while others are under way.
-pub(crate) trait Backend: Send + Sync + 'static {
+pub(crate) trait Backend:
+    StreamCalls + EventCalls + MemoryCalls + ModuleCalls + Send + Sync + 'static
+{
     fn kind(&self) -> DeviceKind;
     fn ordinal(&self) -> usize;
     fn name(&self) -> &str;
@@ -260,118 +270,13 @@ pub(crate) trait Backend: Send + Sync + 'static {
     fn pool(&self) -> u64 {
         0
     }
-
     /// Lets this device's copies reach the other's memory directly; false if it cannot. More than
     /// once does no harm.
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool>;
-
     /// Told of a device whose memory another one is about to reach.
     fn begin_peer_access(&self) {}
-
     /// The context as cudarc's `Arc<CudaContext>`, where there is one.
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }
-
-    fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream>;
-    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()>;
-    unsafe fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo>;
-    unsafe fn stream_query(&self, stream: RawStream) -> DriverResult<Query>;
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
-
-    fn event_create(&self, options: EventOptions) -> DriverResult<RawEvent>;
-    unsafe fn event_export(&self, event: RawEvent) -> DriverResult<[u8; 64]>;
-    /// The handle's process keeps the event while this one uses it.
-    unsafe fn event_import(&self, handle: &[u8; 64]) -> DriverResult<RawEvent>;
-    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
-    /// Records behind everything on the device, whoever put it there.
-    unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()>;
-    unsafe fn event_query(&self, event: RawEvent) -> DriverResult<Query>;
-    /// Negative if `start` was reached later.
-    unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> DriverResult<f32>;
-    unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64)
-    -> DriverResult<()>;
-    unsafe fn host_fn(
-        &self,
-        stream: RawStream,
-        callback: HostCallback,
-        data: *mut c_void,
-    ) -> DriverResult<()>;
-    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr>;
-    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()>;
-
-    /// (free, total) bytes of device memory; what the pool holds is not free.
-    fn memory_info(&self) -> DriverResult<(u64, u64)>;
-    fn pool_info(&self) -> DriverResult<PoolInfo>;
-    /// Gives back what the pool holds unused, down to `keep_bytes`.
-    fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()>;
-
-    unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr>;
-    unsafe fn unregister(&self, ptr: HostPtr) -> DriverResult<()>;
-    unsafe fn copy_to_device(
-        &self,
-        stream: RawStream,
-        dst: DevicePtr,
-        src: HostPtr,
-        bytes: u64,
-    ) -> DriverResult<()>;
-    unsafe fn copy_to_host(
-        &self,
-        stream: RawStream,
-        dst: HostPtr,
-        src: DevicePtr,
-        bytes: u64,
-    ) -> DriverResult<()>;
-    unsafe fn copy_on_device(
-        &self,
-        stream: RawStream,
-        dst: DevicePtr,
-        src: DevicePtr,
-        bytes: u64,
-    ) -> DriverResult<()>;
-    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()>;
-    unsafe fn copy_from_peer(
-        &self,
-        stream: RawStream,
-        dst: DevicePtr,
-        src: DevicePtr,
-        src_context: u64,
-        bytes: u64,
-    ) -> DriverResult<()>;
-    unsafe fn fill(
-        &self,
-        stream: RawStream,
-        dst: DevicePtr,
-        pattern: Pattern,
-        count: u64,
-    ) -> DriverResult<()>;
-    unsafe fn launch(
-        &self,
-        stream: RawStream,
-        function: &Function,
-        shape: &LaunchShape,
-        args: &ArgBlock,
-    ) -> DriverResult<()>;
-
-    /// Loads a kernel image; `log` receives what the JIT compiler said.
-    fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule>;
-    unsafe fn unload(&self, module: RawModule) -> DriverResult<()>;
-    unsafe fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;
-    unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes>;
-    /// The parameters that the function was compiled with; `None` where the driver does not tell.
-    unsafe fn function_parameters(
-        &self,
-        function: RawFunction,
-    ) -> DriverResult<Option<Vec<ParamLayout>>>;
-    unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()>;
-    /// Blocks that a multiprocessor holds at once.
-    unsafe fn active_blocks(
-        &self,
-        function: RawFunction,
-        threads: u32,
-        shared: u32,
-    ) -> DriverResult<u32>;
-    /// Clusters that the device holds at once.
-    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32>;
 }

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::{
-    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventOptions, Function, Grid,
-    HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, Pattern, PoolInfo, Query,
-    RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamInfo, StreamOptions,
+    ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
+    Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryCalls, ModuleCalls,
+    Pattern, PoolInfo, Query, RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamCalls,
+    StreamInfo, StreamOptions,
 };
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
@@ -180,13 +181,22 @@ impl Backend for Wrapper {
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         self.inner.cudarc_context()
     }
+}
 
+impl StreamCalls for Wrapper {
     watched! {
         fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream>;
         #[contract] fn stream_destroy(&self, stream: RawStream) -> DriverResult<()>;
         #[contract] fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo>;
         #[contract] fn stream_query(&self, stream: RawStream) -> DriverResult<Query>;
         #[contract] fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
+        #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> DriverResult<()>;
+        #[contract] fn host_fn(&self, stream: RawStream, callback: HostCallback, data: *mut c_void) -> DriverResult<()>;
+    }
+}
+
+impl EventCalls for Wrapper {
+    watched! {
         fn event_create(&self, options: EventOptions) -> DriverResult<RawEvent>;
         #[contract] fn event_export(&self, event: RawEvent) -> DriverResult<[u8; 64]>;
         #[contract] fn event_import(&self, handle: &[u8; 64]) -> DriverResult<RawEvent>;
@@ -195,8 +205,11 @@ impl Backend for Wrapper {
         #[contract] fn event_record_all(&self, event: RawEvent) -> DriverResult<()>;
         #[contract] fn event_query(&self, event: RawEvent) -> DriverResult<Query>;
         #[contract] fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> DriverResult<f32>;
-        #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> DriverResult<()>;
-        #[contract] fn host_fn(&self, stream: RawStream, callback: HostCallback, data: *mut c_void) -> DriverResult<()>;
+    }
+}
+
+impl MemoryCalls for Wrapper {
+    watched! {
         #[contract] fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr>;
         #[contract] fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()>;
         fn memory_info(&self) -> DriverResult<(u64, u64)>;
@@ -210,6 +223,11 @@ impl Backend for Wrapper {
         #[contract] fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()>;
         #[contract] fn copy_from_peer(&self, stream: RawStream, dst: DevicePtr, src: DevicePtr, src_context: u64, bytes: u64) -> DriverResult<()>;
         #[contract] fn fill(&self, stream: RawStream, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()>;
+    }
+}
+
+impl ModuleCalls for Wrapper {
+    watched! {
         #[contract] fn launch(&self, stream: RawStream, function: &Function, shape: &LaunchShape, args: &ArgBlock) -> DriverResult<()>;
         fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule>;
         #[contract] fn unload(&self, module: RawModule) -> DriverResult<()>;

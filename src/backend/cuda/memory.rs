@@ -1,0 +1,176 @@
+//! The driver's calls, by noun: memory.
+
+use std::ffi::c_void;
+
+use super::api::{Handle, Memcpy2d};
+use super::standstill::Standstill;
+use super::{CudaBackend, driver, stream_handle};
+use crate::backend::{
+    DevicePtr, DriverResult, HostPtr, MemoryCalls, Pattern, PoolInfo, RawStream, RowCopy,
+};
+
+impl MemoryCalls for CudaBackend {
+    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let mut ptr = 0;
+        let (pool, stream) = (self.pool as Handle, stream_handle(stream));
+        driver!(self.cuMemAllocFromPoolAsync(&raw mut ptr, bytes as usize, pool, stream))?;
+        Ok(DevicePtr(ptr))
+    }
+
+    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        driver!(self.cuMemFreeAsync(ptr.0, stream_handle(stream)))
+    }
+
+    fn memory_info(&self) -> DriverResult<(u64, u64)> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let (mut free, mut total) = (0, 0);
+        driver!(self.cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
+        Ok((free as u64, total as u64))
+    }
+
+    fn pool_info(&self) -> DriverResult<PoolInfo> {
+        let _relaxed = self.api.relax();
+        // `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`.
+        let bytes = |attribute| self.api.pool_bytes(self.pool as Handle, attribute);
+        Ok(PoolInfo { reserved: bytes(5)?, reserved_peak: bytes(6)? })
+    }
+
+    fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
+        driver!(self.cuMemPoolTrimTo(self.pool as Handle, keep))
+    }
+
+    unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr> {
+        const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let host = ptr.0 as *mut c_void;
+        driver!(self.cuMemHostRegister_v2(host, bytes, PORTABLE_AND_MAPPED))?;
+        let mut device = 0;
+        match driver!(self.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0)) {
+            Ok(()) => Ok(DevicePtr(device)),
+            Err(code) => {
+                // The caller unmaps what it could not register.
+                let _ = driver!(self.cuMemHostUnregister(host));
+                Err(code)
+            }
+        }
+    }
+
+    unsafe fn unregister(&self, ptr: HostPtr) -> DriverResult<()> {
+        let _standstill = Standstill::begin();
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        driver!(self.cuMemHostUnregister(ptr.0 as *mut c_void))
+    }
+
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: HostPtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        let src = src.0 as *const c_void;
+        driver!(self.cuMemcpyHtoDAsync_v2(dst.0, src, bytes as usize, stream_handle(stream)))
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        dst: HostPtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        let dst = dst.0 as *mut c_void;
+        driver!(self.cuMemcpyDtoHAsync_v2(dst, src.0, bytes as usize, stream_handle(stream)))
+    }
+
+    unsafe fn copy_on_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        driver!(self.cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, stream_handle(stream)))
+    }
+
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()> {
+        let copy = Memcpy2d::from(copy);
+        driver!(self.cuMemcpy2DAsync_v2(&raw const copy, stream_handle(stream)))
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_context: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        let (here, there) = (self.raw_context as Handle, src_context as Handle);
+        driver!(self.cuMemcpyPeerAsync(
+            dst.0,
+            here,
+            src.0,
+            there,
+            bytes as usize,
+            stream_handle(stream)
+        ))
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    ) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        let stream = stream_handle(stream);
+        let short = pattern.shortest();
+        let pitch = short.len;
+        // Of that pattern.
+        let count = pattern.len / pitch * count as usize;
+        let is_aligned = |bytes: u64| dst.0.is_multiple_of(bytes);
+        match *short.as_slice() {
+            [byte] => driver!(self.cuMemsetD8Async(dst.0, byte, count, stream)),
+            [a, b] if is_aligned(2) => {
+                let value = u16::from_ne_bytes([a, b]);
+                driver!(self.cuMemsetD16Async(dst.0, value, count, stream))
+            }
+            [a, b, c, d] if is_aligned(4) => {
+                let value = u32::from_ne_bytes([a, b, c, d]);
+                driver!(self.cuMemsetD32Async(dst.0, value, count, stream))
+            }
+            // Column by column: one strided memset for each word (or byte) of the pattern.
+            ref whole if whole.len().is_multiple_of(4) && is_aligned(4) => {
+                for (index, word) in whole.chunks_exact(4).enumerate() {
+                    let value = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+                    let at = dst.0 + 4 * index as u64;
+                    driver!(self.cuMemsetD2D32Async(at, pitch, value, 1, count, stream))?;
+                }
+                Ok(())
+            }
+            ref whole => {
+                for (index, byte) in whole.iter().enumerate() {
+                    let at = dst.0 + index as u64;
+                    driver!(self.cuMemsetD2D8Async(at, pitch, *byte, 1, count, stream))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}

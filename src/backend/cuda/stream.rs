@@ -1,0 +1,70 @@
+//! The driver's calls, by noun: a stream.
+
+use std::ffi::c_void;
+
+use super::api::Handle;
+use super::{CudaBackend, NON_BLOCKING, driver, event_handle, query, stream_handle};
+use crate::backend::{
+    DevicePtr, DriverResult, HostCallback, Query, RawEvent, RawStream, StreamCalls, StreamInfo,
+    StreamOptions,
+};
+
+impl StreamCalls for CudaBackend {
+    fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream> {
+        let flags = if options.blocking { 0 } else { NON_BLOCKING };
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let mut stream: Handle = std::ptr::null_mut();
+        driver!(self.cuStreamCreateWithPriority(&raw mut stream, flags, options.priority))?;
+        Ok(RawStream(stream as u64))
+    }
+
+    unsafe fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo> {
+        let stream = stream_handle(stream);
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let (mut priority, mut flags) = (0, 0);
+        let mut context: Handle = std::ptr::null_mut();
+        driver!(self.cuStreamGetPriority(stream, &raw mut priority))?;
+        driver!(self.cuStreamGetFlags(stream, &raw mut flags))?;
+        driver!(self.cuStreamGetCtx(stream, &raw mut context))?;
+        Ok(StreamInfo { priority, blocking: flags & NON_BLOCKING == 0, context: context as u64 })
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()> {
+        driver!(self.cuStreamDestroy_v2(stream_handle(stream)))
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> DriverResult<Query> {
+        let _bound = self.bind_for(stream)?;
+        let _relaxed = self.api.relax();
+        // SAFETY: the stream lives: the trait's contract.
+        query("cuStreamQuery", unsafe { (self.api.cuStreamQuery)(stream_handle(stream)) })
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        driver!(self.cuStreamWaitEvent(stream_handle(stream), event_handle(event), 0))
+    }
+
+    unsafe fn write_word(
+        &self,
+        stream: RawStream,
+        word: DevicePtr,
+        value: u64,
+    ) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        // Flag 0: with the barrier, so that what was written before is visible first.
+        driver!(self.cuStreamWriteValue64_v2(stream_handle(stream), word.0, value, 0))
+    }
+
+    unsafe fn host_fn(
+        &self,
+        stream: RawStream,
+        callback: HostCallback,
+        data: *mut c_void,
+    ) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        driver!(self.cuLaunchHostFunc(stream_handle(stream), callback, data))
+    }
+}

@@ -1,0 +1,252 @@
+//! Memory of the host device: what is allocated, and what a command may touch.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+
+use super::run::Command;
+use super::{ALIGNMENT, HostBackend, HostCore, INVALID_VALUE, OUT_OF_MEMORY, POISON, permitted};
+use crate::backend::{
+    DevicePtr, DriverResult, HostPtr, MemoryCalls, Pattern, Place, PoolInfo, RawStream, RowCopy,
+};
+use crate::error::DriverCode;
+
+pub(super) struct Memory {
+    pub(super) blocks: BTreeMap<u64, HostBlock>,
+    /// From when an allocation runs to when its free runs.
+    pub(super) pool: PoolInfo,
+    /// From when an allocation is submitted to when its free is.
+    pub(super) used: u64,
+    pub(super) limit: u64,
+}
+
+pub(super) struct HostBlock {
+    pub(super) bytes: u64,
+    pub(super) live: bool,
+}
+
+impl Drop for HostCore {
+    fn drop(&mut self) {
+        if *self.has_peers.get_mut() {
+            // Another device may still copy from this memory, and after a loss this device does not wait for that
+            // copy.
+            return;
+        }
+        for (start, block) in std::mem::take(&mut self.memory.get_mut().blocks) {
+            free_block(start, block.bytes);
+        }
+    }
+}
+
+pub(super) fn free_block(start: u64, bytes: u64) {
+    if let Ok(layout) = Layout::from_size_align(bytes as usize, ALIGNMENT) {
+        // SAFETY: blocks are made by `alloc` with this very layout, and removed from the table
+        // once.
+        unsafe { dealloc(start as *mut u8, layout) };
+    }
+}
+
+impl HostCore {
+    /// The address, if all of it is live memory of this device.
+    pub(super) fn touch(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<*mut u8, String> {
+        let memory = self.memory.lock();
+        let found = memory.blocks.range(..=ptr.0).next_back();
+        match found {
+            Some((start, block)) if block.live && ptr.0 + bytes <= start + block.bytes => {
+                Ok(ptr.0 as *mut u8)
+            }
+            _ => Err(format!("illegal address: {bytes} bytes at {:#x} are not live memory", ptr.0)),
+        }
+    }
+
+    pub(super) fn copy_rows(&self, copy: &RowCopy) -> std::result::Result<(), String> {
+        let find = |place, pitch| match place {
+            Place::Device(ptr) => self.touch(ptr, copy.extent(pitch)),
+            Place::Host(ptr) => Ok(ptr.0 as *mut u8),
+        };
+        let (to, from) = (find(copy.to, copy.to_pitch)?, find(copy.from, copy.from_pitch)?);
+        for row in 0..copy.rows {
+            let (to_at, from_at) =
+                ((row * copy.to_pitch) as usize, (row * copy.from_pitch) as usize);
+            // SAFETY: the row begins inside the extent that `touch` proved live, or that the
+            // submitter keeps valid.
+            let to = unsafe { to.add(to_at) };
+            // SAFETY: as above.
+            let from = unsafe { from.add(from_at) };
+            // SAFETY: both rows lie inside their extents; `copy` allows overlap.
+            unsafe { std::ptr::copy(from, to, copy.row_bytes as usize) };
+        }
+        Ok(())
+    }
+
+    pub(super) fn make_live(&self, ptr: DevicePtr) -> std::result::Result<(), String> {
+        let mut memory = self.memory.lock();
+        let block = memory.blocks.get_mut(&ptr.0).ok_or("an allocation lost its block")?;
+        // SAFETY: the block was allocated with this size and nobody uses it before it is live.
+        unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, POISON, block.bytes as usize) };
+        block.live = true;
+        let bytes = block.bytes;
+        let pool = &mut memory.pool;
+        pool.reserved += bytes;
+        pool.reserved_peak = pool.reserved_peak.max(pool.reserved);
+        Ok(())
+    }
+
+    pub(super) fn release(&self, ptr: DevicePtr) -> std::result::Result<(), String> {
+        let removed = {
+            let mut memory = self.memory.lock();
+            let removed = memory.blocks.remove(&ptr.0);
+            let live = removed.as_ref().filter(|block| block.live);
+            memory.pool.reserved -= live.map_or(0, |block| block.bytes);
+            removed
+        };
+        let block = removed.ok_or_else(|| format!("double free at {:#x}", ptr.0))?;
+        free_block(ptr.0, block.bytes);
+        Ok(())
+    }
+
+    pub(super) fn fill(
+        &self,
+        dst: DevicePtr,
+        pattern: &Pattern,
+        count: u64,
+    ) -> std::result::Result<(), String> {
+        let bytes = count * pattern.len as u64;
+        let dst = self.touch(dst, bytes)?;
+        let short = pattern.shortest();
+        if let [byte] = short.as_slice() {
+            // SAFETY: `touch` proved the range live.
+            unsafe { std::ptr::write_bytes(dst, *byte, bytes as usize) };
+            return Ok(());
+        }
+        for index in 0..count as usize {
+            // SAFETY: index * len is inside the range that `touch` proved live.
+            let at = unsafe { dst.add(index * pattern.len) };
+            // SAFETY: `at` has room for one pattern; the pattern is ours.
+            unsafe { std::ptr::copy_nonoverlapping(pattern.bytes.as_ptr(), at, pattern.len) };
+        }
+        Ok(())
+    }
+}
+
+impl MemoryCalls for HostBackend {
+    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr> {
+        const CALL: &str = "alloc";
+        let refused = DriverCode { call: CALL, code: OUT_OF_MEMORY };
+        self.shared.healthy(CALL)?;
+        let layout = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| Layout::from_size_align(bytes, ALIGNMENT).ok())
+            .filter(|layout| layout.size() > 0)
+            .ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?;
+        let ptr = {
+            let mut memory = self.shared.memory.lock();
+            if memory.limit.saturating_sub(memory.used) < bytes {
+                return Err(refused);
+            }
+            // SAFETY: the layout's size is not zero.
+            let ptr = unsafe { alloc(layout) } as u64;
+            if ptr == 0 {
+                return Err(refused);
+            }
+            memory.used += bytes;
+            memory.blocks.insert(ptr, HostBlock { bytes, live: false });
+            DevicePtr(ptr)
+        };
+        self.enqueue(stream, CALL, Command::Alloc(ptr))?;
+        Ok(ptr)
+    }
+
+    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()> {
+        const CALL: &str = "free";
+        self.shared.healthy(CALL)?;
+        {
+            // Counted at once: later allocations are ordered behind it, as in the driver's pool.
+            let mut memory = self.shared.memory.lock();
+            let block = memory.blocks.get(&ptr.0);
+            let bytes = block.ok_or(DriverCode { call: CALL, code: INVALID_VALUE })?.bytes;
+            memory.used -= bytes;
+        }
+        self.enqueue(stream, CALL, Command::Free(ptr))
+    }
+
+    fn memory_info(&self) -> DriverResult<(u64, u64)> {
+        self.shared.healthy("memory_info")?;
+        let memory = self.shared.memory.lock();
+        Ok((memory.limit.saturating_sub(memory.pool.reserved), memory.limit))
+    }
+
+    fn pool_info(&self) -> DriverResult<PoolInfo> {
+        self.shared.healthy("pool_info")?;
+        Ok(self.shared.memory.lock().pool)
+    }
+
+    /// What is freed goes back to the system at once.
+    fn pool_trim(&self, _keep_bytes: u64) -> DriverResult<()> {
+        self.shared.healthy("pool_trim")
+    }
+
+    unsafe fn register(&self, ptr: HostPtr, _bytes: usize) -> DriverResult<DevicePtr> {
+        self.shared.wait_until_nobody_is_blocked();
+        self.shared.healthy("register")?;
+        Ok(DevicePtr(ptr.0 as u64))
+    }
+
+    unsafe fn unregister(&self, _ptr: HostPtr) -> DriverResult<()> {
+        permitted("unregister")
+    }
+
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: HostPtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.enqueue(stream, "copy_to_device", Command::CopyIn { dst, src, bytes })
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        dst: HostPtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.enqueue(stream, "copy_to_host", Command::CopyOut { dst, src, bytes })
+    }
+
+    unsafe fn copy_on_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.enqueue(stream, "copy_on_device", Command::Copy { dst, src, bytes })
+    }
+
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()> {
+        self.enqueue(stream, "copy_rows", Command::CopyRows(Box::new(*copy)))
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        _src_context: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.enqueue(stream, "copy_from_peer", Command::CopyPeer { dst, src, bytes })
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    ) -> DriverResult<()> {
+        self.enqueue(stream, "fill", Command::Fill { dst, pattern, count })
+    }
+}

@@ -1,0 +1,327 @@
+//! Streams and events of the host device: queues of commands, a worker thread each, and the points
+//! that they reach.
+
+use std::collections::btree_map::Entry;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, SendError, Sender, unbounded};
+use parking_lot::Mutex;
+
+use super::run::Command;
+use super::state::{Books, Everybody, HostEvent};
+use super::{
+    HostBackend, HostCore, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM,
+    QUEUE_LIMIT, permitted,
+};
+use crate::backend::{
+    Backend, DevicePtr, DriverResult, EventCalls, EventOptions, HostCallback, HostPtr, Query,
+    RawEvent, RawStream, StreamCalls, StreamInfo, StreamOptions,
+};
+use crate::error::DriverCode;
+use crate::thread::contain;
+
+pub(super) struct HostStream {
+    /// Ordered with the legacy default stream, or that stream itself.
+    pub(super) blocking: bool,
+    pub(super) commands: Sender<Command>,
+    pub(super) books: Arc<Books>,
+    /// The receiving end, where no thread owns it.
+    pub(super) stepped: Option<Mutex<Stepped>>,
+}
+
+pub(super) struct Stepped {
+    pub(super) commands: Receiver<Command>,
+    pub(super) head: Option<Command>,
+    /// A command runs: not under the lock, it is the user's code.
+    pub(super) running: bool,
+}
+
+impl HostStream {
+    pub(super) fn push(&self, command: Command) -> std::result::Result<(), SendError<Command>> {
+        // ORDERING: SeqCst: `stream_query` must not see zero while a command is on its way.
+        self.books.pending.fetch_add(1, Ordering::SeqCst);
+        self.commands.send(command)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        // ORDERING: SeqCst, see `push`.
+        self.books.pending.load(Ordering::SeqCst) == 0
+    }
+
+    /// Waits, in stream order, for everything on `other` so far.
+    pub(super) fn come_after(&self, other: &HostStream) {
+        let event = Arc::new(HostEvent::default());
+        let generation = 1;
+        // A stream whose worker is gone has nothing to wait for.
+        if other.push(Command::Record { event: event.clone(), generation }).is_ok() {
+            self.push(Command::Wait { event, generation }).ok();
+        }
+    }
+}
+
+impl Stepped {
+    /// The head, to be run, if it is ready.
+    pub(super) fn take(&mut self, shared: &HostCore) -> Option<Command> {
+        self.running = self.is_ready(shared);
+        if self.running { self.head.take() } else { None }
+    }
+
+    pub(super) fn is_ready(&mut self, shared: &HostCore) -> bool {
+        if self.running {
+            return false;
+        }
+        if self.head.is_none() {
+            self.head = self.commands.try_recv().ok();
+        }
+        self.head.as_ref().is_some_and(|head| shared.fault.get().is_some() || head.is_ready())
+    }
+}
+
+impl HostBackend {
+    pub(super) fn stream(
+        &self,
+        stream: RawStream,
+        call: &'static str,
+    ) -> DriverResult<Arc<HostStream>> {
+        self.shared.healthy(call)?;
+        let made = self.shared.streams.read().get(&stream.0).cloned();
+        match made {
+            // ORDERING: Relaxed: who uses a handle beside its destruction is wrong anyway.
+            Some(made) if !made.books.destroyed.load(Ordering::Relaxed) => return Ok(made),
+            None if stream.0 == RawStream::LEGACY.0 => {}
+            _ => return Err(DriverCode { call, code: INVALID_HANDLE }),
+        }
+        // The legacy default stream is there from its first use on.
+        match self.shared.streams.write().entry(stream.0) {
+            Entry::Occupied(made) => Ok(made.get().clone()),
+            Entry::Vacant(place) => Ok(place.insert(self.make_stream(stream.0, true)?).clone()),
+        }
+    }
+
+    pub(super) fn make_stream(&self, handle: u64, blocking: bool) -> DriverResult<Arc<HostStream>> {
+        let (commands, receiver) = unbounded();
+        let (stepped, worker) = if self.threads {
+            (None, Some(receiver))
+        } else {
+            (Some(Mutex::new(Stepped { commands: receiver, head: None, running: false })), None)
+        };
+        let books = Arc::new(Books { handle, ..Books::default() });
+        if let Some(receiver) = worker {
+            let (shared, books) = (self.shared.clone(), books.clone());
+            let name = format!("host:{}-stream", self.ordinal);
+            // Until the stream was destroyed and its queue is empty.
+            let work = move || receiver.iter().for_each(|command| shared.execute(&books, command));
+            contain::spawn(&name, work)
+                .map_err(|_| DriverCode { call: "stream_create", code: OPERATING_SYSTEM })?;
+        }
+        Ok(Arc::new(HostStream { blocking, commands, books, stepped }))
+    }
+
+    /// A share of an event, which may be another host device's.
+    pub(super) fn event(
+        &self,
+        event: RawEvent,
+        call: &'static str,
+    ) -> DriverResult<Arc<HostEvent>> {
+        self.shared.healthy(call)?;
+        let event = event.0 as *const HostEvent;
+        // SAFETY: the caller's handle came from `event_create` and was not destroyed.
+        unsafe { Arc::increment_strong_count(event) };
+        // SAFETY: the count was raised for this very share.
+        Ok(unsafe { Arc::from_raw(event) })
+    }
+
+    pub(super) fn enqueue(
+        &self,
+        handle: RawStream,
+        call: &'static str,
+        command: Command,
+    ) -> DriverResult<()> {
+        let stream = self.stream(handle, call)?;
+        let books = &stream.books;
+        if command.counts() && self.threads {
+            self.shared.take_room(books);
+        }
+        let _order = stream.blocking.then(|| self.shared.legacy_order.lock());
+        if stream.blocking {
+            self.shared.wait_for_counterparts(handle, &stream);
+        }
+        stream.push(command).map_err(|_| DriverCode { call, code: INVALID_HANDLE })
+    }
+}
+
+impl HostCore {
+    /// Blocks until a stream takes another command, which is then counted.
+    pub(super) fn take_room(&self, books: &Books) {
+        let mut depth = books.depth.lock();
+        if *depth >= QUEUE_LIMIT {
+            *self.blocked.lock() += 1;
+            while *depth >= QUEUE_LIMIT && self.fault.get().is_none() {
+                books.room.wait(&mut depth);
+            }
+            *self.blocked.lock() -= 1;
+            self.unblocked.notify_all();
+        }
+        *depth += 1;
+    }
+
+    /// Blocks while a full queue blocks another thread: so does the driver when it is to make a stream
+    /// or an event, to pin memory, or to put a host function on a stream.
+    pub(super) fn wait_until_nobody_is_blocked(&self) {
+        let mut blocked = self.blocked.lock();
+        while *blocked > 0 && self.fault.get().is_none() {
+            // The limit only bounds how late a fault is noticed.
+            self.unblocked.wait_for(&mut blocked, Duration::from_millis(20));
+        }
+    }
+
+    /// Orders a stream that is not non-blocking: the legacy default stream behind all others, another
+    /// one behind the legacy default stream. Under `legacy_order`, so that no two of them wait for
+    /// each other.
+    pub(super) fn wait_for_counterparts(&self, handle: RawStream, stream: &HostStream) {
+        let streams = self.streams.read();
+        let legacy = RawStream::LEGACY.0;
+        for (other, counterpart) in &*streams {
+            let opposite = (handle.0 == legacy) != (*other == legacy);
+            if counterpart.blocking && opposite && !counterpart.is_idle() {
+                stream.come_after(counterpart);
+            }
+        }
+    }
+}
+
+impl StreamCalls for HostBackend {
+    fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream> {
+        /// The first handles mean something else to CUDA.
+        static NEXT: AtomicU64 = AtomicU64::new(16);
+        self.shared.wait_until_nobody_is_blocked();
+        self.shared.healthy("stream_create")?;
+        // ORDERING: Relaxed: only uniqueness matters.
+        let handle = NEXT.fetch_add(1, Ordering::Relaxed);
+        let stream = self.make_stream(handle, options.blocking)?;
+        self.shared.streams.write().insert(handle, stream);
+        Ok(RawStream(handle))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()> {
+        self.shared.wait_until_nobody_is_blocked();
+        // It goes on until its queue is empty, as on a GPU.
+        let stream = self.stream(stream, "stream_destroy")?;
+        // ORDERING: SeqCst: against `execute`, which lowers `pending` and then looks at this.
+        stream.books.destroyed.store(true, Ordering::SeqCst);
+        if stream.is_idle() {
+            self.shared.forget(&stream.books);
+        }
+        Ok(())
+    }
+
+    unsafe fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo> {
+        let stream = self.stream(stream, "stream_info")?;
+        Ok(StreamInfo { priority: 0, blocking: stream.blocking, context: self.context() })
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> DriverResult<Query> {
+        let stream = self.stream(stream, "stream_query")?;
+        Ok(if stream.is_idle() { Query::Complete } else { Query::Pending })
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
+        let event = self.event(event, "stream_wait_event")?;
+        // ORDERING: SeqCst: the newest record that this thread may know of.
+        let generation = event.recorded.load(Ordering::SeqCst);
+        self.enqueue(stream, "stream_wait_event", Command::Wait { event, generation })
+    }
+
+    unsafe fn write_word(
+        &self,
+        stream: RawStream,
+        word: DevicePtr,
+        value: u64,
+    ) -> DriverResult<()> {
+        self.enqueue(stream, "write_word", Command::Word { word, value })
+    }
+
+    unsafe fn host_fn(
+        &self,
+        stream: RawStream,
+        callback: HostCallback,
+        data: *mut c_void,
+    ) -> DriverResult<()> {
+        let data = HostPtr(data as usize);
+        self.shared.wait_until_nobody_is_blocked();
+        self.enqueue(stream, "host_fn", Command::HostFn { callback, data })
+    }
+}
+
+impl EventCalls for HostBackend {
+    fn event_create(&self, _options: EventOptions) -> DriverResult<RawEvent> {
+        self.shared.wait_until_nobody_is_blocked();
+        self.shared.healthy("event_create")?;
+        Ok(RawEvent(Arc::into_raw(Arc::new(HostEvent::default())) as u64))
+    }
+
+    unsafe fn event_export(&self, _event: RawEvent) -> DriverResult<[u8; 64]> {
+        Err(DriverCode { call: "event_export", code: NOT_SUPPORTED })
+    }
+
+    unsafe fn event_import(&self, _handle: &[u8; 64]) -> DriverResult<RawEvent> {
+        Err(DriverCode { call: "event_import", code: NOT_SUPPORTED })
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
+        permitted("event_destroy")?;
+        self.shared.wait_until_nobody_is_blocked();
+        // SAFETY: the handle is the share that `event_create` made; nobody uses it after this.
+        drop(unsafe { Arc::from_raw(event.0 as *const HostEvent) });
+        Ok(())
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
+        let event = self.event(event, "event_record")?;
+        // ORDERING: SeqCst, see `stream_wait_event`.
+        let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        *event.recorder.lock() = Arc::downgrade(&self.shared);
+        self.enqueue(stream, "event_record", Command::Record { event, generation })
+    }
+
+    unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()> {
+        let event = self.event(event, "event_record_all")?;
+        // ORDERING: SeqCst, see `stream_wait_event`.
+        let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        *event.recorder.lock() = Arc::downgrade(&self.shared);
+        // Reached when the last share is dropped: by the streams, and by this call.
+        let everybody = Arc::new(Everybody { event, generation });
+        for stream in self.shared.streams.read().values() {
+            // A stream whose worker is gone has nothing to wait for.
+            stream.push(Command::Arrive { _everybody: everybody.clone() }).ok();
+        }
+        Ok(())
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> DriverResult<Query> {
+        let event = self.event(event, "event_query")?;
+        // ORDERING: SeqCst, see `stream_wait_event`.
+        let recorded = event.recorded.load(Ordering::SeqCst);
+        let complete = event.reached.lock().generation >= recorded;
+        Ok(if complete { Query::Complete } else { Query::Pending })
+    }
+
+    unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> DriverResult<f32> {
+        const CALL: &str = "event_elapsed_ms";
+        let (start, end) = (self.event(start, CALL)?, self.event(end, CALL)?);
+        // One lock after the other: it may be one event.
+        let start = start.reached.lock().at;
+        let end = end.reached.lock().at;
+        match (start, end) {
+            (Some(start), Some(end)) => {
+                let later = end.saturating_duration_since(start).as_secs_f32();
+                let earlier = start.saturating_duration_since(end).as_secs_f32();
+                Ok((later - earlier) * 1e3)
+            }
+            _ => Err(DriverCode { call: CALL, code: INVALID_VALUE }),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Driver calls of memory: the device's, pinned, and copies between them.
+
+use super::{DevicePtr, DriverResult, HostPtr, Pattern, PoolInfo, RawStream, RowCopy};
+
+/// Part of [`Backend`](super::Backend), whose contract the unsafe functions share.
+pub(crate) trait MemoryCalls {
+    unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr>;
+    unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()>;
+    /// (free, total) bytes of device memory; what the pool holds is not free.
+    fn memory_info(&self) -> DriverResult<(u64, u64)>;
+    fn pool_info(&self) -> DriverResult<PoolInfo>;
+    /// Gives back what the pool holds unused, down to `keep_bytes`.
+    fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()>;
+    unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr>;
+    unsafe fn unregister(&self, ptr: HostPtr) -> DriverResult<()>;
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: HostPtr,
+        bytes: u64,
+    ) -> DriverResult<()>;
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        dst: HostPtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()>;
+    unsafe fn copy_on_device(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+    ) -> DriverResult<()>;
+    unsafe fn copy_rows(&self, stream: RawStream, copy: &RowCopy) -> DriverResult<()>;
+    unsafe fn copy_from_peer(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_context: u64,
+        bytes: u64,
+    ) -> DriverResult<()>;
+    unsafe fn fill(
+        &self,
+        stream: RawStream,
+        dst: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    ) -> DriverResult<()>;
+}

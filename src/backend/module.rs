@@ -1,0 +1,38 @@
+//! Driver calls of kernels: what is loaded, what is known of it, the launch.
+
+use super::{
+    ArgBlock, DriverResult, Function, Grid, KernelAttributes, LaunchShape, RawFunction, RawModule,
+    RawStream,
+};
+use crate::error::image::ParamLayout;
+
+/// Part of [`Backend`](super::Backend), whose contract the unsafe functions share.
+pub(crate) trait ModuleCalls {
+    unsafe fn launch(
+        &self,
+        stream: RawStream,
+        function: &Function,
+        shape: &LaunchShape,
+        args: &ArgBlock,
+    ) -> DriverResult<()>;
+    /// Loads a kernel image; `log` receives what the JIT compiler said.
+    fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule>;
+    unsafe fn unload(&self, module: RawModule) -> DriverResult<()>;
+    unsafe fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;
+    unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes>;
+    /// The parameters that the function was compiled with; `None` where the driver does not tell.
+    unsafe fn function_parameters(
+        &self,
+        function: RawFunction,
+    ) -> DriverResult<Option<Vec<ParamLayout>>>;
+    unsafe fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()>;
+    /// Blocks that a multiprocessor holds at once.
+    unsafe fn active_blocks(
+        &self,
+        function: RawFunction,
+        threads: u32,
+        shared: u32,
+    ) -> DriverResult<u32>;
+    /// Clusters that the device holds at once.
+    unsafe fn active_clusters(&self, function: RawFunction, grid: &Grid) -> DriverResult<u32>;
+}

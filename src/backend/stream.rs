@@ -1,0 +1,24 @@
+//! Driver calls of streams: what is put on them that is neither memory nor a kernel.
+
+use std::ffi::c_void;
+
+use super::{
+    DevicePtr, DriverResult, HostCallback, Query, RawEvent, RawStream, StreamInfo, StreamOptions,
+};
+
+/// Part of [`Backend`](super::Backend), whose contract the unsafe functions share.
+pub(crate) trait StreamCalls {
+    fn stream_create(&self, options: StreamOptions) -> DriverResult<RawStream>;
+    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()>;
+    unsafe fn stream_info(&self, stream: RawStream) -> DriverResult<StreamInfo>;
+    unsafe fn stream_query(&self, stream: RawStream) -> DriverResult<Query>;
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
+    unsafe fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64)
+    -> DriverResult<()>;
+    unsafe fn host_fn(
+        &self,
+        stream: RawStream,
+        callback: HostCallback,
+        data: *mut c_void,
+    ) -> DriverResult<()>;
+}
