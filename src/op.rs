@@ -7,7 +7,7 @@
 //! | done | the value was taken | panics |
 //!
 //! # Invariants
-//! 1. A value is handed out only when every point is complete (`an_op_resolves_after_the_device`),
+//! 1. A value is handed out only when every point is complete (`an_op_in_front_of_a_gate_resolves`),
 //!    those of the host memory in it among them, on whatever stream (`every_shape_waits`).
 //! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory
 //!    is freed in order. So dropping or leaking one is always right

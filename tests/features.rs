@@ -1,5 +1,5 @@
 //! `tests/features.md` is whole and true: every row is there once, and everything that it names
-//! exists. So does what `RELIABILITY.md` names.
+//! exists. So does what `RELIABILITY.md` names, and each test that the `//!` of a source file names beside an invariant.
 //!
 //! | an entry | names |
 //! |---|---|
@@ -163,4 +163,56 @@ fn everything_that_a_promise_names_exists() {
     }
     assert!(checked > 30, "only {checked} names found: is the reader broken?");
     assert!(complaints.is_empty(), "RELIABILITY.md:\n{}", complaints.join("\n"));
+}
+
+/// The files below a folder, with their text.
+fn texts(folder: &Path, found: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            texts(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a source file");
+            found.push((path.display().to_string(), text));
+        }
+    }
+}
+
+/// The tests that a `//!` names: what stands in parentheses and is nothing but names between backticks.
+fn tests_of_invariants(text: &str) -> Vec<String> {
+    let header = text.lines().take_while(|line| line.starts_with("//!"));
+    let header: Vec<_> = header.map(|line| line.trim_start_matches("//!").trim()).collect();
+    let header = header.join(" ");
+    let groups = header.split('(').skip(1).filter_map(|group| Some(group.split_once(')')?.0));
+    let all_names = |group: &&str| {
+        let between = group.split('`').step_by(2);
+        let is_name = |name: &str| {
+            name.matches('_').count() > 1
+                && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        };
+        group.starts_with('`')
+            && between.into_iter().all(|rest| ["", ", ", " and "].contains(&rest))
+            && names(group).all(is_name)
+    };
+    let groups = groups.filter(all_names);
+    groups.flat_map(|group| names(group).map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn every_test_that_an_invariant_names_exists() {
+    let (mut sources, mut tests) = (Vec::new(), Vec::new());
+    texts(&root().join("src"), &mut sources);
+    texts(&root().join("tests"), &mut tests);
+    let mut checked = 0;
+    let mut complaints = Vec::new();
+    for (file, text) in &sources {
+        for name in tests_of_invariants(text) {
+            checked += 1;
+            if !tests.iter().chain(&sources).any(|(_, text)| defines(text, &name)) {
+                complaints.push(format!("{file} names the test `{name}`, which is nowhere"));
+            }
+        }
+    }
+    assert!(checked > 60, "only {checked} names found: is the reader broken?");
+    fail_with(complaints);
 }

@@ -43,7 +43,7 @@ use cudarc::driver::CudaContext;
 use super::{Backend, DeviceKind, DriverResult, Limits, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::thread::contain;
-use crate::thread::exit::UnderWay;
+use crate::thread::exit::ExitGuard;
 use crate::thread::role;
 
 /// A flag of `cuStreamCreate`.
@@ -303,10 +303,10 @@ impl Drop for CudaBackend {
         }
         // The last handle of the device went in a host function. Without a thread, or with the process
         // ending, the context goes with the process.
-        let Some(under_way) = UnderWay::begin() else { return };
+        let Some(in_driver) = ExitGuard::in_driver() else { return };
         let act = move || {
             release();
-            drop(under_way);
+            drop(in_driver);
         };
         contain::spawn("gpu-await-close", act).ok();
     }

@@ -51,7 +51,7 @@ use crate::memory::reclaim::pressure::Pressure;
 use crate::memory::reclaim::reclaimers::Reclaimers;
 use crate::memory::reclaim::retired::{Block, Retired};
 use crate::thread::exit;
-use crate::thread::exit::Leaving;
+use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;
 use crate::thread::role;
 use crate::thread::role::Role;
@@ -118,7 +118,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     mourners: Mutex<Slab<Option<Waker>>>,
     pub(crate) counters: Counters,
     /// There once the last handle is gone; dropped last.
-    leaving: Mutex<Option<Leaving>>,
+    leaving: Mutex<Option<ExitGuard>>,
 }
 
 /// What [`Device::stats`](crate::Device::stats) tells.
@@ -205,7 +205,7 @@ impl<S: DeviceStream> Engine<S> {
     /// longer.
     pub(crate) fn leave_soon(&self) {
         if !self.options.stepped {
-            *self.leaving.lock() = Some(Leaving::begin());
+            *self.leaving.lock() = Some(ExitGuard::leaving());
         }
         self.attention.hurry();
     }
@@ -487,7 +487,7 @@ impl<S: DeviceStream> Engine<S> {
         let engine = Arc::downgrade(self);
         self.errands.enqueue(Box::new(move || {
             if let Some(engine) = engine.upgrade().filter(|engine| engine.lost().is_none())
-                && let Some(_under_way) = crate::thread::exit::UnderWay::begin()
+                && let Some(_in_driver) = ExitGuard::in_driver()
             {
                 errand(&engine);
             }

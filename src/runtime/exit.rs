@@ -47,7 +47,7 @@ fn stop_pollers() {
     for poller in pollers {
         wait_until(limit, || poller.has_ended());
     }
-    wait_until(limit, || !exit::is_under_way());
+    wait_until(limit, || !exit::is_in_driver());
 }
 
 fn wait_until(limit: Instant, holds: impl Fn() -> bool) {

@@ -9,50 +9,42 @@ use crate::thread::contain;
 
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// Last acts and errands under way.
-static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
-
-/// Driver calls, on a thread of this crate, that the end of the process waits for, briefly.
-pub(crate) struct UnderWay(());
-
-impl UnderWay {
-    /// `None` if the process is ending.
-    pub(crate) fn begin() -> Option<Self> {
-        UNDER_WAY.fetch_add(1, Ordering::SeqCst);
-        let under_way = UnderWay(());
-        (!begun()).then_some(under_way)
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Whether there are such calls.
-pub(crate) fn is_under_way() -> bool {
-    UNDER_WAY.load(Ordering::SeqCst) > 0
-}
-
+/// Driver calls under way on threads of this crate: last acts and errands.
+static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
 /// Devices whose last handle is gone and that still have something of the driver's; and what is
 /// to be dropped elsewhere, which may be such a handle.
 static LEAVING: AtomicU32 = AtomicU32::new(0);
 
-/// Something that goes away, which the end of the process waits for before it stops anything.
-pub(crate) struct Leaving(());
+/// Something that the end of the process waits for, briefly.
+pub(crate) struct ExitGuard(&'static AtomicU32);
 
-impl Leaving {
-    pub(crate) fn begin() -> Self {
-        LEAVING.fetch_add(1, Ordering::SeqCst);
-        Leaving(())
+impl ExitGuard {
+    /// For driver calls on a thread of this crate; `None` if the process is ending.
+    pub(crate) fn in_driver() -> Option<Self> {
+        let guard = Self::counted(&IN_DRIVER);
+        (!begun()).then_some(guard)
+    }
+
+    /// For what goes away: waited for before anything is stopped.
+    pub(crate) fn leaving() -> Self {
+        Self::counted(&LEAVING)
+    }
+
+    fn counted(count: &'static AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        ExitGuard(count)
     }
 }
 
-impl Drop for Leaving {
+impl Drop for ExitGuard {
     fn drop(&mut self) {
-        LEAVING.fetch_sub(1, Ordering::SeqCst);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Whether a thread of this crate is in the driver.
+pub(crate) fn is_in_driver() -> bool {
+    IN_DRIVER.load(Ordering::SeqCst) > 0
 }
 
 /// Whether something goes away.
@@ -63,11 +55,11 @@ pub(crate) fn is_leaving() -> bool {
 /// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
 /// and nobody's drop may. The end of the process waits for it, briefly.
 pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
-    let Some(under_way) = UnderWay::begin() else { return };
-    let leaving = Leaving::begin();
+    let Some(in_driver) = ExitGuard::in_driver() else { return };
+    let leaving = ExitGuard::leaving();
     let spawned = contain::spawn("gpu-await-close", move || {
         act();
-        drop((under_way, leaving));
+        drop((in_driver, leaving));
     });
     if spawned.is_err() {
         tracing::error!("no thread to close a device with: its memory stays registered");

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_channel::{Sender, unbounded};
 
 use crate::thread::contain;
-use crate::thread::exit::Leaving;
+use crate::thread::exit::ExitGuard;
 
 /// Something to be dropped elsewhere, or a last act that makes driver calls.
 pub(crate) type Remains = Box<dyn FnOnce() + Send>;
@@ -38,7 +38,7 @@ impl Reaper {
     /// Runs `remains` on the reaper's thread. The end of the process waits for it, briefly: it may keep
     /// a device.
     pub(crate) fn send(&self, remains: impl FnOnce() + Send + 'static) {
-        let leaving = Leaving::begin();
+        let leaving = ExitGuard::leaving();
         self.enqueue(Box::new(move || {
             remains();
             drop(leaving);

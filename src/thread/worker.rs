@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::error::{DriverCode, Result};
 use crate::thread::contain;
-use crate::thread::exit::UnderWay;
+use crate::thread::exit::ExitGuard;
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -82,7 +82,7 @@ impl<R> Future for Offloaded<R> {
 /// There is no thread.
 pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
     let task = move || {
-        if let Some(_under_way) = UnderWay::begin() {
+        if let Some(_under_way) = ExitGuard::in_driver() {
             task();
         }
     };
