@@ -3,12 +3,14 @@
 //! | module | decides |
 //! |---|---|
 //! | [`queue`] | the verbs, and what a closure sees of the stream |
+//! | [`fill`] | new memory, and filling it |
 //! | [`transfer`] | copies of parts and rows |
 //! | [`peer`] | copies between devices |
 //! | [`settle`] | what a batch may return, and when that is ready |
 //! | [`source`] | what can be uploaded |
 #![forbid(unsafe_code)]
 
+mod fill;
 pub(crate) mod peer;
 pub(crate) mod queue;
 pub(crate) mod settle;

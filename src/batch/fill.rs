@@ -1,0 +1,156 @@
+//! New device memory, and filling it.
+#![forbid(unsafe_code)]
+
+use super::queue::Queue;
+use crate::backend::{DevicePtr, Pattern};
+use crate::error::{ErrorDetail, Result};
+use crate::memory::account::block;
+use crate::memory::allocation::Allocation;
+use crate::memory::block_cache;
+use crate::memory::buffer::{DeviceBuffer, Writable};
+use crate::memory::pinned::bytes_of;
+use crate::memory::reclaim::claim::{Backoff, Claim};
+use crate::memory::reclaim::prospect::Prospect;
+use crate::memory::{Element, MemoryInfo, Number, Reach};
+use crate::submit::{Footprint, Raw, Refusal, SubmitError, at};
+use crate::thread::role;
+
+impl<'s> Queue<'s> {
+    /// See [`Stream::empty`](crate::Stream::empty).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        Ok(self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))?)
+    }
+
+    /// See [`Stream::zeros`](crate::Stream::zeros).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let zero = Pattern { bytes: [0; 16], len: 1 };
+        let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
+        Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
+    }
+
+    /// See [`Stream::ones`](crate::Stream::ones).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device.
+    pub fn ones<T: Number>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.full(len, T::ONE)
+    }
+
+    /// See [`Stream::full`](crate::Stream::full).
+    ///
+    /// # Errors
+    /// Out of device memory; a lost or closed device; an element type of more than 16 bytes.
+    pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
+        let pattern = self.pattern(value)?;
+        let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
+        Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
+    }
+
+    /// See [`Stream::fill`](crate::Stream::fill).
+    ///
+    /// # Errors
+    /// A lost or closed device; an element type of more than 16 bytes.
+    pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Result<()> {
+        let len = destination.len() as u64;
+        let to = destination.span_mut();
+        let mut footprint = Footprint::new("fill");
+        footprint.overwrites(&to);
+        let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
+        if to.range.is_empty() {
+            return Ok(());
+        }
+        self.submit(&mut footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?))?;
+        Ok(())
+    }
+
+    /// Allocates, and runs `write` on the fresh memory. If the driver refuses what fits, it tries once
+    /// more: with memory taken over from who gave it up, and what the pool holds unused given back.
+    pub(super) fn make<'a, T: Element>(
+        &self,
+        footprint: impl Fn() -> Footprint<'a>,
+        len: usize,
+        written: bool,
+        write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
+    ) -> Result<DeviceBuffer<T>, SubmitError> {
+        role::check("submitting work")?;
+        let bytes = bytes_of::<T>(len)? as u64;
+        let engine = self.lane.engine();
+        if bytes == 0 {
+            engine.check_open()?;
+            Claim::of_nothing(engine);
+            let nothing = Allocation::new(self.lane, (DevicePtr::NULL, 0), 0, 0, true);
+            return Ok(DeviceBuffer::new(nothing, len));
+        }
+        let mut claim = self.claim(bytes, false)?;
+        let attempt = |claim: &mut Claim<'_>| {
+            let mut footprint = footprint();
+            footprint.makes_buffer();
+            if bytes > block_cache::LARGEST {
+                // Nothing is kept of that size, and the driver's pool may have to grow.
+                footprint.may_block();
+            }
+            footprint.claims(claim);
+            let op = footprint.name();
+            let (ticket, ()) = self.submit_untold(&mut footprint, 2, |raw| {
+                let ptr = raw.alloc(claim)?;
+                write(raw, ptr, bytes)
+            })?;
+            Ok::<_, SubmitError>((op, ticket))
+        };
+        let is_short =
+            |failed: &SubmitError| matches!(failed.error.detail(), ErrorDetail::OutOfMemory { .. });
+        let mut made = attempt(&mut claim);
+        let mut again = made.as_ref().is_err_and(is_short);
+        let mut backoff = Backoff::default();
+        while again {
+            drop(claim);
+            let reach = Reach::of(engine)?;
+            let outlook = engine.outlook(self.lane, bytes, reach.bytes());
+            if matches!(outlook.prospect, Prospect::Never) {
+                return Err(reach.refusal(bytes, &outlook).into());
+            }
+            // Refused, there is nothing to give back.
+            engine.backend.pool_trim(0).ok();
+            claim = self.claim(bytes, true)?;
+            made = attempt(&mut claim);
+            again = made.as_ref().is_err_and(is_short) && claim.missed() && backoff.pause();
+        }
+        let (op, ticket) = match made {
+            Ok(made) => made,
+            // Once more, without what the claim held.
+            Err(failed) if is_short(&failed) => {
+                drop(claim);
+                engine.account.lock().refuse(block(bytes));
+                return Err(MemoryInfo::out_of_memory(self.lane, bytes).into());
+            }
+            Err(failed) => return Err(failed),
+        };
+        let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
+        let memory = Allocation::new(self.lane, memory, bytes, ticket, written);
+        op.told(self.lane, ticket);
+        Ok(DeviceBuffer::new(memory, len))
+    }
+
+    fn claim(&self, bytes: u64, forced: bool) -> Result<Claim<'s>> {
+        let claim = Claim::new(self.lane, bytes, forced)?;
+        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.lane, bytes))
+    }
+
+    fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {
+        let source = bytemuck::bytes_of(&value);
+        let mut bytes = [0; 16];
+        let Some(head) = bytes.get_mut(..source.len()) else {
+            let what = "filling with elements of more than 16 bytes";
+            let device = self.lane.engine().label().to_owned();
+            return Err(ErrorDetail::Unsupported { what, device }.into());
+        };
+        head.copy_from_slice(source);
+        Ok(Pattern { bytes, len: source.len() })
+    }
+}

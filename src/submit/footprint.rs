@@ -1,0 +1,299 @@
+//! What an operation touches, and what that makes it wait for.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::devices::{check_can_wait, check_device, check_is_there};
+use super::loan::Loan;
+use super::name::Name;
+use crate::error::{Error, ErrorDetail, Result};
+use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
+use crate::memory::buffer::Span;
+use crate::memory::hazard::{Content, Mode, Track, Use};
+use crate::memory::pinned_pool::PinnedBlock;
+use crate::memory::reclaim::claim::Claim;
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::stream_state::{Callback, Lane};
+use crate::runtime::{Engine, Progress};
+use crate::thread::role;
+
+/// What an operation touches.
+pub(crate) struct Footprint<'a> {
+    pub(super) name: Name<'a>,
+    pub(super) accesses: SmallVec<[Access<'a>; 6]>,
+    pub(super) untracked: Untracked<'a>,
+    pub(super) lent: SmallVec<[Loan; 2]>,
+    pub(super) after: SmallVec<[Edge; 2]>,
+    pub(super) may_be_held_up: bool,
+    pub(super) may_block: bool,
+    pub(super) makes_buffer: bool,
+    pub(super) peers: bool,
+    pub(super) record: Option<EventHandle>,
+}
+
+pub(super) struct Access<'a> {
+    pub(super) memory: &'a Arc<Allocation>,
+    pub(super) range: Range<u64>,
+    pub(super) mode: Mode,
+}
+
+/// Whose memory an operation uses without its being entered.
+type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
+
+/// A point on another stream to wait for.
+pub(super) struct Edge {
+    pub(super) lane: Arc<Progress>,
+    pub(super) ticket: u64,
+    /// With the ticket that it is behind: at least `ticket`.
+    pub(super) event: Option<(u64, EventHandle)>,
+}
+
+impl<'a> Footprint<'a> {
+    /// An operation of that name, which touches nothing yet.
+    pub(crate) fn new(verb: &'static str) -> Self {
+        Footprint {
+            name: Name::Verb(verb),
+            accesses: SmallVec::new(),
+            untracked: SmallVec::new(),
+            lent: SmallVec::new(),
+            after: SmallVec::new(),
+            may_be_held_up: false,
+            may_block: false,
+            makes_buffer: false,
+            peers: false,
+            record: None,
+        }
+    }
+
+    pub(crate) fn name(&self) -> Name<'a> {
+        self.name
+    }
+
+    /// Names a kernel in messages.
+    pub(crate) fn launches(&mut self, kernel: &'a Arc<str>) {
+        self.name = Name::Kernel(kernel);
+    }
+
+    pub(crate) fn reads(&mut self, span: &Span<'a>) {
+        self.access(span, Mode::Read);
+    }
+
+    pub(crate) fn overwrites(&mut self, span: &Span<'a>) {
+        self.access(span, Mode::Overwrite);
+    }
+
+    pub(crate) fn updates(&mut self, span: &Span<'a>) {
+        self.access(span, Mode::ReadWrite);
+    }
+
+    fn access(&mut self, span: &Span<'a>, mode: Mode) {
+        if span.tracked {
+            self.accesses.push(Access { memory: span.memory, range: span.range.clone(), mode });
+        } else {
+            self.untracked.push(span.memory);
+        }
+    }
+
+    /// Waits, on the device, for a point of another stream.
+    pub(crate) fn comes_after(&mut self, on: Use<Arc<Progress>>, event: Option<EventHandle>) {
+        let Use { lane, ticket } = on;
+        self.after.push(Edge { lane, ticket, event: event.map(|event| (ticket, event)) });
+    }
+
+    /// Waits, on the device, for what a claim of memory waits for.
+    pub(crate) fn claims(&mut self, claim: &mut Claim<'_>) {
+        for (on, event) in claim.take_waits() {
+            self.comes_after(on, Some(event));
+        }
+    }
+
+    /// Says that something else than the stream's own work may hold the operation up.
+    pub(crate) fn may_be_held_up(&mut self) {
+        self.may_be_held_up = true;
+    }
+
+    /// Says that the driver may take its time with the calls, for a reason other than a full queue: a
+    /// kernel's first launch, memory that its pool has to get from the system.
+    pub(crate) fn may_block(&mut self) {
+        self.may_block = true;
+    }
+
+    /// Says that the operation makes a buffer, which others will depend on.
+    pub(crate) fn makes_buffer(&mut self) {
+        self.makes_buffer = true;
+    }
+
+    /// Allows memory of other devices of the same kind.
+    pub(crate) fn allows_peers(&mut self) {
+        self.peers = true;
+    }
+
+    /// Records `event` behind the operation, which makes it the operation's marker.
+    pub(crate) fn records(&mut self, event: EventHandle) {
+        self.record = Some(event);
+    }
+
+    /// Poisons what the operation would have written, and hands the error back.
+    pub(crate) fn poison(&self, error: Error) -> Error {
+        let mut poison = None;
+        for access in self.accesses.iter().filter(|access| access.mode.writes()) {
+            let poison = poison.get_or_insert_with(|| match error.detail() {
+                // Handed on as it is, however many operations it goes through.
+                ErrorDetail::Upstream { producer, cause, .. } => {
+                    Poison { producer: producer.clone(), cause: cause.clone() }
+                }
+                _ => Poison { producer: self.name.to_arc(), cause: error.clone() },
+            });
+            access.memory.poison(&access.range, poison);
+        }
+        error
+    }
+
+    /// Whether all that would be read is worth reading.
+    pub(crate) fn check_contents(&self) -> Result<()> {
+        let mut accesses = self.accesses.iter();
+        accesses.try_for_each(|access| {
+            access.memory.with_hazards(|hazards| self.check_content(access, hazards))
+        })
+    }
+
+    /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
+    pub(super) fn enter_frozen_peers(&mut self, engine: &Engine) {
+        let untracked = std::mem::take(&mut self.untracked);
+        for memory in untracked {
+            if memory.is_frozen() && memory.engine().id != engine.id {
+                let range = 0..memory.bytes();
+                self.accesses.push(Access { memory, range, mode: Mode::Read });
+            } else {
+                self.untracked.push(memory);
+            }
+        }
+    }
+
+    pub(super) fn validate(&self, engine: &Engine) -> Result<()> {
+        role::check("submitting work")?;
+        engine.check_open()?;
+        let accessed = self.accesses.iter().map(|access| access.memory);
+        for memory in accessed.chain(self.untracked.iter().copied()) {
+            check_device("a buffer", engine, memory.engine(), self.peers)?;
+            check_is_there(engine, memory.engine())?;
+        }
+        for loan in &self.lent {
+            loan.check(engine)?;
+        }
+        for edge in &self.after {
+            check_can_wait(engine, edge.lane.device())?;
+        }
+        Ok(())
+    }
+
+    /// Whether an access finds contents that it can use.
+    fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
+        if access.mode == Mode::Overwrite {
+            return Ok(());
+        }
+        match hazards.unreadable(&access.range) {
+            None => Ok(()),
+            Some((_, Content::Poisoned(poison))) => Err(self.upstream(poison)),
+            Some((part, _)) => {
+                let (start, end) = (part.start, part.end);
+                Err(ErrorDetail::Unwritten { op: self.name.to_arc(), start, end }.into())
+            }
+        }
+    }
+
+    fn upstream(&self, poison: &Poison) -> Error {
+        ErrorDetail::Upstream {
+            op: self.name.to_arc(),
+            producer: poison.producer.clone(),
+            cause: poison.cause.clone(),
+        }
+        .into()
+    }
+
+    /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
+    /// them in `after`; an error if it would read what is not there.
+    #[inline]
+    pub(super) fn find_edges(&mut self, lane: &Arc<Lane>) -> Result<()> {
+        if self.accesses.is_empty() && self.after.is_empty() { Ok(()) } else { self.edges(lane) }
+    }
+
+    fn edges(&mut self, lane: &Arc<Lane>) -> Result<()> {
+        let mut edges = std::mem::take(&mut self.after);
+        edges.retain(|edge| edge.lane.id() != lane.id());
+        for access in &self.accesses {
+            let add = |used: &Use<Arc<Progress>>| match edges
+                .iter_mut()
+                .find(|edge| edge.lane.id() == used.lane.id())
+            {
+                Some(edge) if edge.ticket >= used.ticket => {}
+                Some(edge) => {
+                    edge.ticket = used.ticket;
+                    edge.event = None;
+                }
+                // The lane's count of shares is everybody's: left alone where nothing is waited for.
+                None if used.is_complete() => {}
+                None => {
+                    let (lane, ticket) = (used.lane.clone(), used.ticket);
+                    edges.push(Edge { lane, ticket, event: None });
+                }
+            };
+            access.memory.with_hazards(|hazards| {
+                self.check_content(access, hazards)?;
+                hazards.dependencies(&access.range, access.mode, lane.id(), add);
+                Ok::<_, Error>(())
+            })?;
+        }
+        edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
+        if edges.is_empty() {
+            return Ok(());
+        }
+        if !self.accesses.is_empty() {
+            lane.engine().set_exact();
+        }
+        // Ours, for a look only, and never together with the other stream's lock below.
+        lane.with(|turn| edges.retain(|edge| turn.waited_for(edge.lane.id()) < edge.ticket));
+        for edge in &mut edges {
+            let pending = edge.lane.pending_for(&lane.engine().state, edge.ticket)?;
+            let Some(other) = pending else { continue };
+            if other.engine().id != lane.engine().id {
+                other.engine().set_exact();
+            }
+            if edge.event.is_none() {
+                edge.event = other.event_behind(edge.ticket)?;
+            }
+        }
+        edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
+        self.after = edges;
+        Ok(())
+    }
+
+    /// Lends pinned memory to the device until the operation is complete. Another device's is refused:
+    /// it is not registered with this one.
+    pub(crate) fn lends(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the pinned buffer", false);
+    }
+
+    /// Lends the word of a flag, as [`lends`](Self::lends).
+    pub(crate) fn lends_flag(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the flag", false);
+    }
+
+    /// Lends pinned memory that may be another device's of the same kind, to be reached by its *host*
+    /// address alone: it is registered as portable.
+    pub(crate) fn lends_portable(&mut self, block: &Arc<PinnedBlock>) {
+        self.lend(block, "the pinned buffer", true);
+    }
+
+    fn lend(&mut self, block: &Arc<PinnedBlock>, what: &'static str, portable: bool) {
+        self.lent.push(Loan::Pinned { block: block.clone(), what, portable });
+    }
+
+    /// Keeps a share of what the driver is to call until the operation is complete.
+    pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
+        self.lent.push(Loan::Callback(callback));
+    }
+}
