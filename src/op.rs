@@ -290,8 +290,8 @@ impl<T> Op<T> {
     /// Yes: not from async code; `.await` there.
     ///
     /// # Errors
-    /// As the future; and at once on a thread of this crate (in a host function or a waker), where
-    /// it would dead-lock.
+    /// As the future; and at once on a thread of this crate, where it would dead-lock: in a host function or a
+    /// twin, and in a waker that the poller calls. (A waker that a task calls while it polls blocks that task.)
     ///
     /// # Panics
     /// If it gave its value before; and with the panic of a host function.

@@ -15,7 +15,7 @@
 //! At most one task checks per stream, and [`CHECKERS`] per device; for a length that does not repeat, where
 //! a window is a guess, only while no other task checks. While the poller wakes somebody often ([`OFTEN_NS`]) and nobody
 //! checks, one of the tasks that wait *stays awake*: it yields again and again and looks at nothing, so that a
-//! worker of the executor takes at once what the poller finds. A worker that sleeps is late: by some 20 µs, now
+//! worker of the executor takes at once what the poller finds. It yields its core as well, which the poller may need. A worker that sleeps is late: by some 20 µs, now
 //! and then by some hundred. The poller leaves a stream to its
 //! checker as long as the executor polls it every [`CHECK_AGAIN_NS`]; a checker that is polled later stops
 //! checking. When a window opens and no task checks (a worker that is awake serves the others), the poller
@@ -48,6 +48,7 @@
 //! | words | await of 8 µs, p50 | 9.4 → 10.5 |
 //! | a rest as short as a round: four times as long | `mixed16_log`, p99 | 61 → 81 |
 //! | a task that stays awake while the poller wakes others often | `mixed16_uniform`, p99 | 51 → 66 |
+//! | yielding the core while a task checks or stays awake, on two cores | `mixed16_uniform`, p99 | 76 → 1,476 |
 //! | sparing checks of lengths that do not repeat | `mixed16_uniform`, cores | 2.5 → 2.9 |
 //! | letting others go first ([`backlog`](super::backlog)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
 //!
@@ -75,7 +76,9 @@ pub enum Completion {
     Event,
     /// The stream writes its ticket into a word of mapped pinned memory; the poller looks at words.
     Word,
-    /// Each marker arms a host callback; nothing spins.
+    /// A host callback behind what is waited for, on up to 16 streams at once, tells the poller: late by what the driver takes, some
+    /// 0.4 ms behind long work on an H200. Until the first look has armed it, and on streams beyond 16, the poller looks as in the other
+    /// modes. No task checks.
     Callback,
 }
 
@@ -124,6 +127,8 @@ pub(crate) struct Age {
     pub(crate) lag_ns: u64,
     /// How long the poller rests between two rounds, at least.
     pub(crate) rest_ns: u64,
+    /// A doorbell is armed behind what is waited for.
+    pub(crate) is_armed: bool,
 }
 
 /// What to do about a wait.
@@ -159,9 +164,9 @@ impl Completion {
     /// How long the poller naps between two looks within a window that is over in `left_ns`.
     pub(crate) fn watch(self, left_ns: u64, rest_ns: u64) -> u64 {
         match self {
-            Completion::Adaptive | Completion::Callback => (left_ns / 32).max(rest_ns),
+            Completion::Adaptive => (left_ns / 32).max(rest_ns),
             // Nobody else looks.
-            Completion::Event | Completion::Word => left_ns / 256 + 1,
+            _ => left_ns / 256 + 1,
         }
     }
 }
@@ -175,13 +180,16 @@ pub(crate) fn cadence(age_ns: u64) -> u64 {
 /// callers that only ask whether to check.
 #[inline(always)]
 pub(crate) fn plan(mode: Completion, age: Age, estimator: &Estimator) -> Plan {
-    let Age { age_ns, lag_ns, rest_ns } = age;
-    if mode == Completion::Callback {
+    let Age { age_ns, lag_ns, rest_ns, is_armed } = age;
+    if is_armed {
         let nap = (age_ns / 4).clamp(NAP_MOST_NS, PROBE_NS);
         return Plan { check_until_ns: None, repeats: true, look_ns: age_ns + nap };
     }
     let look_ns = age_ns + cadence(age_ns).max(rest_ns);
     let mut plan = Plan { check_until_ns: None, repeats: true, look_ns };
+    if mode == Completion::Callback {
+        return plan;
+    }
     match estimator.window(age_ns) {
         None if estimator.is_empty() && age_ns < CHECK_NS => plan.check_until_ns = Some(CHECK_NS),
         None => {}

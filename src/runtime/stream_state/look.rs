@@ -260,6 +260,8 @@ impl Lane {
             age_ns: now.saturating_sub(since),
             lag_ns: engine.lag_ns.load(Ordering::Relaxed) + ahead_ns,
             rest_ns: engine.rest(),
+            // ORDERING: Relaxed: a guess; only the poller arms.
+            is_armed: self.armed.load(Ordering::Relaxed) > self.completed(),
         };
         (since, cadence::plan(engine.options.completion, age, &self.pace.estimator.lock()))
     }
@@ -423,14 +425,14 @@ impl Lane {
         let Some(ticket) = self.queue.first() else { return moved };
         self.want(ticket);
         self.ask_after_others();
+        if self.engine.options.completion.rings() {
+            self.arm(ticket);
+        }
         let (since, plan) = self.plan(now, 0);
         if let Some(until_ns) = plan.check_until_ns
             && self.is_worth_a_check(&plan, now)
         {
             self.alert(now, since, since + until_ns);
-        }
-        if self.engine.options.completion.rings() {
-            self.arm(ticket);
         }
         self.queue.look_again((since + plan.look_ns).max(now + 1));
         moved

@@ -18,6 +18,7 @@ use std::task::{Context, Poll};
 use smallvec::SmallVec;
 
 use super::{ForeignWait, Lane, UNKNOWN};
+use crate::backend::DeviceKind;
 use crate::error::Result;
 use crate::memory::hazard::{Track, Use};
 use crate::runtime::coop;
@@ -183,9 +184,19 @@ impl Lane {
         let is_polled_again =
             !wait.blocking && (comes_again || (may_stay && self.begins_to_stay_awake(wait, now)));
         if is_polled_again {
-            coop::yield_now(cx);
+            self.yield_now(wait, cx);
         }
         Poll::Pending
+    }
+
+    /// Has the task polled again once other tasks had their turn. Other threads have theirs first where this one would keep
+    /// the core from whom it waits for: from the poller while it looks at nothing itself, and on a host device from the
+    /// streams, which are threads.
+    fn yield_now(&self, wait: &WaitState, cx: &mut Context<'_>) {
+        if wait.stage == Stage::Awake || self.engine.state.kind == DeviceKind::Host {
+            std::thread::yield_now();
+        }
+        coop::yield_now(cx);
     }
 
     /// Whether the task stays awake from now on, so that a worker of the executor does.
@@ -213,7 +224,7 @@ impl Lane {
         }
         if wait.permit.is_some() {
             wait.stage = Stage::Awake;
-            coop::yield_now(cx);
+            self.yield_now(wait, cx);
         }
         wait.permit.is_some()
     }
