@@ -51,8 +51,8 @@ impl Device {
     /// Opens the CUDA device of that ordinal.
     ///
     /// # Errors
-    /// [`ErrorDetail::NoDriver`], [`ErrorDetail::NoSuchDevice`] with the count,
-    /// [`ErrorDetail::NotBuilt`] without the `cuda` feature.
+    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver), [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with the count,
+    /// [`ErrorDetail::NotBuilt`](crate::ErrorDetail::NotBuilt) without the `cuda` feature.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         Device::builder().cuda(ordinal)
     }
@@ -80,7 +80,7 @@ impl Device {
     /// `host` or `auto` (also when it is unset).
     ///
     /// # Errors
-    /// [`ErrorDetail::BadDeviceName`] with the value; those of the device named.
+    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the value; those of the device named.
     pub fn from_env() -> Result<Device> {
         Device::builder().from_env()
     }
@@ -296,7 +296,7 @@ impl Device {
     /// It is the coarsest way to wait: see the [table](crate#waiting).
     ///
     /// # Errors
-    /// The loss of the device. [`ErrorDetail::DependencyLost`]: one of its streams waits for another
+    /// The loss of the device. [`ErrorDetail::DependencyLost`](crate::ErrorDetail::DependencyLost): one of its streams waits for another
     /// device that was lost; this device works, and so do its other streams. So it may be for a moment after
     /// that stream was dropped; from then on streams of other libraries are waited for as with an old driver.
     /// A thread where no driver call

@@ -94,7 +94,7 @@ impl DeviceBuilder {
     ///
     /// # Blocking
     /// Every call then blocks until the device is through. What waits for the host to go on, such as a
-    /// kernel that watches a [`PinnedFlag`], never ends.
+    /// kernel that watches a [`PinnedFlag`](crate::PinnedFlag), never ends.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = Some(verify);
         self
