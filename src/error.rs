@@ -47,7 +47,7 @@ pub struct Error(Arc<ErrorDetail>);
 /// | [`ErrorKind::TimedOut`] | the device goes on; wait longer or give up |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
 /// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
-/// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close) |
+/// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), or `main` has returned |
 /// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
 /// | [`ErrorKind::Panicked`] | correct the code that ran the batch; others go on |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,7 +73,7 @@ pub enum ErrorKind {
     /// [`ErrorDetail::DependencyLost`], another one that its stream waits for.
     /// [`Error::is_device_lost`] tells the two apart.
     DeviceLost,
-    /// The device was closed.
+    /// The device was closed, or the process is ending.
     Closed,
     /// The driver refused a call that this crate believed to be valid.
     Driver,
@@ -300,6 +300,9 @@ pub enum ErrorDetail {
     /// The device was closed.
     #[error("{device} was closed")]
     Closed { device: String },
+    /// `main` has returned or `exit` was called: what would need a thread or memory of the driver's is refused.
+    #[error("the process is ending: {what} is refused")]
+    ProcessEnding { what: &'static str },
 }
 
 /// What an event lacks for what was asked of it.
@@ -415,7 +418,7 @@ impl ErrorDetail {
             D::Overloaded { .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
-            D::Closed { .. } => ErrorKind::Closed,
+            D::Closed { .. } | D::ProcessEnding { .. } => ErrorKind::Closed,
         }
     }
 }

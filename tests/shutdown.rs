@@ -406,6 +406,34 @@ fn nothing_calls_the_driver_after_main() {
     std::mem::forget((gate, op, device));
 }
 
+static KEPT_TO_THE_END: OnceLock<Device> = OnceLock::new();
+
+/// Runs after the crate's own exit handler, as above.
+extern "C" fn ask_for_memory() {
+    let device = KEPT_TO_THE_END.get().expect("set before it was registered");
+    // More than is mapped ahead.
+    let refused = [device.pinned::<u8>(16 << 20).map(drop), block_on(device.trim(0))];
+    let kinds = refused.map(|refused| refused.err().map(|error| error.kind()));
+    if kinds != [Some(ErrorKind::Closed); 2] {
+        eprintln!("after main: {kinds:?}");
+        // SAFETY: it ends the process and touches nothing.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+/// Tasks that still run then are told one thing, and not that memory or threads are scarce.
+#[test]
+fn what_is_refused_after_main_says_so() {
+    const NAME: &str = "what_is_refused_after_main_says_so";
+    if child::parameter().is_none() {
+        child::run(NAME, "");
+        return;
+    }
+    // SAFETY: the handler is a function of this program, which stays loaded.
+    assert_eq!(unsafe { libc::atexit(ask_for_memory) }, 0);
+    assert!(KEPT_TO_THE_END.set(testing::device()).is_ok());
+}
+
 #[cfg(target_os = "linux")]
 mod growth {
     use super::*;

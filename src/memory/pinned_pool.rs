@@ -232,7 +232,7 @@ impl PinnedPool {
     /// Memory that is not registered yet.
     fn map(&self, bytes: usize) -> Result<MmapRaw> {
         if crate::thread::exit::begun() {
-            return Err(out_of_pinned(bytes, "the process is ending"));
+            return Err(ErrorDetail::ProcessEnding { what: "pinned memory" }.into());
         }
         let mut memory =
             MmapMut::map_anon(bytes).map_err(|error| out_of_pinned(bytes, &error.to_string()))?;

@@ -23,9 +23,9 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
 use parking_lot::Mutex;
 
-use crate::error::{DriverCode, Result};
+use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::thread::contain;
-use crate::thread::exit::ExitGuard;
+use crate::thread::exit::{self, ExitGuard};
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -90,6 +90,9 @@ pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 fn no_thread() -> crate::Error {
+    if exit::begun() {
+        return ErrorDetail::ProcessEnding { what: "work off the executor" }.into();
+    }
     DriverCode { call: "thread spawn", code: 304 }.into()
 }
 
