@@ -119,12 +119,12 @@ pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::reclaim::pressure::Pressure;
 pub use memory::{Element, MemoryInfo, Number};
 pub use op::join::join_all;
-pub use op::{DeviceSide, Op, Ticket};
+pub use op::value::DeviceSide;
+pub use op::{Op, Ticket};
 pub use runtime::protocol::cadence::Completion;
 pub use serve::batcher::{BatchWorker, Batcher, BatcherBuilder, BatcherStats, Call};
-pub use serve::pool::{
-    Acquire, Drained, PoolStats, PooledStream, PooledStreamStats, StreamPool, StreamPoolBuilder,
-};
+pub use serve::pool::builder::StreamPoolBuilder;
+pub use serve::pool::{Acquire, Drained, PoolStats, PooledStream, PooledStreamStats, StreamPool};
 #[cfg(feature = "tower")]
 pub use serve::tower::{BatchService, PoolService};
 pub use stream::scope::Scope;

@@ -12,12 +12,15 @@
 //! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory
 //!    is freed in order. So dropping or leaking one is always right
 //!    (`drop_before_completion_keeps_buffers`).
+//!
+//! More than 500 lines: one type and what can be done with it, half of it docs.
 
 mod asleep;
 pub(crate) mod freeze;
 pub(crate) mod host_fn;
 pub(crate) mod join;
 mod points;
+pub(crate) mod value;
 
 use std::any::Any;
 use std::fmt;
@@ -32,6 +35,8 @@ use sync_wrapper::SyncWrapper;
 
 use self::asleep::Asleep;
 pub(crate) use self::points::{Point, Points};
+use self::value::DeviceSide;
+pub(crate) use self::value::HostValue;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
@@ -101,14 +106,6 @@ struct Pending<T> {
     value: SyncWrapper<HostValue<T>>,
 }
 
-/// What an operation resolves with.
-pub(crate) enum HostValue<T> {
-    /// Known since the submission.
-    Here(T),
-    /// Made when the operation is complete.
-    Later(Box<dyn FnOnce() -> Result<T> + Send>),
-}
-
 /// Where an operation stands on its stream's timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
@@ -116,24 +113,6 @@ pub struct Ticket {
     pub stream: u64,
     /// The operation's number on it; the first is 1.
     pub number: u64,
-}
-
-/// Values that are good without a host wait because device order is enough: `()`, device buffers,
-/// and tuples, vectors and options of them. Sealed.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is a host value: it is not good before the device got there",
-    label = "only the host can have it",
-    note = "`.await` the operation, or give the value up with `.without_value().queued()`"
-)]
-pub trait DeviceSide: sealed::Sealed + Sized {
-    #[doc(hidden)]
-    fn without_host() -> Option<Self> {
-        None
-    }
-}
-
-mod sealed {
-    pub trait Sealed {}
 }
 
 impl<T> Op<T> {
@@ -536,46 +515,3 @@ impl<T> Pending<T> {
         }
     }
 }
-
-impl<T> HostValue<T> {
-    pub(crate) fn take(self) -> Result<T> {
-        match self {
-            HostValue::Here(value) => Ok(value),
-            HostValue::Later(make) => make(),
-        }
-    }
-}
-
-impl<T: Send + 'static> HostValue<T> {
-    pub(crate) fn collect(values: Vec<HostValue<T>>) -> HostValue<Vec<T>> {
-        if values.iter().all(|value| matches!(value, HostValue::Here(_))) {
-            let here = values.into_iter().filter_map(|value| match value {
-                HostValue::Here(value) => Some(value),
-                HostValue::Later(_) => None,
-            });
-            return HostValue::Here(here.collect());
-        }
-        HostValue::Later(Box::new(move || values.into_iter().map(HostValue::take).collect()))
-    }
-}
-
-impl sealed::Sealed for () {}
-impl DeviceSide for () {
-    fn without_host() -> Option<()> {
-        Some(())
-    }
-}
-impl<T: Element> sealed::Sealed for DeviceBuffer<T> {}
-impl<T: Element> DeviceSide for DeviceBuffer<T> {}
-impl<T: DeviceSide> sealed::Sealed for Vec<T> {}
-impl<T: DeviceSide> DeviceSide for Vec<T> {}
-impl<T: DeviceSide> sealed::Sealed for Option<T> {}
-impl<T: DeviceSide> DeviceSide for Option<T> {}
-
-macro_rules! device_side_tuples {
-    ($(($($name:ident)+))+) => {$(
-        impl<$($name: DeviceSide),+> sealed::Sealed for ($($name,)+) {}
-        impl<$($name: DeviceSide),+> DeviceSide for ($($name,)+) {}
-    )+};
-}
-device_side_tuples! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }

@@ -11,6 +11,8 @@
 //! Under `tokio::time::pause` (tokio's feature `test-util`, on a current-thread runtime) use [`manual`]: any other device finishes in real time, and the
 //! paused clock does not wait for it (a `timeout` of an hour elapses at once, because the runtime
 //! sees nothing to do).
+//!
+//! More than 500 lines: what tests need in one place, half of it docs.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -9,6 +9,8 @@
 //! | the struct's literal | needs a [`Declared`] of this very declaration, which only loading makes |
 //! | what the declaration says | an `unsafe impl` of [`Declaration`] |
 //! | expressions of the author's | never inside an `unsafe` block of ours; they see the arguments' names and none of ours |
+//!
+//! More than 500 lines: one macro, whose rules are read together.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -21,6 +21,7 @@
 //! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
 mod ending;
+mod loss;
 mod retirement;
 
 use std::collections::VecDeque;
@@ -257,18 +258,6 @@ impl<S: DeviceStream> Engine<S> {
         self.rest_ns.store(cadence::rest(ns), Ordering::Relaxed);
     }
 
-    /// Refuses work on a device that is gone.
-    #[inline]
-    pub(crate) fn check_open(&self) -> Result<()> {
-        if let Some(lost) = self.state.lost() {
-            return Err(lost.clone());
-        }
-        if self.is_closed() {
-            return Err(ErrorDetail::Closed { device: self.label().to_owned() }.into());
-        }
-        Ok(())
-    }
-
     /// A stream goes whose work will never be complete.
     pub(crate) fn give_up_stream(&self) {
         // ORDERING: Release pairs with `has_given_up_streams`, as who no longer finds the stream asks it.
@@ -283,10 +272,6 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn is_closed(&self) -> bool {
         // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
         self.closed.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn lost(&self) -> Option<&Error> {
-        self.state.lost()
     }
 
     /// Whether dependencies between streams are exact, so that operations are followed by events.
@@ -356,64 +341,6 @@ impl<S: DeviceStream> Engine<S> {
             let (which, problem) = ("the start event", EventProblem::BehindEnd);
             ErrorDetail::Event { which, problem }.into()
         })
-    }
-
-    /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody and
-    /// logs nothing: the caller may hold a submission lock.
-    pub(crate) fn refused(&self, code: DriverCode) -> Error {
-        if code.is_sticky() {
-            return self.lose(code);
-        }
-        if code.is_about_the_caller() {
-            return code.into();
-        }
-        self.check_health().err().unwrap_or_else(|| code.into())
-    }
-
-    /// Asks the device how it is, where driver calls are possible.
-    pub(crate) fn check_health(&self) -> Result<()> {
-        if let Some(lost) = self.state.lost() {
-            return Err(lost.clone());
-        }
-        if !role::may_call_driver() {
-            return Ok(());
-        }
-        // SAFETY: the private stream lives as long as the engine.
-        self.judged(|| unsafe { self.backend.stream_query(self.private) }.map(drop))
-    }
-
-    /// Asks a `question` that only a lost device fails to answer. The loss is declared if the answer
-    /// is a sticky code, or any other one that is not about the caller *and is given again*: so a code
-    /// newer than the table is told from a call that failed once, and nobody waits for ever.
-    pub(crate) fn judged(
-        &self,
-        mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
-    ) -> Result<()> {
-        let Err(first) = question() else { return Ok(()) };
-        let code = if first.is_sticky() || first.is_about_the_caller() {
-            first
-        } else {
-            let Err(again) = question() else { return Ok(()) };
-            again
-        };
-        if code.is_about_the_caller() { Ok(()) } else { Err(self.lose(code)) }
-    }
-
-    /// Counts something that the driver refused to take back: it leaks.
-    pub(crate) fn count_unreturned(&self) {
-        // ORDERING: Relaxed: a statistic.
-        self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Declares the device lost. Whoever sweeps next resolves what waits for it.
-    pub(crate) fn lose(&self, code: DriverCode) -> Error {
-        let lost = self.state.lose(|| {
-            let (device, cause) = (self.label().to_owned(), self.backend.loss_cause(code));
-            ErrorDetail::DeviceLost { device, cause }.into()
-        });
-        self.backend.abandon();
-        self.attention.call();
-        lost.clone()
     }
 
     /// The engine's clock, in nanoseconds.

@@ -8,7 +8,7 @@
 //! | a submitter | takes the lock, issues a ticket, makes driver calls | [`Lane::with`] | [`submitter`] |
 //! | a future | looks, yields, registers | [`Lane::poll_ticket`] | [`poll`] |
 //! | anybody | asks the driver, raises `completed`, wakes | [`Lane::sweep`] | [`look`] |
-//! | the poller | looks when the work may be complete | [`Lane::visit`] | [`look`] |
+//! | the poller | looks when the work may be complete | [`Lane::visit`] | [`visit`] |
 //! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`Lane::free_in_order`] | [`freed`] |
 //! | an allocation | uses again what the stream gave up | [`Lane::reuse`], [`Lane::take_freed`] | [`freed`] |
 //!
@@ -21,8 +21,10 @@ mod freed;
 mod handle;
 mod lent;
 mod look;
+mod markers;
 mod poll;
 mod submitter;
+mod visit;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -57,7 +59,6 @@ use crate::memory::hazard::Use;
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::contain;
 use crate::thread::role;
-use crate::thread::role::Role;
 
 /// Events that a new stream has.
 const EVENTS_IN_STOCK: usize = 8;
@@ -269,32 +270,6 @@ impl Lane {
         LaneHandle::new(lane)
     }
 
-    /// Makes events before they are needed, so that the stream has `least`: beside threads that
-    /// launch without a pause the driver may not come to it for 100 ms.
-    pub(crate) fn stock_events(&self, least: usize) {
-        while !self.has_events(least) {
-            let Ok(event) = self.engine.event() else { return };
-            self.markers.lock().spare.push(event);
-        }
-    }
-
-    /// An event for a marker. Before one is made, which may take long beside a full queue, those behind
-    /// what is complete are taken back: on a stream that nobody awaits nobody else looks.
-    fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
-        let spare = || self.markers.lock().spare.pop();
-        if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
-            return Ok(event);
-        }
-        self.ask_quietly();
-        spare().map_or_else(|| self.engine.event(), Ok)
-    }
-
-    /// Whether the stream has so many events, behind its work or not.
-    pub(crate) fn has_events(&self, least: usize) -> bool {
-        let markers = self.markers.read();
-        markers.spare.len() + markers.queue.len() >= least
-    }
-
     pub(crate) fn id(&self) -> u64 {
         self.progress.id
     }
@@ -340,36 +315,6 @@ impl Lane {
 
     pub(crate) fn is_complete(&self, ticket: u64) -> bool {
         self.progress.timeline.is_complete(ticket)
-    }
-
-    /// Sees to it that at most so many tickets at the tail have no marker at or behind them.
-    pub(crate) fn mark_within(&self, tickets: u64) {
-        let tail = self.submitted();
-        if !self.submission.is_marked(tail.saturating_sub(tickets)) {
-            self.want(tail);
-        }
-    }
-
-    /// The tail, with a marker behind it: what is submitted later does not delay who waits for it.
-    pub(crate) fn tail(self: &Arc<Self>) -> u64 {
-        let tail = self.here();
-        self.want(tail);
-        tail
-    }
-
-    /// The ticket of what is on the stream now. If others put work there, that is a fresh one,
-    /// behind theirs; it blocks while another submitter is in the driver.
-    pub(crate) fn here(self: &Arc<Self>) -> u64 {
-        // Where no driver call may be made, what is known has to do.
-        let silent = self.engine.lost().is_some() || role::current() != Role::Free;
-        if silent || !self.is_shared() {
-            return self.submitted();
-        }
-        self.with(|turn| {
-            let ticket = turn.next_ticket();
-            turn.publish(ticket, 0, false);
-            ticket
-        })
     }
 
     /// What is kept by those who may outlive the stream.
@@ -441,54 +386,6 @@ impl Lane {
     /// Like [`with`](Self::with), unless somebody else submits.
     fn try_with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> Option<R> {
         self.submission.try_with(self, |locked| f(&mut Turn { lane: self, locked }))
-    }
-
-    /// Asks for a marker at or behind `ticket`; never blocks. Where no driver call may be made, the
-    /// next submitter or the poller's next look places it.
-    pub(crate) fn want(&self, ticket: u64) {
-        if self.is_complete(ticket) {
-            return;
-        }
-        if role::may_call_driver() {
-            self.submission.want(self, ticket);
-        } else {
-            self.submission.leave(ticket);
-        }
-    }
-
-    /// An event at or behind `ticket`, as close behind as there is, with the ticket that it is behind;
-    /// places one at the tail if there is none. `None` if the ticket is complete. Takes the
-    /// submission lock: not while holding another stream's.
-    pub(crate) fn event_behind(
-        self: &Arc<Self>,
-        ticket: u64,
-    ) -> Result<Option<(u64, EventHandle)>> {
-        if self.is_complete(ticket) {
-            return Ok(None);
-        }
-        if let Some(event) = self.marker_behind(ticket) {
-            return Ok(Some(event));
-        }
-        self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
-        Ok(self.marker_behind(ticket))
-    }
-
-    /// Whether a word is the better marker. It is read without entering the driver, but takes longer
-    /// to submit, many threads that submit them stand in each other's way, and streams that share a
-    /// hardware queue wait for it: only for short work that few wait for.
-    fn prefers_words(&self) -> bool {
-        let engine = &self.engine;
-        engine.options.completion.always_words()
-            // ORDERING: Relaxed: a guess.
-            || (!self.is_shared()
-                && self.pace.is_short.load(Ordering::Relaxed)
-                && engine.checkers.held(self.looked_at()) <= 1)
-    }
-
-    fn marker_behind(&self, ticket: u64) -> Option<(u64, EventHandle)> {
-        let markers = self.markers.read();
-        let index = markers.queue.partition_point(|marker| marker.ticket < ticket);
-        markers.queue.get(index).map(|marker| (marker.ticket, marker.event.clone()))
     }
 
     // ---- drops ----------------------------------------------------------------------------

@@ -15,6 +15,8 @@
 //! 2. A request that is dropped before its batch starts is not in it
 //!    (`a_dropped_request_leaves_the_batch`).
 //! 3. Wakers, requests and replies are dropped outside of the lock.
+//!
+//! More than 500 lines: one state under one lock, and those who change it.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -23,6 +23,7 @@
 //!    do not keep the pool (`a_pool_that_waited_keeps_no_device`).
 #![forbid(unsafe_code)]
 
+pub(crate) mod builder;
 mod ending;
 
 use std::fmt;
@@ -36,14 +37,13 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use parking_lot::Mutex;
 
+use self::builder::StreamPoolBuilder;
 use super::admission::{Admission, Class, Entered, Key, Patience, Waited};
-use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
 use crate::thread::contain;
-use crate::thread::role;
 
 /// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
 /// submitted, and two whose tasks have yet to learn that they are complete.
@@ -80,15 +80,6 @@ const MAX_WAITING: usize = 1024;
 #[derive(Clone)]
 pub struct StreamPool {
     shared: Arc<PoolCore>,
-}
-
-/// Options for making a [`StreamPool`].
-#[must_use = "a builder does nothing until `build`"]
-#[derive(Debug, Default)]
-pub struct StreamPoolBuilder {
-    groups: Vec<(Device, usize, bool)>,
-    max_in_flight: Option<usize>,
-    max_waiting: Option<usize>,
 }
 
 /// A stream of a [`StreamPool`], and a place in it.
@@ -193,19 +184,6 @@ enum AcquireState {
     Done,
 }
 
-impl Device {
-    /// Makes a pool of `n` streams of this device; [`StreamPool::builder`] has options.
-    ///
-    /// # Blocking
-    /// As [`stream`](Self::stream).
-    ///
-    /// # Errors
-    /// As [`StreamPoolBuilder::build`].
-    pub fn streams(&self, n: usize) -> Result<StreamPool> {
-        StreamPool::builder().streams(self, n).build()
-    }
-}
-
 impl StreamPool {
     /// Makes a pool, options first.
     pub fn builder() -> StreamPoolBuilder {
@@ -224,7 +202,7 @@ impl StreamPool {
     /// [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: the pool is full and
     /// [`max_waiting`](StreamPoolBuilder::max_waiting) requests wait already.
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed): after [`close`](Self::close). The loss or
-    /// the [close](Device::close) of the device, when no other is left in the pool; it ends pending
+    /// the [close](crate::Device::close) of the device, when no other is left in the pool; it ends pending
     /// waits as well, even if no permit is ever released.
     /// From the first wait on, idle devices of the pool are asked once a second for that.
     ///
@@ -296,75 +274,6 @@ impl StreamPool {
     pub(crate) fn enter(&self, class: Class, patience: Patience) -> Acquire {
         let (shared, budget) = (self.shared.clone(), Budget::default());
         Acquire { shared, class, patience, state: AcquireState::New, budget }
-    }
-}
-
-impl StreamPoolBuilder {
-    /// Adds `n` streams of a device.
-    pub fn streams(mut self, device: &Device, n: usize) -> Self {
-        self.groups.push((device.clone(), n, false));
-        self
-    }
-
-    /// Adds `n` streams of the device's highest priority, for
-    /// [`acquire_urgent`](StreamPool::acquire_urgent); what is not urgent gets none of them, unless
-    /// there are no others.
-    pub fn urgent_streams(mut self, device: &Device, n: usize) -> Self {
-        self.groups.push((device.clone(), n, true));
-        self
-    }
-
-    /// How many requests may be in flight at once, on all streams together; at least 1, and 4 for
-    /// each stream unless said otherwise.
-    ///
-    /// The driver takes about a thousand launches a stream and then blocks the calling thread: keep
-    /// this times the launches of a request below that, for each stream.
-    pub fn max_in_flight(mut self, requests: usize) -> Self {
-        self.max_in_flight = Some(requests.max(1));
-        self
-    }
-
-    /// How many requests may wait for a place: further ones are refused at once, which is better
-    /// than an answer that comes too late. 1024 unless said otherwise.
-    pub fn max_waiting(mut self, requests: usize) -> Self {
-        self.max_waiting = Some(requests);
-        self
-    }
-
-    /// Makes the streams and the pool.
-    ///
-    /// # Blocking
-    /// As [`Device::stream`].
-    ///
-    /// # Errors
-    /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
-    pub fn build(self) -> Result<StreamPool> {
-        role::check("making streams")?;
-        let mut seats = Vec::new();
-        for (device, n, urgent) in &self.groups {
-            let (lowest, highest) = device.priority_range();
-            let (priority, class) =
-                if *urgent { (highest, Class::Urgent) } else { (0.min(lowest), Class::Normal) };
-            for _ in 0..*n {
-                let name = format!("pool {}", seats.len());
-                let stream = device.stream_builder().priority(priority).name(&name).build()?;
-                seats.push((stream, class));
-            }
-        }
-        if seats.is_empty() {
-            let what = "streams of a pool";
-            return Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
-        }
-        let limit = self.max_in_flight.unwrap_or(IN_FLIGHT_A_STREAM * seats.len());
-        let max_waiting = self.max_waiting.unwrap_or(MAX_WAITING);
-        let admission = Admission::new(limit, max_waiting, seats.iter().map(|(_, class)| *class));
-        let book = Mutex::new(PoolState { admission, draining: Vec::new(), gone: None });
-        let engine_id = |seat: usize| seats[seat].0.engine().id;
-        let is_first = |seat: &usize| (0..*seat).all(|other| engine_id(other) != engine_id(*seat));
-        let devices = (0..seats.len()).filter(is_first).collect();
-        Ok(StreamPool {
-            shared: Arc::new(PoolCore { seats, devices, watches: OnceLock::new(), book }),
-        })
     }
 }
 

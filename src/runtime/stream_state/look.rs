@@ -9,15 +9,13 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::lent::LentMemory;
-use super::{Lane, Payload, UNKNOWN};
+use super::{Lane, Payload};
 use crate::backend::{Query, RawStream};
 use crate::error::DriverCode;
-use crate::runtime::engine::Engine;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::cadence::{Age, Plan};
-use crate::runtime::protocol::wait_queue::Notify;
-use crate::thread::contain::{wake, wake_by_ref};
+use crate::thread::contain::wake;
 use crate::thread::role;
 
 /// Events that a stream keeps for its next markers.
@@ -340,201 +338,10 @@ impl Lane {
         }
     }
 
-    // ---- the poller's side ----------------------------------------------------------------
-
-    /// Hands the lane to the poller, which looks at it when it is due to.
-    pub(crate) fn activate(self: &Arc<Self>) {
-        let due = self.engine.now() + cadence::MARK_WITHIN_NS;
-        self.call(if self.queue.hand_over() { Notify::HandOver } else { Notify::Before(due) });
-    }
-
-    /// Has the poller look at `due`, at the latest.
-    pub(super) fn activate_by(self: &Arc<Self>, due: u64) {
-        self.call(self.queue.look_by(due));
-    }
-
-    /// Tells the poller.
-    pub(super) fn call(self: &Arc<Self>, call: Notify) {
-        match call {
-            Notify::HandOver => self.engine.hand_over(self.clone()),
-            Notify::Before(due) => self.engine.attention.call_before(due),
-        }
-    }
-
-    /// Takes the lane from the poller; false if there is work after all.
-    pub(crate) fn deactivate(&self) -> bool {
-        self.queue.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
-    }
-
-    pub(crate) fn has_waiters(&self) -> bool {
-        self.queue.is_waited_for()
-    }
-
-    /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
-    #[inline]
-    pub(crate) fn has_dues(&self) -> bool {
-        let owes = !self.lent.is_empty()
-            || !self.deferred.is_empty()
-            || (self.is_deserted() && self.in_flight() > 0);
-        // Of a lost device nothing comes back; see `mourn`.
-        owes && self.engine.lost().is_none() && !self.is_stuck()
-    }
-
-    /// A word that is still to be written keeps its line, and so the lane.
-    fn word_is_late(&self) -> bool {
-        let Some(word) = &self.word else { return false };
-        // ORDERING: Relaxed: a hint; `Lane::drop` asks again.
-        match self.told.load(Ordering::Relaxed) {
-            UNKNOWN => self.is_through() == Ok(false),
-            told => word.read() < told,
-        }
-    }
-
     /// Whether nothing is left on the stream, by asking the driver.
     pub(super) fn is_through(&self) -> std::result::Result<bool, DriverCode> {
         // SAFETY: the stream is this lane's, or its owner keeps it.
         let answer = unsafe { self.engine.backend.stream_query(self.stream) }?;
         Ok(answer == Query::Complete)
-    }
-
-    /// When the poller looks next; `u64::MAX`: not on account of a waiter.
-    pub(crate) fn next_look(&self) -> u64 {
-        self.queue.next_look()
-    }
-
-    /// The poller's look: wakes whoever waited for what is complete, and decides when to look again.
-    /// True if the stream was seen to have moved.
-    pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
-        self.queue.begin_look();
-        // What host functions asked for, which place no markers.
-        self.submission.serve(self);
-        if self.is_checked(now) {
-            // A task looks for itself, and for the others, until it stops.
-            self.queue.look_again(now + cadence::CHECK_AGAIN_NS);
-            return false;
-        }
-        // ORDERING: Relaxed: a time, for a guess.
-        let (since, waited_for) =
-            (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
-        let moved = self.look(now);
-        if moved && waited_for {
-            self.engine.checkers.woke(now);
-            self.woke(now, since);
-        }
-        self.settle();
-        let Some(ticket) = self.queue.first() else { return moved };
-        self.want(ticket);
-        self.ask_after_others();
-        if self.engine.options.completion.rings() {
-            self.arm(ticket);
-        }
-        let (since, plan) = self.plan(now, 0);
-        if let Some(until_ns) = plan.check_until_ns
-            && self.is_worth_a_check(&plan, now)
-        {
-            self.alert(now, since, since + until_ns);
-        }
-        self.queue.look_again((since + plan.look_ns).max(now + 1));
-        moved
-    }
-
-    /// Whether a task looks for itself, and was polled lately.
-    pub(super) fn is_checked(&self, now: u64) -> bool {
-        // ORDERING: Relaxed: a time, for guesses.
-        let checked_at = self.pace.checked_at.load(Ordering::Relaxed);
-        checked_at + cadence::CHECK_AGAIN_NS > now && checked_at != 0
-    }
-
-    /// Whether a window is open for which a task was woken to check.
-    pub(super) fn is_alerted(&self, now: u64) -> bool {
-        // ORDERING: Relaxed: a time, for a guess.
-        self.pace.alerted.load(Ordering::Relaxed) > now
-    }
-
-    /// Says that a task is woken now that waited since then: its poll tells how long that takes.
-    fn woke(&self, now: u64, since: u64) {
-        if now.saturating_sub(since) >= cadence::LAG_FROM_NS {
-            // ORDERING: Relaxed: a time, for a guess.
-            self.pace.woken_at.store(now, Ordering::Relaxed);
-        }
-    }
-
-    /// Wakes the first that waits, so that it checks for itself until `until`, if tasks may and none was
-    /// woken for that before. Until it does, which may take as long as a sleeping worker takes to wake up,
-    /// the poller goes on looking.
-    fn alert(&self, now: u64, since: u64, until: u64) {
-        let engine = &self.engine;
-        // ORDERING: Relaxed: only the poller alerts.
-        if !engine.options.completion.checks()
-            || self.pace.alerted.load(Ordering::Relaxed) == until
-            || engine.checkers.held(now) > 0
-        {
-            return;
-        }
-        // ORDERING: Relaxed, as above.
-        self.pace.alerted.store(until, Ordering::Relaxed);
-        self.woke(now, since);
-        self.queue.wake_first(wake_by_ref);
-    }
-
-    /// Sees to it that what is waited for has a marker, and that what is due gets done.
-    pub(crate) fn press(self: &Arc<Self>) {
-        if let Some(ticket) = self.queue.first() {
-            self.want(ticket);
-        }
-        if self.has_dues() {
-            self.want(self.submitted());
-            self.try_with(|turn| turn.free_deferred());
-        }
-    }
-
-    /// Asks after the other devices that this stream waits for: their own pollers have no reason to,
-    /// if nobody awaits anything of theirs.
-    fn ask_after_others(&self) {
-        let mut others: SmallVec<[Arc<Lane>; 2]> = SmallVec::new();
-        self.visit_foreign(u64::MAX, |on| {
-            others.extend(on.lane.lane());
-            None::<()>
-        });
-        for other in others {
-            other.sweep();
-            other.engine.check_health().ok();
-            other.engine.mourn();
-        }
-    }
-
-    /// Has a doorbell armed behind the marker of `ticket`, which is waited for.
-    fn arm(self: &Arc<Self>, ticket: u64) {
-        // ORDERING: Relaxed: only the poller arms.
-        if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
-            return;
-        }
-        let mut event = self.marker_behind(ticket);
-        if event.is_none() {
-            // Words have no event to wait for: place one.
-            self.try_with(|turn| turn.place_event().ok());
-            event = self.marker_behind(ticket);
-        }
-        let Some((_, event)) = event else { return };
-        let engine = &self.engine;
-        let Some(bell) = engine.bells.take() else { return };
-        let no_doorbell = |engine: &Engine<Lane>, code| {
-            let error = engine.refused(code);
-            tracing::debug!(device = engine.label(), %error, "no doorbell");
-        };
-        if let Err(code) = bell.place(&*engine.backend, &event, self.queue.next_look_cell()) {
-            return no_doorbell(engine, code);
-        }
-        // ORDERING: Relaxed, as above.
-        self.armed.store(ticket, Ordering::Relaxed);
-        let lane = Arc::downgrade(self);
-        engine.errand(move |engine| {
-            // It may have been complete long before.
-            if lane.upgrade().is_none_or(|lane| lane.is_complete(ticket)) {
-                bell.disarm();
-            } else if let Err(code) = bell.arm(&*engine.backend) {
-                no_doorbell(engine, code);
-            }
-        });
     }
 }

@@ -1,0 +1,83 @@
+//! What a driver call means for the device: a refusal, or its loss.
+
+use std::sync::atomic::Ordering;
+
+use super::{DeviceStream, Engine};
+use crate::error::{DriverCode, Error, ErrorDetail, Result};
+use crate::thread::role;
+
+impl<S: DeviceStream> Engine<S> {
+    /// Refuses work on a device that is gone.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if let Some(lost) = self.state.lost() {
+            return Err(lost.clone());
+        }
+        if self.is_closed() {
+            return Err(ErrorDetail::Closed { device: self.label().to_owned() }.into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lost(&self) -> Option<&Error> {
+        self.state.lost()
+    }
+
+    /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody and
+    /// logs nothing: the caller may hold a submission lock.
+    pub(crate) fn refused(&self, code: DriverCode) -> Error {
+        if code.is_sticky() {
+            return self.lose(code);
+        }
+        if code.is_about_the_caller() {
+            return code.into();
+        }
+        self.check_health().err().unwrap_or_else(|| code.into())
+    }
+
+    /// Asks the device how it is, where driver calls are possible.
+    pub(crate) fn check_health(&self) -> Result<()> {
+        if let Some(lost) = self.state.lost() {
+            return Err(lost.clone());
+        }
+        if !role::may_call_driver() {
+            return Ok(());
+        }
+        // SAFETY: the private stream lives as long as the engine.
+        self.judged(|| unsafe { self.backend.stream_query(self.private) }.map(drop))
+    }
+
+    /// Asks a `question` that only a lost device fails to answer. The loss is declared if the answer
+    /// is a sticky code, or any other one that is not about the caller *and is given again*: so a code
+    /// newer than the table is told from a call that failed once, and nobody waits for ever.
+    pub(crate) fn judged(
+        &self,
+        mut question: impl FnMut() -> std::result::Result<(), DriverCode>,
+    ) -> Result<()> {
+        let Err(first) = question() else { return Ok(()) };
+        let code = if first.is_sticky() || first.is_about_the_caller() {
+            first
+        } else {
+            let Err(again) = question() else { return Ok(()) };
+            again
+        };
+        if code.is_about_the_caller() { Ok(()) } else { Err(self.lose(code)) }
+    }
+
+    /// Counts something that the driver refused to take back: it leaks.
+    pub(crate) fn count_unreturned(&self) {
+        // ORDERING: Relaxed: a statistic.
+        self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Declares the device lost. Whoever sweeps next resolves what waits for it.
+    pub(crate) fn lose(&self, code: DriverCode) -> Error {
+        let lost = self.state.lose(|| {
+            let (device, cause) = (self.label().to_owned(), self.backend.loss_cause(code));
+            ErrorDetail::DeviceLost { device, cause }.into()
+        });
+        self.backend.abandon();
+        self.attention.call();
+        lost.clone()
+    }
+}

@@ -1,0 +1,117 @@
+//! Markers of a stream: who asks for one, of which kind it is, and which stands behind a ticket.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Lane;
+use crate::error::{DriverCode, Result};
+use crate::runtime::event_pool::EventHandle;
+use crate::thread::role;
+use crate::thread::role::Role;
+
+impl Lane {
+    /// Makes events before they are needed, so that the stream has `least`: beside threads that
+    /// launch without a pause the driver may not come to it for 100 ms.
+    pub(crate) fn stock_events(&self, least: usize) {
+        while !self.has_events(least) {
+            let Ok(event) = self.engine.event() else { return };
+            self.markers.lock().spare.push(event);
+        }
+    }
+
+    /// An event for a marker. Before one is made, which may take long beside a full queue, those behind
+    /// what is complete are taken back: on a stream that nobody awaits nobody else looks.
+    pub(super) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
+        let spare = || self.markers.lock().spare.pop();
+        if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
+            return Ok(event);
+        }
+        self.ask_quietly();
+        spare().map_or_else(|| self.engine.event(), Ok)
+    }
+
+    /// Whether the stream has so many events, behind its work or not.
+    pub(crate) fn has_events(&self, least: usize) -> bool {
+        let markers = self.markers.read();
+        markers.spare.len() + markers.queue.len() >= least
+    }
+
+    /// Sees to it that at most so many tickets at the tail have no marker at or behind them.
+    pub(crate) fn mark_within(&self, tickets: u64) {
+        let tail = self.submitted();
+        if !self.submission.is_marked(tail.saturating_sub(tickets)) {
+            self.want(tail);
+        }
+    }
+
+    /// The tail, with a marker behind it: what is submitted later does not delay who waits for it.
+    pub(crate) fn tail(self: &Arc<Self>) -> u64 {
+        let tail = self.here();
+        self.want(tail);
+        tail
+    }
+
+    /// The ticket of what is on the stream now. If others put work there, that is a fresh one,
+    /// behind theirs; it blocks while another submitter is in the driver.
+    pub(crate) fn here(self: &Arc<Self>) -> u64 {
+        // Where no driver call may be made, what is known has to do.
+        let silent = self.engine.lost().is_some() || role::current() != Role::Free;
+        if silent || !self.is_shared() {
+            return self.submitted();
+        }
+        self.with(|turn| {
+            let ticket = turn.next_ticket();
+            turn.publish(ticket, 0, false);
+            ticket
+        })
+    }
+
+    /// Asks for a marker at or behind `ticket`; never blocks. Where no driver call may be made, the
+    /// next submitter or the poller's next look places it.
+    pub(crate) fn want(&self, ticket: u64) {
+        if self.is_complete(ticket) {
+            return;
+        }
+        if role::may_call_driver() {
+            self.submission.want(self, ticket);
+        } else {
+            self.submission.leave(ticket);
+        }
+    }
+
+    /// An event at or behind `ticket`, as close behind as there is, with the ticket that it is behind;
+    /// places one at the tail if there is none. `None` if the ticket is complete. Takes the
+    /// submission lock: not while holding another stream's.
+    pub(crate) fn event_behind(
+        self: &Arc<Self>,
+        ticket: u64,
+    ) -> Result<Option<(u64, EventHandle)>> {
+        if self.is_complete(ticket) {
+            return Ok(None);
+        }
+        if let Some(event) = self.marker_behind(ticket) {
+            return Ok(Some(event));
+        }
+        self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
+        Ok(self.marker_behind(ticket))
+    }
+
+    /// Whether a word is the better marker. It is read without entering the driver, but takes longer
+    /// to submit, many threads that submit them stand in each other's way, and streams that share a
+    /// hardware queue wait for it: only for short work that few wait for.
+    pub(super) fn prefers_words(&self) -> bool {
+        let engine = &self.engine;
+        engine.options.completion.always_words()
+            // ORDERING: Relaxed: a guess.
+            || (!self.is_shared()
+                && self.pace.is_short.load(Ordering::Relaxed)
+                && engine.checkers.held(self.looked_at()) <= 1)
+    }
+
+    pub(super) fn marker_behind(&self, ticket: u64) -> Option<(u64, EventHandle)> {
+        let markers = self.markers.read();
+        let index = markers.queue.partition_point(|marker| marker.ticket < ticket);
+        markers.queue.get(index).map(|marker| (marker.ticket, marker.event.clone()))
+    }
+}

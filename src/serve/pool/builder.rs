@@ -1,0 +1,103 @@
+//! Which streams a pool has, and its limits.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::{IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolState, StreamPool};
+use crate::device::Device;
+use crate::error::{ErrorDetail, Result};
+use crate::serve::admission::{Admission, Class};
+use crate::thread::role;
+
+/// Options for making a [`StreamPool`].
+#[must_use = "a builder does nothing until `build`"]
+#[derive(Debug, Default)]
+pub struct StreamPoolBuilder {
+    pub(super) groups: Vec<(Device, usize, bool)>,
+    pub(super) max_in_flight: Option<usize>,
+    pub(super) max_waiting: Option<usize>,
+}
+
+impl StreamPoolBuilder {
+    /// Adds `n` streams of a device.
+    pub fn streams(mut self, device: &Device, n: usize) -> Self {
+        self.groups.push((device.clone(), n, false));
+        self
+    }
+
+    /// Adds `n` streams of the device's highest priority, for
+    /// [`acquire_urgent`](StreamPool::acquire_urgent); what is not urgent gets none of them, unless
+    /// there are no others.
+    pub fn urgent_streams(mut self, device: &Device, n: usize) -> Self {
+        self.groups.push((device.clone(), n, true));
+        self
+    }
+
+    /// How many requests may be in flight at once, on all streams together; at least 1, and 4 for
+    /// each stream unless said otherwise.
+    ///
+    /// The driver takes about a thousand launches a stream and then blocks the calling thread: keep
+    /// this times the launches of a request below that, for each stream.
+    pub fn max_in_flight(mut self, requests: usize) -> Self {
+        self.max_in_flight = Some(requests.max(1));
+        self
+    }
+
+    /// How many requests may wait for a place: further ones are refused at once, which is better
+    /// than an answer that comes too late. 1024 unless said otherwise.
+    pub fn max_waiting(mut self, requests: usize) -> Self {
+        self.max_waiting = Some(requests);
+        self
+    }
+
+    /// Makes the streams and the pool.
+    ///
+    /// # Blocking
+    /// As [`Device::stream`].
+    ///
+    /// # Errors
+    /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
+    pub fn build(self) -> Result<StreamPool> {
+        role::check("making streams")?;
+        let mut seats = Vec::new();
+        for (device, n, urgent) in &self.groups {
+            let (lowest, highest) = device.priority_range();
+            let (priority, class) =
+                if *urgent { (highest, Class::Urgent) } else { (0.min(lowest), Class::Normal) };
+            for _ in 0..*n {
+                let name = format!("pool {}", seats.len());
+                let stream = device.stream_builder().priority(priority).name(&name).build()?;
+                seats.push((stream, class));
+            }
+        }
+        if seats.is_empty() {
+            let what = "streams of a pool";
+            return Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
+        }
+        let limit = self.max_in_flight.unwrap_or(IN_FLIGHT_A_STREAM * seats.len());
+        let max_waiting = self.max_waiting.unwrap_or(MAX_WAITING);
+        let admission = Admission::new(limit, max_waiting, seats.iter().map(|(_, class)| *class));
+        let book = Mutex::new(PoolState { admission, draining: Vec::new(), gone: None });
+        let engine_id = |seat: usize| seats[seat].0.engine().id;
+        let is_first = |seat: &usize| (0..*seat).all(|other| engine_id(other) != engine_id(*seat));
+        let devices = (0..seats.len()).filter(is_first).collect();
+        Ok(StreamPool {
+            shared: Arc::new(PoolCore { seats, devices, watches: OnceLock::new(), book }),
+        })
+    }
+}
+
+impl Device {
+    /// Makes a pool of `n` streams of this device; [`StreamPool::builder`] has options.
+    ///
+    /// # Blocking
+    /// As [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// As [`StreamPoolBuilder::build`].
+    pub fn streams(&self, n: usize) -> Result<StreamPool> {
+        StreamPool::builder().streams(self, n).build()
+    }
+}
