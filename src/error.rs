@@ -302,7 +302,8 @@ pub enum ErrorDetail {
     /// The device was closed.
     #[error("{device} was closed")]
     Closed { device: String },
-    /// `main` has returned or `exit` was called: what would need a thread or memory of the driver's is refused.
+    /// `main` has returned or `exit` was called: what needs a thread or the driver is refused, and the
+    /// driver itself may have gone before whoever calls.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
 }

@@ -421,6 +421,37 @@ extern "C" fn ask_for_memory() {
     }
 }
 
+/// Runs after the crate's own exit handler, as above; the driver's may have run before either.
+extern "C" fn ask_a_driver_that_has_gone() {
+    WATCHED
+        .get()
+        .expect("set before it was registered")
+        .lose_device("its library has been unloaded");
+    let device = KEPT_TO_THE_END.get().expect("set before it was registered");
+    let refused = [device.stream().map(drop), block_on(device.trim(0))];
+    let kinds = refused.map(|refused| refused.err().map(|error| error.kind()));
+    if kinds != [Some(ErrorKind::Closed); 2] {
+        eprintln!("after the driver: {kinds:?}");
+        // SAFETY: it ends the process and touches nothing.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+#[test]
+fn a_driver_that_went_before_its_callers_is_no_loss() {
+    const NAME: &str = "a_driver_that_went_before_its_callers_is_no_loss";
+    if child::parameter().is_none() {
+        child::run(NAME, "");
+        return;
+    }
+    let (faults, handle) = testing::faults();
+    assert!(WATCHED.set(handle).is_ok());
+    // SAFETY: the handler is a function of this program, which stays loaded.
+    assert_eq!(unsafe { libc::atexit(ask_a_driver_that_has_gone) }, 0);
+    let device = testing::host_with_completion(faults, Completion::Adaptive);
+    assert!(KEPT_TO_THE_END.set(device).is_ok());
+}
+
 /// Tasks that still run then are told one thing, and not that memory or threads are scarce.
 #[test]
 fn what_is_refused_after_main_says_so() {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{DeviceStream, Engine};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
-use crate::thread::role;
+use crate::thread::{exit, role};
 
 impl<S: DeviceStream> Engine<S> {
     /// Refuses work on a device that is gone.
@@ -70,9 +70,13 @@ impl<S: DeviceStream> Engine<S> {
         self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Declares the device lost. Whoever sweeps next resolves what waits for it.
+    /// Declares the device lost. Whoever sweeps next resolves what waits for it. After `main` the driver
+    /// may have gone before its callers: nothing is wrong with the device then.
     pub(crate) fn lose(&self, code: DriverCode) -> Error {
         let lost = self.state.lose(|| {
+            if exit::begun() {
+                return ErrorDetail::ProcessEnding { what: code.call }.into();
+            }
             let (device, cause) = (self.label().to_owned(), self.backend.loss_cause(code));
             ErrorDetail::DeviceLost { device, cause }.into()
         });
