@@ -16,15 +16,14 @@ use self::home::Home;
 use self::loss::Loss;
 use crate::backend::{Backend, DeviceKind};
 use crate::error::Result;
-use crate::memory::hazard::Use;
 use crate::memory::pinned::{PinnedBuffer, PinnedFlag};
 use crate::memory::{Element, MemoryInfo};
 use crate::op::join::join_all;
-use crate::op::{HostValue, Op, Point};
+use crate::op::{HostValue, Op};
 use crate::runtime::coop;
 use crate::runtime::engine::EngineOptions;
 use crate::runtime::poller;
-use crate::runtime::{Engine, Progress};
+use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
 use crate::thread::role;
 use crate::thread::role::Role;
@@ -365,9 +364,8 @@ impl Device {
 }
 
 /// An operation that is complete when every point is.
-fn at(points: Vec<Use<Arc<Progress>>>) -> Op<()> {
-    let points = points.into_iter().map(|Use { lane, ticket }| Point { lane, ticket });
-    Op::at_points(points.collect(), HostValue::Here(()))
+fn at(points: Vec<Point>) -> Op<()> {
+    Op::at_points(points, HostValue::Here(()))
 }
 
 /// `cuda:0 (NVIDIA H200)`

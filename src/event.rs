@@ -27,11 +27,10 @@ use parking_lot::Mutex;
 use self::interprocess::SharedEvent;
 use crate::backend::{EventOptions, Query, StreamOptions};
 use crate::error::{ErrorDetail, EventProblem, Result};
-use crate::memory::hazard::Track;
-use crate::op::{HostValue, Op, Point};
-use crate::runtime::event_pool::EventHandle;
-use crate::runtime::stream_state::{Lane, LaneHandle};
-use crate::runtime::{Engine, Progress};
+use crate::memory::point::Track;
+use crate::op::{HostValue, Op};
+use crate::runtime::stream_state::{StreamHandle, StreamState};
+use crate::runtime::{Engine, MarkedPoint};
 use crate::submit::{Footprint, submit, wrong_device};
 use crate::thread::role;
 
@@ -48,52 +47,30 @@ pub struct Event {
 
 /// Dropped in this order: who has the engine last takes the pool of events along.
 struct Inner {
-    last: Mutex<Option<Recorded>>,
+    /// Where it was last recorded.
+    last: Mutex<Option<MarkedPoint>>,
     shared: Option<Interprocess>,
     options: EventOptions,
     engine: Arc<Engine>,
-}
-
-/// Where an event was last recorded.
-#[derive(Clone)]
-pub(crate) struct Recorded {
-    handle: Option<EventHandle>,
-    ticket: u64,
-    lane: Arc<Progress>,
 }
 
 /// Of an event that several processes have.
 struct Interprocess {
     event: Arc<SharedEvent>,
     /// Our own stream that waits for it, so that a ticket tells the host.
-    observer: OnceLock<Arc<LaneHandle>>,
+    observer: OnceLock<Arc<StreamHandle>>,
 }
 
 /// Something to wait for on a stream.
 pub(crate) enum Mark {
-    /// A ticket, with the event behind it where one is at hand.
-    Ticket { point: Point, event: Option<EventHandle> },
+    Point(MarkedPoint),
     /// Whatever is recorded last when the wait is submitted.
     Shared(Arc<SharedEvent>),
 }
 
-impl Recorded {
-    pub(crate) fn new(lane: &Arc<Lane>, ticket: u64, handle: Option<EventHandle>) -> Self {
-        Recorded { lane: lane.progress().clone(), ticket, handle }
-    }
-
-    pub(crate) fn ticket(&self) -> u64 {
-        self.ticket
-    }
-
-    fn op(&self) -> Op<()> {
-        Op::at_point(&self.lane, self.ticket, HostValue::Here(()))
-    }
-}
-
 impl Event {
     /// An event that was recorded already.
-    pub(crate) fn recorded(engine: &Arc<Engine>, at: Recorded, timing: bool) -> Self {
+    pub(crate) fn recorded(engine: &Arc<Engine>, at: MarkedPoint, timing: bool) -> Self {
         let engine = engine.clone();
         let options = EventOptions { timing, ..EventOptions::default() };
         Event {
@@ -131,7 +108,7 @@ impl Event {
             };
         }
         match self.last() {
-            Some(at) => at.op(),
+            Some(at) => op_at(&at),
             None => Op::at_points(Vec::new(), HostValue::Here(())),
         }
     }
@@ -188,7 +165,7 @@ impl Event {
             return problem(which, EventProblem::Unrecorded);
         };
         for (which, at) in [(both[0].0, &end), (both[1].0, &begin)] {
-            if !at.op().is_complete() {
+            if !op_at(at).is_complete() {
                 return problem(which, EventProblem::Incomplete);
             }
         }
@@ -196,8 +173,8 @@ impl Event {
         if other.id != engine.id {
             return Err(wrong_device("the start event", engine, other));
         }
-        match (&begin.handle, &end.handle) {
-            (Some(begin), Some(end)) => engine.elapsed(begin, end),
+        match (&begin.marker, &end.marker) {
+            (Some(begin), Some(end)) => engine.elapsed(&begin.event, &end.event),
             // Recorded with timing, so they are there.
             _ => problem(both[0].0, EventProblem::Untimed),
         }
@@ -225,7 +202,7 @@ impl Event {
         }
     }
 
-    fn last(&self) -> Option<Recorded> {
+    fn last(&self) -> Option<MarkedPoint> {
         self.inner.last.lock().clone()
     }
 
@@ -234,19 +211,19 @@ impl Event {
     fn observe(&self, shared: &Interprocess) -> Result<Op<()>> {
         role::check("submitting work")?;
         let engine = &self.inner.engine;
-        let lane = match shared.observer.get() {
-            Some(lane) => lane,
+        let stream = match shared.observer.get() {
+            Some(stream) => stream,
             None => {
                 let name = Some("event".into());
-                let lane = Lane::open(engine, StreamOptions::default(), name)?;
-                shared.observer.get_or_init(|| lane)
+                let stream = StreamState::open(engine, StreamOptions::default(), name)?;
+                shared.observer.get_or_init(|| stream)
             }
         };
         let (ticket, ()) =
-            submit(lane, Location::caller(), &mut Footprint::new("event"), 1, |raw| {
+            submit(stream, Location::caller(), &mut Footprint::new("event"), 1, |raw| {
                 Ok(raw.wait_shared(&shared.event)?)
             })?;
-        Ok(Op::pending(lane, ticket, HostValue::Here(())))
+        Ok(Op::pending(stream, ticket, HostValue::Here(())))
     }
 
     /// What a stream waits for; nothing if it was never recorded.
@@ -254,21 +231,22 @@ impl Event {
         if let Some(shared) = &self.inner.shared {
             return Some(Mark::Shared(shared.event.clone()));
         }
-        self.last().map(Mark::from)
+        self.last().map(Mark::Point)
     }
 }
 
-impl From<Recorded> for Mark {
-    fn from(Recorded { lane, ticket, handle }: Recorded) -> Self {
-        Mark::Ticket { point: Point { lane, ticket }, event: handle }
-    }
+/// Resolves when the point is complete.
+fn op_at(MarkedPoint { point, .. }: &MarkedPoint) -> Op<()> {
+    Op::at_point(point.clone(), HostValue::Here(()))
 }
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.inner.shared, self.last()) {
             (Some(_), _) => f.write_str("Event(interprocess)"),
-            (None, Some(at)) => write!(f, "Event(ticket {} of stream {})", at.ticket, at.lane.id()),
+            (None, Some(MarkedPoint { point, .. })) => {
+                write!(f, "Event(ticket {} of stream {})", point.ticket, point.stream.id())
+            }
             (None, None) => f.write_str("Event(never recorded)"),
         }
     }

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
 use crate::event::Event;
 use crate::event::interprocess::SharedEvent;
-use crate::runtime::stream_state::{Lane, Owner};
+use crate::runtime::stream_state::{Owner, StreamState};
 use crate::stream::Stream;
 use crate::thread::role;
 
@@ -62,7 +62,7 @@ impl Stream {
         role::check("adopting a stream")?;
         let engine = device.engine();
         engine.check_open()?;
-        let (stream, options) = match handle {
+        let (raw, options) = match handle {
             0 | 1 => (RawStream::LEGACY, RawStream::LEGACY_OPTIONS),
             2 => {
                 let reason = "the per-thread default stream is another one on every thread; use \
@@ -70,21 +70,22 @@ impl Stream {
                 return Err(ErrorDetail::BadStream { handle, reason }.into());
             }
             handle => {
-                let stream = RawStream(handle);
+                let raw = RawStream(handle);
                 // SAFETY: the caller vouches that it is a stream's handle.
-                let info = unsafe { engine.backend.stream_info(stream) };
+                let info = unsafe { engine.backend.stream_info(raw) };
                 let info = info.map_err(|code| engine.refused(code))?;
                 if info.context != engine.backend.context() {
                     let (what, expected) = ("the adopted stream", engine.label().to_owned());
                     let found = format!("the context {:#x}", info.context);
                     return Err(ErrorDetail::WrongDevice { what, expected, found }.into());
                 }
-                (stream, StreamOptions { priority: info.priority, blocking: info.blocking })
+                (raw, StreamOptions { priority: info.priority, blocking: info.blocking })
             }
         };
         let owner: Option<Owner> = Some(Box::new(owner));
-        let lane = Lane::open_foreign(engine, stream, options, Some("adopted".into()), owner)?;
-        Ok(Stream::new(lane, device.default_stream().home().clone()))
+        let stream =
+            StreamState::open_foreign(engine, raw, options, Some("adopted".into()), owner)?;
+        Ok(Stream::new(stream, device.default_stream().home().clone()))
     }
 
     /// Hands out the driver's handle, a `CUstream` as a number; from now on the stream is shared.
@@ -102,8 +103,8 @@ impl Stream {
     /// destroys the stream, and nobody captures it into a graph while work is put on it here.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {
-        self.lane().share();
-        self.lane().raw().0
+        self.state().share();
+        self.state().raw().0
     }
 }
 

@@ -226,7 +226,7 @@ impl<S: Signature> Kernel<S> {
         let shapes = args.collect(&mut list);
         let ArgList { block, footprint, waits } = &mut list;
         footprint.launches(&core.name);
-        let engine = queue.lane().engine();
+        let engine = queue.stream().engine();
         if core.engine.id != engine.id {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }

@@ -20,6 +20,7 @@ pub(crate) mod hazard;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod pinned_pool;
+pub(crate) mod point;
 pub(crate) mod reclaim;
 pub(crate) mod untracked;
 
@@ -32,7 +33,7 @@ use crate::backend::PoolInfo;
 use crate::error::advice::MemoryAdvice;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::Engine;
-use crate::runtime::stream_state::Lane;
+use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
 
 /// A device's memory, in bytes; a snapshot.
@@ -89,13 +90,13 @@ impl MemoryInfo {
         })
     }
 
-    /// The error of an allocation on `lane` that cannot be had.
-    pub(crate) fn out_of_memory(lane: &Arc<Lane>, asked_bytes: u64) -> Error {
-        let reach = match Reach::of(lane.engine()) {
+    /// The error of an allocation on `stream` that cannot be had.
+    pub(crate) fn out_of_memory(stream: &Arc<StreamState>, asked_bytes: u64) -> Error {
+        let reach = match Reach::of(stream.engine()) {
             Ok(reach) => reach,
             Err(error) => return error,
         };
-        reach.refusal(asked_bytes, &lane.engine().outlook(lane, asked_bytes, reach.bytes()))
+        reach.refusal(asked_bytes, &stream.engine().outlook(stream, asked_bytes, reach.bytes()))
     }
 }
 

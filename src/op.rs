@@ -34,18 +34,18 @@ use futures::ready;
 use sync_wrapper::SyncWrapper;
 
 use self::asleep::Asleep;
-pub(crate) use self::points::{Point, Points};
+pub(crate) use self::points::Points;
 use self::value::DeviceSide;
 pub(crate) use self::value::HostValue;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
-use crate::memory::hazard::Track;
 use crate::memory::pinned::PinnedBuffer;
-use crate::runtime::Progress;
+use crate::memory::point::Track;
+use crate::runtime::Point;
 use crate::runtime::coop::Budget;
-use crate::runtime::stream_state::{Lane, WaitState};
+use crate::runtime::stream_state::{StreamState, WaitState};
 use crate::thread::role;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
@@ -116,12 +116,12 @@ pub struct Ticket {
 }
 
 impl<T> Op<T> {
-    pub(crate) fn pending(lane: &Lane, ticket: u64, value: HostValue<T>) -> Self {
-        Op::at_point(lane.progress(), ticket, value)
+    pub(crate) fn pending(stream: &StreamState, ticket: u64, value: HostValue<T>) -> Self {
+        Op::at_point(Point { stream: stream.progress().clone(), ticket }, value)
     }
 
-    pub(crate) fn at_point(lane: &Arc<Progress>, ticket: u64, value: HostValue<T>) -> Self {
-        Op::at(Points::One(Point { lane: lane.clone(), ticket }), value)
+    pub(crate) fn at_point(point: Point, value: HostValue<T>) -> Self {
+        Op::at(Points::One(point), value)
     }
 
     pub(crate) fn failed(error: Error) -> Self {
@@ -316,7 +316,7 @@ impl<T> Op<T> {
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
         let points = self.points();
-        points.last().map(|point| Ticket { stream: point.lane.id(), number: point.ticket })
+        points.last().map(|point| Ticket { stream: point.stream.id(), number: point.ticket })
     }
 
     /// Joins two operations into one future with one waker.
@@ -508,9 +508,9 @@ impl<T> Pending<T> {
     fn let_go(&mut self) {
         self.stop_waiting();
         match &self.points {
-            Points::One(point) => point.lane.release(point.ticket),
+            Points::One(point) => point.stream.release(point.ticket),
             Points::Many(points) => {
-                points.iter().for_each(|point| point.lane.release(point.ticket));
+                points.iter().for_each(|point| point.stream.release(point.ticket));
             }
         }
     }

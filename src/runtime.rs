@@ -22,6 +22,7 @@ pub(crate) mod doorbell;
 pub(crate) mod engine;
 pub(crate) mod event_pool;
 pub(crate) mod exit;
+pub(crate) mod marker;
 pub(crate) mod poller;
 pub(crate) mod progress;
 pub(crate) mod protocol;
@@ -29,13 +30,19 @@ pub(crate) mod registry;
 pub(crate) mod stream_state;
 pub(crate) mod words;
 
-use self::stream_state::Lane;
+use std::sync::Arc;
 
-/// The engine of one device, whose streams are lanes.
-pub(crate) type Engine = self::engine::Engine<Lane>;
+use self::stream_state::StreamState;
+
+/// The engine of one device.
+pub(crate) type Engine = self::engine::Engine<StreamState>;
 /// How far a stream is.
-pub(crate) type Progress = self::progress::Progress<Lane>;
+pub(crate) type Progress = self::progress::Progress<StreamState>;
+/// A point on a stream.
+pub(crate) type Point = crate::memory::point::Point<Arc<Progress>>;
+/// The same, with an event where one is at hand.
+pub(crate) type MarkedPoint = self::marker::MarkedPoint<Arc<Progress>>;
 /// What is given up, and who uses it.
-pub(crate) type Retired = crate::memory::reclaim::retired::Retired<Lane>;
+pub(crate) type Retired = crate::memory::reclaim::retired::Retired<StreamState>;
 /// Streams that use something, each with its last ticket.
-pub(crate) type UserList = crate::memory::reclaim::retired::UserList<Lane>;
+pub(crate) type UserList = crate::memory::reclaim::retired::UserList<StreamState>;

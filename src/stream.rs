@@ -15,13 +15,13 @@ use self::lease::Lease;
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
 use crate::error::{Error, Result};
-use crate::event::{Event, Mark, Recorded};
+use crate::event::{Event, Mark};
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
 use crate::op::{HostValue, Op};
-use crate::runtime::Engine;
 use crate::runtime::coop;
-use crate::runtime::stream_state::{Lane, LaneHandle};
+use crate::runtime::stream_state::{StreamHandle, StreamState};
+use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::submit::of_dependency;
 use crate::thread::role;
 use crate::thread::worker::Unwanted;
@@ -69,7 +69,7 @@ use crate::thread::worker::Unwanted;
 /// ```
 #[derive(Clone)]
 pub struct Stream {
-    lane: Arc<LaneHandle>,
+    state: Arc<StreamHandle>,
     home: Arc<Home>,
     /// Of a scope's stream that could not be ordered behind what was current: it refuses work.
     refused: Option<Error>,
@@ -96,8 +96,8 @@ pub(crate) mod sealed {
 }
 
 impl Stream {
-    pub(crate) fn new(lane: Arc<LaneHandle>, home: Arc<Home>) -> Self {
-        Stream { lane, home, refused: None, lease: None }
+    pub(crate) fn new(state: Arc<StreamHandle>, home: Arc<Home>) -> Self {
+        Stream { state, home, refused: None, lease: None }
     }
 
     /// The same stream, refusing work with `error` through this handle.
@@ -108,8 +108,8 @@ impl Stream {
 
     /// The same stream, holding a place in a pool.
     pub(crate) fn leased(&self, lease: Lease) -> Self {
-        let (lane, home) = (self.lane.clone(), self.home.clone());
-        Stream { lane, home, refused: None, lease: Some(Arc::new(lease)) }
+        let (state, home) = (self.state.clone(), self.home.clone());
+        Stream { state, home, refused: None, lease: Some(Arc::new(lease)) }
     }
 
     /// The default stream of its device.
@@ -117,12 +117,12 @@ impl Stream {
         Stream::new(self.home.default.clone(), self.home.clone())
     }
 
-    pub(crate) fn lane(&self) -> &Arc<Lane> {
-        &self.lane
+    pub(crate) fn state(&self) -> &Arc<StreamState> {
+        &self.state
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        self.lane.engine()
+        self.state.engine()
     }
 
     // ---- completion -----------------------------------------------------------------------
@@ -135,7 +135,7 @@ impl Stream {
         if let Some(lost) = self.engine().lost() {
             return Op::failed(lost.clone());
         }
-        Op::pending(&self.lane, self.lane.tail(), HostValue::Here(()))
+        Op::pending(&self.state, self.state.tail(), HostValue::Here(()))
     }
 
     /// Whether everything submitted so far is complete, by asking the device. Inside a host function it answers with what is known, and the poller asks; a stream that is shared with
@@ -145,10 +145,10 @@ impl Stream {
     /// No, unless the stream is shared with others and its queue is full.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.lane.is_idle_shared().unwrap_or_else(|| {
-            let tail = self.lane.submitted();
-            self.lane.ask_after_all();
-            self.lane.is_settled(tail)
+        self.state.is_idle_shared().unwrap_or_else(|| {
+            let tail = self.state.submitted();
+            self.state.ask_after_all();
+            self.state.is_settled(tail)
         })
     }
 
@@ -192,8 +192,8 @@ impl Stream {
     pub fn fork(&self, n: usize) -> Result<Vec<Stream>> {
         role::check("submitting work")?;
         let branch = |_| {
-            let lane = Lane::open(self.engine(), self.lane.options(), None)?;
-            let branch = Stream::new(lane, self.home.clone());
+            let stream = StreamState::open(self.engine(), self.state.options(), None)?;
+            let branch = Stream::new(stream, self.home.clone());
             branch.wait(self).queued()?;
             Ok(branch)
         };
@@ -242,22 +242,22 @@ impl Stream {
     /// Operations submitted so far: the ticket of the last one.
     #[must_use]
     pub fn submitted(&self) -> u64 {
-        self.lane.submitted()
+        self.state.submitted()
     }
 
     /// Operations known to be complete; it lags until somebody asks the device.
     #[must_use]
     pub fn completed(&self) -> u64 {
-        self.lane.completed()
+        self.state.completed()
     }
 
     /// Operations in flight, by asking the device. Never blocks. Inside a host function it answers with
     /// what is known, and the poller asks. After the loss of the device it keeps its last value.
     #[must_use]
     pub fn backlog(&self) -> u64 {
-        let submitted = self.lane.submitted();
-        self.lane.ask_after_all();
-        submitted - self.lane.completed().min(submitted)
+        let submitted = self.state.submitted();
+        self.state.ask_after_all();
+        submitted - self.state.completed().min(submitted)
     }
 
     /// Waits until at most `max` operations are in flight, so that a producer stays below the
@@ -273,11 +273,11 @@ impl Stream {
     /// # Cancel safety
     /// Yes.
     pub async fn throttle(&self, max: u64) -> Result<()> {
-        let submitted = self.lane.submitted();
+        let submitted = self.state.submitted();
         // So that the next call finds it, and does not have to wait for what came behind.
-        self.lane.mark_within(max / 4);
-        if submitted.saturating_sub(self.lane.completed()) > max {
-            return Op::pending(&self.lane, submitted - max, HostValue::Here(())).await;
+        self.state.mark_within(max / 4);
+        if submitted.saturating_sub(self.state.completed()) > max {
+            return Op::pending(&self.state, submitted - max, HostValue::Here(())).await;
         }
         coop::proceed().await;
         self.engine().lost().map_or(Ok(()), |lost| Err(lost.clone()))
@@ -288,13 +288,13 @@ impl Stream {
     /// The stream's id: unique in the process and never used again.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.lane.id()
+        self.state.id()
     }
 
     /// The stream's priority: lower numbers go first, 0 where the device has none.
     #[must_use]
     pub fn priority(&self) -> i32 {
-        self.lane.options().priority
+        self.state.options().priority
     }
 
     /// Whether it stays out of the order of the
@@ -306,13 +306,13 @@ impl Stream {
     /// # Source
     /// `cuStreamGetFlags`.
     pub fn is_non_blocking(&self) -> Result<bool> {
-        self.lane.is_blocking().map(|blocking| !blocking)
+        self.state.is_blocking().map(|blocking| !blocking)
     }
 
     /// The name that it was given.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        self.lane.name()
+        self.state.name()
     }
 
     /// A pinned host buffer of `len` zeros, from the device's pool.
@@ -338,11 +338,11 @@ impl Stream {
 
     #[track_caller]
     pub(crate) fn queue(&self) -> Queue<'_> {
-        Queue::new(&self.lane, &self.home, self.refused.as_ref(), self.lease.as_deref())
+        Queue::new(&self.state, &self.home, self.refused.as_ref(), self.lease.as_deref())
     }
 
     /// The point behind everything submitted so far, with an event.
-    pub(crate) fn mark(&self) -> Result<Recorded> {
+    pub(crate) fn mark(&self) -> Result<MarkedPoint> {
         // In front of everything: it takes the stream's lock, whose holder may be in a full queue that
         // waits for the caller.
         role::check("submitting work")?;
@@ -350,19 +350,16 @@ impl Stream {
         if let Some(error) = &self.refused {
             return Err(error.clone());
         }
-        let ticket = self.lane.here();
-        Ok(Recorded::new(
-            &self.lane,
-            ticket,
-            self.lane.event_behind(ticket)?.map(|(_, event)| event),
-        ))
+        let ticket = self.state.here();
+        let point = Point { stream: self.state.progress().clone(), ticket };
+        Ok(MarkedPoint { point, marker: self.state.event_behind(ticket)? })
     }
 
     /// The same, with a time stamp.
     #[track_caller]
-    pub(crate) fn mark_timed(&self) -> Result<Recorded> {
+    pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
         let at = self.queue().mark_timed()?;
-        self.lane.release(at.ticket());
+        self.state.release(at.point.ticket);
         Ok(at)
     }
 
@@ -378,13 +375,13 @@ impl Stream {
         let op = queue.finish(result);
         // Nothing to wait for: the point is the one behind what is here already.
         let nothing = op.points().first().is_some_and(|point| point.ticket == 0);
-        if nothing { Op::pending(&self.lane, self.lane.tail(), HostValue::Here(())) } else { op }
+        if nothing { Op::pending(&self.state, self.state.tail(), HostValue::Here(())) } else { op }
     }
 }
 
 impl Marks for Stream {
     fn marks(&self) -> Result<MarkList> {
-        Ok(MarkList(vec![self.mark()?.into()]))
+        Ok(MarkList(vec![Mark::Point(self.mark()?)]))
     }
 }
 
@@ -400,7 +397,7 @@ impl<T> Marks for Op<T> {
         if let Some(error) = self.submission_error() {
             return Err(error.clone());
         }
-        let marks = self.points().iter().cloned().map(|point| Mark::Ticket { point, event: None });
+        let marks = self.points().iter().cloned().map(|point| Mark::Point(point.into()));
         Ok(MarkList(marks.collect()))
     }
 }
@@ -423,6 +420,6 @@ impl Hash for Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (submitted, completed) = (self.submitted(), self.completed());
-        write!(f, "Stream({:?}, {submitted} submitted, {completed} completed)", self.lane())
+        write!(f, "Stream({:?}, {submitted} submitted, {completed} completed)", self.state())
     }
 }

@@ -37,31 +37,31 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
 use crate::memory::allocation::AllocationHazards;
 use crate::runtime::event_pool::EventHandle;
-use crate::runtime::stream_state::{Lane, Turn};
+use crate::runtime::stream_state::{StreamState, Turn};
 
-/// Puts an operation on `lane`; `calls` makes its driver calls, `commands` in number. Returns the
+/// Puts an operation on `stream`; `calls` makes its driver calls, `commands` in number. Returns the
 /// operation's ticket and what `calls` returned. `at` is where the user submitted it.
 ///
 /// # Errors
 /// See the table of the module.
 #[inline]
 pub(crate) fn submit<R>(
-    lane: &Arc<Lane>,
+    stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     footprint: &mut Footprint<'_>,
     commands: u32,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
 ) -> Result<(u64, R), SubmitError> {
-    let engine = lane.engine();
+    let engine = stream.engine();
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }
-    let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(lane));
+    let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(stream));
     if let Err(error) = ready {
         return Err(footprint.poison(error).into());
     }
     let loans = footprint.lent.len();
-    let submitted = lane.with(|turn| {
+    let submitted = stream.with(|turn| {
         let ticket = turn.next_ticket();
         if footprint.may_be_held_up || !footprint.after.is_empty() {
             turn.fence_off();
@@ -70,8 +70,8 @@ pub(crate) fn submit<R>(
             turn.expect_to_block();
         }
         for (place, edge) in footprint.after.iter().enumerate() {
-            let Some((behind, event)) = &edge.event else { continue };
-            turn.wait_for(&edge.lane, *behind, event).inspect_err(|_| {
+            let Some(marker) = &edge.marker else { continue };
+            turn.wait_for(&edge.point.stream, marker).inspect_err(|_| {
                 if place > 0 {
                     // The waits in front of it are on the stream all the same, and end.
                     turn.publish(ticket, 0, false);
@@ -80,11 +80,11 @@ pub(crate) fn submit<R>(
         }
         for access in &footprint.accesses {
             let enter = |hazards: &mut AllocationHazards| {
-                hazards.record(&access.range, access.mode, turn.lane.progress(), ticket);
+                hazards.record(&access.range, access.mode, turn.stream.progress(), ticket);
             };
             access.memory.with_hazards(enter);
         }
-        let raw = Raw { lane: turn.lane, backend: &*engine.backend, stream: lane.raw() };
+        let raw = Raw { stream: turn.stream, backend: &*engine.backend, raw: stream.raw() };
         let result = calls(&raw);
         // Nobody takes it back before the ticket is published. Without memory nothing has used it.
         if !footprint.lent.is_empty() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
@@ -108,10 +108,10 @@ pub(crate) fn submit<R>(
     });
     let outcome = match submitted {
         Ok((ticket, value)) if engine.options.verify => {
-            verify(lane, at, ticket, footprint).map(|()| (ticket, value))
+            verify(stream, at, ticket, footprint).map(|()| (ticket, value))
         }
         Ok(submitted) => Ok(submitted),
-        Err(refusal) => Err(footprint.poison(explain(lane, footprint.name, refusal))),
+        Err(refusal) => Err(footprint.poison(explain(stream, footprint.name, refusal))),
     };
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
 }
@@ -119,12 +119,12 @@ pub(crate) fn submit<R>(
 /// Waits until the operation is complete, and names it if it failed.
 #[cold]
 fn verify(
-    lane: &Arc<Lane>,
+    stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     ticket: u64,
     footprint: &Footprint<'_>,
 ) -> Result<()> {
-    let outcome = lane.block_until(ticket).and_then(|()| lane.engine().check_health());
+    let outcome = stream.block_until(ticket).and_then(|()| stream.engine().check_health());
     outcome.map_err(|cause| {
         let op = footprint.name.to_arc();
         footprint.poison(ErrorDetail::Verify { op, at, cause }.into())
@@ -138,10 +138,10 @@ fn enter_event(turn: &mut Turn<'_, '_>, ticket: u64, event: Option<EventHandle>)
 }
 
 /// The error of an operation that the driver refused.
-fn explain(lane: &Arc<Lane>, name: Name<'_>, refusal: Refusal) -> Error {
+fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error {
     match refusal {
         Refusal::Driver(code) => {
-            let error = lane.engine().refused(code);
+            let error = stream.engine().refused(code);
             match error.detail() {
                 ErrorDetail::Driver { code, .. } => {
                     ErrorDetail::Driver { op: Some(name.to_arc()), code: *code }.into()
@@ -149,6 +149,6 @@ fn explain(lane: &Arc<Lane>, name: Name<'_>, refusal: Refusal) -> Error {
                 _ => error,
             }
         }
-        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(lane, asked_bytes),
+        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(stream, asked_bytes),
     }
 }

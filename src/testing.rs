@@ -34,7 +34,7 @@ use crate::kernels;
 use crate::memory::pinned::PinnedFlag;
 use crate::runtime::engine::EngineOptions;
 use crate::runtime::protocol::cadence::Completion;
-use crate::runtime::stream_state::Lane;
+use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
 use crate::thread::contain;
 use crate::thread::role;
@@ -439,7 +439,7 @@ fn code_for(kind: ErrorKind) -> i32 {
 pub struct Stepper {
     device: Device,
     /// As a poller does: a stream whose handle is gone stays until all that was lent to it is back.
-    active: Mutex<Vec<Arc<Lane>>>,
+    active: Mutex<Vec<Arc<StreamState>>>,
 }
 
 /// A host device without threads: nothing runs until the test steps it, so interleavings are
@@ -530,10 +530,10 @@ impl Stepper {
         engine.deadlines.wake_due(engine.now());
         let mut active = std::mem::take(&mut *self.active.lock());
         engine.take_handed_over(&mut active);
-        engine.lanes().iter().for_each(|lane: &Arc<Lane>| {
-            lane.sweep();
+        engine.streams().iter().for_each(|stream: &Arc<StreamState>| {
+            stream.sweep();
         });
-        active.retain(|lane| !lane.deactivate());
+        active.retain(|stream| !stream.deactivate());
         self.active.lock().append(&mut active);
         engine.sweep_retired(false);
         engine.wake_reclaimers();
@@ -545,7 +545,7 @@ impl Stepper {
             return false;
         }
         let engine = self.device.engine();
-        engine.lanes().iter().for_each(|lane: &Arc<Lane>| lane.press());
+        engine.streams().iter().for_each(|stream: &Arc<StreamState>| stream.press());
         engine.sweep_retired(true);
         self.step(0)
     }
@@ -560,14 +560,14 @@ impl Drop for Stepper {
     fn drop(&mut self) {
         let engine = self.device.engine();
         engine.close();
-        if engine.lanes().iter().any(|lane| lane.in_flight() > 0) {
+        if engine.streams().iter().any(|stream| stream.in_flight() > 0) {
             // As after a loss: nobody else waits for what will not come.
             let closed = ErrorDetail::Closed { device: engine.label().to_owned() };
             engine.state.lose(|| closed.into());
         }
         engine.mourn();
         engine.sweep_retired(false);
-        // Lanes keep their engine, and that keeps these.
+        // Streams keep their engine, and that keeps these.
         engine.let_go_of_all();
     }
 }

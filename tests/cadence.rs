@@ -54,7 +54,7 @@ fn plan(age_ns: u64, estimator: &Estimator) -> Plan {
     cadence::plan(Completion::Adaptive, age(age_ns), estimator)
 }
 
-/// Waits for work of that length, as `Lane::visit` does.
+/// Waits for work of that length, as `StreamState::visit` does.
 fn wait(estimator: &Estimator, length_ns: u64) -> Found {
     let mut found = Found { pending_ns: 0, found_ns: 0, naps: 0, watched: 0 };
     let mut age = 0;

@@ -6,6 +6,8 @@
 mod cases;
 #[path = "../src/memory/hazard.rs"]
 mod hazard;
+#[path = "../src/memory/point.rs"]
+mod point;
 #[path = "../src/runtime/protocol/waiters.rs"]
 mod waiters;
 
@@ -15,20 +17,21 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use cases::{config, size};
-use hazard::{Content, Hazards, Mode, Track, Use};
+use hazard::{Content, Hazards, Mode};
+use point::{Point, Track};
 use proptest::prelude::*;
 use waiters::Waiters;
 
 const LEN: u64 = size(12) as u64;
-const LANES: u64 = 4;
+const STREAMS: u64 = 4;
 
 #[derive(Clone, Debug)]
-struct Lane {
+struct Stream {
     id: u64,
     completed: Rc<Cell<u64>>,
 }
 
-impl Track for Lane {
+impl Track for Stream {
     fn id(&self) -> u64 {
         self.id
     }
@@ -38,7 +41,7 @@ impl Track for Lane {
     }
 }
 
-impl PartialEq for Lane {
+impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         self.id == other.id
     }
@@ -61,7 +64,7 @@ enum Step {
     Use {
         range: Range<u64>,
         mode: Mode,
-        lane: u64,
+        stream: u64,
     },
     Poison {
         range: Range<u64>,
@@ -69,7 +72,7 @@ enum Step {
     },
     /// Everything that the stream has is complete.
     Complete {
-        lane: u64,
+        stream: u64,
     },
 }
 
@@ -82,42 +85,43 @@ struct Past {
 
 /// The module beside its model; each step is checked from every side.
 struct Twins {
-    hazards: Hazards<Lane, Poison>,
+    hazards: Hazards<Stream, Poison>,
     bytes: Vec<Byte>,
     past: Vec<Past>,
-    lanes: Vec<Lane>,
-    tickets: [u64; LANES as usize],
+    streams: Vec<Stream>,
+    tickets: [u64; STREAMS as usize],
 }
 
 impl Twins {
     fn new(len: u64, writer: Option<Pair>, content: Content<Poison>) -> Self {
-        let lanes: Vec<_> = (0..LANES).map(|id| Lane { id, completed: Rc::default() }).collect();
-        let made_by =
-            writer.map(|(lane, ticket)| Use { lane: lanes[lane as usize].clone(), ticket });
+        let streams: Vec<_> =
+            (0..STREAMS).map(|id| Stream { id, completed: Rc::default() }).collect();
+        let made_by = writer
+            .map(|(stream, ticket)| Point { stream: streams[stream as usize].clone(), ticket });
         let byte = Byte { writer, readers: Vec::new(), content: content.clone() };
         Twins {
             hazards: Hazards::new(len, made_by, content),
             bytes: vec![byte; len as usize],
             past: vec![Past { writer, readers: BTreeMap::new() }; len as usize],
-            lanes,
-            tickets: [10; LANES as usize],
+            streams,
+            tickets: [10; STREAMS as usize],
         }
     }
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Use { range, mode, lane } => {
-                self.check_dependencies(range, *mode, *lane);
-                let ticket = &mut self.tickets[*lane as usize];
+            Step::Use { range, mode, stream } => {
+                self.check_dependencies(range, *mode, *stream);
+                let ticket = &mut self.tickets[*stream as usize];
                 *ticket += 1;
                 let ticket = *ticket;
-                self.hazards.record(range, *mode, &self.lanes[*lane as usize], ticket);
+                self.hazards.record(range, *mode, &self.streams[*stream as usize], ticket);
                 let is_complete =
-                    |(lane, ticket): Pair| self.lanes[lane as usize].is_complete(ticket);
+                    |(stream, ticket): Pair| self.streams[stream as usize].is_complete(ticket);
                 for at in range.start as usize..range.end as usize {
                     let (byte, past) = (&mut self.bytes[at], &mut self.past[at]);
                     if *mode != Mode::Read {
-                        let writer = Some((*lane, ticket));
+                        let writer = Some((*stream, ticket));
                         // What may leave bytes as they are writes none for certain.
                         let content = match mode {
                             Mode::Overwrite => Content::Valid,
@@ -127,23 +131,23 @@ impl Twins {
                         *past = Past { writer, readers: BTreeMap::new() };
                         continue;
                     }
-                    past.readers.insert(*lane, ticket);
-                    let known = byte.readers.iter().position(|(reader, _)| reader == lane);
+                    past.readers.insert(*stream, ticket);
+                    let known = byte.readers.iter().position(|(reader, _)| reader == stream);
                     let first = byte.readers.first().copied();
                     match known {
                         Some(at) if at == 0 || !first.is_some_and(is_complete) => {
                             byte.readers[at].1 = ticket;
                         }
                         _ => {
-                            byte.readers.retain(|used| used.0 != *lane && !is_complete(*used));
-                            byte.readers.push((*lane, ticket));
+                            byte.readers.retain(|used| used.0 != *stream && !is_complete(*used));
+                            byte.readers.push((*stream, ticket));
                             byte.writer.take_if(|writer| is_complete(*writer));
                         }
                     }
                 }
             }
-            Step::Complete { lane } => {
-                self.lanes[*lane as usize].completed.set(self.tickets[*lane as usize]);
+            Step::Complete { stream } => {
+                self.streams[*stream as usize].completed.set(self.tickets[*stream as usize]);
             }
             Step::Poison { range, poison } => {
                 self.hazards.poison(range, poison);
@@ -159,10 +163,10 @@ impl Twins {
     }
 
     /// Exactly what the bytes say, so none is redundant; and none that is pending is missing.
-    fn check_dependencies(&self, range: &Range<u64>, mode: Mode, lane: u64) {
+    fn check_dependencies(&self, range: &Range<u64>, mode: Mode, stream: u64) {
         let mut found = BTreeSet::new();
-        self.hazards.dependencies(range, mode, lane, |used| {
-            found.insert((used.lane.id, used.ticket));
+        self.hazards.dependencies(range, mode, stream, |used| {
+            found.insert((used.stream.id, used.ticket));
         });
         let mut expected = BTreeSet::new();
         for byte in &self.bytes[range.start as usize..range.end as usize] {
@@ -171,13 +175,13 @@ impl Twins {
                 expected.extend(byte.readers.iter().copied());
             }
         }
-        expected.retain(|(other, _)| *other != lane);
-        assert_eq!(found, expected, "{mode:?} of {range:?} by {lane}");
+        expected.retain(|(other, _)| *other != stream);
+        assert_eq!(found, expected, "{mode:?} of {range:?} by {stream}");
         for past in &self.past[range.start as usize..range.end as usize] {
             let readers = past.readers.iter().filter(|_| mode != Mode::Read);
-            for used in past.writer.into_iter().chain(readers.map(|(lane, at)| (*lane, *at))) {
-                let pending = !self.lanes[used.0 as usize].is_complete(used.1);
-                let other = used.0 != lane && pending;
+            for used in past.writer.into_iter().chain(readers.map(|(stream, at)| (*stream, *at))) {
+                let pending = !self.streams[used.0 as usize].is_complete(used.1);
+                let other = used.0 != stream && pending;
                 assert!(!other || found.contains(&used), "{used:?} is pending and was forgotten");
             }
         }
@@ -195,14 +199,17 @@ impl Twins {
 
         let mut users = BTreeMap::new();
         for byte in &self.bytes {
-            for (lane, ticket) in byte.writer.iter().chain(&byte.readers) {
-                let known = users.entry(*lane).or_insert(*ticket);
+            for (stream, ticket) in byte.writer.iter().chain(&byte.readers) {
+                let known = users.entry(*stream).or_insert(*ticket);
                 *known = (*known).max(*ticket);
             }
         }
         let found = self.hazards.users();
         assert_eq!(found.len(), users.len(), "a stream is named once");
-        assert_eq!(found.iter().map(|u| (u.lane.id, u.ticket)).collect::<BTreeMap<_, _>>(), users);
+        assert_eq!(
+            found.iter().map(|u| (u.stream.id, u.ticket)).collect::<BTreeMap<_, _>>(),
+            users
+        );
 
         let len = self.bytes.len() as u64;
         for start in 0..len {
@@ -210,7 +217,7 @@ impl Twins {
                 self.check_content(&(start..end));
                 for mode in [Mode::Read, Mode::Overwrite, Mode::ReadWrite] {
                     self.check_dependencies(&(start..end), mode, 0);
-                    self.check_dependencies(&(start..end), mode, LANES);
+                    self.check_dependencies(&(start..end), mode, STREAMS);
                 }
             }
         }
@@ -249,10 +256,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Mode::ReadWrite)
     ];
     prop_oneof![
-        8 => (range(), mode, 0..LANES)
-            .prop_map(|(range, mode, lane)| Step::Use { range, mode, lane }),
+        8 => (range(), mode, 0..STREAMS)
+            .prop_map(|(range, mode, stream)| Step::Use { range, mode, stream }),
         1 => (range(), 0..2_u32).prop_map(|(range, poison)| Step::Poison { range, poison }),
-        2 => (0..LANES).prop_map(|lane| Step::Complete { lane }),
+        2 => (0..STREAMS).prop_map(|stream| Step::Complete { stream }),
     ]
 }
 
@@ -261,7 +268,7 @@ proptest! {
 
     #[test]
     fn spans_say_what_every_byte_would(
-        made_by in prop::option::of((0..LANES, 1..10_u64)),
+        made_by in prop::option::of((0..STREAMS, 1..10_u64)),
         content in prop_oneof![
             Just(Content::Unwritten), Just(Content::Valid), Just(Content::Poisoned(9))
         ],
@@ -277,12 +284,12 @@ proptest! {
 
     #[test]
     fn an_uncut_buffer_keeps_one_span(
-        uses in prop::collection::vec((0..LANES, 0..3_usize), 0..size(40)),
+        uses in prop::collection::vec((0..STREAMS, 0..3_usize), 0..size(40)),
     ) {
         let mut twins = Twins::new(LEN, None, Content::Unwritten);
-        for (lane, mode) in uses {
+        for (stream, mode) in uses {
             let mode = [Mode::Read, Mode::Overwrite, Mode::ReadWrite][mode];
-            twins.step(&Step::Use { range: 0..LEN, mode, lane });
+            twins.step(&Step::Use { range: 0..LEN, mode, stream });
             prop_assert_eq!(twins.hazards.span_ends().count(), 1);
         }
         twins.check();
@@ -291,24 +298,24 @@ proptest! {
     #[test]
     fn a_full_overwrite_heals_and_joins_everything(
         steps in prop::collection::vec(step(), 0..size(24)),
-        lane in 0..LANES,
+        stream in 0..STREAMS,
     ) {
         let mut twins = Twins::new(LEN, None, Content::Unwritten);
         steps.iter().for_each(|step| twins.step(step));
-        twins.step(&Step::Use { range: 0..LEN, mode: Mode::Overwrite, lane });
+        twins.step(&Step::Use { range: 0..LEN, mode: Mode::Overwrite, stream });
         prop_assert_eq!(twins.hazards.span_ends().count(), 1);
         prop_assert_eq!(twins.hazards.unreadable(&(0..LEN)), None);
         let users = twins.hazards.users();
         prop_assert_eq!(users.len(), 1);
-        prop_assert_eq!(users[0].lane.id, lane);
+        prop_assert_eq!(users[0].stream.id, stream);
     }
 }
 
 #[test]
 fn halves_used_by_two_streams_do_not_depend_on_each_other() {
     let mut twins = Twins::new(LEN, Some((0, 1)), Content::Valid);
-    twins.step(&Step::Use { range: 0..LEN / 2, mode: Mode::ReadWrite, lane: 1 });
-    twins.step(&Step::Use { range: LEN / 2..LEN, mode: Mode::ReadWrite, lane: 2 });
+    twins.step(&Step::Use { range: 0..LEN / 2, mode: Mode::ReadWrite, stream: 1 });
+    twins.step(&Step::Use { range: LEN / 2..LEN, mode: Mode::ReadWrite, stream: 2 });
     twins.hazards.dependencies(&(0..LEN / 2), Mode::ReadWrite, 1, |used| panic!("{used:?}"));
     twins.hazards.dependencies(&(LEN / 2..LEN), Mode::ReadWrite, 2, |used| panic!("{used:?}"));
     twins.check();
@@ -317,7 +324,7 @@ fn halves_used_by_two_streams_do_not_depend_on_each_other() {
 #[test]
 fn two_readers_do_not_wait_for_each_other() {
     let mut twins = Twins::new(LEN, None, Content::Valid);
-    twins.step(&Step::Use { range: 0..LEN, mode: Mode::Read, lane: 1 });
+    twins.step(&Step::Use { range: 0..LEN, mode: Mode::Read, stream: 1 });
     twins.hazards.dependencies(&(0..LEN), Mode::Read, 2, |used| panic!("{used:?}"));
     let mut waits = 0;
     twins.hazards.dependencies(&(0..LEN), Mode::Overwrite, 2, |_| waits += 1);
@@ -327,12 +334,12 @@ fn two_readers_do_not_wait_for_each_other() {
 /// Streams that come, read and go: the next one finds none of them.
 #[test]
 fn readers_that_are_complete_are_forgotten() {
-    let lane = |id| Lane { id, completed: Rc::default() };
-    let maker = Some(Use { lane: lane(1), ticket: 1 });
-    let mut hazards: Hazards<Lane, Poison> = Hazards::new(LEN, maker, Content::Valid);
-    let pending = lane(2);
+    let stream = |id| Stream { id, completed: Rc::default() };
+    let maker = Some(Point { stream: stream(1), ticket: 1 });
+    let mut hazards: Hazards<Stream, Poison> = Hazards::new(LEN, maker, Content::Valid);
+    let pending = stream(2);
     hazards.record(&(0..LEN), Mode::Read, &pending, 1);
-    let others: Vec<_> = (0..size(300) as u64).map(|id| lane(10 + id)).collect();
+    let others: Vec<_> = (0..size(300) as u64).map(|id| stream(10 + id)).collect();
     for reader in &others {
         hazards.record(&(0..LEN), Mode::Read, reader, 1);
         assert!(hazards.users().len() <= 3, "the maker, who is pending, and the last reader");
@@ -347,16 +354,16 @@ fn readers_that_are_complete_are_forgotten() {
     let users = hazards.users();
     assert_eq!(users.len(), 2, "the maker and who reads: {users:?}");
     // The maker as well, once its work is complete and another one reads.
-    users[0].lane.completed.set(1);
+    users[0].stream.completed.set(1);
     hazards.record(&(0..LEN), Mode::Read, &pending, 4);
-    assert!(hazards.users().iter().all(|used| used.lane.id != 1));
+    assert!(hazards.users().iter().all(|used| used.stream.id != 1));
 }
 
 #[test]
 fn an_empty_range_touches_nothing() {
     let mut twins = Twins::new(LEN, Some((0, 1)), Content::Unwritten);
     for mode in [Mode::Read, Mode::Overwrite, Mode::ReadWrite] {
-        twins.step(&Step::Use { range: LEN / 2..LEN / 2, mode, lane: 1 });
+        twins.step(&Step::Use { range: LEN / 2..LEN / 2, mode, stream: 1 });
     }
     twins.step(&Step::Poison { range: 1..1, poison: 1 });
     assert_eq!(twins.hazards.span_ends().count(), 1);

@@ -2,7 +2,7 @@
 //!
 //! The pure modules are compiled from their very sources, with loom's types in the place of
 //! `crate::sync`. Every fence, second look and order that a rule rests on is in them: `tests/mutations`
-//! takes them out one by one, and each time a test here fails. [`Lane`] and [`Poller`] call them as
+//! takes them out one by one, and each time a test here fails. [`StreamState`] and [`Poller`] call them as
 //! `stream_state.rs` and `poller.rs` do, without driver and cadence. A time is a number; it passes where the
 //! poller sleeps.
 //!
@@ -10,7 +10,7 @@
 //! sleeps. Values that only keep the record of a run are plain atomics, which loom does not see.
 #![forbid(unsafe_code)]
 
-#[expect(dead_code, reason = "the lane spoils events whose record failed")]
+#[expect(dead_code, reason = "the stream spoils events whose record failed")]
 #[path = "../src/runtime/event_pool.rs"]
 mod event_pool;
 #[expect(dead_code, reason = "the end of a poller")]
@@ -22,7 +22,7 @@ mod submission;
 mod sweep;
 #[path = "../src/runtime/protocol/timeline.rs"]
 mod timeline;
-#[expect(dead_code, reason = "doorbells, the end of a lane, waking ahead of time")]
+#[expect(dead_code, reason = "doorbells, the end of a stream, waking ahead of time")]
 #[path = "../src/runtime/protocol/wait_queue.rs"]
 mod wait_queue;
 #[path = "../src/runtime/protocol/waiters.rs"]
@@ -245,7 +245,7 @@ impl Wakes for Bell {
 #[derive(Debug, PartialEq, Eq)]
 struct Lost;
 
-/// A nap of the poller's, between two looks at a lane that is waited for.
+/// A nap of the poller's, between two looks at a stream that is waited for.
 const NAP: u64 = 10;
 
 /// What a future remembers between polls: `WaitState`.
@@ -264,8 +264,8 @@ impl Wait {
     }
 }
 
-/// `Lane` with as much of its `Engine` and `Attention` as the rules speak of.
-struct Lane {
+/// `StreamState` with as much of its `Engine` and `Attention` as the rules speak of.
+struct StreamState {
     timeline: Timeline,
     /// How far the device is: what a query would say.
     device: AtomicU64,
@@ -280,9 +280,9 @@ struct Lane {
     inbox: Inbox<()>,
 }
 
-impl Lane {
+impl StreamState {
     fn new(device: u64) -> Arc<Self> {
-        Arc::new(Lane {
+        Arc::new(StreamState {
             timeline: Timeline::new(),
             device: AtomicU64::new(device),
             gate: SweepGate::new(),
@@ -296,7 +296,7 @@ impl Lane {
         })
     }
 
-    /// A future that comes new to the lane may look as well, which is left out here: nobody counts
+    /// A future that comes new to the stream may look as well, which is left out here: nobody counts
     /// on that.
     fn poll_ticket(&self, ticket: u64, wait: &mut Wait, bell: &Bell) -> Poll<Result<(), Lost>> {
         if let Some(outcome) = self.outcome(ticket) {
@@ -420,7 +420,7 @@ impl Lane {
     /// The poller's thread, until `done`. A sleep that ends until `patience` passes at once; one
     /// that is longer never ends by itself.
     fn run_poller(&self, patience: u64, done: impl Fn() -> bool) {
-        let mut poller = Poller { lane: self, lanes: Vec::new(), now: 0 };
+        let mut poller = Poller { stream: self, streams: Vec::new(), now: 0 };
         while !done() {
             let Some(until) = self.park.look(&mut poller) else { continue };
             if self.park.commit(until) && !done() {
@@ -436,29 +436,29 @@ impl Lane {
     }
 }
 
-/// `Poller`, with one lane.
+/// `Poller`, with one stream.
 struct Poller<'l> {
-    lane: &'l Lane,
-    /// Whether it has the lane.
-    lanes: Vec<()>,
+    stream: &'l StreamState,
+    /// Whether it has the stream.
+    streams: Vec<()>,
     now: u64,
 }
 
 impl Rounds for Poller<'_> {
     fn round(&mut self) -> bool {
-        self.lane.mourn();
-        let came = self.lane.inbox.take(&mut self.lanes);
-        assert!(self.lanes.len() <= 1, "handed over twice");
-        let due = !self.lanes.is_empty() && self.lane.queue.next_look() <= self.now;
-        let moved = due && self.lane.visit(self.now);
+        self.stream.mourn();
+        let came = self.stream.inbox.take(&mut self.streams);
+        assert!(self.streams.len() <= 1, "handed over twice");
+        let due = !self.streams.is_empty() && self.stream.queue.next_look() <= self.now;
+        let moved = due && self.stream.visit(self.now);
         moved || came
     }
 
-    /// Gives a lane without work up at once, and sleeps as long as it may.
+    /// Gives a stream without work up at once, and sleeps as long as it may.
     fn sleep_until(&mut self) -> Option<u64> {
-        self.lanes
-            .retain(|()| self.lane.queue.is_waited_for() || !self.lane.queue.give_up(|| false));
-        let until = if self.lanes.is_empty() { u64::MAX } else { self.lane.queue.next_look() };
+        self.streams
+            .retain(|()| self.stream.queue.is_waited_for() || !self.stream.queue.give_up(|| false));
+        let until = if self.streams.is_empty() { u64::MAX } else { self.stream.queue.next_look() };
         (until > self.now).then_some(until)
     }
 }
@@ -850,64 +850,64 @@ fn a_missed_sweep_is_made_up_for() {
 /// future is content with. Loom reports a deadlock if it does not.
 #[test]
 fn a_registration_is_never_slept_over() {
-    // Without and with the lane at the poller, where somebody else waits for longer; due at once,
+    // Without and with the stream at the poller, where somebody else waits for longer; due at once,
     // before, at and behind the end of the poller's first sleep.
     for (kept, due) in [false, true]
         .into_iter()
         .flat_map(|kept| [0, NAP - 1, NAP, NAP + 1, 2 * NAP].map(|due| (kept, due)))
     {
         explore(3, move || {
-            let lane = Lane::new(0);
+            let stream = StreamState::new(0);
             if kept {
                 let other = &mut Wait::due(NAP);
-                assert!(lane.poll_ticket(2, other, &Bell::default()).is_pending());
+                assert!(stream.poll_ticket(2, other, &Bell::default()).is_pending());
             }
             let bell = Bell::default();
             let resolved = Arc::new(Record::new(0));
             let task = {
-                let (lane, bell, resolved) = (lane.clone(), bell.clone(), resolved.clone());
+                let (stream, bell, resolved) = (stream.clone(), bell.clone(), resolved.clone());
                 thread::spawn(move || {
-                    lane.device.store(1, Ordering::Release);
-                    if lane.poll_ticket(1, &mut Wait::due(due), &bell).is_ready() {
+                    stream.device.store(1, Ordering::Release);
+                    if stream.poll_ticket(1, &mut Wait::due(due), &bell).is_ready() {
                         resolved.store(1, Seen);
-                        lane.sleeper.unpark();
+                        stream.sleeper.unpark();
                     }
                 })
             };
-            lane.run_poller(due, || bell.rang() || resolved.load(Seen) == 1);
+            stream.run_poller(due, || bell.rang() || resolved.load(Seen) == 1);
             task.join().unwrap();
             assert!(bell.rang() || resolved.load(Seen) == 1);
         });
     }
 }
 
-/// The lane was with the poller, which is about to give it up.
+/// The stream was with the poller, which is about to give it up.
 #[test]
 fn a_lane_given_up_beside_a_registration_comes_back() {
     explore(2, || {
-        let lane = Lane::new(1);
-        lane.call(lane.queue.look_by(0));
+        let stream = StreamState::new(1);
+        stream.call(stream.queue.look_by(0));
         let bells = [Bell::default(), Bell::default()];
         let tasks = [1, 2].map(|ticket: u64| {
-            let (lane, bell) = (lane.clone(), bells[ticket as usize - 1].clone());
+            let (stream, bell) = (stream.clone(), bells[ticket as usize - 1].clone());
             thread::spawn(move || {
                 if ticket == 2 {
                     // The device goes on; a doorbell rings.
-                    lane.device.store(2, Ordering::Release);
-                    lane.call_before(0);
+                    stream.device.store(2, Ordering::Release);
+                    stream.call_before(0);
                 }
-                if lane.poll_ticket(ticket, &mut Wait::due(0), &bell).is_ready() {
+                if stream.poll_ticket(ticket, &mut Wait::due(0), &bell).is_ready() {
                     bell.wake();
-                    lane.sleeper.unpark();
+                    stream.sleeper.unpark();
                 }
             })
         });
-        lane.run_poller(0, || bells.iter().all(Bell::rang));
+        stream.run_poller(0, || bells.iter().all(Bell::rang));
         tasks.into_iter().for_each(|task| task.join().unwrap());
     });
 }
 
-/// Something else than a waiter keeps the lane with the poller: what was lent, say.
+/// Something else than a waiter keeps the stream with the poller: what was lent, say.
 #[test]
 fn a_lane_given_up_beside_other_work_comes_back() {
     explore(3, || {
@@ -930,48 +930,48 @@ fn a_lane_given_up_beside_other_work_comes_back() {
 #[test]
 fn a_check_that_ends_registers() {
     explore(3, || {
-        let lane = Lane::new(0);
+        let stream = StreamState::new(0);
         let bells = [Bell::default(), Bell::default()];
         // What it waits for will be seen by the other's checks, or by the poller soon after.
         let other = &mut Wait::due(NAP);
-        assert!(lane.poll_ticket(1, other, &bells[0]).is_pending());
+        assert!(stream.poll_ticket(1, other, &bells[0]).is_pending());
         let task = {
-            let (lane, bell) = (lane.clone(), bells[1].clone());
+            let (stream, bell) = (stream.clone(), bells[1].clone());
             thread::spawn(move || {
                 let mut wait = Wait { checks: 1, due: NAP, ..Wait::default() };
-                let mut ready = lane.poll_ticket(1, &mut wait, &bell).is_ready();
+                let mut ready = stream.poll_ticket(1, &mut wait, &bell).is_ready();
                 if !ready {
-                    ready = lane.poll_ticket(1, &mut wait, &bell).is_ready();
+                    ready = stream.poll_ticket(1, &mut wait, &bell).is_ready();
                 }
                 if ready {
                     assert!(wait.key.is_none(), "resolved, and still registered");
                     bell.wake();
-                    lane.sleeper.unpark();
+                    stream.sleeper.unpark();
                 }
             })
         };
-        lane.device.store(1, Ordering::Release);
-        lane.run_poller(NAP, || bells.iter().all(Bell::rang));
+        stream.device.store(1, Ordering::Release);
+        stream.run_poller(NAP, || bells.iter().all(Bell::rang));
         task.join().unwrap();
-        assert!(!lane.queue.is_waited_for(), "a waiter was left");
+        assert!(!stream.queue.is_waited_for(), "a waiter was left");
     });
 }
 
 #[test]
 fn a_completion_beside_a_registration_wakes_it() {
     explore(3, || {
-        let lane = Lane::new(0);
+        let stream = StreamState::new(0);
         let bell = Bell::default();
         let task = {
-            let (lane, bell) = (lane.clone(), bell.clone());
-            thread::spawn(move || lane.poll_ticket(1, &mut Wait::due(0), &bell))
+            let (stream, bell) = (stream.clone(), bell.clone());
+            thread::spawn(move || stream.poll_ticket(1, &mut Wait::due(0), &bell))
         };
         let other_task = {
-            let lane = lane.clone();
-            thread::spawn(move || lane.sweep())
+            let stream = stream.clone();
+            thread::spawn(move || stream.sweep())
         };
-        lane.device.store(1, Ordering::Release);
-        lane.sweep();
+        stream.device.store(1, Ordering::Release);
+        stream.sweep();
         let polled = task.join().unwrap();
         other_task.join().unwrap();
         assert!(polled.is_ready() || bell.rang(), "complete, and nobody told the task");
@@ -982,26 +982,26 @@ fn a_completion_beside_a_registration_wakes_it() {
 #[test]
 fn a_loss_is_seen_by_who_registers_beside_it() {
     explore(3, || {
-        let lane = Lane::new(1);
+        let stream = StreamState::new(1);
         let bells = [Bell::default(), Bell::default()];
         let task = {
-            let (lane, bells) = (lane.clone(), bells.clone());
+            let (stream, bells) = (stream.clone(), bells.clone());
             thread::spawn(move || {
                 // Complete, if somebody sweeps before the loss is known, and never complete.
                 [1, 2].map(|ticket: u64| {
-                    lane.poll_ticket(ticket, &mut Wait::due(0), &bells[ticket as usize - 1])
+                    stream.poll_ticket(ticket, &mut Wait::due(0), &bells[ticket as usize - 1])
                 })
             })
         };
         let loser = {
-            let lane = lane.clone();
-            thread::spawn(move || lane.lose())
+            let stream = stream.clone();
+            thread::spawn(move || stream.lose())
         };
         // Whoever sweeps next resolves what waits, here somebody who sweeps another stream: at
         // once, or when the loser called.
-        lane.mourn();
+        stream.mourn();
         loser.join().unwrap();
-        lane.mourn();
+        stream.mourn();
         let polled = task.join().unwrap();
         for (polled, bell) in polled.into_iter().zip(bells) {
             assert!(polled.is_ready() || bell.rang(), "lost, and nobody told");
@@ -1009,27 +1009,27 @@ fn a_loss_is_seen_by_who_registers_beside_it() {
     });
 }
 
-/// Nobody waits for a ticket, so the poller has no lane and sleeps without a time-out.
+/// Nobody waits for a ticket, so the poller has no stream and sleeps without a time-out.
 #[test]
 fn a_loss_is_never_slept_over() {
     explore(3, || {
-        let lane = Lane::new(0);
+        let stream = StreamState::new(0);
         let bell = Bell::default();
         let resolved = Arc::new(Record::new(0));
         let watcher = {
-            let (lane, bell, resolved) = (lane.clone(), bell.clone(), resolved.clone());
+            let (stream, bell, resolved) = (stream.clone(), bell.clone(), resolved.clone());
             thread::spawn(move || {
-                if lane.poll_lost(&bell) {
+                if stream.poll_lost(&bell) {
                     resolved.store(1, Seen);
-                    lane.sleeper.unpark();
+                    stream.sleeper.unpark();
                 }
             })
         };
         let loser = {
-            let lane = lane.clone();
-            thread::spawn(move || lane.lose())
+            let stream = stream.clone();
+            thread::spawn(move || stream.lose())
         };
-        lane.run_poller(0, || bell.rang() || resolved.load(Seen) == 1);
+        stream.run_poller(0, || bell.rang() || resolved.load(Seen) == 1);
         watcher.join().unwrap();
         loser.join().unwrap();
     });
@@ -1039,15 +1039,15 @@ fn a_loss_is_never_slept_over() {
 #[test]
 fn who_is_woken_ahead_of_time_is_woken_again() {
     explore(3, || {
-        let lane = Lane::new(0);
+        let stream = StreamState::new(0);
         let bell = Bell::default();
-        assert!(lane.poll_ticket(1, &mut Wait::due(0), &bell).is_pending());
+        assert!(stream.poll_ticket(1, &mut Wait::due(0), &bell).is_pending());
         let poller = {
-            let (lane, bell) = (lane.clone(), bell.clone());
-            thread::spawn(move || lane.queue.wake_first(|_| _ = bell.0.fetch_add(1, Seen)))
+            let (stream, bell) = (stream.clone(), bell.clone());
+            thread::spawn(move || stream.queue.wake_first(|_| _ = bell.0.fetch_add(1, Seen)))
         };
-        lane.device.store(1, Ordering::Release);
-        lane.sweep();
+        stream.device.store(1, Ordering::Release);
+        stream.sweep();
         let ahead = poller.join().unwrap();
         let rang = bell.0.load(Seen);
         assert!(rang > u64::from(ahead), "only ahead of time");
@@ -1057,20 +1057,20 @@ fn who_is_woken_ahead_of_time_is_woken_again() {
 #[test]
 fn each_poll_replaces_the_waker() {
     explore(3, || {
-        let lane = Lane::new(1);
+        let stream = StreamState::new(1);
         let (old, new) = (Bell::default(), Bell::default());
         let task = {
-            let (lane, old, new) = (lane.clone(), old.clone(), new.clone());
+            let (stream, old, new) = (stream.clone(), old.clone(), new.clone());
             thread::spawn(move || {
                 let mut wait = Wait::due(0);
-                let first = lane.poll_ticket(1, &mut wait, &old);
-                first.is_ready() || lane.poll_ticket(1, &mut wait, &new).is_ready()
+                let first = stream.poll_ticket(1, &mut wait, &old);
+                first.is_ready() || stream.poll_ticket(1, &mut wait, &new).is_ready()
             })
         };
-        lane.sweep();
+        stream.sweep();
         let ready = task.join().unwrap();
         assert!(ready || new.rang(), "the waker of the last poll was not woken");
-        assert!(!lane.queue.is_waited_for(), "a waiter was left");
+        assert!(!stream.queue.is_waited_for(), "a waiter was left");
     });
 }
 
@@ -1246,17 +1246,17 @@ struct WordMarks;
 impl Markable for WordMarks {
     type Context = Worded;
 
-    fn tail(&self, lane: &Worded) -> u64 {
-        lane.timeline.submitted()
+    fn tail(&self, stream: &Worded) -> u64 {
+        stream.timeline.submitted()
     }
 
-    fn mark_tail(&mut self, lane: &Worded) -> Option<u64> {
-        let tail = self.tail(lane);
-        if lane.timeline.is_complete(tail) {
+    fn mark_tail(&mut self, stream: &Worded) -> Option<u64> {
+        let tail = self.tail(stream);
+        if stream.timeline.is_complete(tail) {
             return Some(tail);
         }
-        lane.told.store(tail, Ordering::Relaxed);
-        lane.device.queue.lock().unwrap().push_back(Command::Word(tail));
+        stream.told.store(tail, Ordering::Relaxed);
+        stream.device.queue.lock().unwrap().push_back(Command::Word(tail));
         Some(tail)
     }
 }
@@ -1266,7 +1266,7 @@ impl Markable for WordMarks {
 #[test]
 fn a_word_line_is_reused_only_when_its_last_value_was_seen() {
     explore(3, || {
-        let lane = Arc::new(Worded {
+        let stream = Arc::new(Worded {
             timeline: Timeline::new(),
             device: Device::default(),
             reached: AtomicU64::new(0),
@@ -1274,41 +1274,41 @@ fn a_word_line_is_reused_only_when_its_last_value_was_seen() {
             told: AtomicU64::new(0),
         });
         let submission = Arc::new(SubmissionLock::new(WordMarks));
-        lane.timeline.publish(1);
+        stream.timeline.publish(1);
         let task = {
-            let (lane, submission) = (lane.clone(), submission.clone());
-            thread::spawn(move || submission.want(&lane, 1))
+            let (stream, submission) = (stream.clone(), submission.clone());
+            thread::spawn(move || submission.want(&stream, 1))
         };
         let device = {
-            let lane = lane.clone();
-            thread::spawn(move || lane.device.step(&lane.reached, Some(&lane.word)))
+            let stream = stream.clone();
+            thread::spawn(move || stream.device.step(&stream.reached, Some(&stream.word)))
         };
         // Another stream is ordered behind this one: `Turn::place_event`.
-        submission.with(&lane, |locked| {
-            let tail = lane.timeline.submitted();
-            if !lane.timeline.is_complete(tail) {
+        submission.with(&stream, |locked| {
+            let tail = stream.timeline.submitted();
+            if !stream.timeline.is_complete(tail) {
                 let event = Command::Event { ticket: tail, event: 0 };
-                lane.device.pending[0].fetch_add(1, Seen);
-                lane.device.queue.lock().unwrap().push_back(event);
+                stream.device.pending[0].fetch_add(1, Seen);
+                stream.device.queue.lock().unwrap().push_back(event);
                 locked.publish_mark(tail);
             }
         });
         task.join().unwrap();
-        // `Lane::ask`, then `Lane::drop`: nobody else has the lane any more, the device still may.
-        lane.timeline.complete(lane.word.load(Ordering::Acquire));
-        lane.timeline.complete(lane.reached.load(Ordering::Acquire));
-        let seen = lane.word.load(Ordering::Acquire);
-        let given_back = seen >= lane.told.load(Ordering::Relaxed);
+        // `StreamState::ask`, then `StreamState::drop`: nobody else has the stream any more, the device still may.
+        stream.timeline.complete(stream.word.load(Ordering::Acquire));
+        stream.timeline.complete(stream.reached.load(Ordering::Acquire));
+        let seen = stream.word.load(Ordering::Acquire);
+        let given_back = seen >= stream.told.load(Ordering::Relaxed);
         if given_back {
             // `Words::get`, for a stream that has submitted nothing.
-            lane.word.store(0, Ordering::Relaxed);
+            stream.word.store(0, Ordering::Relaxed);
         }
         device.join().unwrap();
-        lane.device.step(&lane.reached, Some(&lane.word));
-        lane.device.step(&lane.reached, Some(&lane.word));
+        stream.device.step(&stream.reached, Some(&stream.word));
+        stream.device.step(&stream.reached, Some(&stream.word));
         if given_back {
             assert_eq!(
-                lane.word.load(Ordering::Acquire),
+                stream.word.load(Ordering::Acquire),
                 0,
                 "a late write reached the next stream"
             );

@@ -80,11 +80,11 @@ impl<'s> Queue<'s> {
     ) -> Result<DeviceBuffer<T>, SubmitError> {
         role::check("submitting work")?;
         let bytes = bytes_of::<T>(len)? as u64;
-        let engine = self.lane.engine();
+        let engine = self.stream.engine();
         if bytes == 0 {
             engine.check_open()?;
             Claim::of_nothing(engine);
-            let nothing = Allocation::new(self.lane, (DevicePtr::NULL, 0), 0, 0, true);
+            let nothing = Allocation::new(self.stream, (DevicePtr::NULL, 0), 0, 0, true);
             return Ok(DeviceBuffer::new(nothing, len));
         }
         let mut claim = self.claim(bytes, false)?;
@@ -111,7 +111,7 @@ impl<'s> Queue<'s> {
         while again {
             drop(claim);
             let reach = Reach::of(engine)?;
-            let outlook = engine.outlook(self.lane, bytes, reach.bytes());
+            let outlook = engine.outlook(self.stream, bytes, reach.bytes());
             if matches!(outlook.prospect, Prospect::Never) {
                 return Err(reach.refusal(bytes, &outlook).into());
             }
@@ -127,19 +127,19 @@ impl<'s> Queue<'s> {
             Err(failed) if is_short(&failed) => {
                 drop(claim);
                 engine.account.lock().refuse(block(bytes));
-                return Err(MemoryInfo::out_of_memory(self.lane, bytes).into());
+                return Err(MemoryInfo::out_of_memory(self.stream, bytes).into());
             }
             Err(failed) => return Err(failed),
         };
         let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
-        let memory = Allocation::new(self.lane, memory, bytes, ticket, written);
-        op.told(self.lane, ticket);
+        let memory = Allocation::new(self.stream, memory, bytes, ticket, written);
+        op.told(self.stream, ticket);
         Ok(DeviceBuffer::new(memory, len))
     }
 
     fn claim(&self, bytes: u64, forced: bool) -> Result<Claim<'s>> {
-        let claim = Claim::new(self.lane, bytes, forced)?;
-        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.lane, bytes))
+        let claim = Claim::new(self.stream, bytes, forced)?;
+        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.stream, bytes))
     }
 
     fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {
@@ -147,7 +147,7 @@ impl<'s> Queue<'s> {
         let mut bytes = [0; 16];
         let Some(head) = bytes.get_mut(..source.len()) else {
             let what = "filling with elements of more than 16 bytes";
-            let device = self.lane.engine().label().to_owned();
+            let device = self.stream.engine().label().to_owned();
             return Err(ErrorDetail::Unsupported { what, device }.into());
         };
         head.copy_from_slice(source);

@@ -15,9 +15,9 @@ use super::queue::Queue;
 use crate::backend::StreamOptions;
 use crate::error::Result;
 use crate::memory::buffer::Span;
-use crate::memory::hazard::Use;
 use crate::memory::pinned_pool::PinnedBlock;
-use crate::runtime::stream_state::Lane;
+use crate::runtime::Point;
+use crate::runtime::stream_state::StreamState;
 use crate::submit::{Footprint, at, check_is_there, of_dependency, submit};
 use crate::thread::role;
 
@@ -35,8 +35,8 @@ impl Queue<'_> {
         to: &Span<'_>,
     ) -> Result<()> {
         let source = from.memory.engine();
-        let same_kind = source.backend.kind() == self.lane.engine().backend.kind();
-        let is_there = || check_is_there(self.lane.engine(), source);
+        let same_kind = source.backend.kind() == self.stream.engine().backend.kind();
+        let is_there = || check_is_there(self.stream.engine(), source);
         let reaches = || self.home.reaches(source);
         match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
             // Of another kind: refused with the right words.
@@ -47,7 +47,7 @@ impl Queue<'_> {
             Ok(_) => self
                 .copy_through_host(from, to)
                 // Perhaps this is the first to hear of the source's loss.
-                .map_err(|error| footprint.poison(of_dependency(self.lane.engine(), error))),
+                .map_err(|error| footprint.poison(of_dependency(self.stream.engine(), error))),
             Err(error) => Err(footprint.poison(error)),
         }
     }
@@ -55,14 +55,14 @@ impl Queue<'_> {
     fn copy_through_host(&self, from: &Span<'_>, to: &Span<'_>) -> Result<()> {
         let source = from.memory.engine();
         let bytes = to.range.end - to.range.start;
-        let relay = Lane::open(source, StreamOptions::default(), Some("relay".into()))?;
+        let relay = StreamState::open(source, StreamOptions::default(), Some("relay".into()))?;
         let block = || self.home.pinned.get(PART_BYTES.min(bytes as usize));
         let parts = bytes.div_ceil(PART_BYTES as u64) as usize;
         let blocks: Vec<Arc<PinnedBlock>> =
             (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
         // Waits between the two are for single parts and not for what lies behind them.
         source.set_exact();
-        self.lane.engine().set_exact();
+        self.stream.engine().set_exact();
         let mut emptied = [0; BLOCKS];
         for part in 0..parts {
             let start = (part * PART_BYTES) as u64;
@@ -74,8 +74,8 @@ impl Queue<'_> {
             // The destination's; only its host address is used here.
             down.lends_portable(block);
             if part >= BLOCKS {
-                let lane = self.lane.progress().clone();
-                down.comes_after(Use { lane, ticket: *emptied }, None);
+                let stream = self.stream.progress().clone();
+                down.comes_after(Point { stream, ticket: *emptied });
             }
             let (filled, ()) = submit(&relay, self.at, &mut down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), at(from).offset(start), part_bytes)?)
@@ -84,7 +84,7 @@ impl Queue<'_> {
             let mut up = Footprint::new("copy");
             up.overwrites(to);
             up.lends(block);
-            up.comes_after(Use { lane: relay.progress().clone(), ticket: filled }, None);
+            up.comes_after(Point { stream: relay.progress().clone(), ticket: filled });
             (*emptied, ()) = self.submit(&mut up, 1, |raw| {
                 Ok(raw.copy_to_device(at(to).offset(start), block.host(), part_bytes)?)
             })?;

@@ -23,14 +23,15 @@ use crate::batch::source::{Pool, Source, copied};
 use crate::device::home::Home;
 use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::event::{Event, Mark, Recorded};
+use crate::event::{Event, Mark};
 use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
-use crate::memory::hazard::Use;
 use crate::memory::pinned::PinnedBuffer;
 use crate::op::host_fn::HostFn;
 use crate::op::{HostValue, Op};
-use crate::runtime::stream_state::{Lane, LaneHandle};
+use crate::runtime::MarkedPoint;
+use crate::runtime::marker::Marker;
+use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
 use crate::submit::{
     Footprint, Raw, Refusal, SubmitError, at, check_can_wait, submit, wrong_device,
@@ -41,7 +42,7 @@ use crate::thread::role;
 ///
 /// It is not `Send`: a batch is put on its stream by one thread, in program order.
 pub struct Queue<'s> {
-    pub(super) lane: &'s Arc<LaneHandle>,
+    pub(super) stream: &'s Arc<StreamHandle>,
     pub(super) home: &'s Arc<Home>,
     /// The last ticket that this queue submitted; 0 before.
     last: Cell<u64>,
@@ -57,17 +58,17 @@ pub struct Queue<'s> {
 impl<'s> Queue<'s> {
     #[track_caller]
     pub(crate) fn new(
-        lane: &'s Arc<LaneHandle>,
+        stream: &'s Arc<StreamHandle>,
         home: &'s Arc<Home>,
         refused: Option<&'s Error>,
         lease: Option<&'s Lease>,
     ) -> Self {
         let at = Location::caller();
-        Queue { lane, home, last: Cell::new(0), refused, lease, at, not_send: PhantomData }
+        Queue { stream, home, last: Cell::new(0), refused, lease, at, not_send: PhantomData }
     }
 
-    pub(crate) fn lane(&self) -> &'s Arc<Lane> {
-        self.lane
+    pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
+        self.stream
     }
 
     /// Turns what the closure of a batch returned into its future.
@@ -77,14 +78,14 @@ impl<'s> Queue<'s> {
                 let Settled { value, points } = value.settle();
                 // Nothing was submitted, which would have failed.
                 if self.last.get() == 0
-                    && let Some(lost) = self.lane.engine().lost()
+                    && let Some(lost) = self.stream.engine().lost()
                 {
                     return Op::failed(lost.clone());
                 }
-                Op::at(points.reaching(self.lane, self.last.get()), value)
+                Op::at(points.reaching(self.stream, self.last.get()), value)
             }
             Err(error) => {
-                self.lane.release(self.last.get());
+                self.stream.release(self.last.get());
                 Op::failed(error)
             }
         }
@@ -98,7 +99,7 @@ impl<'s> Queue<'s> {
         match result {
             Ok(value) => self.finish(Ok(value)),
             Err(refused) => {
-                self.lane.release(self.last.get());
+                self.stream.release(self.last.get());
                 Op::refused(refused)
             }
         }
@@ -111,7 +112,7 @@ impl<'s> Queue<'s> {
         ticket: Result<u64, SubmitError>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
         match ticket {
-            Ok(ticket) => Ok(Lent::to(self.lane, ticket, HostValue::Here(pinned))),
+            Ok(ticket) => Ok(Lent::to(self.stream, ticket, HostValue::Here(pinned))),
             Err(failed) => Err(failed.hand_back(pinned)),
         }
     }
@@ -126,7 +127,7 @@ impl<'s> Queue<'s> {
     ) -> Result<(u64, R), SubmitError> {
         let op = footprint.name();
         let submitted = self.submit_untold(footprint, commands, calls)?;
-        op.told(self.lane, submitted.0);
+        op.told(self.stream, submitted.0);
         Ok(submitted)
     }
 
@@ -142,9 +143,9 @@ impl<'s> Queue<'s> {
             return Err(footprint.poison(error.clone()).into());
         }
         if self.last.get() != 0 {
-            self.lane.release(self.last.get());
+            self.stream.release(self.last.get());
         }
-        let submitted = submit(self.lane, self.at, footprint, commands, calls);
+        let submitted = submit(self.stream, self.at, footprint, commands, calls);
         if let Some(lease) = self.lease {
             match &submitted {
                 Ok((ticket, _)) => lease.submitted(*ticket),
@@ -317,18 +318,18 @@ impl<'s> Queue<'s> {
         if source_len != destination_len {
             return Err(footprint.poison(lengths("copy", source_len, destination_len)));
         }
-        if to.memory.engine().id != self.lane.engine().id {
+        if to.memory.engine().id != self.stream.engine().id {
             let found = to.memory.engine().clone();
             return Err(footprint.poison(wrong_device(
                 "the destination",
-                self.lane.engine(),
+                self.stream.engine(),
                 &found,
             )));
         }
         if from.range.is_empty() {
             return Ok(());
         }
-        if from.memory.engine().id != self.lane.engine().id {
+        if from.memory.engine().id != self.stream.engine().id {
             return self.copy_from_peer(&mut footprint, &from, &to);
         }
         self.submit(&mut footprint, 1, |raw| Ok(raw.copy(&to, &from)?))?;
@@ -343,7 +344,7 @@ impl<'s> Queue<'s> {
         &self,
         function: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Lent<R>> {
-        let host_fn = HostFn::new(self.lane.engine(), function);
+        let host_fn = HostFn::new(self.stream.engine(), function);
         let mut footprint = Footprint::new("host_fn");
         footprint.may_be_held_up();
         // While it is lent, the driver's share is not the last.
@@ -355,7 +356,7 @@ impl<'s> Queue<'s> {
         // Outside of the lock: it may drop the user's closure.
         let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
         let value = HostValue::Later(Box::new(move || Ok(host_fn.result())));
-        Ok(Lent::to(self.lane, ticket, value))
+        Ok(Lent::to(self.stream, ticket, value))
     }
 
     /// See [`Stream::record_timed`](crate::Stream::record_timed).
@@ -363,18 +364,18 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// A lost or closed device.
     pub fn record_timed(&self) -> Result<Event> {
-        Ok(Event::recorded(self.lane.engine(), self.mark_timed()?, true))
+        Ok(Event::recorded(self.stream.engine(), self.mark_timed()?, true))
     }
 
-    pub(crate) fn mark_timed(&self) -> Result<Recorded> {
+    pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
         role::check("submitting work")?;
-        let engine = self.lane.engine();
+        let engine = self.stream.engine();
         engine.check_open()?;
         let event = engine.timed_event().map_err(|code| engine.refused(code))?;
         let mut footprint = Footprint::new("record_timed");
         footprint.records(event.clone());
         let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
-        Ok(Recorded::new(self.lane, ticket, Some(event)))
+        Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))
     }
 
     /// Makes this stream wait for points of others.
@@ -383,10 +384,10 @@ impl<'s> Queue<'s> {
         let mut waits = false;
         let mut shared = Vec::new();
         for mark in marks {
-            let (point, event) = match mark {
-                Mark::Ticket { point, event } => (point, event),
+            let at = match mark {
+                Mark::Point(at) => at,
                 Mark::Shared(event) => {
-                    let (engine, theirs) = (self.lane.engine(), event.engine());
+                    let (engine, theirs) = (self.stream.engine(), event.engine());
                     check_can_wait(engine, &theirs.state)?;
                     // The driver's own crashes the process on a stream of another GPU.
                     if theirs.backend.ordinal() != engine.backend.ordinal() {
@@ -396,9 +397,10 @@ impl<'s> Queue<'s> {
                     continue;
                 }
             };
-            if point.lane.device().id != self.lane.engine().id || !point.is_complete() {
+            let point = &at.point;
+            if point.stream.device().id != self.stream.engine().id || !point.is_complete() {
                 waits = true;
-                footprint.comes_after(Use { lane: point.lane, ticket: point.ticket }, event);
+                footprint.comes_after(at);
             }
         }
         if !shared.is_empty() {

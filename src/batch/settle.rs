@@ -13,8 +13,9 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
-use crate::op::{HostValue, Point, Points};
-use crate::runtime::stream_state::Lane;
+use crate::op::{HostValue, Points};
+use crate::runtime::Point;
+use crate::runtime::stream_state::StreamState;
 
 /// A host value that is with the device until its operation is complete.
 ///
@@ -51,11 +52,11 @@ impl<T> Settled<T> {
 }
 
 impl<T> Lent<T> {
-    /// What is lent to ticket `ticket` of `lane`; to nothing if that is 0.
-    pub(crate) fn to(lane: &Arc<Lane>, ticket: u64, value: HostValue<T>) -> Self {
+    /// What is lent to ticket `ticket` of `stream`; to nothing if that is 0.
+    pub(crate) fn to(stream: &Arc<StreamState>, ticket: u64, value: HostValue<T>) -> Self {
         let points = match ticket {
             0 => Points::NONE,
-            _ => Points::One(Point { lane: lane.progress().clone(), ticket }),
+            _ => Points::One(Point { stream: stream.progress().clone(), ticket }),
         };
         Lent(Settled { value, points })
     }

@@ -11,14 +11,13 @@ use parking_lot::Mutex;
 
 use crate::backend::{RawStream, StreamOptions};
 use crate::error::Result;
-use crate::memory::hazard::Use;
 use crate::memory::pinned_pool::PinnedPool;
-use crate::runtime::stream_state::{Lane, LaneHandle};
-use crate::runtime::{Engine, Progress};
+use crate::runtime::stream_state::{StreamHandle, StreamState};
+use crate::runtime::{Engine, Point};
 use crate::thread::role;
 use crate::thread::worker::Crew;
 
-/// The homes with a lane of the current thread.
+/// The homes that have a stream for the current thread.
 struct Homes(RefCell<Vec<(ThreadId, Weak<Home>)>>);
 
 thread_local! {
@@ -28,8 +27,8 @@ thread_local! {
 impl Drop for Homes {
     fn drop(&mut self) {
         for (thread, home) in self.0.get_mut().drain(..) {
-            let lane = home.upgrade().and_then(|home| home.of_threads.lock().remove(&thread));
-            drop(lane);
+            let stream = home.upgrade().and_then(|home| home.of_threads.lock().remove(&thread));
+            drop(stream);
         }
     }
 }
@@ -44,11 +43,11 @@ pub(crate) struct Home {
     /// directly.
     peers: Mutex<Vec<(u64, bool)>>,
     /// The stream that the device has from the start.
-    pub(crate) default: Arc<LaneHandle>,
-    legacy: Mutex<Option<Arc<LaneHandle>>>,
+    pub(crate) default: Arc<StreamHandle>,
+    legacy: Mutex<Option<Arc<StreamHandle>>>,
     /// For tickets that stand for the whole device.
-    whole: Mutex<Option<Arc<LaneHandle>>>,
-    of_threads: Mutex<HashMap<ThreadId, Arc<LaneHandle>>>,
+    whole: Mutex<Option<Arc<StreamHandle>>>,
+    of_threads: Mutex<HashMap<ThreadId, Arc<StreamHandle>>>,
     /// One value of each type.
     loaded: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
@@ -61,7 +60,7 @@ impl Drop for Home {
 
 impl Home {
     pub(crate) fn new(engine: &Arc<Engine>) -> Result<Arc<Self>> {
-        let default = Lane::open(engine, StreamOptions::default(), Some("default".into()))?;
+        let default = StreamState::open(engine, StreamOptions::default(), Some("default".into()))?;
         let crew = Arc::new(Crew::new());
         if !engine.options.stepped {
             crew.start();
@@ -97,22 +96,23 @@ impl Home {
         Ok(direct)
     }
 
-    /// The lane over the legacy default stream.
-    pub(crate) fn legacy(&self) -> Result<Arc<LaneHandle>> {
+    /// The legacy default stream.
+    pub(crate) fn legacy(&self) -> Result<Arc<StreamHandle>> {
         let mut legacy = self.legacy.lock();
-        if let Some(lane) = &*legacy {
-            return Ok(lane.clone());
+        if let Some(stream) = &*legacy {
+            return Ok(stream.clone());
         }
         let (name, options) = (Some("legacy default".into()), RawStream::LEGACY_OPTIONS);
         // The driver's: nobody has to keep it.
-        let lane = Lane::open_foreign(&self.engine, RawStream::LEGACY, options, name, None)?;
-        Ok(legacy.insert(lane).clone())
+        let stream =
+            StreamState::open_foreign(&self.engine, RawStream::LEGACY, options, name, None)?;
+        Ok(legacy.insert(stream).clone())
     }
 
     /// Points that together stand for everything on the device: also for the work of others, if the
     /// device is open. Where the driver cannot tell of that, for theirs on streams that are ordered
     /// with the legacy default stream.
-    pub(crate) fn everything(&self) -> Result<Vec<Use<Arc<Progress>>>> {
+    pub(crate) fn everything(&self) -> Result<Vec<Point>> {
         role::check("waiting for a whole device")?;
         if self.engine.check_open().is_err() {
             return Ok(self.ours());
@@ -122,54 +122,56 @@ impl Home {
             self.legacy()?;
             return Ok(self.ours());
         }
-        let lane = self.whole_device()?;
-        if lane.mark_everything()?.is_none() {
+        let stream = self.whole_device()?;
+        if stream.mark_everything()?.is_none() {
             // Its tail is a point behind all of those.
             self.legacy()?;
         }
         Ok(self.ours())
     }
 
-    /// The tail of every lane.
-    pub(crate) fn ours(&self) -> Vec<Use<Arc<Progress>>> {
+    /// The tail of every stream.
+    pub(crate) fn ours(&self) -> Vec<Point> {
         if self.has_given_up_streams() {
             // What was recorded for the whole device waits for those.
             let whole = self.whole.lock().take();
             drop(whole);
         }
-        let lanes = self.engine.lanes().into_iter().filter(|lane| !lane.is_given_up());
-        lanes.map(|lane| Use { ticket: lane.tail(), lane: lane.progress().clone() }).collect()
+        let streams = self.engine.streams().into_iter().filter(|stream| !stream.is_given_up());
+        streams
+            .map(|stream| Point { ticket: stream.tail(), stream: stream.progress().clone() })
+            .collect()
     }
 
-    fn whole_device(&self) -> Result<Arc<LaneHandle>> {
+    fn whole_device(&self) -> Result<Arc<StreamHandle>> {
         let mut whole = self.whole.lock();
-        if let Some(lane) = &*whole {
-            return Ok(lane.clone());
+        if let Some(stream) = &*whole {
+            return Ok(stream.clone());
         }
-        Ok(whole.insert(Lane::open_whole(&self.engine)?).clone())
+        Ok(whole.insert(StreamState::open_whole(&self.engine)?).clone())
     }
 
     /// Whether there are streams that nobody has and that will never come to their end.
     fn has_given_up_streams(&self) -> bool {
         let gone = self.engine.has_given_up_streams();
-        gone || self.engine.lanes().iter().any(|lane| lane.is_given_up())
+        gone || self.engine.streams().iter().any(|stream| stream.is_given_up())
     }
 
     /// Streams that users know of.
     pub(crate) fn streams(&self) -> usize {
         let whole = usize::from(self.whole.lock().is_some());
-        self.engine.lanes().len() - whole
+        self.engine.streams().len() - whole
     }
 
-    /// The lane of the calling thread; it is let go when the thread ends.
-    pub(crate) fn of_this_thread(self: &Arc<Self>) -> Result<Arc<LaneHandle>> {
+    /// The stream of the calling thread; it is let go when the thread ends.
+    pub(crate) fn of_this_thread(self: &Arc<Self>) -> Result<Arc<StreamHandle>> {
         let this = thread::current();
-        if let Some(lane) = self.of_threads.lock().get(&this.id()) {
-            return Ok(lane.clone());
+        if let Some(stream) = self.of_threads.lock().get(&this.id()) {
+            return Ok(stream.clone());
         }
         let name = this.name().map(Box::from);
-        let lane = Lane::open(&self.engine, StreamOptions::default(), name)?;
-        let kept = self.of_threads.lock().entry(this.id()).or_insert(lane).clone();
+        let stream = StreamState::open(&self.engine, StreamOptions::default(), name)?;
+        let kept = self.of_threads.lock().entry(this.id()).or_insert(stream).clone();
         // On a thread that is about to end nobody would let go of it.
         let home = (this.id(), Arc::downgrade(self));
         let enter = |homes: &Homes| {

@@ -49,11 +49,11 @@ impl Device {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = self.engine();
-        let lanes = engine.lanes();
+        let streams = engine.streams();
         let mut in_flight = 0;
-        for lane in &lanes {
-            lane.ask_after_all();
-            in_flight += lane.in_flight();
+        for stream in &streams {
+            stream.ask_after_all();
+            in_flight += stream.in_flight();
         }
         engine.collect_freed();
         let memory = engine.account.lock().figures();

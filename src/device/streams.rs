@@ -4,7 +4,7 @@
 use super::Device;
 use crate::backend::StreamOptions;
 use crate::error::Result;
-use crate::runtime::stream_state::Lane;
+use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
 use crate::stream::scope;
 use crate::submit::wrong_device;
@@ -175,8 +175,8 @@ impl StreamBuilder<'_> {
     /// # Source
     /// `cuStreamCreateWithPriority`.
     pub fn build(self) -> Result<Stream> {
-        let lane = Lane::open(self.device.engine(), self.options, self.name)?;
-        Ok(Stream::new(lane, self.device.home.clone()))
+        let stream = StreamState::open(self.device.engine(), self.options, self.name)?;
+        Ok(Stream::new(stream, self.device.home.clone()))
     }
 }
 

@@ -16,9 +16,10 @@ use parking_lot::Mutex;
 
 use crate::backend::DevicePtr;
 use crate::error::Error;
-use crate::memory::hazard::{Content, Hazards, Track, Use};
+use crate::memory::hazard::{Content, Hazards};
+use crate::memory::point::{Point, Track};
 use crate::memory::reclaim::retired::Remnant;
-use crate::runtime::stream_state::LaneHandle;
+use crate::runtime::stream_state::StreamHandle;
 use crate::runtime::{Engine, Progress};
 
 /// Every backend aligns allocations to at least so many bytes.
@@ -43,7 +44,7 @@ pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
 /// Device memory, its home stream and its hazards.
 pub(crate) struct Allocation {
-    home: Arc<LaneHandle>,
+    home: Arc<StreamHandle>,
     ptr: DevicePtr,
     bytes: u64,
     /// What is held for it.
@@ -57,14 +58,14 @@ impl Allocation {
     /// Memory that ticket `ticket` of `home` made, and that the caller counted: a block of which the
     /// buffer has `bytes`.
     pub(crate) fn new(
-        home: &Arc<LaneHandle>,
+        home: &Arc<StreamHandle>,
         (ptr, block): (DevicePtr, u64),
         bytes: u64,
         ticket: u64,
         written: bool,
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
-        let writer = (bytes > 0).then(|| Use { lane: home.progress().clone(), ticket });
+        let writer = (bytes > 0).then(|| Point { stream: home.progress().clone(), ticket });
         Allocation {
             home: home.clone(),
             ptr,
@@ -110,7 +111,7 @@ impl Drop for Allocation {
         let engine = self.home.engine();
         let users = self.hazards.get_mut().users();
         let home_only =
-            users.iter().all(|used| used.lane.id() == self.home.id() || used.is_complete());
+            users.iter().all(|used| used.stream.id() == self.home.id() || used.is_complete());
         if self.bytes == 0 || engine.lost().is_some() || crate::thread::exit::begun() {
             engine.account.lock().abandon(self.block);
             return;

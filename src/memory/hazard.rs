@@ -28,26 +28,7 @@ use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
 
-/// A stream, as far as hazards need to know it.
-pub(crate) trait Track: Clone {
-    fn id(&self) -> u64;
-    /// Whether `ticket` is known to be complete: who comes after it waits for nothing then.
-    fn is_complete(&self, ticket: u64) -> bool;
-}
-
-/// One use: the stream, or how far it is, and the ticket of the operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Use<L> {
-    pub(crate) lane: L,
-    pub(crate) ticket: u64,
-}
-
-impl<L: Track> Use<L> {
-    /// Whether it is known to be complete.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.lane.is_complete(self.ticket)
-    }
-}
+use super::point::{Point, Track};
 
 /// What an operation does to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,41 +57,41 @@ pub(crate) enum Content<P> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Tracked<L, P> {
+struct Tracked<S, P> {
     end: u64,
-    writer: Option<Use<L>>,
-    readers: SmallVec<[Use<L>; 2]>,
+    writer: Option<Point<S>>,
+    readers: SmallVec<[Point<S>; 2]>,
     content: Content<P>,
 }
 
 /// The uses of one allocation.
 #[derive(Clone, Debug)]
-pub(crate) struct Hazards<L, P> {
-    spans: SmallVec<[Tracked<L, P>; 1]>,
+pub(crate) struct Hazards<S, P> {
+    spans: SmallVec<[Tracked<S, P>; 1]>,
 }
 
-impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
+impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
     /// An allocation of `len` bytes; `writer` is the operation that made it.
-    pub(crate) fn new(len: u64, writer: Option<Use<L>>, content: Content<P>) -> Self {
+    pub(crate) fn new(len: u64, writer: Option<Point<S>>, content: Content<P>) -> Self {
         Hazards {
             spans: smallvec![Tracked { end: len, writer, readers: SmallVec::new(), content }],
         }
     }
 
-    /// Calls `visit` for each use on another stream than `lane` that a new use must wait for.
+    /// Calls `visit` for each use on another stream than `stream` that a new use must wait for.
     pub(crate) fn dependencies(
         &self,
         range: &Range<u64>,
         mode: Mode,
-        lane: u64,
-        mut visit: impl FnMut(&Use<L>),
+        stream: u64,
+        mut visit: impl FnMut(&Point<S>),
     ) {
         for span in self.overlapping(range) {
-            if let Some(writer) = span.writer.as_ref().filter(|w| w.lane.id() != lane) {
+            if let Some(writer) = span.writer.as_ref().filter(|w| w.stream.id() != stream) {
                 visit(writer);
             }
             if mode.writes() {
-                span.readers.iter().filter(|r| r.lane.id() != lane).for_each(&mut visit);
+                span.readers.iter().filter(|r| r.stream.id() != stream).for_each(&mut visit);
             }
         }
     }
@@ -128,8 +109,8 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
         None
     }
 
-    /// Enters a use by `ticket` of `lane`.
-    pub(crate) fn record(&mut self, range: &Range<u64>, mode: Mode, lane: &L, ticket: u64) {
+    /// Enters a use by `ticket` of `stream`.
+    pub(crate) fn record(&mut self, range: &Range<u64>, mode: Mode, stream: &S, ticket: u64) {
         if range.is_empty() {
             return;
         }
@@ -138,12 +119,12 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
             && range.start == 0
             && range.end == span.end
         {
-            span.record(mode, lane, ticket);
+            span.record(mode, stream, ticket);
             return;
         }
         let (first, last) = self.cut(range);
         for span in &mut self.spans[first..last] {
-            span.record(mode, lane, ticket);
+            span.record(mode, stream, ticket);
         }
         self.merge();
     }
@@ -161,11 +142,11 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
     }
 
     /// Every stream that used the allocation, with its highest ticket.
-    pub(crate) fn users(&self) -> SmallVec<[Use<L>; 2]> {
-        let mut users: SmallVec<[Use<L>; 2]> = SmallVec::new();
+    pub(crate) fn users(&self) -> SmallVec<[Point<S>; 2]> {
+        let mut users: SmallVec<[Point<S>; 2]> = SmallVec::new();
         for span in &self.spans {
             for used in span.writer.iter().chain(&span.readers) {
-                match users.iter_mut().find(|u| u.lane.id() == used.lane.id()) {
+                match users.iter_mut().find(|u| u.stream.id() == used.stream.id()) {
                     Some(known) => known.ticket = known.ticket.max(used.ticket),
                     None => users.push(used.clone()),
                 }
@@ -181,7 +162,7 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
         self.spans.iter().map(|span| span.end)
     }
 
-    fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Tracked<L, P>> {
+    fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Tracked<S, P>> {
         let mut start = 0;
         self.spans.iter().filter(move |span| {
             let overlaps = start < range.end && range.start < span.end && !range.is_empty();
@@ -233,12 +214,12 @@ impl<L: Track + PartialEq, P: Clone + PartialEq> Hazards<L, P> {
     }
 }
 
-impl<L: Track, P> Tracked<L, P> {
-    fn record(&mut self, mode: Mode, lane: &L, ticket: u64) {
+impl<S: Track, P> Tracked<S, P> {
+    fn record(&mut self, mode: Mode, stream: &S, ticket: u64) {
         if mode.writes() {
             match &mut self.writer {
-                Some(writer) if writer.lane.id() == lane.id() => writer.ticket = ticket,
-                writer => *writer = Some(Use { lane: lane.clone(), ticket }),
+                Some(writer) if writer.stream.id() == stream.id() => writer.ticket = ticket,
+                writer => *writer = Some(Point { stream: stream.clone(), ticket }),
             }
             self.readers.clear();
             if mode == Mode::Overwrite {
@@ -246,14 +227,14 @@ impl<L: Track, P> Tracked<L, P> {
             }
             return;
         }
-        match self.readers.iter().position(|reader| reader.lane.id() == lane.id()) {
+        match self.readers.iter().position(|reader| reader.stream.id() == stream.id()) {
             Some(0) => self.readers[0].ticket = ticket,
             // Asking costs a look at each stream: while the first of them reads, it is left alone.
             Some(at) if !self.readers[0].is_complete() => self.readers[at].ticket = ticket,
             _ => {
                 self.readers
-                    .retain(|reader| reader.lane.id() != lane.id() && !reader.is_complete());
-                self.readers.push(Use { lane: lane.clone(), ticket });
+                    .retain(|reader| reader.stream.id() != stream.id() && !reader.is_complete());
+                self.readers.push(Point { stream: stream.clone(), ticket });
                 self.writer.take_if(|writer| writer.is_complete());
             }
         }

@@ -10,7 +10,8 @@ use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable};
 use crate::memory::frozen::Frozen;
 use crate::memory::hazard::Mode;
-use crate::op::{HostValue, Op, Point};
+use crate::op::{HostValue, Op};
+use crate::runtime::Point;
 use crate::submit::Footprint;
 
 /// The id of no stream.
@@ -45,7 +46,7 @@ impl<T: Element> DeviceBuffer<T> {
         all.memory.with_hazards(|hazards| {
             hazards.dependencies(&all.range, Mode::Read, NOBODY, |used| {
                 if !used.is_complete() {
-                    writers.push(Point { lane: used.lane.clone(), ticket: used.ticket });
+                    writers.push(used.clone());
                 }
             });
         });

@@ -6,16 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::error::Result;
-use crate::memory::hazard::Track;
-use crate::runtime::Progress;
-use crate::runtime::stream_state::{Lane, WaitState};
-
-/// A point on a stream.
-#[derive(Clone)]
-pub(crate) struct Point {
-    pub(crate) lane: Arc<Progress>,
-    pub(crate) ticket: u64,
-}
+use crate::memory::point::Track;
+use crate::runtime::Point;
+use crate::runtime::stream_state::{StreamState, WaitState};
 
 /// Points of streams, the highest of each.
 pub(crate) enum Points {
@@ -27,7 +20,7 @@ impl fmt::Display for Points {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, point) in self.as_slice().iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
-            write!(f, "{comma}ticket {} of {:?}", point.ticket, point.lane)?;
+            write!(f, "{comma}ticket {} of {:?}", point.ticket, point.stream)?;
         }
         Ok(())
     }
@@ -43,28 +36,28 @@ impl Points {
         }
     }
 
-    /// These and a ticket of `lane`, whose stream is not cloned where it is among them already. Ticket
+    /// These and a ticket of `stream`, which is not cloned where it is among them already. Ticket
     /// 0 is in front of all work: it adds nothing to others.
     #[inline]
-    pub(crate) fn reaching(self, lane: &Arc<Lane>, ticket: u64) -> Points {
+    pub(crate) fn reaching(self, stream: &Arc<StreamState>, ticket: u64) -> Points {
         match self {
             Points::Many(points) if points.is_empty() => {
-                Points::One(Point { lane: lane.progress().clone(), ticket })
+                Points::One(Point { stream: stream.progress().clone(), ticket })
             }
             mut points => {
-                points.reach(lane, ticket);
+                points.reach(stream, ticket);
                 points
             }
         }
     }
 
-    fn reach(&mut self, lane: &Arc<Lane>, ticket: u64) {
+    fn reach(&mut self, stream: &Arc<StreamState>, ticket: u64) {
         if ticket == 0 {
             return;
         }
-        match self.on(lane.id()) {
+        match self.on(stream.id()) {
             Some(known) => known.ticket = known.ticket.max(ticket),
-            None => self.push(Point { lane: lane.progress().clone(), ticket }),
+            None => self.push(Point { stream: stream.progress().clone(), ticket }),
         }
     }
 
@@ -76,19 +69,19 @@ impl Points {
     }
 
     pub(super) fn add(&mut self, point: Point) {
-        match self.on(point.lane.id()) {
+        match self.on(point.stream.id()) {
             Some(known) => known.ticket = known.ticket.max(point.ticket),
             None => self.push(point),
         }
     }
 
     /// The point on a stream.
-    fn on(&mut self, lane: u64) -> Option<&mut Point> {
+    fn on(&mut self, stream: u64) -> Option<&mut Point> {
         let points = match self {
             Points::One(point) => std::slice::from_mut(point),
             Points::Many(points) => points,
         };
-        points.iter_mut().find(|point| point.lane.id() == lane)
+        points.iter_mut().find(|point| point.stream.id() == stream)
     }
 
     fn push(&mut self, point: Point) {
@@ -124,32 +117,28 @@ impl Points {
 }
 
 impl Point {
-    pub(crate) fn is_complete(&self) -> bool {
-        self.lane.is_complete(self.ticket)
-    }
-
     /// Whether it is complete or never will be, by asking the device.
     pub(super) fn ask(&self) -> bool {
-        self.lane.ask(self.ticket);
-        self.lane.is_settled(self.ticket)
+        self.stream.ask(self.ticket);
+        self.stream.is_settled(self.ticket)
     }
 
     fn poll(&self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        match self.lane.lane() {
-            Some(lane) => lane.poll_ticket(self.ticket, wait, cx),
+        match self.stream.stream() {
+            Some(stream) => stream.poll_ticket(self.ticket, wait, cx),
             // What it waited with went with the stream.
             None => {
-                wait.forget_gone(self.lane.device());
-                Poll::Ready(self.lane.outcome(self.ticket))
+                wait.forget_gone(self.stream.device());
+                Poll::Ready(self.stream.outcome(self.ticket))
             }
         }
     }
 
     /// Stops waiting.
     pub(super) fn forget(&self, wait: &mut WaitState) {
-        match self.lane.lane() {
-            Some(lane) => lane.forget(wait),
-            None => wait.forget_gone(self.lane.device()),
+        match self.stream.stream() {
+            Some(stream) => stream.forget(wait),
+            None => wait.forget_gone(self.stream.device()),
         }
     }
 }

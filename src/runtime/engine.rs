@@ -216,23 +216,23 @@ impl<S: DeviceStream> Engine<S> {
         &self.state.label
     }
 
-    pub(crate) fn add_stream(&self, lane: &Arc<S>) {
-        self.registry.insert(lane.progress().id, Arc::downgrade(lane));
+    pub(crate) fn add_stream(&self, stream: &Arc<S>) {
+        self.registry.insert(stream.progress().id, Arc::downgrade(stream));
     }
 
-    /// Removes a lane that is being dropped.
+    /// Removes a stream that is being dropped.
     pub(crate) fn remove_stream(&self, id: u64) {
         self.registry.remove(id);
     }
 
-    /// Hands a lane to the poller, unless that has ended.
-    pub(crate) fn hand_over(&self, lane: Arc<S>) {
-        if self.registry.hand_over(lane) {
+    /// Hands a stream to the poller, unless that has ended.
+    pub(crate) fn hand_over(&self, stream: Arc<S>) {
+        if self.registry.hand_over(stream) {
             self.attention.call();
         }
     }
 
-    /// Takes the lanes that were handed over; true if there were any.
+    /// Takes the streams that were handed over; true if there were any.
     pub(crate) fn take_handed_over(&self, into: &mut Vec<Arc<S>>) -> bool {
         self.registry.take_handed_over(into)
     }
@@ -242,8 +242,8 @@ impl<S: DeviceStream> Engine<S> {
         self.registry.let_go_of_all();
     }
 
-    pub(crate) fn lanes(&self) -> Vec<Arc<S>> {
-        self.registry.lanes()
+    pub(crate) fn streams(&self) -> Vec<Arc<S>> {
+        self.registry.streams()
     }
 
     /// How long the poller rests between two rounds, at least, in nanoseconds.

@@ -17,7 +17,7 @@ use super::exit;
 use super::protocol::cadence;
 use super::protocol::park::Rounds;
 use super::registry;
-use super::stream_state::Lane;
+use super::stream_state::StreamState;
 use crate::error::{DriverCode, Result};
 use crate::runtime::coop;
 use crate::system;
@@ -51,7 +51,7 @@ enum NextRound {
 const SPIN_NS: u64 = 3_000;
 
 struct Poller {
-    active: Vec<Arc<Lane>>,
+    active: Vec<Arc<StreamState>>,
     last_progress: u64,
     last_press: u64,
     last_probe: u64,
@@ -102,7 +102,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
             NextRound::End => break,
         }
     }
-    // Lanes keep their engine, and that keeps those that were handed over.
+    // Streams keep their engine, and that keeps those that were handed over.
     if let Some(engine) = engine.upgrade() {
         engine.let_go_of_all();
     }
@@ -143,18 +143,18 @@ impl Poller {
         until.map_or(NextRound::Again, NextRound::Park)
     }
 
-    /// Looks at every lane that is due, and whether the device is lost; true if anything moved.
+    /// Looks at every stream that is due, and whether the device is lost; true if anything moved.
     fn round(&mut self, engine: &Arc<Engine>) -> bool {
-        // Here, and so once more after the poller announced its sleep: there may be no lane.
+        // Here, and so once more after the poller announced its sleep: there may be no stream.
         engine.mourn();
         engine.wake_reclaimers();
         let mut moved = engine.take_handed_over(&mut self.active);
         let now = engine.now();
         engine.deadlines.wake_due(now);
         let mut visited = false;
-        for lane in self.active.iter().filter(|lane| lane.next_look() <= now) {
+        for stream in self.active.iter().filter(|stream| stream.next_look() <= now) {
             visited = true;
-            moved |= lane.visit(now);
+            moved |= stream.visit(now);
         }
         if visited {
             engine.spent(engine.now() - now);
@@ -173,8 +173,8 @@ impl Poller {
     fn next_look(&mut self, engine: &Arc<Engine>, now: u64, attention: &Attention) -> u64 {
         let lingers_ns = attention.lingers_ns();
         // Nobody will use them again.
-        self.active.retain(|lane| !(lane.is_deserted() && lane.deactivate()));
-        let waited_for = self.active.iter().any(|lane| lane.has_waiters());
+        self.active.retain(|stream| !(stream.is_deserted() && stream.deactivate()));
+        let waited_for = self.active.iter().any(|stream| stream.has_waiters());
         let owes = self.owes(engine);
         if waited_for || owes {
             // Words and doorbells say nothing of a device that died; a query does.
@@ -183,7 +183,7 @@ impl Poller {
                 engine.check_health().ok();
             }
         } else if now >= self.last_progress + lingers_ns {
-            self.active.retain(|lane| !lane.deactivate());
+            self.active.retain(|stream| !stream.deactivate());
             engine.state.backlog.forget();
         }
         attention.looked(!(waited_for || owes || self.active.is_empty()));
@@ -193,8 +193,8 @@ impl Poller {
             (false, false) if self.active.is_empty() => return self.next_watch(engine, now),
             (false, false) => now + lingers_ns,
         };
-        for lane in &self.active {
-            until = until.min(lane.next_look());
+        for stream in &self.active {
+            until = until.min(stream.next_look());
         }
         until
     }
@@ -219,16 +219,16 @@ impl Poller {
 
     /// Whether memory waits to be taken back or freed.
     fn owes(&self, engine: &Engine) -> bool {
-        engine.has_retired() || self.active.iter().any(|lane| lane.has_dues())
+        engine.has_retired() || self.active.iter().any(|stream| stream.has_dues())
     }
 
     /// Takes back what was lent and frees what was retired, and places the markers that this needs.
     /// True if anything moved.
     fn press(&mut self, engine: &Arc<Engine>) -> bool {
         let mut moved = false;
-        for lane in self.active.iter().filter(|lane| lane.has_dues()) {
-            moved |= lane.sweep();
-            lane.press();
+        for stream in self.active.iter().filter(|stream| stream.has_dues()) {
+            moved |= stream.sweep();
+            stream.press();
         }
         moved |= engine.sweep_retired(false);
         engine.sweep_retired(true) || moved

@@ -24,16 +24,16 @@ use std::sync::{Arc, OnceLock, Weak};
 use super::device_state::DeviceState;
 use super::protocol::timeline::Timeline;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::hazard::Track;
+use crate::memory::point::Track;
 
 /// A stream's id, its tickets, and the way to it while it is there.
 pub(crate) struct Progress<S> {
     pub(super) id: u64,
     pub(super) timeline: Timeline,
     pub(super) device: Arc<DeviceState>,
-    pub(super) lane: Weak<S>,
+    pub(super) stream: Weak<S>,
     /// Whether the stream waits for another device, as far as is known. Written under the lock of the
-    /// lane's list of those waits.
+    /// stream's list of those waits.
     pub(super) waits_for_others: AtomicBool,
     /// Why the stream gets nowhere any more, though its device works. Set before the stream goes for that.
     pub(super) stuck: OnceLock<Error>,
@@ -93,8 +93,8 @@ impl<S> Progress<S> {
     }
 
     /// The stream, unless it is gone.
-    pub(crate) fn lane(&self) -> Option<Arc<S>> {
-        self.lane.upgrade()
+    pub(crate) fn stream(&self) -> Option<Arc<S>> {
+        self.stream.upgrade()
     }
 
     /// What became of `ticket`, as far as it is known.
@@ -102,8 +102,8 @@ impl<S> Progress<S> {
         if self.is_complete(ticket) {
             return Standing::Complete;
         }
-        match self.lane() {
-            Some(lane) => Standing::Pending(lane),
+        match self.stream() {
+            Some(stream) => Standing::Pending(stream),
             None => self.outcome(ticket).map_or_else(Standing::Never, |()| Standing::Complete),
         }
     }
@@ -148,14 +148,14 @@ impl<S: PointStream> Progress<S> {
         }
         match self.standing(ticket) {
             Standing::Complete => Ok(None),
-            Standing::Pending(lane) => Ok(Some(lane)),
+            Standing::Pending(stream) => Ok(Some(stream)),
             Standing::Never(error) => Err(error),
         }
     }
 
     /// The same, also if one is lost that this one waits for.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
-        let transitive = || self.lane().and_then(|lane| lane.dependency_lost(ticket));
+        let transitive = || self.stream().and_then(|stream| stream.dependency_lost(ticket));
         self.lost_before(ticket).or_else(transitive)
     }
 
@@ -167,7 +167,7 @@ impl<S: PointStream> Progress<S> {
     /// Whether `ticket` is complete or never will be.
     pub(crate) fn is_settled(&self, ticket: u64) -> bool {
         match self.standing(ticket) {
-            Standing::Pending(lane) => lane.is_settled(ticket),
+            Standing::Pending(stream) => stream.is_settled(ticket),
             Standing::Complete | Standing::Never(_) => true,
         }
     }
@@ -175,8 +175,8 @@ impl<S: PointStream> Progress<S> {
     /// Asks the device how far the stream is, if `ticket` is not known to be complete, or has the poller
     /// ask where no driver call may be made. Never blocks.
     pub(crate) fn ask(&self, ticket: u64) {
-        if let Standing::Pending(lane) = self.standing(ticket) {
-            lane.ask_after(ticket);
+        if let Standing::Pending(stream) = self.standing(ticket) {
+            stream.ask_after(ticket);
         }
     }
 }
@@ -199,8 +199,8 @@ impl<S> PartialEq for Progress<S> {
 
 impl<S: fmt::Debug> fmt::Debug for Progress<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.lane() {
-            Some(lane) => lane.fmt(f),
+        match self.stream() {
+            Some(stream) => stream.fmt(f),
             None => write!(f, "stream {} of {}", self.id, self.device.label),
         }
     }

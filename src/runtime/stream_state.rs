@@ -1,16 +1,16 @@
 //! One stream, as the completion engine sees it.
 //!
-//! A lane ties the pure parts to a driver stream: the timeline, the submission lock, the markers
+//! [`StreamState`] ties the pure parts to a driver stream: the timeline, the submission lock, the markers
 //! behind it, the waiters in front of it, and the host memory lent to it.
 //!
 //! | who | does | through | in |
 //! |---|---|---|---|
-//! | a submitter | takes the lock, issues a ticket, makes driver calls | [`Lane::with`] | [`submitter`] |
-//! | a future | looks, yields, registers | [`Lane::poll_ticket`] | [`poll`] |
-//! | anybody | asks the driver, raises `completed`, wakes | [`Lane::sweep`] | [`look`] |
-//! | the poller | looks when the work may be complete | [`Lane::visit`] | [`visit`] |
-//! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`Lane::free_in_order`] | [`freed`] |
-//! | an allocation | uses again what the stream gave up | [`Lane::reuse`], [`Lane::take_freed`] | [`freed`] |
+//! | a submitter | takes the lock, issues a ticket, makes driver calls | [`StreamState::with`] | [`submitter`] |
+//! | a future | looks, yields, registers | [`StreamState::poll_ticket`] | [`poll`] |
+//! | anybody | asks the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
+//! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`visit`] |
+//! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`StreamState::free_in_order`] | [`freed`] |
+//! | an allocation | uses again what the stream gave up | [`StreamState::reuse`], [`StreamState::take_freed`] | [`freed`] |
 //!
 //! Locks, in the order in which they may be held together: submission lock, then one of
 //! `markers`, `lent`, `deferred`, `block_cache`, `freed`; then the device's account. The lock of `queue` is
@@ -35,7 +35,7 @@ use std::task::Waker;
 use parking_lot::Mutex;
 
 use self::freed::Freed;
-pub(crate) use self::handle::LaneHandle;
+pub(crate) use self::handle::StreamHandle;
 use self::lent::LentMemory;
 pub(crate) use self::lent::{Callback, LentBlock, Payload};
 pub(crate) use self::poll::WaitState;
@@ -44,6 +44,7 @@ pub(crate) use self::submitter::Turn;
 use super::counted::{Counted, Length};
 use super::engine::Engine;
 use super::event_pool::EventHandle;
+use super::marker::Marker;
 use super::progress::Progress;
 use super::protocol::cadence;
 use super::protocol::estimator::Estimator;
@@ -55,7 +56,6 @@ use super::words::Word;
 use crate::backend::{RawStream, StreamOptions};
 use crate::error::{DriverCode, Result};
 use crate::memory::block_cache::BlockCache;
-use crate::memory::hazard::Use;
 use crate::memory::reclaim::retired::{Block, Remnant};
 use crate::thread::contain;
 use crate::thread::role;
@@ -66,14 +66,14 @@ const EVENTS_IN_STOCK: usize = 8;
 /// No value that a word will have: whether it is still to be written is not known.
 const UNKNOWN: u64 = u64::MAX;
 
-pub(crate) struct Lane {
-    progress: Arc<Progress<Lane>>,
-    engine: Arc<Engine<Lane>>,
-    stream: RawStream,
+pub(crate) struct StreamState {
+    progress: Arc<Progress<StreamState>>,
+    engine: Arc<Engine<StreamState>>,
+    raw: RawStream,
     /// What its driver stream is.
     options: StreamOptions,
     name: Option<Box<str>>,
-    /// The stream is the lane's to destroy.
+    /// The driver stream is ours to destroy.
     owned: bool,
     /// What keeps it otherwise, if anything has to.
     owner: Option<Owner>,
@@ -97,27 +97,24 @@ pub(crate) struct Lane {
     /// The highest ticket behind which a doorbell was armed.
     armed: AtomicU64,
     pace: Pace,
-    /// Waits for streams of other devices, by the ticket that waits.
-    foreign: Mutex<Vec<ForeignWait>>,
+    /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
+    /// device that does.
+    foreign: Mutex<Vec<(u64, Point)>>,
 }
+
+/// A point on a stream of this device or another.
+type Point = crate::memory::point::Point<Arc<Progress<StreamState>>>;
 
 /// What keeps a stream of somebody else's.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
-/// Whose a lane's driver stream is.
+/// Whose the driver stream is.
 enum Origin {
     Ours,
     /// Of somebody who puts work on it as well.
     Shared(Option<Owner>),
     /// The engine's.
     Engine,
-}
-
-/// Ticket `ticket` and all behind it wait for another device: for a stream of it, or for one of this
-/// device that does.
-struct ForeignWait {
-    ticket: u64,
-    on: Use<Arc<Progress<Lane>>>,
 }
 
 /// When the stream's work was waited for, looked at, and how long it took; times of the engine's
@@ -152,27 +149,22 @@ impl Length for Markers {
     }
 }
 
-struct Marker {
-    ticket: u64,
-    event: EventHandle,
-}
-
-impl Lane {
-    /// A lane with a stream of its own.
+impl StreamState {
+    /// One with a driver stream of its own.
     pub(crate) fn open(
-        engine: &Arc<Engine<Lane>>,
+        engine: &Arc<Engine<StreamState>>,
         options: StreamOptions,
         name: Option<Box<str>>,
-    ) -> Result<Arc<LaneHandle>> {
+    ) -> Result<Arc<StreamHandle>> {
         role::check("making a stream")?;
         engine.check_open()?;
         let backend = &*engine.backend;
-        let stream = backend.stream_create(options).map_err(|code| engine.refused(code))?;
+        let raw = backend.stream_create(options).map_err(|code| engine.refused(code))?;
         let made = || {
             let mut options = options;
             if options.priority != 0 {
                 // SAFETY: the stream was made just now.
-                options.priority = unsafe { backend.stream_info(stream) }?.priority;
+                options.priority = unsafe { backend.stream_info(raw) }?.priority;
             }
             let mode = engine.options.completion;
             let word = match mode.may_use_words() && backend.limits().words {
@@ -188,43 +180,43 @@ impl Lane {
         };
         let (options, word) = made().map_err(|code| {
             // SAFETY: the stream was made just now, and nobody else has it.
-            let _ = unsafe { backend.stream_destroy(stream) };
+            let _ = unsafe { backend.stream_destroy(raw) };
             engine.refused(code)
         })?;
-        let lane = Lane::over(engine, stream, options, name, word, Origin::Ours);
-        lane.stock_events(EVENTS_IN_STOCK);
-        Ok(lane)
+        let stream = StreamState::over(engine, raw, options, name, word, Origin::Ours);
+        stream.stock_events(EVENTS_IN_STOCK);
+        Ok(stream)
     }
 
-    /// A lane over a stream of somebody else's, which `owner` keeps if that is needed. It uses events
+    /// One over somebody else's driver stream, which `owner` keeps if that is needed. It uses events
     /// alone: a word of ours would be ordered with work that we know nothing of.
     pub(crate) fn open_foreign(
-        engine: &Arc<Engine<Lane>>,
-        stream: RawStream,
+        engine: &Arc<Engine<StreamState>>,
+        raw: RawStream,
         options: StreamOptions,
         name: Option<Box<str>>,
         owner: Option<Owner>,
-    ) -> Result<Arc<LaneHandle>> {
+    ) -> Result<Arc<StreamHandle>> {
         engine.check_open()?;
-        Ok(Lane::over(engine, stream, options, name, None, Origin::Shared(owner)))
+        Ok(StreamState::over(engine, raw, options, name, None, Origin::Shared(owner)))
     }
 
-    /// A lane for [`mark_everything`](Self::mark_everything). It has the engine's own stream, on
+    /// One for [`mark_everything`](Self::mark_everything). It has the engine's own driver stream, on
     /// which nothing is put here, and leaves it to the engine.
-    pub(crate) fn open_whole(engine: &Arc<Engine<Lane>>) -> Result<Arc<LaneHandle>> {
+    pub(crate) fn open_whole(engine: &Arc<Engine<StreamState>>) -> Result<Arc<StreamHandle>> {
         engine.check_open()?;
-        let (stream, name) = (engine.private, Some("whole device".into()));
-        Ok(Lane::over(engine, stream, StreamOptions::default(), name, None, Origin::Engine))
+        let (raw, name) = (engine.private, Some("whole device".into()));
+        Ok(StreamState::over(engine, raw, StreamOptions::default(), name, None, Origin::Engine))
     }
 
     fn over(
-        engine: &Arc<Engine<Lane>>,
-        stream: RawStream,
+        engine: &Arc<Engine<StreamState>>,
+        raw: RawStream,
         options: StreamOptions,
         name: Option<Box<str>>,
         word: Option<Word>,
         origin: Origin,
-    ) -> Arc<LaneHandle> {
+    ) -> Arc<StreamHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let (owned, shared, owner) = match origin {
             Origin::Ours => (true, false, None),
@@ -233,18 +225,18 @@ impl Lane {
         };
         // ORDERING: Relaxed: only uniqueness matters.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let progress = |lane: &Weak<Lane>| Progress {
+        let progress = |stream: &Weak<StreamState>| Progress {
             id,
             timeline: Timeline::new(),
             device: engine.state.clone(),
-            lane: lane.clone(),
+            stream: stream.clone(),
             waits_for_others: AtomicBool::new(false),
             stuck: OnceLock::new(),
         };
-        let lane = Arc::new_cyclic(|this| Lane {
+        let stream = Arc::new_cyclic(|this| StreamState {
             progress: Arc::new(progress(this)),
             engine: engine.clone(),
-            stream,
+            raw,
             options,
             name,
             shared: AtomicBool::new(shared),
@@ -266,20 +258,20 @@ impl Lane {
             pace: Pace::default(),
             foreign: Mutex::default(),
         });
-        engine.add_stream(&lane);
-        LaneHandle::new(lane)
+        engine.add_stream(&stream);
+        StreamHandle::new(stream)
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.progress.id
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine<Lane>> {
+    pub(crate) fn engine(&self) -> &Arc<Engine<StreamState>> {
         &self.engine
     }
 
     pub(crate) fn raw(&self) -> RawStream {
-        self.stream
+        self.raw
     }
 
     /// What its driver stream is; see [`is_blocking`](Self::is_blocking) for what the driver says.
@@ -318,7 +310,7 @@ impl Lane {
     }
 
     /// What is kept by those who may outlive the stream.
-    pub(crate) fn progress(&self) -> &Arc<Progress<Lane>> {
+    pub(crate) fn progress(&self) -> &Arc<Progress<StreamState>> {
         &self.progress
     }
 
@@ -333,7 +325,7 @@ impl Lane {
     #[inline(always)]
     pub(crate) fn with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> R {
         let result = self.submission.with(self, |locked| {
-            let mut turn = Turn { lane: self, locked };
+            let mut turn = Turn { stream: self, locked };
             turn.free_deferred();
             f(&mut turn)
         });
@@ -348,14 +340,14 @@ impl Lane {
     }
 
     /// Takes a ticket behind everything on the device, whoever put it there, and returns it; `None`
-    /// if the driver cannot tell. Only on a lane that has no other tickets: each of its markers then
+    /// if the driver cannot tell. Only on one that has no other tickets: each of its markers then
     /// stands for all that the one before stood for.
     pub(crate) fn mark_everything(self: &Arc<Self>) -> Result<Option<u64>> {
         const NOT_SUPPORTED: i32 = 801;
         let engine = &self.engine;
         let event = engine.event().map_err(|code| engine.refused(code))?;
         // Their last handles are not dropped under the lock.
-        let lanes = engine.lanes();
+        let streams = engine.streams();
         let marked = self.with(|turn| {
             let ticket = turn.next_ticket();
             // SAFETY: the event is pooled, so nothing is pending on it, and the handle keeps it.
@@ -367,11 +359,11 @@ impl Lane {
             })?;
             self.progress.timeline.publish(ticket);
             turn.enter_event(ticket, event);
-            let others = lanes.iter().map(|lane| lane.progress());
+            let others = streams.iter().map(|stream| stream.progress());
             let others = others.filter(|other| other.waits_for_others());
-            let on = |other: &Arc<Progress<Lane>>| Use {
+            let on = |other: &Arc<Progress<StreamState>>| Point {
                 ticket: other.submitted(),
-                lane: other.clone(),
+                stream: other.clone(),
             };
             self.waits_for(ticket, others.map(on));
             Ok(ticket)
@@ -385,7 +377,7 @@ impl Lane {
 
     /// Like [`with`](Self::with), unless somebody else submits.
     fn try_with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> Option<R> {
-        self.submission.try_with(self, |locked| f(&mut Turn { lane: self, locked }))
+        self.submission.try_with(self, |locked| f(&mut Turn { stream: self, locked }))
     }
 
     // ---- drops ----------------------------------------------------------------------------
@@ -403,13 +395,13 @@ impl Wakes for Waker {
     }
 }
 
-impl PartialEq for Lane {
+impl PartialEq for StreamState {
     fn eq(&self, other: &Self) -> bool {
         self.id() == other.id()
     }
 }
 
-impl std::fmt::Debug for Lane {
+impl std::fmt::Debug for StreamState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.name {
             Some(name) => write!(f, "stream {} \"{name}\" of {}", self.id(), self.engine.label()),
@@ -418,7 +410,7 @@ impl std::fmt::Debug for Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for StreamState {
     fn drop(&mut self) {
         let engine = self.engine.clone();
         // Not `completed`: an event in front of the word's last value may have raised that, and the
@@ -475,11 +467,11 @@ impl Drop for Lane {
         for block in self.take_left() {
             engine.retire_block(&self.progress, block);
         }
-        let Some(stream) = self.owned.then_some(self.stream) else { return };
+        let Some(raw) = self.owned.then_some(self.raw) else { return };
         let keeper = engine.clone();
         engine.act(move || {
-            // SAFETY: the lane made the stream, and nobody else has it.
-            if unsafe { keeper.backend.stream_destroy(stream) }.is_err() {
+            // SAFETY: `open` made the driver stream, and nobody else has it.
+            if unsafe { keeper.backend.stream_destroy(raw) }.is_err() {
                 keeper.count_unreturned();
             }
         });

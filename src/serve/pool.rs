@@ -416,7 +416,7 @@ impl PoolCore {
             self.give_back(place);
             return None;
         }
-        Some(stream.leased(Lease::new(stream.lane().progress().clone(), place, self.clone())))
+        Some(stream.leased(Lease::new(stream.state().progress().clone(), place, self.clone())))
     }
 }
 

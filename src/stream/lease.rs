@@ -22,8 +22,8 @@ use std::task::{Context, Wake, Waker};
 use parking_lot::Mutex;
 
 use crate::op::{HostValue, Op};
-use crate::runtime::Progress;
 use crate::runtime::protocol::sweep::SweepGate;
+use crate::runtime::{Point, Progress};
 use crate::thread::exit;
 
 /// Whom a place is given back to.
@@ -33,7 +33,7 @@ pub(crate) trait Permits: Send + Sync {
 
 /// A place; dropped, it goes back when the device is through.
 pub(crate) struct Lease {
-    lane: Arc<Progress>,
+    stream: Arc<Progress>,
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
     place: usize,
@@ -41,8 +41,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(lane: Arc<Progress>, place: usize, places: Arc<dyn Permits>) -> Self {
-        Lease { lane, last: AtomicU64::new(0), place, places }
+    pub(crate) fn new(stream: Arc<Progress>, place: usize, places: Arc<dyn Permits>) -> Self {
+        Lease { stream, last: AtomicU64::new(0), place, places }
     }
 
     /// Says that a handle submitted `ticket`.
@@ -53,7 +53,7 @@ impl Lease {
 
     /// Says that a submission failed, perhaps with a part of it on the stream.
     pub(crate) fn failed(&self) {
-        self.submitted(self.lane.submitted());
+        self.submitted(self.stream.submitted());
     }
 }
 
@@ -61,11 +61,12 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let last = *self.last.get_mut();
         // After `main` nobody asks the driver any more.
-        if self.lane.is_settled(last) || exit::begun() {
+        if self.stream.is_settled(last) || exit::begun() {
             self.places.give_back(self.place);
             return;
         }
-        let mut op = Op::at_point(&self.lane, last, HostValue::Here(()));
+        let mut op =
+            Op::at_point(Point { stream: self.stream.clone(), ticket: last }, HostValue::Here(()));
         op.never_check();
         let return_ = Return {
             gate: SweepGate::new(),

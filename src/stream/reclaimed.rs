@@ -3,15 +3,13 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
 
 use crate::error::Result;
 use crate::memory::Reach;
-use crate::memory::hazard::Use;
 use crate::memory::reclaim::prospect::{Prospect, Reclaimer};
 use crate::op::{HostValue, Op};
-use crate::runtime::Progress;
+use crate::runtime::Point;
 use crate::runtime::coop;
 use crate::stream::Stream;
 
@@ -57,22 +55,20 @@ impl Stream {
     /// ```
     pub async fn reclaimed(&self, bytes: u64) -> Result<()> {
         coop::proceed().await;
-        let (lane, engine) = (self.lane(), self.engine());
+        let (stream, engine) = (self.state(), self.engine());
         let reclaimer = Reclaimer::new(engine);
         loop {
             crate::thread::role::check("waiting for device memory")?;
             engine.check_open()?;
             let version = reclaimer.version();
             let reach = Reach::of(engine)?;
-            let outlook = engine.outlook(lane, bytes, reach.bytes());
+            let outlook = engine.outlook(stream, bytes, reach.bytes());
             let waits = match &outlook.prospect {
                 Prospect::Fits => return Ok(()),
                 Prospect::Never => return Err(reach.refusal(bytes, &outlook)),
                 Prospect::Later(waits) => waits.iter(),
             };
-            let wait = |used: &Use<Arc<Progress>>| {
-                Op::at_point(&used.lane, used.ticket, HostValue::Here(()))
-            };
+            let wait = |point: &Point| Op::at_point(point.clone(), HostValue::Here(()));
             let mut ops: Vec<Op<()>> = waits.map(wait).collect();
             poll_fn(|cx| {
                 let any = ops.iter_mut().any(|op| Pin::new(op).poll(cx).is_ready());

@@ -39,7 +39,7 @@ use crate::memory::pageable::{Part, Room};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
 use crate::op::Op;
 use crate::runtime::coop;
-use crate::runtime::stream_state::Lane;
+use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
 use crate::thread::role;
 use crate::thread::worker::{Line, Offloaded, Unwanted};
@@ -127,7 +127,7 @@ impl Stream {
         // For much memory the driver has to map some. Not by the crew: the stream may be busy.
         let stream = self.clone();
         let allocated = self.home().crew.offload(self.line(), Unwanted::IsLeft, move || {
-            stock(stream.lane(), events);
+            stock(stream.state(), events);
             stream.empty::<T>(len).queued()
         });
         pause().await;
@@ -208,9 +208,9 @@ impl Stream {
         let (window, events) = (self.window(), self.staged_events());
         // Before pinned memory is taken: a call that waits here leaves it to others.
         self.throttle(MOST_IN_FLIGHT).await?;
-        if !self.lane().has_events(events) {
-            let lane = self.lane().clone();
-            let stock = move || stock(&lane, events);
+        if !self.state().has_events(events) {
+            let stream = self.state().clone();
+            let stock = move || stock(&stream, events);
             self.home().crew.offload(self.line(), Unwanted::IsLeft, stock).await?;
         }
         self.stock_pinned::<T>(len).await?;
@@ -256,7 +256,7 @@ impl Stream {
 
     /// Where work is done that this stream may hold up.
     pub(crate) fn line(&self) -> Line {
-        Line::Stream(self.lane().id())
+        Line::Stream(self.state().id())
     }
 
     /// How many parts may be with the crew, and as many with the device beside that.
@@ -366,9 +366,9 @@ fn block_len<T>(len: usize) -> usize {
 
 /// Sees to it that there are that many; and one more, because the poller may have one in its hands when
 /// what it marks is complete.
-fn stock(lane: &Lane, events: usize) {
-    if !lane.has_events(events) {
-        lane.stock_events(events + 1);
+fn stock(stream: &StreamState, events: usize) {
+    if !stream.has_events(events) {
+        stream.stock_events(events + 1);
     }
 }
 

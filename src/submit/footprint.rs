@@ -12,12 +12,13 @@ use super::name::Name;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
 use crate::memory::buffer::Span;
-use crate::memory::hazard::{Content, Mode, Track, Use};
+use crate::memory::hazard::{Content, Mode};
 use crate::memory::pinned_pool::PinnedBlock;
+use crate::memory::point::Track;
 use crate::memory::reclaim::claim::Claim;
 use crate::runtime::event_pool::EventHandle;
-use crate::runtime::stream_state::{Callback, Lane};
-use crate::runtime::{Engine, Progress};
+use crate::runtime::stream_state::{Callback, StreamState};
+use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::thread::role;
 
 /// What an operation touches.
@@ -26,7 +27,7 @@ pub(crate) struct Footprint<'a> {
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
     pub(super) untracked: Untracked<'a>,
     pub(super) lent: SmallVec<[Loan; 2]>,
-    pub(super) after: SmallVec<[Edge; 2]>,
+    pub(super) after: SmallVec<[MarkedPoint; 2]>,
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
     pub(super) makes_buffer: bool,
@@ -42,14 +43,6 @@ pub(super) struct Access<'a> {
 
 /// Whose memory an operation uses without its being entered.
 type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
-
-/// A point on another stream to wait for.
-pub(super) struct Edge {
-    pub(super) lane: Arc<Progress>,
-    pub(super) ticket: u64,
-    /// With the ticket that it is behind: at least `ticket`.
-    pub(super) event: Option<(u64, EventHandle)>,
-}
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
@@ -98,16 +91,13 @@ impl<'a> Footprint<'a> {
     }
 
     /// Waits, on the device, for a point of another stream.
-    pub(crate) fn comes_after(&mut self, on: Use<Arc<Progress>>, event: Option<EventHandle>) {
-        let Use { lane, ticket } = on;
-        self.after.push(Edge { lane, ticket, event: event.map(|event| (ticket, event)) });
+    pub(crate) fn comes_after(&mut self, point: impl Into<MarkedPoint>) {
+        self.after.push(point.into());
     }
 
     /// Waits, on the device, for what a claim of memory waits for.
     pub(crate) fn claims(&mut self, claim: &mut Claim<'_>) {
-        for (on, event) in claim.take_waits() {
-            self.comes_after(on, Some(event));
-        }
+        self.after.extend(claim.take_waits());
     }
 
     /// Says that something else than the stream's own work may hold the operation up.
@@ -185,7 +175,7 @@ impl<'a> Footprint<'a> {
             loan.check(engine)?;
         }
         for edge in &self.after {
-            check_can_wait(engine, edge.lane.device())?;
+            check_can_wait(engine, edge.point.stream.device())?;
         }
         Ok(())
     }
@@ -217,56 +207,56 @@ impl<'a> Footprint<'a> {
     /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
     /// them in `after`; an error if it would read what is not there.
     #[inline]
-    pub(super) fn find_edges(&mut self, lane: &Arc<Lane>) -> Result<()> {
-        if self.accesses.is_empty() && self.after.is_empty() { Ok(()) } else { self.edges(lane) }
+    pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
+        if self.accesses.is_empty() && self.after.is_empty() { Ok(()) } else { self.edges(stream) }
     }
 
-    fn edges(&mut self, lane: &Arc<Lane>) -> Result<()> {
+    fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         let mut edges = std::mem::take(&mut self.after);
-        edges.retain(|edge| edge.lane.id() != lane.id());
+        edges.retain(|edge| edge.point.stream.id() != stream.id());
         for access in &self.accesses {
-            let add = |used: &Use<Arc<Progress>>| match edges
+            let add = |used: &Point| match edges
                 .iter_mut()
-                .find(|edge| edge.lane.id() == used.lane.id())
+                .find(|edge| edge.point.stream.id() == used.stream.id())
             {
-                Some(edge) if edge.ticket >= used.ticket => {}
+                Some(edge) if edge.point.ticket >= used.ticket => {}
                 Some(edge) => {
-                    edge.ticket = used.ticket;
-                    edge.event = None;
+                    edge.point.ticket = used.ticket;
+                    edge.marker = None;
                 }
-                // The lane's count of shares is everybody's: left alone where nothing is waited for.
+                // The stream's count of shares is everybody's: left alone where nothing is waited for.
                 None if used.is_complete() => {}
-                None => {
-                    let (lane, ticket) = (used.lane.clone(), used.ticket);
-                    edges.push(Edge { lane, ticket, event: None });
-                }
+                None => edges.push(used.clone().into()),
             };
             access.memory.with_hazards(|hazards| {
                 self.check_content(access, hazards)?;
-                hazards.dependencies(&access.range, access.mode, lane.id(), add);
+                hazards.dependencies(&access.range, access.mode, stream.id(), add);
                 Ok::<_, Error>(())
             })?;
         }
-        edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
+        edges.retain(|edge| !edge.point.is_complete());
         if edges.is_empty() {
             return Ok(());
         }
         if !self.accesses.is_empty() {
-            lane.engine().set_exact();
+            stream.engine().set_exact();
         }
         // Ours, for a look only, and never together with the other stream's lock below.
-        lane.with(|turn| edges.retain(|edge| turn.waited_for(edge.lane.id()) < edge.ticket));
+        stream.with(|turn| {
+            edges.retain(|edge| turn.waited_for(edge.point.stream.id()) < edge.point.ticket);
+        });
         for edge in &mut edges {
-            let pending = edge.lane.pending_for(&lane.engine().state, edge.ticket)?;
+            let Point { stream: on, ticket } = &edge.point;
+            let pending = on.pending_for(&stream.engine().state, *ticket)?;
             let Some(other) = pending else { continue };
-            if other.engine().id != lane.engine().id {
+            if other.engine().id != stream.engine().id {
                 other.engine().set_exact();
             }
-            if edge.event.is_none() {
-                edge.event = other.event_behind(edge.ticket)?;
+            if edge.marker.is_none() {
+                edge.marker = other.event_behind(*ticket)?;
             }
         }
-        edges.retain(|edge| !edge.lane.is_complete(edge.ticket));
+        edges.retain(|edge| !edge.point.is_complete());
         self.after = edges;
         Ok(())
     }

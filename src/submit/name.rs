@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::runtime::stream_state::Lane;
+use crate::runtime::stream_state::StreamState;
 
 /// What an operation is called in messages.
 #[derive(Clone, Copy)]
@@ -17,9 +17,9 @@ impl Name<'_> {
     /// Tells of a submission, when nothing of it is left to be entered: a subscriber is foreign code that
     /// may use the stream, or panic.
     #[inline]
-    pub(crate) fn told(self, lane: &Arc<Lane>, ticket: u64) {
+    pub(crate) fn told(self, stream: &Arc<StreamState>, ticket: u64) {
         let op = self;
-        tracing::trace!(target: "gpu_await::submit", stream = lane.id(), name = lane.name(), ticket, %op);
+        tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.name(), ticket, %op);
     }
 
     pub(crate) fn to_arc(self) -> Arc<str> {

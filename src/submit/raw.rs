@@ -15,7 +15,7 @@ use crate::event::interprocess::SharedEvent;
 use crate::memory::buffer::Span;
 use crate::memory::reclaim::claim::Claim;
 use crate::runtime::event_pool::EventHandle;
-use crate::runtime::stream_state::Lane;
+use crate::runtime::stream_state::StreamState;
 
 /// Why a driver call of an operation failed.
 pub(crate) enum Refusal {
@@ -32,9 +32,9 @@ impl From<DriverCode> for Refusal {
 /// The driver, as an operation's closure sees it: its own stream, and memory that it put into its
 /// footprint.
 pub(crate) struct Raw<'a> {
-    pub(super) lane: &'a Arc<Lane>,
+    pub(super) stream: &'a Arc<StreamState>,
     pub(super) backend: &'a dyn Backend,
-    pub(super) stream: RawStream,
+    pub(super) raw: RawStream,
 }
 
 impl Raw<'_> {
@@ -49,13 +49,13 @@ impl Raw<'_> {
             return self.renew(ptr, claim.block()).map(|()| ptr);
         }
         if let Some(event) = claim.behind() {
-            // SAFETY: the stream is the lane's, and the claim keeps the event.
-            unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }?;
+            // SAFETY: the driver stream is the stream's, and the claim keeps the event.
+            unsafe { self.backend.stream_wait_event(self.raw, event.raw()) }?;
         }
         // SAFETY: nobody else has these blocks, and every use of them is in front of here.
-        claim.free_blocks(|ptr| unsafe { self.backend.free(self.stream, ptr) })?;
-        // SAFETY: the stream is the lane's.
-        let allocated = unsafe { self.backend.alloc(self.stream, claim.block()) };
+        claim.free_blocks(|ptr| unsafe { self.backend.free(self.raw, ptr) })?;
+        // SAFETY: the driver stream is the stream's.
+        let allocated = unsafe { self.backend.alloc(self.raw, claim.block()) };
         let ptr = allocated.map_err(|code| match code.code {
             // Of what is asked only the size can be invalid: no device has so much.
             OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: claim.asked() },
@@ -84,7 +84,7 @@ impl Raw<'_> {
         // SAFETY: the caller put `dst` into the footprint or allocated it in this operation, and
         // lent the block of `src`: both outlive the ticket. STREAM: hazards ordered this stream
         // behind every other use of `dst`.
-        unsafe { self.backend.copy_to_device(self.stream, dst, src, bytes) }
+        unsafe { self.backend.copy_to_device(self.raw, dst, src, bytes) }
     }
 
     pub(crate) fn copy_to_host(
@@ -94,7 +94,7 @@ impl Raw<'_> {
         bytes: u64,
     ) -> DriverResult<()> {
         // SAFETY: as in `copy_to_device`, the other way round.
-        unsafe { self.backend.copy_to_host(self.stream, dst, src, bytes) }
+        unsafe { self.backend.copy_to_host(self.raw, dst, src, bytes) }
     }
 
     /// Copies between two ranges of the footprint; the source may be another device's.
@@ -102,15 +102,15 @@ impl Raw<'_> {
         let bytes = dst.range.end - dst.range.start;
         let (to, from) = (at(dst), at(src));
         let peer = src.memory.engine();
-        if peer.id == self.lane.engine().id {
+        if peer.id == self.stream.engine().id {
             // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
-            return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
+            return unsafe { self.backend.copy_on_device(self.raw, to, from, bytes) };
         }
         let context = peer.backend.context();
         // SAFETY: both ranges are in the footprint and hold `bytes` bytes; the source's context
         // lives as long as its allocation. STREAM: hazards ordered this stream behind the
         // source's writer on the other device.
-        unsafe { self.backend.copy_from_peer(self.stream, to, from, context, bytes) }
+        unsafe { self.backend.copy_from_peer(self.raw, to, from, context, bytes) }
     }
 
     /// Copies rows between ranges of the footprint and lent memory.
@@ -127,18 +127,18 @@ impl Raw<'_> {
                 }
                 (Place::Device(to), Place::Device(from)) => {
                     // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
-                    return unsafe { self.backend.copy_on_device(self.stream, to, from, bytes) };
+                    return unsafe { self.backend.copy_on_device(self.raw, to, from, bytes) };
                 }
                 (Place::Host(_), Place::Host(_)) => {}
             }
         }
         // SAFETY: as in `copy_to_device`, for the extent of the rows on either side.
-        unsafe { self.backend.copy_rows(self.stream, copy) }
+        unsafe { self.backend.copy_rows(self.raw, copy) }
     }
 
     pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()> {
         // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
-        unsafe { self.backend.fill(self.stream, dst, pattern, count) }
+        unsafe { self.backend.fill(self.raw, dst, pattern, count) }
     }
 
     pub(crate) fn launch(
@@ -151,29 +151,29 @@ impl Raw<'_> {
         // admit, and these were checked, it stays inside the memory they name; all of that is in
         // the footprint. The kernel object, which keeps the function loaded, is kept by the
         // footprint or outlives the engine's work (see `Kernel`).
-        unsafe { self.backend.launch(self.stream, function, shape, args) }
+        unsafe { self.backend.launch(self.raw, function, shape, args) }
     }
 
     pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> DriverResult<()> {
         // SAFETY: the caller's `data` is a counted reference that the callback gives back.
-        unsafe { self.backend.host_fn(self.stream, callback, data) }
+        unsafe { self.backend.host_fn(self.raw, callback, data) }
     }
 
     /// Waits for what is recorded last in an event of several processes.
     pub(crate) fn wait_shared(&self, event: &SharedEvent) -> DriverResult<()> {
-        // SAFETY: the stream is the lane's, and the event lives for the length of the call; the
+        // SAFETY: the driver stream is the stream's, and the event lives for the length of the call; the
         // driver keeps what the wait needs.
-        unsafe { self.backend.stream_wait_event(self.stream, event.raw()) }
+        unsafe { self.backend.stream_wait_event(self.raw, event.raw()) }
     }
 
     pub(crate) fn record_shared(&self, event: &SharedEvent) -> DriverResult<()> {
         // SAFETY: as above; it is nobody's marker.
-        unsafe { self.backend.event_record(event.raw(), self.stream) }
+        unsafe { self.backend.event_record(event.raw(), self.raw) }
     }
 
     pub(super) fn record(&self, event: &EventHandle) -> DriverResult<()> {
         // SAFETY: the handle keeps the event, and nothing is pending on a pooled event.
-        unsafe { self.backend.event_record(event.raw(), self.stream) }
+        unsafe { self.backend.event_record(event.raw(), self.raw) }
     }
 }
 

@@ -41,10 +41,10 @@ use super::retired::{Block, Remnant};
 use crate::backend::{DevicePtr, DriverResult};
 use crate::error::Result;
 use crate::memory::account::{block, choose};
-use crate::memory::hazard::{Track, Use};
+use crate::memory::point::Track;
 use crate::runtime::event_pool::EventHandle;
-use crate::runtime::stream_state::Lane;
-use crate::runtime::{Engine, Progress, Retired, UserList};
+use crate::runtime::stream_state::StreamState;
+use crate::runtime::{Engine, MarkedPoint, Point, Retired, UserList};
 use crate::thread::role;
 
 /// How long an allocation waits for memory that is there, and that another thread moves, or keeps from
@@ -70,24 +70,21 @@ impl Backoff {
     }
 }
 
-/// An event of another stream to wait for, with the ticket that it is behind.
-pub(crate) type Wait = (Use<Arc<Progress>>, EventHandle);
-
 /// Memory for an allocation.
 pub(crate) struct Claim<'l> {
-    lane: &'l Arc<Lane>,
+    stream: &'l Arc<StreamState>,
     asked: u64,
     block: u64,
     ptr: Option<DevicePtr>,
     /// Pending bytes whose frees are on the stream.
     freed: u64,
     /// Those whose frees are on streams that are waited for.
-    moved: SmallVec<[(Arc<Lane>, u64); 1]>,
+    moved: SmallVec<[(Arc<StreamState>, u64); 1]>,
     /// Those whose frees are on the device's private stream, in front of `behind`.
     aside: u64,
     /// To be freed on the stream in front of the allocation.
     blocks: Vec<Taken>,
-    waits: SmallVec<[Wait; 1]>,
+    waits: SmallVec<[MarkedPoint; 1]>,
     /// Behind frees that the driver may not know to have run.
     behind: Option<EventHandle>,
     /// How much of the account's pending bytes the block was claimed from.
@@ -109,11 +106,15 @@ impl<'l> Claim<'l> {
     ///
     /// # Errors
     /// A thread that may not call the driver; a device that is lost or closed.
-    pub(crate) fn new(lane: &'l Arc<Lane>, bytes: u64, forced: bool) -> Result<Option<Self>> {
-        let engine = lane.engine();
-        let mut claim = Claim::of_nothing_yet(lane, bytes);
+    pub(crate) fn new(
+        stream: &'l Arc<StreamState>,
+        bytes: u64,
+        forced: bool,
+    ) -> Result<Option<Self>> {
+        let engine = stream.engine();
+        let mut claim = Claim::of_nothing_yet(stream, bytes);
         if !forced {
-            claim.ptr = lane.reuse(claim.block);
+            claim.ptr = stream.reuse(claim.block);
             if claim.ptr.is_some() || claim.settle() {
                 return Ok(Some(claim));
             }
@@ -132,10 +133,10 @@ impl<'l> Claim<'l> {
             }
             engine.look_everywhere();
             // The last handle of a stream is not dropped under the lock: that wakes.
-            let lanes = engine.lanes();
+            let streams = engine.streams();
             let settled = {
                 let _pressing = engine.pressing.lock();
-                claim.gather(&lanes, forced);
+                claim.gather(&streams, forced);
                 claim.settle() || claim.shrink() && claim.settle()
             };
             if settled {
@@ -144,18 +145,18 @@ impl<'l> Claim<'l> {
             // It puts back what it took: not under the lock.
             drop(claim);
             // Another thread may hold the missing memory, or the lock of a stream to wait for.
-            if forced || !engine.is_there(lane, block(bytes)) || !backoff.pause() {
+            if forced || !engine.is_there(stream, block(bytes)) || !backoff.pause() {
                 return Ok(None);
             }
-            claim = Claim::of_nothing_yet(lane, bytes);
+            claim = Claim::of_nothing_yet(stream, bytes);
         }
     }
 
-    fn of_nothing_yet(lane: &'l Arc<Lane>, bytes: u64) -> Self {
+    fn of_nothing_yet(stream: &'l Arc<StreamState>, bytes: u64) -> Self {
         Claim {
-            lane,
+            stream,
             asked: bytes,
-            block: lane.engine().block_bytes(bytes),
+            block: stream.engine().block_bytes(bytes),
             ptr: None,
             freed: 0,
             moved: SmallVec::new(),
@@ -201,7 +202,7 @@ impl<'l> Claim<'l> {
     }
 
     /// What the stream must wait for first.
-    pub(crate) fn take_waits(&mut self) -> SmallVec<[Wait; 1]> {
+    pub(crate) fn take_waits(&mut self) -> SmallVec<[MarkedPoint; 1]> {
         std::mem::take(&mut self.waits)
     }
 
@@ -223,7 +224,7 @@ impl<'l> Claim<'l> {
                 Ok(()) => self.freed += bytes,
                 Err(code) => {
                     self.unclaim();
-                    drop(self.lane.engine().leaked(bytes, code));
+                    drop(self.stream.engine().leaked(bytes, code));
                     return Err(code);
                 }
             }
@@ -254,32 +255,32 @@ impl<'l> Claim<'l> {
         let taken = self.taken();
         match forced {
             true => self.block.saturating_sub(taken),
-            false => self.lane.engine().account.lock().lacks(self.block, taken),
+            false => self.stream.engine().account.lock().lacks(self.block, taken),
         }
     }
 
     /// Claims the block of what was taken and of fresh memory; false if that is not enough.
     fn settle(&mut self) -> bool {
-        self.freed += self.lane.take_freed(self.block.saturating_sub(self.taken()), None);
+        self.freed += self.stream.take_freed(self.block.saturating_sub(self.taken()), None);
         let taken = self.taken();
-        let claimed = self.lane.engine().account.lock().claim(self.block, taken);
+        let claimed = self.stream.engine().account.lock().claim(self.block, taken);
         self.claimed = claimed.then_some(taken);
         claimed
     }
 
     /// Steps 1 to 3.
-    fn gather(&mut self, lanes: &[Arc<Lane>], forced: bool) {
-        let engine = self.lane.engine().clone();
-        let others = lanes.iter().filter(|lane| lane.id() != self.lane.id());
-        for lane in std::iter::once(self.lane).chain(others.clone()) {
-            let own = lane.id() == self.lane.id();
-            let may_go = |block: &Block| own || lane.is_complete(block.ticket);
-            for block in lane.take_kept(self.lacks(forced), may_go) {
-                self.blocks.push(Taken::of(lane, block));
+    fn gather(&mut self, streams: &[Arc<StreamState>], forced: bool) {
+        let engine = self.stream.engine().clone();
+        let others = streams.iter().filter(|stream| stream.id() != self.stream.id());
+        for stream in std::iter::once(self.stream).chain(others.clone()) {
+            let own = stream.id() == self.stream.id();
+            let may_go = |block: &Block| own || stream.is_complete(block.ticket);
+            for block in stream.take_kept(self.lacks(forced), may_go) {
+                self.blocks.push(Taken::of(stream, block));
             }
         }
         let (free, waiting): (Vec<_>, Vec<_>) = engine
-            .candidates(lanes, self.lane)
+            .candidates(streams, self.stream)
             .into_iter()
             .filter(|candidate| !matches!(candidate.from, From::Nobody))
             .partition(|candidate| candidate.waits.is_empty());
@@ -298,11 +299,11 @@ impl<'l> Claim<'l> {
         if forced {
             // Not enough was found for all of it: whatever else the driver still waits for.
             let may_wait = may_wait && self.lacks(forced) > 0;
-            for lane in others {
-                let Some(ticket) = lane.unproven_free(may_wait) else { continue };
-                match lane.try_event_behind(ticket) {
-                    Some((ticket, event)) => {
-                        self.waits.push((Use { lane: lane.progress().clone(), ticket }, event));
+            for stream in others {
+                let Some(ticket) = stream.unproven_free(may_wait) else { continue };
+                match stream.try_event_behind(ticket) {
+                    Some(marker) => {
+                        self.waits.push(MarkedPoint::at(stream.progress().clone(), marker));
                     }
                     None => self.missed = true,
                 }
@@ -337,30 +338,32 @@ impl<'l> Claim<'l> {
 
     /// Takes one over, unless something that it waits for has no event.
     fn try_to_take(&mut self, candidate: &Candidate, forced: bool) -> bool {
-        let mut waits: SmallVec<[Wait; 2]> = SmallVec::new();
+        let mut waits: SmallVec<[MarkedPoint; 2]> = SmallVec::new();
         for used in &candidate.waits {
-            let Use { lane, ticket } = used;
-            match lane.lane().and_then(|lane| lane.try_event_behind(*ticket)) {
-                Some((ticket, event)) => waits.push((Use { lane: lane.clone(), ticket }, event)),
+            let Point { stream, ticket } = used;
+            match stream.stream().and_then(|stream| stream.try_event_behind(*ticket)) {
+                Some(marker) => waits.push(MarkedPoint::at(stream.clone(), marker)),
                 None if used.is_complete() => {}
                 None => return false,
             }
         }
-        let own = self.lane.id();
-        let is_behind = |used: &Use<Arc<Progress>>| {
-            let waited_for = |(on, _): &Wait| on.lane == used.lane && on.ticket >= used.ticket;
-            used.lane.id() == own || used.is_complete() || waits.iter().any(waited_for)
+        let own = self.stream.id();
+        let is_behind = |used: &Point| {
+            let waited_for = |MarkedPoint { point, .. }: &MarkedPoint| {
+                point.stream == used.stream && point.ticket >= used.ticket
+            };
+            used.stream.id() == own || used.is_complete() || waits.iter().any(waited_for)
         };
         let taken = match &candidate.from {
-            From::Kept(lane, block) => {
+            From::Kept(stream, block) => {
                 let same = |kept: &Block| kept.ptr == block.ptr && kept.ticket == block.ticket;
-                lane.take_kept(1, same).pop().map(|block| Taken::of(lane, block))
+                stream.take_kept(1, same).pop().map(|block| Taken::of(stream, block))
             }
-            From::Deferred(lane, block) => {
-                let block = lane.take_deferred(block.ptr, block.ticket);
-                block.map(|block| Taken::of(lane, block))
+            From::Deferred(stream, block) => {
+                let block = stream.take_deferred(block.ptr, block.ticket);
+                block.map(|block| Taken::of(stream, block))
             }
-            From::Retired(ptr) => self.lane.engine().with_retired(|retired| {
+            From::Retired(ptr) => self.stream.engine().with_retired(|retired| {
                 let index = retired.iter().position(|retired| {
                     matches!(retired.what, Remnant::Memory { ptr: there, .. } if there == *ptr)
                         // Another one may have had that address meanwhile.
@@ -369,10 +372,10 @@ impl<'l> Claim<'l> {
                 let Retired { what, users, .. } = retired.swap_remove(index);
                 Some(Taken { ptr: *ptr, bytes: what.bytes(), users })
             }),
-            From::Freed(lane, ticket) => {
-                let bytes = lane.take_freed(self.lacks(forced), Some(*ticket));
+            From::Freed(stream, ticket) => {
+                let bytes = stream.take_freed(self.lacks(forced), Some(*ticket));
                 if bytes > 0 {
-                    self.moved.push((lane.clone(), bytes));
+                    self.moved.push((stream.clone(), bytes));
                     self.waits.extend(waits);
                 }
                 return true;
@@ -388,7 +391,7 @@ impl<'l> Claim<'l> {
 
     fn unclaim(&mut self) {
         if let Some(taken) = self.claimed.take() {
-            self.lane.engine().account.lock().unclaim(self.block, taken);
+            self.stream.engine().account.lock().unclaim(self.block, taken);
         }
     }
 
@@ -397,33 +400,33 @@ impl<'l> Claim<'l> {
         let taken = self.taken();
         self.moved.clear();
         (self.freed, self.aside) = (0, 0);
-        self.lane.put_freed(taken.saturating_sub(self.block));
+        self.stream.put_freed(taken.saturating_sub(self.block));
     }
 }
 
 impl Taken {
     /// A block that one stream had for itself.
-    fn of(lane: &Lane, block: Block) -> Self {
+    fn of(stream: &StreamState, block: Block) -> Self {
         let Block { ptr, bytes, ticket } = block;
-        let users = UserList::from_iter([Use { lane: lane.progress().clone(), ticket }]);
+        let users = UserList::from_iter([Point { stream: stream.progress().clone(), ticket }]);
         Taken { ptr, bytes, users }
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let engine = self.lane.engine();
+        let engine = self.stream.engine();
         if let Some(ptr) = self.ptr.take() {
             if self.claimed.is_some() {
                 self.put_rest();
             }
-            return self.lane.free_in_order(ptr, self.block);
+            return self.stream.free_in_order(ptr, self.block);
         }
         self.unclaim();
-        self.lane.put_freed(std::mem::take(&mut self.freed));
+        self.stream.put_freed(std::mem::take(&mut self.freed));
         engine.put_freeing(std::mem::take(&mut self.aside));
-        for (lane, bytes) in self.moved.drain(..) {
-            lane.put_freed(bytes);
+        for (stream, bytes) in self.moved.drain(..) {
+            stream.put_freed(bytes);
         }
         for Taken { ptr, bytes, users } in self.blocks.drain(..) {
             engine.retire(Remnant::Memory { ptr, bytes }, users);

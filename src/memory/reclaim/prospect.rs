@@ -16,9 +16,9 @@ use super::pressure::Pressure;
 use super::retired::{Block, Remnant};
 use crate::backend::DevicePtr;
 use crate::memory::account::{Figures, block};
-use crate::memory::hazard::{Track, Use};
-use crate::runtime::stream_state::Lane;
-use crate::runtime::{Engine, Retired, UserList};
+use crate::memory::point::Track;
+use crate::runtime::stream_state::StreamState;
+use crate::runtime::{Engine, Point, Retired, UserList};
 
 /// Something that could be taken over.
 pub(crate) struct Candidate {
@@ -30,11 +30,11 @@ pub(crate) struct Candidate {
 
 pub(crate) enum From {
     /// The cache of a stream.
-    Kept(Arc<Lane>, Block),
+    Kept(Arc<StreamState>, Block),
     /// A free that was put off.
-    Deferred(Arc<Lane>, Block),
+    Deferred(Arc<StreamState>, Block),
     /// Frees on a stream, by their ticket.
-    Freed(Arc<Lane>, u64),
+    Freed(Arc<StreamState>, u64),
     Retired(DevicePtr),
     /// Cannot be taken over, and comes free by itself.
     Nobody,
@@ -63,22 +63,26 @@ pub(crate) enum Prospect {
 }
 
 impl Engine {
-    /// What could be taken over by `lane`, and what it has to wait for; all that is pending or kept, but
-    /// for what was freed on `lane` in order.
-    pub(crate) fn candidates(&self, lanes: &[Arc<Lane>], lane: &Arc<Lane>) -> Vec<Candidate> {
+    /// What could be taken over by `stream`, and what it has to wait for; all that is pending or kept, but
+    /// for what was freed on `stream` in order.
+    pub(crate) fn candidates(
+        &self,
+        streams: &[Arc<StreamState>],
+        stream: &Arc<StreamState>,
+    ) -> Vec<Candidate> {
         let mut candidates = Vec::new();
-        for other in lanes {
+        for other in streams {
             if other.progress().waits_for_others() {
                 // A stuck stream leaks here what nobody may wait for.
                 other.collect_freed();
             }
-            let own = other.id() == lane.id();
+            let own = other.id() == stream.id();
             let waits = |ticket| {
                 let waits = (!own && !other.is_complete(ticket))
-                    .then(|| Use { lane: other.progress().clone(), ticket });
+                    .then(|| Point { stream: other.progress().clone(), ticket });
                 UserList::from_iter(waits)
             };
-            let candidate = |from: fn(Arc<Lane>, Block) -> From, block: Block| {
+            let candidate = |from: fn(Arc<StreamState>, Block) -> From, block: Block| {
                 let from = from(other.clone(), block);
                 Candidate { from, bytes: block.bytes, waits: waits(block.ticket) }
             };
@@ -90,26 +94,26 @@ impl Engine {
                 candidates.extend(other.frees_in_order().into_iter().map(|freed| Candidate {
                     from: From::Freed(other.clone(), freed.ticket),
                     bytes: freed.bytes,
-                    waits: UserList::from_iter([Use {
-                        lane: other.progress().clone(),
+                    waits: UserList::from_iter([Point {
+                        stream: other.progress().clone(),
                         ticket: freed.behind,
                     }]),
                 }));
             }
         }
         self.with_retired(|retired| {
-            candidates.extend(retired.iter().map(|retired| self.candidate(retired, lane)));
+            candidates.extend(retired.iter().map(|retired| self.candidate(retired, stream)));
         });
         candidates
     }
 
-    fn candidate(&self, retired: &Retired, lane: &Arc<Lane>) -> Candidate {
+    fn candidate(&self, retired: &Retired, stream: &Arc<StreamState>) -> Candidate {
         let waits = retired.users.iter();
         let waits =
-            waits.filter(|used| used.lane.id() != lane.id() && !used.is_complete()).cloned();
+            waits.filter(|used| used.stream.id() != stream.id() && !used.is_complete()).cloned();
         let waits = UserList::from_iter(waits);
-        let ours = waits.iter().all(|used| used.lane.device().id == self.id);
-        let hopeless = waits.iter().any(|used| used.lane.is_hopeless(used.ticket));
+        let ours = waits.iter().all(|used| used.stream.device().id == self.id);
+        let hopeless = waits.iter().any(|used| used.stream.is_hopeless(used.ticket));
         let from = match retired.what {
             Remnant::Memory { ptr, .. } if ours && !hopeless => From::Retired(ptr),
             Remnant::Memory { .. } | Remnant::Module(_) => From::Nobody,
@@ -118,14 +122,14 @@ impl Engine {
         Candidate { from, bytes: retired.what.bytes(), waits }
     }
 
-    /// Whether `lane` could have a block that it did not get a moment ago: of what it may take over, and of
+    /// Whether `stream` could have a block that it did not get a moment ago: of what it may take over, and of
     /// what is in somebody's hands.
-    pub(crate) fn is_there(&self, lane: &Arc<Lane>, block: u64) -> bool {
-        let lanes = self.lanes();
+    pub(crate) fn is_there(&self, stream: &Arc<StreamState>, block: u64) -> bool {
+        let streams = self.streams();
         let _pressing = self.pressing.lock();
         let may_wait = self.options.on_pressure == Pressure::Wait;
-        let (mut usable, mut not) = (self.freeing_bytes() + lane.freed_bytes(), 0);
-        for Candidate { from, bytes, waits } in self.candidates(&lanes, lane) {
+        let (mut usable, mut not) = (self.freeing_bytes() + stream.freed_bytes(), 0);
+        for Candidate { from, bytes, waits } in self.candidates(&streams, stream) {
             let may_go = !matches!(from, From::Nobody) && (may_wait || waits.is_empty());
             *if may_go { &mut usable } else { &mut not } += bytes;
         }
@@ -135,22 +139,27 @@ impl Engine {
         account.lacks(block, usable + in_hand) == 0
     }
 
-    /// How things stand for a buffer of so many bytes on `lane`. What the driver refused does not fit
+    /// How things stand for a buffer of so many bytes on `stream`. What the driver refused does not fit
     /// until memory moves, whatever the account says: its pool does not join what streams have yet to
     /// free. Where it refused though memory that was never given out is enough by all figures, what may
     /// come back helps only if it is enough alone. `within_reach` is what the device can give in all,
     /// whatever the limit is.
-    pub(crate) fn outlook(&self, lane: &Arc<Lane>, bytes: u64, within_reach: u64) -> Outlook {
+    pub(crate) fn outlook(
+        &self,
+        stream: &Arc<StreamState>,
+        bytes: u64,
+        within_reach: u64,
+    ) -> Outlook {
         let block = block(bytes);
         self.collect_freed();
-        let lanes = self.lanes();
+        let streams = self.streams();
         let _pressing = self.pressing.lock();
-        let candidates = self.candidates(&lanes, lane);
+        let candidates = self.candidates(&streams, stream);
         let at_once = candidates
             .iter()
             .filter(|candidate| candidate.waits.is_empty())
             .filter(|candidate| !matches!(candidate.from, From::Nobody));
-        let at_once = lane.freed_bytes()
+        let at_once = stream.freed_bytes()
             + self.freeing_bytes()
             + at_once.map(|candidate| candidate.bytes).sum::<u64>();
         let kept_in_use = candidates
@@ -175,19 +184,19 @@ impl Engine {
         if hopeless || (driver_refused && in_vain) {
             return is(Prospect::Never);
         }
-        let of_lane = lane.frees_in_order().into_iter();
-        let of_lane =
-            of_lane.map(|freed| Use { lane: lane.progress().clone(), ticket: freed.behind });
+        let of_stream = stream.frees_in_order().into_iter();
+        let of_stream = of_stream
+            .map(|freed| Point { stream: stream.progress().clone(), ticket: freed.behind });
         let mut waits = UserList::new();
-        for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_lane) {
-            match waits.iter_mut().find(|known| known.lane.id() == used.lane.id()) {
+        for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_stream) {
+            match waits.iter_mut().find(|known| known.stream.id() == used.stream.id()) {
                 Some(known) => known.ticket = known.ticket.min(used.ticket),
                 None => waits.push(used),
             }
         }
         // The ticket behind a free may not be there yet: what is in front of it will do.
         for used in &mut waits {
-            used.ticket = used.ticket.min(used.lane.submitted());
+            used.ticket = used.ticket.min(used.stream.submitted());
         }
         is(Prospect::Later(waits))
     }

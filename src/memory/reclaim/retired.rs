@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
-use crate::memory::hazard::Use;
+use crate::memory::point::Point;
 use crate::runtime::progress::Progress;
 
 /// What goes away when every stream that used it is through.
@@ -19,7 +19,7 @@ pub(crate) struct Retired<S> {
 }
 
 /// Streams that use something, each with its last ticket.
-pub(crate) type UserList<S> = SmallVec<[Use<Arc<Progress<S>>>; 2]>;
+pub(crate) type UserList<S> = SmallVec<[Point<Arc<Progress<S>>>; 2]>;
 
 /// Memory that a stream has for itself, behind its work up to a ticket.
 #[derive(Clone, Copy, Debug)]

@@ -87,8 +87,8 @@ impl<S: DeviceStream> Engine<S> {
         let mourners = std::mem::take(&mut *self.mourners.lock());
         mourners.into_iter().filter_map(|(_, waker)| waker).for_each(crate::thread::contain::wake);
         self.reclaimers.take_older(u64::MAX).into_iter().for_each(crate::thread::contain::wake);
-        for lane in self.lanes() {
-            lane.mourn();
+        for stream in self.streams() {
+            stream.mourn();
         }
     }
 }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{DeviceStream, Engine};
 use crate::backend::Query;
-use crate::memory::hazard::Use;
+use crate::memory::point::Point;
 use crate::memory::reclaim::retired::{Block, Remnant, Retired, UserList};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::Progress;
@@ -31,8 +31,8 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     /// Frees a block that one stream has for itself, when that is through with it.
-    pub(crate) fn retire_block(self: &Arc<Self>, lane: &Arc<Progress<S>>, block: Block) {
-        let users = [Use { lane: lane.clone(), ticket: block.ticket }];
+    pub(crate) fn retire_block(self: &Arc<Self>, stream: &Arc<Progress<S>>, block: Block) {
+        let users = [Point { stream: stream.clone(), ticket: block.ticket }];
         self.retire(Remnant::from(block), UserList::from_iter(users));
     }
 
@@ -79,7 +79,10 @@ impl<S: DeviceStream> Engine<S> {
                 };
                 if ready && retired[index].users.is_empty() {
                     done.push(retired.swap_remove(index));
-                } else if retired[index].users.iter().any(|used| used.lane.is_hopeless(used.ticket))
+                } else if retired[index]
+                    .users
+                    .iter()
+                    .any(|used| used.stream.is_hopeless(used.ticket))
                 {
                     // The device may use it at any later time.
                     hopeless.push(retired.swap_remove(index));
@@ -103,21 +106,21 @@ impl<S: DeviceStream> Engine<S> {
         let mut users: UserList<S> = UserList::new();
         for retired in &*self.retired.lock() {
             for used in &retired.users {
-                match users.iter_mut().find(|known| known.lane == used.lane) {
+                match users.iter_mut().find(|known| known.stream == used.stream) {
                     Some(known) => known.ticket = known.ticket.max(used.ticket),
                     None => users.push(used.clone()),
                 }
             }
         }
-        users.iter().for_each(|Use { lane, ticket }| lane.ask(*ticket));
+        users.iter().for_each(|Point { stream, ticket }| stream.ask(*ticket));
     }
 
     /// Asks how far every stream is, and brings the account up to date. Wakes whoever waited for what is
     /// complete.
     pub(crate) fn look_everywhere(&self) {
-        for lane in self.lanes() {
-            lane.sweep();
-            lane.collect_freed(false);
+        for stream in self.streams() {
+            stream.sweep();
+            stream.collect_freed(false);
         }
         self.collect_freeing();
     }
@@ -198,9 +201,9 @@ impl<S: DeviceStream> Engine<S> {
     /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
     /// `users` say.
     pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList<S>) {
-        for lane in self.lanes() {
-            let lane = lane.progress().clone();
-            users.push(Use { ticket: lane.submitted(), lane });
+        for stream in self.streams() {
+            let stream = stream.progress().clone();
+            users.push(Point { ticket: stream.submitted(), stream });
         }
         self.retire(what, users);
     }
@@ -226,15 +229,15 @@ impl<S: DeviceStream> Engine<S> {
 
     /// Whether no stream is known to have work.
     fn is_idle(&self) -> bool {
-        self.lanes().iter().all(|lane| lane.progress().is_idle())
+        self.streams().iter().all(|stream| stream.progress().is_idle())
     }
 
     /// Brings the account up to date with the frees on streams that are known to be complete, and sees
     /// to it that it will be known of the others.
     pub(crate) fn collect_freed(&self) {
         let may_ask = role::may_call_driver();
-        for lane in self.lanes() {
-            lane.collect_freed(may_ask);
+        for stream in self.streams() {
+            stream.collect_freed(may_ask);
         }
         self.collect_freeing();
     }
@@ -256,10 +259,10 @@ impl<S: DeviceStream> Engine<S> {
 
     /// Empties the block caches of all streams. Waits for nothing.
     pub(crate) fn empty_caches(self: &Arc<Self>) {
-        for lane in self.lanes() {
-            lane.sweep();
-            for block in lane.take_all_kept() {
-                self.retire_block(lane.progress(), block);
+        for stream in self.streams() {
+            stream.sweep();
+            for block in stream.take_all_kept() {
+                self.retire_block(stream.progress(), block);
             }
         }
     }

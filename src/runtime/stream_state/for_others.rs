@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use super::Lane;
+use super::StreamState;
 use crate::error::Error;
 use crate::memory::reclaim::retired::Block;
 use crate::runtime::engine::DeviceStream;
 use crate::runtime::progress::{PointStream, Progress};
 
-impl PointStream for Lane {
+impl PointStream for StreamState {
     fn is_settled(&self, ticket: u64) -> bool {
-        Lane::is_settled(self, ticket)
+        StreamState::is_settled(self, ticket)
     }
 
     fn ask_after(self: &Arc<Self>, ticket: u64) {
@@ -20,31 +20,31 @@ impl PointStream for Lane {
     }
 
     fn dependency_lost(&self, ticket: u64) -> Option<Error> {
-        Lane::dependency_lost(self, ticket)
+        StreamState::dependency_lost(self, ticket)
     }
 }
 
-impl DeviceStream for Lane {
-    fn progress(&self) -> &Arc<Progress<Lane>> {
-        Lane::progress(self)
+impl DeviceStream for StreamState {
+    fn progress(&self) -> &Arc<Progress<StreamState>> {
+        StreamState::progress(self)
     }
 
     fn sweep(&self) -> bool {
-        Lane::sweep(self)
+        StreamState::sweep(self)
     }
 
     fn mourn(&self) {
-        Lane::mourn(self);
+        StreamState::mourn(self);
     }
 
     fn collect_freed(&self, mark: bool) {
-        Lane::collect_freed(self);
+        StreamState::collect_freed(self);
         if let Some(last) = self.frees_in_order().last().filter(|_| mark) {
             self.want(last.ticket);
         }
     }
 
     fn take_all_kept(&self) -> Vec<Block> {
-        Lane::take_all_kept(self)
+        StreamState::take_all_kept(self)
     }
 }

@@ -19,11 +19,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::Lane;
+use super::StreamState;
 use crate::backend::DevicePtr;
 use crate::memory::block_cache;
 use crate::memory::reclaim::retired::Block;
-use crate::runtime::event_pool::EventHandle;
+use crate::runtime::marker::Marker;
 use crate::thread::role;
 use crate::thread::role::Role;
 
@@ -46,7 +46,7 @@ pub(crate) struct InOrder {
     pub(crate) behind: u64,
 }
 
-impl Lane {
+impl StreamState {
     /// Gives up a buffer's block behind everything submitted so far, which somebody else may use behind
     /// that; never blocks.
     pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
@@ -209,10 +209,10 @@ impl Lane {
 
     /// An event at or behind `ticket`, whose operation need not be there yet, without waiting for
     /// anybody; `None` if that cannot be had, or the ticket is complete.
-    pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<(u64, EventHandle)> {
+    pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<Marker> {
         self.marker_behind(ticket).or_else(|| {
             let placed = self.try_with(|turn| {
-                if turn.lane.submitted() < ticket {
+                if turn.stream.submitted() < ticket {
                     let ticket = turn.next_ticket();
                     turn.publish(ticket, 0, false);
                 }
@@ -226,7 +226,7 @@ impl Lane {
         })
     }
 
-    /// What is left when the lane goes, whose work is complete or never will be.
+    /// What is left when the stream goes, whose work is complete or never will be.
     pub(super) fn take_left(&mut self) -> Vec<Block> {
         let freed: Vec<_> = self.freed.get_mut().queue.drain(..).collect();
         let lost = self.engine.lost().is_some();

@@ -14,27 +14,27 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Lane;
+use super::StreamState;
 
 /// The right to put work on a stream.
 #[derive(Debug)]
-pub(crate) struct LaneHandle(Arc<Lane>);
+pub(crate) struct StreamHandle(Arc<StreamState>);
 
-impl LaneHandle {
-    pub(super) fn new(lane: Arc<Lane>) -> Arc<Self> {
-        Arc::new(LaneHandle(lane))
+impl StreamHandle {
+    pub(super) fn new(stream: Arc<StreamState>) -> Arc<Self> {
+        Arc::new(StreamHandle(stream))
     }
 }
 
-impl Deref for LaneHandle {
-    type Target = Arc<Lane>;
+impl Deref for StreamHandle {
+    type Target = Arc<StreamState>;
 
-    fn deref(&self) -> &Arc<Lane> {
+    fn deref(&self) -> &Arc<StreamState> {
         &self.0
     }
 }
 
-impl Lane {
+impl StreamState {
     /// The last handle is dropped. Whoever looks after the streams keeps it while its work is pending,
     /// and lets go of it when it is complete.
     fn desert(self: &Arc<Self>) {
@@ -58,7 +58,7 @@ impl Lane {
     }
 }
 
-impl Drop for LaneHandle {
+impl Drop for StreamHandle {
     fn drop(&mut self) {
         self.0.desert();
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::lent::LentMemory;
-use super::{Lane, Payload};
+use super::{Payload, StreamState};
 use crate::backend::{Query, RawStream};
 use crate::error::DriverCode;
 use crate::runtime::event_pool::EventHandle;
@@ -21,7 +21,7 @@ use crate::thread::role;
 /// Events that a stream keeps for its next markers.
 const SPARE_EVENTS: usize = 64;
 
-impl Lane {
+impl StreamState {
     /// [`sweep`](Self::sweep), or by the poller where no driver call may be made.
     pub(crate) fn ask_here_or_there(self: &Arc<Self>) {
         if role::may_call_driver() {
@@ -41,8 +41,8 @@ impl Lane {
         if is_ours && !self.is_complete(tail) && role::may_call_driver() {
             // Under the lock: the driver answers nobody about a stream that it holds somebody up on.
             self.try_with(|turn| {
-                if turn.lane.is_through() == Ok(true) {
-                    turn.lane.progress.timeline.complete(turn.lane.submitted());
+                if turn.stream.is_through() == Ok(true) {
+                    turn.stream.progress.timeline.complete(turn.stream.submitted());
                 }
             });
         }
@@ -104,8 +104,8 @@ impl Lane {
         if !role::may_call_driver() {
             return Some(self.engine.lost().is_some());
         }
-        // SAFETY: the stream is this lane's, or its owner keeps it.
-        match unsafe { self.engine.backend.stream_query(self.stream) } {
+        // SAFETY: the driver stream is this one's, or its owner keeps it.
+        match unsafe { self.engine.backend.stream_query(self.raw) } {
             Ok(answer) => Some(answer == Query::Complete),
             Err(code) => Some(self.engine.refused(code).is_device_lost()),
         }
@@ -114,11 +114,11 @@ impl Lane {
     /// Whether the stream is ordered with the legacy default stream.
     pub(crate) fn is_blocking(&self) -> crate::Result<bool> {
         role::check("asking how a stream was made")?;
-        if self.stream.0 == RawStream::LEGACY.0 {
+        if self.raw.0 == RawStream::LEGACY.0 {
             return Ok(true);
         }
-        // SAFETY: the stream is this lane's, or its owner keeps it.
-        let info = unsafe { self.engine.backend.stream_info(self.stream) };
+        // SAFETY: the driver stream is this one's, or its owner keeps it.
+        let info = unsafe { self.engine.backend.stream_info(self.raw) };
         info.map(|info| info.blocking).map_err(|code| self.engine.refused(code))
     }
 
@@ -340,8 +340,8 @@ impl Lane {
 
     /// Whether nothing is left on the stream, by asking the driver.
     pub(super) fn is_through(&self) -> std::result::Result<bool, DriverCode> {
-        // SAFETY: the stream is this lane's, or its owner keeps it.
-        let answer = unsafe { self.engine.backend.stream_query(self.stream) }?;
+        // SAFETY: the driver stream is this one's, or its owner keeps it.
+        let answer = unsafe { self.engine.backend.stream_query(self.raw) }?;
         Ok(answer == Query::Complete)
     }
 }

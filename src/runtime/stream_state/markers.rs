@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Lane;
+use super::StreamState;
 use crate::error::{DriverCode, Result};
 use crate::runtime::event_pool::EventHandle;
+use crate::runtime::marker::Marker;
 use crate::thread::role;
 use crate::thread::role::Role;
 
-impl Lane {
+impl StreamState {
     /// Makes events before they are needed, so that the stream has `least`: beside threads that
     /// launch without a pause the driver may not come to it for 100 ms.
     pub(crate) fn stock_events(&self, least: usize) {
@@ -80,18 +81,14 @@ impl Lane {
         }
     }
 
-    /// An event at or behind `ticket`, as close behind as there is, with the ticket that it is behind;
-    /// places one at the tail if there is none. `None` if the ticket is complete. Takes the
-    /// submission lock: not while holding another stream's.
-    pub(crate) fn event_behind(
-        self: &Arc<Self>,
-        ticket: u64,
-    ) -> Result<Option<(u64, EventHandle)>> {
+    /// An event at or behind `ticket`, as close behind as there is; places one at the tail if there is
+    /// none. `None` if the ticket is complete. Takes the submission lock: not while holding another stream's.
+    pub(crate) fn event_behind(self: &Arc<Self>, ticket: u64) -> Result<Option<Marker>> {
         if self.is_complete(ticket) {
             return Ok(None);
         }
-        if let Some(event) = self.marker_behind(ticket) {
-            return Ok(Some(event));
+        if let Some(marker) = self.marker_behind(ticket) {
+            return Ok(Some(marker));
         }
         self.with(|turn| turn.place_event()).map_err(|code| self.engine.refused(code))?;
         Ok(self.marker_behind(ticket))
@@ -109,9 +106,9 @@ impl Lane {
                 && engine.checkers.held(self.looked_at()) <= 1)
     }
 
-    pub(super) fn marker_behind(&self, ticket: u64) -> Option<(u64, EventHandle)> {
+    pub(super) fn marker_behind(&self, ticket: u64) -> Option<Marker> {
         let markers = self.markers.read();
         let index = markers.queue.partition_point(|marker| marker.ticket < ticket);
-        markers.queue.get(index).map(|marker| (marker.ticket, marker.event.clone()))
+        markers.queue.get(index).cloned()
     }
 }

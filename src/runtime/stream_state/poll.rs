@@ -17,14 +17,13 @@ use std::task::{Context, Poll};
 
 use smallvec::SmallVec;
 
-use super::{ForeignWait, Lane, UNKNOWN};
+use super::{Point, StreamState, UNKNOWN};
 use crate::backend::DeviceKind;
 use crate::error::Result;
-use crate::memory::hazard::{Track, Use};
+use crate::memory::point::Track;
 use crate::runtime::coop;
 use crate::runtime::coop::Budget;
 use crate::runtime::device_state::DeviceState;
-use crate::runtime::progress::Progress;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::cadence::Plan;
 use crate::runtime::protocol::checkers::CheckPermit;
@@ -104,7 +103,7 @@ impl WaitState {
     }
 }
 
-impl Lane {
+impl StreamState {
     /// Whether `ticket` is complete; if not, sees to it that the task is polled again.
     pub(crate) fn poll_ticket(
         self: &Arc<Self>,
@@ -288,7 +287,7 @@ impl Lane {
     /// The loss of another device that `ticket` waits for, if there is one; by way of other streams as
     /// well.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
-        self.visit_foreign(ticket, |on| on.lane.lost_before(on.ticket))
+        self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket))
     }
 
     /// Whether what comes next on the stream waits for a device that is lost: as far as anybody can tell,
@@ -321,13 +320,9 @@ impl Lane {
     }
 
     /// Enters that `ticket` waits for these.
-    pub(super) fn waits_for(
-        &self,
-        ticket: u64,
-        on: impl IntoIterator<Item = Use<Arc<Progress<Lane>>>>,
-    ) {
+    pub(super) fn waits_for(&self, ticket: u64, on: impl IntoIterator<Item = Point>) {
         let mut foreign = self.foreign.lock();
-        foreign.extend(on.into_iter().map(|on| ForeignWait { ticket, on }));
+        foreign.extend(on.into_iter().map(|on| (ticket, on)));
         self.progress.set_waits_for_others(!foreign.is_empty());
     }
 
@@ -335,7 +330,7 @@ impl Lane {
     pub(super) fn visit_foreign<R>(
         &self,
         ticket: u64,
-        mut look: impl FnMut(&Use<Arc<Progress<Lane>>>) -> Option<R>,
+        mut look: impl FnMut(&Point) -> Option<R>,
     ) -> Option<R> {
         if !self.progress.waits_for_others() {
             return None;
@@ -343,7 +338,7 @@ impl Lane {
         self.forget_foreign();
         // Up to which ticket each stream was seen: streams may wait for each other to and fro. No two of
         // their locks are held at once.
-        let mut seen: SmallVec<[Use<Arc<Progress<Lane>>>; 4]> = SmallVec::new();
+        let mut seen: SmallVec<[Point; 4]> = SmallVec::new();
         let mut next = 0;
         self.collect_foreign(ticket, &mut seen);
         while let Some(on) = seen.get(next).cloned() {
@@ -351,22 +346,21 @@ impl Lane {
             if let Some(found) = look(&on) {
                 return Some(found);
             }
-            if on.lane.waits_for_others()
-                && let Some(lane) = on.lane.lane()
+            if on.stream.waits_for_others()
+                && let Some(stream) = on.stream.stream()
             {
-                lane.collect_foreign(on.ticket, &mut seen);
+                stream.collect_foreign(on.ticket, &mut seen);
             }
         }
         None
     }
 
     /// Adds what `ticket` waits for and what was not seen yet.
-    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Use<Arc<Progress<Lane>>>; 4]>) {
+    fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Point; 4]>) {
         let foreign = self.foreign.lock();
         // The newest first: a stream's earlier tickets are seen with it.
-        for wait in foreign.iter().rev().filter(|wait| wait.ticket <= ticket) {
-            let on = &wait.on;
-            if !seen.iter().any(|s| s.lane.id() == on.lane.id() && s.ticket >= on.ticket) {
+        for (_, on) in foreign.iter().rev().filter(|(waits, _)| *waits <= ticket) {
+            if !seen.iter().any(|s| s.stream.id() == on.stream.id() && s.ticket >= on.ticket) {
                 seen.push(on.clone());
             }
         }
@@ -380,7 +374,7 @@ impl Lane {
         let mut foreign = self.foreign.lock();
         // After the loss of this device nobody asks after the others.
         let lost = self.engine.lost().is_some();
-        foreign.retain(|wait| !lost && !self.is_complete(wait.ticket));
+        foreign.retain(|(ticket, _)| !lost && !self.is_complete(*ticket));
         self.progress.set_waits_for_others(!foreign.is_empty());
     }
 

@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 
 use super::freed::InOrder;
 use super::lent::LentMemory;
-use super::{Lane, Marker, Payload, UNKNOWN};
+use super::{Payload, Point, StreamState, UNKNOWN};
 use crate::error::DriverCode;
-use crate::memory::hazard::{Track, Use};
+use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Block;
 use crate::runtime::event_pool::EventHandle;
+use crate::runtime::marker::Marker;
 use crate::runtime::progress::Progress;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::submission::{Locked, Markable};
@@ -45,30 +46,30 @@ pub(crate) struct Submitter {
 }
 
 impl Markable for Submitter {
-    type Context = Lane;
+    type Context = StreamState;
 
-    fn tail(&self, lane: &Lane) -> u64 {
-        lane.submitted()
+    fn tail(&self, stream: &StreamState) -> u64 {
+        stream.submitted()
     }
 
-    fn mark_tail(&mut self, lane: &Lane) -> Option<u64> {
-        let tail = self.tail(lane);
-        if lane.is_complete(tail) {
+    fn mark_tail(&mut self, stream: &StreamState) -> Option<u64> {
+        let tail = self.tail(stream);
+        if stream.is_complete(tail) {
             return Some(tail);
         }
-        let word = lane.word.as_ref().filter(|_| lane.prefers_words());
+        let word = stream.word.as_ref().filter(|_| stream.prefers_words());
         let placed = match word {
             Some(word) => {
-                // ORDERING: Relaxed: read by `Lane::drop`, which nobody is beside. Before the call,
+                // ORDERING: Relaxed: read by `StreamState::drop`, which nobody is beside. Before the call,
                 // because one that failed may have been made all the same.
-                lane.told.store(tail, Ordering::Relaxed);
-                // SAFETY: the stream is this lane's, the word is its own until the lane is gone
+                stream.told.store(tail, Ordering::Relaxed);
+                // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
                 // and the last value was seen.
-                unsafe { lane.engine.backend.write_word(lane.stream, word.device_ptr(), tail) }
+                unsafe { stream.engine.backend.write_word(stream.raw, word.device_ptr(), tail) }
                     // ORDERING: Relaxed, as above.
-                    .inspect_err(|_| lane.told.store(UNKNOWN, Ordering::Relaxed))
+                    .inspect_err(|_| stream.told.store(UNKNOWN, Ordering::Relaxed))
             }
-            None => self.record_event(lane, tail),
+            None => self.record_event(stream, tail),
         };
         match placed {
             Ok(()) => {
@@ -76,7 +77,7 @@ impl Markable for Submitter {
                 Some(tail)
             }
             Err(code) => {
-                lane.engine.refused(code);
+                stream.engine.refused(code);
                 None
             }
         }
@@ -100,26 +101,26 @@ impl Submitter {
     /// Whether `commands` more might find the stream's queue full and block the thread. Counts what is
     /// not known to be complete.
     #[inline]
-    pub(super) fn is_crowded(&mut self, lane: &Lane, commands: u32) -> bool {
+    pub(super) fn is_crowded(&mut self, stream: &StreamState, commands: u32) -> bool {
         self.sent - self.done + u64::from(commands) > cadence::CROWDED
-            && self.is_still_crowded(lane, commands)
+            && self.is_still_crowded(stream, commands)
     }
 
     #[cold]
-    fn is_still_crowded(&mut self, lane: &Lane, commands: u32) -> bool {
+    fn is_still_crowded(&mut self, stream: &StreamState, commands: u32) -> bool {
         // On a stream that is only ever given work nobody else asks how far it is.
         if self.sent - self.asked_at >= STEP {
             self.asked_at = self.sent;
-            lane.ask_quietly();
+            stream.ask_quietly();
         }
-        let completed = lane.completed();
+        let completed = stream.completed();
         while self.sent_at.front().is_some_and(|(ticket, _)| *ticket <= completed) {
             self.pass_step();
         }
         let crowded = self.sent - self.done + u64::from(commands) > cadence::CROWDED;
-        if crowded && let Err(code) = lane.engine.stock_events() {
+        if crowded && let Err(code) = stream.engine.stock_events() {
             // While a full queue blocks this thread the driver makes no events for others.
-            lane.engine.refused(code);
+            stream.engine.refused(code);
         }
         crowded
     }
@@ -150,29 +151,33 @@ impl Submitter {
     }
 
     /// Records an event behind ticket `tail` and enters it as a marker.
-    fn record_event(&mut self, lane: &Lane, tail: u64) -> std::result::Result<(), DriverCode> {
-        let event = lane.event()?;
-        // SAFETY: the stream is this lane's; the event is pooled, so nothing is pending on it.
-        let recorded = unsafe { lane.engine.backend.event_record(event.raw(), lane.stream) };
+    fn record_event(
+        &mut self,
+        stream: &StreamState,
+        tail: u64,
+    ) -> std::result::Result<(), DriverCode> {
+        let event = stream.event()?;
+        // SAFETY: the driver stream is this one's; the event is pooled, so nothing is pending on it.
+        let recorded = unsafe { stream.engine.backend.event_record(event.raw(), stream.raw) };
         if let Err(code) = recorded {
             // It may have been recorded all the same: never to be lent again.
             event.spoil();
             return Err(code);
         }
-        self.enter(lane, tail, event);
+        self.enter(stream, tail, event);
         Ok(())
     }
 
-    fn enter(&mut self, lane: &Lane, ticket: u64, event: EventHandle) {
+    fn enter(&mut self, stream: &StreamState, ticket: u64, event: EventHandle) {
         self.touched = false;
         // `publish_mark` releases the new length: a thread that reads the submission lock's `marked` sees it.
-        lane.markers.lock().queue.push_back(Marker { ticket, event });
+        stream.markers.lock().queue.push_back(Marker { ticket, event });
     }
 }
 
 /// A stream's submission lock, held: what a submitter may do.
 pub(crate) struct Turn<'t, 'l> {
-    pub(crate) lane: &'t Arc<Lane>,
+    pub(crate) stream: &'t Arc<StreamState>,
     pub(super) locked: &'t mut Locked<'l, Submitter>,
 }
 
@@ -181,8 +186,8 @@ impl Turn<'_, '_> {
     /// marker goes in front of this one.
     #[inline]
     pub(crate) fn next_ticket(&mut self) -> u64 {
-        let tail = self.lane.submitted();
-        if self.lane.progress.timeline.held() == Some(tail) {
+        let tail = self.stream.submitted();
+        if self.stream.progress.timeline.held() == Some(tail) {
             self.mark_tail();
         }
         tail + 1
@@ -191,13 +196,13 @@ impl Turn<'_, '_> {
     /// Publishes `ticket` after its driver calls; `touched` says that it used buffers.
     #[inline]
     pub(crate) fn publish(&mut self, ticket: u64, commands: u32, touched: bool) {
-        self.lane.progress.timeline.publish(ticket);
+        self.stream.progress.timeline.publish(ticket);
         self.locked.state.count(ticket, commands);
         self.locked.state.touched |= touched;
-        if self.lane.is_shared() || (touched && self.lane.engine.is_exact()) {
+        if self.stream.is_shared() || (touched && self.stream.engine.is_exact()) {
             // A later dependency on this operation then waits for nothing behind it.
             if let Err(code) = self.place_event() {
-                self.lane.engine.refused(code);
+                self.stream.engine.refused(code);
             }
         } else if self.locked.state.sent - self.locked.state.sent_at_mark >= cadence::MARK_EVERY {
             self.mark_tail();
@@ -209,14 +214,14 @@ impl Turn<'_, '_> {
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
         if let Err(code) = self.place_event() {
-            self.lane.engine.refused(code);
+            self.stream.engine.refused(code);
         }
     }
 
     /// Whether so many more commands may find the queue full.
     #[inline]
     pub(crate) fn is_crowded(&mut self, commands: u32) -> bool {
-        self.locked.state.is_crowded(self.lane, commands)
+        self.locked.state.is_crowded(self.stream, commands)
     }
 
     /// Before an operation that may be held up by something other than this stream's own work:
@@ -232,12 +237,12 @@ impl Turn<'_, '_> {
     /// Places a marker at the tail unless one is there: an event, which costs least to submit, where
     /// there is a choice.
     pub(crate) fn mark_tail(&mut self) {
-        if self.locked.is_marked(self.lane.submitted()) {
+        if self.locked.is_marked(self.stream.submitted()) {
             return;
         }
-        let engine = &self.lane.engine;
+        let engine = &self.stream.engine;
         if engine.options.completion.always_words() {
-            self.locked.mark_tail(self.lane);
+            self.locked.mark_tail(self.stream);
         } else if let Err(code) = self.place_event() {
             engine.refused(code);
         }
@@ -245,9 +250,9 @@ impl Turn<'_, '_> {
 
     /// Places an event at the tail that other streams can wait for.
     pub(crate) fn place_event(&mut self) -> std::result::Result<(), DriverCode> {
-        let tail = self.lane.submitted();
-        if self.lane.marker_behind(tail).is_none() && !self.lane.is_complete(tail) {
-            self.locked.state.record_event(self.lane, tail)?;
+        let tail = self.stream.submitted();
+        if self.stream.marker_behind(tail).is_none() && !self.stream.is_complete(tail) {
+            self.locked.state.record_event(self.stream, tail)?;
             self.locked.state.sent_at_mark = self.locked.state.sent;
             self.locked.publish_mark(tail);
         }
@@ -256,7 +261,7 @@ impl Turn<'_, '_> {
 
     /// Enters an event that the caller recorded behind `ticket`, which it published.
     pub(crate) fn enter_event(&mut self, ticket: u64, event: EventHandle) {
-        self.locked.state.enter(self.lane, ticket, event);
+        self.locked.state.enter(self.stream, ticket, event);
         self.locked.state.sent_at_mark = self.locked.state.sent;
         self.locked.publish_mark(ticket);
     }
@@ -264,32 +269,31 @@ impl Turn<'_, '_> {
     /// Up to which ticket of another stream this one already waits.
     pub(crate) fn waited_for(&self, other: u64) -> u64 {
         let waited = &self.locked.state.waited;
-        waited.iter().find(|(lane, _)| *lane == other).map_or(0, |(_, ticket)| *ticket)
+        waited.iter().find(|(stream, _)| *stream == other).map_or(0, |(_, ticket)| *ticket)
     }
 
-    /// Makes this stream wait, on the device, for `ticket` of `other`.
+    /// Makes this stream wait, on the device, for a marker of `other`.
     pub(crate) fn wait_for(
         &mut self,
-        other: &Arc<Progress<Lane>>,
-        ticket: u64,
-        event: &EventHandle,
+        other: &Arc<Progress<StreamState>>,
+        Marker { ticket, event }: &Marker,
     ) -> std::result::Result<(), DriverCode> {
-        let backend = &self.lane.engine.backend;
-        // SAFETY: the stream is this lane's and the handle keeps the event.
-        unsafe { backend.stream_wait_event(self.lane.stream, event.raw()) }?;
-        if other.device().id != self.lane.engine.id || other.waits_for_others() {
-            let on = Use { lane: other.clone(), ticket };
-            self.lane.waits_for(self.lane.submitted() + 1, [on]);
+        let backend = &self.stream.engine.backend;
+        // SAFETY: the driver stream is this one's and the handle keeps the event.
+        unsafe { backend.stream_wait_event(self.stream.raw, event.raw()) }?;
+        if other.device().id != self.stream.engine.id || other.waits_for_others() {
+            let on = Point { stream: other.clone(), ticket: *ticket };
+            self.stream.waits_for(self.stream.submitted() + 1, [on]);
         }
         let waited = &mut self.locked.state.waited;
-        match waited.iter_mut().find(|(lane, _)| *lane == other.id()) {
-            Some((_, known)) => *known = ticket.max(*known),
+        match waited.iter_mut().find(|(stream, _)| *stream == other.id()) {
+            Some((_, known)) => *known = (*ticket).max(*known),
             None => {
                 // What is forgotten costs another wait, should it come to that.
                 if waited.len() == REMEMBERED {
                     waited.pop_front();
                 }
-                waited.push_back((other.id(), ticket));
+                waited.push_back((other.id(), *ticket));
             }
         }
         Ok(())
@@ -298,14 +302,14 @@ impl Turn<'_, '_> {
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
         // ORDERING: Relaxed: a statistic; before whoever takes the memory back subtracts it.
-        self.lane.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.lane.lent.lock().push_back(LentMemory { ticket, bytes, payload });
+        self.stream.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.stream.lent.lock().push_back(LentMemory { ticket, bytes, payload });
     }
 
     /// Frees memory behind everything submitted so far.
     pub(super) fn free(&mut self, block: Block) {
         let Block { ptr, bytes, .. } = block;
-        let engine = &self.lane.engine;
+        let engine = &self.stream.engine;
         if engine.lost().is_some() {
             engine.account.lock().release(bytes);
             return;
@@ -313,35 +317,35 @@ impl Turn<'_, '_> {
         // SAFETY: the owner gave the memory up; every use of it is on this stream, in front of
         // here, or complete.
         // STREAM: the free runs behind them.
-        if let Err(code) = unsafe { engine.backend.free(self.lane.stream, ptr) } {
+        if let Err(code) = unsafe { engine.backend.free(self.stream.raw, ptr) } {
             engine.leaked(bytes, code);
             return;
         }
-        let (mut ticket, behind) = (self.lane.submitted(), self.lane.submitted() + 1);
+        let (mut ticket, behind) = (self.stream.submitted(), self.stream.submitted() + 1);
         // On a shared stream the free may be behind work of others, which no ticket in front of it tells
         // of. Within a limit others may have to wait for the free, and for nothing behind it.
-        if self.lane.is_shared() || engine.options.memory_limit.is_some() {
+        if self.stream.is_shared() || engine.options.memory_limit.is_some() {
             self.publish(behind, 0, false);
             if let Err(code) = self.place_event() {
                 engine.refused(code);
             }
             ticket = behind;
         }
-        self.lane.enter_freed(InOrder { bytes, ticket, behind });
+        self.stream.enter_freed(InOrder { bytes, ticket, behind });
     }
 
     #[inline]
     pub(super) fn free_deferred(&mut self) {
         // Who adds one tells the poller, which comes here as well.
-        if !self.lane.deferred.is_empty() {
+        if !self.stream.deferred.is_empty() {
             self.free_all_deferred();
         }
     }
 
     fn free_all_deferred(&mut self) {
         // An allocation finds them in one place or the other; it holds this and waits for no stream.
-        let _pressing = self.lane.engine.pressing.lock();
-        let deferred = std::mem::take(&mut *self.lane.deferred.lock());
+        let _pressing = self.stream.engine.pressing.lock();
+        let deferred = std::mem::take(&mut *self.stream.deferred.lock());
         for block in deferred {
             self.free(block);
         }

@@ -6,16 +6,17 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::{Lane, UNKNOWN};
+use super::{StreamState, UNKNOWN};
 use crate::runtime::engine::Engine;
+use crate::runtime::marker::Marker;
 use crate::runtime::protocol::cadence;
 use crate::runtime::protocol::wait_queue::Notify;
 use crate::thread::contain::wake_by_ref;
 
-impl Lane {
+impl StreamState {
     // ---- the poller's side ----------------------------------------------------------------
 
-    /// Hands the lane to the poller, which looks at it when it is due to.
+    /// Hands the stream to the poller, which looks at it when it is due to.
     pub(crate) fn activate(self: &Arc<Self>) {
         let due = self.engine.now() + cadence::MARK_WITHIN_NS;
         self.call(if self.queue.hand_over() { Notify::HandOver } else { Notify::Before(due) });
@@ -34,7 +35,7 @@ impl Lane {
         }
     }
 
-    /// Takes the lane from the poller; false if there is work after all.
+    /// Takes the stream from the poller; false if there is work after all.
     pub(crate) fn deactivate(&self) -> bool {
         self.queue.give_up(|| self.has_dues() || (self.word_is_late() && !self.is_stuck()))
     }
@@ -53,10 +54,10 @@ impl Lane {
         owes && self.engine.lost().is_none() && !self.is_stuck()
     }
 
-    /// A word that is still to be written keeps its line, and so the lane.
+    /// A word that is still to be written keeps its line, and so the stream.
     pub(super) fn word_is_late(&self) -> bool {
         let Some(word) = &self.word else { return false };
-        // ORDERING: Relaxed: a hint; `Lane::drop` asks again.
+        // ORDERING: Relaxed: a hint; `StreamState::drop` asks again.
         match self.told.load(Ordering::Relaxed) {
             UNKNOWN => self.is_through() == Ok(false),
             told => word.read() < told,
@@ -157,9 +158,9 @@ impl Lane {
     /// Asks after the other devices that this stream waits for: their own pollers have no reason to,
     /// if nobody awaits anything of theirs.
     pub(super) fn ask_after_others(&self) {
-        let mut others: SmallVec<[Arc<Lane>; 2]> = SmallVec::new();
+        let mut others: SmallVec<[Arc<StreamState>; 2]> = SmallVec::new();
         self.visit_foreign(u64::MAX, |on| {
-            others.extend(on.lane.lane());
+            others.extend(on.stream.stream());
             None::<()>
         });
         for other in others {
@@ -175,16 +176,16 @@ impl Lane {
         if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
             return;
         }
-        let mut event = self.marker_behind(ticket);
-        if event.is_none() {
+        let mut marker = self.marker_behind(ticket);
+        if marker.is_none() {
             // Words have no event to wait for: place one.
             self.try_with(|turn| turn.place_event().ok());
-            event = self.marker_behind(ticket);
+            marker = self.marker_behind(ticket);
         }
-        let Some((_, event)) = event else { return };
+        let Some(Marker { event, .. }) = marker else { return };
         let engine = &self.engine;
         let Some(bell) = engine.bells.take() else { return };
-        let no_doorbell = |engine: &Engine<Lane>, code| {
+        let no_doorbell = |engine: &Engine<StreamState>, code| {
             let error = engine.refused(code);
             tracing::debug!(device = engine.label(), %error, "no doorbell");
         };
@@ -193,10 +194,10 @@ impl Lane {
         }
         // ORDERING: Relaxed, as above.
         self.armed.store(ticket, Ordering::Relaxed);
-        let lane = Arc::downgrade(self);
+        let stream = Arc::downgrade(self);
         engine.errand(move |engine| {
             // It may have been complete long before.
-            if lane.upgrade().is_none_or(|lane| lane.is_complete(ticket)) {
+            if stream.upgrade().is_none_or(|stream| stream.is_complete(ticket)) {
                 bell.disarm();
             } else if let Err(code) = bell.arm(&*engine.backend) {
                 no_doorbell(engine, code);
