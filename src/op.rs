@@ -406,7 +406,7 @@ impl<T> Op<T> {
     }
 
     fn is_checking(&self) -> bool {
-        matches!(&self.state, OpState::Pending(pending) if pending.wait.is_checking())
+        matches!(&self.state, OpState::Pending(pending) if pending.wait.comes_again())
     }
 }
 

@@ -34,47 +34,47 @@ use crate::thread::role;
 /// What a future remembers between polls.
 #[derive(Debug, Default)]
 pub(crate) struct WaitState {
+    /// The stream has it.
     key: Option<WaiterKey>,
-    /// To check, or to stay awake.
-    permit: Option<CheckPermit>,
-    /// When it last checked.
-    checked_at: u64,
+    stage: Stage,
     /// Times that it checked, each for a while.
     checks: u8,
-    stage: Stage,
     /// Polled by a thread that has nothing else to do.
     blocking: bool,
     /// The task's: kept here because there is room.
     pub(crate) budget: Budget,
 }
 
-/// How far a future came.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The states of the table.
+#[derive(Clone, Copy, Debug, Default)]
 enum Stage {
     /// It was not polled.
     #[default]
     New,
     /// An earlier point of its operation is complete: whoever had to go first did.
     Next,
+    /// Others look for it.
+    Waiting,
     /// It let others go first, and looks when it is polled again.
     PutOff,
-    Begun,
+    /// It is polled again and again, and looks each time.
+    Checking { permit: CheckPermit, checked_at: u64 },
     /// It is polled again and again, and looks at nothing.
-    Awake,
+    Awake(CheckPermit),
 }
 
 /// Checks for one future; the poller does the rest.
 const CHECKS: u8 = 4;
 
 impl WaitState {
-    /// Whether the task looks for itself: it is polled again without being woken.
-    pub(crate) fn is_checking(&self) -> bool {
-        self.permit.is_some() || self.stage == Stage::PutOff
+    /// Whether the task is polled again without being woken.
+    pub(crate) fn comes_again(&self) -> bool {
+        matches!(self.stage, Stage::PutOff | Stage::Checking { .. } | Stage::Awake(_))
     }
 
-    /// Whether the stream knows of it.
+    /// Whether the stream or the device knows of it.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.key.is_some() || self.permit.is_some()
+        self.key.is_some() || matches!(self.stage, Stage::Checking { .. } | Stage::Awake(_))
     }
 
     /// Leaves the looking to the poller from the first poll on.
@@ -91,7 +91,7 @@ impl WaitState {
 
     /// The stream is gone, which wakes whoever waited for it.
     pub(crate) fn forget_gone(&mut self, device: &DeviceState) {
-        self.permit = None;
+        self.stage = Stage::Waiting;
         if self.key.take().is_some() {
             device.backlog.leave();
         }
@@ -120,14 +120,17 @@ impl StreamState {
             return Poll::Ready(outcome);
         }
         let now = self.engine.now();
-        let stage = std::mem::replace(&mut wait.stage, Stage::Begun);
-        if stage == Stage::Awake && self.stays_awake(wait, cx, now) {
-            return Poll::Pending;
-        }
-        let is_entered = was_entered && wait.permit.is_none() && self.is_entered(wait, cx);
-        // Woken for nothing; or ahead of time, to check.
-        if is_entered && stage == Stage::Begun && !self.is_alerted(now) {
-            return Poll::Pending;
+        let stage = wait.stage;
+        match stage {
+            Stage::Awake(permit) if self.stays_awake(permit, wait, cx, now) => {
+                return Poll::Pending;
+            }
+            // Woken for nothing, unless it is ahead of time, to check.
+            Stage::Waiting if was_entered && self.is_entered(wait, cx) && !self.is_alerted(now) => {
+                return Poll::Pending;
+            }
+            Stage::Checking { .. } => {}
+            _ => wait.stage = Stage::Waiting,
         }
         self.want(ticket);
         // In a host function it only registers: the poller asks, places the marker, and wakes.
@@ -139,14 +142,14 @@ impl StreamState {
             // ORDERING: Relaxed: a time, for guesses.
             self.pace.head_since.store(now, Ordering::Relaxed);
         }
-        if stage == Stage::New && may_ask && self.lets_others_go(wait) {
+        let put_off = matches!(stage, Stage::New) && may_ask && self.lets_others_go(wait);
+        if put_off {
             wait.stage = Stage::PutOff;
         }
-        let put_off = wait.stage == Stage::PutOff;
         let may_look = may_ask && !put_off;
         let checking = may_look && self.may_check(wait, now);
         // If others wait, somebody looks for them.
-        let comes_to_look = || stage == Stage::PutOff || !self.queue.is_waited_for();
+        let comes_to_look = || matches!(stage, Stage::PutOff) || !self.queue.is_waited_for();
         let looks = checking || (may_look && comes_to_look());
         if looks && self.look(now) {
             let outcome = self.outcome(ticket);
@@ -192,7 +195,8 @@ impl StreamState {
     /// the core from whom it waits for: from the poller while it looks at nothing itself, and on a host device from the
     /// streams, which are threads.
     fn yield_now(&self, wait: &WaitState, cx: &mut Context<'_>) {
-        if wait.stage == Stage::Awake || self.engine.state.kind == DeviceKind::Host {
+        let is_awake = matches!(wait.stage, Stage::Awake(_));
+        if is_awake || self.engine.state.kind == DeviceKind::Host {
             std::thread::yield_now();
         }
         coop::yield_now(cx);
@@ -204,28 +208,28 @@ impl StreamState {
         if options.stepped || !options.completion.checks() {
             return false;
         }
-        wait.permit = self.engine.checkers.stay_awake(now);
-        if wait.permit.is_some() {
-            wait.stage = Stage::Awake;
-        }
-        wait.permit.is_some()
+        let permit = self.engine.checkers.stay_awake(now);
+        permit.map(|permit| wait.stage = Stage::Awake(permit)).is_some()
     }
 
     /// Whether the task goes on to stay awake, and is polled again.
     #[cold]
-    fn stays_awake(&self, wait: &mut WaitState, cx: &mut Context<'_>, now: u64) -> bool {
-        let Some(permit) = wait.permit.take() else { return false };
+    fn stays_awake(
+        &self,
+        permit: CheckPermit,
+        wait: &mut WaitState,
+        cx: &mut Context<'_>,
+        now: u64,
+    ) -> bool {
         let may_ask = role::may_call_driver();
-        if may_ask && !self.is_alerted(now) && self.is_entered(wait, cx) {
-            wait.permit = self.engine.checkers.keep_awake(permit, now);
-        } else {
+        if !may_ask || self.is_alerted(now) || !self.is_entered(wait, cx) {
             self.engine.checkers.leave(permit);
+            return false;
         }
-        if wait.permit.is_some() {
-            wait.stage = Stage::Awake;
-            self.yield_now(wait, cx);
-        }
-        wait.permit.is_some()
+        let Some(permit) = self.engine.checkers.keep_awake(permit, now) else { return false };
+        wait.stage = Stage::Awake(permit);
+        self.yield_now(wait, cx);
+        true
     }
 
     /// Whether the stream has the future, with this waker. If it was taken out, it was woken, and is
@@ -380,11 +384,11 @@ impl StreamState {
 
     /// Whether the task looks for itself now: it goes on with a check, or begins one.
     fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
-        if let Some(permit) = wait.permit {
+        if let Stage::Checking { permit, checked_at } = wait.stage {
             // An executor that has other things to do: the poller looks by now.
-            let is_late = now.saturating_sub(wait.checked_at) > cadence::CHECK_AGAIN_NS;
-            wait.checked_at = now;
+            let is_late = now.saturating_sub(checked_at) > cadence::CHECK_AGAIN_NS;
             if now < permit.until() && !is_late {
+                wait.stage = Stage::Checking { permit, checked_at: now };
                 // ORDERING: Relaxed: a time, for guesses.
                 self.pace.checked_at.store(now, Ordering::Relaxed);
                 return true;
@@ -409,14 +413,13 @@ impl StreamState {
         if !self.is_worth_a_check(&plan, now) {
             return false;
         }
-        wait.permit = self.engine.checkers.enter(now, since + until_ns);
-        if wait.permit.is_some() {
-            wait.checks += 1;
-            wait.checked_at = now;
-            // ORDERING: Relaxed: a time, for guesses.
-            self.pace.checked_at.store(now, Ordering::Relaxed);
-        }
-        wait.permit.is_some()
+        let permit = self.engine.checkers.enter(now, since + until_ns);
+        let Some(permit) = permit else { return false };
+        wait.stage = Stage::Checking { permit, checked_at: now };
+        wait.checks += 1;
+        // ORDERING: Relaxed: a time, for guesses.
+        self.pace.checked_at.store(now, Ordering::Relaxed);
+        true
     }
 
     /// A length that does not repeat is no reason to check, but to have one task awake.
@@ -425,7 +428,8 @@ impl StreamState {
     }
 
     fn stop_checking(&self, wait: &mut WaitState) {
-        if let Some(permit) = wait.permit.take() {
+        if let Stage::Checking { permit, .. } | Stage::Awake(permit) = wait.stage {
+            wait.stage = Stage::Waiting;
             self.engine.checkers.leave(permit);
             // ORDERING: Relaxed: a time, for guesses.
             self.pace.checked_at.store(0, Ordering::Relaxed);
