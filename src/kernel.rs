@@ -84,6 +84,7 @@ type Check<S> = dyn Fn(&LaunchConfig, &<S as Signature>::Shapes) -> bool + Send 
 pub trait LaunchOn: sealed::Sealed {
     /// What a launch returns.
     type Launched;
+
     #[doc(hidden)]
     #[track_caller]
     fn launch_kernel<'k, S: Signature>(
@@ -91,7 +92,13 @@ pub trait LaunchOn: sealed::Sealed {
         kernel: &'k Kernel<S>,
         config: LaunchConfig,
         args: impl Args<'k, S>,
-    ) -> Self::Launched;
+    ) -> Self::Launched {
+        self.batch_of_one(|queue| kernel.submit(queue, config, args))
+    }
+
+    #[doc(hidden)]
+    #[track_caller]
+    fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Self::Launched;
 }
 
 mod sealed {
@@ -214,7 +221,7 @@ impl<S: Signature> Kernel<S> {
         Ok(())
     }
 
-    /// Puts a launch on the queue's stream; true if there was anything to launch.
+    /// Puts a launch on the queue's stream, unless its grid is empty.
     fn submit<'k>(
         &'k self,
         queue: &Queue<'_>,
@@ -270,26 +277,16 @@ impl<S: Signature> fmt::Debug for Kernel<S> {
 impl LaunchOn for Stream {
     type Launched = Op<()>;
 
-    fn launch_kernel<'k, S: Signature>(
-        &self,
-        kernel: &'k Kernel<S>,
-        config: LaunchConfig,
-        args: impl Args<'k, S>,
-    ) -> Op<()> {
-        self.batch(|queue| kernel.submit(queue, config, args))
+    fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
+        self.batch(put)
     }
 }
 
 impl LaunchOn for PooledStream {
     type Launched = Op<()>;
 
-    fn launch_kernel<'k, S: Signature>(
-        &self,
-        kernel: &'k Kernel<S>,
-        config: LaunchConfig,
-        args: impl Args<'k, S>,
-    ) -> Op<()> {
-        (**self).launch_kernel(kernel, config, args)
+    fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
+        self.batch(put)
     }
 }
 
@@ -297,30 +294,38 @@ impl LaunchOn for PooledStream {
 impl LaunchOn for Device {
     type Launched = Op<()>;
 
-    fn launch_kernel<'k, S: Signature>(
-        &self,
-        kernel: &'k Kernel<S>,
-        config: LaunchConfig,
-        args: impl Args<'k, S>,
-    ) -> Op<()> {
-        self.current_stream().launch_kernel(kernel, config, args)
+    fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
+        self.batch(put)
     }
 }
 
 impl LaunchOn for Queue<'_> {
     type Launched = Result<()>;
 
-    fn launch_kernel<'k, S: Signature>(
-        &self,
-        kernel: &'k Kernel<S>,
-        config: LaunchConfig,
-        args: impl Args<'k, S>,
-    ) -> Result<()> {
-        kernel.submit(self, config, args)
+    fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<()> {
+        put(self)
     }
 }
 
-impl Stream {
+/// Makes the method `launch`, which needs no trait in scope.
+macro_rules! launch {
+    ($($(#[$meta:meta])* $on:ty;)+) => {$(
+        impl $on {
+            $(#[$meta])*
+            #[track_caller]
+            pub fn launch<'k, S: Signature>(
+                &self,
+                kernel: &'k Kernel<S>,
+                config: LaunchConfig,
+                args: impl Args<'k, S>,
+            ) -> <Self as LaunchOn>::Launched {
+                self.launch_kernel(kernel, config, args)
+            }
+        }
+    )+};
+}
+
+launch! {
     /// Puts a kernel launch on the stream. Ready proves *complete on the device*.
     ///
     /// Buffers are borrowed for the call only: `&x` for [`In`](crate::In), `&mut y` for
@@ -345,47 +350,18 @@ impl Stream {
     ///
     /// # Source
     /// `cuLaunchKernel`; `cuLaunchCooperativeKernel`; with clusters, `cuLaunchKernelEx`.
-    #[track_caller]
-    pub fn launch<'k, S: Signature>(
-        &self,
-        kernel: &'k Kernel<S>,
-        config: LaunchConfig,
-        args: impl Args<'k, S>,
-    ) -> Op<()> {
-        self.launch_kernel(kernel, config, args)
-    }
-}
-
-impl Device {
+    Stream;
     /// Puts a kernel launch on the [current stream](Device::current_stream); see
     /// [`Stream::launch`].
     ///
     /// # Errors
     /// As [`Stream::launch`].
-    #[track_caller]
-    pub fn launch<'k, S: Signature>(
-        &self,
-        kernel: &'k Kernel<S>,
-        config: LaunchConfig,
-        args: impl Args<'k, S>,
-    ) -> Op<()> {
-        self.launch_kernel(kernel, config, args)
-    }
-}
-
-impl Queue<'_> {
-    /// See [`Stream::launch`].
+    Device;
+    /// Puts a kernel launch on the stream of the batch; see [`Stream::launch`].
     ///
     /// # Errors
     /// As [`Stream::launch`].
-    pub fn launch<'k, S: Signature>(
-        &self,
-        kernel: &'k Kernel<S>,
-        config: LaunchConfig,
-        args: impl Args<'k, S>,
-    ) -> Result<()> {
-        self.launch_kernel(kernel, config, args)
-    }
+    Queue<'_>;
 }
 
 fn no_implementation(kernel: &str, engine: &Engine) -> crate::Error {

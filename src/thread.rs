@@ -2,7 +2,8 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`worker`] | which work is done off the executor, and by how many threads |
+//! | [`worker`] | what a background thread is; work that has one for itself |
+//! | [`crew`] | which work of a device is done off the executor, and by how many threads |
 //! | [`reaper`] | what users lent is dropped by a thread of its own |
 //! | [`contain`] | a panic of foreign code ends no thread |
 //! | [`role`] | what code on this thread may do |
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod contain;
+pub(crate) mod crew;
 pub(crate) mod exit;
 pub(crate) mod reaper;
 pub(crate) mod role;

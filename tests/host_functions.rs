@@ -712,6 +712,9 @@ impl Surface {
                 (owners, is_trait) = (vec![module.clone()], false);
             } else if code.starts_with("verbs! {") {
                 owners = vec!["Stream".to_owned(), "Device".to_owned()];
+            } else if code.starts_with("impl $on {") {
+                // What `launch!` makes.
+                owners = ["Stream", "Device", "Queue"].map(str::to_owned).to_vec();
             } else if code.starts_with("kernel! {") {
                 owners = Vec::new();
             } else if code.starts_with("impl") {

@@ -42,8 +42,7 @@ use cudarc::driver::CudaContext;
 
 use super::{Backend, DeviceKind, DriverResult, Limits, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
-use crate::thread::contain;
-use crate::thread::exit::ExitGuard;
+use crate::thread::exit;
 use crate::thread::role;
 
 /// A flag of `cuStreamCreate`.
@@ -277,7 +276,7 @@ impl Drop for CudaBackend {
     fn drop(&mut self) {
         let Some(context) = self.context.take() else { return };
         // ORDERING: Relaxed, see `abandon`.
-        if crate::thread::exit::begun() || self.abandoned.load(Ordering::Relaxed) {
+        if exit::begun() || self.abandoned.load(Ordering::Relaxed) {
             // No driver call after `main`, nor on a device that faulted: the context goes with the
             // process.
             std::mem::forget(context);
@@ -303,11 +302,6 @@ impl Drop for CudaBackend {
         }
         // The last handle of the device went in a host function. Without a thread, or with the process
         // ending, the context goes with the process.
-        let Some(in_driver) = ExitGuard::in_driver() else { return };
-        let act = move || {
-            release();
-            drop(in_driver);
-        };
-        contain::spawn("gpu-await-close", act).ok();
+        exit::last_act(release);
     }
 }

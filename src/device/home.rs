@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::memory::pinned_pool::PinnedPool;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::runtime::{Engine, Point};
+use crate::thread::crew::Crew;
 use crate::thread::role;
-use crate::thread::worker::Crew;
 
 /// The homes that have a stream for the current thread.
 struct Homes(RefCell<Vec<(ThreadId, Weak<Home>)>>);

@@ -34,8 +34,9 @@ use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::stream_state::LentBlock;
 use crate::system;
+use crate::thread::crew::Crew;
 use crate::thread::role;
-use crate::thread::worker::{Crew, detach};
+use crate::thread::worker::detach;
 
 /// The largest block that is cut from a slab.
 pub(super) const MOST_CUT_BYTES: usize = SLAB_BYTES / 2;

@@ -5,31 +5,32 @@
 //! the batcher.
 #![forbid(unsafe_code)]
 
-use std::sync::OnceLock;
 use std::task::Waker;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use crate::system;
 use crate::thread::contain;
+use crate::thread::worker::Worker;
 
 /// Whom to wake, and when.
 type Set = (Instant, Waker);
 
-#[derive(Default)]
 pub(crate) struct Timer {
-    thread: OnceLock<Option<Sender<Set>>>,
+    worker: Worker<Set>,
+}
+
+impl Default for Timer {
+    fn default() -> Self {
+        Timer { worker: Worker::new("gpu-await-batch") }
+    }
 }
 
 impl Timer {
     /// Wakes `waker` at `at`, instead of what was set before; false if there is no thread to be had.
     pub(crate) fn set(&self, at: Instant, waker: Waker) -> bool {
-        let thread = self.thread.get_or_init(|| {
-            let (sender, receiver) = unbounded();
-            contain::spawn("gpu-await-batch", move || run(&receiver)).ok().map(|_| sender)
-        });
-        thread.as_ref().is_some_and(|thread| thread.send((at, waker)).is_ok())
+        self.worker.send((at, waker), run).is_ok()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Copies between the device and ordinary (pageable) host memory, off the executor.
 //!
 //! The driver copies pageable memory with the calling thread, at a fraction of the link's speed. Here
-//! the data is cut into parts; a few threads of the device's ([`Crew`](crate::thread::worker::Crew)) copy
+//! the data is cut into parts; a few threads of the device's ([`Crew`](crate::thread::crew::Crew)) copy
 //! parts between pageable and pinned memory while others are on the link. The calling task only
 //! submits copies and hands out parts.
 //!
@@ -41,8 +41,9 @@ use crate::op::Op;
 use crate::runtime::coop;
 use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
+use crate::thread::crew::Line;
 use crate::thread::role;
-use crate::thread::worker::{Line, Offloaded, Unwanted};
+use crate::thread::worker::{Offloaded, Unwanted};
 
 /// What is copied in one go: long beside a wake-up, short beside the whole.
 const PART_BYTES: usize = 2 << 20;

@@ -5,28 +5,21 @@
 //! to another such thread. It starts when something is first sent.
 #![forbid(unsafe_code)]
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_channel::{Sender, unbounded};
-
-use crate::thread::contain;
 use crate::thread::exit::ExitGuard;
-
-/// Something to be dropped elsewhere, or a last act that makes driver calls.
-pub(crate) type Remains = Box<dyn FnOnce() + Send>;
+use crate::thread::worker::{self, Task, Worker};
 
 pub(crate) struct Reaper {
+    worker: Worker<Task>,
     /// How much was leaked because the system gave no thread.
     leaked: AtomicU64,
-    thread: &'static str,
-    queue: OnceLock<Option<Sender<Remains>>>,
 }
 
 impl Reaper {
     /// One whose thread has that name.
     pub(crate) fn new(thread: &'static str) -> Self {
-        Reaper { leaked: AtomicU64::new(0), thread, queue: OnceLock::new() }
+        Reaper { worker: Worker::new(thread), leaked: AtomicU64::new(0) }
     }
 
     /// How much was leaked because the system gave no thread.
@@ -46,25 +39,14 @@ impl Reaper {
     }
 
     /// Runs `remains` on the reaper's thread, unless the process ends before.
-    pub(crate) fn enqueue(&self, remains: Remains) {
-        let queue = self.queue.get_or_init(|| {
-            let (sender, receiver) = unbounded::<Remains>();
-            let spawned = contain::spawn(self.thread, move || receiver.iter().for_each(bury));
-            spawned.ok().map(|_| sender)
-        });
-        match queue {
-            // A thread that cannot be had: leaking is the lesser evil, and it is counted. Not logged:
-            // the caller may hold a lock.
-            None => {
-                // ORDERING: Relaxed, as above.
-                self.leaked.fetch_add(1, Ordering::Relaxed);
-                std::mem::forget(remains);
-            }
-            Some(queue) => {
-                if let Err(unsent) = queue.send(remains) {
-                    std::mem::forget(unsent);
-                }
-            }
+    pub(crate) fn enqueue(&self, remains: Task) {
+        let bury =
+            |remains: &crossbeam_channel::Receiver<Task>| remains.iter().for_each(worker::run);
+        if let Err(unsent) = self.worker.send(remains, bury) {
+            // Leaking is the lesser evil, and it is counted. Not logged: the caller may hold a lock.
+            // ORDERING: Relaxed, as above.
+            self.leaked.fetch_add(1, Ordering::Relaxed);
+            std::mem::forget(unsent);
         }
     }
 
@@ -72,8 +54,4 @@ impl Reaper {
     pub(crate) fn drop_later(&self, value: Box<dyn std::any::Any + Send>) {
         self.send(move || drop(value));
     }
-}
-
-fn bury(remains: Remains) {
-    contain::contain("the drop of a value that was lent to a stream", remains);
 }

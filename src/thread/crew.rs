@@ -1,0 +1,175 @@
+//! A device's threads for host copies, and for calls that something holds up.
+//!
+//! | work | threads |
+//! |---|---|
+//! | copying between pageable and pinned memory ([`Crew::run`]) | the device's few |
+//! | what a busy stream or the driver may hold up ([`Crew::offload`]) | one for each [`Line`] that has some, however much that is |
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+
+use super::contain;
+use super::worker::{Offloaded, Task, Unwanted, Worker, detach, package, run};
+
+/// The name of its threads.
+const NAME: &str = "gpu-await-staging";
+
+/// A device's few threads for host copies. The first starts with the device, because a future's poll has
+/// no time to make one; each starts the next when it gets its first task. They end with the device.
+pub(crate) struct Crew {
+    /// How many threads there are: half of the cores, at least 2 and at most 8. One copies about
+    /// 10 GB/s and a GPU's link takes 55.
+    threads: usize,
+    worker: Worker<Task>,
+    /// Those that have a thread.
+    lines: Mutex<HashMap<Line, VecDeque<Task>>>,
+    /// Pieces of pinned memory that were asked for.
+    pinned: AtomicUsize,
+}
+
+/// Work that is held up by the same thing, and so is done one after the other, in the order of the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Line {
+    /// A stream, by its id.
+    Stream(u64),
+    /// Making pinned memory: as many as a device has threads.
+    Pinned(usize),
+}
+
+impl Crew {
+    /// Asks the system how many cores there are: not in a poll, it reads files for that.
+    pub(crate) fn new() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Crew {
+            threads: (cores / 2).clamp(2, 8),
+            worker: Worker::new(NAME),
+            lines: Mutex::default(),
+            pinned: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Starts the first thread, unless it runs; otherwise the first task does.
+    pub(crate) fn start(&self) {
+        self.worker.start(work(self.threads));
+    }
+
+    /// Runs `work` on one of the threads, in the order of the calls.
+    pub(crate) fn run<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Offloaded<R> {
+        let (task, result) = package(Unwanted::IsDone, work);
+        self.send(Box::new(task));
+        result
+    }
+
+    /// Runs `work` on the thread of a line, which is there while the line has work. One of the crew makes
+    /// it: that may take longer than a poll has.
+    pub(crate) fn offload<R: Send + 'static>(
+        self: &Arc<Self>,
+        line: Line,
+        unwanted: Unwanted,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Offloaded<R> {
+        let (task, result) = package(unwanted, work);
+        let task: Task = Box::new(task);
+        let is_first = match self.lines.lock().entry(line) {
+            Entry::Occupied(mut tasks) => {
+                tasks.get_mut().push_back(task);
+                false
+            }
+            Entry::Vacant(tasks) => {
+                tasks.insert(VecDeque::from([task]));
+                true
+            }
+        };
+        if is_first {
+            let worker = LineWorker { crew: self.clone(), line, ended: false };
+            // Refused, the line is dropped, and whoever waits for it sees that.
+            self.send(Box::new(move || drop(detach(move || worker.run()))));
+        }
+        result
+    }
+
+    /// Runs `work` on a new thread, which a thread of the crew spawns. The result is dropped.
+    pub(crate) fn detach(&self, work: impl FnOnce() + Send + 'static) {
+        self.send(Box::new(move || drop(detach(work))));
+    }
+
+    /// The line for the next piece of pinned memory.
+    pub(crate) fn next_of_pinned(&self) -> Line {
+        // ORDERING: Relaxed: any of them will do.
+        Line::Pinned(self.pinned.fetch_add(1, Ordering::Relaxed) % self.threads)
+    }
+
+    /// Drops `value` on one of the threads: giving much memory back to the system takes long.
+    pub(crate) fn drop_there(&self, value: impl Send + 'static) {
+        self.send(Box::new(move || drop(value)));
+    }
+
+    fn send(&self, task: Task) {
+        // Without any thread the task is dropped here, and whoever waits for it sees that.
+        drop(self.worker.send(task, work(self.threads)));
+    }
+}
+
+/// Who does the work of a line.
+struct LineWorker {
+    crew: Arc<Crew>,
+    line: Line,
+    ended: bool,
+}
+
+impl LineWorker {
+    fn run(mut self) {
+        while let Some(task) = self.next() {
+            run(task);
+        }
+    }
+
+    fn next(&mut self) -> Option<Task> {
+        let mut lines = self.crew.lines.lock();
+        let task = lines.get_mut(&self.line).and_then(VecDeque::pop_front);
+        if task.is_none() {
+            // Under the lock: what comes next has a thread of its own.
+            lines.remove(&self.line);
+            self.ended = true;
+        }
+        task
+    }
+}
+
+impl Drop for LineWorker {
+    fn drop(&mut self) {
+        if !self.ended {
+            // There is no thread, or the process is ending.
+            let left = self.crew.lines.lock().remove(&self.line);
+            drop(left);
+        }
+    }
+}
+
+/// What a thread does of which there are to be so many in all: with its first task it starts the next one.
+fn work(threads: usize) -> impl FnOnce(&Receiver<Task>) + Send + 'static {
+    move |tasks| {
+        let mut is_first = true;
+        for task in tasks {
+            if std::mem::take(&mut is_first) && threads > 1 {
+                let (tasks, work) = (tasks.clone(), work(threads - 1));
+                // Refused: those that there are do the work.
+                contain::spawn(NAME, move || work(&tasks)).ok();
+            }
+            run(task);
+        }
+    }
+}
