@@ -73,7 +73,7 @@ pub struct Stream {
     home: Arc<Home>,
     /// Of a scope's stream that could not be ordered behind what was current: it refuses work.
     refused: Option<Error>,
-    /// Of a stream pool's: the place in it that this handle and its clones hold.
+    /// Of a stream pool's: the permit of it that this handle and its clones hold.
     lease: Option<Arc<Lease>>,
 }
 
@@ -106,7 +106,7 @@ impl Stream {
         self
     }
 
-    /// The same stream, holding a place in a pool.
+    /// The same stream, holding a permit of a pool.
     pub(crate) fn leased(&self, lease: Lease) -> Self {
         let (state, home) = (self.state.clone(), self.home.clone());
         Stream { state, home, refused: None, lease: Some(Arc::new(lease)) }

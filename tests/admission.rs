@@ -21,7 +21,7 @@ use proptest::prelude::*;
 
 const LIMIT: usize = 3;
 const MAX_WAITING: usize = 5;
-const SEATS: [Class; 3] = [Class::Normal, Class::Normal, Class::Urgent];
+const SLOTS: [Class; 3] = [Class::Normal, Class::Normal, Class::High];
 
 /// Somebody who wants to get in.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +41,7 @@ enum Step {
 }
 
 fn class() -> impl Strategy<Value = Class> {
-    prop_oneof![3 => Just(Class::Normal), 1 => Just(Class::Urgent)]
+    prop_oneof![3 => Just(Class::Normal), 1 => Just(Class::High)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -58,7 +58,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn with_losses() -> impl Strategy<Value = Step> {
-    prop_oneof![20 => step(), 1 => (0..SEATS.len()).prop_map(Step::Lose)]
+    prop_oneof![20 => step(), 1 => (0..SLOTS.len()).prop_map(Step::Lose)]
 }
 
 /// The pool, with who is in it.
@@ -70,7 +70,7 @@ struct House {
 
 impl House {
     fn new() -> Self {
-        let admission = Admission::new(LIMIT, MAX_WAITING, SEATS);
+        let admission = Admission::new(LIMIT, MAX_WAITING, SLOTS);
         House { admission, guests: Vec::new(), lost: Vec::new() }
     }
 
@@ -80,10 +80,10 @@ impl House {
             Step::Enter(class, patience) => {
                 let (waiting, taken) = (self.admission.waiting(), self.admission.taken());
                 match self.admission.enter(class, patience) {
-                    Entered::In(seat) => {
+                    Entered::In(slot) => {
                         prop_assert!(taken < LIMIT && waiting == 0);
-                        self.check_seat(seat, class)?;
-                        self.guests.push(Guest::In(seat));
+                        self.check_slot(slot, class)?;
+                        self.guests.push(Guest::In(slot));
                     }
                     Entered::Waits(key) => {
                         prop_assert_eq!(taken, LIMIT);
@@ -97,27 +97,27 @@ impl House {
                         prop_assert_ne!(patience, Patience::Always);
                         prop_assert!(patience == Patience::Never || waiting >= MAX_WAITING);
                     }
-                    Entered::Gone => prop_assert_eq!(self.lost.len(), SEATS.len()),
+                    Entered::Gone => prop_assert_eq!(self.lost.len(), SLOTS.len()),
                     Entered::Closed => prop_assert!(false, "nobody closed it"),
                 }
             }
             Step::Poll(which) => {
                 let waiting = |guest: &Guest| matches!(guest, Guest::Waiting(..));
-                let places: Vec<_> =
+                let permits: Vec<_> =
                     (0..self.guests.len()).filter(|at| waiting(&self.guests[*at])).collect();
-                if places.is_empty() {
+                if permits.is_empty() {
                     return Ok(());
                 }
-                let at = places[which % places.len()];
+                let at = permits[which % permits.len()];
                 let Guest::Waiting(key, class) = self.guests[at] else { return Ok(()) };
                 match self.admission.poll(key, Waker::noop().clone()).0 {
                     Waited::Wait => {}
-                    Waited::In(seat) => {
-                        self.guests[at] = Guest::In(seat);
-                        self.check_class(seat, class)?;
+                    Waited::In(slot) => {
+                        self.guests[at] = Guest::In(slot);
+                        self.check_class(slot, class)?;
                     }
                     Waited::Gone => {
-                        prop_assert_eq!(self.lost.len(), SEATS.len());
+                        prop_assert_eq!(self.lost.len(), SLOTS.len());
                         self.guests.remove(at);
                     }
                     Waited::Closed => prop_assert!(false, "nobody closed it"),
@@ -129,12 +129,12 @@ impl House {
                 }
                 match self.guests.remove(which % self.guests.len()) {
                     Guest::Waiting(key, _) => drop(self.admission.leave(key)),
-                    Guest::In(seat) => drop(self.admission.give_back(seat)),
+                    Guest::In(slot) => drop(self.admission.give_back(slot)),
                 }
             }
-            Step::Lose(seat) => {
-                drop(self.admission.lose(seat));
-                self.lost.push(seat);
+            Step::Lose(slot) => {
+                drop(self.admission.lose(slot));
+                self.lost.push(slot);
                 self.lost.sort_unstable();
                 self.lost.dedup();
             }
@@ -142,20 +142,20 @@ impl House {
         Ok(())
     }
 
-    /// A seat that was just given: of its class, and none has fewer.
-    fn check_seat(&self, seat: usize, class: Class) -> Result<(), TestCaseError> {
-        self.check_class(seat, class)?;
-        let before = self.admission.taken_on(seat) - 1;
-        for other in (0..SEATS.len()).filter(|other| SEATS[*other] == SEATS[seat] && *other != seat)
+    /// A slot that was just given: of its class, and none has fewer.
+    fn check_slot(&self, slot: usize, class: Class) -> Result<(), TestCaseError> {
+        self.check_class(slot, class)?;
+        let before = self.admission.taken_on(slot) - 1;
+        for other in (0..SLOTS.len()).filter(|other| SLOTS[*other] == SLOTS[slot] && *other != slot)
         {
             prop_assert!(self.lost.contains(&other) || before <= self.admission.taken_on(other));
         }
         Ok(())
     }
 
-    fn check_class(&self, seat: usize, class: Class) -> Result<(), TestCaseError> {
-        let has_class = (0..SEATS.len()).any(|s| SEATS[s] == class && !self.lost.contains(&s));
-        prop_assert!(SEATS[seat] == class || !has_class || !self.lost.is_empty());
+    fn check_class(&self, slot: usize, class: Class) -> Result<(), TestCaseError> {
+        let has_class = (0..SLOTS.len()).any(|s| SLOTS[s] == class && !self.lost.contains(&s));
+        prop_assert!(SLOTS[slot] == class || !has_class || !self.lost.is_empty());
         Ok(())
     }
 }
@@ -170,20 +170,20 @@ proptest! {
             house.step(step)?;
             let admission = &house.admission;
             prop_assert!(admission.taken() <= LIMIT);
-            let seats: usize = (0..SEATS.len()).map(|seat| admission.taken_on(seat)).sum();
-            prop_assert_eq!(seats, admission.taken());
+            let slots: usize = (0..SLOTS.len()).map(|slot| admission.taken_on(slot)).sum();
+            prop_assert_eq!(slots, admission.taken());
         }
         for guest in std::mem::take(&mut house.guests) {
             match guest {
                 Guest::Waiting(key, _) => drop(house.admission.leave(key)),
-                Guest::In(seat) => drop(house.admission.give_back(seat)),
+                Guest::In(slot) => drop(house.admission.give_back(slot)),
             }
         }
         prop_assert_eq!((house.admission.taken(), house.admission.waiting()), (0, 0));
     }
 
     #[test]
-    fn nobody_waits_beside_a_free_place(steps in prop::collection::vec(step(), 1..size(80))) {
+    fn nobody_waits_beside_a_free_permit(steps in prop::collection::vec(step(), 1..size(80))) {
         let mut house = House::new();
         for step in &steps {
             house.step(step)?;
@@ -193,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn the_least_loaded_seat_is_taken(steps in prop::collection::vec(step(), 1..size(80))) {
+    fn the_least_loaded_slot_is_taken(steps in prop::collection::vec(step(), 1..size(80))) {
         let mut house = House::new();
         steps.iter().try_for_each(|step| house.step(step))?;
     }
@@ -204,12 +204,12 @@ proptest! {
         classes in prop::collection::vec(class(), 1..size(30)),
         leavers in prop::collection::vec(any::<bool>(), 30),
     ) {
-        let mut admission = Admission::new(1, usize::MAX, SEATS);
+        let mut admission = Admission::new(1, usize::MAX, SLOTS);
         prop_assert!(matches!(admission.enter(Class::Normal, Patience::Never), Entered::In(_)));
         let mut waiting = Vec::new();
         for class in classes {
             let Entered::Waits(key) = admission.enter(class, Patience::UpToTheLimit) else {
-                return Err(TestCaseError::fail("the place is taken"));
+                return Err(TestCaseError::fail("the permit is taken"));
             };
             waiting.push((key, class));
         }
@@ -221,14 +221,14 @@ proptest! {
             }
             !leaves
         });
-        let mut seat = 0;
+        let mut slot = 0;
         while !waiting.is_empty() {
-            drop(admission.give_back(seat));
+            drop(admission.give_back(slot));
             let called: Vec<_> = waiting
                 .iter()
                 .enumerate()
                 .filter_map(|(at, (key, _))| match admission.poll(*key, Waker::noop().clone()).0 {
-                    Waited::In(seat) => Some((at, seat)),
+                    Waited::In(slot) => Some((at, slot)),
                     _ => None,
                 })
                 .collect();
@@ -237,15 +237,15 @@ proptest! {
             let class = waiting[at].1;
             prop_assert!(!waiting[..at].iter().any(|(_, earlier)| *earlier == class));
             waiting.remove(at);
-            seat = given;
+            slot = given;
         }
     }
 }
 
 #[test]
-fn the_urgent_do_not_starve_the_others() {
-    let mut admission = Admission::new(1, usize::MAX, SEATS);
-    let Entered::In(mut seat) = admission.enter(Class::Urgent, Patience::Never) else {
+fn high_priority_does_not_starve_the_others() {
+    let mut admission = Admission::new(1, usize::MAX, SLOTS);
+    let Entered::In(mut slot) = admission.enter(Class::High, Patience::Never) else {
         panic!("it is empty");
     };
     let mut wait = |class| match admission.enter(class, Patience::UpToTheLimit) {
@@ -253,13 +253,13 @@ fn the_urgent_do_not_starve_the_others() {
         other => panic!("{other:?}"),
     };
     let mut waiting: Vec<_> = (0..3).map(|_| wait(Class::Normal)).collect();
-    waiting.extend((0..40).map(|_| wait(Class::Urgent)));
+    waiting.extend((0..40).map(|_| wait(Class::High)));
     let mut order = Vec::new();
     while !waiting.is_empty() {
-        drop(admission.give_back(seat));
+        drop(admission.give_back(slot));
         waiting.retain(|(key, class)| match admission.poll(*key, Waker::noop().clone()).0 {
             Waited::In(given) => {
-                seat = given;
+                slot = given;
                 order.push(*class);
                 false
             }
@@ -272,11 +272,11 @@ fn the_urgent_do_not_starve_the_others() {
 }
 
 #[test]
-fn closed_nobody_is_let_in_and_who_waits_is_told() {
+fn closed_it_admits_nobody_and_ends_the_waits() {
     let mut admission = Admission::new(1, 9, [Class::Normal]);
     assert_eq!(admission.enter(Class::Normal, Patience::Never), Entered::In(0));
     let Entered::Waits(key) = admission.enter(Class::Normal, Patience::UpToTheLimit) else {
-        panic!("the place is taken");
+        panic!("the permit is taken");
     };
     assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Wait);
     assert_eq!(admission.close().len(), 1);

@@ -318,7 +318,7 @@ mod layers {
     }
 
     #[tokio::test]
-    async fn a_service_that_is_ready_holds_its_place_until_it_is_dropped() -> Result<()> {
+    async fn a_ready_service_holds_its_permit_until_its_drop() -> Result<()> {
         let device = testing::device();
         let pool = gpu_await::StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
         let run = |stream: PooledStream, (): ()| async move { stream.done().await };

@@ -76,7 +76,7 @@ const NOT_TRIED: &[(&str, &str)] = &[
     ("close", "makes a gate on that stream"),
     ("close_for", "likewise"),
     ("gate", "a declaration: tried as `launch`"),
-    ("urgent_streams", "makes streams of that device, as `streams`"),
+    ("high_priority_streams", "makes streams of that device, as `streams`"),
 ];
 
 /// A new public function that takes what a device made is tried with another device's as well.

@@ -553,7 +553,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "EventBuilder::interprocess",
     "StreamPool::builder",
     "StreamPoolBuilder::streams",
-    "StreamPoolBuilder::urgent_streams",
+    "StreamPoolBuilder::high_priority_streams",
     "StreamPoolBuilder::max_in_flight",
     "StreamPoolBuilder::max_waiting",
     "Batcher::builder",

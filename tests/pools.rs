@@ -1,4 +1,4 @@
-//! Stream pools: who is let in, and when a place comes back.
+//! Stream pools: who is admitted, and when a permit comes back.
 
 #[path = "under_test/eventually.rs"]
 mod eventually;
@@ -32,7 +32,7 @@ fn pool(device: &Device, max_in_flight: usize, max_waiting: usize) -> StreamPool
 
 /// Takes its turn in the queue; it must not get in.
 fn queue_up(acquire: &mut Acquire) {
-    assert!(acquire.now_or_never().is_none(), "there was a place");
+    assert!(acquire.now_or_never().is_none(), "there was a permit");
 }
 
 fn is_full(result: Result<PooledStream>) -> bool {
@@ -44,7 +44,7 @@ fn kind(result: Result<PooledStream>) -> ErrorKind {
 }
 
 #[tokio::test]
-async fn a_place_comes_back_when_the_device_is_through() -> Result<()> {
+async fn a_permit_is_released_when_the_device_has_finished() -> Result<()> {
     let device = testing::device();
     let pool = pool(&device, 1, 1);
     let stream = pool.acquire().await?;
@@ -66,7 +66,7 @@ async fn a_place_comes_back_when_the_device_is_through() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_place_does_not_wait_for_others_on_its_stream() -> Result<()> {
+async fn a_permit_does_not_wait_for_others_on_its_stream() -> Result<()> {
     let device = testing::device();
     let pool = pool(&device, 2, 1);
     let (a, b) = (pool.acquire().await?, pool.acquire().await?);
@@ -85,7 +85,7 @@ async fn a_place_does_not_wait_for_others_on_its_stream() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_clone_of_the_stream_holds_the_place() -> Result<()> {
+async fn a_clone_of_the_stream_holds_the_permit() -> Result<()> {
     let device = testing::device();
     let pool = pool(&device, 1, 1);
     let pooled = pool.acquire().await?;
@@ -130,7 +130,7 @@ async fn every_way_to_submit_is_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_gives_up_passes_the_place_on() -> Result<()> {
+async fn a_cancelled_waiter_passes_its_permit_on() -> Result<()> {
     let device = testing::device();
     let pool = pool(&device, 1, 4);
     let stream = pool.acquire().await?;
@@ -143,7 +143,7 @@ async fn who_gives_up_passes_the_place_on() -> Result<()> {
     }
     drop(second);
     drop(stream);
-    // The first one has the place now, and goes without having come for it: the third is woken.
+    // The first one has the permit now, and goes without having come for it: the third is woken.
     drop(first);
     drop(soon(third).await.expect("no panic")?);
     assert_eq!((pool.stats().in_flight, pool.stats().waiting), (0, 0));
@@ -151,26 +151,26 @@ async fn who_gives_up_passes_the_place_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn urgent_requests_go_first_and_get_the_streams_of_the_highest_priority() -> Result<()> {
+async fn high_priority_goes_first_and_gets_its_streams() -> Result<()> {
     let device = testing::device();
-    let builder = StreamPool::builder().streams(&device, 1).urgent_streams(&device, 1);
+    let builder = StreamPool::builder().streams(&device, 1).high_priority_streams(&device, 1);
     let pool = builder.max_in_flight(1).build()?;
-    let is_urgent = |stream: &PooledStream| {
+    let is_high = |stream: &PooledStream| {
         let stats = pool.stats();
-        stats.streams.iter().any(|known| known.id == stream.id() && known.urgent)
+        stats.streams.iter().any(|known| known.id == stream.id() && known.high_priority)
     };
     let stream = pool.acquire().await?;
-    assert!(!is_urgent(&stream));
-    let (mut normal, mut urgent) = (pool.acquire(), pool.acquire_urgent());
+    assert!(!is_high(&stream));
+    let (mut normal, mut high) = (pool.acquire(), pool.acquire_high_priority());
     queue_up(&mut normal);
-    queue_up(&mut urgent);
+    queue_up(&mut high);
     drop(stream);
     queue_up(&mut normal);
-    let stream = soon(urgent).await?;
-    assert!(is_urgent(&stream));
+    let stream = soon(high).await?;
+    assert!(is_high(&stream));
     assert_eq!(stream.priority(), device.priority_range().1);
     drop(stream);
-    assert!(!is_urgent(&soon(normal).await?));
+    assert!(!is_high(&soon(normal).await?));
     Ok(())
 }
 
@@ -291,7 +291,7 @@ async fn a_loss_ends_waits_for_held_permits() -> Result<()> {
     handle.lose_device("a test");
     assert_eq!(kind(soon(normal).await), ErrorKind::DeviceLost);
     assert_eq!(kind(soon(pool.acquire()).await), ErrorKind::DeviceLost);
-    assert_eq!(kind(soon(pool.acquire_urgent()).await), ErrorKind::DeviceLost);
+    assert_eq!(kind(soon(pool.acquire_high_priority()).await), ErrorKind::DeviceLost);
     assert_eq!(kind(pool.try_acquire()), ErrorKind::DeviceLost);
     // Its holder is still to be waited for.
     let mut drained = pool.drained();
@@ -394,9 +394,9 @@ async fn a_pool_that_waited_keeps_no_device() -> Result<()> {
     Ok(())
 }
 
-/// Only the steps of the test run: nothing else can have brought the place back.
+/// Only the steps of the test run: nothing else can have brought the permit back.
 #[test]
-fn on_a_stepped_device_a_place_comes_back_with_the_step_that_completes_its_work() -> Result<()> {
+fn a_stepped_device_releases_with_the_step_that_completes() -> Result<()> {
     let (device, stepper) = testing::manual();
     let pool = pool(&device, 1, 4);
     let stream = pool.try_acquire()?;
@@ -437,7 +437,7 @@ fn a_waker_may_use_the_pool() -> Result<()> {
 async fn never_more_is_on_the_device_than_the_limit_says() -> Result<()> {
     const LIMIT: usize = 3;
     let device = testing::device();
-    let builder = StreamPool::builder().streams(&device, 2).urgent_streams(&device, 1);
+    let builder = StreamPool::builder().streams(&device, 2).high_priority_streams(&device, 1);
     let pool = builder.max_in_flight(LIMIT).build()?;
     let (on_device, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let tasks: Vec<_> = (0..16)
@@ -445,9 +445,12 @@ async fn never_more_is_on_the_device_than_the_limit_says() -> Result<()> {
             let (pool, on_device, most) = (pool.clone(), on_device.clone(), most.clone());
             tokio::spawn(async move {
                 for round in 0..50 {
-                    let urgent = (task + round) % 5 == 0;
-                    let stream =
-                        if urgent { pool.acquire_urgent().await? } else { pool.acquire().await? };
+                    let high = (task + round) % 5 == 0;
+                    let stream = if high {
+                        pool.acquire_high_priority().await?
+                    } else {
+                        pool.acquire().await?
+                    };
                     // Counted from the submission on, which is before the device begins.
                     most.fetch_max(on_device.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     let mut x = stream.full(1000, task).queued()?;

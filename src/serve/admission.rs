@@ -1,47 +1,47 @@
-//! Who is let in, to which seat, and who waits (pure).
+//! Who is admitted, to which slot, and who waits (pure).
 //!
-//! There are seats of two classes, each shared by several, and a limit over all. Who comes when the
-//! limit is reached waits; a place that comes back goes to whoever waits longest, the urgent in front
-//! of the others.
+//! There are slots of two classes, each shared by several, and a limit over all. A request
+//! beyond the limit waits; a released permit goes to the one that has waited longest, high priority
+//! first.
 //!
 //! | a waiter is | left by |
 //! |---|---|
-//! | waiting | a place, the end of all seats, being closed, its drop |
-//! | called: a place is counted as taken for it | taking it; its drop, which passes it on |
+//! | waiting | a permit, the end of all slots, being closed, its drop |
+//! | called: a permit is counted as taken for it | taking it; its drop, which passes it on |
 //!
 //! # Invariants
-//! 1. At most `limit` places are taken (`never_more_than_the_limit`).
-//! 2. Somebody waits only while the limit is reached (`nobody_waits_beside_a_free_place`).
-//! 3. Within a class the first to come is the first to be let in
+//! 1. At most `limit` permits are taken (`never_more_than_the_limit`).
+//! 2. Somebody waits only while the limit is reached (`nobody_waits_beside_a_free_permit`).
+//! 3. Within a class requests are admitted in FIFO order
 //!    (`first_come_first_served_within_a_class`).
-//! 4. After [`OVERTAKES`] urgent ones in a row, one that is not goes in, if one waits
-//!    (`the_urgent_do_not_starve_the_others`).
-//! 5. A place goes to a seat of its class that fewest share (`the_least_loaded_seat_is_taken`).
+//! 4. After [`OVERTAKES`] of high priority in a row, one of normal priority is admitted, if one waits
+//!    (`high_priority_does_not_starve_the_others`).
+//! 5. A permit goes to a slot of its class that fewest share (`the_least_loaded_slot_is_taken`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-/// Urgent ones that go in front of one that is not, in a row.
+/// Requests of high priority that overtake one of normal priority, in a row.
 pub(crate) const OVERTAKES: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     Normal,
-    Urgent,
+    High,
 }
 
-/// What came of asking to be let in.
+/// What came of asking for admission.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Entered {
-    /// A place on that seat.
+    /// A permit on that slot.
     In(usize),
     /// Nothing free: ask with the key.
     Waits(Key),
     /// Too many wait already, or it was not to wait.
     Full,
-    /// No seat is left.
+    /// No slot is left.
     Gone,
     Closed,
 }
@@ -70,7 +70,7 @@ pub(crate) enum Patience {
 }
 
 #[derive(Debug)]
-struct Seat {
+struct PermitSlot {
     class: Class,
     taken: usize,
     usable: bool,
@@ -80,15 +80,15 @@ struct Seat {
 pub(crate) struct Admission {
     limit: usize,
     max_waiting: usize,
-    seats: Vec<Seat>,
+    slots: Vec<PermitSlot>,
     taken: usize,
     /// Who waits, with what wakes them.
     waiting: BTreeMap<Key, Option<Waker>>,
-    /// Who was granted a place on a seat and has not come for it.
+    /// Who was granted a permit on a slot and has not come for it.
     called: BTreeMap<Key, usize>,
     /// Who came to wait, in all: the next key.
     came: u64,
-    /// Urgent ones let in since the last one that is not, while one waited.
+    /// Those of high priority admitted since the last of normal priority, while one of these waited.
     overtaken: u32,
     closed: bool,
     granted: u64,
@@ -96,17 +96,17 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Seats of these classes.
+    /// Slots of these classes.
     pub(crate) fn new(
         limit: usize,
         max_waiting: usize,
-        seats: impl IntoIterator<Item = Class>,
+        slots: impl IntoIterator<Item = Class>,
     ) -> Self {
-        let seat = |class| Seat { class, taken: 0, usable: true };
+        let slot = |class| PermitSlot { class, taken: 0, usable: true };
         Admission {
             limit,
             max_waiting,
-            seats: seats.into_iter().map(seat).collect(),
+            slots: slots.into_iter().map(slot).collect(),
             taken: 0,
             waiting: BTreeMap::new(),
             called: BTreeMap::new(),
@@ -118,7 +118,7 @@ impl Admission {
         }
     }
 
-    /// Asks to be let in.
+    /// Asks for admission.
     pub(crate) fn enter(&mut self, class: Class, patience: Patience) -> Entered {
         if self.closed {
             return Entered::Closed;
@@ -126,11 +126,11 @@ impl Admission {
         if self.is_gone() {
             return Entered::Gone;
         }
-        // If there is a place nobody waits, so nobody is overtaken.
+        // If there is a permit nobody waits, so nobody is overtaken.
         if self.taken < self.limit
-            && let Some(seat) = self.give(class)
+            && let Some(slot) = self.give(class)
         {
-            return Entered::In(seat);
+            return Entered::In(slot);
         }
         let may_wait = match patience {
             Patience::Never => false,
@@ -151,8 +151,8 @@ impl Admission {
     /// Looks what became of a waiter, and leaves `waker` for it. After any other answer than
     /// [`Waited::Wait`] the key is used up. What else is returned is to be dropped outside of the lock.
     pub(crate) fn poll(&mut self, key: Key, waker: Waker) -> (Waited, Option<Waker>) {
-        if let Some(seat) = self.called.remove(&key) {
-            return (Waited::In(seat), Some(waker));
+        if let Some(slot) = self.called.remove(&key) {
+            return (Waited::In(slot), Some(waker));
         }
         let ended = match (self.closed, self.is_gone()) {
             (true, _) => Waited::Closed,
@@ -165,29 +165,29 @@ impl Admission {
         (ended, self.waiting.remove(&key).flatten())
     }
 
-    /// Forgets a waiter, which is dropped. A place that it was granted goes to the next, who is to be
+    /// Forgets a waiter, which is dropped. A permit that it was granted goes to the next, who is to be
     /// woken; the second waker is to be dropped. Both outside of the lock.
     pub(crate) fn leave(&mut self, key: Key) -> (Option<Waker>, Option<Waker>) {
         match self.called.remove(&key) {
-            Some(seat) => (self.give_back(seat), None),
+            Some(slot) => (self.give_back(slot), None),
             None => (None, self.waiting.remove(&key).flatten()),
         }
     }
 
-    /// Takes a place back; who got it is to be woken.
-    pub(crate) fn give_back(&mut self, seat: usize) -> Option<Waker> {
-        self.seats[seat].taken -= 1;
+    /// Takes a permit back; returns the waker of the request that has it now.
+    pub(crate) fn give_back(&mut self, slot: usize) -> Option<Waker> {
+        self.slots[slot].taken -= 1;
         self.taken -= 1;
         self.admit()
     }
 
-    /// Takes a seat away for good. Returns whom to wake: everybody if it was the last.
-    pub(crate) fn lose(&mut self, seat: usize) -> Vec<Waker> {
-        self.seats[seat].usable = false;
+    /// Takes a slot away for good. Returns whom to wake: everybody if it was the last.
+    pub(crate) fn lose(&mut self, slot: usize) -> Vec<Waker> {
+        self.slots[slot].usable = false;
         if self.is_gone() { self.wake_all() } else { Vec::new() }
     }
 
-    /// Lets nobody in any more. Returns whom to wake.
+    /// Admits nobody any more. Returns whom to wake.
     pub(crate) fn close(&mut self) -> Vec<Waker> {
         self.closed = true;
         self.wake_all()
@@ -201,22 +201,22 @@ impl Admission {
         self.max_waiting
     }
 
-    /// Places taken.
+    /// Permits taken.
     pub(crate) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Places taken on a seat.
-    pub(crate) fn taken_on(&self, seat: usize) -> usize {
-        self.seats[seat].taken
+    /// Permits taken on a slot.
+    pub(crate) fn taken_on(&self, slot: usize) -> usize {
+        self.slots[slot].taken
     }
 
-    /// How many wait for a place.
+    /// How many wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Places given so far.
+    /// Permits given so far.
     pub(crate) fn granted(&self) -> u64 {
         self.granted
     }
@@ -226,32 +226,32 @@ impl Admission {
         self.refused
     }
 
-    /// Whether the seat was not taken away.
-    pub(crate) fn is_usable(&self, seat: usize) -> bool {
-        self.seats[seat].usable
+    /// Whether the slot was not taken away.
+    pub(crate) fn is_usable(&self, slot: usize) -> bool {
+        self.slots[slot].usable
     }
 
     fn is_gone(&self) -> bool {
-        !self.seats.iter().any(|seat| seat.usable)
+        !self.slots.iter().any(|slot| slot.usable)
     }
 
     fn wake_all(&mut self) -> Vec<Waker> {
         self.waiting.values_mut().filter_map(Option::take).collect()
     }
 
-    /// Lets the next one in, if somebody waits.
+    /// Admits the next one, if somebody waits.
     fn admit(&mut self) -> Option<Waker> {
         if self.closed || self.taken == self.limit {
             return None;
         }
         let first = |class, end| self.waiting.range(Key(class, 0)..end).next().map(|(key, _)| *key);
-        let normal = first(Class::Normal, Key(Class::Urgent, 0));
-        let urgent = first(Class::Urgent, Key(Class::Urgent, u64::MAX));
-        let key = match (urgent, normal) {
+        let normal = first(Class::Normal, Key(Class::High, 0));
+        let high = first(Class::High, Key(Class::High, u64::MAX));
+        let key = match (high, normal) {
             (Some(_), Some(normal)) if self.overtaken == OVERTAKES => normal,
-            (Some(urgent), Some(_)) => {
+            (Some(high), Some(_)) => {
                 self.overtaken += 1;
-                urgent
+                high
             }
             (Some(only), None) | (None, Some(only)) => only,
             (None, None) => return None,
@@ -259,23 +259,23 @@ impl Admission {
         if key.0 == Class::Normal {
             self.overtaken = 0;
         }
-        let seat = self.give(key.0)?;
-        self.called.insert(key, seat);
+        let slot = self.give(key.0)?;
+        self.called.insert(key, slot);
         self.waiting.remove(&key).flatten()
     }
 
-    /// Takes a place on the seat of the class that fewest share, of these the first: a stream that
+    /// Takes a permit on the slot of the class that fewest share, of these the first: a stream that
     /// was used lately has memory to reuse, and is known. Where there is none of the class, any other
     /// will do.
     fn give(&mut self, class: Class) -> Option<usize> {
-        let seats = || self.seats.iter().enumerate().filter(|(_, seat)| seat.usable);
-        let has_class = seats().any(|(_, seat)| seat.class == class);
-        let (seat, _) = seats()
-            .filter(|(_, seat)| seat.class == class || !has_class)
-            .min_by_key(|(_, seat)| seat.taken)?;
+        let slots = || self.slots.iter().enumerate().filter(|(_, slot)| slot.usable);
+        let has_class = slots().any(|(_, slot)| slot.class == class);
+        let (slot, _) = slots()
+            .filter(|(_, slot)| slot.class == class || !has_class)
+            .min_by_key(|(_, slot)| slot.taken)?;
         self.granted += 1;
         self.taken += 1;
-        self.seats[seat].taken += 1;
-        Some(seat)
+        self.slots[slot].taken += 1;
+        Some(slot)
     }
 }

@@ -39,8 +39,8 @@ use crate::error::{Error, ErrorDetail};
 use crate::runtime::coop::Budget;
 use crate::thread::contain;
 
-/// The one seat of a batcher's places.
-pub(super) const ROOM: usize = 0;
+/// The one slot of a batcher's permits.
+pub(super) const SLOT: usize = 0;
 
 /// Gathers single requests into batches and gives each its own answer.
 ///
@@ -160,8 +160,8 @@ pub(super) struct BatcherCore<Q, R, E> {
 
 pub(super) struct BatcherState<Q, R, E> {
     gather: Gather<Request<Q, R, E>>,
-    /// A place for each request that waits, or may be made by a service that is ready.
-    pub(super) room: Admission,
+    /// A permit for each request that waits, or may be made by a service that is ready.
+    pub(super) admission: Admission,
     worker: Option<Waker>,
     closed: bool,
     batches: u64,
@@ -220,7 +220,7 @@ impl BatcherBuilder {
     {
         let book = BatcherState {
             gather: Gather::new(self.limits),
-            room: Admission::new(self.max_waiting, 0, [Class::Normal]),
+            admission: Admission::new(self.max_waiting, 0, [Class::Normal]),
             worker: None,
             closed: false,
             batches: 0,
@@ -274,18 +274,18 @@ impl<Q, R, E> Batcher<Q, R, E> {
         let book = self.shared.book.lock();
         BatcherStats {
             waiting: book.gather.waiting(),
-            max_waiting: book.room.limit(),
+            max_waiting: book.admission.limit(),
             in_flight: book.gather.in_flight(),
             max_in_flight: self.shared.limits.max_in_flight,
             batches: book.batches,
             requests: book.requests,
-            refused: book.room.refused(),
+            refused: book.admission.refused(),
         }
     }
 }
 
 impl<Q, R, E> Call<Q, R, E> {
-    /// `reserved` says that there is a place for it.
+    /// `reserved` says that there is a permit for it.
     pub(super) fn new(shared: &Arc<BatcherCore<Q, R, E>>, request: Q, reserved: bool) -> Self {
         let state = shared.enter(request, reserved);
         Call { shared: shared.clone(), state, budget: Budget::default() }
@@ -344,7 +344,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             if let Next::Run(batch) = &next {
                 book.batches += 1;
                 book.requests += batch.len() as u64;
-                callers.extend(batch.iter().filter_map(|_| book.room.give_back(ROOM)));
+                callers.extend(batch.iter().filter_map(|_| book.admission.give_back(SLOT)));
             }
             (next, stale)
         };
@@ -353,7 +353,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         next
     }
 
-    /// Enters a request; `reserved` says that there is a place for it.
+    /// Enters a request; `reserved` says that there is a permit for it.
     fn enter(&self, request: Q, reserved: bool) -> CallState<R, E> {
         let (sender, reply) = oneshot::channel();
         let request = Request { request, reply: sender };
@@ -363,7 +363,9 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         if book.closed {
             return CallState::Refused(closed());
         }
-        if !reserved && !matches!(book.room.enter(Class::Normal, Patience::Never), Entered::In(_)) {
+        if !reserved
+            && !matches!(book.admission.enter(Class::Normal, Patience::Never), Entered::In(_))
+        {
             return CallState::Refused(self.full(&book));
         }
         let (key, tells) = book.gather.add(now, request);
@@ -377,7 +379,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
     fn leave(&self, key: u64) {
         let mut book = self.book.lock();
         let request = book.gather.leave(key);
-        let next = request.as_ref().and_then(|_| book.room.give_back(ROOM));
+        let next = request.as_ref().and_then(|_| book.admission.give_back(SLOT));
         drop(book);
         drop(request);
         next.into_iter().for_each(contain::wake);
@@ -389,7 +391,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             in_flight: book.gather.in_flight() as u64,
             limit: self.limits.max_in_flight as u64,
             waiting: book.gather.waiting() as u64,
-            max_waiting: book.room.limit() as u64,
+            max_waiting: book.admission.limit() as u64,
         }
         .into()
     }
@@ -478,7 +480,7 @@ impl<Q, R, E> Drop for End<Q, R, E> {
         let mut book = self.0.book.lock();
         book.closed = true;
         let waiting = book.gather.clear();
-        let wakers = book.room.close();
+        let wakers = book.admission.close();
         let worker = book.worker.take();
         drop(book);
         drop(worker);

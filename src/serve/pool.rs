@@ -1,21 +1,21 @@
 //! [`StreamPool`]: streams for many requests, with a bound on what is in flight.
 //!
-//! | a place is | left by |
+//! | a permit is | left by |
 //! |---|---|
 //! | free | [`StreamPool::acquire`] |
 //! | held: a [`PooledStream`] is alive, or a clone of its stream | the drop of the last of them |
-//! | the device's: it is not through with what was put on the stream | completion, or loss |
+//! | the device's: it has not finished what was put on the stream | completion, or loss |
 //!
 //! The pool learns of the end of a device, by its loss or its close, when a request enters or is
 //! polled, when a permit is released, and while requests wait from the device's engine, which holds
 //! a waker with a [`Weak`] reference to the pool.
 //!
-//! Who is let in next is decided in [`admission`](super::admission), how a place comes back in
+//! Who is admitted next is decided in [`admission`](super::admission), how a permit comes back in
 //! [`lease`](crate::stream::lease).
 //!
 //! # Invariants
-//! 1. A request that is given up keeps its place until the device is through with it
-//!    (`a_place_comes_back_when_the_device_is_through`).
+//! 1. A request that is given up keeps its permit until the device has finished
+//!    (`a_permit_is_released_when_the_device_has_finished`).
 //! 2. Wakers are woken and dropped outside of the lock
 //!    (`a_waker_may_use_the_pool`).
 //! 3. The loss or the close of the last device ends every wait, also while all permits are held
@@ -48,7 +48,7 @@ use crate::thread::contain;
 /// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
 /// submitted, and two whose tasks have yet to learn that they are complete.
 const IN_FLIGHT_A_STREAM: usize = 4;
-/// Who may wait for a place, unless said otherwise.
+/// Requests that may wait for a permit, by default.
 const MAX_WAITING: usize = 1024;
 
 /// Streams of one or several devices, lent to requests with a bound on what is in flight.
@@ -82,29 +82,29 @@ pub struct StreamPool {
     shared: Arc<PoolCore>,
 }
 
-/// A stream of a [`StreamPool`], and a place in it.
+/// A stream of a [`StreamPool`], and a permit in it.
 ///
 /// It dereferences to [`Stream`], and goes to a kernel's `launch` as it is: `kernel.launch(&stream, ..)`
-/// ([`LaunchOn`](crate::LaunchOn)). A clone of that stream holds the place as well. What is put on the
+/// ([`LaunchOn`](crate::LaunchOn)). A clone of that stream holds the permit as well. What is put on the
 /// stream by other means (a stream that it was [forked](Stream::fork) into, its raw handle) does
 /// not count.
 ///
 /// # Cancel safety
-/// Dropped with work pending, the work goes on, and the place comes back when the device is through
-/// with it. A leaked one leaks its place.
+/// Dropped with work pending, the work goes on, and the permit is released when the device has
+/// finished it. A leaked one leaks its permit.
 pub struct PooledStream {
     stream: Stream,
     waited: Duration,
 }
 
-/// Resolves with a stream when there is a place for the request.
+/// Resolves with a stream when there is a permit for the request.
 ///
 /// # Cancel safety
-/// Dropped, it leaves the queue; a place that it was granted goes to the next. Polled first when it
+/// Dropped, it leaves the queue; a permit that it was granted goes to the next. Polled first when it
 /// is first awaited: that is when it takes its turn in the queue.
 ///
-/// Forgotten (`mem::forget`) while it waits, it keeps its turn, and the place that it is then granted never
-/// comes back: [`drained`](StreamPool::drained) does not resolve, and once no other place is left, those
+/// Forgotten (`mem::forget`) while it waits, it keeps its turn, and the permit that it is then granted never
+/// comes back: [`drained`](StreamPool::drained) does not resolve, and once no other permit is left, those
 /// behind it wait until the pool closes.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Acquire {
@@ -130,11 +130,11 @@ pub struct PoolStats {
     pub in_flight: usize,
     /// How many may be.
     pub max_in_flight: usize,
-    /// Requests that wait for a place.
+    /// Requests that wait for a permit.
     pub waiting: usize,
     /// How many may.
     pub max_waiting: usize,
-    /// Requests let in so far.
+    /// Requests admitted so far.
     pub granted: u64,
     /// Requests refused so far because the pool was full.
     pub refused: u64,
@@ -152,8 +152,8 @@ pub struct PooledStreamStats {
     pub device: String,
     /// Its priority; lower numbers go first.
     pub priority: i32,
-    /// Whether it is for urgent requests.
-    pub urgent: bool,
+    /// Whether it is for requests of high priority.
+    pub high_priority: bool,
     /// Requests in flight on it.
     pub in_flight: usize,
     /// Operations on it that the device is not known to be through with; after the loss of the device
@@ -162,8 +162,8 @@ pub struct PooledStreamStats {
 }
 
 struct PoolCore {
-    seats: Vec<(Stream, Class)>,
-    /// The first seat of each device.
+    slots: Vec<(Stream, Class)>,
+    /// The first slot of each device.
     devices: Vec<usize>,
     /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
     watches: OnceLock<Vec<Option<usize>>>,
@@ -174,7 +174,7 @@ struct PoolState {
     admission: Admission,
     /// Who waits until nothing is in flight.
     draining: Vec<Waker>,
-    /// Why the last seat went.
+    /// Why the last slot went.
     gone: Option<Error>,
 }
 
@@ -190,12 +190,12 @@ impl StreamPool {
         StreamPoolBuilder::default()
     }
 
-    /// Waits for a place and hands out the stream that the fewest requests share. First come, first
+    /// Waits for a permit and hands out the stream that the fewest requests share. First come, first
     /// served.
     ///
-    /// A task that acquires a second place while it holds one can dead-lock: as many tasks as there are
-    /// places may each hold one and wait for another, for ever. A request that needs more streams takes
-    /// one place and [forks](Stream::fork) its stream, or gives its place back before it acquires
+    /// A task that acquires a second permit while it holds one can dead-lock: as many tasks as there are
+    /// permits may each hold one and wait for another, for ever. A request that needs more streams takes
+    /// one permit and [forks](Stream::fork) its stream, or gives its permit back before it acquires
     /// again; one that must hold two takes the second from another pool, always in the same order.
     ///
     /// # Errors
@@ -213,15 +213,15 @@ impl StreamPool {
         self.enter(Class::Normal, Patience::UpToTheLimit)
     }
 
-    /// Like [`acquire`](Self::acquire), in front of those who wait there, and on a stream for urgent
-    /// requests if the pool has any: the device prefers what is on these.
+    /// Like [`acquire`](Self::acquire), ahead of those who wait there, and on a stream for
+    /// requests of high priority if the pool has any: the device prefers what is on these.
     ///
-    /// Of those who wait, every ninth to be let in is one that is not urgent, so nobody starves.
-    pub fn acquire_urgent(&self) -> Acquire {
-        self.enter(Class::Urgent, Patience::UpToTheLimit)
+    /// Of those who wait, every ninth to be admitted is one of normal priority, so nobody starves.
+    pub fn acquire_high_priority(&self) -> Acquire {
+        self.enter(Class::High, Patience::UpToTheLimit)
     }
 
-    /// A stream, if there is a place right now.
+    /// A stream, if there is a permit right now.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire); `Overloaded` also while nobody waits. A device that is gone
@@ -231,7 +231,7 @@ impl StreamPool {
         acquired.unwrap_or_else(|| unreachable!("who never waits is answered at once"))
     }
 
-    /// Lets nobody in any more; who waits is told. What is in flight goes on:
+    /// Admits no more requests, and ends the waits with an error. What is in flight goes on:
     /// [`drained`](Self::drained) waits for it.
     pub fn close(&self) {
         let wakers = self.shared.book.lock().admission.close();
@@ -249,16 +249,16 @@ impl StreamPool {
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let backlogs: Vec<u64> =
-            self.shared.seats.iter().map(|(stream, _)| stream.backlog()).collect();
+            self.shared.slots.iter().map(|(stream, _)| stream.backlog()).collect();
         let book = self.shared.book.lock();
         let admission = &book.admission;
-        let stream = |(place, (stream, class)): (usize, &(Stream, Class))| PooledStreamStats {
+        let stream = |(slot, (stream, class)): (usize, &(Stream, Class))| PooledStreamStats {
             id: stream.id(),
             device: stream.engine().label().to_owned(),
             priority: stream.priority(),
-            urgent: *class == Class::Urgent,
-            in_flight: admission.taken_on(place),
-            backlog: backlogs[place],
+            high_priority: *class == Class::High,
+            in_flight: admission.taken_on(slot),
+            backlog: backlogs[slot],
         };
         PoolStats {
             in_flight: admission.taken(),
@@ -267,7 +267,7 @@ impl StreamPool {
             max_waiting: admission.max_waiting(),
             granted: admission.granted(),
             refused: admission.refused(),
-            streams: self.shared.seats.iter().enumerate().map(stream).collect(),
+            streams: self.shared.slots.iter().enumerate().map(stream).collect(),
         }
     }
 
@@ -278,7 +278,7 @@ impl StreamPool {
 }
 
 impl PooledStream {
-    /// How long the request waited for its place.
+    /// How long the request waited for its permit.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited
@@ -306,21 +306,21 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut budget = self.budget;
-        let polled = budget.poll(cx, |cx| self.poll_place(cx));
+        let polled = budget.poll(cx, |cx| self.poll_permit(cx));
         self.budget = budget;
         polled
     }
 }
 
 impl Acquire {
-    fn poll_place(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
+    fn poll_permit(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
         loop {
             let ended = match self.state {
                 AcquireState::New => {
                     let mut book = self.shared.book.lock();
                     let wakers = self.shared.look_after(&mut book);
                     let ended = match book.admission.enter(self.class, self.patience) {
-                        Entered::In(place) => Some(Ok((place, Duration::ZERO))),
+                        Entered::In(slot) => Some(Ok((slot, Duration::ZERO))),
                         Entered::Waits(key) => {
                             self.state = AcquireState::Waiting { key, since: Instant::now() };
                             None
@@ -348,7 +348,7 @@ impl Acquire {
                     let (turn, stale) = book.admission.poll(key, waker);
                     let ended = match turn {
                         Waited::Wait => None,
-                        Waited::In(place) => Some(Ok((place, since.elapsed()))),
+                        Waited::In(slot) => Some(Ok((slot, since.elapsed()))),
                         Waited::Gone => Some(Err(book.gone())),
                         Waited::Closed => Some(Err(closed())),
                     };
@@ -365,9 +365,9 @@ impl Acquire {
             self.state = AcquireState::Done;
             match ended {
                 Err(error) => return Poll::Ready(Err(error)),
-                Ok((place, waited)) => match self.shared.sit(place) {
+                Ok((slot, waited)) => match self.shared.stream(slot) {
                     Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
-                    // Its device is gone: another seat will do.
+                    // Its device is gone: another slot will do.
                     None => self.state = AcquireState::New,
                 },
             }
@@ -408,24 +408,24 @@ impl PoolCore {
         Poll::Pending
     }
 
-    /// The stream of a place that was granted, holding it; `None`, and the place goes back, if its
+    /// The stream of a slot on which a permit was granted, holding that; `None`, and the permit goes back, if its
     /// device takes no work any more.
-    fn sit(self: &Arc<Self>, place: usize) -> Option<Stream> {
-        let stream = &self.seats[place].0;
+    fn stream(self: &Arc<Self>, slot: usize) -> Option<Stream> {
+        let stream = &self.slots[slot].0;
         if stream.engine().check_open().is_err() {
-            self.give_back(place);
+            self.give_back(slot);
             return None;
         }
-        Some(stream.leased(Lease::new(stream.state().progress().clone(), place, self.clone())))
+        Some(stream.leased(Lease::new(stream.state().progress().clone(), slot, self.clone())))
     }
 }
 
 impl Permits for PoolCore {
-    fn give_back(&self, place: usize) {
+    fn give_back(&self, slot: usize) {
         let (mut wakers, drained) = {
             let mut book = self.book.lock();
             let mut wakers = self.look_after(&mut book);
-            wakers.extend(book.admission.give_back(place));
+            wakers.extend(book.admission.give_back(slot));
             let is_drained = book.admission.taken() == 0;
             (wakers, if is_drained { std::mem::take(&mut book.draining) } else { Vec::new() })
         };
@@ -435,7 +435,7 @@ impl Permits for PoolCore {
 }
 
 impl PoolState {
-    /// Why there is no seat.
+    /// Why there is no slot.
     fn gone(&self) -> Error {
         self.gone.clone().unwrap_or_else(closed)
     }
@@ -460,7 +460,7 @@ impl fmt::Debug for StreamPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let book = self.shared.book.lock();
         let (taken, limit) = (book.admission.taken(), book.admission.limit());
-        let (streams, waiting) = (self.shared.seats.len(), book.admission.waiting());
+        let (streams, waiting) = (self.shared.slots.len(), book.admission.waiting());
         write!(f, "StreamPool({streams} streams, {taken} of {limit} in flight, {waiting} waiting)")
     }
 }

@@ -1,9 +1,9 @@
 //! Stream pools and batchers as `tower::Service`, so that time-outs, load shedding, concurrency
 //! limits and tracing layers apply to them.
 //!
-//! Both are ready when there is a place for the request, and hold it until the call or their drop:
+//! Both are ready when there is a permit for the request, and hold it until the call or their drop:
 //! behind a `load_shed` layer a request that would wait is refused at once, behind a `timeout` layer
-//! it is given up. A clone holds none of the place.
+//! it is given up. A clone holds none of the permit.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -15,7 +15,7 @@ use futures::ready;
 use tower_service::Service;
 
 use super::admission::{Class, Entered, Key, Patience, Waited};
-use super::batcher::{Batcher, BatcherCore, Call, ROOM, closed};
+use super::batcher::{Batcher, BatcherCore, Call, SLOT, closed};
 use super::pool::{Acquire, PooledStream, StreamPool};
 use crate::error::Error;
 use crate::thread::contain;
@@ -109,13 +109,13 @@ where
 }
 
 impl<Q, R, E> BatcherCore<Q, R, E> {
-    /// Makes a place for a request that is to come, when there is one.
+    /// Makes a permit for a request that is to come, when there is one.
     fn reserve(&self, waiting: &mut Option<Key>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let waker = cx.waker().clone();
         let mut book = self.book.lock();
         let key = match waiting.take() {
             Some(key) => key,
-            None => match book.room.enter(Class::Normal, Patience::Always) {
+            None => match book.admission.enter(Class::Normal, Patience::Always) {
                 Entered::In(_) => return Poll::Ready(Ok(())),
                 Entered::Waits(key) => key,
                 Entered::Full | Entered::Gone | Entered::Closed => {
@@ -123,10 +123,10 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
                 }
             },
         };
-        let (turn, stale) = book.room.poll(key, waker);
+        let (waited, stale) = book.admission.poll(key, waker);
         drop(book);
         drop(stale);
-        match turn {
+        match waited {
             Waited::Wait => {
                 *waiting = Some(key);
                 Poll::Pending
@@ -136,12 +136,12 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         }
     }
 
-    /// Gives up a place that was made, or waited for.
+    /// Gives up a permit that was made, or waited for.
     fn unreserve(&self, waiting: Option<Key>, reserved: bool) {
         let mut book = self.book.lock();
         let (next, stale) = match waiting {
-            Some(key) => book.room.leave(key),
-            None if reserved => (book.room.give_back(ROOM), None),
+            Some(key) => book.admission.leave(key),
+            None if reserved => (book.admission.give_back(SLOT), None),
             None => (None, None),
         };
         drop(book);

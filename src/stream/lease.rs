@@ -1,4 +1,4 @@
-//! A place in a stream pool, held by the handles of one of its streams.
+//! A permit in a stream pool, held by the handles of one of its streams.
 //!
 //! | state | left by |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | given back | – |
 //!
 //! # Invariants
-//! 1. A place is given back once, and not before the device is through with everything that its
-//!    handles submitted (`a_place_comes_back_when_the_device_is_through`).
-//! 2. What others submit to the same stream holds up nobody's place
-//!    (`a_place_does_not_wait_for_others_on_its_stream`).
+//! 1. A permit is given back once, and not before the device has finished everything that its
+//!    handles submitted (`a_permit_is_released_when_the_device_has_finished`).
+//! 2. What others submit to the same stream holds up nobody's permit
+//!    (`a_permit_does_not_wait_for_others_on_its_stream`).
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -26,23 +26,23 @@ use crate::runtime::protocol::sweep::SweepGate;
 use crate::runtime::{Point, Progress};
 use crate::thread::exit;
 
-/// Whom a place is given back to.
+/// Whom a permit is given back to.
 pub(crate) trait Permits: Send + Sync {
-    fn give_back(&self, place: usize);
+    fn give_back(&self, slot: usize);
 }
 
-/// A place; dropped, it goes back when the device is through.
+/// A permit; dropped, it is released when the device has finished.
 pub(crate) struct Lease {
     stream: Arc<Progress>,
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
-    place: usize,
-    places: Arc<dyn Permits>,
+    slot: usize,
+    permits: Arc<dyn Permits>,
 }
 
 impl Lease {
-    pub(crate) fn new(stream: Arc<Progress>, place: usize, places: Arc<dyn Permits>) -> Self {
-        Lease { stream, last: AtomicU64::new(0), place, places }
+    pub(crate) fn new(stream: Arc<Progress>, slot: usize, permits: Arc<dyn Permits>) -> Self {
+        Lease { stream, last: AtomicU64::new(0), slot, permits }
     }
 
     /// Says that a handle submitted `ticket`.
@@ -62,7 +62,7 @@ impl Drop for Lease {
         let last = *self.last.get_mut();
         // After `main` nobody asks the driver any more.
         if self.stream.is_settled(last) || exit::begun() {
-            self.places.give_back(self.place);
+            self.permits.give_back(self.slot);
             return;
         }
         let mut op =
@@ -71,24 +71,24 @@ impl Drop for Lease {
         let return_ = Return {
             gate: SweepGate::new(),
             op: Mutex::new(Some(op)),
-            place: self.place,
-            places: self.places.clone(),
+            slot: self.slot,
+            permits: self.permits.clone(),
         };
         Arc::new(return_).look();
     }
 }
 
-/// The way back of a place that the device is not through with. It is its own waker.
+/// The way back of a permit whose work the device has not finished. It is its own waker.
 struct Return {
     gate: SweepGate,
     /// Taken when it is complete.
     op: Mutex<Option<Op<()>>>,
-    place: usize,
-    places: Arc<dyn Permits>,
+    slot: usize,
+    permits: Arc<dyn Permits>,
 }
 
 impl Return {
-    /// Gives the place back if the device is through; waits for that otherwise. One looks at a time,
+    /// Gives the permit back if the device has finished; waits for that otherwise. One looks at a time,
     /// also if the look itself wakes this.
     fn look(self: &Arc<Self>) {
         self.gate.run(|| {
@@ -97,7 +97,7 @@ impl Return {
             let Some(mut op) = self.op.lock().take() else { return };
             // Complete or lost: the device will not touch anything more of it.
             if Pin::new(&mut op).poll(&mut Context::from_waker(&waker)).is_ready() {
-                self.places.give_back(self.place);
+                self.permits.give_back(self.slot);
             } else {
                 *self.op.lock() = Some(op);
             }

@@ -613,7 +613,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let held = pool.try_acquire()?;
     each! { answers:
         "StreamPool::acquire", pool => |p| once(p.acquire());
-        "StreamPool::acquire_urgent", pool => |p| once(p.acquire_urgent());
+        "StreamPool::acquire_high_priority", pool => |p| once(p.acquire_high_priority());
         "Acquire::poll", pool => |p| once(p.acquire());
         "StreamPool::try_acquire", pool => |p| drop(p.try_acquire());
         "StreamPool::drained", pool => |p| once(p.drained());

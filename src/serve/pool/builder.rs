@@ -28,9 +28,9 @@ impl StreamPoolBuilder {
     }
 
     /// Adds `n` streams of the device's highest priority, for
-    /// [`acquire_urgent`](StreamPool::acquire_urgent); what is not urgent gets none of them, unless
+    /// [`acquire_high_priority`](StreamPool::acquire_high_priority); others get none of them, unless
     /// there are no others.
-    pub fn urgent_streams(mut self, device: &Device, n: usize) -> Self {
+    pub fn high_priority_streams(mut self, device: &Device, n: usize) -> Self {
         self.groups.push((device.clone(), n, true));
         self
     }
@@ -45,7 +45,7 @@ impl StreamPoolBuilder {
         self
     }
 
-    /// How many requests may wait for a place: further ones are refused at once, which is better
+    /// How many requests may wait for a permit: further ones are refused at once, which is better
     /// than an answer that comes too late. 1024 unless said otherwise.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.max_waiting = Some(requests);
@@ -61,30 +61,33 @@ impl StreamPoolBuilder {
     /// [`ErrorDetail::TooFew`]: no stream. A device that is lost or closed.
     pub fn build(self) -> Result<StreamPool> {
         role::check("making streams")?;
-        let mut seats = Vec::new();
-        for (device, n, urgent) in &self.groups {
+        let mut slots = Vec::new();
+        for (device, n, high_priority) in &self.groups {
             let (lowest, highest) = device.priority_range();
-            let (priority, class) =
-                if *urgent { (highest, Class::Urgent) } else { (0.min(lowest), Class::Normal) };
+            let (priority, class) = if *high_priority {
+                (highest, Class::High)
+            } else {
+                (0.min(lowest), Class::Normal)
+            };
             for _ in 0..*n {
-                let name = format!("pool {}", seats.len());
+                let name = format!("pool {}", slots.len());
                 let stream = device.stream_builder().priority(priority).name(&name).build()?;
-                seats.push((stream, class));
+                slots.push((stream, class));
             }
         }
-        if seats.is_empty() {
+        if slots.is_empty() {
             let what = "streams of a pool";
             return Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
         }
-        let limit = self.max_in_flight.unwrap_or(IN_FLIGHT_A_STREAM * seats.len());
+        let limit = self.max_in_flight.unwrap_or(IN_FLIGHT_A_STREAM * slots.len());
         let max_waiting = self.max_waiting.unwrap_or(MAX_WAITING);
-        let admission = Admission::new(limit, max_waiting, seats.iter().map(|(_, class)| *class));
+        let admission = Admission::new(limit, max_waiting, slots.iter().map(|(_, class)| *class));
         let book = Mutex::new(PoolState { admission, draining: Vec::new(), gone: None });
-        let engine_id = |seat: usize| seats[seat].0.engine().id;
-        let is_first = |seat: &usize| (0..*seat).all(|other| engine_id(other) != engine_id(*seat));
-        let devices = (0..seats.len()).filter(is_first).collect();
+        let engine_id = |slot: usize| slots[slot].0.engine().id;
+        let is_first = |slot: &usize| (0..*slot).all(|other| engine_id(other) != engine_id(*slot));
+        let devices = (0..slots.len()).filter(is_first).collect();
         Ok(StreamPool {
-            shared: Arc::new(PoolCore { seats, devices, watches: OnceLock::new(), book }),
+            shared: Arc::new(PoolCore { slots, devices, watches: OnceLock::new(), book }),
         })
     }
 }

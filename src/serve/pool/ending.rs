@@ -12,11 +12,11 @@ use crate::thread::contain;
 struct Ending(Weak<PoolCore>);
 
 impl PoolCore {
-    fn engine(&self, seat: usize) -> &Arc<Engine> {
-        self.seats[seat].0.engine()
+    fn engine(&self, slot: usize) -> &Arc<Engine> {
+        self.slots[slot].0.engine()
     }
 
-    /// Takes the seats of devices away that take no work any more. Returns whom to wake, outside of
+    /// Takes the slots of devices away that take no work any more. Returns whom to wake, outside of
     /// the lock.
     pub(super) fn look_after(&self, book: &mut PoolState) -> Vec<Waker> {
         let mut wakers = Vec::new();
@@ -27,8 +27,8 @@ impl PoolCore {
             let engine = self.engine(first);
             let Err(error) = engine.check_open() else { continue };
             book.gone = Some(error);
-            for seat in (first..self.seats.len()).filter(|at| self.engine(*at).id == engine.id) {
-                wakers.extend(book.admission.lose(seat));
+            for slot in (first..self.slots.len()).filter(|at| self.engine(*at).id == engine.id) {
+                wakers.extend(book.admission.lose(slot));
             }
         }
         wakers
@@ -39,9 +39,9 @@ impl PoolCore {
     pub(super) fn watch(self: &Arc<Self>) {
         self.watches.get_or_init(|| {
             let waker = Waker::from(Arc::new(Ending(Arc::downgrade(self))));
-            let register = |&seat: &usize| {
+            let register = |&slot: &usize| {
                 let mut key = None;
-                self.engine(seat).poll_lost(&mut key, &waker);
+                self.engine(slot).poll_lost(&mut key, &waker);
                 key
             };
             self.devices.iter().map(register).collect()
@@ -51,8 +51,8 @@ impl PoolCore {
 
 impl Drop for PoolCore {
     fn drop(&mut self) {
-        for (seat, key) in self.devices.iter().zip(self.watches.take().into_iter().flatten()) {
-            self.engine(*seat).forget_lost(key);
+        for (slot, key) in self.devices.iter().zip(self.watches.take().into_iter().flatten()) {
+            self.engine(*slot).forget_lost(key);
         }
     }
 }
