@@ -883,7 +883,7 @@ fn a_registration_is_never_slept_over() {
 
 /// The stream was with the poller, which is about to give it up.
 #[test]
-fn a_lane_given_up_beside_a_registration_comes_back() {
+fn a_stream_given_up_beside_a_registration_comes_back() {
     explore(2, || {
         let stream = StreamState::new(1);
         stream.call(stream.queue.look_by(0));
@@ -909,7 +909,7 @@ fn a_lane_given_up_beside_a_registration_comes_back() {
 
 /// Something else than a waiter keeps the stream with the poller: what was lent, say.
 #[test]
-fn a_lane_given_up_beside_other_work_comes_back() {
+fn a_stream_given_up_beside_other_work_comes_back() {
     explore(3, || {
         let queue = Arc::new(WaitQueue::<Bell>::new());
         let lent = Arc::new(AtomicU64::new(0));

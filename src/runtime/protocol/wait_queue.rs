@@ -21,7 +21,7 @@
 //!    (`a_completion_beside_a_registration_wakes_it`, `a_loss_is_seen_by_who_registers_beside_it`).
 //! 2. The poller does not sleep beyond the look that a registrant asked for
 //!    (`a_registration_is_never_slept_over`), nor give up a stream beside it
-//!    (`a_lane_given_up_beside_a_registration_comes_back`).
+//!    (`a_stream_given_up_beside_a_registration_comes_back`).
 //! 3. Who is woken ahead of time is woken again in time (`who_is_woken_ahead_of_time_is_woken_again`).
 //! 4. Each poll replaces a waker that would not wake its task (`each_poll_replaces_the_waker`).
 #![forbid(unsafe_code)]
