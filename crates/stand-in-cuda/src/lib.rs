@@ -18,6 +18,7 @@
 mod abi;
 mod client;
 mod controls;
+mod copy_calls;
 mod device_calls;
 mod engine;
 mod entry_points;
