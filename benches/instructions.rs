@@ -1,7 +1,7 @@
 //! Did an operation get dearer? In instructions, which have no noise.
 //!
 //! Counted by callgrind for a launch of the kernel `empty` with `.queued()` and for one awaited, on
-//! the stand-in driver (`tests/stand_in`), which completes both within the call; compared with the
+//! the stand-in driver (`crates/stand-in-cuda`), which completes both within the call; compared with the
 //! figures in `benches/instructions.txt`.
 //!
 //! | argument | does |
@@ -25,8 +25,6 @@
 
 #[path = "measure.rs"]
 mod measure;
-#[path = "../tests/stand_in/client.rs"]
-mod stand_in;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -55,7 +53,6 @@ fn main() -> ExitCode {
         let must = measure::argument("check") || measure::argument("update");
         return if must { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
-    build_the_stand_in();
     let counts = WAYS.map(|way| (format!("instructions.{way}.per_op"), per_operation(way)));
     for (name, count) in &counts {
         println!("{name} {count:.1} count");
@@ -82,13 +79,6 @@ fn missing() -> Option<&'static str> {
         Err(_) => Some("valgrind"),
         Ok(_) => None,
     }
-}
-
-fn build_the_stand_in() {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let build = ["build", "--quiet", "--locked", "--profile=bench", "--example=stand_in_libcuda"];
-    let built = Command::new(cargo).args(build).current_dir(env!("CARGO_MANIFEST_DIR")).status();
-    assert!(built.expect("cargo runs").success(), "the stand-in was not built");
 }
 
 fn figures() -> PathBuf {
@@ -133,7 +123,7 @@ fn per_operation(way: &str) -> f64 {
 /// Runs this program again under callgrind, and returns what its main thread executed of it.
 fn instructions(way: &str, operations: u32) -> u64 {
     let this = std::env::current_exe().expect("this program has a path");
-    let installed = stand_in::install();
+    let installed = stand_in_cuda::install();
     let mut out = OsString::from("--callgrind-out-file=");
     out.push(installed.path().join("profile"));
     let output = Command::new("valgrind")
@@ -141,7 +131,7 @@ fn instructions(way: &str, operations: u32) -> u64 {
         .arg(out)
         .arg(&this)
         .env(WORK, format!("{way} {operations}"))
-        .env(stand_in::VARIABLE, "1")
+        .env(stand_in_cuda::VARIABLE, "1")
         .env("LD_LIBRARY_PATH", installed.library_path())
         .output()
         .expect("valgrind runs");
@@ -195,7 +185,7 @@ fn executed(profile: &str, object: &Path) -> u64 {
 
 /// What a child does: opens the device, warms up, and executes so many operations.
 fn counted_work(way: &str, operations: u32) {
-    let driver = stand_in::StandIn::open();
+    let driver = stand_in_cuda::StandIn::open();
     driver.instant(true);
     clock::virtualize();
     let device = Device::cuda(0).expect("the stand-in has a device");

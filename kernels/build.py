@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rebuilds kernels/*.ptx from kernels/*.cu.
+"""Rebuilds every .ptx of kernels/ and of the example server from the .cu beside it.
 
     python3 kernels/build.py            build every kernel, write the .ptx files that changed
     python3 kernels/build.py --check    write nothing; exit 1 unless every committed .ptx is what a
@@ -25,6 +25,7 @@ import subprocess
 import sys
 
 KERNELS = pathlib.Path(__file__).resolve().parent
+FOLDERS = [KERNELS, KERNELS.parent / "examples" / "server" / "src"]
 NVRTC_DIR = KERNELS.parent / "target" / "nvrtc-12.0"
 REQUIREMENT = "nvidia-cuda-nvrtc-cu12==12.0.*"
 MAX_PTX_ISA = (8, 0)
@@ -46,13 +47,16 @@ class KernelError(Exception):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Rebuilds kernels/*.ptx from kernels/*.cu with NVRTC 12.0.")
+    parser = argparse.ArgumentParser(description="Rebuilds .ptx files from the .cu beside them with NVRTC 12.0.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a committed .ptx is stale")
     check = parser.parse_args().check
 
-    sources = sorted(KERNELS.glob("*.cu"))
-    if not sources:
-        raise ToolError(f"no .cu file in {KERNELS}")
+    sources = []
+    for folder in FOLDERS:
+        found = sorted(folder.glob("*.cu"))
+        if not found:
+            raise ToolError(f"no .cu file in {folder}")
+        sources += found
     nvrtc = Nvrtc.load()
 
     failed = False
@@ -64,7 +68,7 @@ def main():
         failed |= not good
         print(f"[{index:>{len(str(len(sources)))}}/{len(sources)}] {path.stem}: {verdict}", flush=True)
 
-    for orphan in sorted(KERNELS.glob("*.ptx")):
+    for orphan in sorted(ptx for folder in FOLDERS for ptx in folder.glob("*.ptx")):
         if not orphan.with_suffix(".cu").exists():
             failed = True
             print(f"{orphan.name}: has no {orphan.stem}.cu; remove it or restore the source")

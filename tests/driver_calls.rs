@@ -1,7 +1,7 @@
 //! Exactly which driver calls the cuda backend makes, seen by the stand-in driver.
 //!
 //! Every test runs itself again in a child process whose `libcuda.so.1` is the stand-in (see
-//! `stand_in/README.md`), so none of them needs a GPU and none of them leaves anything behind.
+//! `crates/stand-in-cuda/README.md`), so none of them needs a GPU and none of them leaves anything behind.
 //!
 //! | room | asks |
 //! |---|---|
@@ -33,8 +33,6 @@ mod foreign;
 mod limited;
 #[path = "under_test/random.rs"]
 mod random;
-#[path = "stand_in/client.rs"]
-mod stand_in;
 
 #[path = "driver_calls/compile.rs"]
 mod compile;
@@ -81,7 +79,7 @@ use std::time::{Duration, Instant};
 use eventually::eventually;
 use gpu_await::{Completion, Device, Kernel, Op, Stream, kernels};
 use random::Random;
-use stand_in::StandIn;
+use stand_in_cuda::{StandIn, assert_child, is_child, test_of, under_the_stand_in};
 
 /// Every way of learning of completions.
 const MODES: [Completion; 4] =
@@ -90,29 +88,14 @@ const MODES: [Completion; 4] =
 /// How long anything may take that must not hang.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Runs `body` in a child process under the stand-in, and checks there that nobody misused the
-/// driver. The closure's type has the name of the test in it.
-fn under_the_stand_in<F: FnOnce(&StandIn)>(body: F) {
-    let name = std::any::type_name::<F>();
-    let name = name.trim_start_matches("driver_calls::").trim_end_matches("::{{closure}}");
-    if !stand_in::is_child() {
-        return stand_in::assert_child(name, &[]);
-    }
-    let driver = StandIn::open();
-    body(&driver);
-    assert_eq!(driver.misuse(), [""; 0]);
-}
-
 /// As [`under_the_stand_in`], with an async body that may take five seconds at any one await of
 /// [`soon`].
 fn async_under_the_stand_in<F>(body: F)
 where
     F: AsyncFnOnce(&StandIn),
 {
-    let name = std::any::type_name::<F>();
-    let name = name.trim_start_matches("driver_calls::").trim_end_matches("::{{closure}}");
-    if !stand_in::is_child() {
-        return stand_in::assert_child(name, &[]);
+    if !is_child() {
+        return assert_child(test_of::<F>(), &[]);
     }
     let driver = StandIn::open();
     runtime().block_on(body(&driver));

@@ -3,8 +3,8 @@
 //!
 //! | an entry | names |
 //! |---|---|
-//! | `` `tests/a.rs::b` `` | a test function `b` in that file |
-//! | `` `examples/01_a` ``, `` `benches/a` `` | an example or a bench |
+//! | `` `tests/a.rs::b` ``, `` `examples/a/tests/b.rs::c` `` | a test function `b`, `c` in that file |
+//! | `` `examples/01_a` ``, `` `examples/a` ``, `` `benches/a` `` | an example, one with a crate of its own, or a bench |
 //! | `` `src/a.rs` says "…" `` | a sentence in the documentation of that file |
 //! | `*later*: …` | nothing yet, and what it waits for |
 #![forbid(unsafe_code)]
@@ -67,13 +67,15 @@ fn defines(text: &str, name: &str) -> bool {
 fn complaint(name: &str, row: &Row) -> Option<String> {
     let folder = Path::new(name).components().next()?.as_os_str().to_str()?;
     match (folder, name.split_once("::")) {
-        ("tests", Some((file, test))) => match read(file) {
+        ("tests" | "examples" | "crates", Some((file, test))) => match read(file) {
             None => Some(format!("{name}: no such file")),
             Some(text) if defines(&text, test) => None,
             Some(_) => Some(format!("{name}: no such test")),
         },
         ("examples" | "benches", None) => {
-            read(&format!("{name}.rs")).is_none().then(|| format!("{name}: no such file"))
+            let of_it = [format!("{name}.rs"), format!("{name}/Cargo.toml")];
+            let exists = of_it.iter().any(|file| read(file).is_some());
+            (!exists).then(|| format!("{name}: no such file"))
         }
         ("src", None) => {
             let quoted = row.shown_by.split_once(&format!("`{name}` says \""));
@@ -148,7 +150,7 @@ fn everything_that_a_promise_names_exists() {
     let mut complaints = Vec::new();
     let mut checked = 0;
     for name in names(&text).filter(|name| name.contains("::") || name.starts_with("examples/")) {
-        if !name.starts_with("tests/") && !name.starts_with("examples/") {
+        if !["tests/", "examples/", "crates/"].iter().any(|folder| name.starts_with(folder)) {
             continue;
         }
         let row = Row { id: String::new(), devices: String::new(), shown_by: String::new() };
@@ -201,8 +203,10 @@ fn tests_of_invariants(text: &str) -> Vec<String> {
 #[test]
 fn every_test_that_an_invariant_names_exists() {
     let (mut sources, mut tests) = (Vec::new(), Vec::new());
-    texts(&root().join("src"), &mut sources);
-    texts(&root().join("tests"), &mut tests);
+    for of_crate in ["", "crates/stand-in-cuda", "examples/server", "examples/load"] {
+        texts(&root().join(of_crate).join("src"), &mut sources);
+        texts(&root().join(of_crate).join("tests"), &mut tests);
+    }
     let mut checked = 0;
     let mut complaints = Vec::new();
     for (file, text) in &sources {

@@ -1,4 +1,4 @@
-//! Committed PTX is what its source says: every `kernels/*.cu` has a `.ptx` beside it that was built from
+//! Committed PTX is what its source says: every `.cu` of `kernels/` and of the example `server` has a `.ptx` beside it that was built from
 //! exactly those bytes, loads on every driver from 525 on, and holds one kernel, named for the file.
 //!
 //! Needs no GPU and no compiler. `python3 kernels/build.py --check` says more: it compiles afresh and compares.
@@ -7,16 +7,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
+/// Where there are kernels.
+const FOLDERS: [&str; 2] = ["kernels", "examples/server/src"];
 /// The newest PTX ISA that driver 525 (CUDA 12.0) loads.
 const MAX_PTX_ISA: (u32, u32) = (8, 0);
 /// The oldest architecture that must load the kernels: Pascal. The driver compiles them further for newer ones.
 const TARGET: &str = "sm_60";
 /// Kernels that use what older architectures do not have, with the oldest that has it.
-const NEWER: &[(&str, &str)] = &[("cluster_sum", "sm_90")];
+const NEWER: &[(&str, &str)] = &[("kernels/cluster_sum", "sm_90")];
 const REBUILD: &str = "run `python3 kernels/build.py` and commit the result";
 
 #[test]
@@ -43,7 +45,7 @@ fn every_ptx_was_built_from_the_source_beside_it() {
         let ptx = read_text(stem);
         let found = ptx.lines().next().unwrap_or_default();
         (found != expected).then(|| {
-            format!("kernels/{stem}.ptx is not of this {stem}.cu:\n    expected `{expected}`\n    found    `{found}`")
+            format!("{stem}.ptx is not of the source beside it:\n    expected `{expected}`\n    found    `{found}`")
         })
     }));
 }
@@ -54,9 +56,7 @@ fn every_ptx_names_its_compiler() {
         let ptx = read_text(stem);
         let found = ptx.lines().nth(1).unwrap_or_default();
         (!found.starts_with("// compiler: NVRTC ")).then(|| {
-            format!(
-                "kernels/{stem}.ptx: expected `// compiler: NVRTC ...` in line 2, found `{found}`"
-            )
+            format!("{stem}.ptx: expected `// compiler: NVRTC ...` in line 2, found `{found}`")
         })
     }));
 }
@@ -71,9 +71,7 @@ fn every_ptx_loads_on_drivers_from_525_on() {
         });
         isa.is_none_or(|isa| isa > MAX_PTX_ISA).then(|| {
             let (major, minor) = MAX_PTX_ISA;
-            format!(
-                "kernels/{stem}.ptx: expected `.version` {major}.{minor} at most, found {found:?}"
-            )
+            format!("{stem}.ptx: expected `.version` {major}.{minor} at most, found {found:?}")
         })
     }));
 }
@@ -86,7 +84,7 @@ fn every_ptx_targets_pascal_or_says_what_it_needs() {
         let ptx = read_text(stem);
         let found = directive(&ptx, ".target");
         (found != Some(target))
-            .then(|| format!("kernels/{stem}.ptx: expected `.target {target}`, found {found:?}"))
+            .then(|| format!("{stem}.ptx: expected `.target {target}`, found {found:?}"))
     }));
 }
 
@@ -95,44 +93,47 @@ fn every_ptx_holds_one_kernel_named_for_its_file() {
     fail_with(stems("ptx").iter().filter_map(|stem| {
         let ptx = read_text(stem);
         let entries: Vec<&str> = ptx.lines().filter_map(entry_name).collect();
-        (entries != [stem.as_str()]).then(|| {
-            format!("kernels/{stem}.ptx: expected one `.entry`, `{stem}`, found {entries:?}")
-        })
+        let (_, name) = stem.rsplit_once('/').expect("a folder and a name");
+        (entries != [name])
+            .then(|| format!("{stem}.ptx: expected one `.entry`, `{name}`, found {entries:?}"))
     }));
 }
 
-/// Names of the files in `kernels/` with this extension, without it. Never empty, so that no test passes vacuously.
+/// The files of [`FOLDERS`] with this extension, as `kernels/axpy`. Some in each, so that no test passes vacuously.
 fn stems(extension: &str) -> BTreeSet<String> {
-    let folder = kernels();
-    let entries = fs::read_dir(&folder)
-        .unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display()));
-    let stems: BTreeSet<String> = entries
-        .map(|entry| {
-            entry.unwrap_or_else(|error| panic!("cannot list {}: {error}", folder.display())).path()
-        })
-        .filter(|path| path.extension().is_some_and(|found| found == extension))
-        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
-        .collect();
-    assert!(!stems.is_empty(), "no .{extension} file in {}; {REBUILD}", folder.display());
-    stems
+    let stems_in = |folder: &str| {
+        let path = root().join(folder);
+        let entries = fs::read_dir(&path)
+            .unwrap_or_else(|error| panic!("cannot list {}: {error}", path.display()));
+        let stems: Vec<String> = entries
+            .map(|entry| {
+                entry.unwrap_or_else(|e| panic!("cannot list {}: {e}", path.display())).path()
+            })
+            .filter(|path| path.extension().is_some_and(|found| found == extension))
+            .filter_map(|path| Some(format!("{folder}/{}", path.file_stem()?.to_string_lossy())))
+            .collect();
+        assert!(!stems.is_empty(), "no .{extension} file in {}; {REBUILD}", path.display());
+        stems
+    };
+    FOLDERS.into_iter().flat_map(stems_in).collect()
 }
 
-/// The folder `kernels/`, where this process runs: packed tests run on a host other than the one that built them.
-fn kernels() -> PathBuf {
+/// Where this process runs: packed tests run on a host other than the one that built them.
+fn root() -> PathBuf {
     let root =
         std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    Path::new(&root).join("kernels")
+    PathBuf::from(root)
 }
 
 fn read(stem: &str, extension: &str) -> Vec<u8> {
-    let path = kernels().join(format!("{stem}.{extension}"));
+    let path = root().join(format!("{stem}.{extension}"));
     fs::read(&path)
         .unwrap_or_else(|error| panic!("cannot read {}: {error}; {REBUILD}", path.display()))
 }
 
 fn read_text(stem: &str) -> String {
     String::from_utf8(read(stem, "ptx"))
-        .unwrap_or_else(|error| panic!("kernels/{stem}.ptx is not text: {error}; {REBUILD}"))
+        .unwrap_or_else(|error| panic!("{stem}.ptx is not text: {error}; {REBUILD}"))
 }
 
 /// The operand of a module directive such as `.version`.

@@ -1,8 +1,9 @@
 //! The shape of `src`, held: imports run downhill, also from file to file, `unsafe` stays in a short
 //! list of files, no two files have a type of one name, and no file grows past 500 lines without saying
-//! why.
+//! why. The last holds for the other crates of the workspace as well; and the examples among them have no
+//! `unsafe` but for a kernel.
 //!
-//! The rooms, and the files that may hold `unsafe`, are read from the tables of `ARCHITECTURE.md`, so that it cannot be out
+//! The rooms, the crates, and the files that may hold `unsafe`, are read from the tables of `ARCHITECTURE.md`, so that it cannot be out
 //! of date. Reads the sources, so a macro that pastes a
 //! path together would escape it; nothing here does that.
 
@@ -168,16 +169,63 @@ fn no_two_files_have_a_type_of_one_name() {
 #[test]
 fn a_long_file_says_why() {
     let sources = Sources::read();
-    let complaints = sources.files.iter().filter_map(|(file, text)| {
+    let library = sources.files.into_iter().map(|(file, text)| (format!("src/{file}"), text));
+    let complaints = library.chain(files_of_crates()).filter_map(|(file, text)| {
         let lines = text.lines().count();
         let header = text.lines().take_while(|line| line.starts_with("//!"));
         let says = header.into_iter().any(|line| line.contains("500 lines"));
         let wrong = lines > MOST_LINES && !says;
         wrong.then(|| {
-            format!("src/{file}.rs has {lines} lines: split it, or say in `//!` why it has more than 500 lines")
+            format!("{file}.rs has {lines} lines: split it, or say in `//!` why it has more than 500 lines")
         })
     });
     fail_with(complaints.collect());
+}
+
+#[test]
+fn every_crate_is_in_the_table() {
+    let path = root().join("Cargo.toml");
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let line = text.lines().find_map(|line| line.strip_prefix("default-members = "));
+    let members = line.expect("members that plain commands take").split('"').skip(1).step_by(2);
+    let members: Vec<_> = members.collect();
+    let table = table("| folder | package | what it is |");
+    let named: Vec<_> = table.iter().map(|row| row[0].trim_matches('`')).collect();
+    assert_eq!(named, members, "ARCHITECTURE.md and the workspace of Cargo.toml");
+    let all = text.lines().find_map(|line| line.strip_prefix("members = "));
+    for member in all.expect("members").split('"').skip(1).step_by(2) {
+        assert!(members.contains(&member), "`cargo test` leaves {member} out");
+    }
+}
+
+/// They are copied: what they show is that a service needs none.
+#[test]
+fn examples_have_no_unsafe_code_but_for_a_kernel() {
+    // The second is the parent of the first.
+    const MAY: [&str; 2] = ["examples/server/src/embed_mean", "examples/server/src/lib"];
+    let examples = files_of_crates().into_iter().filter(|(file, _)| file.starts_with("examples/"));
+    let complaints = examples.filter_map(|(file, text)| {
+        // A `main.rs` forbids it for its crate, the others for themselves.
+        let forbids = tokens(&text).windows(3).any(|t| t == ["forbid", "(", "unsafe_code"]);
+        (forbids == MAY.contains(&file.as_str()))
+            .then(|| format!("{file}.rs: forbid unsafe code there, or list the file here"))
+    });
+    fail_with(complaints.collect());
+}
+
+/// The sources of the workspace's other crates, by their names without `.rs`.
+fn files_of_crates() -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for row in table("| folder | package | what it is |") {
+        let folder = row[0].trim_matches('`');
+        if folder != "." {
+            let prefix = format!("{folder}/src/");
+            let before = files.len();
+            collect(&root().join(&prefix), &prefix, &mut files);
+            assert!(files.len() > before, "no file in {prefix}");
+        }
+    }
+    files
 }
 
 /// Every file of `src`, by its name without `src/` and `.rs`.

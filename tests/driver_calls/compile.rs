@@ -5,7 +5,7 @@ use std::{env, fs};
 
 use gpu_await::{CudaSource, ErrorDetail, ErrorKind, ImageProblem, InOut, LaunchConfig, Module};
 
-use super::{Completion, StandIn, device_with, runtime, soon, stand_in};
+use super::{Completion, StandIn, device_with, runtime, soon};
 
 const VARIABLE: &str = "GPU_AWAIT_NVRTC";
 
@@ -23,14 +23,14 @@ fn nvrtc() -> Option<PathBuf> {
 fn with_the_compiler<F: AsyncFnOnce(&StandIn)>(body: F) {
     let name = std::any::type_name::<F>();
     let name = name.trim_start_matches("driver_calls::").trim_end_matches("::{{closure}}");
-    if !stand_in::is_child() {
+    if !stand_in_cuda::is_child() {
         let library = nvrtc();
         match &library {
             Some(path) => println!("run-time compilation: with {}", path.display()),
             None => println!("run-time compilation: no NVRTC, only its absence is tested"),
         }
         let named = library.unwrap_or_else(|| PathBuf::from("/no/such/folder/libnvrtc.so"));
-        return stand_in::assert_child(name, &[(VARIABLE, named.to_str().unwrap())]);
+        return stand_in_cuda::assert_child(name, &[(VARIABLE, named.to_str().unwrap())]);
     }
     let driver = StandIn::open();
     runtime().block_on(async {
@@ -65,8 +65,8 @@ const SQUARE: &str = r#"extern "C" __global__ void square(float* x, unsigned int
 #[test]
 fn without_a_compiler_the_error_says_what_was_looked_for() {
     const NAME: &str = "compile::without_a_compiler_the_error_says_what_was_looked_for";
-    if !stand_in::is_child() {
-        return stand_in::assert_child(NAME, &[(VARIABLE, "/no/such/folder/libnvrtc.so.12")]);
+    if !stand_in_cuda::is_child() {
+        return stand_in_cuda::assert_child(NAME, &[(VARIABLE, "/no/such/folder/libnvrtc.so.12")]);
     }
     runtime().block_on(is_missing());
 }

@@ -9,7 +9,7 @@ use super::{
     Live, MODES, Random, SOON, async_under_the_stand_in, axpy, device_with, eventually, my_names,
     soon,
 };
-use crate::stand_in::{self, StandIn};
+use stand_in_cuda::StandIn;
 
 /// Everything of a device, with work on it that is held.
 async fn everything(driver: &StandIn, mode: Completion) -> Vec<Box<dyn Any + Send>> {
@@ -133,8 +133,8 @@ extern "C" fn at_exit() {
 fn exit_with_work_pending(mode: Completion) {
     let name =
         format!("drops::the_process_ends_with_work_pending_{}", format!("{mode:?}").to_lowercase());
-    if !stand_in::is_child() {
-        return stand_in::assert_child(&name, &[]);
+    if !stand_in_cuda::is_child() {
+        return stand_in_cuda::assert_child(&name, &[]);
     }
     STAND_IN.get_or_init(StandIn::open);
     // SAFETY: a plain function that lives as long as the program.
@@ -181,8 +181,8 @@ extern "C" fn nothing_is_left() {
 #[test]
 fn a_process_that_drops_its_device_last_leaves_nothing() {
     const NAME: &str = "drops::a_process_that_drops_its_device_last_leaves_nothing";
-    if !stand_in::is_child() {
-        return stand_in::assert_child(NAME, &[]);
+    if !stand_in_cuda::is_child() {
+        return stand_in_cuda::assert_child(NAME, &[]);
     }
     let driver = STAND_IN.get_or_init(StandIn::open);
     // SAFETY: a plain function that lives as long as the program.

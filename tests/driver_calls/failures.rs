@@ -4,7 +4,7 @@
 use gpu_await::{Completion, Copy2d, Device, ErrorKind, Image, LaunchConfig, Module, Result};
 
 use super::{Live, async_under_the_stand_in, soon};
-use crate::stand_in::StandIn;
+use stand_in_cuda::StandIn;
 
 /// How much of which kind may be left.
 type Left = &'static [(&'static str, i64)];

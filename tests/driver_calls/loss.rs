@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 use gpu_await::{Completion, Error, ErrorDetail, ErrorKind, LaunchConfig, LossCause};
 
 use super::{Line, async_under_the_stand_in, device_with, eventually, kernel_from, soon};
-use crate::stand_in::StandIn;
+use stand_in_cuda::StandIn;
 
 fn assert_lost(error: &Error, code: i32, what: &str) {
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{what}: {error}");

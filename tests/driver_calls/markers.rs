@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use gpu_await::{Completion, Op, Stream, kernels};
 
-use super::stand_in::StandIn;
 use super::{
     Line, Live, Remembers, SOON, async_under_the_stand_in, device_with, my_names, poll_once, soon,
     stream_after_short_waits, stream_that,
 };
+use stand_in_cuda::StandIn;
 
 const EVENT: &str = "cuEventRecord";
 const WORD: &str = "cuStreamWriteValue64_v2";

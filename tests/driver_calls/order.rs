@@ -5,11 +5,11 @@ use std::task::{Context, Poll, Waker};
 
 use gpu_await::Completion;
 
-use super::stand_in::StandIn;
 use super::{
     Line, MODES, async_under_the_stand_in, axpy, device_with, eventually, my_calls, my_names,
     poll_once, soon,
 };
+use stand_in_cuda::StandIn;
 
 /// The numbers of the streams that calls of this name were made on.
 fn streams_of(calls: &[String], name: &str) -> Vec<u64> {

@@ -12,7 +12,7 @@ use super::{
 fn a_streams_options_reach_the_driver() {
     under_the_stand_in(|driver| {
         let device = device_with(Completion::Adaptive);
-        let made = |driver: &crate::stand_in::StandIn| {
+        let made = |driver: &stand_in_cuda::StandIn| {
             let calls = my_calls(driver);
             let line = calls.iter().find(|line| Line(line).name() == "cuStreamCreateWithPriority");
             let line = line.expect("a stream was made");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu_await::{Device, Stream};
 
-use crate::stand_in::StandIn;
+use stand_in_cuda::StandIn;
 
 use super::{Line, MODES, async_under_the_stand_in, device_with, eventually, soon};
 

@@ -1,21 +1,6 @@
 //! The Rust side of the stand-in driver: finding it, running a test under it, and its controls.
 //!
-//! A test runs itself again in a child process whose library path begins with the stand-in:
-//!
-//! ```ignore
-//! #[path = "stand_in/client.rs"]
-//! mod stand_in;
-//!
-//! #[test]
-//! fn a_launch_is_one_driver_call() {
-//!     if !stand_in::is_child() {
-//!         return stand_in::assert_child("a_launch_is_one_driver_call", &[]);
-//!     }
-//!     let driver = stand_in::StandIn::open();
-//!     // ... use the cuda backend, then look at driver.calls() ...
-//! }
-//! ```
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+//! A test runs itself again in a child process whose library path begins with the stand-in.
 
 use std::env;
 use std::ffi::{CString, OsString, c_char, c_int};
@@ -27,28 +12,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::SOURCES;
+
 /// Set in a child that [`run_child`] started.
-pub(crate) const VARIABLE: &str = "GPU_AWAIT_STAND_IN";
+pub const VARIABLE: &str = "GPU_AWAIT_STAND_IN";
+
+/// A control that copies a text out, cut to a capacity, and returns the length of the whole.
+type TextFn = extern "C" fn(*mut c_char, usize) -> usize;
 
 /// How long a child may run.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Whether this process is a child that [`run_child`] started, so that `libcuda.so.1` is the
 /// stand-in.
-pub(crate) fn is_child() -> bool {
+pub fn is_child() -> bool {
     env::var_os(VARIABLE).is_some_and(|value| value == "1")
 }
 
 /// A folder with the stand-in as `libcuda.so.1` and `libcuda.so`, removed when dropped.
-pub(crate) struct Installed(PathBuf);
+pub struct Installed(PathBuf);
 
 impl Installed {
-    pub(crate) fn path(&self) -> &Path {
+    /// The folder.
+    pub fn path(&self) -> &Path {
         &self.0
     }
 
     /// A child's library path: this one's, with the folder in front of it.
-    pub(crate) fn library_path(&self) -> OsString {
+    pub fn library_path(&self) -> OsString {
         let mut path = OsString::from(&self.0);
         if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
             path.push(":");
@@ -67,27 +58,14 @@ impl Drop for Installed {
 
 /// Copies the stand-in that cargo built into a fresh temporary folder.
 ///
-/// The two names are one file: the loader tells libraries apart by file, and this crate and
+/// The two names are one file: the loader tells libraries apart by file, and `gpu-await` and
 /// `cudarc` open different names.
 ///
 /// # Panics
-/// If the stand-in was not built.
-pub(crate) fn install() -> Installed {
+/// If the stand-in is not beside this program.
+pub fn install() -> Installed {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let test = env::current_exe().expect("the test binary has a path");
-    let built = test
-        .ancestors()
-        .map(|folder| folder.join("examples/libstand_in_libcuda.so"))
-        .take(4)
-        .find(|file| file.is_file())
-        .unwrap_or_else(|| {
-            panic!(
-                "no examples/libstand_in_libcuda.so beside {}: `cargo test` builds it, `cargo test \
-                 --test NAME` does not; run `cargo build --example stand_in_libcuda` with the same \
-                 profile and target first",
-                test.display()
-            )
-        });
+    let built = built();
     // ORDERING: Relaxed, only the number's uniqueness matters.
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder =
@@ -106,11 +84,24 @@ pub(crate) fn install() -> Installed {
     Installed(folder)
 }
 
+/// The library that cargo made together with this program's client.
+fn built() -> PathBuf {
+    let program = env::current_exe().expect("this program has a path");
+    let file = program.with_file_name("libstand_in_cuda.so");
+    assert!(
+        file.is_file(),
+        "no {}: cargo builds it with every test that depends on `stand-in-cuda`; where a test \
+         binary was copied, copy the library as well",
+        file.display()
+    );
+    file
+}
+
 /// Runs one test of this binary again, alone in a child process, with the stand-in as its driver.
 ///
 /// # Panics
 /// If the child runs longer than 60 s (it is killed), or if this binary has no test of that name.
-pub(crate) fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
+pub fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
     let installed = install();
     let mut command = Command::new(env::current_exe().expect("the test binary has a path"));
     command.args(["--exact", test_name, "--nocapture", "--test-threads=1"]);
@@ -125,11 +116,32 @@ pub(crate) fn run_child(test_name: &str, variables: &[(&str, &str)]) -> Output {
     output
 }
 
+/// Runs `body` in a child process under the stand-in, and checks there that nobody misused the
+/// driver. To be called by a test, with a closure that stands in it.
+///
+/// # Panics
+/// As [`assert_child`].
+pub fn under_the_stand_in<F: FnOnce(&StandIn)>(body: F) {
+    if !is_child() {
+        return assert_child(test_of::<F>(), &[]);
+    }
+    let driver = StandIn::open();
+    body(&driver);
+    assert_eq!(driver.misuse(), [""; 0]);
+}
+
+/// The test that a closure of this type stands in, by the name that the harness has for it.
+#[must_use]
+pub fn test_of<F>() -> &'static str {
+    let name = std::any::type_name::<F>().trim_end_matches("::{{closure}}");
+    name.split_once("::").map_or(name, |(_, path)| path)
+}
+
 /// As [`run_child`], and shows the child's output if it failed.
 ///
 /// # Panics
 /// As [`run_child`], and if the child's test failed.
-pub(crate) fn assert_child(test_name: &str, variables: &[(&str, &str)]) {
+pub fn assert_child(test_name: &str, variables: &[(&str, &str)]) {
     let device = std::env::var("GPU_AWAIT_TEST_DEVICE").unwrap_or_default();
     if device.starts_with("cuda") {
         println!("{test_name}: under the real driver there is nothing to see for the stand-in");
@@ -191,13 +203,13 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u
 }
 
 /// The stand-in's controls, in a child process.
-pub(crate) struct StandIn {
+pub struct StandIn {
     library: libloading::Library,
 }
 
 /// Lets held commands go on when dropped, so that a failing test does not hang.
 #[must_use = "held commands go on when this is dropped"]
-pub(crate) struct Held<'a>(&'a StandIn);
+pub struct Held<'a>(&'a StandIn);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
@@ -209,62 +221,65 @@ impl StandIn {
     /// Opens the stand-in, by the name under which the process has it or will have it.
     ///
     /// # Panics
-    /// In a process that [`run_child`] did not start, or if `libcuda.so.1` is another driver.
-    pub(crate) fn open() -> Self {
+    /// In a process that [`run_child`] did not start, or if `libcuda.so.1` is another driver or made of
+    /// other sources.
+    pub fn open() -> Self {
         assert!(is_child(), "the stand-in is only there in a process started by run_child");
         // SAFETY: the stand-in runs no code when loaded; `install` put it first on the library
         // path.
         let library = unsafe { libloading::Library::new("libcuda.so.1") }
             .expect("libcuda.so.1 is on the library path");
         // SAFETY: the symbol is only looked for, never called.
-        let known =
-            unsafe { library.get::<extern "C" fn() -> u64>(b"standin_misuse_count\0") }.is_ok();
-        assert!(known, "libcuda.so.1 is a driver, not the stand-in");
-        StandIn { library }
+        let known = unsafe { library.get::<TextFn>(b"standin_sources\0") }.is_ok();
+        assert!(known, "libcuda.so.1 is another driver than this client's stand-in");
+        let driver = StandIn { library };
+        let sources = driver.text(b"standin_sources\0");
+        assert_eq!(sources, SOURCES, "the stand-in is made of other sources than its client");
+        driver
     }
 
     /// The calls since the last clear: `cuLaunchKernel axpy stream=3 .. thread=12`, with
     /// `result=..` behind a failed one.
-    pub(crate) fn calls(&self) -> Vec<String> {
+    pub fn calls(&self) -> Vec<String> {
         self.text(b"standin_log_copy\0").lines().map(str::to_owned).collect()
     }
 
     /// The calls' names only.
-    pub(crate) fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         let calls = self.calls();
         calls.iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
     }
 
     /// How many calls there were since the last clear.
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         // SAFETY: the stand-in's function of this name has this type.
         let count = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_log_count\0") };
         count()
     }
 
     /// Forgets the calls so far.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         // SAFETY: the stand-in's function of this name has this type.
         let clear = unsafe { self.function::<extern "C" fn()>(b"standin_log_clear\0") };
         clear();
     }
 
     /// Writes down only the calling thread's calls, or all again.
-    pub(crate) fn this_thread_only(&self, on: bool) {
+    pub fn this_thread_only(&self, on: bool) {
         // SAFETY: the stand-in's function of this name has this type.
         let only = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_log_thread_only\0") };
         only(c_int::from(on));
     }
 
     /// The number that the calls' `thread=` has for the calling thread.
-    pub(crate) fn thread(&self) -> u64 {
+    pub fn thread(&self) -> u64 {
         // SAFETY: the stand-in's function of this name has this type.
         let thread = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_thread\0") };
         thread()
     }
 
     /// Stops every queued command until the guard is dropped.
-    pub(crate) fn hold(&self) -> Held<'_> {
+    pub fn hold(&self) -> Held<'_> {
         self.set_hold(1);
         Held(self)
     }
@@ -277,7 +292,7 @@ impl StandIn {
 
     /// Runs event records, writes of words and the kernel `empty` within the call, where their stream
     /// is idle, so that the first question finds them complete.
-    pub(crate) fn instant(&self, on: bool) {
+    pub fn instant(&self, on: bool) {
         // SAFETY: the stand-in's function of this name has this type.
         let instant = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_instant\0") };
         instant(c_int::from(on));
@@ -285,17 +300,17 @@ impl StandIn {
 
     /// Makes the `nth` call (1 is the next) of a driver function return `code` without doing
     /// anything.
-    pub(crate) fn fail(&self, name: &str, nth: u64, code: i32) {
+    pub fn fail(&self, name: &str, nth: u64, code: i32) {
         self.inject(name, nth, code, 0);
     }
 
     /// As [`StandIn::fail`], after the call has done its work.
-    pub(crate) fn fail_after_effect(&self, name: &str, nth: u64, code: i32) {
+    pub fn fail_after_effect(&self, name: &str, nth: u64, code: i32) {
         self.inject(name, nth, code, 1);
     }
 
     /// Forgets the failures that did not strike yet, and counts them.
-    pub(crate) fn forgive(&self) -> u64 {
+    pub fn forgive(&self) -> u64 {
         // SAFETY: the stand-in's function of this name has this type.
         let forgive = unsafe { self.function::<extern "C" fn() -> u64>(b"standin_forgive\0") };
         forgive()
@@ -314,7 +329,7 @@ impl StandIn {
     }
 
     /// Loses a device now: queued commands never run, and what talks to it returns `code`.
-    pub(crate) fn lose(&self, ordinal: i32, code: i32) {
+    pub fn lose(&self, ordinal: i32, code: i32) {
         // SAFETY: the stand-in's function of this name has this type.
         let lose =
             unsafe { self.function::<extern "C" fn(c_int, c_int) -> c_int>(b"standin_lose\0") };
@@ -322,12 +337,12 @@ impl StandIn {
     }
 
     /// A sentence about each wrong use of the driver since the start.
-    pub(crate) fn misuse(&self) -> Vec<String> {
+    pub fn misuse(&self) -> Vec<String> {
         self.text(b"standin_misuse_copy\0").lines().map(str::to_owned).collect()
     }
 
     /// How many "stream", "event", "memory", "registered", "module", "context" or "command" live.
-    pub(crate) fn live(&self, kind: &str) -> i64 {
+    pub fn live(&self, kind: &str) -> i64 {
         let text = CString::new(kind).expect("a kind's name has no NUL");
         // SAFETY: the stand-in's function of this name has this type.
         let live =
@@ -338,21 +353,21 @@ impl StandIn {
     }
 
     /// Gives every device so many bytes.
-    pub(crate) fn set_memory(&self, total_bytes: u64) {
+    pub fn set_memory(&self, total_bytes: u64) {
         // SAFETY: the stand-in's function of this name has this type.
         let set = unsafe { self.function::<extern "C" fn(u64)>(b"standin_set_memory\0") };
         set(total_bytes);
     }
 
     /// Says which version the driver is of.
-    pub(crate) fn set_version(&self, version: i32) {
+    pub fn set_version(&self, version: i32) {
         // SAFETY: the stand-in's function of this name has this type.
         let set = unsafe { self.function::<extern "C" fn(c_int)>(b"standin_set_version\0") };
         set(version);
     }
 
     /// Shows so many devices; before the first driver call.
-    pub(crate) fn set_devices(&self, count: i32) {
+    pub fn set_devices(&self, count: i32) {
         // SAFETY: the stand-in's function of this name has this type.
         let set =
             unsafe { self.function::<extern "C" fn(c_int) -> c_int>(b"standin_set_devices\0") };
@@ -360,7 +375,7 @@ impl StandIn {
     }
 
     /// Changes a device attribute (`CUdevice_attribute`).
-    pub(crate) fn set_attribute(&self, attribute: i32, value: i32) {
+    pub fn set_attribute(&self, attribute: i32, value: i32) {
         // SAFETY: the stand-in's function of this name has this type.
         let set =
             unsafe { self.function::<extern "C" fn(c_int, c_int)>(b"standin_set_attribute\0") };
@@ -368,7 +383,7 @@ impl StandIn {
     }
 
     /// Changes an attribute (`CUfunction_attribute`) of every kernel.
-    pub(crate) fn set_function_attribute(&self, attribute: i32, value: i32) {
+    pub fn set_function_attribute(&self, attribute: i32, value: i32) {
         // SAFETY: the stand-in's function of this name has this type.
         let set = unsafe {
             self.function::<extern "C" fn(c_int, c_int)>(b"standin_set_function_attribute\0")
@@ -379,7 +394,7 @@ impl StandIn {
     /// Copies a text out; it may grow between asking its length and copying it.
     fn text(&self, name: &[u8]) -> String {
         // SAFETY: the stand-in's text functions all have this type.
-        let copy = unsafe { self.function::<extern "C" fn(*mut c_char, usize) -> usize>(name) };
+        let copy = unsafe { self.function::<TextFn>(name) };
         let mut buffer: Vec<u8> = Vec::new();
         loop {
             let length = copy(buffer.as_mut_ptr().cast(), buffer.len());
@@ -391,14 +406,17 @@ impl StandIn {
         }
     }
 
-    /// Looks a control up.
+    /// Looks a control or a driver function up; the name ends with a NUL.
     ///
     /// # Safety
     /// `F` is the type of the function of this name.
-    unsafe fn function<F: Copy>(&self, name: &[u8]) -> F {
+    ///
+    /// # Panics
+    /// If there is no such function.
+    pub unsafe fn function<F: Copy>(&self, name: &[u8]) -> F {
         // SAFETY: of this type by this function's contract; the library is open for as long as
         // `self`.
         let symbol = unsafe { self.library.get::<F>(name) };
-        *symbol.expect("the stand-in has all its controls")
+        *symbol.expect("the stand-in has a function of this name")
     }
 }

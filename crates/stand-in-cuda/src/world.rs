@@ -1,4 +1,6 @@
 //! Everything the stand-in knows, behind one mutex, and the frame around every driver call.
+//!
+//! More than 500 lines: what a handle means is decided here, for every kind of handle.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

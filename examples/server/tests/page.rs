@@ -1,8 +1,8 @@
-//! The page of the example `server` in a real browser: it draws what the server does, and says so when
+//! The page of the program `server` in a real browser: it draws what the server does, and says so when
 //! there is no server any more.
 //!
 //! ```text
-//! GPU_AWAIT_TEST_BROWSER=/usr/bin/chromium cargo test --example server --test server_page -- --ignored
+//! GPU_AWAIT_TEST_BROWSER=/usr/bin/chromium cargo test --test page -- --ignored
 //! ```
 #![forbid(unsafe_code)]
 #![cfg(unix)]

@@ -187,12 +187,12 @@ impl Stream {
         matches!(self.queue.front(), Some(Command::Wait(_)))
     }
 
-    /// Whether everything submitted is complete.
     /// Commands that are not complete.
     pub(crate) fn pending(&self) -> u64 {
         self.submitted - self.completed
     }
 
+    /// Whether everything submitted is complete.
     pub(crate) fn is_idle(&self) -> bool {
         self.pending() == 0
     }

@@ -1,8 +1,8 @@
 //! Load for `examples/server`: many connections, every answer checked.
 //!
 //! ```text
-//! cargo run --release --example server -- --listen 127.0.0.1:8080 &
-//! cargo run --release --example load -- http://127.0.0.1:8080 --seconds 30 --connections 64 --mix mixed
+//! cargo run --release --bin server -- --listen 127.0.0.1:8080 &
+//! cargo run --release --bin load -- http://127.0.0.1:8080 --seconds 30 --connections 64 --mix mixed
 //! ```
 //!
 //! Multiplies matrices, as JSON and as raw floats, and embeds; each answer is compared with what the

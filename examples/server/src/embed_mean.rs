@@ -1,7 +1,7 @@
 //! The kernel behind `/embed`, with its host twin.
 //!
-//! The source is `kernels/embed_mean.cu`; `kernels/build.py` made the PTX beside it, so nobody who builds
-//! this needs a CUDA compiler. The twin does the same sums in the same order, and gives the same bits.
+//! The source is `embed_mean.cu`; `kernels/build.py` of the repository made the PTX beside it, so nobody who
+//! builds this needs a CUDA compiler. The twin does the same sums in the same order, and gives the same bits.
 //! The one file of this example without `#![forbid(unsafe_code)]`: `unsafe fn` vouches for the PTX.
 
 use gpu_await::{Grid, LaunchConfig, kernel};
@@ -31,7 +31,7 @@ kernel! {
     } else {
         LaunchConfig::new((out.len() / WIDTH) as u32, WIDTH as u32) // a block a request
     };
-    ptx = include_str!("../../kernels/embed_mean.ptx");
+    ptx = include_str!("embed_mean.ptx");
     host = twin;
 }
 

@@ -1,7 +1,6 @@
-//! The example `server`, as its clients see it: a process that speaks HTTP.
+//! The program `server`, as its clients see it: a process that speaks HTTP.
 //!
 //! Each test starts one, on the device that `GPU_AWAIT_TEST_DEVICE` names or on the host device.
-//! `cargo test` builds it; before `cargo test --test server` say `cargo build --example server`.
 //! Long, because what one request must not do to another is seen in one place.
 #![forbid(unsafe_code)]
 #![cfg(unix)]

@@ -1,4 +1,4 @@
-//! The example `server` as a process, and a client of it.
+//! The program `server` as a process, and a client of it.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -40,10 +40,13 @@ pub(crate) struct Reply {
 
 /// What builds and starts the server with these arguments.
 pub(crate) fn command(args: &[&str]) -> Command {
-    // Beside the folder of this test.
-    let this = std::env::current_exe().expect("this binary has a path");
-    let path: PathBuf = this.ancestors().nth(2).expect("target/PROFILE").join("examples/server");
-    assert!(path.exists(), "{} is not there: `cargo build --example server`", path.display());
+    let mut path = PathBuf::from(env!("CARGO_BIN_EXE_server"));
+    if !path.exists() {
+        // Packed tests run on another machine than the one that built them, beside the program.
+        let this = std::env::current_exe().expect("this binary has a path");
+        path = this.with_file_name("server");
+    }
+    assert!(path.exists(), "there is no {}", path.display());
     let device = std::env::var("GPU_AWAIT_TEST_DEVICE").unwrap_or_else(|_| "host".to_owned());
     let mut command = Command::new(path);
     command.args(args).env("GPU_AWAIT_DEVICE", device).env("RUST_LOG", "info");

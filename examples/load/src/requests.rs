@@ -7,8 +7,8 @@
 
 use std::fmt;
 
-use axum::body::Bytes;
-use axum::http::{HeaderMap, Method};
+use hyper::body::Bytes;
+use hyper::{HeaderMap, Method};
 use serde_json::{Value, json};
 
 const JSON: &str = "application/json";

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// What is told to who asks for something else.
-pub(crate) const USAGE: &str = "\
+pub const USAGE: &str = "\
 usage: server [--listen ADDR:PORT] [OPTION N]...
 
   --listen ADDR:PORT     where to listen; port 0 picks one           127.0.0.1:8080
@@ -18,28 +18,30 @@ usage: server [--listen ADDR:PORT] [OPTION N]...
   --request-limit-ms N   time from the body to the result            5000
   --body-limit-ms N      time for a request's head, and its body     10000
   --drain-limit-ms N     time for open requests when stopping        10000
-  --lose-device-after N  a drill: a host device, lost after N answers
+  --lose-device-after N  a host device, lost after N answers (feature `drill`)
 
 GPU_AWAIT_DEVICE=cuda:0|host|auto names the device, RUST_LOG what is logged.";
 
 /// What can be chosen.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
-    pub listen: SocketAddr,
-    pub streams: usize,
-    pub max_in_flight: usize,
-    pub max_waiting: usize,
-    pub max_connections: usize,
-    pub request_limit: Duration,
-    pub body_limit: Duration,
-    pub drain_limit: Duration,
-    pub lose_device_after: Option<u64>,
+pub struct Options {
+    pub(crate) listen: SocketAddr,
+    pub(crate) streams: usize,
+    pub(crate) max_in_flight: usize,
+    pub(crate) max_waiting: usize,
+    pub(crate) max_connections: usize,
+    pub(crate) request_limit: Duration,
+    pub(crate) body_limit: Duration,
+    pub(crate) drain_limit: Duration,
+    pub(crate) lose_device_after: Option<u64>,
 }
 
 impl Options {
+    /// Reads the arguments behind the program's name.
+    ///
     /// # Errors
     /// What is wrong with the arguments, as a sentence.
-    pub(crate) fn from_args(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    pub fn from_args(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         let ms = Duration::from_millis;
         let mut options = Options {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),

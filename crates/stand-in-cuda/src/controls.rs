@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int};
 
+use crate::SOURCES;
 use crate::abi::{Code, Out, Text};
 use crate::engine::{self, Stream};
 use crate::entry_points::entry_point;
@@ -179,4 +180,11 @@ pub(crate) extern "C" fn standin_set_function_attribute(attribute: c_int, value:
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_has(name: Text) -> c_int {
     c_int::from(name.read().is_ok_and(|name| entry_point(&name).is_some()))
+}
+
+/// Writes which sources the stand-in is made of, as `standin_log_copy` does.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_sources(buffer: Out<c_char>, capacity: usize) -> usize {
+    buffer.put_text(SOURCES, capacity);
+    SOURCES.len()
 }

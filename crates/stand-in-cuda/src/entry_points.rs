@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::abi::{Code, Out, Text, code};
+use crate::copy_calls::*;
 use crate::device_calls::*;
 use crate::event_calls::*;
 use crate::kernel_calls::*;

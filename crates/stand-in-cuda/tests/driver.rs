@@ -1,0 +1,357 @@
+//! That the stand-in keeps the rules of the driver, seen through cudarc's declarations of its functions.
+//!
+//! Each test runs itself again in a child process, so that each has a driver of its own.
+
+#![cfg(target_os = "linux")]
+
+use std::ffi::{CString, c_void};
+use std::process::Command;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream, CUstream_flags,
+};
+use stand_in_cuda::{
+    StandIn, VARIABLE, assert_child, install, is_child, test_of, under_the_stand_in,
+};
+
+const NOT_INITIALIZED: i32 = 3;
+const INVALID_CONTEXT: i32 = 201;
+const INVALID_HANDLE: i32 = 400;
+const NOT_READY: i32 = 600;
+const LAUNCH_FAILED: i32 = 719;
+const NOT_PERMITTED: i32 = 800;
+/// What fresh device memory holds.
+const POISON: u32 = 0xCDCD_CDCD;
+
+/// Calls a driver function, and gives the code that it returns.
+macro_rules! code {
+    ($name:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: pointers are to live variables of the right type; handles are the stand-in's own,
+        // and it refuses those that are not.
+        let result = unsafe { sys::$name($($argument),*) };
+        result as i32
+    }};
+}
+
+/// Calls a driver function that must succeed.
+macro_rules! done {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        assert_eq!(code!($name($($argument),*)), 0, stringify!($name))
+    };
+}
+
+/// As [`under_the_stand_in`], where misuse is what is looked for.
+fn misusing<F: FnOnce(&StandIn)>(body: F) {
+    if is_child() { body(&StandIn::open()) } else { assert_child(test_of::<F>(), &[]) }
+}
+
+/// Makes the device's context current.
+fn start() {
+    done!(cuInit(0));
+    let mut context: CUcontext = null_mut();
+    done!(cuDevicePrimaryCtxRetain(&raw mut context, 0));
+    done!(cuCtxSetCurrent(context));
+}
+
+fn stream() -> CUstream {
+    let mut stream: CUstream = null_mut();
+    done!(cuStreamCreate(&raw mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32));
+    stream
+}
+
+fn event() -> CUevent {
+    let mut event: CUevent = null_mut();
+    done!(cuEventCreate(&raw mut event, 0));
+    event
+}
+
+/// Memory for one word.
+fn word(stream: CUstream) -> CUdeviceptr {
+    let mut word = 0;
+    done!(cuMemAllocAsync(&raw mut word, 4, stream));
+    word
+}
+
+/// One word of host memory that copies go to without waiting.
+struct Pinned(Box<AtomicU32>);
+
+impl Pinned {
+    fn new() -> Self {
+        let word = Box::new(AtomicU32::new(0));
+        done!(cuMemHostRegister_v2(word.as_ptr().cast(), 4, 0));
+        Pinned(word)
+    }
+
+    fn address(&self) -> *mut c_void {
+        self.0.as_ptr().cast()
+    }
+
+    fn value(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn kernel(source: &str, name: &str) -> CUfunction {
+    let (image, name) = (CString::new(source).unwrap(), CString::new(name).unwrap());
+    let (mut module, mut function): (CUmodule, CUfunction) = (null_mut(), null_mut());
+    done!(cuModuleLoadData(&raw mut module, image.as_ptr().cast()));
+    done!(cuModuleGetFunction(&raw mut function, module, name.as_ptr()));
+    function
+}
+
+#[test]
+fn a_stream_runs_its_commands_in_order() {
+    under_the_stand_in(|driver| {
+        start();
+        let (stream, to, end) = (stream(), Pinned::new(), event());
+        let word = word(stream);
+        let held = driver.hold();
+        done!(cuMemcpyDtoHAsync_v2(to.address(), word, 4, stream));
+        for value in [1, 2, 3] {
+            done!(cuMemsetD32Async(word, value, 1, stream));
+        }
+        done!(cuEventRecord(end, stream));
+        assert_eq!(code!(cuEventQuery(end)), NOT_READY);
+        assert_eq!(to.value(), 0, "a command ran within its call");
+        drop(held);
+        done!(cuStreamSynchronize(stream));
+        assert_eq!(to.value(), POISON, "the copy came before the fills");
+        done!(cuEventQuery(end));
+        done!(cuMemcpyDtoHAsync_v2(to.address(), word, 4, stream));
+        done!(cuStreamSynchronize(stream));
+        assert_eq!(to.value(), 3);
+    });
+}
+
+#[test]
+fn a_wait_orders_one_stream_behind_another() {
+    under_the_stand_in(|_| {
+        start();
+        let (first, second, third) = (stream(), stream(), stream());
+        let (half, end, to) = (event(), event(), Pinned::new());
+        let (gate, x) = (word(third), word(third));
+        done!(cuMemsetD32Async(gate, 0, 1, third));
+        done!(cuStreamSynchronize(third));
+        let function = kernel(include_str!("../../../kernels/gate.ptx"), "gate");
+        let (mut word, mut timeout_ns) = (gate, 20_000_000_000u64);
+        let mut arguments = [(&raw mut word).cast::<c_void>(), (&raw mut timeout_ns).cast()];
+        let arguments = arguments.as_mut_ptr();
+        done!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, first, arguments, null_mut()));
+        done!(cuMemsetD32Async(x, 7, 1, first));
+        done!(cuEventRecord(half, first));
+        done!(cuStreamWaitEvent(second, half, 0));
+        done!(cuMemcpyDtoHAsync_v2(to.address(), x, 4, second));
+        done!(cuEventRecord(end, second));
+        // What is recorded after the wait does not count.
+        done!(cuEventRecord(half, third));
+        done!(cuStreamSynchronize(third));
+        assert_eq!((code!(cuEventQuery(half)), code!(cuEventQuery(end))), (0, NOT_READY));
+        done!(cuMemsetD32Async(gate, 1, 1, third));
+        done!(cuStreamSynchronize(second));
+        assert_eq!(to.value(), 7);
+    });
+}
+
+#[test]
+fn an_event_without_a_record_is_complete() {
+    under_the_stand_in(|driver| {
+        start();
+        let (stream, event) = (stream(), event());
+        done!(cuEventQuery(event));
+        let held = driver.hold();
+        done!(cuEventRecord(event, stream));
+        assert_eq!(code!(cuEventQuery(event)), NOT_READY);
+        drop(held);
+        done!(cuStreamSynchronize(stream));
+        done!(cuEventQuery(event));
+    });
+}
+
+#[test]
+fn a_driver_wants_to_be_initialized_and_a_context() {
+    misusing(|driver| {
+        let (mut stream, mut context): (CUstream, CUcontext) = (null_mut(), null_mut());
+        assert_eq!(code!(cuDevicePrimaryCtxRetain(&raw mut context, 0)), NOT_INITIALIZED);
+        done!(cuInit(0));
+        assert_eq!(code!(cuStreamCreate(&raw mut stream, 0)), INVALID_CONTEXT);
+        assert_eq!(driver.live("stream"), 0);
+        start();
+        done!(cuStreamCreate(&raw mut stream, 0));
+        assert_eq!(driver.live("stream"), 1);
+    });
+}
+
+#[test]
+fn a_destroyed_handle_is_misuse() {
+    misusing(|driver| {
+        start();
+        let (stream, event) = (stream(), event());
+        // It has work to end, and is no handle any more all the same.
+        let held = driver.hold();
+        done!(cuMemsetD32Async(word(stream), 1, 1, stream));
+        done!(cuStreamDestroy_v2(stream));
+        assert_eq!(driver.misuse(), [""; 0]);
+        assert_eq!(code!(cuStreamDestroy_v2(stream)), INVALID_HANDLE);
+        assert_eq!(code!(cuEventRecord(event, stream)), INVALID_HANDLE);
+        assert_eq!(code!(cuEventQuery(stream.cast())), INVALID_HANDLE);
+        assert_eq!(driver.misuse().len(), 3, "{:?}", driver.misuse());
+        assert!(driver.misuse()[0].contains("is no live stream"), "{:?}", driver.misuse());
+        drop(held);
+    });
+}
+
+#[test]
+fn memory_that_goes_before_its_command_is_misuse() {
+    misusing(|driver| {
+        start();
+        let (stream, other, from) = (stream(), stream(), Pinned::new());
+        let word = word(stream);
+        done!(cuStreamSynchronize(stream));
+        let held = driver.hold();
+        done!(cuMemcpyHtoDAsync_v2(word, from.address(), 4, stream));
+        done!(cuMemHostUnregister(from.address()));
+        assert_eq!(driver.misuse().len(), 1, "{:?}", driver.misuse());
+        assert!(driver.misuse()[0].contains("goes while 1 queued"), "{:?}", driver.misuse());
+        drop(held);
+        done!(cuStreamSynchronize(stream));
+
+        // Freed in the order of a stream that this one does not wait for.
+        done!(cuMemFreeAsync(word, other));
+        done!(cuStreamSynchronize(other));
+        let misused = driver.misuse().len();
+        assert_ne!(code!(cuMemsetD32Async(word, 1, 1, stream)), 0);
+        assert_eq!(driver.misuse().len(), misused + 1, "{:?}", driver.misuse());
+        assert_eq!(driver.live("memory"), 0);
+    });
+}
+
+/// Counts its runs.
+unsafe extern "C" fn count(counter: *mut c_void) {
+    // SAFETY: the tests hand over a counter that outlives the stream.
+    unsafe { &*counter.cast::<AtomicI32>() }.fetch_add(1, Ordering::SeqCst);
+}
+
+#[test]
+fn a_lost_device_stays_lost() {
+    static RUNS: AtomicI32 = AtomicI32::new(0);
+    misusing(|driver| {
+        start();
+        let (stream, end, to) = (stream(), event(), Pinned::new());
+        let word = word(stream);
+        let counter = (&raw const RUNS).cast_mut().cast();
+        done!(cuLaunchHostFunc(stream, Some(count), counter));
+        done!(cuStreamSynchronize(stream));
+        let held = driver.hold();
+        done!(cuMemcpyDtoHAsync_v2(to.address(), word, 4, stream));
+        done!(cuLaunchHostFunc(stream, Some(count), counter));
+        done!(cuEventRecord(end, stream));
+        driver.lose(0, LAUNCH_FAILED);
+        drop(held);
+        assert_eq!(code!(cuStreamSynchronize(stream)), LAUNCH_FAILED);
+        assert_eq!(code!(cuEventQuery(end)), LAUNCH_FAILED);
+        // A moment for what must not come.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let ran = (to.value(), RUNS.load(Ordering::SeqCst));
+        assert_eq!(ran, (0, 1), "what was queued ran");
+        assert_eq!(code!(cuMemsetD32Async(word, 1, 1, stream)), LAUNCH_FAILED);
+        let mut other: CUstream = null_mut();
+        assert_eq!(code!(cuStreamCreate(&raw mut other, 0)), LAUNCH_FAILED);
+        // What ends things fails and ends them all the same.
+        assert_eq!(code!(cuMemFreeAsync(word, stream)), LAUNCH_FAILED);
+        assert_eq!(code!(cuStreamDestroy_v2(stream)), LAUNCH_FAILED);
+        assert_eq!((driver.live("memory"), driver.live("stream")), (0, 0));
+    });
+}
+
+/// Asks the driver for its version, and leaves the answer's code.
+unsafe extern "C" fn call_the_driver(code: *mut c_void) {
+    let mut version = 0;
+    let answer = code!(cuDriverGetVersion(&raw mut version));
+    // SAFETY: the test hands over a cell that outlives the stream.
+    unsafe { &*code.cast::<AtomicI32>() }.store(answer, Ordering::SeqCst);
+}
+
+#[test]
+fn a_host_function_that_calls_the_driver_is_misuse() {
+    static CODE: AtomicI32 = AtomicI32::new(-1);
+    misusing(|driver| {
+        start();
+        let stream = stream();
+        let code = (&raw const CODE).cast_mut().cast();
+        done!(cuLaunchHostFunc(stream, Some(call_the_driver), code));
+        done!(cuStreamSynchronize(stream));
+        assert_eq!(CODE.load(Ordering::SeqCst), NOT_PERMITTED);
+        assert_eq!(driver.misuse().len(), 1, "{:?}", driver.misuse());
+        assert!(driver.misuse()[0].starts_with("cuDriverGetVersion"), "{:?}", driver.misuse());
+    });
+}
+
+#[test]
+fn a_failure_strikes_the_call_that_it_is_for() {
+    under_the_stand_in(|driver| {
+        start();
+        let mut stream: CUstream = null_mut();
+        driver.fail("cuStreamCreate", 2, 2);
+        let codes = [(); 3].map(|()| code!(cuStreamCreate(&raw mut stream, 0)));
+        assert_eq!(codes, [0, 2, 0]);
+        assert_eq!(driver.live("stream"), 2);
+        driver.fail_after_effect("cuStreamCreate", 1, 2);
+        assert_eq!(code!(cuStreamCreate(&raw mut stream, 0)), 2);
+        assert_eq!(driver.live("stream"), 3);
+        driver.fail("cuStreamCreate", 5, 2);
+        assert_eq!((driver.forgive(), driver.forgive()), (1, 0));
+    });
+}
+
+#[test]
+fn calls_are_written_down_as_they_were_made() {
+    under_the_stand_in(|driver| {
+        start();
+        let (stream, event) = (stream(), event());
+        let held = driver.hold();
+        done!(cuEventRecord(event, stream));
+        driver.clear();
+        let word = word(stream);
+        done!(cuMemsetD32Async(word, 9, 1, stream));
+        assert_eq!(code!(cuEventQuery(event)), NOT_READY);
+        drop(held);
+        let thread = driver.thread();
+        let calls = driver.calls();
+        assert_eq!(driver.names(), ["cuMemAllocAsync", "cuMemsetD32Async", "cuEventQuery"]);
+        assert_eq!(driver.count(), 3);
+        assert_eq!(calls[2], format!("cuEventQuery event=1 thread={thread} result=600"));
+        assert!(calls[1].contains(" to=memory1+0 "), "{}", calls[1]);
+        assert!(calls[1].contains(" stream=1 "), "{}", calls[1]);
+        done!(cuStreamSynchronize(stream));
+    });
+}
+
+/// Else a library that another build left would be believed.
+#[test]
+fn a_library_of_other_sources_is_refused() {
+    if is_child() {
+        drop(StandIn::open());
+        return;
+    }
+    if std::env::var("GPU_AWAIT_TEST_DEVICE").is_ok_and(|device| device.starts_with("cuda")) {
+        return; // a real driver is asked for, and the stand-in is not built
+    }
+    let installed = install();
+    let library = installed.path().join("libcuda.so.1");
+    let mut bytes = std::fs::read(&library).unwrap();
+    let mark = env!("STAND_IN_SOURCES").as_bytes();
+    let at = bytes.windows(mark.len()).position(|part| part == mark).expect("its mark");
+    // Two names of one file: written in place, both change.
+    bytes[at..at + mark.len()].fill(b'x');
+    std::fs::write(&library, bytes).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_library_of_other_sources_is_refused", "--nocapture"])
+        .env("LD_LIBRARY_PATH", installed.library_path())
+        .env(VARIABLE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stderr).into_owned();
+    assert!(!child.status.success() && text.contains("made of other sources"), "{text}");
+}
