@@ -454,6 +454,20 @@ fn a_borrowed_waker_keeps_its_place() {
     assert_eq!(waiters.replace(key, "late"), Err("late"));
 }
 
+/// A stream whose tasks look for themselves: its list never grows.
+#[test]
+fn the_first_to_leave_leaves_no_entry() {
+    let mut waiters = Waiters::new();
+    let later = waiters.insert(1_000_000, "later");
+    for ticket in 0..100 {
+        let key = waiters.insert(ticket, "first");
+        assert_eq!(waiters.remove(key), Some(Some("first")));
+        assert_eq!(waiters.entries(), 1);
+    }
+    assert_eq!(waiters.remove(later), Some(Some("later")));
+    assert_eq!(waiters.entries(), 0);
+}
+
 #[test]
 fn stale_entries_never_outnumber_the_live_ones_by_much() {
     let mut waiters = Waiters::new();

@@ -3,7 +3,7 @@
 //! A waiter has a slot for as long as its `Op` waits; each poll replaces a waker that would not
 //! wake the polling task. A heap orders the slots by ticket, so that a sweep touches only waiters
 //! whose ticket is complete. An abandoned slot leaves a stale heap entry behind, which is dropped
-//! when its ticket completes or when stale entries outnumber the live ones.
+//! when it comes first, or when stale entries outnumber the live ones.
 //!
 //! Nothing here calls foreign code: wakers are handed back to the caller, which wakes or drops
 //! them after it unlocked.
@@ -108,8 +108,13 @@ impl<W> Waiters<W> {
     /// unlocked.
     #[must_use = "dropping a waker is foreign code: do it after unlocking"]
     pub(crate) fn remove(&mut self, key: WaiterKey) -> Option<Option<W>> {
-        let is_live = is_live(&self.slots, key.slot, key.generation);
-        is_live.then(|| self.slots.remove(key.slot as usize).waker)
+        if !is_live(&self.slots, key.slot, key.generation) {
+            return None;
+        }
+        let waker = self.slots.remove(key.slot as usize).waker;
+        // A task that finds its own work complete was first as a rule: nothing stale piles up behind it.
+        self.next_due();
+        Some(waker)
     }
 
     /// Takes one waiter whose ticket is at most `completed`. Those whose waker is borrowed are taken as
