@@ -8,8 +8,8 @@
 //! 3. hand back the answer with the times that it took (`observe` logs and counts them).
 //!
 //! A client that goes away, or a time limit that passes, drops the handler wherever it is. Nothing has
-//! to be cleaned up for that: what is on the device goes on, its memory comes back when the device is
-//! through, and the place in the pool only then.
+//! to be cleaned up for that: what is on the device goes on, its memory comes back when the device has
+//! finished, and the permit of the pool only then.
 #![forbid(unsafe_code)]
 
 use std::ops::Deref;

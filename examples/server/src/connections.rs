@@ -49,21 +49,21 @@ pub(crate) async fn serve<S>(
 ) -> S {
     let mut stop = pin!(stop);
     let (stopping, _) = watch::channel(());
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let permits = Arc::new(Semaphore::new(limits.connections));
     let mut open = JoinSet::new();
     let why = loop {
         let accepted = async {
-            // Nobody closes the semaphore, and a permit is of the connection that it let in.
-            let place = places.clone().acquire_owned().await;
-            (place, listener.accept().await)
+            // Nobody closes the semaphore, and a permit belongs to the connection that it admitted.
+            let permit = permits.clone().acquire_owned().await;
+            (permit, listener.accept().await)
         };
         tokio::select! {
             why = &mut stop => break why,
-            (place, accepted) = accepted => match accepted {
+            (permit, accepted) = accepted => match accepted {
                 Ok((socket, _)) => {
                     let served = connection(socket, router.clone(), limits.head, stopping.subscribe());
                     open.spawn(async move {
-                        let _place = place;
+                        let _permit = permit;
                         served.await;
                     });
                 }
@@ -74,9 +74,9 @@ pub(crate) async fn serve<S>(
         }
     };
     for socket in queue_of(listener) {
-        let (places, router) = (places.clone(), router.clone());
+        let (permits, router) = (permits.clone(), router.clone());
         open.spawn(async move {
-            let _place = places.acquire_owned().await;
+            let _permit = permits.acquire_owned().await;
             if let Ok(socket) = TcpStream::from_std(socket) {
                 last_request(socket, router, limits.head).await;
             }

@@ -1,8 +1,8 @@
 //! Gathers requests of `/embed` into micro-batches: one launch for many.
 //!
 //! Nobody waits for a batch to fill up: requests are gathered while as many batches as may be are under
-//! way, so a lone request goes at once and batches grow with the load. A batch takes one stream and one
-//! place of the pool, as a request of `/matmul` does.
+//! way, so a lone request goes at once and batches grow with the load. A batch takes one permit of the
+//! pool, and with it a stream, as a request of `/matmul` does.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -470,7 +470,7 @@ async fn overload_is_429_and_passes() {
     let allocations = server.status().await["memory"]["allocations"].clone();
     let product = Arc::new(Product::new([96, 96, 96], &mut Random(3)));
     let mut seen = [0, 0];
-    // Until it has happened: forty at once find more than three places taken.
+    // Until it has happened: forty at once find more than three permits taken.
     for _ in 0..5 {
         let calls: Vec<_> = (0..40)
             .map(|_| {
