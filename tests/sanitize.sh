@@ -15,7 +15,7 @@ shift
 
 # A file of tests, or `lib` for those in `src`; and parts of the names of those to run.
 miri() {
-    local name="$1" target=(--lib)
+    local name="$1" target=(--package gpu-await --lib)
     shift
     [ "$name" = lib ] || target=(--test "$name")
     # A clock of Miri's own, so that no time limit passes because the machine is busy; addresses cross the

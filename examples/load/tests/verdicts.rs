@@ -43,14 +43,14 @@ fn load_on(head: &'static str, body: &'static str) -> (Option<i32>, String) {
 fn a_wrong_answer_is_exit_1() {
     let (code, text) = load_on("200 OK\r\ncontent-type: application/json", r#"{"c":[[0.125]]}"#);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("wrong: "), "{text}");
+    assert!(text.contains("\nwrong: ") && text.contains(" without an answer"), "{text}");
 }
 
 #[test]
 fn an_answer_that_should_not_be_is_exit_1() {
     let (code, text) = load_on("500 Internal Server Error", "");
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("unexpected: "), "{text}");
+    assert!(text.contains("\nunexpected: ") && text.contains(" without an answer"), "{text}");
 }
 
 #[test]

@@ -1,17 +1,19 @@
 //! Did an operation get dearer? In instructions, which have no noise.
 //!
 //! Counted by callgrind for a launch of the kernel `empty` with `.queued()` and for one awaited, on
-//! the stand-in driver (`crates/stand-in-cuda`), which completes both within the call; compared with the
-//! figures in `benches/instructions.txt`.
+//! the stand-in driver, which completes both within the call; compared with the
+//! figures in `instructions.txt` beside this file.
 //!
 //! | argument | does |
 //! |---|---|
 //! | none | prints the counts, if there is a valgrind |
 //! | `check` | fails if a count is more than 5 % above its figure |
-//! | `update` | writes the figures: `cargo bench --bench instructions -- update` |
+//! | `update` | writes the figures: `cargo bench -p stand-in-cuda -- update` |
 //!
 //! The figures' first line is the compiler that made them. Another one may count otherwise: that is
 //! said, and the figures hold all the same.
+//!
+//! Here and not among the benches of `gpu-await`: so little else is built with optimization for it.
 //!
 //! # What is counted
 //! 1. The instructions of this program's own code (this crate, and what is linked into it) on the
@@ -22,9 +24,6 @@
 //! 3. Always the same path: an await finds its operation complete the first time that it asks, and
 //!    that thread's clock moves by 50 ns a reading, because under callgrind everything takes long and
 //!    the engine would settle for a long wait.
-
-#[path = "measure.rs"]
-mod measure;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -50,25 +49,25 @@ fn main() -> ExitCode {
     }
     if let Some(missing) = missing() {
         eprintln!("# nothing is counted without {missing}");
-        let must = measure::argument("check") || measure::argument("update");
+        let must = argument("check") || argument("update");
         return if must { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
     let counts = WAYS.map(|way| (format!("instructions.{way}.per_op"), per_operation(way)));
     for (name, count) in &counts {
         println!("{name} {count:.1} count");
     }
-    if measure::argument("update") {
+    if argument("update") {
         let mut text = format!("# {} {}\n", compiler(), std::env::consts::ARCH);
         for (name, count) in &counts {
             writeln!(text, "{name} {count:.1}").expect("a string takes it");
         }
         std::fs::write(figures(), text).expect("the figures are written");
     }
-    if measure::argument("check") && !holds(&counts) {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+    if argument("check") && !holds(&counts) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn argument(name: &str) -> bool {
+    std::env::args().skip(1).any(|given| given == name)
 }
 
 /// What is needed and not there.
