@@ -60,7 +60,8 @@ impl Device {
     /// run asynchronously, as a GPU's do: submitting one returns before it has run.
     ///
     /// # Panics
-    /// If the system gives no thread.
+    /// If the system gives no thread, or the process is ending; `Device::builder().named("host")` is an error
+    /// then.
     #[must_use]
     pub fn host() -> Device {
         Device::builder().host()

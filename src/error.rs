@@ -178,7 +178,7 @@ pub enum ErrorDetail {
     #[error("kernel `{kernel}` requires `{requirement}`, but {values}")]
     Precondition { kernel: String, requirement: &'static str, values: String },
     /// A launch exceeds a limit, or has a zero extent.
-    #[error("kernel `{kernel}`: {what} is {asked}, allowed is {}", allowed(*limit))]
+    #[error("kernel `{kernel}`: {what} is {asked}, allowed is {}", allowed(*what, *limit))]
     LaunchLimit { kernel: String, what: LaunchLimit, asked: u64, limit: u64 },
     /// A grid is not a whole number of clusters along an axis.
     #[error(
@@ -543,8 +543,13 @@ impl fmt::Display for Axis {
     }
 }
 
-fn allowed(limit: u64) -> String {
-    if limit == 0 { "none".to_owned() } else { format!("1 to {limit}") }
+fn allowed(what: LaunchLimit, limit: u64) -> String {
+    match what {
+        _ if limit == 0 => "none".to_owned(),
+        // None is as good as any.
+        LaunchLimit::SharedMemBytes => format!("at most {limit}"),
+        _ => format!("1 to {limit}"),
+    }
 }
 
 fn log_suffix(log: &str) -> String {

@@ -341,6 +341,15 @@ fn end_process(way: &str, device: &Device) {
         "blocked" => {
             std::thread::spawn(move || block_on(op));
         }
+        "opening" => {
+            // What is opened meanwhile is ended as well, or refused.
+            std::thread::spawn(|| {
+                while let Ok(device) = Device::builder().named("host") {
+                    drop(device.stream().map(|stream| stream.host_fn(|| 1).abandon()));
+                    std::thread::yield_now();
+                }
+            });
+        }
         "exit" => {
             std::thread::spawn(move || block_on(op));
             std::process::exit(0);
@@ -353,7 +362,7 @@ fn end_process(way: &str, device: &Device) {
 fn the_process_exits_whatever_becomes_of_its_futures() {
     const NAME: &str = "the_process_exits_whatever_becomes_of_its_futures";
     let Some(parameter) = child::parameter() else {
-        let ways = ["leaked", "dropped", "thread_local", "awaited", "blocked", "exit"];
+        let ways = ["leaked", "dropped", "thread_local", "awaited", "blocked", "opening", "exit"];
         for (n, way) in ways.into_iter().enumerate() {
             let parameter = format!("{way} {:?}", modes::ALL[n % modes::ALL.len()]);
             if way == "exit" {
@@ -412,9 +421,10 @@ static KEPT_TO_THE_END: OnceLock<Device> = OnceLock::new();
 extern "C" fn ask_for_memory() {
     let device = KEPT_TO_THE_END.get().expect("set before it was registered");
     // More than is mapped ahead.
-    let refused = [device.pinned::<u8>(16 << 20).map(drop), block_on(device.trim(0))];
+    let another = Device::builder().named("host").map(drop);
+    let refused = [another, device.pinned::<u8>(16 << 20).map(drop), block_on(device.trim(0))];
     let kinds = refused.map(|refused| refused.err().map(|error| error.kind()));
-    if kinds != [Some(ErrorKind::Closed); 2] {
+    if kinds != [Some(ErrorKind::Closed); 3] {
         eprintln!("after main: {kinds:?}");
         // SAFETY: it ends the process and touches nothing.
         unsafe { libc::_exit(3) };

@@ -9,6 +9,7 @@ use crate::error::{ErrorDetail, Result};
 use crate::memory::reclaim::pressure::Pressure;
 use crate::runtime::engine::EngineOptions;
 use crate::runtime::protocol::cadence::Completion;
+use crate::thread::exit;
 
 /// What a stream keeps of freed memory, unless said otherwise.
 const SPARE_BYTES: u64 = 8 << 20;
@@ -113,6 +114,7 @@ impl DeviceBuilder {
     #[cfg(feature = "cuda")]
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
         crate::thread::role::check("opening a CUDA device")?;
+        exit::check_running("opening a device")?;
         let memory = crate::backend::cuda::PoolOptions {
             limit_bytes: self.memory_limit_bytes,
             release_threshold_bytes: self.release_threshold_bytes,
@@ -133,16 +135,17 @@ impl DeviceBuilder {
     /// See [`Device::host`].
     ///
     /// # Panics
-    /// If the system gives no thread.
+    /// As [`Device::host`].
     #[must_use]
     pub fn host(self) -> Device {
         match self.try_host() {
             Ok(device) => device,
-            Err(error) => panic!("a host device needs threads: {error}"),
+            Err(error) => panic!("no host device: {error}"),
         }
     }
 
     fn try_host(self) -> Result<Device> {
+        exit::check_running("opening a device")?;
         let backend = HostBackend::new(self.host_memory_bytes, true);
         Device::open(Arc::new(backend), self.options())
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::attention::Attention;
+use crate::error::Result;
 use crate::thread::exit;
 
 /// Process state, and the only one of this crate: the pollers that must stop before the driver
@@ -17,16 +18,23 @@ static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
 /// How long the end of the process waits for either: for what leaves, and for what is under way.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-pub(super) fn watch(attention: &Arc<Attention>) {
+/// From now on the end of the process stops this poller.
+///
+/// # Errors
+/// The process is ending: what stops them may have its list already.
+pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
     exit::register(stop_pollers);
     let mut pollers = POLLERS.lock();
+    exit::check_running("opening a device")?;
     pollers.retain(|poller| poller.strong_count() > 0);
     pollers.push(Arc::downgrade(attention));
+    Ok(())
 }
 
 /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
 fn stop_pollers() {
-    let pollers: Vec<_> = match POLLERS.try_lock() {
+    // Never held for long; but in the child of a fork by nobody, for ever.
+    let pollers: Vec<_> = match POLLERS.try_lock_for(PATIENCE) {
         Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
         None => Vec::new(),
     };

@@ -29,7 +29,7 @@ use crate::thread::role::Role;
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     let attention = engine.attention.clone();
     let weak = Arc::downgrade(engine);
-    exit::watch(&attention);
+    exit::watch(&attention)?;
     let name = format!("gpu-await-{}", engine.label());
     let thread = contain::spawn(&name, move || run(&weak, &attention))
         .map_err(|_| DriverCode { call: "thread spawn", code: 304 })?;

@@ -5,8 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::error::{ErrorDetail, Result};
 use crate::thread::contain;
 
+/// No device is opened any more.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// No driver call is made any more.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Driver calls under way on threads of this crate: last acts and errands.
@@ -66,6 +71,14 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// Refuses what would have to be ended as well; from the moment that the end waits for what there is.
+pub(crate) fn check_running(what: &'static str) -> Result<()> {
+    if ENDING.load(Ordering::SeqCst) {
+        return Err(ErrorDetail::ProcessEnding { what }.into());
+    }
+    Ok(())
+}
+
 /// Whether the process is ending.
 pub(crate) fn begun() -> bool {
     BEGUN.load(Ordering::SeqCst)
@@ -78,15 +91,17 @@ pub(crate) fn begin() {
 
 /// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have
 /// grown: handlers run in reverse order, and ours must run before those of a driver that was loaded
-/// meanwhile.
+/// meanwhile. It runs once.
 pub(crate) fn register(handler: fn()) {
     static HANDLER: Mutex<Option<fn()>> = Mutex::new(None);
     static REGISTERED: Mutex<u32> = Mutex::new(0);
 
     extern "C" fn call() {
-        let handler = HANDLER.lock().take();
-        if let Some(handler) = handler {
-            handler();
+        if !ENDING.swap(true, Ordering::SeqCst) {
+            let handler = HANDLER.lock().take();
+            if let Some(handler) = handler {
+                handler();
+            }
         }
         begin();
     }
