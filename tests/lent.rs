@@ -4,9 +4,13 @@
 //! batches, through another stream's batch or another device's. The future that hands it back waits
 //! for the operation that it is lent to, wherever that is.
 
+#[path = "under_test/modes.rs"]
+mod modes;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, FaultHandle, Gate};
@@ -551,4 +555,36 @@ async fn without_its_value_an_upload_is_queued() -> Result<()> {
     let error = stream.upload_into(device.pinned(3)?, &mut x).without_value().queued();
     assert_eq!(error.expect_err("lengths").kind(), ErrorKind::InvalidCall);
     Ok(())
+}
+
+/// Whoever submits beside a loss may lend something when all streams were looked at for that.
+#[test]
+fn what_is_lent_beside_a_loss_does_not_stay() {
+    const THREADS: usize = 3;
+    for round in 0..100 {
+        let mode = modes::ALL[round % modes::ALL.len()];
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with_completion(faults, mode);
+        let streams: Vec<_> = (0..THREADS).map(|_| device.stream().unwrap()).collect();
+        let submitted = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for stream in &streams {
+                scope.spawn(|| {
+                    while let Ok(x) = stream.upload(vec![1_u8; 10_000]).queued() {
+                        stream.download(&x).abandon();
+                        submitted.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            while submitted.load(Ordering::SeqCst) < 3 + round {
+                std::thread::yield_now();
+            }
+            handle.lose_device("on purpose");
+        });
+        let end = Instant::now() + SOON;
+        while device.stats().lent_bytes != 0 {
+            assert!(Instant::now() < end, "{mode:?}, round {round}: {:?}", device.stats());
+            std::thread::yield_now();
+        }
+    }
 }

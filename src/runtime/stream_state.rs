@@ -329,8 +329,8 @@ impl StreamState {
             turn.free_deferred();
             f(&mut turn)
         });
-        if self.has_dues() {
-            self.activate();
+        if self.owes() {
+            self.see_to_dues();
         }
         // ORDERING: Relaxed: numbers that protect nothing.
         if self.markers.len() >= self.tidy_from.load(Ordering::Relaxed) {

@@ -46,12 +46,25 @@ impl StreamState {
 
     /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
     #[inline]
-    pub(crate) fn has_dues(&self) -> bool {
-        let owes = !self.lent.is_empty()
+    pub(super) fn owes(&self) -> bool {
+        !self.lent.is_empty()
             || !self.deferred.is_empty()
-            || (self.is_deserted() && self.in_flight() > 0);
-        // Of a lost device nothing comes back; see `mourn`.
-        owes && self.engine.lost().is_none() && !self.is_stuck()
+            || (self.is_deserted() && self.in_flight() > 0)
+    }
+
+    /// Whether the poller has to come for that. Of a lost device nothing comes back; see `mourn`.
+    pub(crate) fn has_dues(&self) -> bool {
+        self.owes() && self.engine.lost().is_none() && !self.is_stuck()
+    }
+
+    /// After a submission: leaves what is owed to the poller. What was lent beside a loss, behind the back of
+    /// `mourn`, nobody else comes for: either that sees it under the lock of `lent`, or the loss is seen here.
+    pub(super) fn see_to_dues(self: &Arc<Self>) {
+        if self.engine.lost().is_some() {
+            self.mourn();
+        } else if !self.is_stuck() {
+            self.activate();
+        }
     }
 
     /// A word that is still to be written keeps its line, and so the stream.
