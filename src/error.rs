@@ -186,7 +186,7 @@ pub enum ErrorDetail {
     )]
     PartialCluster { kernel: String, axis: Axis, grid_dim: u32, cluster_dim: u32 },
     /// A buffer, stream or event of another device was passed.
-    #[error("{what} belongs to {found}, but the stream belongs to {expected}")]
+    #[error("{what} is of {found}, but what it is used with is of {expected}")]
     WrongDevice { what: &'static str, expected: String, found: String },
     /// A handle of a foreign stream that cannot be adopted.
     #[error("stream handle {handle:#x}: {reason}")]

@@ -21,7 +21,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
 use gpu_await::{Batcher, Device, StreamPool};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -31,7 +31,7 @@ use crate::embedder::{self, Embed, Embedded};
 use crate::failure::Failure;
 use crate::metrics;
 use crate::model::{Model, Product};
-use crate::observe::{self, Times};
+use crate::observe::{self, Route, Times};
 use crate::options::Options;
 use crate::status;
 use crate::window::Window;
@@ -103,20 +103,28 @@ impl App {
 
     /// The routes.
     pub(crate) fn router(&self) -> Router {
-        Router::new()
-            .route("/matmul", post(matmul))
-            .route("/embed", post(embed))
-            .route("/", get(async || Html(include_str!("page.html"))))
-            .route("/status", get(async |State(app): State<App>| Json(status::of(&app))))
-            .route("/metrics", get(async |State(app): State<App>| metrics::scrape(&app)))
-            .route("/healthz", get(async || "ok"))
-            .route("/readyz", get(ready))
-            .fallback(async || Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path"))
-            .method_not_allowed_fallback(async || {
+        let observed = |route: Route, router: Router<App>| {
+            router.layer(middleware::from_fn_with_state((self.clone(), route), observe::observe))
+        };
+        let at = |route: Route, methods: MethodRouter<App>| {
+            let methods = methods.fallback(async || {
                 let message = "this path takes another method: see the `Allow` header";
                 Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", message)
-            })
-            .layer(middleware::from_fn_with_state(self.clone(), observe::observe))
+            });
+            observed(route, Router::new().route(route.path, methods))
+        };
+        let work = |path, methods| at(Route { path, is_work: true }, methods);
+        let about = |path, methods| at(Route { path, is_work: false }, methods);
+        let no_such_path =
+            async || Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path");
+        observed(Route::OTHER, Router::new().fallback(no_such_path))
+            .merge(work("/matmul", post(matmul)))
+            .merge(work("/embed", post(embed)))
+            .merge(about("/", get(async || Html(include_str!("page.html")))))
+            .merge(about("/status", get(async |State(app): State<App>| Json(status::of(&app)))))
+            .merge(about("/metrics", get(async |State(app): State<App>| metrics::scrape(&app))))
+            .merge(about("/healthz", get(async || "ok")))
+            .merge(about("/readyz", get(ready)))
             .with_state(self.clone())
     }
 

@@ -26,10 +26,26 @@ pub(crate) struct Times {
     pub gpu: Duration,
 }
 
-/// The layer around all routes.
-pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+/// What a request asks for; not its path, which clients make up: it becomes a name of metrics.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    pub path: &'static str,
+    /// It is logged, counted as a result or an error, and in flight.
+    pub is_work: bool,
+}
+
+impl Route {
+    /// None of ours.
+    pub(crate) const OTHER: Route = Route { path: "other", is_work: false };
+}
+
+/// The layer around each route.
+pub(crate) async fn observe(
+    State((app, route)): State<(App, Route)>,
+    request: Request,
+    next: Next,
+) -> Response {
     let id = request_id(&request);
-    let route = route(request.uri().path());
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let watched = Watched::new(app, route, span.clone());
     // A panic is one request's: its client gets an answer, the connection goes on.
@@ -53,26 +69,19 @@ fn request_id(request: &Request) -> HeaderValue {
     })
 }
 
-/// The path, if it is one of ours: what clients make up must not become names of metrics.
-fn route(path: &str) -> &'static str {
-    const ROUTES: [&str; 7] =
-        ["/matmul", "/embed", "/", "/status", "/metrics", "/healthz", "/readyz"];
-    ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")
-}
-
 /// A request from its head to its answer. Dropped without one, its client has gone.
 struct Watched {
     app: App,
-    route: &'static str,
+    route: Route,
     start: Instant,
     span: tracing::Span,
     done: bool,
 }
 
 impl Watched {
-    fn new(app: App, route: &'static str, span: tracing::Span) -> Watched {
+    fn new(app: App, route: Route, span: tracing::Span) -> Watched {
         let watched = Watched { app, route, start: Instant::now(), span, done: false };
-        if watched.is_work() {
+        if route.is_work {
             metrics::in_flight(1.0);
         }
         watched
@@ -81,35 +90,31 @@ impl Watched {
     fn answered(mut self, response: &Response) {
         self.done = true;
         let (took, status) = (self.start.elapsed(), response.status().as_u16());
-        metrics::answered(self.route, status.to_string(), took);
+        metrics::answered(self.route.path, status.to_string(), took);
         let times = response.extensions().get::<Times>();
         let micros =
             |time: fn(&Times) -> Duration| times.map(|times| time(times).as_micros() as u64);
         let (queue_us, gpu_us) = (micros(|times| times.queue), micros(|times| times.gpu));
-        let (route, total_us) = (self.route, took.as_micros() as u64);
+        let (route, total_us) = (self.route.path, took.as_micros() as u64);
         let _in_span = self.span.enter();
-        if self.is_work() {
+        if self.route.is_work {
             tracing::info!(route, status, queue_us, gpu_us, total_us, "answered");
             self.app.count(response.status(), took);
         } else {
             tracing::debug!(route, status, total_us, "answered");
         }
     }
-
-    fn is_work(&self) -> bool {
-        matches!(self.route, "/matmul" | "/embed")
-    }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if self.is_work() {
+        if self.route.is_work {
             metrics::in_flight(-1.0);
         }
         if !self.done {
             let took = self.start.elapsed();
-            metrics::answered(self.route, "gone".to_owned(), took);
-            let (route, total_us) = (self.route, took.as_micros() as u64);
+            metrics::answered(self.route.path, "gone".to_owned(), took);
+            let (route, total_us) = (self.route.path, took.as_micros() as u64);
             self.span.in_scope(|| tracing::info!(route, total_us, "the client has gone"));
         }
     }
