@@ -186,7 +186,10 @@ pub enum ErrorDetail {
     )]
     PartialCluster { kernel: String, axis: Axis, grid_dim: u32, cluster_dim: u32 },
     /// A buffer, stream or event of another device was passed.
-    #[error("{what} is of {found}, but what it is used with is of {expected}")]
+    #[error(
+        "{what} belongs to {found}, but what it is used with belongs to {}",
+        owner(expected, found)
+    )]
     WrongDevice { what: &'static str, expected: String, found: String },
     /// A handle of a foreign stream that cannot be adopted.
     #[error("stream handle {handle:#x}: {reason}")]
@@ -541,6 +544,14 @@ impl fmt::Display for Axis {
             Axis::Z => "z",
         })
     }
+}
+
+fn owner(expected: &str, found: &str) -> String {
+    if expected != found {
+        return expected.to_owned();
+    }
+    // One GPU, opened more than once.
+    format!("another device that was opened as {expected}: open it once, and clone that")
 }
 
 fn allowed(what: LaunchLimit, limit: u64) -> String {
