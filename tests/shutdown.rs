@@ -487,6 +487,47 @@ mod growth {
         (count("/proc/self/task"), count("/proc/self/fd"), pages * 4)
     }
 
+    /// Lets the process have so much more address space: a thread's stack needs 2 MiB.
+    fn limit_address_space(more: Option<u64>) {
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+        let pages: u64 = statm.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+        let most = more.map_or(libc::RLIM_INFINITY, |more| pages * 4096 + more);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the limit is read for the length of the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    }
+
+    #[test]
+    fn a_shortage_of_threads_passes() {
+        const NAME: &str = "growth::a_shortage_of_threads_passes";
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        // On a GPU the driver has threads and memory of its own.
+        let device = Device::host();
+        let streams: Vec<_> = (0..10).map(|_| device.stream().unwrap()).collect();
+        for stream in &streams {
+            assert_eq!(block_on(stream.host_fn(|| 1)).unwrap(), 1);
+        }
+        limit_address_space(Some(1 << 20));
+        // Stacks of threads that have ended are used again: take them all.
+        let spawn = || std::thread::Builder::new().spawn(std::thread::park);
+        let others: Vec<_> = std::iter::from_fn(|| spawn().ok()).collect();
+        let without_streams = held().0 - streams.len();
+        drop(streams);
+        // The poller destroys the first, which gives a thread back: that one destroys the others, and stays.
+        wait_until("their threads end", || held().0 <= without_streams + 1);
+        limit_address_space(None);
+        drop((0..10).map(|_| device.stream().unwrap()).collect::<Vec<_>>());
+        wait_until("their threads end", || held().0 <= without_streams + 1);
+        others.into_iter().for_each(|other| {
+            other.thread().unpark();
+            other.join().unwrap();
+        });
+        assert_eq!(device.stats().unreturned, 0);
+    }
+
     fn open_and_close(times: usize) {
         for n in 0..times {
             let device = testing::device_with(modes::ALL[n % modes::ALL.len()]);

@@ -21,6 +21,7 @@
 //! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
 mod ending;
+mod errands;
 mod loss;
 mod retirement;
 
@@ -55,7 +56,6 @@ use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
 use crate::thread::reaper::Reaper;
 use crate::thread::role;
-use crate::thread::role::Role;
 
 /// How a device's completions are learned; from the builder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -402,41 +402,6 @@ impl<S: DeviceStream> Engine<S> {
         if self.reclaimers.are_there() {
             let version = self.account.lock().version();
             self.reclaimers.take_older(version).into_iter().for_each(crate::thread::contain::wake);
-        }
-    }
-
-    /// Makes a driver call that may be held up for long, on a thread that nobody waits for. It is not
-    /// made once the device is lost or the process ends.
-    pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        if self.options.stepped {
-            return errand(self);
-        }
-        let engine = Arc::downgrade(self);
-        self.errands.enqueue(Box::new(move || {
-            if let Some(engine) = engine.upgrade().filter(|engine| engine.lost().is_none())
-                && let Some(_in_driver) = ExitGuard::in_driver()
-            {
-                errand(&engine);
-            }
-        }));
-    }
-
-    /// Has `act` destroy something. Not here: the driver may wait for full queues in that, and the caller
-    /// is a drop, or the poller.
-    pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
-        if self.options.stepped && role::may_call_driver() {
-            act();
-        } else {
-            self.errands.send(act);
-        }
-    }
-
-    /// Drops what is the user's here, or on the reaper's thread if this one is the driver's or ours.
-    pub(crate) fn let_go(&self, value: impl Send + 'static) {
-        if role::current() == Role::Free {
-            drop(value);
-        } else {
-            self.reaper.drop_later(Box::new(value));
         }
     }
 }

@@ -219,7 +219,9 @@ impl Poller {
 
     /// Whether memory waits to be taken back or freed.
     fn owes(&self, engine: &Engine) -> bool {
-        engine.has_retired() || self.active.iter().any(|stream| stream.has_dues())
+        engine.has_retired()
+            || engine.left_without_a_thread() > 0
+            || self.active.iter().any(|stream| stream.has_dues())
     }
 
     /// Takes back what was lent and frees what was retired, and places the markers that this needs.
@@ -230,6 +232,7 @@ impl Poller {
             moved |= stream.sweep();
             stream.press();
         }
+        engine.send_left();
         moved |= engine.sweep_retired(false);
         engine.sweep_retired(true) || moved
     }

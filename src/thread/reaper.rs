@@ -3,29 +3,38 @@
 //! A closure or a value of the user's may block or panic in its `Drop`; neither the sweep nor the
 //! driver's callback thread may suffer for it. Some driver calls block as well: the poller leaves them
 //! to another such thread. It starts when something is first sent.
+//!
+//! Without a thread nothing is lost: what was sent is kept, and sent again by the next call or the poller
+//! (`a_shortage_of_threads_passes`).
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
 
 use crate::thread::exit::ExitGuard;
 use crate::thread::worker::{self, Task, Worker};
 
 pub(crate) struct Reaper {
     worker: Worker<Task>,
-    /// How much was leaked because the system gave no thread.
-    leaked: AtomicU64,
+    /// What was sent while the system gave no thread.
+    left: Mutex<Vec<Task>>,
+    /// How much that is; stored under the lock.
+    left_count: AtomicU64,
 }
 
 impl Reaper {
     /// One whose thread has that name.
     pub(crate) fn new(thread: &'static str) -> Self {
-        Reaper { worker: Worker::new(thread), leaked: AtomicU64::new(0) }
+        let (worker, left, left_count) = (Worker::new(thread), Mutex::default(), AtomicU64::new(0));
+        Reaper { worker, left, left_count }
     }
 
-    /// How much was leaked because the system gave no thread.
-    pub(crate) fn leaked(&self) -> u64 {
-        // ORDERING: Relaxed: a statistic.
-        self.leaked.load(Ordering::Relaxed)
+    /// How much waits for a thread.
+    pub(crate) fn left(&self) -> u64 {
+        // ORDERING: Relaxed: the poller is called by who left something, behind that.
+        self.left_count.load(Ordering::Relaxed)
     }
 
     /// Runs `remains` on the reaper's thread. The end of the process waits for it, briefly: it may keep
@@ -40,18 +49,50 @@ impl Reaper {
 
     /// Runs `remains` on the reaper's thread, unless the process ends before.
     pub(crate) fn enqueue(&self, remains: Task) {
-        let bury =
-            |remains: &crossbeam_channel::Receiver<Task>| remains.iter().for_each(worker::run);
         if let Err(unsent) = self.worker.send(remains, bury) {
-            // Leaking is the lesser evil, and it is counted. Not logged: the caller may hold a lock.
-            // ORDERING: Relaxed, as above.
-            self.leaked.fetch_add(1, Ordering::Relaxed);
-            std::mem::forget(unsent);
+            // Not logged: the caller may hold a lock.
+            self.keep([unsent]);
         }
+    }
+
+    /// Sends what was left again. What still has no thread is kept; one of it is returned, to be run by a
+    /// caller who may.
+    pub(crate) fn send_left(&self) -> Option<Task> {
+        if self.left() == 0 {
+            return None;
+        }
+        let left = std::mem::take(&mut *self.left.lock());
+        let mut unsent: Vec<_> =
+            left.into_iter().filter_map(|task| self.worker.send(task, bury).err()).collect();
+        let one = unsent.pop();
+        self.keep(unsent);
+        one
+    }
+
+    /// Keeps what has no thread.
+    pub(crate) fn keep(&self, tasks: impl IntoIterator<Item = Task>) {
+        let mut left = self.left.lock();
+        left.extend(tasks);
+        // ORDERING: Relaxed, see `left`.
+        self.left_count.store(left.len() as u64, Ordering::Relaxed);
     }
 
     /// Drops `value` on the reaper's thread.
     pub(crate) fn drop_later(&self, value: Box<dyn std::any::Any + Send>) {
         self.send(move || drop(value));
     }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        if let Some(task) = self.send_left() {
+            // Here nothing may block: leaking is the lesser evil.
+            std::mem::forget(task);
+            std::mem::forget(std::mem::take(self.left.get_mut()));
+        }
+    }
+}
+
+fn bury(remains: &Receiver<Task>) {
+    remains.iter().for_each(worker::run);
 }

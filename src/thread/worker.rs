@@ -17,6 +17,7 @@ use std::task::{Context, Poll};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use futures::channel::oneshot;
+use parking_lot::Mutex;
 
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::thread::contain;
@@ -28,14 +29,15 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 /// A thread with an inbox.
 pub(crate) struct Worker<T> {
     name: &'static str,
-    /// `None` inside: the system gave no thread.
-    inbox: OnceLock<Option<Sender<T>>>,
+    inbox: OnceLock<Sender<T>>,
+    /// Held by who starts it. A thread that the system refuses is asked for again by the next one.
+    starting: Mutex<()>,
 }
 
 impl<T: Send + 'static> Worker<T> {
     /// One whose thread will have that name.
     pub(crate) const fn new(name: &'static str) -> Self {
-        Worker { name, inbox: OnceLock::new() }
+        Worker { name, inbox: OnceLock::new(), starting: Mutex::new(()) }
     }
 
     /// Starts the thread, unless it runs: it does `work` with what is sent. False if there is none to be had.
@@ -56,12 +58,16 @@ impl<T: Send + 'static> Worker<T> {
     }
 
     fn sender(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) -> Option<&Sender<T>> {
-        let start = || {
-            let (sender, inbox) = unbounded();
-            // Not logged: the caller may hold a lock.
-            contain::spawn(self.name, move || work(&inbox)).ok().map(|_| sender)
-        };
-        self.inbox.get_or_init(start).as_ref()
+        if self.inbox.get().is_none() {
+            let _starting = self.starting.lock();
+            if self.inbox.get().is_none() {
+                let (sender, inbox) = unbounded();
+                // Not logged: the caller may hold a lock.
+                contain::spawn(self.name, move || work(&inbox)).ok()?;
+                self.inbox.get_or_init(|| sender);
+            }
+        }
+        self.inbox.get()
     }
 }
 
