@@ -108,7 +108,7 @@ impl Event {
             };
         }
         match self.last() {
-            Some(at) => op_at(&at),
+            Some(at) => Op::until(at.point),
             None => Op::at_points(Vec::new(), HostValue::Here(())),
         }
     }
@@ -165,7 +165,7 @@ impl Event {
             return problem(which, EventProblem::Unrecorded);
         };
         for (which, at) in [(both[0].0, &end), (both[1].0, &begin)] {
-            if !op_at(at).is_complete() {
+            if !Op::until(at.point.clone()).is_complete() {
                 return problem(which, EventProblem::Incomplete);
             }
         }
@@ -233,11 +233,6 @@ impl Event {
         }
         self.last().map(Mark::Point)
     }
-}
-
-/// Resolves when the point is complete.
-fn op_at(MarkedPoint { point, .. }: &MarkedPoint) -> Op<()> {
-    Op::at_point(point.clone(), HostValue::Here(()))
 }
 
 impl fmt::Debug for Event {

@@ -115,13 +115,16 @@ pub struct Ticket {
     pub number: u64,
 }
 
+impl Op<()> {
+    /// Resolves when `point` is complete.
+    pub(crate) fn until(point: Point) -> Self {
+        Op::at(Points::One(point), HostValue::Here(()))
+    }
+}
+
 impl<T> Op<T> {
     pub(crate) fn pending(stream: &StreamState, ticket: u64, value: HostValue<T>) -> Self {
-        Op::at_point(Point { stream: stream.progress().clone(), ticket }, value)
-    }
-
-    pub(crate) fn at_point(point: Point, value: HostValue<T>) -> Self {
-        Op::at(Points::One(point), value)
+        Op::at(Points::One(stream.point(ticket)), value)
     }
 
     pub(crate) fn failed(error: Error) -> Self {

@@ -21,7 +21,7 @@ use crate::memory::pinned::PinnedBuffer;
 use crate::op::{HostValue, Op};
 use crate::runtime::coop;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
-use crate::runtime::{Engine, MarkedPoint, Point};
+use crate::runtime::{Engine, MarkedPoint};
 use crate::submit::of_dependency;
 use crate::thread::role;
 use crate::thread::worker::Unwanted;
@@ -351,7 +351,7 @@ impl Stream {
             return Err(error.clone());
         }
         let ticket = self.state.here();
-        let point = Point { stream: self.state.progress().clone(), ticket };
+        let point = self.state.point(ticket);
         Ok(MarkedPoint { point, marker: self.state.event_behind(ticket)? })
     }
 

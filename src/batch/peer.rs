@@ -16,7 +16,6 @@ use crate::backend::StreamOptions;
 use crate::error::Result;
 use crate::memory::buffer::Span;
 use crate::memory::pinned_pool::PinnedBlock;
-use crate::runtime::Point;
 use crate::runtime::stream_state::StreamState;
 use crate::submit::{Footprint, at, check_is_there, of_dependency, submit};
 use crate::thread::role;
@@ -74,8 +73,7 @@ impl Queue<'_> {
             // The destination's; only its host address is used here.
             down.lends_portable(block);
             if part >= BLOCKS {
-                let stream = self.stream.progress().clone();
-                down.comes_after(Point { stream, ticket: *emptied });
+                down.comes_after(self.stream.point(*emptied));
             }
             let (filled, ()) = submit(&relay, self.at, &mut down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), at(from).offset(start), part_bytes)?)
@@ -84,7 +82,7 @@ impl Queue<'_> {
             let mut up = Footprint::new("copy");
             up.overwrites(to);
             up.lends(block);
-            up.comes_after(Point { stream: relay.progress().clone(), ticket: filled });
+            up.comes_after(relay.point(filled));
             (*emptied, ()) = self.submit(&mut up, 1, |raw| {
                 Ok(raw.copy_to_device(at(to).offset(start), block.host(), part_bytes)?)
             })?;

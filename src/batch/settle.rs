@@ -14,7 +14,6 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::op::{HostValue, Points};
-use crate::runtime::Point;
 use crate::runtime::stream_state::StreamState;
 
 /// A host value that is with the device until its operation is complete.
@@ -56,7 +55,7 @@ impl<T> Lent<T> {
     pub(crate) fn to(stream: &Arc<StreamState>, ticket: u64, value: HostValue<T>) -> Self {
         let points = match ticket {
             0 => Points::NONE,
-            _ => Points::One(Point { stream: stream.progress().clone(), ticket }),
+            _ => Points::One(stream.point(ticket)),
         };
         Lent(Settled { value, points })
     }

@@ -138,9 +138,7 @@ impl Home {
             drop(whole);
         }
         let streams = self.engine.streams().into_iter().filter(|stream| !stream.is_given_up());
-        streams
-            .map(|stream| Point { ticket: stream.tail(), stream: stream.progress().clone() })
-            .collect()
+        streams.map(|stream| stream.point(stream.tail())).collect()
     }
 
     fn whole_device(&self) -> Result<Arc<StreamHandle>> {

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use crate::backend::DevicePtr;
 use crate::error::Error;
 use crate::memory::hazard::{Content, Hazards};
-use crate::memory::point::{Point, Track};
+use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::stream_state::StreamHandle;
 use crate::runtime::{Engine, Progress};
@@ -65,7 +65,7 @@ impl Allocation {
         written: bool,
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
-        let writer = (bytes > 0).then(|| Point { stream: home.progress().clone(), ticket });
+        let writer = (bytes > 0).then(|| home.point(ticket));
         Allocation {
             home: home.clone(),
             ptr,

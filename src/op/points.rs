@@ -41,9 +41,7 @@ impl Points {
     #[inline]
     pub(crate) fn reaching(self, stream: &Arc<StreamState>, ticket: u64) -> Points {
         match self {
-            Points::Many(points) if points.is_empty() => {
-                Points::One(Point { stream: stream.progress().clone(), ticket })
-            }
+            Points::Many(points) if points.is_empty() => Points::One(stream.point(ticket)),
             mut points => {
                 points.reach(stream, ticket);
                 points
@@ -57,7 +55,7 @@ impl Points {
         }
         match self.on(stream.id()) {
             Some(known) => known.ticket = known.ticket.max(ticket),
-            None => self.push(Point { stream: stream.progress().clone(), ticket }),
+            None => self.push(stream.point(ticket)),
         }
     }
 

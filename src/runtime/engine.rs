@@ -85,7 +85,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     timed_events: Arc<EventPool>,
     pub(crate) words: Words,
     pub(crate) bells: Bells,
-    pub(crate) reaper: Reaper,
+    reaper: Reaper,
     errands: Reaper,
     pub(crate) attention: Arc<Attention>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.

@@ -314,6 +314,12 @@ impl StreamState {
         &self.progress
     }
 
+    /// Ticket `ticket` of this stream.
+    #[inline]
+    pub(crate) fn point(&self, ticket: u64) -> Point {
+        Point { stream: self.progress.clone(), ticket }
+    }
+
     /// Gives up a future's interest in a marker of its own.
     pub(crate) fn release(&self, ticket: u64) {
         self.progress.release(ticket);
@@ -425,7 +431,7 @@ impl Drop for StreamState {
             }
         }
         if let Some(owner) = self.owner.take() {
-            engine.reaper.drop_later(owner);
+            engine.drop_later(owner);
         }
         let stuck = self.is_stuck();
         if stuck && self.owned {

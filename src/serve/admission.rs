@@ -1,8 +1,7 @@
-//! Who is admitted, to which slot, and who waits (pure).
+//! Admission: which requests get a permit, on which slot, and which wait (pure).
 //!
-//! There are slots of two classes, each shared by several, and a limit over all. A request
-//! beyond the limit waits; a released permit goes to the one that has waited longest, high priority
-//! first.
+//! Each slot belongs to one of two classes and is shared by several permits; one limit bounds all permits.
+//! Requests beyond it wait. A released permit goes to the oldest waiter, high priority first.
 //!
 //! | a waiter is | left by |
 //! |---|---|
@@ -126,7 +125,7 @@ impl Admission {
         if self.is_gone() {
             return Entered::Gone;
         }
-        // If there is a permit nobody waits, so nobody is overtaken.
+        // A free permit implies an empty queue, so this overtakes no waiter.
         if self.taken < self.limit
             && let Some(slot) = self.give(class)
         {
@@ -165,8 +164,8 @@ impl Admission {
         (ended, self.waiting.remove(&key).flatten())
     }
 
-    /// Forgets a waiter, which is dropped. A permit that it was granted goes to the next, who is to be
-    /// woken; the second waker is to be dropped. Both outside of the lock.
+    /// Removes a waiter whose future is dropped. Returns the waker to wake (a permit already granted to it
+    /// goes to the next waiter) and the one to drop, both for after the lock is released.
     pub(crate) fn leave(&mut self, key: Key) -> (Option<Waker>, Option<Waker>) {
         match self.called.remove(&key) {
             Some(slot) => (self.give_back(slot), None),
@@ -181,13 +180,13 @@ impl Admission {
         self.admit()
     }
 
-    /// Takes a slot away for good. Returns whom to wake: everybody if it was the last.
+    /// Removes a slot permanently. Returns the wakers to wake: all of them if it was the last slot.
     pub(crate) fn lose(&mut self, slot: usize) -> Vec<Waker> {
         self.slots[slot].usable = false;
         if self.is_gone() { self.wake_all() } else { Vec::new() }
     }
 
-    /// Admits nobody any more. Returns whom to wake.
+    /// Closes admission. Returns the wakers to wake.
     pub(crate) fn close(&mut self) -> Vec<Waker> {
         self.closed = true;
         self.wake_all()

@@ -21,7 +21,7 @@ use std::task::{Context, Wake, Waker};
 
 use parking_lot::Mutex;
 
-use crate::op::{HostValue, Op};
+use crate::op::Op;
 use crate::runtime::protocol::sweep::SweepGate;
 use crate::runtime::{Point, Progress};
 use crate::thread::exit;
@@ -65,8 +65,7 @@ impl Drop for Lease {
             self.permits.give_back(self.slot);
             return;
         }
-        let mut op =
-            Op::at_point(Point { stream: self.stream.clone(), ticket: last }, HostValue::Here(()));
+        let mut op = Op::until(Point { stream: self.stream.clone(), ticket: last });
         op.never_check();
         let return_ = Return {
             gate: SweepGate::new(),

@@ -8,8 +8,7 @@ use std::task::Poll;
 use crate::error::Result;
 use crate::memory::Reach;
 use crate::memory::reclaim::prospect::{Prospect, Reclaimer};
-use crate::op::{HostValue, Op};
-use crate::runtime::Point;
+use crate::op::Op;
 use crate::runtime::coop;
 use crate::stream::Stream;
 
@@ -68,8 +67,7 @@ impl Stream {
                 Prospect::Never => return Err(reach.refusal(bytes, &outlook)),
                 Prospect::Later(waits) => waits.iter(),
             };
-            let wait = |point: &Point| Op::at_point(point.clone(), HostValue::Here(()));
-            let mut ops: Vec<Op<()>> = waits.map(wait).collect();
+            let mut ops: Vec<Op<()>> = waits.cloned().map(Op::until).collect();
             poll_fn(|cx| {
                 let any = ops.iter_mut().any(|op| Pin::new(op).poll(cx).is_ready());
                 if any || reclaimer.poll(version, cx.waker()) {

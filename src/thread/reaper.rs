@@ -4,7 +4,7 @@
 //! driver's callback thread may suffer for it. Some driver calls block as well: the poller leaves them
 //! to another such thread. It starts when something is first sent.
 //!
-//! Without a thread nothing is lost: what was sent is kept, and sent again by the next call or the poller
+//! If the system refuses the thread, tasks are kept until [`Reaper::send_left`], which the poller calls
 //! (`a_shortage_of_threads_passes`).
 #![forbid(unsafe_code)]
 
@@ -18,9 +18,9 @@ use crate::thread::worker::{self, Task, Worker};
 
 pub(crate) struct Reaper {
     worker: Worker<Task>,
-    /// What was sent while the system gave no thread.
+    /// Tasks sent while the system refused a thread.
     left: Mutex<Vec<Task>>,
-    /// How much that is; stored under the lock.
+    /// Their number; stored under the lock.
     left_count: AtomicU64,
 }
 
@@ -31,9 +31,9 @@ impl Reaper {
         Reaper { worker, left, left_count }
     }
 
-    /// How much waits for a thread.
+    /// How many tasks wait for a thread.
     pub(crate) fn left(&self) -> u64 {
-        // ORDERING: Relaxed: the poller is called by who left something, behind that.
+        // ORDERING: Relaxed: whoever keeps a task calls the poller afterwards.
         self.left_count.load(Ordering::Relaxed)
     }
 
@@ -55,8 +55,8 @@ impl Reaper {
         }
     }
 
-    /// Sends what was left again. What still has no thread is kept; one of it is returned, to be run by a
-    /// caller who may.
+    /// Sends the kept tasks again. Those that still have no thread stay, except one, which is returned for the
+    /// caller to run or to keep.
     pub(crate) fn send_left(&self) -> Option<Task> {
         if self.left() == 0 {
             return None;
@@ -69,17 +69,12 @@ impl Reaper {
         one
     }
 
-    /// Keeps what has no thread.
+    /// Keeps tasks that have no thread.
     pub(crate) fn keep(&self, tasks: impl IntoIterator<Item = Task>) {
         let mut left = self.left.lock();
         left.extend(tasks);
         // ORDERING: Relaxed, see `left`.
         self.left_count.store(left.len() as u64, Ordering::Relaxed);
-    }
-
-    /// Drops `value` on the reaper's thread.
-    pub(crate) fn drop_later(&self, value: Box<dyn std::any::Any + Send>) {
-        self.send(move || drop(value));
     }
 }
 

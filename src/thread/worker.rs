@@ -40,9 +40,9 @@ impl<T: Send + 'static> Worker<T> {
         Worker { name, inbox: OnceLock::new(), starting: Mutex::new(()) }
     }
 
-    /// Starts the thread, unless it runs: it does `work` with what is sent. False if there is none to be had.
-    pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) -> bool {
-        self.sender(work).is_some()
+    /// Starts the thread unless it runs; if the system refuses it, the next [`send`](Self::send) asks again.
+    pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) {
+        self.sender(work);
     }
 
     /// Sends the thread something, which starts it with `work` if need be. What it cannot have comes back.

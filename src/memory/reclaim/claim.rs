@@ -408,7 +408,7 @@ impl Taken {
     /// A block that one stream had for itself.
     fn of(stream: &StreamState, block: Block) -> Self {
         let Block { ptr, bytes, ticket } = block;
-        let users = UserList::from_iter([Point { stream: stream.progress().clone(), ticket }]);
+        let users = UserList::from_iter([stream.point(ticket)]);
         Taken { ptr, bytes, users }
     }
 }

@@ -18,7 +18,7 @@ use crate::backend::DevicePtr;
 use crate::memory::account::{Figures, block};
 use crate::memory::point::Track;
 use crate::runtime::stream_state::StreamState;
-use crate::runtime::{Engine, Point, Retired, UserList};
+use crate::runtime::{Engine, Retired, UserList};
 
 /// Something that could be taken over.
 pub(crate) struct Candidate {
@@ -78,8 +78,7 @@ impl Engine {
             }
             let own = other.id() == stream.id();
             let waits = |ticket| {
-                let waits = (!own && !other.is_complete(ticket))
-                    .then(|| Point { stream: other.progress().clone(), ticket });
+                let waits = (!own && !other.is_complete(ticket)).then(|| other.point(ticket));
                 UserList::from_iter(waits)
             };
             let candidate = |from: fn(Arc<StreamState>, Block) -> From, block: Block| {
@@ -94,10 +93,7 @@ impl Engine {
                 candidates.extend(other.frees_in_order().into_iter().map(|freed| Candidate {
                     from: From::Freed(other.clone(), freed.ticket),
                     bytes: freed.bytes,
-                    waits: UserList::from_iter([Point {
-                        stream: other.progress().clone(),
-                        ticket: freed.behind,
-                    }]),
+                    waits: UserList::from_iter([other.point(freed.behind)]),
                 }));
             }
         }
@@ -185,8 +181,7 @@ impl Engine {
             return is(Prospect::Never);
         }
         let of_stream = stream.frees_in_order().into_iter();
-        let of_stream = of_stream
-            .map(|freed| Point { stream: stream.progress().clone(), ticket: freed.behind });
+        let of_stream = of_stream.map(|freed| stream.point(freed.behind));
         let mut waits = UserList::new();
         for used in candidates.into_iter().flat_map(|candidate| candidate.waits).chain(of_stream) {
             match waits.iter_mut().find(|known| known.stream.id() == used.stream.id()) {

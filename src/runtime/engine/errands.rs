@@ -1,11 +1,15 @@
-//! What a device has done by a thread of its own: driver calls that may be held up, drops of users' values.
+//! Work that a device moves to its own two threads, the only way there: driver calls that may block
+//! (errands), and drops of users' values (the reaper).
 //!
-//! | while the system gives no thread | is kept, and |
+//! If the system refuses a thread, the work is kept and the poller is called:
+//!
+//! | kept | the poller |
 //! |---|---|
-//! | errands | the poller does one after the other itself, until there is a thread |
-//! | values of users | the poller asks for the thread again |
+//! | errands | asks for the thread again; without one it runs them itself, one a round |
+//! | users' values | asks for the thread again |
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::sync::Arc;
 
 use super::{DeviceStream, Engine};
@@ -14,8 +18,8 @@ use crate::thread::role::Role;
 use crate::thread::{role, worker};
 
 impl<S: DeviceStream> Engine<S> {
-    /// Makes a driver call that may be held up for long, on a thread that nobody waits for. It is not
-    /// made once the device is lost or the process ends.
+    /// Makes a driver call that may block for long, on a thread that nobody waits for. Skipped once the
+    /// device is lost or the process ends.
     pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
         if self.options.stepped {
             return errand(self);
@@ -31,8 +35,8 @@ impl<S: DeviceStream> Engine<S> {
         self.call_for_left();
     }
 
-    /// Has `act` destroy something. Not here: the driver may wait for full queues in that, and the caller
-    /// is a drop, or the poller.
+    /// Destroys a driver object on the errands thread: the driver may wait for full queues, and the caller
+    /// is a drop or the poller.
     pub(crate) fn act(&self, act: impl FnOnce() + Send + 'static) {
         if self.options.stepped && role::may_call_driver() {
             act();
@@ -42,19 +46,19 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// What waits for a thread that the system did not give.
+    /// How many tasks wait for a thread that the system refused.
     pub(crate) fn left_without_a_thread(&self) -> u64 {
         self.errands.left() + self.reaper.left()
     }
 
     fn call_for_left(&self) {
-        if self.errands.left() > 0 {
+        if self.left_without_a_thread() > 0 {
             self.attention.call();
         }
     }
 
-    /// Asks for the threads again. Without one the poller runs an errand itself: the end of a stream may be
-    /// what gives a thread back, and to be held up is better than to wait for ever. Values of users wait.
+    /// Asks for the threads again. Without one it runs an errand here, on the poller: destroying a stream may
+    /// be what frees a thread, and a delayed poller is better than a wait for ever. Users' values are kept.
     pub(crate) fn send_left(&self) {
         if let Some(value) = self.reaper.send_left() {
             self.reaper.keep([value]);
@@ -64,12 +68,23 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// Drops what is the user's here, or on the reaper's thread if this one is the driver's or ours.
+    /// Drops a user's value here, or on the reaper's thread where this one must not run users' code.
     pub(crate) fn let_go(&self, value: impl Send + 'static) {
         if role::current() == Role::Free {
             drop(value);
         } else {
-            self.reaper.drop_later(Box::new(value));
+            self.drop_later(Box::new(value));
         }
+    }
+
+    /// Drops a user's value on the reaper's thread.
+    pub(crate) fn drop_later(&self, value: Box<dyn Any + Send>) {
+        self.reap(move || drop(value));
+    }
+
+    /// Does something on the reaper's thread, behind the drops sent before.
+    pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
+        self.reaper.send(task);
+        self.call_for_left();
     }
 }

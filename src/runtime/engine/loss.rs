@@ -47,9 +47,9 @@ impl<S: DeviceStream> Engine<S> {
         self.judged(|| unsafe { self.backend.stream_query(self.private) }.map(drop))
     }
 
-    /// Asks a `question` that only a lost device fails to answer. The loss is declared if the answer
-    /// is a sticky code, or any other one that is not about the caller *and is given again*: so a code
-    /// newer than the table is told from a call that failed once, and nobody waits for ever.
+    /// Makes a call that fails only on a lost device. Declares the loss if the call returns a sticky code, or
+    /// twice another code that does not blame the caller: a single failure is not a loss, and an unknown code
+    /// that persists leaves no future pending.
     pub(crate) fn judged(
         &self,
         mut question: impl FnMut() -> std::result::Result<(), DriverCode>,

@@ -223,7 +223,7 @@ impl<S: DeviceStream> Engine<S> {
         match what {
             Remnant::Memory { .. } => free(),
             // It may take its time, and the caller may be the poller.
-            Remnant::Module(_) => self.reaper.send(free),
+            Remnant::Module(_) => self.reap(free),
         }
     }
 

@@ -297,7 +297,7 @@ impl StreamState {
                 self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
                 match lent.payload {
                     Payload::Memory(memory) => drop(memory),
-                    Payload::Callback(callback) => self.engine.reaper.drop_later(callback),
+                    Payload::Callback(callback) => self.engine.drop_later(callback),
                 }
             }
         }
@@ -331,9 +331,9 @@ impl StreamState {
             Payload::Memory(memory) => memory.quarantine(),
             Payload::Callback(callback) => {
                 if let Some(function) = callback.give_up() {
-                    self.engine.reaper.drop_later(function);
+                    self.engine.drop_later(function);
                 }
-                self.engine.reaper.drop_later(callback);
+                self.engine.drop_later(callback);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Markers of a stream: who asks for one, of which kind it is, and which stands behind a ticket.
+//! Markers of a stream: placing them, choosing their kind, finding the one behind a ticket.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl StreamState {
         }
     }
 
-    /// The tail, with a marker behind it: what is submitted later does not delay who waits for it.
+    /// The last ticket, with a marker behind it, so that awaiting it does not include later work.
     pub(crate) fn tail(self: &Arc<Self>) -> u64 {
         let tail = self.here();
         self.want(tail);
