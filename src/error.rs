@@ -51,7 +51,8 @@ pub struct Error(Arc<ErrorDetail>);
 /// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
 /// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), or `main` has returned |
 /// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
-/// | [`ErrorKind::Panicked`] | correct the code that ran the batch; others go on |
+/// | [`ErrorKind::Panicked`] | correct the closure that ran the batch, or enqueued the work; others go on |
+/// | [`ErrorKind::Foreign`] | see the other library's error, the [`source`](std::error::Error::source) |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -79,8 +80,10 @@ pub enum ErrorKind {
     Closed,
     /// The driver refused a call that this crate believed to be valid.
     Driver,
-    /// Code of the caller's that ran for several requests panicked.
+    /// A closure of the caller's panicked.
     Panicked,
+    /// Another library refused its part; its error is the [`source`](std::error::Error::source).
+    Foreign,
 }
 
 /// A number that a CUDA driver call returned, with the name of the call.
@@ -246,6 +249,14 @@ pub enum ErrorDetail {
     /// An event was used in a way it was not made for, or too early.
     #[error("{which} {problem}")]
     Event { which: &'static str, problem: EventProblem },
+    /// Another library refused what [`enqueue`](crate::Stream::enqueue) had it do, with `cause`, which is the
+    /// [`source`](std::error::Error::source). What the operation declared as written counts as failed.
+    #[error("{op}: {cause}")]
+    Foreign { op: Arc<str>, cause: Arc<dyn std::error::Error + Send + Sync> },
+    /// The closure given to [`enqueue`](crate::Stream::enqueue) panicked. What the operation declared as written
+    /// counts as failed.
+    #[error("the closure that enqueued {op} panicked: {message}")]
+    EnqueuePanicked { op: Arc<str>, message: String },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
     ///
     /// `asked_bytes` become a block of the next multiple of 512. `reclaimable_bytes` are those that are
@@ -420,7 +431,8 @@ impl ErrorDetail {
             D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {
                 ErrorKind::OutOfMemory
             }
-            D::BatchPanicked { .. } => ErrorKind::Panicked,
+            D::BatchPanicked { .. } | D::EnqueuePanicked { .. } => ErrorKind::Panicked,
+            D::Foreign { .. } => ErrorKind::Foreign,
             D::Overloaded { .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
@@ -469,6 +481,7 @@ impl std::error::Error for Error {
             ErrorDetail::Upstream { cause, .. }
             | ErrorDetail::DependencyLost { cause, .. }
             | ErrorDetail::Verify { cause, .. } => Some(cause),
+            ErrorDetail::Foreign { cause, .. } => Some(&**cause),
             _ => None,
         }
     }

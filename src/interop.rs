@@ -11,6 +11,8 @@
 //! | a stream of this crate | to give it to another library | [`Stream::as_raw`] |
 //! | cudarc's `CudaStream` | either | `Device::adopt`, `Stream::to_cudarc` |
 
+mod enqueue;
+
 use crate::backend::{RawStream, StreamOptions};
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};

@@ -116,6 +116,7 @@ pub use memory::buffer::{DeviceBuffer, Extent, Readable, View, ViewMut, Writable
 pub use memory::copy_2d::Copy2d;
 pub use memory::frozen::Frozen;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
+pub use memory::raw_slice::RawSlice;
 pub use memory::reclaim::pressure::Pressure;
 pub use memory::{Element, MemoryInfo, Number};
 pub use op::join::join_all;
@@ -129,6 +130,7 @@ pub use serve::pool::{Acquire, Drained, PoolStats, PooledStream, PooledStreamSta
 pub use serve::tower::{BatchService, PoolService};
 pub use stream::scope::Scope;
 pub use stream::{Marks, Stream};
+pub use submit::{Append, RawQueue, Uses};
 
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]

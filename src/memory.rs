@@ -21,6 +21,7 @@ pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod pinned_pool;
 pub(crate) mod point;
+pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 pub(crate) mod untracked;
 

@@ -20,6 +20,7 @@
 //!    (`handles_of_another_device_are_refused`).
 
 mod devices;
+mod enqueue;
 mod footprint;
 mod loan;
 mod name;
@@ -29,10 +30,11 @@ use std::panic::Location;
 use std::sync::Arc;
 
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
+pub use self::enqueue::{Append, RawQueue, Uses};
 pub(crate) use self::footprint::Footprint;
 pub(crate) use self::loan::SubmitError;
 use self::name::Name;
-pub(crate) use self::raw::{Raw, Refusal, at};
+pub(crate) use self::raw::{Raw, Refusal};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
 use crate::memory::allocation::AllocationHazards;
@@ -150,5 +152,7 @@ fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error
             }
         }
         Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(stream, asked_bytes),
+        // The other library may have met the loss of the device first.
+        Refusal::Foreign(error) => stream.engine().check_health().err().unwrap_or(error),
     }
 }

@@ -246,6 +246,8 @@ pub enum DriverCall {
     EventRecordAll,
     WriteWord,
     HostFn,
+    /// The bracket around the closure of [`enqueue`](crate::Stream::enqueue).
+    Foreign,
     Alloc,
     Free,
     Register,
@@ -271,6 +273,7 @@ impl DriverCall {
             DriverCall::EventRecordAll => "event_record_all",
             DriverCall::WriteWord => "write_word",
             DriverCall::HostFn => "host_fn",
+            DriverCall::Foreign => "foreign",
             DriverCall::Alloc => "alloc",
             DriverCall::Free => "free",
             DriverCall::Register => "register",
@@ -503,8 +506,8 @@ impl Stepper {
     }
 
     /// Runs one command: the `choose`-th of the streams whose next command is ready, modulo their
-    /// number. Then wakes who waited for that. False if nothing was ready; inside a host function or a
-    /// host twin nothing is.
+    /// number. Then wakes who waited for that. False if nothing was ready; inside a host function, a
+    /// host twin or the closure of `enqueue` nothing is.
     #[must_use]
     pub fn step(&self, choose: usize) -> bool {
         if is_inside_a_command() {
@@ -551,9 +554,9 @@ impl Stepper {
     }
 }
 
-/// Whether the caller is what a step runs: nothing else runs inside of that.
+/// Whether the caller is what a step runs, or holds a stream's lock: nothing else runs inside of that.
 fn is_inside_a_command() -> bool {
-    matches!(role::current(), Role::HostFn | Role::Twin)
+    matches!(role::current(), Role::HostFn | Role::Twin | Role::Enqueuing)
 }
 
 impl Drop for Stepper {

@@ -39,6 +39,13 @@ fn every_public_method_inside_a_host_function() {
     World::new(&device).unwrap().run(Inside::HostFn).unwrap();
 }
 
+/// The same under a stream's submission lock, in the closure of `enqueue`.
+#[test]
+fn every_public_method_inside_enqueue() {
+    let device = testing::device();
+    World::new(&device).unwrap().run(Inside::Enqueue).unwrap();
+}
+
 /// Where the driver may be called, but whatever waits would wait for itself.
 #[test]
 fn no_public_method_blocks_inside_a_twin() {
@@ -526,6 +533,30 @@ const PLAIN: &[&str] = &[
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
+    // It exists inside `enqueue` alone.
+    "RawQueue::host",
+    "DeviceBuffer::device_ptr",
+    "Frozen::device_ptr",
+    "PinnedBuffer::device_ptr",
+    "View::device_ptr",
+    "ViewMut::device_ptr",
+    "RawQueue::context",
+    "RawQueue::kind",
+    "RawQueue::ordinal",
+    "RawQueue::stream",
+    "RawSlice::address",
+    "RawSlice::as_mut_slice",
+    "RawSlice::as_slice",
+    "RawSlice::is_empty",
+    "RawSlice::len",
+    "RawSlice::size_bytes",
+    "Uses::commands",
+    "Uses::keeps",
+    "Uses::lends",
+    "Uses::new",
+    "Uses::reads",
+    "Uses::updates",
+    "Uses::writes",
     // what a device is, and options
     "Device::builder",
     "Device::kind",

@@ -192,6 +192,7 @@ impl StreamCalls for Wrapper {
         #[contract] fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
         #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> DriverResult<()>;
         #[contract] fn host_fn(&self, stream: RawStream, callback: HostCallback, data: *mut c_void) -> DriverResult<()>;
+        #[contract] fn foreign(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<()>;
     }
 }
 

@@ -221,7 +221,7 @@ impl Backend for HostBackend {
 
 /// Refuses calls from inside a host function, as the driver does.
 fn permitted(call: &'static str) -> DriverResult<()> {
-    match role::may_call_driver() {
+    match role::driver_takes_calls() {
         true => Ok(()),
         false => Err(DriverCode { call, code: DriverCode::NOT_PERMITTED }),
     }

@@ -21,4 +21,7 @@ pub(crate) trait StreamCalls {
         callback: HostCallback,
         data: *mut c_void,
     ) -> DriverResult<()>;
+    /// Runs another library's code that puts work on `stream`: with the device's context current and the
+    /// thread's captures relaxed. An error means that `code` did not run, or does not say that it did.
+    unsafe fn foreign(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<()>;
 }

@@ -12,7 +12,7 @@ use crate::memory::pinned::bytes_of;
 use crate::memory::reclaim::claim::{Backoff, Claim};
 use crate::memory::reclaim::prospect::Prospect;
 use crate::memory::{Element, MemoryInfo, Number, Reach};
-use crate::submit::{Footprint, Raw, Refusal, SubmitError, at};
+use crate::submit::{Footprint, Raw, Refusal, SubmitError};
 use crate::thread::role;
 
 impl<'s> Queue<'s> {
@@ -65,7 +65,7 @@ impl<'s> Queue<'s> {
         if to.range.is_empty() {
             return Ok(());
         }
-        self.submit(&mut footprint, 1, |raw| Ok(raw.fill(at(&to), pattern, len)?))?;
+        self.submit(&mut footprint, 1, |raw| Ok(raw.fill(to.ptr(), pattern, len)?))?;
         Ok(())
     }
 

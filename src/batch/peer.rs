@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::memory::buffer::Span;
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::runtime::stream_state::StreamState;
-use crate::submit::{Footprint, at, check_is_there, of_dependency, submit};
+use crate::submit::{Footprint, check_is_there, of_dependency, submit};
 use crate::thread::role;
 
 /// What goes through the host in one go.
@@ -76,7 +76,7 @@ impl Queue<'_> {
                 down.comes_after(self.stream.point(*emptied));
             }
             let (filled, ()) = submit(&relay, self.at, &mut down, 1, |raw| {
-                Ok(raw.copy_to_host(block.host(), at(from).offset(start), part_bytes)?)
+                Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
             })?;
 
             let mut up = Footprint::new("copy");
@@ -84,7 +84,7 @@ impl Queue<'_> {
             up.lends(block);
             up.comes_after(relay.point(filled));
             (*emptied, ()) = self.submit(&mut up, 1, |raw| {
-                Ok(raw.copy_to_device(at(to).offset(start), block.host(), part_bytes)?)
+                Ok(raw.copy_to_device(to.ptr().offset(start), block.host(), part_bytes)?)
             })?;
         }
         Ok(())

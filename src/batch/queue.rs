@@ -33,9 +33,7 @@ use crate::runtime::MarkedPoint;
 use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
-use crate::submit::{
-    Footprint, Raw, Refusal, SubmitError, at, check_can_wait, submit, wrong_device,
-};
+use crate::submit::{Footprint, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device};
 use crate::thread::role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
@@ -239,7 +237,7 @@ impl<'s> Queue<'s> {
         }
         footprint.lends(source.block());
         let (from, bytes) = (source.block().host(), source.size_bytes());
-        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(at(&to), from, bytes)?);
+        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(to.ptr(), from, bytes)?);
         self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
     }
 
@@ -294,7 +292,7 @@ impl<'s> Queue<'s> {
         footprint.reads(&from);
         footprint.lends(destination.block());
         let (to, bytes) = (destination.block().host(), destination.size_bytes());
-        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, at(&from), bytes)?);
+        let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, from.ptr(), bytes)?);
         self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
     }
 

@@ -12,7 +12,7 @@ use crate::memory::Element;
 use crate::memory::buffer::{DeviceBuffer, Readable, Span, Writable};
 use crate::memory::copy_2d::{Copy2d, Rows};
 use crate::memory::pinned::PinnedBuffer;
-use crate::submit::{Footprint, SubmitError, at};
+use crate::submit::{Footprint, SubmitError};
 
 impl Queue<'_> {
     /// Copies `source` to `start` of a buffer that nobody else has yet. Entered as a write of the
@@ -23,7 +23,7 @@ impl Queue<'_> {
         destination: &mut DeviceBuffer<T>,
         start: usize,
     ) -> Result<Lent<PinnedBuffer<T>>> {
-        let to = at(&destination.slice(start..start + source.len())?.span());
+        let to = destination.slice(start..start + source.len())?.span().ptr();
         let whole = destination.span_mut();
         let mut footprint = Footprint::new("upload_staged");
         footprint.overwrites(&whole);
@@ -46,7 +46,7 @@ impl Queue<'_> {
         let mut footprint = Footprint::new("download_staged");
         footprint.reads(&whole);
         footprint.lends(destination.block());
-        let from = at(&whole).offset((start * size_of::<T>()) as u64);
+        let from = whole.ptr().offset((start * size_of::<T>()) as u64);
         let (to, bytes) = (destination.block().host(), destination.size_bytes());
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_to_host(to, from, bytes)?));
         Ok(self.lent(destination, copied.map(|(ticket, ())| ticket))?)
@@ -73,7 +73,7 @@ impl Queue<'_> {
         if from.range.is_empty() {
             return Ok(());
         }
-        let copy = row_copy::<T>(Place::Device(at(&to)), Place::Device(at(&from)), rows);
+        let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Device(from.ptr()), rows);
         self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
         Ok(())
     }
@@ -110,7 +110,7 @@ impl Queue<'_> {
         }
         footprint.lends(source.block());
         let from = HostPtr(source.block().host().0 + start * size_of::<T>());
-        let copy = row_copy::<T>(Place::Device(at(&to)), Place::Host(from), rows);
+        let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Host(from), rows);
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
         copied.map(|(ticket, ())| ticket)
     }
@@ -145,7 +145,7 @@ impl Queue<'_> {
         footprint.reads(&from);
         footprint.lends(destination.block());
         let to = HostPtr(destination.block().host().0 + start * size_of::<T>());
-        let copy = row_copy::<T>(Place::Host(to), Place::Device(at(&from)), rows);
+        let copy = row_copy::<T>(Place::Host(to), Place::Device(from.ptr()), rows);
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
         copied.map(|(ticket, ())| ticket)
     }

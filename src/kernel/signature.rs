@@ -275,7 +275,7 @@ impl<'k> Arg<'k, Flag> for &'k PinnedFlag {
 
 fn push_array(list: &mut ArgList<'_>, span: &crate::memory::buffer::Span<'_>) {
     let bytes = span.range.end - span.range.start;
-    list.block.push_memory(crate::submit::at(span).0, bytes);
+    list.block.push_memory(span.ptr().0, bytes);
 }
 
 /// Address and length of an array argument; dangling but aligned for an empty one.

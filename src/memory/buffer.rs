@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::allocation::{ALIGNMENT, Allocation};
 use super::{Element, must_fit};
+use crate::backend::DevicePtr;
 use crate::error::{ErrorDetail, Result};
 
 /// `len` elements of type `T` in a device's memory.
@@ -51,6 +52,13 @@ pub struct Span<'a> {
     /// Whether uses are entered and ordered; see [`View::untracked`] and
     /// [`Frozen`](super::frozen::Frozen).
     pub(crate) tracked: bool,
+}
+
+impl Span<'_> {
+    /// Where it begins.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.memory.ptr().offset(self.range.start)
+    }
 }
 
 /// Something with a length in elements.
@@ -124,6 +132,15 @@ impl<T: Element> DeviceBuffer<T> {
         self.len * size_of::<T>()
     }
 
+    /// Returns the device address of the first element, a `CUdeviceptr` as a number. To use it, see
+    /// [`Stream::enqueue`](crate::Stream::enqueue).
+    ///
+    /// The memory is live from where the operation that made it stands on its stream, to where its free does.
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.memory.ptr().0
+    }
+
     /// Borrows a range (in elements) for reading.
     ///
     /// # Errors
@@ -193,6 +210,12 @@ impl<'a, T: Element> View<'a, T> {
         self.len == 0
     }
 
+    /// Returns the device address of the first element; see [`DeviceBuffer::device_ptr`].
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.span().ptr().0
+    }
+
     /// Borrows a part of this range, in elements.
     ///
     /// # Errors
@@ -241,6 +264,12 @@ impl<'a, T: Element> ViewMut<'a, T> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Returns the device address of the first element; see [`DeviceBuffer::device_ptr`].
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.span().ptr().0
     }
 
     /// Splits into two disjoint halves.

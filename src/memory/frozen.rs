@@ -76,6 +76,12 @@ impl<T: Element> Frozen<T> {
         self.len * size_of::<T>()
     }
 
+    /// Returns the device address of the first element; see [`DeviceBuffer::device_ptr`].
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.memory.ptr().0
+    }
+
     /// Borrows a range (in elements).
     ///
     /// # Errors

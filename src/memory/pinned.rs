@@ -81,6 +81,13 @@ impl<T: Element> PinnedBuffer<T> {
         self.len == 0
     }
 
+    /// Returns the address under which the device reaches the memory, as a number: the mapped one of
+    /// `cuMemHostGetDevicePointer`. To use it, see [`Uses::lends`](crate::Uses::lends).
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.block.device().0
+    }
+
     pub(crate) fn block(&self) -> &Arc<PinnedBlock> {
         &self.block
     }

@@ -1,6 +1,7 @@
 //! What an operation touches, and what that makes it wait for.
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -285,5 +286,10 @@ impl<'a> Footprint<'a> {
     /// Keeps a share of what the driver is to call until the operation is complete.
     pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
         self.lent.push(Loan::Callback(callback));
+    }
+
+    /// Keeps a user's value until the operation is complete.
+    pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
+        self.lent.push(Loan::Kept(value));
     }
 }

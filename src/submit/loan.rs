@@ -1,6 +1,7 @@
 //! What an operation is lent, and keeps until it is complete.
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::sync::Arc;
 
 use super::devices::check_device;
@@ -15,6 +16,8 @@ pub(super) enum Loan {
     Pinned { block: Arc<PinnedBlock>, what: &'static str, portable: bool },
     /// What the driver is to call.
     Callback(Box<dyn Callback>),
+    /// A user's value that the work needs.
+    Kept(Box<dyn Any + Send>),
 }
 
 /// Why an operation was not submitted, and whether its stream keeps what it was lent all the same.
@@ -55,14 +58,14 @@ impl Loan {
             Loan::Pinned { block, what, portable } => {
                 check_device(what, engine, block.engine(), *portable)
             }
-            Loan::Callback(_) => Ok(()),
+            Loan::Callback(_) | Loan::Kept(_) => Ok(()),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Loan::Pinned { block, .. } => block.bytes(),
-            Loan::Callback(_) => 0,
+            Loan::Callback(_) | Loan::Kept(_) => 0,
         }
     }
 
@@ -70,6 +73,7 @@ impl Loan {
         match self {
             Loan::Pinned { block, .. } => Payload::Memory(block),
             Loan::Callback(callback) => Payload::Callback(callback),
+            Loan::Kept(value) => Payload::Kept(value),
         }
     }
 }

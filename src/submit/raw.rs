@@ -10,17 +10,23 @@ use crate::backend::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
     LaunchShape, Pattern, Place, RawStream, RowCopy,
 };
-use crate::error::DriverCode;
+use crate::error::{DriverCode, Error};
 use crate::event::interprocess::SharedEvent;
 use crate::memory::buffer::Span;
 use crate::memory::reclaim::claim::Claim;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
+use crate::thread::role;
+use crate::thread::role::Role;
 
 /// Why a driver call of an operation failed.
 pub(crate) enum Refusal {
     Driver(DriverCode),
-    OutOfMemory { asked_bytes: u64 },
+    OutOfMemory {
+        asked_bytes: u64,
+    },
+    /// Code of the user's that put work on the stream failed.
+    Foreign(Error),
 }
 
 impl From<DriverCode> for Refusal {
@@ -38,6 +44,11 @@ pub(crate) struct Raw<'a> {
 }
 
 impl Raw<'_> {
+    /// The driver's handle of the stream.
+    pub(super) fn handle(&self) -> u64 {
+        self.raw.0
+    }
+
     /// Allocates in stream order: what the stream gave up, or from the driver. The memory is the
     /// claim's.
     // STREAM: what the stream gave up was used on it alone, in front of here. What was taken over from
@@ -100,7 +111,7 @@ impl Raw<'_> {
     /// Copies between two ranges of the footprint; the source may be another device's.
     pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> DriverResult<()> {
         let bytes = dst.range.end - dst.range.start;
-        let (to, from) = (at(dst), at(src));
+        let (to, from) = (dst.ptr(), src.ptr());
         let peer = src.memory.engine();
         if peer.id == self.stream.engine().id {
             // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
@@ -159,6 +170,19 @@ impl Raw<'_> {
         unsafe { self.backend.host_fn(self.raw, callback, data) }
     }
 
+    /// Runs code of the user's that puts work on the stream. It must not unwind.
+    pub(super) fn foreign(&self, code: impl FnOnce()) -> DriverResult<()> {
+        let mut code = Some(code);
+        let mut run = || {
+            if let Some(code) = code.take() {
+                let _role = role::enter(Role::Enqueuing);
+                code();
+            }
+        };
+        // SAFETY: the driver stream is the stream's; the caller of `enqueue` vouches for what the code puts on it.
+        unsafe { self.backend.foreign(self.raw, &mut run) }
+    }
+
     /// Waits for what is recorded last in an event of several processes.
     pub(crate) fn wait_shared(&self, event: &SharedEvent) -> DriverResult<()> {
         // SAFETY: the driver stream is the stream's, and the event lives for the length of the call; the
@@ -175,9 +199,4 @@ impl Raw<'_> {
         // SAFETY: the handle keeps the event, and nothing is pending on a pooled event.
         unsafe { self.backend.event_record(event.raw(), self.raw) }
     }
-}
-
-/// Where a range begins.
-pub(crate) fn at(span: &Span<'_>) -> DevicePtr {
-    span.memory.ptr().offset(span.range.start)
 }

@@ -29,6 +29,11 @@ pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, String> {
     })
 }
 
+/// Runs foreign code; if it panicked, returns the payload, for a caller that resumes the panic.
+pub(crate) fn hold<R>(run: impl FnOnce() -> R) -> std::thread::Result<R> {
+    catch_unwind(AssertUnwindSafe(run))
+}
+
 /// Runs foreign code; if it panicked, logs that `what` did, and returns `None`.
 pub(crate) fn contain<R>(what: &'static str, run: impl FnOnce() -> R) -> Option<R> {
     catch(run).map_err(|message| log(|| tracing::error!(message, "{what} panicked"))).ok()
@@ -88,7 +93,7 @@ fn discard(mut payload: Box<dyn Any + Send>) {
 }
 
 /// What a panic said, where it said anything.
-fn message(payload: &(dyn Any + Send)) -> String {
+pub(crate) fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
     text.unwrap_or_else(|| "(no message)".to_owned())

@@ -4,16 +4,18 @@
 //! |---|---|---|---|
 //! | `Free` | anything else | yes | yes |
 //! | `HostFn` | a host function of a stream | no: the driver answers 800 | no |
+//! | `Enqueuing` | the closure of `enqueue`, under its stream's submission lock | not through this crate: its calls take that lock | no |
 //! | `Twin` | a kernel's host twin | yes | no: it would wait for its own stream |
 //! | `Poller` | a waker, on a device's poller | yes | no: every other future of the device would wait |
 //!
 //! # Invariants
 //! 1. Every public call that needs the driver asks for the role before it takes a lock or makes a
 //!    driver call: it is a typed error, or answers with what is known and leaves asking to the poller
-//!    (`every_public_method_inside_a_host_function`).
+//!    (`every_public_method_inside_a_host_function`, `every_public_method_inside_enqueue`).
 //! 2. No public call blocks in a twin or on a poller (`no_public_method_blocks_inside_a_twin`,
 //!    `no_public_method_blocks_the_poller`).
-//! 3. A drop only enqueues in a host function (`what_a_host_function_captured_may_be_a_handle`).
+//! 3. A drop only enqueues in a host function and in the closure of `enqueue`
+//!    (`what_a_host_function_captured_may_be_a_handle`, `drops_inside_the_closure_only_enqueue`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -26,6 +28,8 @@ pub(crate) enum Role {
     Free,
     /// Inside a host function of a stream.
     HostFn,
+    /// Inside the closure of `enqueue`.
+    Enqueuing,
     /// Inside a kernel's host twin.
     Twin,
     /// A device's poller.
@@ -47,8 +51,13 @@ pub(crate) fn enter(role: Role) -> RoleGuard {
     RoleGuard(ROLE.try_with(|cell| cell.replace(role)).unwrap_or(role))
 }
 
-/// Whether driver calls are possible here.
+/// Whether this crate may call the driver here.
 pub(crate) fn may_call_driver() -> bool {
+    !matches!(current(), Role::HostFn | Role::Enqueuing)
+}
+
+/// Whether the driver takes calls here at all.
+pub(crate) fn driver_takes_calls() -> bool {
     current() != Role::HostFn
 }
 
@@ -63,19 +72,17 @@ pub(crate) fn check(what: &'static str) -> Result<()> {
     }
 }
 
-/// Refuses `what`, which calls the driver and waits for nobody, or has another thread call it, where the
-/// driver refuses calls.
+/// Refuses `what`, which calls the driver and waits for nobody, or has another thread call it, where this
+/// crate may not call the driver.
 pub(crate) fn check_driver(what: &'static str) -> Result<()> {
-    match current() {
-        Role::HostFn => Err(wrong_thread(what, Role::HostFn)),
-        _ => Ok(()),
-    }
+    if may_call_driver() { Ok(()) } else { Err(wrong_thread(what, current())) }
 }
 
 #[cold]
 fn wrong_thread(what: &'static str, role: Role) -> crate::Error {
     let thread = match role {
         Role::Free | Role::HostFn => "the thread that runs host functions",
+        Role::Enqueuing => "a thread inside the closure of `enqueue`",
         Role::Twin => "a host device's worker thread (inside a kernel's host twin)",
         Role::Poller => "a device's poller thread (from a waker)",
     };

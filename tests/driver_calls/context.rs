@@ -137,6 +137,22 @@ async fn tour(device: Device, mode: Completion, check: impl Fn(&str)) {
     device.memory().unwrap();
     let _ = device.stats();
     look("memory, stats");
+    let leaves = |context: Option<Context>| {
+        let call = |queue: &gpu_await::RawQueue<'_>, ()| {
+            let driver = OtherUser::open();
+            assert_eq!(driver.current() as u64, queue.context(), "the device's, inside");
+            context.into_iter().for_each(|context| driver.set_current(context));
+            Ok::<_, gpu_await::Error>(())
+        };
+        // SAFETY: nothing is put on the stream.
+        unsafe { a.enqueue(gpu_await::Uses::new("nothing"), call) }.queued().unwrap();
+    };
+    leaves(None);
+    look("enqueue");
+    leaves(Some(std::ptr::null_mut()));
+    look("enqueue, which left no context current");
+    leaves(Some(OtherUser::open().retain(1)));
+    look("enqueue, which left another context current");
     a.synchronize().unwrap();
     device.synchronize().unwrap();
     look("synchronize");

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use gpu_await::{Completion, Device};
+use gpu_await::{Completion, Device, Uses};
 
 use super::{
     Line, Live, MODES, Remembers, allocations, async_under_the_stand_in, axpy, contend,
@@ -32,6 +32,36 @@ fn a_queued_launch_is_one_driver_call() {
             assert_eq!(calls.len(), 1, "{mode:?}: {calls:#?}");
             assert_eq!(Line(&calls[0]).name(), "cuLaunchKernel", "{mode:?}");
         }
+    });
+}
+
+/// The bracket around another library's work makes the context current and puts back what was. On a stream that is
+/// busy an event goes in front, because nobody knows how long the other library takes. What comes behind
+/// costs what it did.
+#[test]
+fn what_enqueue_adds() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let mut x = stream.full(1000, 1u8).queued().unwrap();
+        soon(stream.done()).await.unwrap();
+        let mut enqueue = || {
+            let uses = Uses::new("nothing").updates(&mut x);
+            // SAFETY: nothing is put on the stream.
+            unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) }.queued().unwrap();
+        };
+        // The stand-in does not write down exchanges of the capture mode.
+        let bracket = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent"];
+        driver.clear();
+        enqueue();
+        assert_eq!(my_names(driver), bracket);
+        driver.clear();
+        enqueue();
+        assert_eq!(my_names(driver)[1..], bracket);
+        assert_eq!(my_names(driver)[0], "cuEventRecord");
+        driver.clear();
+        stream.fill(&mut x, 1).queued().unwrap();
+        assert_eq!(my_names(driver), ["cuMemsetD8Async"]);
     });
 }
 

@@ -16,7 +16,8 @@ use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Batcher, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail, Event, Image, InOut,
-    Kernel, LaunchConfig, Module, Op, PooledStream, Result, Stream, StreamPool, join_all, kernels,
+    Kernel, LaunchConfig, Module, Op, PooledStream, RawQueue, Result, Stream, StreamPool, Uses,
+    join_all, kernels,
 };
 use tower::Service;
 
@@ -48,10 +49,19 @@ struct StillPending;
 pub(crate) enum Inside {
     /// No driver call may be made.
     HostFn,
+    /// No driver call may be made through the crate, and a submission lock is held.
+    Enqueue,
     /// The stream goes on when it returns.
     Twin,
     /// Every other future of the device waits until it returns.
     Waker,
+}
+
+impl Inside {
+    /// Whether everything that calls the driver is refused.
+    fn refuses(self) -> bool {
+        matches!(self, Inside::HostFn | Inside::Enqueue)
+    }
 }
 
 /// Runs what it was given when it is woken, once.
@@ -127,6 +137,11 @@ impl Methods {
     }
 }
 
+/// What another library does that does nothing.
+fn nothing(_: &RawQueue<'_>, (): ()) -> Result<()> {
+    Ok(())
+}
+
 /// What must be ready when it is first polled.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     future.now_or_never().unwrap_or_else(|| resume_unwind(Box::new(StillPending)))
@@ -185,9 +200,21 @@ impl World {
                 tell.send((name, expected, Some(outcome))).expect("somebody listens");
             }
         };
-        let (mut woken, mut gates) = (None, Vec::new());
+        let (mut woken, mut gates, mut held) = (None, Vec::new(), None);
         match inside {
             Inside::HostFn => self.host.host_fn(call_all).abandon(),
+            Inside::Enqueue => {
+                held = Some(Gate::close(&self.host)?);
+                let host = self.host.clone();
+                thread::spawn(move || {
+                    let call = |_: &RawQueue<'_>, ()| {
+                        call_all();
+                        Ok::<_, Error>(())
+                    };
+                    // SAFETY: nothing is put on the stream.
+                    unsafe { host.enqueue(Uses::new("all"), call) }.abandon();
+                });
+            }
             Inside::Twin => {
                 let once = RunsOnce(Mutex::new(Some(Box::new(call_all))));
                 let twin = Kernel::<()>::host(&self.device, "all", move |_: &_| once.run())?;
@@ -209,7 +236,7 @@ impl World {
         // Before the queue is full: it makes what it calls.
         let mut methods = every_method(self)?;
         assert!(methods.names().len() > 150, "the list is short");
-        if inside != Inside::HostFn {
+        if !inside.refuses() {
             methods.0.retain(|(name, ..)| !ONLY_WHERE_REFUSED.contains(name));
         }
         let filler = self.fill()?;
@@ -218,9 +245,9 @@ impl World {
         let mut wrong = Vec::new();
         check(inside, &told, &mut wrong);
         assert!(wrong.is_empty(), "in {inside:?}: {wrong:#?}");
-        drop((gates, woken));
+        drop((gates, woken, held));
         let filled = filler.join().expect("the thread in the full queue ends");
-        if inside != Inside::HostFn {
+        if !inside.refuses() {
             // The last call closed the device: what was submitted goes on.
             let begin = Instant::now();
             while !self.full.is_idle() {
@@ -272,7 +299,7 @@ fn check(
             Ok((_, Expected::Refused, Some(Outcome::Refused)))
             | Ok((_, Expected::Answered, Some(Outcome::Answered))) => {}
             Ok((_, _, Some(outcome)))
-                if inside != Inside::HostFn && !matches!(outcome, Outcome::Panicked) => {}
+                if !inside.refuses() && !matches!(outcome, Outcome::Panicked) => {}
             Ok((name, expected, Some(outcome))) => {
                 wrong.push(format!("{name}: {outcome:?}, expected {expected:?}"));
             }
@@ -461,6 +488,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::full" "Device::full", s => s.full(usize::MAX / 2, 7u8).queued());
     both!(refuses "Stream::fill" "Device::fill", s, mut b = buffer()? => s.fill(&mut b, 1.0).queued());
     both!(refuses "Stream::host_fn" "Device::host_fn", s => s.host_fn(|| ()).queued());
+    // SAFETY: nothing is put on the stream.
+    both!(refuses "Stream::enqueue" "Device::enqueue", s => unsafe { s.enqueue(Uses::new("none"), nothing) }.queued());
     both!(refuses "Stream::record" "Device::record", s => s.record());
     both!(refuses "Stream::record_timed" "Device::record_timed", s => s.record_timed());
     both!(refuses "Stream::wait" "Device::wait", s, on = full.clone() => s.wait(&on).queued());
@@ -499,6 +528,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::full", q => q.full(10, 7u8));
     queue!("Queue::fill", q, mut b = buffer()? => q.fill(&mut b, 1.0));
     queue!("Queue::host_fn", q => q.host_fn(|| ()));
+    // SAFETY: nothing is put on the stream.
+    queue!("Queue::enqueue", q => unsafe { q.enqueue(Uses::new("none"), nothing) });
     queue!("Queue::record_timed", q => q.record_timed());
 
     // ---- operations -----------------------------------------------------------------------

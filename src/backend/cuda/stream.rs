@@ -67,4 +67,18 @@ impl StreamCalls for CudaBackend {
         let _bound = self.bind_for(stream)?;
         driver!(self.cuLaunchHostFunc(stream_handle(stream), callback, data))
     }
+
+    unsafe fn foreign(&self, _stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<()> {
+        let bound = self.bind()?;
+        let relaxed = self.api.relax();
+        code();
+        drop(relaxed);
+        // The code may have left another context current.
+        let before = bound.restore.unwrap_or(self.raw_context);
+        if self.api.current_context() != Ok(before) {
+            self.api.set_context(before).ok();
+        }
+        std::mem::forget(bound);
+        Ok(())
+    }
 }

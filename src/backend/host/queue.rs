@@ -254,6 +254,12 @@ impl StreamCalls for HostBackend {
         self.shared.wait_until_nobody_is_blocked();
         self.enqueue(stream, "host_fn", Command::HostFn { callback, data })
     }
+
+    unsafe fn foreign(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<()> {
+        self.stream(stream, "foreign")?;
+        code();
+        Ok(())
+    }
 }
 
 impl EventCalls for HostBackend {

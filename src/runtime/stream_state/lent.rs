@@ -17,6 +17,9 @@ pub(crate) enum Payload {
     Memory(Arc<dyn LentBlock>),
     /// What the driver is to call, the user's: dropped by the reaper.
     Callback(Box<dyn Callback>),
+    /// A user's value that the work needs: dropped by the reaper, also after the loss of the device; never
+    /// if the stream waits for ever.
+    Kept(Box<dyn Any + Send>),
 }
 
 /// A block of our own memory that the device may touch.

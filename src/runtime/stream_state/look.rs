@@ -298,6 +298,7 @@ impl StreamState {
                 match lent.payload {
                     Payload::Memory(memory) => drop(memory),
                     Payload::Callback(callback) => self.engine.drop_later(callback),
+                    Payload::Kept(value) => self.engine.drop_later(value),
                 }
             }
         }
@@ -334,6 +335,12 @@ impl StreamState {
                     self.engine.drop_later(function);
                 }
                 self.engine.drop_later(callback);
+            }
+            // What the driver has of a lost device's work never runs.
+            Payload::Kept(value) if self.engine.lost().is_some() => self.engine.drop_later(value),
+            Payload::Kept(value) => {
+                std::mem::forget(value);
+                self.engine.count_unreturned();
             }
         }
     }

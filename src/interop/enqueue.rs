@@ -1,0 +1,146 @@
+//! `enqueue`: work of other libraries as an operation, on a stream, in a batch, on a device's current stream.
+
+use std::error::Error as StdError;
+use std::panic::resume_unwind;
+
+use crate::batch::queue::Queue;
+use crate::batch::settle::Lent;
+use crate::device::Device;
+use crate::error::Result;
+use crate::op::{HostValue, Op};
+use crate::stream::Stream;
+use crate::submit::{Footprint, Raw, RawQueue, Refusal, Uses};
+
+impl Stream {
+    /// Puts work of another library on the stream, as one operation: cuBLAS, cuFFT, a C library, a raw driver
+    /// call.
+    ///
+    /// `call` runs at once on this thread, with the device's context current and stream captures of the thread
+    /// relaxed. It gets the raw stream and the addresses of what `uses` declares, and returns what the future
+    /// resolves with. Ready proves that everything it put on the stream is *complete on the device*.
+    ///
+    /// A library that the crate never heard of:
+    /// ```
+    /// # use gpu_await::{Device, DeviceBuffer, DeviceKind, Error, Op, Stream, Uses};
+    /// /// Sums `x` into `total`.
+    /// fn sum(stream: &Stream, x: &DeviceBuffer<f32>, total: &mut DeviceBuffer<f32>) -> Op<()> {
+    ///     let uses = Uses::new("sum").reads(x).writes(total);
+    ///     // SAFETY: the library reads `x` and overwrites `total`, on the stream that it is given.
+    ///     unsafe {
+    ///         stream.enqueue(uses, |queue, (x, total)| match queue.kind() {
+    ///             DeviceKind::Cuda => their_sum(queue.stream(), x.address(), x.len(), total.address()),
+    ///             _ => Ok(queue.host(move || total.as_mut_slice()[0] = x.as_slice().iter().sum())?),
+    ///         })
+    ///     }
+    /// }
+    /// # fn their_sum(_: u64, _: u64, _: usize, _: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> { Ok(()) }
+    /// # futures::executor::block_on(async {
+    /// # let device = Device::host();
+    /// # let stream = device.stream()?;
+    /// # let x = stream.full(10, 1.5f32).queued()?;
+    /// # let mut total = stream.empty(1).queued()?;
+    /// sum(&stream, &x, &mut total).queued()?;
+    /// assert_eq!(stream.download(&total).await?, [15.0]);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Ordering
+    /// As of any operation: behind what is on the stream, and behind what other streams did with the declared
+    /// ranges. The stream stays this crate's: no marker follows later operations, as it would after
+    /// [`as_raw`](Self::as_raw).
+    ///
+    /// # Ownership
+    /// Declared memory is borrowed for the call and kept by the operation. What `call` returns is the
+    /// future's, and goes when the future is dropped: what the work needs longer is
+    /// [kept](Uses::keeps) or [lent](Uses::lends).
+    ///
+    /// # Blocking
+    /// As long as `call` does; other submitters of this stream wait for it meanwhile, and nobody else does.
+    ///
+    /// # Cancel safety
+    /// Dropped, the future leaves the work running, and everything it uses stays until it is complete.
+    ///
+    /// # Errors
+    /// As of any operation; [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign) with the error of `call` as its
+    /// source (an [`Error`](crate::Error) of this crate is handed on as it is). What was declared as written
+    /// counts as failed then, until it is overwritten.
+    ///
+    /// Inside `call` whatever submits, waits or calls the driver through this crate is
+    /// [`ErrorDetail::WrongThread`](crate::ErrorDetail::WrongThread): the stream is locked.
+    ///
+    /// # Panics
+    /// If `call` does; what it put on the stream before is complete when a later operation is.
+    ///
+    /// # Safety
+    /// - The work touches device memory that `uses` declares, in the way it was declared, or memory that the
+    ///   caller keeps alive and orders; what is declared with [`writes`](Uses::writes) is overwritten entirely.
+    /// - All of it is on the stream that `call` is given, or joined to it by events before `call` returns.
+    ///   The handle is not used later, and the stream is neither captured nor destroyed.
+    /// - Host memory that the work touches is lent, or outlives the work; after the loss of the device
+    ///   nobody knows when that is.
+    /// - [Kept](Uses::keeps) values may be dropped on another thread, with no context current.
+    #[track_caller]
+    pub unsafe fn enqueue<P, R: Send + 'static, E>(
+        &self,
+        uses: Uses<'_, P>,
+        call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
+    ) -> Op<R>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let queue = self.queue();
+        // SAFETY: the caller's promise is the same.
+        let returned = unsafe { queue.enqueue(uses, call) };
+        // The queue's last point is the operation's.
+        let value = returned.map(|value| Lent::to(self.state(), 0, HostValue::Here(value)));
+        queue.finish(value)
+    }
+}
+
+impl Device {
+    /// [`Stream::enqueue`] on the [current stream](Self::current_stream).
+    ///
+    /// # Safety
+    /// As [`Stream::enqueue`].
+    #[track_caller]
+    pub unsafe fn enqueue<P, R: Send + 'static, E>(
+        &self,
+        uses: Uses<'_, P>,
+        call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
+    ) -> Op<R>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.current_stream().enqueue(uses, call) }
+    }
+}
+
+impl Queue<'_> {
+    /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns at once what `call` returned:
+    /// the work may not have begun.
+    ///
+    /// # Errors
+    /// As [`Stream::enqueue`].
+    ///
+    /// # Panics
+    /// If `call` does.
+    ///
+    /// # Safety
+    /// As [`Stream::enqueue`].
+    pub unsafe fn enqueue<P, R, E>(
+        &self,
+        uses: Uses<'_, P>,
+        call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
+    ) -> Result<R>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
+        let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: Calls<'_>| {
+            self.submit(footprint, commands, calls)?;
+            Ok(())
+        };
+        uses.put(self.stream().engine(), call, submit).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}

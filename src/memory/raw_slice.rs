@@ -1,0 +1,90 @@
+//! Addresses of device memory, for code outside this crate.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::backend::DevicePtr;
+
+/// The address of `len` elements of device memory: plain data, with no claim on the memory.
+///
+/// The closure of [`enqueue`](crate::Stream::enqueue) gets one for each range that it declared.
+pub struct RawSlice<T> {
+    ptr: DevicePtr,
+    len: usize,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> RawSlice<T> {
+    pub(crate) fn new(ptr: DevicePtr, len: usize) -> Self {
+        RawSlice { ptr, len, element: PhantomData }
+    }
+
+    /// Returns the device address of the first element, a `CUdeviceptr`. On a host device it is an address
+    /// of this process, valid when the stream gets there.
+    #[must_use]
+    pub fn address(self) -> u64 {
+        self.ptr.0
+    }
+
+    /// Returns the number of elements.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there are no elements.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the size in bytes.
+    #[must_use]
+    pub fn size_bytes(self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Borrows the elements, on a host device: inside [`RawQueue::host`](crate::RawQueue::host).
+    ///
+    /// # Safety
+    /// The call is made by the host function that the stream runs, in an operation that declared this range,
+    /// and the result is gone when that function returns. Nothing writes the elements meanwhile.
+    #[must_use]
+    pub unsafe fn as_slice<'a>(self) -> &'a [T] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the range was made of a buffer of `T`, whose elements accept any bits; the caller runs where
+        // the memory is live, lets nobody write it, and chose a lifetime that ends there.
+        unsafe { std::slice::from_raw_parts(self.ptr.0 as *const T, self.len) }
+    }
+
+    /// Borrows the elements for writing, on a host device: inside [`RawQueue::host`](crate::RawQueue::host).
+    ///
+    /// # Safety
+    /// As [`as_slice`](Self::as_slice), in an operation that declared the range as written or updated; and
+    /// nothing else reads or writes the elements meanwhile.
+    #[must_use]
+    pub unsafe fn as_mut_slice<'a>(self) -> &'a mut [T] {
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above; the caller lets nobody else touch the memory.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.0 as *mut T, self.len) }
+    }
+}
+
+impl<T> Clone for RawSlice<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for RawSlice<T> {}
+
+impl<T> fmt::Debug for RawSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (element, len, address) = (std::any::type_name::<T>(), self.len, self.ptr.0);
+        write!(f, "RawSlice<{element}>({len} elements at {address:#x})")
+    }
+}

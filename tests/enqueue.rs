@@ -1,0 +1,508 @@
+//! Work of other libraries as operations: what its closure may do, what is ordered, and what becomes of what it
+//! uses when it fails, panics, or is not waited for.
+
+#[path = "under_test/eventually.rs"]
+mod eventually;
+
+use std::error::Error as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use eventually::eventually;
+use gpu_await::testing::{self, DriverCall, Gate};
+use gpu_await::{
+    Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, RawQueue, RawSlice, Readable, Result,
+    Stream, Uses, Writable,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+const LEN: usize = 1000;
+
+/// What the other library of these tests returns.
+type Theirs = std::result::Result<(), TheirError>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TheirError(i32);
+
+impl std::fmt::Display for TheirError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "their status {}", self.0)
+    }
+}
+
+impl std::error::Error for TheirError {}
+
+/// The other library's copy: by the driver on a GPU, by a twin on a host device.
+fn their_copy(queue: &RawQueue<'_>, from: RawSlice<u8>, to: RawSlice<u8>) -> Theirs {
+    if queue.kind() == DeviceKind::Host {
+        let copy = move || {
+            // SAFETY: the stream runs this in an operation that declared it as read.
+            let from = unsafe { from.as_slice() };
+            // SAFETY: likewise, as written.
+            let to = unsafe { to.as_mut_slice() };
+            to.copy_from_slice(from);
+        };
+        return queue.host(copy).map_err(|_| TheirError(-1));
+    }
+    let stream = queue.stream() as cudarc::driver::sys::CUstream;
+    // SAFETY: live ranges of that length, and a live stream.
+    let copied = unsafe {
+        cudarc::driver::result::memcpy_dtod_async(to.address(), from.address(), to.len(), stream)
+    };
+    copied.map_err(|error| TheirError(error.0 as i32))
+}
+
+/// An operation of the other library.
+fn copy(
+    stream: &Stream,
+    from: &impl Readable<u8>,
+    to: &mut impl Writable<u8>,
+) -> gpu_await::Op<()> {
+    let uses = Uses::new("their copy").reads(from).writes(to);
+    // SAFETY: the copy reads and writes what is declared, on the stream.
+    unsafe { stream.enqueue(uses, |queue, (from, to)| their_copy(queue, from, to)) }
+}
+
+/// An operation of the other library that fails.
+fn fail(stream: &Stream, from: &DeviceBuffer<u8>, to: &mut DeviceBuffer<u8>) -> gpu_await::Op<()> {
+    let uses = Uses::new("their copy").reads(from).writes(to);
+    // SAFETY: nothing is put on the stream.
+    unsafe { stream.enqueue(uses, |_, _| Theirs::Err(TheirError(7))) }
+}
+
+fn setup() -> Result<(Device, Stream, DeviceBuffer<u8>, DeviceBuffer<u8>)> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let (x, y) = (stream.full(LEN, 3u8).queued()?, stream.empty(LEN).queued()?);
+    Ok((device, stream, x, y))
+}
+
+// ---- order --------------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn ordered_by_what_is_declared() -> Result<()> {
+    let (device, stream, mut x, mut y) = setup()?;
+    let (producer, consumer) = (device.stream()?, device.stream()?);
+    let gate = Gate::close(&producer)?;
+    producer.fill(&mut x, 5).queued()?;
+    let op = copy(&stream, &x, &mut y);
+    let seen = consumer.download(&y);
+    assert!(!op.is_complete() && !seen.is_complete());
+    gate.open();
+    assert_eq!(seen.await?, [5; LEN]);
+    op.await?;
+    assert!(!gate.timed_out());
+    Ok(())
+}
+
+/// Two readers of one buffer, and writers of its halves, run side by side.
+#[tokio::test]
+async fn ordered_by_range() -> Result<()> {
+    let (device, stream, x, mut y) = setup()?;
+    let other = device.stream()?;
+    let gate = Gate::close(&stream)?;
+    let (mut left, mut right) = y.split_at_mut(LEN / 2)?;
+    let held_up = copy(&stream, &x.slice(..LEN / 2)?, &mut left);
+    copy(&other, &x.slice(LEN / 2..)?, &mut right).await?;
+    assert!(!held_up.is_complete());
+    gate.open();
+    held_up.await
+}
+
+#[tokio::test]
+async fn the_value_comes_when_the_work_is_complete() -> Result<()> {
+    let (_device, stream, x, mut y) = setup()?;
+    let gate = Gate::close(&stream)?;
+    let uses = Uses::new("their copy").reads(&x).writes(&mut y);
+    // SAFETY: as in `copy`.
+    let mut op = unsafe {
+        stream.enqueue(uses, |queue, (from, to)| their_copy(queue, from, to).map(|()| to.len()))
+    };
+    assert!(op.try_take().is_none());
+    gate.open();
+    assert_eq!(op.await?, LEN);
+    Ok(())
+}
+
+#[tokio::test]
+async fn in_a_batch_and_on_a_device() -> Result<()> {
+    let (device, stream, x, mut y) = setup()?;
+    let host = stream
+        .batch(|q| {
+            let uses = Uses::new("their copy").reads(&x).writes(&mut y);
+            // SAFETY: as in `copy`.
+            unsafe { q.enqueue(uses, |queue, (from, to)| their_copy(queue, from, to)) }?;
+            q.download(&y)
+        })
+        .await?;
+    assert_eq!(host, [3; LEN]);
+    let mut z = stream.empty(LEN).queued()?;
+    let uses = Uses::new("their copy").reads(&y).writes(&mut z);
+    // SAFETY: as in `copy`.
+    unsafe { device.enqueue(uses, |queue, (from, to)| their_copy(queue, from, to)) }.queued()?;
+    assert_eq!(device.default_stream().submitted(), 1);
+    assert_eq!(stream.download(&z).await?, [3; LEN]);
+    Ok(())
+}
+
+// ---- addresses ----------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn the_closure_gets_what_device_ptr_says() -> Result<()> {
+    let (device, stream, x, mut y) = setup()?;
+    let frozen = stream.full(10, 1u16).queued()?.freeze().await?;
+    let base = x.device_ptr();
+    assert_eq!(x.slice(100..)?.device_ptr(), base + 100);
+    assert_eq!(x.slice(100..)?.slice(4..)?.cast::<u32>()?.device_ptr(), base + 104);
+    assert_eq!(y.slice_mut(8..)?.device_ptr(), y.device_ptr() + 8);
+    let pinned = stream.pinned::<f32>(16)?;
+    let expected = [
+        base + 100,
+        y.device_ptr(),
+        frozen.device_ptr(),
+        frozen.device_ptr() + 4,
+        pinned.device_ptr(),
+    ];
+    let view = x.slice(100..200)?;
+    let words = frozen.slice(2..4)?;
+    let uses =
+        Uses::new("look").reads(&view).writes(&mut y).reads(&frozen).reads(&words).lends(&pinned);
+    // SAFETY: nothing is put on the stream, and nobody reads `y`.
+    let op = unsafe {
+        stream.enqueue(uses.commands(0), |queue, (x, y, all, part, pinned)| {
+            let seen = [x.address(), y.address(), all.address(), part.address(), pinned.address()];
+            let lens = [x.len(), y.len(), all.len(), part.size_bytes(), pinned.len()];
+            assert_eq!((seen, lens), (expected, [100, LEN, 10, 4, 16]));
+            assert!(!x.is_empty());
+            Ok::<_, TheirError>((queue.stream(), queue.context(), queue.ordinal()))
+        })
+    };
+    let (handle, context, ordinal) = op.await?;
+    // SAFETY: only looked at.
+    assert_eq!((handle, ordinal), (unsafe { stream.as_raw() }, device.ordinal()));
+    assert_eq!(context != 0, device.kind() == DeviceKind::Cuda);
+    Ok(())
+}
+
+/// What the device reads under the device address is what the host wrote, and it stays although the buffer
+/// and the future are gone.
+#[tokio::test]
+async fn lent_pinned_memory() -> Result<()> {
+    let (_device, stream, _, mut y) = setup()?;
+    let mut pinned = stream.pinned::<u8>(LEN)?;
+    pinned.fill(9);
+    let gate = Gate::close(&stream)?;
+    let uses = Uses::new("their copy").lends(&pinned).writes(&mut y);
+    // SAFETY: as in `copy`; nobody writes the pinned memory.
+    let op = unsafe { stream.enqueue(uses, |queue, (from, to)| their_copy(queue, from, to)) };
+    drop(op);
+    drop(pinned);
+    // It is not what the pool gives to the next.
+    let mut next = stream.pinned::<u8>(LEN)?;
+    next.fill(1);
+    gate.open();
+    assert_eq!(stream.download(&y).await?, [9; LEN]);
+    Ok(())
+}
+
+// ---- failures -----------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn an_error_is_the_source_of_ours() -> Result<()> {
+    let (device, stream, x, mut y) = setup()?;
+    let error = fail(&stream, &x, &mut y).await.unwrap_err();
+    assert_eq!((error.kind(), error.is_device_lost()), (ErrorKind::Foreign, false));
+    let theirs = error.source().and_then(|source| source.downcast_ref::<TheirError>());
+    assert_eq!(theirs, Some(&TheirError(7)));
+    assert_eq!(error.to_string(), "their copy: their status 7");
+    // Readers of what it would have written fail, on every stream; readers of what it read do not.
+    let other = device.stream()?;
+    let failed = other.download(&y).await.unwrap_err();
+    assert!(matches!(failed.detail(), ErrorDetail::Upstream { .. }), "{failed}");
+    assert_eq!(failed.kind(), ErrorKind::Foreign);
+    assert_eq!(other.download(&x).await?, [3; LEN]);
+    // What overwrites it heals it.
+    copy(&stream, &x, &mut y).queued()?;
+    assert_eq!(other.download(&y).await?, [3; LEN]);
+    Ok(())
+}
+
+#[test]
+fn an_error_of_ours_stays_as_it_is() -> Result<()> {
+    let (_device, stream, x, _) = setup()?;
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe {
+        stream.enqueue(Uses::new("cut").reads(&x), |_, _| {
+            Err::<(), _>(x.slice(LEN + 1..).unwrap_err())
+        })
+    };
+    let error = op.queued().unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::OutOfBounds { .. }), "{error}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_text_is_an_error_as_well() -> Result<()> {
+    let (_device, stream, ..) = setup()?;
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe { stream.enqueue(Uses::new("plan"), |_, ()| Err::<(), _>("no such plan")) };
+    let error = op.await.unwrap_err();
+    assert_eq!(error.to_string(), "plan: no such plan");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_panic_goes_on_after_the_unlock() -> Result<()> {
+    let (_device, stream, x, mut y) = setup()?;
+    let uses = Uses::new("their copy").reads(&x).writes(&mut y);
+    // SAFETY: nothing is put on the stream.
+    let run = || unsafe { stream.enqueue(uses, |_, _| -> Theirs { panic!("out of patience") }) };
+    let payload = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"out of patience"));
+    let failed = stream.download(&y).await.unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Panicked);
+    assert!(failed.to_string().contains("out of patience"), "{failed}");
+    copy(&stream, &x, &mut y).queued()?;
+    assert_eq!(stream.download(&y).await?, [3; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_refused_call_calls_nothing() -> Result<()> {
+    let (device, stream, x, mut y) = setup()?;
+    let other = testing::peer_device();
+    let theirs = other.stream()?.full(LEN, 1u8).await?;
+    let error = copy(&stream, &theirs, &mut y).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
+    // It would have been written.
+    assert_eq!(
+        copy(&stream, &y, &mut stream.empty(LEN).queued()?).await.unwrap_err().kind(),
+        ErrorKind::InvalidCall
+    );
+    let unwritten = stream.empty(LEN).queued()?;
+    let never = |_: &RawQueue<'_>, _: (RawSlice<u8>,)| -> Theirs { unreachable!("it is refused") };
+    let kept = Arc::new(());
+    // SAFETY: it is never called.
+    let op =
+        unsafe { stream.enqueue(Uses::new("read").reads(&unwritten).keeps(kept.clone()), never) };
+    let error = op.await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+    assert_eq!(Arc::strong_count(&kept), 1);
+    device.close(SOON).await?;
+    // SAFETY: it is never called.
+    let op = unsafe { stream.enqueue(Uses::new("read").reads(&x), never) };
+    assert_eq!(op.await.unwrap_err().kind(), ErrorKind::Closed);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_twin_that_panics_loses_the_device() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let x = stream.full(LEN, 3u8).queued()?;
+    // SAFETY: it touches nothing.
+    let op = unsafe {
+        stream.enqueue(Uses::new("crash").reads(&x), |queue, _| queue.host(|| panic!("a fault")))
+    };
+    let error = op.await.unwrap_err();
+    assert!(error.is_device_lost() && error.to_string().contains("a fault"), "{error}");
+    Ok(())
+}
+
+/// The other library notices first: the operation's error is the loss all the same.
+#[tokio::test]
+async fn a_loss_is_told_as_the_loss() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    let (x, mut y) = (stream.full(LEN, 3u8).queued()?, stream.empty::<u8>(LEN).queued()?);
+    stream.done().await?;
+    let uses = Uses::new("their copy").reads(&x).writes(&mut y);
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe {
+        stream.enqueue(uses, |_, _| {
+            handle.lose_device("unplugged");
+            Theirs::Err(TheirError(13))
+        })
+    };
+    assert!(op.await.unwrap_err().is_device_lost());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_driver_that_refuses_the_bracket() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    let (x, mut y) = (stream.full(LEN, 3u8).queued()?, stream.empty::<u8>(LEN).queued()?);
+    for after_effect in [false, true] {
+        match after_effect {
+            true => handle.fail_nth_after_effect(DriverCall::Foreign, 1, ErrorKind::Driver),
+            false => handle.fail_nth(DriverCall::Foreign, 1, ErrorKind::Driver),
+        }
+        let error = copy(&stream, &x, &mut y).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Driver);
+        assert!(stream.download(&y).await.is_err());
+    }
+    copy(&stream, &x, &mut y).await?;
+    assert_eq!(stream.download(&y).await?, [3; LEN]);
+    Ok(())
+}
+
+// ---- what is kept -------------------------------------------------------------------------------
+
+/// Tells, when it is dropped, on which thread.
+struct Told(Sender<Option<String>>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.send(std::thread::current().name().map(str::to_owned)).ok();
+    }
+}
+
+fn told() -> (Told, Receiver<Option<String>>) {
+    let (sender, receiver) = channel();
+    (Told(sender), receiver)
+}
+
+#[tokio::test]
+async fn kept_until_complete() -> Result<()> {
+    let (_device, stream, x, mut y) = setup()?;
+    let (kept, dropped) = told();
+    let gate = Gate::close(&stream)?;
+    let uses = Uses::new("their copy").reads(&x).writes(&mut y).keeps(kept);
+    // SAFETY: as in `copy`.
+    let op = unsafe { stream.enqueue(uses, |queue, (from, to)| their_copy(queue, from, to)) };
+    drop((op, x, y));
+    stream.wait(&stream).queued()?;
+    assert!(dropped.try_recv().is_err());
+    gate.open();
+    let thread = dropped.recv_timeout(SOON).expect("it is dropped");
+    assert_eq!(thread.as_deref(), Some("gpu-await-reaper"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn kept_after_an_error() -> Result<()> {
+    let (_device, stream, ..) = setup()?;
+    let gate = Gate::close(&stream)?;
+    let (kept, dropped) = told();
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe {
+        stream.enqueue(Uses::new("plan").keeps(kept), |_, ()| Theirs::Err(TheirError(1)))
+    };
+    assert_eq!(op.await.unwrap_err().kind(), ErrorKind::Foreign);
+    assert!(dropped.try_recv().is_err(), "a part may be on the stream");
+    gate.open();
+    dropped.recv_timeout(SOON).expect("it is dropped");
+    Ok(())
+}
+
+#[tokio::test]
+async fn kept_until_the_device_is_lost() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    let _gate = Gate::close(&stream)?;
+    let (kept, dropped) = told();
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe { stream.enqueue(Uses::new("plan").keeps(kept), |_, ()| Theirs::Ok(())) };
+    handle.lose_device("unplugged");
+    assert!(op.await.unwrap_err().is_device_lost());
+    dropped.recv_timeout(SOON).expect("it is dropped");
+    assert_eq!(device.stats().unreturned, 0);
+    Ok(())
+}
+
+// ---- inside the closure -------------------------------------------------------------------------
+
+#[tokio::test]
+async fn whatever_submits_inside_is_refused() -> Result<()> {
+    let (device, stream, x, mut y) = setup()?;
+    let other = device.stream()?;
+    let refused = |error: gpu_await::Error| {
+        let text = error.to_string();
+        assert!(matches!(error.detail(), ErrorDetail::WrongThread { .. }), "{text}");
+        assert!(text.contains("inside the closure of `enqueue`"), "{text}");
+    };
+    let uses = Uses::new("their copy").reads(&x).writes(&mut y);
+    let call = |queue: &RawQueue<'_>, (from, to): (RawSlice<u8>, RawSlice<u8>)| {
+        refused(stream.zeros::<u8>(10).queued().unwrap_err());
+        refused(other.zeros::<u8>(10).queued().unwrap_err());
+        refused(other.synchronize().unwrap_err());
+        refused(device.stream().unwrap_err());
+        refused(other.record_timed().unwrap_err());
+        // SAFETY: it is not called.
+        let inner = unsafe { other.enqueue(Uses::new("inner"), |_, ()| Theirs::Ok(())) };
+        refused(inner.queued().unwrap_err());
+        their_copy(queue, from, to)
+    };
+    // SAFETY: as in `copy`.
+    unsafe { stream.enqueue(uses, call) }.await?;
+    // The thread is as before.
+    assert_eq!(other.download(&y).await?, [3; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn drops_inside_the_closure_only_enqueue() -> Result<()> {
+    let (device, stream, x, _) = setup()?;
+    let crossed = stream.full(LEN, 1u8).queued()?;
+    let (other, lone) = (device.stream()?, device.stream()?);
+    other.download(&crossed).abandon();
+    let event = stream.record()?;
+    let garbage =
+        (crossed, stream.full(LEN, 2u8).queued()?, stream.done(), other.download(&x), event, lone);
+    // SAFETY: nothing is put on the stream.
+    let op = unsafe {
+        stream.enqueue(Uses::new("drop").reads(&x), move |_, _| {
+            drop(garbage);
+            Theirs::Ok(())
+        })
+    };
+    op.await?;
+    drop((x, other));
+    eventually("all of it is freed", || {
+        stream.zeros::<u8>(1).abandon();
+        device.memory().is_ok_and(|memory| memory.pending_bytes == 0)
+    });
+    Ok(())
+}
+
+/// Nobody else waits for a closure that takes its time.
+#[test]
+fn a_slow_closure_holds_up_nobody_else() -> Result<()> {
+    let (device, stream, x, mut y) = setup()?;
+    let other = device.stream()?;
+    let (entered, inside) = channel();
+    let (leave, left) = channel::<()>();
+    std::thread::scope(|threads| {
+        let slow = threads.spawn({
+            let (stream, x) = (&stream, &x);
+            move || {
+                let uses = Uses::new("their copy").reads(x).writes(&mut y);
+                // SAFETY: as in `copy`.
+                let op = unsafe {
+                    stream.enqueue(uses, |queue, (from, to)| {
+                        entered.send(()).unwrap();
+                        left.recv_timeout(SOON).expect("nobody hangs");
+                        their_copy(queue, from, to)
+                    })
+                };
+                op.synchronize()
+            }
+        });
+        inside.recv_timeout(SOON).expect("it runs");
+        other.wait(&stream).synchronize()?;
+        other.download(&x).synchronize()?;
+        stream.record()?.synchronize()?;
+        device.done().synchronize()?;
+        stream.scope_sync(|| ());
+        assert!(stream.completed() > 0);
+        leave.send(()).unwrap();
+        slow.join().unwrap()
+    })
+}
