@@ -19,6 +19,7 @@ pub(crate) mod twin;
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use event::EventCalls;
@@ -162,6 +163,15 @@ pub(crate) struct EventOptions {
 pub(crate) struct PoolInfo {
     pub(crate) reserved: u64,
     pub(crate) reserved_peak: u64,
+}
+
+/// What is at an address. Source: `cuPointerGetAttribute`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryAt {
+    /// The device whose memory it is; `None` for what is no device memory.
+    pub(crate) ordinal: Option<usize>,
+    /// The allocation that it is a part of, where that is known.
+    pub(crate) allocation: Option<Range<u64>>,
 }
 
 /// What is launched.

@@ -197,6 +197,9 @@ pub enum ErrorDetail {
     /// A handle of a foreign stream that cannot be adopted.
     #[error("stream handle {handle:#x}: {reason}")]
     BadStream { handle: u64, reason: &'static str },
+    /// Memory of another library that cannot be adopted.
+    #[error("{bytes} bytes at {ptr:#x} cannot be adopted: {problem}")]
+    BadMemory { ptr: u64, bytes: u64, problem: MemoryProblem },
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
@@ -346,6 +349,29 @@ pub enum EventProblem {
     NotInterprocess,
 }
 
+/// Why memory of another library cannot be adopted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryProblem {
+    /// The driver knows it as no device memory.
+    #[error("it is not device memory: upload host memory")]
+    NotDeviceMemory,
+    /// The address is no multiple of the element's alignment.
+    #[error("the address is not aligned to {alignment} bytes")]
+    Misaligned {
+        /// Of the element type, in bytes.
+        alignment: usize,
+    },
+    /// The range leaves the allocation that its address is in.
+    #[error("its allocation is {bytes} bytes at {start:#x}")]
+    OutOfBounds {
+        /// Where the allocation begins.
+        start: u64,
+        /// How long it is.
+        bytes: u64,
+    },
+}
+
 /// Why a device was lost.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -407,6 +433,7 @@ impl ErrorDetail {
             | D::PartialCluster { .. }
             | D::WrongDevice { .. }
             | D::BadStream { .. }
+            | D::BadMemory { .. }
             | D::LengthMismatch { .. }
             | D::OutOfBounds { .. }
             | D::TooLarge { .. }

@@ -7,11 +7,18 @@
 //!
 //! | you have | and want | call |
 //! |---|---|---|
+//! | a call of another library that takes a stream | it as an operation | [`Stream::enqueue`] |
 //! | a `CUstream` of another library | to put work on it here | [`Stream::from_raw`] |
-//! | a stream of this crate | to give it to another library | [`Stream::as_raw`] |
-//! | cudarc's `CudaStream` | either | `Device::adopt`, `Stream::to_cudarc` |
+//! | memory of another library | it as a buffer | [`Device::adopt_memory`], [`Stream::adopt_memory`] |
+//! | a buffer | another library to use it for a while | [`Stream::lend_memory`] |
+//! | a stream of this crate | another library to use it for a while | [`Stream::lend_raw`] |
+//! | | to give it to another library for good | [`Stream::as_raw`] |
+//! | cudarc's `CudaContext`, `CudaStream`, `CudaSlice` | either | see [`cudarc`] |
 
+#[cfg(feature = "cuda")]
+pub(crate) mod cudarc;
 mod enqueue;
+pub(crate) mod memory;
 
 use crate::backend::{RawStream, StreamOptions};
 use crate::device::Device;
@@ -90,6 +97,39 @@ impl Stream {
         Ok(Stream::new(stream, device.default_stream().home().clone()))
     }
 
+    /// Lends the driver's handle to another library, until the loan is dropped: so long the stream is shared,
+    /// as after [`as_raw`](Self::as_raw), and after that it is as before.
+    ///
+    /// For one call that takes a stream, [`enqueue`](Self::enqueue) is better: its work is an operation with
+    /// declared memory.
+    ///
+    /// # Ordering
+    /// As [`as_raw`](Self::as_raw). What the other library put on the stream until the loan ended is covered by
+    /// [`done`](Self::done), [`record`](Self::record) and [`wait`](Self::wait), and by every operation that is
+    /// submitted later.
+    ///
+    /// # Safety
+    /// As [`as_raw`](Self::as_raw), and the handle is not used once the loan is dropped.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// // SAFETY: nobody captures the stream, and the handle is not kept.
+    /// let loan = unsafe { stream.lend_raw() };
+    /// their_library::run(loan.handle());
+    /// drop(loan);
+    /// stream.done().await?; // their work is complete
+    /// # mod their_library { pub fn run(_: u64) {} }
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub unsafe fn lend_raw(&self) -> StreamLoan {
+        self.state().sharing().begin();
+        StreamLoan { stream: self.clone() }
+    }
+
     /// Hands out the driver's handle, a `CUstream` as a number; from now on the stream is shared.
     ///
     /// On the host device it is a number that [`from_raw`](Self::from_raw) understands.
@@ -105,8 +145,29 @@ impl Stream {
     /// destroys the stream, and nobody captures it into a graph while work is put on it here.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {
-        self.state().share();
+        self.state().sharing().for_good();
         self.state().raw().0
+    }
+}
+
+/// A stream's driver handle, lent to another library by [`Stream::lend_raw`]. The loan ends when it is dropped,
+/// which never blocks.
+#[derive(Debug)]
+pub struct StreamLoan {
+    stream: Stream,
+}
+
+impl StreamLoan {
+    /// Returns the handle, a `CUstream` as a number.
+    #[must_use]
+    pub fn handle(&self) -> u64 {
+        self.stream.state().raw().0
+    }
+}
+
+impl Drop for StreamLoan {
+    fn drop(&mut self) {
+        self.stream.state().sharing().end();
     }
 }
 
@@ -130,64 +191,5 @@ impl Device {
         // SAFETY: the caller vouches for the other process.
         let event = unsafe { SharedEvent::import(engine, handle) }?;
         Ok(Event::imported(engine, event))
-    }
-}
-
-#[cfg(feature = "cuda")]
-mod with_cudarc {
-    use std::sync::Arc;
-
-    use cudarc::driver::{CudaContext, CudaStream};
-
-    use crate::device::Device;
-    use crate::error::{ErrorDetail, Result};
-    use crate::stream::Stream;
-
-    impl Device {
-        /// The context that the device is opened with, as cudarc's; its event tracking is as cudarc
-        /// made it, and nothing here depends on it.
-        ///
-        /// # Errors
-        /// [`ErrorDetail::Unsupported`]: not a CUDA device.
-        pub fn cudarc_context(&self) -> Result<Arc<CudaContext>> {
-            let engine = self.engine();
-            let context = engine.backend.cudarc_context().and_then(|any| any.downcast().ok());
-            let what = "a CUDA context";
-            let device = engine.label().to_owned();
-            context.ok_or_else(|| ErrorDetail::Unsupported { what, device }.into())
-        }
-
-        /// Adopts a stream of cudarc's, or of a crate that stands on it; see [`Stream::from_raw`].
-        ///
-        /// # Errors
-        /// As [`Stream::from_raw`].
-        ///
-        /// # Safety
-        /// Nobody captures the stream into a graph while work is put on it here.
-        pub unsafe fn adopt(&self, stream: &Arc<CudaStream>) -> Result<Stream> {
-            let handle = stream.cu_stream() as u64;
-            // SAFETY: cudarc keeps the stream while the `Arc` lives; the caller vouches for the rest.
-            unsafe { Stream::from_raw(self, handle, stream.clone()) }
-        }
-    }
-
-    impl Stream {
-        /// Shows the stream to cudarc; from now on it is shared, as after
-        /// [`as_raw`](Self::as_raw).
-        ///
-        /// # Errors
-        /// [`ErrorDetail::Unsupported`]: not a stream of a CUDA device.
-        ///
-        /// # Safety
-        /// As [`as_raw`](Self::as_raw): what is returned, and what cudarc makes from it, is dropped
-        /// before this stream's last handle.
-        pub unsafe fn to_cudarc(&self) -> Result<Arc<CudaStream>> {
-            let context = self.device().cudarc_context()?;
-            // SAFETY: the caller promised what `as_raw` asks.
-            let handle = unsafe { self.as_raw() };
-            // SAFETY: the stream is of this context, and the caller keeps it for as long as cudarc
-            // uses it.
-            Ok(unsafe { context.wrap_borrowed_stream(handle as cudarc::driver::sys::CUstream) })
-        }
     }
 }

@@ -99,10 +99,15 @@ pub use error::advice::MemoryAdvice;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
 pub use error::{
-    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause, Result,
+    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause,
+    MemoryProblem, Result,
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;
+pub use interop::StreamLoan;
+#[cfg(feature = "cuda")]
+pub use interop::cudarc::CudarcSlice;
+pub use interop::memory::MemoryLoan;
 pub use kernel::image::Image;
 pub use kernel::launch_config::{Dim3, LaunchConfig};
 pub use kernel::module::Module;

@@ -30,6 +30,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
+pub(crate) use self::enqueue::OpenUses;
 pub use self::enqueue::{Append, RawQueue, Uses};
 pub(crate) use self::footprint::Footprint;
 pub(crate) use self::loan::SubmitError;

@@ -16,6 +16,7 @@
 //! | `host_functions` | that inside one nothing calls the driver, and that its refusal loses no device |
 //! | `loss` | what a fault resolves, and that the driver is then left alone |
 //! | `shared` | what streams with options, and those that others use as well, cost |
+//! | `cudarc` | memory and streams that go to cudarc and come from it |
 //! | `events` | which events of the driver's stand behind ours |
 //! | `staged` | what a staged copy makes that the next one needs as well |
 //! | `memory` | which pool memory comes from, and what is held of it under a limit |
@@ -33,6 +34,8 @@ mod foreign;
 mod limited;
 #[path = "under_test/random.rs"]
 mod random;
+#[path = "under_test/slices.rs"]
+mod slices;
 
 #[path = "driver_calls/compile.rs"]
 mod compile;
@@ -40,6 +43,8 @@ mod compile;
 mod context;
 #[path = "driver_calls/counts.rs"]
 mod counts;
+#[path = "driver_calls/cudarc.rs"]
+mod cudarc_types;
 #[path = "driver_calls/drops.rs"]
 mod drops;
 #[path = "driver_calls/errors.rs"]

@@ -406,14 +406,17 @@ async fn kept_until_the_device_is_lost() -> Result<()> {
     let (faults, handle) = testing::faults();
     let device = testing::host_with(faults);
     let stream = device.stream()?;
-    let _gate = Gate::close(&stream)?;
+    let gate = Gate::close(&stream)?;
     let (kept, dropped) = told();
     // SAFETY: nothing is put on the stream.
     let op = unsafe { stream.enqueue(Uses::new("plan").keeps(kept), |_, ()| Theirs::Ok(())) };
     handle.lose_device("unplugged");
     assert!(op.await.unwrap_err().is_device_lost());
-    dropped.recv_timeout(SOON).expect("it is dropped");
     assert_eq!(device.stats().unreturned, 0);
+    gate.open();
+    // A host device's commands may use it until the device is gone.
+    drop((stream, device, gate));
+    dropped.recv_timeout(SOON).expect("it is dropped");
     Ok(())
 }
 

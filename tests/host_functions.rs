@@ -533,8 +533,14 @@ const PLAIN: &[&str] = &[
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
-    // It exists inside `enqueue` alone.
+    // They exist inside `enqueue` alone.
     "RawQueue::host",
+    "RawQueue::cudarc_stream",
+    "RawSlice::cudarc",
+    "MemoryLoan::slices",
+    // In `tests/foreign_memory.rs`.
+    "MemoryLoan::end",
+    "StreamLoan::handle",
     "DeviceBuffer::device_ptr",
     "Frozen::device_ptr",
     "PinnedBuffer::device_ptr",
@@ -673,8 +679,17 @@ const CALL_NO_DRIVER: &[&str] = &[
 ];
 
 /// In the list of calls only where there is a GPU, or a host device.
-const ON_ONE_KIND: &[&str] =
-    &["Module::kernel", "Kernel::host", "Stream::launch", "Device::launch", "Queue::launch"];
+const ON_ONE_KIND: &[&str] = &[
+    "Device::from_cudarc",
+    "DeviceBuilder::from_cudarc",
+    "Device::adopt_cudarc",
+    "Device::release_to_cudarc",
+    "Module::kernel",
+    "Kernel::host",
+    "Stream::launch",
+    "Device::launch",
+    "Queue::launch",
+];
 
 /// A new public method is called in the list above, or named among those that call no driver.
 #[test]

@@ -16,6 +16,9 @@ mod event_pool;
 #[expect(dead_code, reason = "the end of a poller")]
 #[path = "../src/runtime/protocol/park.rs"]
 mod park;
+#[expect(dead_code, reason = "sharing for good")]
+#[path = "../src/runtime/protocol/sharing.rs"]
+mod sharing;
 #[path = "../src/runtime/protocol/submission.rs"]
 mod submission;
 #[path = "../src/runtime/protocol/sweep.rs"]
@@ -36,6 +39,7 @@ use std::task::Poll;
 use event_pool::{EventHandle, EventPool};
 use loom::thread;
 use park::{Inbox, ParkState, Rounds};
+use sharing::Sharing;
 use submission::{Markable, SubmissionLock};
 use sweep::SweepGate;
 use sync::{AtomicBool, AtomicU64, Ordering, Plain};
@@ -188,6 +192,22 @@ mod sync {
 
         pub(crate) fn fetch_min(&self, value: u64, order: Ordering) -> u64 {
             self.0.fetch_min(value, order)
+        }
+
+        pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_add(value, order)
+        }
+
+        pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_sub(value, order)
+        }
+
+        pub(crate) fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_or(value, order)
+        }
+
+        pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_and(value, order)
         }
     }
 }
@@ -841,6 +861,40 @@ fn a_missed_sweep_is_made_up_for() {
         others.into_iter().for_each(|other| other.join().unwrap());
         let missed = found.iter().position(|found| found.load(Seen) == 0);
         assert_eq!(missed, None, "no sweep began after that call");
+    });
+}
+
+/// Others put work on a stream on loan; whoever takes the debt over publishes a ticket behind it.
+#[test]
+fn what_a_loan_left_is_covered() {
+    explore(3, || {
+        let sharing = Arc::new(Sharing::new(false));
+        // What is on the stream, and up to where tickets cover it. The sharing alone makes the one visible.
+        let work = Arc::new([0; 2].map(|_| AtomicBool::new(false)));
+        let covered = Arc::new([0; 2].map(Record::new));
+        let borrower = |index: usize| {
+            let (sharing, work) = (sharing.clone(), work.clone());
+            move || {
+                work[index].store(true, Ordering::Relaxed);
+                sharing.end();
+            }
+        };
+        let submitter = || {
+            if sharing.take_owed() {
+                for (work, covered) in work.iter().zip(covered.iter()) {
+                    covered.fetch_max(u64::from(work.load(Ordering::Relaxed)), Seen);
+                }
+            }
+        };
+        sharing.begin();
+        sharing.begin();
+        let others = [thread::spawn(borrower(0)), thread::spawn(borrower(1))];
+        submitter();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        assert!(!sharing.is_shared());
+        submitter();
+        assert!(!sharing.is_owed());
+        assert!(covered.iter().all(|covered| covered.load(Seen) == 1), "a loan left work behind");
     });
 }
 

@@ -28,6 +28,7 @@ OTHER_WORK = "a_stream_given_up_beside_other_work_comes_back"
 AHEAD = "who_is_woken_ahead_of_time_is_woken_again"
 WISHES = "a_look_that_is_asked_for_serves_wishes"
 PUBLISHED = "a_marker_is_published_after_its_call"
+LOANS = "what_a_loan_left_is_covered"
 
 # (file, the text that precedes it, what, instead, the test that fails)
 MUTATIONS = [
@@ -51,6 +52,11 @@ MUTATIONS = [
      "{ has_work(); true }", GIVEN_UP),
     ("wait_queue", "fn give_up", "Ordering::Acquire", "Ordering::Relaxed", OTHER_WORK),
     ("wait_queue", "fn hand_over", "Ordering::Release", "Ordering::Relaxed", OTHER_WORK),
+    # A loan of a stream that ends beside a submitter.
+    ("sharing", "fn end", "self.0.fetch_or(OWED, Ordering::Release);", "", LOANS),
+    ("sharing", "fn end", "self.0.fetch_or(OWED, Ordering::Release);",
+     "self.0.fetch_or(OWED, Ordering::Relaxed);", LOANS),
+    ("sharing", "fn take_owed", "Ordering::Acquire", "Ordering::Relaxed", LOANS),
     # The poller's sleep.
     ("park", "fn look", "fence(Ordering::SeqCst);", "", SLEPT),
     ("park", "fn look", "let again = rounds.round();", "let again = false;", SLEPT),

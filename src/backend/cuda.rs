@@ -111,6 +111,20 @@ impl CudaBackend {
         opened
     }
 
+    /// Opens the GPU of a context that the caller has, and makes a memory pool on it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn over(context: Arc<CudaContext>, memory: PoolOptions) -> Result<Self> {
+        let api = Api::get()?;
+        let before = api.current_context()?;
+        api.set_context(context.cu_ctx() as usize)?;
+        let ordinal = context.ordinal();
+        let opened = Self::read(api, context, ordinal, memory);
+        api.set_context(before)?;
+        opened
+    }
+
     /// Reads what the device is; its context is current.
     fn read(
         api: &'static Api,

@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 
 use super::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
-    Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryCalls, ModuleCalls,
-    Pattern, PoolInfo, Query, RawEvent, RawFunction, RawModule, RawStream, RowCopy, StreamCalls,
-    StreamInfo, StreamOptions,
+    Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryAt, MemoryCalls,
+    ModuleCalls, Pattern, PoolInfo, Query, RawEvent, RawFunction, RawModule, RawStream, RowCopy,
+    StreamCalls, StreamInfo, StreamOptions,
 };
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
@@ -210,12 +210,27 @@ impl EventCalls for Wrapper {
 }
 
 impl MemoryCalls for Wrapper {
+    unsafe fn adopt(&self, ptr: DevicePtr, bytes: u64) {
+        // SAFETY: the caller keeps the trait's contract, which is the inner backend's.
+        unsafe { self.inner.adopt(ptr, bytes) }
+    }
+
+    unsafe fn disown(&self, ptr: DevicePtr, bytes: u64) {
+        // SAFETY: as above.
+        unsafe { self.inner.disown(ptr, bytes) }
+    }
+
+    fn bury(&self, value: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
+        self.inner.bury(value)
+    }
+
     watched! {
         #[contract] fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr>;
         #[contract] fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()>;
         fn memory_info(&self) -> DriverResult<(u64, u64)>;
         fn pool_info(&self) -> DriverResult<PoolInfo>;
         fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()>;
+        fn memory_at(&self, ptr: DevicePtr) -> DriverResult<MemoryAt>;
         #[contract] fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr>;
         #[contract] fn unregister(&self, ptr: HostPtr) -> DriverResult<()>;
         #[contract] fn copy_to_device(&self, stream: RawStream, dst: DevicePtr, src: HostPtr, bytes: u64) -> DriverResult<()>;

@@ -28,6 +28,7 @@ mod queue;
 mod run;
 mod state;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -36,7 +37,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use self::memory::Memory;
 use self::queue::HostStream;
-use crate::backend::{Backend, DeviceKind, DriverResult, Limits, PoolInfo};
+use crate::backend::{Backend, DeviceKind, DriverResult, Limits};
 use crate::error::{DriverCode, LossCause};
 use crate::system;
 use crate::thread::role;
@@ -76,6 +77,8 @@ struct HostCore {
     /// Held while something is put on the legacy default stream or on one ordered with it.
     legacy_order: Mutex<()>,
     memory: Mutex<Memory>,
+    /// What work of others uses that may still run, after the loss.
+    buried: Mutex<Vec<Box<dyn Any + Send>>>,
     fault: OnceLock<String>,
     host_fn_turn: Mutex<()>,
     /// Threads that are blocked by a full queue.
@@ -97,11 +100,10 @@ impl HostBackend {
                 streams: RwLock::default(),
                 legacy_order: Mutex::default(),
                 memory: Mutex::new(Memory {
-                    blocks: BTreeMap::new(),
-                    pool: PoolInfo::default(),
-                    used: 0,
                     limit: memory_limit.unwrap_or_else(system::physical_memory),
+                    ..Memory::default()
                 }),
+                buried: Mutex::default(),
                 fault: OnceLock::new(),
                 host_fn_turn: Mutex::new(()),
                 blocked: Mutex::new(0),

@@ -1,6 +1,8 @@
 //! Driver calls of memory: the device's, pinned, and copies between them.
 
-use super::{DevicePtr, DriverResult, HostPtr, Pattern, PoolInfo, RawStream, RowCopy};
+use std::any::Any;
+
+use super::{DevicePtr, DriverResult, HostPtr, MemoryAt, Pattern, PoolInfo, RawStream, RowCopy};
 
 /// Part of [`Backend`](super::Backend), whose contract the unsafe functions share.
 pub(crate) trait MemoryCalls {
@@ -11,6 +13,16 @@ pub(crate) trait MemoryCalls {
     fn pool_info(&self) -> DriverResult<PoolInfo>;
     /// Gives back what the pool holds unused, down to `keep_bytes`.
     fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()>;
+    /// What is at an address that another library gave.
+    fn memory_at(&self, ptr: DevicePtr) -> DriverResult<MemoryAt>;
+    /// Lets commands use memory that another library owns.
+    unsafe fn adopt(&self, _ptr: DevicePtr, _bytes: u64) {}
+    /// Takes that back.
+    unsafe fn disown(&self, _ptr: DevicePtr, _bytes: u64) {}
+    /// After the loss: keeps a value until no command runs any more, or hands it back where none does.
+    fn bury(&self, value: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
+        Some(value)
+    }
     unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr>;
     unsafe fn unregister(&self, ptr: HostPtr) -> DriverResult<()>;
     unsafe fn copy_to_device(

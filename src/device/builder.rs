@@ -115,12 +115,16 @@ impl DeviceBuilder {
     pub fn cuda(self, ordinal: usize) -> Result<Device> {
         crate::thread::role::check("opening a CUDA device")?;
         exit::check_running("opening a device")?;
-        let memory = crate::backend::cuda::PoolOptions {
+        let backend = crate::backend::cuda::CudaBackend::open(ordinal, self.pool_options())?;
+        Device::open(Arc::new(backend), self.options())
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pool_options(&self) -> crate::backend::cuda::PoolOptions {
+        crate::backend::cuda::PoolOptions {
             limit_bytes: self.memory_limit_bytes,
             release_threshold_bytes: self.release_threshold_bytes,
-        };
-        let backend = crate::backend::cuda::CudaBackend::open(ordinal, memory)?;
-        Device::open(Arc::new(backend), self.options())
+        }
     }
 
     /// See [`Device::cuda`].

@@ -6,13 +6,17 @@
 //! | nobody knows whom: it was frozen | retired behind all that is on any stream of the device |
 //! | other streams as well | retired with their tickets; freed when all are complete, by the poller |
 //! | nobody any more, device lost or process exiting | not at all: the memory went with the device |
+//!
+//! Memory of somebody else's is not freed: what keeps it is retired with the tickets of all users, and dropped.
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use sync_wrapper::SyncWrapper;
 
 use crate::backend::DevicePtr;
 use crate::error::Error;
@@ -20,7 +24,8 @@ use crate::memory::hazard::{Content, Hazards};
 use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::stream_state::StreamHandle;
-use crate::runtime::{Engine, Progress};
+use crate::runtime::{Engine, Point, Progress};
+use crate::thread::exit;
 
 /// Every backend aligns allocations to at least so many bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
@@ -42,13 +47,19 @@ impl PartialEq for Poison {
 /// Who used which part.
 pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
-/// Device memory, its home stream and its hazards.
+/// Whose memory an allocation is.
+enum Backing {
+    /// Of the device's pool: a block of so many bytes, made on a stream.
+    Pool { home: Arc<StreamHandle>, block: u64 },
+    /// Somebody else's. The owner is there until the drop.
+    Foreign { engine: Arc<Engine>, owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
+}
+
+/// Device memory and its hazards.
 pub(crate) struct Allocation {
-    home: Arc<StreamHandle>,
+    backing: Backing,
     ptr: DevicePtr,
     bytes: u64,
-    /// What is held for it.
-    block: u64,
     hazards: Mutex<AllocationHazards>,
     /// Nobody writes it any more, and its readers on this device are not entered.
     frozen: AtomicBool,
@@ -66,18 +77,54 @@ impl Allocation {
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| home.point(ticket));
-        Allocation {
-            home: home.clone(),
-            ptr,
-            bytes,
-            block,
-            hazards: Mutex::new(Hazards::new(bytes, writer, content)),
-            frozen: AtomicBool::new(false),
+        let backing = Backing::Pool { home: home.clone(), block };
+        Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, content))
+    }
+
+    /// Memory of somebody else's that the backend adopted, behind `writer`.
+    pub(crate) fn foreign(
+        engine: &Arc<Engine>,
+        ptr: DevicePtr,
+        bytes: u64,
+        writer: Option<Point>,
+        owner: Box<dyn Any + Send>,
+    ) -> Self {
+        let owner = Some(SyncWrapper::new(owner));
+        let backing = Backing::Foreign { engine: engine.clone(), owner };
+        Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, Content::Valid))
+    }
+
+    fn over(backing: Backing, ptr: DevicePtr, bytes: u64, hazards: AllocationHazards) -> Self {
+        let (hazards, frozen) = (Mutex::new(hazards), AtomicBool::new(false));
+        Allocation { backing, ptr, bytes, hazards, frozen }
+    }
+
+    /// What keeps memory of somebody else's.
+    pub(crate) fn owner(&mut self) -> Option<&mut (dyn Any + Send)> {
+        match &mut self.backing {
+            Backing::Pool { .. } => None,
+            Backing::Foreign { owner, .. } => owner.as_mut().map(|owner| &mut **owner.get_mut()),
+        }
+    }
+
+    /// Gives the memory up to the caller, with its owner if it is somebody else's: nobody frees it here. The caller
+    /// orders that behind every use.
+    pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
+        let released = Backing::Foreign { engine: self.engine().clone(), owner: None };
+        match std::mem::replace(&mut self.backing, released) {
+            Backing::Pool { home, block } => {
+                home.engine().account.lock().abandon(block);
+                None
+            }
+            Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
         }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        self.home.engine()
+        match &self.backing {
+            Backing::Pool { home, .. } => home.engine(),
+            Backing::Foreign { engine, .. } => engine,
+        }
     }
 
     pub(crate) fn ptr(&self) -> DevicePtr {
@@ -108,26 +155,37 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let engine = self.home.engine();
+        let engine = self.engine().clone();
         let users = self.hazards.get_mut().users();
-        let home_only =
-            users.iter().all(|used| used.stream.id() == self.home.id() || used.is_complete());
-        if self.bytes == 0 || engine.lost().is_some() || crate::thread::exit::begun() {
-            engine.account.lock().abandon(self.block);
-            return;
-        }
         let is_frozen = *self.frozen.get_mut();
-        if home_only && !is_frozen {
-            self.home.free_in_order(self.ptr, self.block);
-            return;
-        }
-        engine.account.lock().retire(self.block);
-        let what = Remnant::Memory { ptr: self.ptr, bytes: self.block };
+        let (ptr, bytes) = (self.ptr, self.bytes);
+        let what = match &mut self.backing {
+            Backing::Pool { block, .. }
+                if bytes == 0 || engine.lost().is_some() || exit::begun() =>
+            {
+                return engine.account.lock().abandon(*block);
+            }
+            Backing::Pool { home, block } => {
+                let mine = |used: &Point| used.stream.id() == home.id() || used.is_complete();
+                if !is_frozen && users.iter().all(mine) {
+                    return home.free_in_order(ptr, *block);
+                }
+                engine.account.lock().retire(*block);
+                Remnant::Memory { ptr, bytes: *block }
+            }
+            Backing::Foreign { owner, .. } => {
+                let Some(owner) = owner.take().map(SyncWrapper::into_inner) else { return };
+                if exit::begun() {
+                    // Its drop may call the driver.
+                    return std::mem::forget(owner);
+                }
+                Remnant::Foreign { ptr, bytes, owner }
+            }
+        };
         if is_frozen {
-            engine.retire_behind_all(what, users);
-            return;
+            return engine.retire_behind_all(what, users);
         }
-        // The home stream's uses are among them: the free is on none of the users' streams.
+        // A home stream's uses are among them: the free is on none of the users' streams.
         engine.retire(what, users);
         engine.memory_moved();
     }
@@ -135,6 +193,6 @@ impl Drop for Allocation {
 
 impl std::fmt::Debug for Allocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes on {}", self.bytes, self.home.engine().label())
+        write!(f, "{} bytes on {}", self.bytes, self.engine().label())
     }
 }

@@ -110,6 +110,15 @@ impl<T: Element> DeviceBuffer<T> {
         DeviceBuffer { memory: Arc::new(memory), len, element: PhantomData }
     }
 
+    pub(crate) fn memory(&self) -> &Allocation {
+        &self.memory
+    }
+
+    /// The allocation, if nobody else has a share of it.
+    pub(crate) fn memory_mut(&mut self) -> Option<&mut Allocation> {
+        Arc::get_mut(&mut self.memory)
+    }
+
     pub(super) fn into_memory(self) -> (Arc<Allocation>, usize) {
         (self.memory, self.len)
     }
@@ -244,7 +253,7 @@ impl<'a, T: Element> View<'a, T> {
     /// ```
     pub fn cast<U: Element>(self) -> Result<View<'a, U>> {
         let View { memory, start_bytes, tracked, .. } = self;
-        let len = cast_len::<T, U>(start_bytes, self.len)?;
+        let len = cast_len::<T, U>(memory, start_bytes, self.len)?;
         Ok(View { memory, start_bytes, len, tracked, element: PhantomData })
     }
 
@@ -289,7 +298,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// As [`View::cast`].
     pub fn cast<U: Element>(self) -> Result<ViewMut<'a, U>> {
         let ViewMut { memory, start_bytes, tracked, .. } = self;
-        let len = cast_len::<T, U>(start_bytes, self.len)?;
+        let len = cast_len::<T, U>(memory, start_bytes, self.len)?;
         Ok(ViewMut { memory, start_bytes, len, tracked, element: PhantomData })
     }
 
@@ -402,12 +411,12 @@ fn bytes_of_elements<T>(len: usize) -> u64 {
     len as u64 * size_of::<T>() as u64
 }
 
-/// How many elements of type `U` the bytes of `len` elements of type `T` at `start` are. Allocations
-/// are aligned to [`ALIGNMENT`].
-fn cast_len<T, U>(start: u64, len: usize) -> Result<usize> {
+/// How many elements of type `U` the bytes of `len` elements of type `T` at byte `start` are.
+fn cast_len<T, U>(memory: &Allocation, start: u64, len: usize) -> Result<usize> {
     let bytes = bytes_of_elements::<T>(len);
     let (element_bytes, alignment) = (size_of::<U>(), align_of::<U>());
-    let aligned = alignment as u64 <= ALIGNMENT && start.is_multiple_of(alignment as u64);
+    // That of an empty buffer is 0.
+    let aligned = memory.ptr().offset(start).0.is_multiple_of(alignment as u64);
     match bytes.checked_div(element_bytes as u64) {
         Some(len) if aligned && bytes.is_multiple_of(element_bytes as u64) => Ok(len as usize),
         _ => Err(ErrorDetail::Reinterpret { start, bytes, element_bytes, alignment }.into()),

@@ -12,6 +12,7 @@
 //! | [`cadence`] | when a wait is looked at, and by whom |
 //! | [`estimator`] | how long work took, and so when it may be complete |
 //! | [`checkers`] | which tasks look for themselves, and which one stays awake |
+//! | [`sharing`] | whether others put work on the stream |
 //! | [`backlog`] | whether tasks that were woken wait for a worker |
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ pub(crate) mod cadence;
 pub(crate) mod checkers;
 pub(crate) mod estimator;
 pub(crate) mod park;
+pub(crate) mod sharing;
 pub(crate) mod submission;
 pub(crate) mod sweep;
 pub(crate) mod timeline;

@@ -48,6 +48,7 @@ use super::marker::Marker;
 use super::progress::Progress;
 use super::protocol::cadence;
 use super::protocol::estimator::Estimator;
+use super::protocol::sharing::Sharing;
 use super::protocol::submission::SubmissionLock;
 use super::protocol::sweep::SweepGate;
 use super::protocol::timeline::Timeline;
@@ -77,8 +78,7 @@ pub(crate) struct StreamState {
     owned: bool,
     /// What keeps it otherwise, if anything has to.
     owner: Option<Owner>,
-    /// Others put work on the stream as well: each operation of ours is followed by a marker.
-    shared: AtomicBool,
+    sharing: Sharing,
     submission: SubmissionLock<Submitter>,
     markers: Counted<Markers>,
     /// From how many on a submitter looks, if nobody waits.
@@ -239,7 +239,7 @@ impl StreamState {
             raw,
             options,
             name,
-            shared: AtomicBool::new(shared),
+            sharing: Sharing::new(shared),
             owned,
             owner,
             submission: SubmissionLock::new(Submitter::new()),
@@ -283,14 +283,13 @@ impl StreamState {
         self.name.as_deref()
     }
 
-    /// Says that others put work on the stream from now on.
-    pub(crate) fn share(&self) {
-        self.shared.store(true, Ordering::SeqCst);
+    /// Which others put work on the stream.
+    pub(crate) fn sharing(&self) -> &Sharing {
+        &self.sharing
     }
 
     fn is_shared(&self) -> bool {
-        // ORDERING: Relaxed: whoever shared the stream hands it on by means that order this.
-        self.shared.load(Ordering::Relaxed)
+        self.sharing.is_shared()
     }
 
     pub(crate) fn submitted(&self) -> u64 {
@@ -332,6 +331,7 @@ impl StreamState {
     pub(crate) fn with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> R {
         let result = self.submission.with(self, |locked| {
             let mut turn = Turn { stream: self, locked };
+            turn.cover_loans();
             turn.free_deferred();
             f(&mut turn)
         });

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::footprint::Footprint;
+use super::footprint::{Footprint, Loans};
 use super::raw::{Raw, Refusal};
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
@@ -211,6 +211,52 @@ impl<'a, P> Uses<'a, P> {
     }
 }
 
+impl<'a, P> Uses<'a, P> {
+    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind others.
+    pub(crate) fn open(
+        mut self,
+        engine: &Arc<Engine>,
+        submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
+    ) -> Result<OpenUses<'a, P>> {
+        self.footprint.check_loans(engine)?;
+        let lent = std::mem::take(&mut self.footprint.lent);
+        submit(&mut self.footprint)?;
+        Ok(OpenUses { footprint: self.footprint, lent, pointers: self.pointers })
+    }
+}
+
+/// Uses that last longer than a call.
+pub(crate) struct OpenUses<'a, P> {
+    footprint: Footprint<'a>,
+    /// What is lent until the end is complete.
+    lent: Loans,
+    pointers: P,
+}
+
+impl<'a, P> OpenUses<'a, P> {
+    pub(crate) fn pointers(&self) -> P
+    where
+        P: Copy,
+    {
+        self.pointers
+    }
+
+    /// Ends them: `submit` enters the uses behind everything that is on the stream. If it cannot, and the device
+    /// works, nobody knows when the memory is free.
+    pub(crate) fn close(
+        &mut self,
+        engine: &Arc<Engine>,
+        submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
+    ) -> Result<()> {
+        self.footprint.lent = std::mem::take(&mut self.lent);
+        submit(&mut self.footprint).inspect_err(|_| {
+            if engine.lost().is_none() {
+                self.footprint.leak();
+            }
+        })
+    }
+}
+
 /// What the error of another library's becomes; one of this crate's stays as it is.
 fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> Error {
     match error.downcast::<Error>() {
@@ -228,6 +274,10 @@ pub struct RawQueue<'q> {
 }
 
 impl RawQueue<'_> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        self.engine
+    }
+
     /// Returns the driver's handle of the stream: a `CUstream`, as a number.
     #[must_use]
     pub fn stream(&self) -> u64 {

@@ -27,7 +27,7 @@ pub(crate) struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
     pub(super) untracked: Untracked<'a>,
-    pub(super) lent: SmallVec<[Loan; 2]>,
+    pub(super) lent: Loans,
     pub(super) after: SmallVec<[MarkedPoint; 2]>,
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
@@ -41,6 +41,9 @@ pub(super) struct Access<'a> {
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
 }
+
+/// What an operation is lent.
+pub(super) type Loans = SmallVec<[Loan; 2]>;
 
 /// Whose memory an operation uses without its being entered.
 type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
@@ -164,6 +167,21 @@ impl<'a> Footprint<'a> {
         }
     }
 
+    /// Refuses to be lent what another device made.
+    pub(super) fn check_loans(&self, engine: &Engine) -> Result<()> {
+        self.lent.iter().try_for_each(|loan| loan.check(engine))
+    }
+
+    /// Keeps the memory, and what is lent, for good: nobody knows when the device stops using it.
+    pub(super) fn leak(&mut self) {
+        let accessed = self.accesses.iter().map(|access| access.memory);
+        for memory in accessed.chain(self.untracked.iter().copied()) {
+            memory.engine().count_unreturned();
+            std::mem::forget(memory.clone());
+        }
+        std::mem::forget(std::mem::take(&mut self.lent));
+    }
+
     pub(super) fn validate(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
         engine.check_open()?;
@@ -172,9 +190,7 @@ impl<'a> Footprint<'a> {
             check_device("a buffer", engine, memory.engine(), self.peers)?;
             check_is_there(engine, memory.engine())?;
         }
-        for loan in &self.lent {
-            loan.check(engine)?;
-        }
+        self.check_loans(engine)?;
         for edge in &self.after {
             check_can_wait(engine, edge.point.stream.device())?;
         }

@@ -423,6 +423,29 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
 
     // ---- streams --------------------------------------------------------------------------
     each! { refuses:
+        // SAFETY: nothing is put on the stream.
+        "Stream::lend_memory", full => |s| unsafe { s.lend_memory(Uses::new("none")) }.map(drop);
+    }
+    each! { answers:
+        // SAFETY: it is not used.
+        "Stream::lend_raw", full => |s| drop(unsafe { s.lend_raw() });
+        // SAFETY: likewise.
+        "Stream::lend_cudarc", full => |s| drop(unsafe { s.lend_cudarc() });
+    }
+    if let Ok(context) = device.cudarc_context() {
+        each! { refuses:
+            "Device::from_cudarc", context => |c| Device::from_cudarc(&c);
+            "DeviceBuilder::from_cudarc", context => |c| Device::builder().from_cudarc(&c);
+        }
+        let theirs = context.default_stream();
+        let buffer = buffer()?;
+        let d = device.clone();
+        list.refuses("Device::release_to_cudarc", move || {
+            // SAFETY: refused.
+            unsafe { d.release_to_cudarc(buffer, &theirs) }.map_err(gpu_await::Error::from)
+        });
+    }
+    each! { refuses:
         "Stream::synchronize", full => |s| s.synchronize();
         "Stream::fork", full => |s| s.fork(2);
         "Stream::join", full => |s| s.join([&s.clone()]).queued();
@@ -488,6 +511,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::full" "Device::full", s => s.full(usize::MAX / 2, 7u8).queued());
     both!(refuses "Stream::fill" "Device::fill", s, mut b = buffer()? => s.fill(&mut b, 1.0).queued());
     both!(refuses "Stream::host_fn" "Device::host_fn", s => s.host_fn(|| ()).queued());
+    // SAFETY: it is not used, and refused first.
+    both!(refuses "Stream::adopt_memory" "Device::adopt_memory", s => unsafe { s.adopt_memory::<u8>(0, 0, ()) });
     // SAFETY: nothing is put on the stream.
     both!(refuses "Stream::enqueue" "Device::enqueue", s => unsafe { s.enqueue(Uses::new("none"), nothing) }.queued());
     both!(refuses "Stream::record" "Device::record", s => s.record());

@@ -7,7 +7,7 @@
 use futures::executor::block_on;
 use gpu_await::{
     Copy2d, Device, DeviceBuffer, DeviceKind, Error, ErrorDetail, Event, Kernel, LaunchConfig,
-    PinnedBuffer, Result, Stream, kernels,
+    PinnedBuffer, RawQueue, Result, Stream, Uses, kernels,
 };
 
 const LEN: usize = 64;
@@ -158,7 +158,69 @@ fn shared(pair: &Pair) -> Option<Result<Event>> {
     there.then_some(event)
 }
 
+/// What another library does that does nothing.
+fn nothing<P>(_: &RawQueue<'_>, _: P) -> Result<()> {
+    Ok(())
+}
+
 pub(crate) const PROBES: &[Probe] = &[
+    // ---- other libraries ----------------------------------------------------------------------
+    Probe {
+        calls: &["enqueue", "reads"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            // SAFETY: nothing is put on the stream.
+            pair.tries(|s| unsafe { s.enqueue(Uses::new("none").reads(&x), nothing) }.queued())
+        },
+    },
+    Probe {
+        calls: &["enqueue", "writes"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.their_buffer();
+            // SAFETY: nothing is put on the stream.
+            pair.tries(|s| unsafe { s.enqueue(Uses::new("none").writes(&mut x), nothing) }.queued())
+        },
+    },
+    Probe {
+        calls: &["enqueue", "updates"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.their_buffer();
+            pair.tries(|s| {
+                // SAFETY: nothing is put on the stream.
+                unsafe { s.enqueue(Uses::new("none").updates(&mut x), nothing) }.queued()
+            })
+        },
+    },
+    Probe {
+        calls: &["enqueue", "lends"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let pinned = pair.their_pinned();
+            // SAFETY: nothing is put on the stream.
+            pair.tries(|s| unsafe { s.enqueue(Uses::new("none").lends(&pinned), nothing) }.queued())
+        },
+    },
+    Probe {
+        calls: &["lend_memory", "reads"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let x = pair.their_buffer();
+            // SAFETY: nothing is put on the stream.
+            pair.tries(|s| unsafe { s.lend_memory(Uses::new("none").reads(&x)) }.map(drop))
+        },
+    },
+    Probe {
+        calls: &["lend_memory", "lends"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let pinned = pair.their_pinned();
+            // SAFETY: nothing is put on the stream.
+            pair.tries(|s| unsafe { s.lend_memory(Uses::new("none").lends(&pinned)) }.map(drop))
+        },
+    },
     // ---- host memory ------------------------------------------------------------------------
     Probe {
         calls: &["upload", "batch"],

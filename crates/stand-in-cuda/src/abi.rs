@@ -1,7 +1,7 @@
 //! The C side of the driver's interface: codes, handles, and pointers that only a C caller can
 //! make.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// A `CUresult`, as a number: a test may inject one that `cuda.h` has never heard of.
 pub(crate) type Code = c_int;
@@ -90,6 +90,13 @@ impl<T> Out<T> {
         // SAFETY: not null, checked above; the C caller of an in-and-out parameter has initialized
         // it.
         Ok(unsafe { self.0.replace(value) })
+    }
+}
+
+impl Out<c_void> {
+    /// Where `cuda.h` says of what type the answer to a question is.
+    pub(crate) fn of<T>(self) -> Out<T> {
+        Out(self.0.cast())
     }
 }
 

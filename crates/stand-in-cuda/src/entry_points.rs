@@ -40,7 +40,7 @@ entry_points! {
     cuEventElapsedTime cuEventElapsedTime_v2 cuCtxRecordEvent cuEventDestroy_v2 cuIpcGetEventHandle cuIpcOpenEventHandle
     cuMemAlloc_v2 cuMemFree_v2 cuMemAllocAsync cuMemFreeAsync cuMemGetInfo_v2 cuMemPoolSetAttribute
     cuMemPoolGetAttribute cuMemPoolTrimTo cuMemPoolSetAccess cuMemHostAlloc cuMemHostRegister_v2
-    cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
+    cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuPointerGetAttribute cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
     cuMemcpyDtoDAsync_v2 cuMemcpyAsync cuMemcpy2DAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
     cuMemsetD32Async cuMemsetD2D8Async cuMemsetD2D32Async
     cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction cuFuncGetAttribute cuFuncGetParamInfo

@@ -282,6 +282,17 @@ impl Memory {
         self.allocation_at(address).is_some()
     }
 
+    /// The allocation that contains an address: where it begins, how long it is, and its device.
+    pub(crate) fn allocation_of(&self, address: Address) -> Option<(Address, usize, usize)> {
+        let (start, allocation) = self.allocation_at(address)?;
+        Some((start, allocation.bytes, allocation.device))
+    }
+
+    /// Whether the address is in registered host memory.
+    pub(crate) fn is_registered(&self, address: Address) -> bool {
+        self.registration_of(address, address + 1).is_some()
+    }
+
     fn allocation_at(&self, address: Address) -> Option<(Address, &Allocation)> {
         let (&start, allocation) = self.allocations.range(..=address).next_back()?;
         (address < start + allocation.bytes).then_some((start, allocation))

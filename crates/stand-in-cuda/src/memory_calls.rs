@@ -1,6 +1,6 @@
 //! Device memory and registered memory.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Address, Array, Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, wait_device};
@@ -392,6 +392,32 @@ pub(crate) extern "C" fn cuMemHostGetDevicePointer_v2(
                     world.journal.misuse(format!("{host:#x} is not registered"));
                     Err(code::INVALID_VALUE)
                 }
+            }
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuPointerGetAttribute(
+    data: Out<c_void>,
+    attribute: c_int,
+    address: Address,
+) -> Code {
+    call(
+        "cuPointerGetAttribute",
+        |world| format!("attribute={attribute} {}", world.memory.label(address)),
+        |mut world| {
+            world.live_current()?;
+            let found = world.memory.allocation_of(address);
+            match (attribute, found) {
+                // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: device memory is 2, host memory 1.
+                (2, Some(_)) => data.of::<c_uint>().put(2),
+                (2, None) if world.memory.is_registered(address) => data.of::<c_uint>().put(1),
+                // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ..._RANGE_START_ADDR, ..._RANGE_SIZE.
+                (9, Some((.., device))) => data.of::<c_int>().put(device as c_int),
+                (11, Some((start, ..))) => data.of::<u64>().put(start as u64),
+                (12, Some((_, bytes, _))) => data.of::<usize>().put(bytes),
+                _ => Err(code::INVALID_VALUE),
             }
         },
     )

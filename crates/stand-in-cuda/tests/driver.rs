@@ -203,6 +203,28 @@ fn a_destroyed_handle_is_misuse() {
 }
 
 #[test]
+fn an_address_is_known_by_its_allocation() {
+    under_the_stand_in(|_| {
+        start();
+        let mut memory: CUdeviceptr = 0;
+        done!(cuMemAlloc_v2(&raw mut memory, 1000));
+        let ask = |attribute, address| -> (i32, u64) {
+            let mut answer = 0_u64;
+            let attribute: sys::CUpointer_attribute = attribute;
+            let code = code!(cuPointerGetAttribute((&raw mut answer).cast(), attribute, address));
+            (code, answer)
+        };
+        use sys::CUpointer_attribute as Attribute;
+        assert_eq!(ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory + 999), (0, 2));
+        assert_eq!(ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, memory + 10), (0, 0));
+        assert_eq!(ask(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, memory + 10), (0, memory));
+        assert_eq!(ask(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, memory + 10), (0, 1000));
+        let elsewhere = (&raw const memory) as u64;
+        assert_eq!(ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, elsewhere), (1, 0));
+    });
+}
+
+#[test]
 fn memory_that_goes_before_its_command_is_misuse() {
     misusing(|driver| {
         start();

@@ -218,6 +218,7 @@ entry_points! {
     cuMemHostRegister_v2(*mut c_void, usize, u32);
     cuMemHostUnregister(*mut c_void);
     cuMemHostGetDevicePointer_v2(*mut u64, *mut c_void, u32);
+    cuPointerGetAttribute(*mut c_void, c_int, u64);
     cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle);
     cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle);
     cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle);

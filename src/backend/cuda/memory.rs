@@ -1,13 +1,14 @@
 //! The driver's calls, by noun: memory.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use super::api::{Handle, Memcpy2d};
 use super::standstill::Standstill;
 use super::{CudaBackend, driver, stream_handle};
 use crate::backend::{
-    DevicePtr, DriverResult, HostPtr, MemoryCalls, Pattern, PoolInfo, RawStream, RowCopy,
+    DevicePtr, DriverResult, HostPtr, MemoryAt, MemoryCalls, Pattern, PoolInfo, RawStream, RowCopy,
 };
+use crate::error::DriverCode;
 
 impl MemoryCalls for CudaBackend {
     unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr> {
@@ -45,6 +46,38 @@ impl MemoryCalls for CudaBackend {
         let _relaxed = self.api.relax();
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         driver!(self.cuMemPoolTrimTo(self.pool as Handle, keep))
+    }
+
+    fn memory_at(&self, ptr: DevicePtr) -> DriverResult<MemoryAt> {
+        const INVALID_VALUE: i32 = 1;
+        // `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and its value for device memory.
+        const MEMORY_TYPE: c_int = 2;
+        const DEVICE: c_int = 2;
+        const DEVICE_ORDINAL: c_int = 9;
+        const RANGE_START_ADDR: c_int = 11;
+        const RANGE_SIZE: c_int = 12;
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let (mut kind, mut ordinal, mut start, mut bytes): (c_int, c_int, u64, usize) =
+            (0, 0, 0, 0);
+        match driver!(self.cuPointerGetAttribute((&raw mut kind).cast(), MEMORY_TYPE, ptr.0)) {
+            Ok(()) if kind == DEVICE => {}
+            // The driver does not know it.
+            Ok(()) | Err(DriverCode { code: INVALID_VALUE, .. }) => {
+                return Ok(MemoryAt { ordinal: None, allocation: None });
+            }
+            Err(code) => return Err(code),
+        }
+        driver!(self.cuPointerGetAttribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, ptr.0))?;
+        let ordinal = usize::try_from(ordinal).ok();
+        // Not every kind of memory has these.
+        let start =
+            driver!(self.cuPointerGetAttribute((&raw mut start).cast(), RANGE_START_ADDR, ptr.0))
+                .map(|()| start);
+        let bytes = driver!(self.cuPointerGetAttribute((&raw mut bytes).cast(), RANGE_SIZE, ptr.0))
+            .map(|()| bytes as u64);
+        let allocation = start.ok().zip(bytes.ok()).map(|(start, bytes)| start..start + bytes);
+        Ok(MemoryAt { ordinal, allocation })
     }
 
     unsafe fn register(&self, ptr: HostPtr, bytes: usize) -> DriverResult<DevicePtr> {

@@ -1,17 +1,24 @@
 //! Memory of the host device: what is allocated, and what a command may touch.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::run::Command;
 use super::{ALIGNMENT, HostBackend, HostCore, INVALID_VALUE, OUT_OF_MEMORY, POISON, permitted};
 use crate::backend::{
-    DevicePtr, DriverResult, HostPtr, MemoryCalls, Pattern, Place, PoolInfo, RawStream, RowCopy,
+    DevicePtr, DriverResult, HostPtr, MemoryAt, MemoryCalls, Pattern, Place, PoolInfo, RawStream,
+    RowCopy,
 };
 use crate::error::DriverCode;
+use crate::thread::contain::contain;
 
+#[derive(Default)]
 pub(super) struct Memory {
     pub(super) blocks: BTreeMap<u64, HostBlock>,
+    /// What others own and lend, from its first byte to behind its last: as often as it is adopted.
+    pub(super) adopted: Vec<Range<u64>>,
     /// From when an allocation runs to when its free runs.
     pub(super) pool: PoolInfo,
     /// From when an allocation is submitted to when its free is.
@@ -26,6 +33,9 @@ pub(super) struct HostBlock {
 
 impl Drop for HostCore {
     fn drop(&mut self) {
+        for value in std::mem::take(self.buried.get_mut()) {
+            contain("the drop of a value that a lost device kept", || drop(value));
+        }
         if *self.has_peers.get_mut() {
             // Another device may still copy from this memory, and after a loss this device does not wait for that
             // copy.
@@ -49,13 +59,14 @@ impl HostCore {
     /// The address, if all of it is live memory of this device.
     pub(super) fn touch(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<*mut u8, String> {
         let memory = self.memory.lock();
-        let found = memory.blocks.range(..=ptr.0).next_back();
-        match found {
-            Some((start, block)) if block.live && ptr.0 + bytes <= start + block.bytes => {
-                Ok(ptr.0 as *mut u8)
-            }
-            _ => Err(format!("illegal address: {bytes} bytes at {:#x} are not live memory", ptr.0)),
+        let block = memory.blocks.range(..=ptr.0).next_back();
+        let is_ours =
+            block.is_some_and(|(start, block)| block.live && ptr.0 + bytes <= start + block.bytes);
+        let has = |range: &Range<u64>| range.start <= ptr.0 && ptr.0 + bytes <= range.end;
+        if is_ours || memory.adopted.iter().any(has) {
+            return Ok(ptr.0 as *mut u8);
         }
+        Err(format!("illegal address: {bytes} bytes at {:#x} are not live memory", ptr.0))
     }
 
     pub(super) fn copy_rows(&self, copy: &RowCopy) -> std::result::Result<(), String> {
@@ -183,6 +194,28 @@ impl MemoryCalls for HostBackend {
     /// What is freed goes back to the system at once.
     fn pool_trim(&self, _keep_bytes: u64) -> DriverResult<()> {
         self.shared.healthy("pool_trim")
+    }
+
+    /// The device's memory is the host's: whatever the caller says is there.
+    fn memory_at(&self, _ptr: DevicePtr) -> DriverResult<MemoryAt> {
+        self.shared.healthy("memory_at")?;
+        Ok(MemoryAt { ordinal: Some(self.ordinal), allocation: None })
+    }
+
+    unsafe fn adopt(&self, ptr: DevicePtr, bytes: u64) {
+        self.shared.memory.lock().adopted.push(ptr.0..ptr.0 + bytes);
+    }
+
+    unsafe fn disown(&self, ptr: DevicePtr, bytes: u64) {
+        let adopted = &mut self.shared.memory.lock().adopted;
+        let at = adopted.iter().position(|range| *range == (ptr.0..ptr.0 + bytes));
+        at.map(|at| adopted.swap_remove(at));
+    }
+
+    /// The workers end when no handle of their device is left; one may be inside a command until then.
+    fn bury(&self, value: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
+        self.shared.buried.lock().push(value);
+        None
     }
 
     unsafe fn register(&self, ptr: HostPtr, _bytes: usize) -> DriverResult<DevicePtr> {

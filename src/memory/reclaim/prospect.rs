@@ -112,7 +112,7 @@ impl Engine {
         let hopeless = waits.iter().any(|used| used.stream.is_hopeless(used.ticket));
         let from = match retired.what {
             Remnant::Memory { ptr, .. } if ours && !hopeless => From::Retired(ptr),
-            Remnant::Memory { .. } | Remnant::Module(_) => From::Nobody,
+            Remnant::Memory { .. } | Remnant::Module(_) | Remnant::Foreign { .. } => From::Nobody,
         };
         let waits = if hopeless { UserList::new() } else { waits };
         Candidate { from, bytes: retired.what.bytes(), waits }

@@ -29,11 +29,20 @@ pub(crate) struct Block {
     pub(crate) ticket: u64,
 }
 
-/// What is retired. Memory is pending in the device's account.
-#[derive(Clone, Copy)]
+/// What is retired.
 pub(crate) enum Remnant {
-    Memory { ptr: DevicePtr, bytes: u64 },
+    /// Memory of the device's pool: pending in its account.
+    Memory {
+        ptr: DevicePtr,
+        bytes: u64,
+    },
     Module(RawModule),
+    /// Memory of somebody else's, in no account, and what keeps it.
+    Foreign {
+        ptr: DevicePtr,
+        bytes: u64,
+        owner: Box<dyn Any + Send>,
+    },
 }
 
 impl From<Block> for Remnant {
@@ -43,22 +52,29 @@ impl From<Block> for Remnant {
 }
 
 impl Remnant {
-    /// How much memory it is.
+    /// How much memory of the account it is.
     pub(crate) fn bytes(&self) -> u64 {
-        match *self {
-            Remnant::Memory { bytes, .. } => bytes,
-            Remnant::Module(_) => 0,
+        match self {
+            Remnant::Memory { bytes, .. } => *bytes,
+            Remnant::Module(_) | Remnant::Foreign { .. } => 0,
         }
     }
 
-    /// Gives back what no stream uses any more.
-    pub(crate) fn discard(self, backend: &dyn Backend, private: RawStream) -> DriverResult<()> {
-        match self {
+    /// Gives the driver back what no stream uses any more.
+    pub(crate) fn discard(&self, backend: &dyn Backend, private: RawStream) -> DriverResult<()> {
+        match *self {
             // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
             // and its owner gave it up when it retired it.
             Remnant::Memory { ptr, .. } => unsafe { backend.free(private, ptr) },
             // SAFETY: every launch of the module's kernels is complete, and its owner gave it up.
             Remnant::Module(module) => unsafe { backend.unload(module) },
+            Remnant::Foreign { ptr, bytes, .. } => {
+                if bytes > 0 {
+                    // SAFETY: it was adopted with this range, and every use of it is complete.
+                    unsafe { backend.disown(ptr, bytes) };
+                }
+                Ok(())
+            }
         }
     }
 }

@@ -82,6 +82,13 @@ impl<S: DeviceStream> Engine<S> {
         self.reap(move || drop(value));
     }
 
+    /// After the loss: drops a value that the device's work used, once none of that can run any more.
+    pub(crate) fn bury(&self, value: Box<dyn Any + Send>) {
+        if let Some(value) = self.backend.bury(value) {
+            self.drop_later(value);
+        }
+    }
+
     /// Does something on the reaper's thread, behind the drops sent before.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
         self.reaper.send(task);

@@ -74,7 +74,7 @@ impl<S: DeviceStream> Engine<S> {
                 retired[index].users.retain(|used| !used.is_complete());
                 // Unloading waits for everything that runs: only when nothing does.
                 let ready = match retired[index].what {
-                    Remnant::Memory { .. } => true,
+                    Remnant::Memory { .. } | Remnant::Foreign { .. } => true,
                     Remnant::Module(_) => idle,
                 };
                 if ready && retired[index].users.is_empty() {
@@ -97,6 +97,9 @@ impl<S: DeviceStream> Engine<S> {
         }
         for retired in hopeless {
             self.leak(retired.what.bytes());
+            if let Remnant::Foreign { owner, .. } = retired.what {
+                std::mem::forget(owner);
+            }
         }
         any
     }
@@ -213,17 +216,20 @@ impl<S: DeviceStream> Engine<S> {
         let bytes = what.bytes();
         if self.state.lost().is_some() {
             self.account.lock().release(bytes);
+            if let Remnant::Foreign { owner, .. } = what {
+                self.bury(owner);
+            }
             return;
         }
         let engine = self.clone();
-        let free = move || match what.discard(&*engine.backend, engine.private) {
+        let free = move |what: &Remnant| match what.discard(&*engine.backend, engine.private) {
             Ok(()) => engine.enter_free(bytes),
             Err(code) => drop(engine.leaked(bytes, code)),
         };
         match what {
-            Remnant::Memory { .. } => free(),
-            // It may take its time, and the caller may be the poller.
-            Remnant::Module(_) => self.reap(free),
+            Remnant::Memory { .. } => free(&what),
+            // Unloading may take its time, and an owner's drop is the user's: the caller may be the poller.
+            Remnant::Module(_) | Remnant::Foreign { .. } => self.reap(move || free(&what)),
         }
     }
 

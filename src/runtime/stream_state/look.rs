@@ -94,11 +94,11 @@ impl StreamState {
         self.gate.run(|| drop(self.engine.judged(|| self.ask())));
     }
 
-    /// Whether a shared stream has nothing to do, whoever put it there; `None` for one of our own,
-    /// whose tickets say so. On a lost device nothing more will happen. Where no driver call may be
+    /// Whether a shared stream, or one that was, has nothing to do, whoever put it there; `None` for one whose
+    /// tickets say so. On a lost device nothing more will happen. Where no driver call may be
     /// made, it is not known to have nothing to do.
     pub(crate) fn is_idle_shared(&self) -> Option<bool> {
-        if !self.is_shared() {
+        if !self.is_shared() && !self.sharing.is_owed() {
             return None;
         }
         if !role::may_call_driver() {
@@ -336,8 +336,7 @@ impl StreamState {
                 }
                 self.engine.drop_later(callback);
             }
-            // What the driver has of a lost device's work never runs.
-            Payload::Kept(value) if self.engine.lost().is_some() => self.engine.drop_later(value),
+            Payload::Kept(value) if self.engine.lost().is_some() => self.engine.bury(value),
             Payload::Kept(value) => {
                 std::mem::forget(value);
                 self.engine.count_unreturned();

@@ -53,18 +53,17 @@ impl StreamState {
         tail
     }
 
-    /// The ticket of what is on the stream now. If others put work there, that is a fresh one,
-    /// behind theirs; it blocks while another submitter is in the driver.
+    /// The ticket of what is on the stream now. If others put work there, or did so on a loan that ended, that
+    /// is a fresh one behind theirs; it blocks while another submitter is in the driver.
     pub(crate) fn here(self: &Arc<Self>) -> u64 {
         // Where no driver call may be made, what is known has to do.
         let silent = self.engine.lost().is_some() || role::current() != Role::Free;
-        if silent || !self.is_shared() {
+        if silent || !(self.is_shared() || self.sharing.is_owed()) {
             return self.submitted();
         }
         self.with(|turn| {
-            let ticket = turn.next_ticket();
-            turn.publish(ticket, 0, false);
-            ticket
+            // Of a loan that ended the turn has covered what was left.
+            if turn.stream.is_shared() { turn.publish_empty() } else { turn.stream.submitted() }
         })
     }
 

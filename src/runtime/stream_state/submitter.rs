@@ -209,6 +209,30 @@ impl Turn<'_, '_> {
         }
     }
 
+    /// Publishes a ticket without commands, behind everything that is on the stream.
+    pub(super) fn publish_empty(&mut self) -> u64 {
+        let ticket = self.next_ticket();
+        self.publish(ticket, 0, false);
+        ticket
+    }
+
+    /// Publishes the ticket that is owed to work of others, if they no longer use the stream.
+    #[inline]
+    pub(super) fn cover_loans(&mut self) {
+        if self.stream.sharing().is_owed() {
+            self.cover_loans_now();
+        }
+    }
+
+    #[cold]
+    fn cover_loans_now(&mut self) {
+        if self.stream.sharing().take_owed() {
+            let ticket = self.publish_empty();
+            // Nobody holds it yet.
+            self.stream.release(ticket);
+        }
+    }
+
     /// Before driver calls that may block the thread: publishes an event behind everything submitted so
     /// far, so that others who wait for that find it without this lock.
     #[cold]

@@ -1,0 +1,65 @@
+//! Who else puts work on a stream (pure).
+//!
+//! | others | an operation is followed by a marker | what they put on the stream is behind a ticket |
+//! |---|---|---|
+//! | none | if it matters | – |
+//! | use the stream: a loan of its handle, or for good | always | when somebody asks for everything on the stream |
+//! | used it: the last loan ended | if it matters | from the next turn on, which begins with a ticket of its own |
+//!
+//! # Invariants
+//! 1. What was put on the stream before a loan ended is covered by a ticket, or `is_owed` says that it is not
+//!    (`what_a_loan_left_is_covered`).
+#![forbid(unsafe_code)]
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Others use the stream for good.
+const FOR_GOOD: u64 = 1 << 63;
+
+/// A loan ended, and no ticket stands behind it yet.
+const OWED: u64 = 1 << 62;
+
+/// The flags, and the number of loans.
+#[derive(Debug)]
+pub(crate) struct Sharing(AtomicU64);
+
+impl Sharing {
+    pub(crate) fn new(for_good: bool) -> Self {
+        Sharing(AtomicU64::new(if for_good { FOR_GOOD } else { 0 }))
+    }
+
+    /// Others use the stream from now on.
+    pub(crate) fn for_good(&self) {
+        self.0.fetch_or(FOR_GOOD, Ordering::SeqCst);
+    }
+
+    /// Others use the stream until [`end`](Self::end).
+    pub(crate) fn begin(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A loan is over: everything that its user put on the stream is on it.
+    pub(crate) fn end(&self) {
+        // ORDERING: Release pairs with `take_owed`.
+        self.0.fetch_or(OWED, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Whether others use the stream.
+    pub(crate) fn is_shared(&self) -> bool {
+        // ORDERING: Relaxed: whoever shared the stream hands it on by means that order this.
+        self.0.load(Ordering::Relaxed) & !OWED != 0
+    }
+
+    /// Whether a ticket is owed to what a loan left.
+    pub(crate) fn is_owed(&self) -> bool {
+        // ORDERING: Relaxed, as above.
+        self.0.load(Ordering::Relaxed) & OWED != 0
+    }
+
+    /// Takes the debt over: true if the caller is to publish a ticket, behind everything that is on the stream.
+    pub(crate) fn take_owed(&self) -> bool {
+        // ORDERING: Acquire pairs with `end`: what the loan put on the stream is in front of the ticket.
+        self.is_owed() && self.0.fetch_and(!OWED, Ordering::Acquire) & OWED != 0
+    }
+}

@@ -1,0 +1,360 @@
+//! Memory of other libraries as buffers, buffers lent to other libraries, and streams lent to them: what is ordered,
+//! what is kept, and what is refused.
+
+#[path = "under_test/eventually.rs"]
+mod eventually;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use eventually::eventually;
+use gpu_await::testing::{self, Gate};
+use gpu_await::{
+    Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, MemoryProblem, Result, Stream, Uses,
+    kernels,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+const LEN: usize = 1000;
+
+/// Keeps memory of another library, and tells when it is dropped, on which thread.
+struct Owner {
+    _memory: DeviceBuffer<f32>,
+    told: Sender<Option<String>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.told.send(std::thread::current().name().map(str::to_owned)).ok();
+    }
+}
+
+/// Memory of another library: on a GPU what another device made of the same GPU has.
+struct Theirs {
+    stream: Stream,
+    ptr: u64,
+    owner: Owner,
+    dropped: Receiver<Option<String>>,
+}
+
+/// The other library is another handle of the same device's: its tickets and its hazards are its own, because only the
+/// address and the raw stream leave it.
+fn theirs(device: &Device, value: f32) -> Result<Theirs> {
+    let stream = device.stream()?;
+    let memory = stream.full(LEN, value).synchronize()?;
+    let (told, dropped) = channel();
+    Ok(Theirs { ptr: memory.device_ptr(), stream, owner: Owner { _memory: memory, told }, dropped })
+}
+
+/// A stream of the other library's, as this one sees it.
+fn adopted(device: &Device, theirs: &Stream) -> Result<Stream> {
+    // SAFETY: the owner below keeps the stream.
+    let handle = unsafe { theirs.as_raw() };
+    // SAFETY: the owner keeps the stream, and nobody captures it.
+    unsafe { Stream::from_raw(device, handle, theirs.clone()) }
+}
+
+// ---- memory that is adopted ---------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_buffer_like_any_other() -> Result<()> {
+    let device = testing::device();
+    let (a, b) = (device.stream()?, device.stream()?);
+    let Theirs { ptr, owner, dropped, .. } = theirs(&device, 3.0)?;
+    let used = device.memory()?.allocated_bytes;
+    // SAFETY: the owner keeps the memory, and nobody else uses it.
+    let mut x = unsafe { device.adopt_memory::<f32>(ptr, LEN, owner) }?;
+    assert_eq!((x.device_ptr(), x.len()), (ptr, LEN));
+    assert_eq!(device.memory()?.allocated_bytes, used);
+    let axpy = kernels::axpy::load(&device).await?;
+    let ones = a.ones(LEN).queued()?;
+    // Ordered across streams, by ranges.
+    let gate = Gate::close(&a)?;
+    axpy.launch(&a, 2.0, &ones, &mut x).queued()?;
+    let seen = b.download(&x.slice(10..20)?);
+    assert!(!seen.is_complete());
+    gate.open();
+    assert_eq!(seen.await?, [5.0; 10]);
+    let (mut left, mut right) = x.split_at_mut(500)?;
+    a.fill(&mut left, 1.0).queued()?;
+    b.fill(&mut right, 2.0).queued()?;
+    let frozen = x.freeze().await?;
+    assert_eq!(&b.download(&frozen).await?[499..501], [1.0, 2.0]);
+    assert!(dropped.try_recv().is_err());
+    drop(frozen);
+    assert_eq!(dropped.recv_timeout(SOON).expect("it goes").as_deref(), Some("gpu-await-reaper"));
+    assert_eq!(device.stats().unreturned, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_owner_goes_behind_the_last_use() -> Result<()> {
+    let device = testing::device();
+    let (a, b) = (device.stream()?, device.stream()?);
+    let Theirs { ptr, owner, dropped, .. } = theirs(&device, 3.0)?;
+    // SAFETY: the owner keeps the memory, and nobody else uses it.
+    let x = unsafe { device.adopt_memory::<f32>(ptr, LEN, owner) }?;
+    let (first, second) = (Gate::close(&a)?, Gate::close(&b)?);
+    let copies = (a.download(&x), b.download(&x));
+    drop(x);
+    first.open();
+    copies.0.await?;
+    a.done().await?;
+    assert!(dropped.try_recv().is_err());
+    second.open();
+    assert_eq!(copies.1.await?, [3.0; LEN]);
+    dropped.recv_timeout(SOON).expect("it goes");
+    Ok(())
+}
+
+/// A slow producer on a stream of theirs, behind which the memory is adopted.
+#[tokio::test]
+async fn adopted_behind_their_stream() -> Result<()> {
+    let device = testing::device();
+    let mut them = theirs(&device, 1.0)?;
+    let stream = adopted(&device, &them.stream)?;
+    let gate = Gate::close(&them.stream)?;
+    them.stream.fill(&mut them.owner._memory, 7.0).queued()?;
+    // SAFETY: the owner keeps the memory; its writer is on that stream.
+    let x = unsafe { stream.adopt_memory::<f32>(them.ptr, LEN, them.owner) }?;
+    // What they do later is not waited for.
+    let later = Gate::close(&them.stream)?;
+    let seen = device.stream()?.download(&x);
+    assert!(!seen.is_complete());
+    gate.open();
+    assert_eq!(seen.await?, [7.0; LEN]);
+    assert!(!later.timed_out());
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_empty_one_has_an_owner_as_well() -> Result<()> {
+    let device = testing::device();
+    let owner = Arc::new(());
+    // SAFETY: there is no memory.
+    let x = unsafe { device.adopt_memory::<u64>(0, 0, owner.clone()) }?;
+    assert_eq!(device.download(&x).await?, [0_u64; 0]);
+    drop(x);
+    eventually("it is dropped", || Arc::strong_count(&owner) == 1);
+    Ok(())
+}
+
+#[test]
+fn what_is_wrong_with_an_address() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let Theirs { ptr, .. } = theirs(&device, 3.0)?;
+    let owner = Arc::new(());
+    let adopt = |ptr: u64, len: usize| {
+        // SAFETY: refused.
+        let refused = unsafe { device.adopt_memory::<f32>(ptr, len, owner.clone()) };
+        refused.unwrap_err()
+    };
+    let problem = |error: &gpu_await::Error| match error.detail() {
+        ErrorDetail::BadMemory { problem, .. } => problem.clone(),
+        _ => panic!("{error}"),
+    };
+    assert_eq!(problem(&adopt(0, 1)), MemoryProblem::NotDeviceMemory);
+    assert_eq!(problem(&adopt(u64::MAX - 3, 4)), MemoryProblem::NotDeviceMemory);
+    let error = adopt(ptr + 2, 1);
+    assert_eq!(problem(&error), MemoryProblem::Misaligned { alignment: 4 });
+    assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    let error = adopt(ptr, usize::MAX / 2);
+    assert!(matches!(error.detail(), ErrorDetail::TooLarge { .. }), "{error}");
+    if device.kind() == DeviceKind::Cuda {
+        let host = Box::new([0.0_f32; 4]);
+        assert_eq!(problem(&adopt(host.as_ptr() as u64, 4)), MemoryProblem::NotDeviceMemory);
+        assert_eq!(
+            problem(&adopt(stream.pinned::<f32>(4)?.device_ptr(), 4)),
+            MemoryProblem::NotDeviceMemory
+        );
+        let error = adopt(ptr, 1 << 30);
+        assert!(matches!(problem(&error), MemoryProblem::OutOfBounds { .. }), "{error}");
+    }
+    assert_eq!(Arc::strong_count(&owner), 1, "a refused owner is dropped");
+    futures::executor::block_on(device.close(SOON))?;
+    assert_eq!(adopt(ptr, 1).kind(), ErrorKind::Closed);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_owner_goes_with_a_lost_device() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let memory = vec![1.0_f32; LEN].into_boxed_slice();
+    let (told, dropped) = channel();
+    struct Owner(#[expect(dead_code, reason = "kept")] Box<[f32]>, Sender<()>);
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.1.send(()).ok();
+        }
+    }
+    let ptr = memory.as_ptr() as u64;
+    // SAFETY: the owner keeps the memory.
+    let x = unsafe { device.adopt_memory::<f32>(ptr, LEN, Owner(memory, told)) }?;
+    let stream = device.stream()?;
+    let gate = Gate::close(&stream)?;
+    let op = stream.download(&x);
+    handle.lose_device("unplugged");
+    assert!(op.await.unwrap_err().is_device_lost());
+    drop(x);
+    gate.open();
+    // A command may be inside the memory until the device runs nothing any more.
+    drop((stream, device, gate));
+    dropped.recv_timeout(SOON).expect("it goes");
+    Ok(())
+}
+
+// ---- memory that is lent ------------------------------------------------------------------------
+
+/// Their work waits for ours, and ours for what is on their stream when the loan ends.
+#[tokio::test]
+async fn lent_and_given_back_in_order() -> Result<()> {
+    let device = testing::device();
+    let (ours, raw) = (device.stream()?, device.stream()?);
+    let stream = adopted(&device, &raw)?;
+    let x = ours.full(LEN, 2.0f32).queued()?;
+    let mut y = ours.full(LEN, 0.0f32).queued()?;
+    let before = Gate::close(&ours)?;
+    ours.fill(&mut y, 5.0).queued()?;
+    let kept = Arc::new(());
+    let uses = Uses::new("theirs").reads(&x).updates(&mut y).keeps(kept.clone());
+    // SAFETY: they work on that stream, within the ranges, until the end.
+    let loan = unsafe { stream.lend_memory(uses) }?;
+    let (from, to) = loan.slices();
+    assert_eq!((from.len(), to.len()), (LEN, LEN));
+    // Their work: a look, and something slow.
+    let reached = Arc::new(AtomicBool::new(false));
+    let mark = reached.clone();
+    raw.host_fn(move || mark.store(true, Ordering::SeqCst)).abandon();
+    let slow = Gate::close(&raw)?;
+    loan.end()?;
+    assert!(!reached.load(Ordering::SeqCst), "their stream waits for what wrote it");
+    before.open();
+    eventually("their work runs", || reached.load(Ordering::SeqCst));
+    let seen = ours.download(&y);
+    assert!(!seen.is_complete(), "we wait for their work");
+    // Reading what they read waits for nothing.
+    assert_eq!(device.stream()?.download(&x).await?, [2.0; LEN]);
+    assert_eq!(Arc::strong_count(&kept), 2);
+    slow.open();
+    assert_eq!(seen.await?, [5.0; LEN]);
+    eventually("it is dropped", || Arc::strong_count(&kept) == 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dropped_loan_ends() -> Result<()> {
+    let device = testing::device();
+    let (ours, raw) = (device.stream()?, device.stream()?);
+    let stream = adopted(&device, &raw)?;
+    let mut y = ours.empty::<f32>(LEN).queued()?;
+    // SAFETY: they do nothing.
+    let loan = unsafe { stream.lend_memory(Uses::new("theirs").writes(&mut y)) }?;
+    let gate = Gate::close(&raw)?;
+    drop(loan);
+    let seen = ours.download(&y);
+    assert!(!seen.is_complete());
+    gate.open();
+    seen.await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_refused_loan_lends_nothing() -> Result<()> {
+    let device = testing::device();
+    let (ours, raw) = (device.stream()?, device.stream()?);
+    let stream = adopted(&device, &raw)?;
+    let unwritten = ours.empty::<f32>(LEN).queued()?;
+    let kept = Arc::new(());
+    let uses = Uses::new("theirs").reads(&unwritten).keeps(kept.clone());
+    // SAFETY: refused.
+    let refused = unsafe { stream.lend_memory(uses) }.err().expect("nobody wrote it");
+    assert!(matches!(refused.detail(), ErrorDetail::Unwritten { .. }), "{refused}");
+    assert_eq!(Arc::strong_count(&kept), 1);
+    let pinned = testing::peer_device().pinned::<u8>(10)?;
+    // SAFETY: refused.
+    let refused = unsafe { stream.lend_memory(Uses::new("theirs").lends(&pinned)) };
+    let refused = refused.err().expect("it is another device's");
+    assert!(matches!(refused.detail(), ErrorDetail::WrongDevice { .. }), "{refused}");
+    Ok(())
+}
+
+/// Where nothing can be submitted, the loan cannot end: nobody reads the memory, and it is never freed.
+#[tokio::test]
+async fn a_loan_that_cannot_end() -> Result<()> {
+    let device = testing::device();
+    let (ours, raw) = (device.stream()?, device.stream()?);
+    let stream = adopted(&device, &raw)?;
+    let mut y = ours.full(LEN, 1.0f32).queued()?;
+    let unreturned = device.stats().unreturned;
+    // SAFETY: they do nothing.
+    let loan = unsafe { stream.lend_memory(Uses::new("theirs").updates(&mut y)) }?;
+    let nothing = |_: &gpu_await::RawQueue<'_>, ()| {
+        let error = loan.end().unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::WrongThread { .. }), "{error}");
+        Ok::<_, gpu_await::Error>(())
+    };
+    // SAFETY: nothing is put on the stream.
+    unsafe { ours.enqueue(Uses::new("nothing"), nothing) }.await?;
+    assert_eq!(device.stats().unreturned, unreturned + 1);
+    let error = ours.download(&y).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    Ok(())
+}
+
+// ---- streams that are lent ----------------------------------------------------------------------
+
+/// What another library puts on a stream on loan is awaited, although no operation came behind it.
+#[tokio::test]
+async fn a_lent_stream_is_awaited() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    stream.zeros::<u8>(1).await?;
+    // SAFETY: the loan keeps the stream, and nobody captures it.
+    let loan = unsafe { stream.lend_raw() };
+    // SAFETY: as above.
+    let theirs = unsafe { Stream::from_raw(&device, loan.handle(), ()) }?;
+    let gate = Gate::close(&theirs)?;
+    assert!(!stream.is_idle());
+    drop(theirs);
+    drop(loan);
+    assert!(!stream.is_idle());
+    let (done, event) = (stream.done(), stream.record()?);
+    let other = device.stream()?;
+    let behind = other.wait(&stream);
+    for op in [&done, &behind] {
+        assert!(!op.is_complete());
+    }
+    assert!(!event.is_complete());
+    gate.open();
+    done.await?;
+    behind.await?;
+    assert!(stream.is_idle());
+    Ok(())
+}
+
+/// The next operation stands behind what the loan left: its future waits for that.
+#[tokio::test]
+async fn an_operation_behind_a_loan() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let loans = [(), ()].map(|()| {
+        // SAFETY: the loans keep the stream, and nobody captures it.
+        unsafe { stream.lend_raw() }
+    });
+    let [first, second] = loans;
+    drop(first);
+    // SAFETY: as above.
+    let theirs = unsafe { Stream::from_raw(&device, second.handle(), ()) }?;
+    let gate = Gate::close(&theirs)?;
+    drop((theirs, second));
+    let op = stream.full(10, 4u8);
+    assert!(!op.is_complete());
+    gate.open();
+    assert_eq!(stream.download(&op.await?).await?, [4; 10]);
+    Ok(())
+}
