@@ -146,7 +146,7 @@ async fn an_empty_one_has_an_owner_as_well() -> Result<()> {
 fn what_is_wrong_with_an_address() -> Result<()> {
     let device = testing::device();
     let stream = device.stream()?;
-    let Theirs { ptr, .. } = theirs(&device, 3.0)?;
+    let Theirs { ptr, owner: _kept, .. } = theirs(&device, 3.0)?;
     let owner = Arc::new(());
     let adopt = |ptr: u64, len: usize| {
         // SAFETY: refused.

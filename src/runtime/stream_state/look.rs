@@ -94,15 +94,21 @@ impl StreamState {
         self.gate.run(|| drop(self.engine.judged(|| self.ask())));
     }
 
-    /// Whether a shared stream, or one that was, has nothing to do, whoever put it there; `None` for one whose
-    /// tickets say so. On a lost device nothing more will happen. Where no driver call may be
+    /// Whether a shared stream has nothing to do, whoever put it there; `None` for one whose tickets say so, after
+    /// what a loan left has its ticket. On a lost device nothing more will happen. Where no driver call may be
     /// made, it is not known to have nothing to do.
-    pub(crate) fn is_idle_shared(&self) -> Option<bool> {
-        if !self.is_shared() && !self.sharing.is_owed() {
+    pub(crate) fn is_idle_shared(self: &Arc<Self>) -> Option<bool> {
+        let is_shared = self.is_shared();
+        if !is_shared && !self.sharing.is_owed() {
             return None;
         }
-        if !role::may_call_driver() {
-            return Some(self.engine.lost().is_some());
+        let lost = self.engine.lost().is_some();
+        if lost || !role::may_call_driver() {
+            return Some(lost);
+        }
+        if !is_shared {
+            // Who has the lock is submitting something.
+            return self.try_with(|turn| turn.cover_loans()).is_none().then_some(false);
         }
         // SAFETY: the driver stream is this one's, or its owner keeps it.
         match unsafe { self.engine.backend.stream_query(self.raw) } {
