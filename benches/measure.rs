@@ -1,6 +1,6 @@
 //! What the benches share: arguments, percentiles, CPU time, and how a line is printed.
 //!
-//! A line is `name value unit`; the units are `ns`, `us`, `ms`, `GB/s`, `cores`, `count` and `ratio`.
+//! A line is `name value unit`; the units are `ns`, `us`, `ms`, `GB/s`, `cores`, `count`, `ratio`, `MiB` and `TFLOP/s`.
 //!
 //! | argument | does |
 //! |---|---|

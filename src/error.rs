@@ -95,6 +95,19 @@ pub struct DriverCode {
     pub code: i32,
 }
 
+/// A status that another library returned, with the name of the call. The source of an
+/// [`ErrorDetail::Foreign`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{call} returned {code}{}", .name.map(|name| format!(" ({name})")).unwrap_or_default())]
+pub struct LibraryStatus {
+    /// The library's entry point, e.g. `cublasLtMatmul`.
+    pub call: &'static str,
+    /// The status, as a number: it may be newer than this crate.
+    pub code: i32,
+    /// Its name in the library's header, where this crate knows it.
+    pub name: Option<&'static str>,
+}
+
 /// An axis of a grid or block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the three axes of CUDA")]
@@ -160,6 +173,18 @@ pub enum ErrorDetail {
         .looked_for.join(", ")
     )]
     NoCompiler { looked_for: Vec<String>, reason: String },
+    /// A library that a feature of this crate uses could not be loaded.
+    #[error(
+        "no {library}: {reason}; looked for {}; install {install}, or name the library or its folder in `{variable}`",
+        .looked_for.join(", ")
+    )]
+    NoLibrary {
+        library: &'static str,
+        install: &'static str,
+        variable: &'static str,
+        looked_for: Vec<String>,
+        reason: String,
+    },
     /// CUDA C++ did not compile; `log` is the compiler's, with the lines.
     #[error("`{file}` does not compile ({reason}){}", log_suffix(.log))]
     Compile { file: String, reason: String, log: String },
@@ -203,6 +228,12 @@ pub enum ErrorDetail {
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
+    /// An argument of an operation has another length than its plan says (in elements).
+    #[error("{op}: {what} has {found} elements, the plan says {expected}")]
+    WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
+    /// An argument of an operation begins at an address that is not aligned as its plan says.
+    #[error("{op}: {what} begins at {ptr:#x}, the plan wants a multiple of {alignment}")]
+    Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
     /// A range lies outside its buffer (in elements).
     #[error("range {start}..{end} is outside a buffer of {len} elements")]
     OutOfBounds { start: usize, end: usize, len: usize },
@@ -436,6 +467,8 @@ impl ErrorDetail {
             | D::BadMemory { .. }
             | D::LengthMismatch { .. }
             | D::OutOfBounds { .. }
+            | D::WrongLength { .. }
+            | D::Misaligned { .. }
             | D::TooLarge { .. }
             | D::Reinterpret { .. }
             | D::Pitch { .. }
@@ -450,6 +483,7 @@ impl ErrorDetail {
             | D::NoSuchDevice { .. }
             | D::MissingSymbol { .. }
             | D::NoCompiler { .. }
+            | D::NoLibrary { .. }
             | D::NoImplementation { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
             D::Driver { .. } => ErrorKind::Driver,

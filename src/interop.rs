@@ -18,6 +18,8 @@
 #[cfg(feature = "cuda")]
 pub(crate) mod cudarc;
 mod enqueue;
+#[cfg(all(feature = "cuda", feature = "blas"))]
+pub(crate) mod library_object;
 pub(crate) mod memory;
 
 use crate::backend::{RawStream, StreamOptions};

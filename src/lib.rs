@@ -66,6 +66,8 @@
 
 pub(crate) mod backend;
 pub(crate) mod batch;
+#[cfg(feature = "blas")]
+pub(crate) mod blas;
 pub(crate) mod device;
 pub(crate) mod error;
 pub(crate) mod event;
@@ -90,6 +92,8 @@ pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use batch::queue::Queue;
 pub use batch::settle::{Lent, Settle};
 pub use batch::source::Source;
+#[cfg(feature = "blas")]
+pub use blas::{Activation, Blas, Gemm, GemmBuilder, GemmElement};
 pub use device::Device;
 pub use device::builder::DeviceBuilder;
 pub use device::loss::Loss;
@@ -99,8 +103,8 @@ pub use error::advice::MemoryAdvice;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
 pub use error::{
-    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LossCause,
-    MemoryProblem, Result,
+    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LibraryStatus,
+    LossCause, MemoryProblem, Result,
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;

@@ -70,6 +70,7 @@ const NOT_TRIED: &[(&str, &str)] = &[
         "unsafe: the caller vouches for the handle; `driver_calls/shared.rs` has its check",
     ),
     ("release_to_cudarc", "`driver_calls/cudarc.rs` has its check"),
+    ("launch_with_bias", "as `launch`: `tests/blas.rs` has its check"),
     ("load", "makes a module or a kernel for that device"),
     ("load_blocking", "likewise"),
     ("compile", "likewise"),

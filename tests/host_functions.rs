@@ -533,6 +533,15 @@ const PLAIN: &[&str] = &[
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
+    "Blas::gemm",
+    "GemmBuilder::activation",
+    "GemmBuilder::batch",
+    "GemmBuilder::bias",
+    "GemmBuilder::tf32",
+    "GemmBuilder::transposed_a",
+    "GemmBuilder::transposed_b",
+    "GemmBuilder::workspace_bytes",
+    "Gemm::workspace_bytes",
     // They exist inside `enqueue` alone.
     "RawQueue::host",
     "RawQueue::cudarc_stream",
@@ -683,6 +692,10 @@ const ON_ONE_KIND: &[&str] = &[
     "Device::from_cudarc",
     "DeviceBuilder::from_cudarc",
     "Device::adopt_cudarc",
+    "Gemm::launch",
+    "Gemm::launch_with_bias",
+    "GemmBuilder::plan",
+    "GemmBuilder::plan_blocking",
     "Device::release_to_cudarc",
     "Module::kernel",
     "Kernel::host",

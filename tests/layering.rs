@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 /// Files without `unsafe` that cannot forbid it, because a file below them may not.
 const PARENTS: &[&str] = &[
     "lib",
+    "blas",
     "backend/host",
     "event",
     "kernel",

@@ -24,6 +24,7 @@
 mod api;
 mod event;
 mod launch_ex;
+pub(crate) mod library;
 mod memory;
 mod module;
 pub(crate) mod nvrtc;

@@ -55,7 +55,8 @@ impl Stream {
     /// [kept](Uses::keeps) or [lent](Uses::lends).
     ///
     /// # Blocking
-    /// As long as `call` does; other submitters of this stream wait for it meanwhile, and nobody else does.
+    /// As long as `call` does. Other submitters of this stream wait for it. Others who wait for earlier work on the
+    /// stream do not, if this is its first `enqueue` or the one before took more than 50 µs.
     ///
     /// # Cancel safety
     /// Dropped, the future leaves the work running, and everything it uses stays until it is complete.
@@ -117,6 +118,16 @@ impl Device {
 }
 
 impl Queue<'_> {
+    /// [`enqueue`](Self::enqueue) for a library whose binding is a part of this crate, and keeps the promise.
+    pub(crate) fn enqueue_library<P>(
+        &self,
+        uses: Uses<'_, P>,
+        call: impl FnOnce(&RawQueue<'_>, P) -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: the binding declares what the library touches, and puts its work on that stream alone.
+        unsafe { self.enqueue(uses, call) }
+    }
+
     /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns at once what `call` returned:
     /// the work may not have begun.
     ///
@@ -141,6 +152,6 @@ impl Queue<'_> {
             self.submit(footprint, commands, calls)?;
             Ok(())
         };
-        uses.put(self.stream().engine(), call, submit).unwrap_or_else(|panic| resume_unwind(panic))
+        uses.put(self.stream(), call, submit).unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

@@ -79,6 +79,8 @@ pub(crate) struct StreamState {
     /// What keeps it otherwise, if anything has to.
     owner: Option<Owner>,
     sharing: Sharing,
+    /// Another library took long with its calls the last time, or there was none.
+    foreign_takes_long: AtomicBool,
     submission: SubmissionLock<Submitter>,
     markers: Counted<Markers>,
     /// From how many on a submitter looks, if nobody waits.
@@ -240,6 +242,7 @@ impl StreamState {
             options,
             name,
             sharing: Sharing::new(shared),
+            foreign_takes_long: AtomicBool::new(true),
             owned,
             owner,
             submission: SubmissionLock::new(Submitter::new()),
@@ -290,6 +293,17 @@ impl StreamState {
 
     fn is_shared(&self) -> bool {
         self.sharing.is_shared()
+    }
+
+    /// Whether the calls of another library are expected to take long: as the last time, or for the first time.
+    pub(crate) fn foreign_takes_long(&self) -> bool {
+        // ORDERING: Relaxed, here and below: a guess.
+        self.foreign_takes_long.load(Ordering::Relaxed)
+    }
+
+    /// Says whether another library took long.
+    pub(crate) fn foreign_took_long(&self, long: bool) {
+        self.foreign_takes_long.store(long, Ordering::Relaxed);
     }
 
     pub(crate) fn submitted(&self) -> u64 {

@@ -34,7 +34,14 @@ use crate::memory::buffer::{Readable, Span, Writable};
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::raw_slice::RawSlice;
 use crate::runtime::Engine;
+use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
+
+/// Calls of another library that take longer are worth an event in front: a hundred times what that costs.
+const LONG_NS: u64 = 50_000;
+
+/// Of those that were quick the last time one of so many is timed: two looks at the clock cost a third of the rest.
+const TIMED: u64 = 64;
 
 /// What another library's work uses: memory, and values that must outlive it. For
 /// [`Stream::enqueue`](crate::Stream::enqueue).
@@ -146,6 +153,48 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
+    /// What the closure will get.
+    pub(crate) fn pointers(&self) -> P
+    where
+        P: Copy,
+    {
+        self.pointers
+    }
+
+    /// Declares memory that is read, if any, outside of the tuple.
+    pub(crate) fn also_reads<T, M: Readable<T>>(
+        mut self,
+        memory: Option<&'a M>,
+    ) -> (Self, Option<RawSlice<T>>) {
+        let slice = memory.map(|memory| {
+            let span = memory.span();
+            self.footprint.reads(&span);
+            self.memory.push((span.ptr(), span.range.end - span.range.start));
+            RawSlice::new(span.ptr(), memory.len())
+        });
+        (self, slice)
+    }
+
+    /// Declares memory that is overwritten, if any, outside of the tuple.
+    pub(crate) fn also_writes<T, M: Writable<T>>(
+        mut self,
+        memory: Option<&'a mut M>,
+    ) -> (Self, Option<RawSlice<T>>) {
+        let slice = memory.map(|memory| {
+            let len = memory.len();
+            let span = memory.span_mut();
+            self.footprint.overwrites(&span);
+            self.memory.push((span.ptr(), span.range.end - span.range.start));
+            RawSlice::new(span.ptr(), len)
+        });
+        (self, slice)
+    }
+
+    /// Poisons what would have been written, and hands the error back.
+    pub(crate) fn refuse(self, error: Error) -> Error {
+        self.footprint.poison(error)
+    }
+
     fn with_range<T>(mut self, span: &Span<'_>, len: usize) -> Uses<'a, P::With>
     where
         P: Append<RawSlice<T>>,
@@ -162,11 +211,11 @@ impl<'a, P> Uses<'a, P> {
         Uses { footprint, memory, commands, pointers: pointers.with(slice) }
     }
 
-    /// Has `submit` put what `call` does on a stream of `engine`. A panic of `call` is the caller's to go on
+    /// Has `submit` put what `call` does on `stream`. A panic of `call` is the caller's to go on
     /// with, outside of the lock.
     pub(crate) fn put<R, E>(
         mut self,
-        engine: &Arc<Engine>,
+        stream: &Arc<StreamState>,
         call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
         submit: impl FnOnce(
             &mut Footprint<'a>,
@@ -177,7 +226,13 @@ impl<'a, P> Uses<'a, P> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let name = self.footprint.name();
+        let takes_long = stream.foreign_takes_long();
+        if takes_long {
+            // Whoever waits for earlier work does not wait for the library.
+            self.footprint.may_block();
+        }
+        let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
+        let (name, engine) = (self.footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
         let mut calls = |raw: &Raw<'_>| {
@@ -198,10 +253,13 @@ impl<'a, P> Uses<'a, P> {
                     }
                 }
             };
+            let began = is_timed.then(|| engine.now());
             raw.foreign(run)?;
+            if let Some(began) = began {
+                stream.foreign_took_long(engine.now() - began > LONG_NS);
+            }
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };
-        self.footprint.may_block();
         let submitted = submit(&mut self.footprint, self.commands, &mut calls);
         match thrown {
             Some(payload) => Err(payload),

@@ -3,8 +3,9 @@
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-use gpu_await::{Completion, Device, Uses};
+use gpu_await::{Completion, Device, RawQueue, RawSlice, Uses};
 
 use super::{
     Line, Live, MODES, Remembers, allocations, async_under_the_stand_in, axpy, contend,
@@ -35,9 +36,8 @@ fn a_queued_launch_is_one_driver_call() {
     });
 }
 
-/// The bracket around another library's work makes the context current and puts back what was. On a stream that is
-/// busy an event goes in front, because nobody knows how long the other library takes. What comes behind
-/// costs what it did.
+/// The bracket around another library's work makes the context current and puts back what was. If the library took
+/// long the last time, an event goes in front, on a stream that is busy. What comes behind costs what it did.
 #[test]
 fn what_enqueue_adds() {
     async_under_the_stand_in(async |driver| {
@@ -45,20 +45,30 @@ fn what_enqueue_adds() {
         let stream = device.stream().unwrap();
         let mut x = stream.full(1000, 1u8).queued().unwrap();
         soon(stream.done()).await.unwrap();
-        let mut enqueue = || {
+        let mut enqueue = |takes: Duration| {
+            driver.clear();
             let uses = Uses::new("nothing").updates(&mut x);
+            let call = |_: &RawQueue<'_>, _: (RawSlice<u8>,)| {
+                let begin = Instant::now();
+                while begin.elapsed() < takes {}
+                Ok::<_, gpu_await::Error>(())
+            };
             // SAFETY: nothing is put on the stream.
-            unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) }.queued().unwrap();
+            unsafe { stream.enqueue(uses, call) }.queued().unwrap();
+            my_names(driver)
         };
+        let (quick, slow) = (Duration::ZERO, Duration::from_micros(60));
         // The stand-in does not write down exchanges of the capture mode.
         let bracket = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent"];
-        driver.clear();
-        enqueue();
-        assert_eq!(my_names(driver), bracket);
-        driver.clear();
-        enqueue();
-        assert_eq!(my_names(driver)[1..], bracket);
-        assert_eq!(my_names(driver)[0], "cuEventRecord");
+        // Nothing is in front that anybody could wait for.
+        assert_eq!(enqueue(slow), bracket);
+        let behind_slow = enqueue(quick);
+        assert_eq!(
+            (&*behind_slow[0], &behind_slow[1..]),
+            ("cuEventRecord", &bracket.map(str::to_owned)[..])
+        );
+        // This thread may have to wait for its core in a quick one.
+        super::eventually("no event behind a quick one", || enqueue(quick) == bracket);
         driver.clear();
         stream.fill(&mut x, 1).queued().unwrap();
         assert_eq!(my_names(driver), ["cuMemsetD8Async"]);

@@ -24,7 +24,12 @@ pub(crate) fn command(test: &str, parameter: &str) -> Command {
 /// Runs `test` of this binary as a child with `parameter`; panics with its output unless it passed
 /// within a minute.
 pub(crate) fn run(test: &str, parameter: &str) -> Output {
-    let mut child = command(test, parameter).spawn().expect("a child process");
+    run_command(command(test, parameter), test, parameter)
+}
+
+/// [`run`] of what [`command`] made.
+pub(crate) fn run_command(mut command: Command, test: &str, parameter: &str) -> Output {
+    let mut child = command.spawn().expect("a child process");
     let end = Instant::now() + Duration::from_secs(60);
     let mut late = false;
     while child.try_wait().expect("a child's state").is_none() {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail, Event, Image, InOut,
+    Batcher, Blas, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail, Event, Image, InOut,
     Kernel, LaunchConfig, Module, Op, PooledStream, RawQueue, Result, Stream, StreamPool, Uses,
     join_all, kernels,
 };
@@ -333,6 +333,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let buffer = || full.full(8, 1.0f32).queued();
     let pinned = || full.pinned::<f32>(8);
     let other = idle.full(8, 2.0f32).queued()?;
+    let blas = Blas::load_blocking(device);
     idle.synchronize()?;
 
     // From now on what is submitted to it waits for the host function.
@@ -431,6 +432,29 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
         "Stream::lend_raw", full => |s| drop(unsafe { s.lend_raw() });
         // SAFETY: likewise.
         "Stream::lend_cudarc", full => |s| drop(unsafe { s.lend_cudarc() });
+    }
+    // ---- libraries --------------------------------------------------------------------------
+    each! { refuses:
+        "Blas::load", device => |d| at_once(Blas::load(&d)).map(drop);
+        "Blas::load_blocking", device => |d| Blas::load_blocking(&d).map(drop);
+    }
+    // On a GPU only where there is cuBLASLt.
+    if let Ok(blas) = blas {
+        let gemm = blas.gemm::<f32>(4, 4, 4).plan_blocking()?;
+        let biased = blas.gemm::<f32>(4, 4, 4).bias().plan_blocking()?;
+        each! { refuses:
+            "GemmBuilder::plan", blas => |b| at_once(b.gemm::<f32>(1, 1, 1).plan());
+            "GemmBuilder::plan_blocking", blas => |b| b.gemm::<f32>(1, 1, 1).plan_blocking();
+        }
+        let (a, mut c, on) =
+            (full.full(16, 1.0f32).queued()?, full.zeros(16).queued()?, full.clone());
+        list.refuses("Gemm::launch", move || gemm.launch(&on, 1.0, &a, &a, 0.0, &mut c).queued());
+        let (a, mut c, on) =
+            (full.full(16, 1.0f32).queued()?, full.zeros(16).queued()?, full.clone());
+        list.refuses("Gemm::launch_with_bias", move || {
+            let bias = a.slice(..4)?;
+            biased.launch_with_bias(&on, 1.0, &a, &a, &bias, 0.0, &mut c).queued()
+        });
     }
     if let Ok(context) = device.cudarc_context() {
         each! { refuses:

@@ -1,7 +1,8 @@
 //! Did an operation get dearer? In instructions, which have no noise.
 //!
-//! Counted by callgrind for a launch of the kernel `empty` with `.queued()` and for one awaited, on
-//! the stand-in driver, which completes both within the call; compared with the
+//! Counted by callgrind for a launch of the kernel `empty` with `.queued()` and for one awaited, and for an
+//! `enqueue` of nothing, on
+//! the stand-in driver, which completes all of them within the call; compared with the
 //! figures in `instructions.txt` beside this file.
 //!
 //! | argument | does |
@@ -32,14 +33,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use futures::executor::block_on;
-use gpu_await::{Device, kernels};
+use gpu_await::{Device, Error, RawQueue, Uses, kernels};
 
 /// N: a multiple of the launches after which a marker is placed.
 const OPERATIONS: u32 = 4096;
 const MOST: f64 = 1.05;
 /// What a child counts: `queued 1024`.
 const WORK: &str = "GPU_AWAIT_COUNTED_WORK";
-const WAYS: [&str; 2] = ["queued", "await"];
+const WAYS: [&str; 3] = ["queued", "await", "enqueue"];
 
 fn main() -> ExitCode {
     if let Ok(work) = std::env::var(WORK) {
@@ -191,14 +192,18 @@ fn counted_work(way: &str, operations: u32) {
     block_on(async {
         let stream = device.stream().expect("a stream");
         let empty = kernels::empty::load(&device).await.expect("loads");
-        for (way, operations) in [("await", 256), ("queued", 2 * OPERATIONS), (way, operations)] {
-            let queued = way == "queued";
+        let warm_up = [("await", 256), ("queued", 2 * OPERATIONS)];
+        for (way, operations) in warm_up.into_iter().chain([(way, 64), (way, operations)]) {
             for _ in 0..operations {
-                let op = empty.launch(&stream);
-                if queued {
-                    op.queued().expect("is accepted");
-                } else {
-                    op.await.expect("completes");
+                match way {
+                    "queued" => empty.launch(&stream).queued().expect("is accepted"),
+                    "await" => empty.launch(&stream).await.expect("completes"),
+                    _ => {
+                        let nothing = |_: &RawQueue<'_>, ()| Ok::<_, Error>(());
+                        // SAFETY: nothing is put on the stream.
+                        let op = unsafe { stream.enqueue(Uses::new("none"), nothing) };
+                        op.queued().expect("is accepted");
+                    }
                 }
             }
             stream.done().await.expect("completes");

@@ -1,28 +1,23 @@
 //! NVRTC, the run-time compiler for CUDA C++: found at run time, its results as plain integers.
 //!
-//! | where | looked for |
-//! |---|---|
-//! | the file, or the folder, that `GPU_AWAIT_NVRTC` names | there only |
-//! | otherwise the loader's search path, then `lib64` under `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda` | [`NAMES`], in that order |
-//!
-//! Once in the life of the process. NVRTC 12 before 13: its PTX loads on more drivers. The library
+//! Looked for once in the life of the process, where [`library`] says. NVRTC 12 before 13: its PTX loads on more drivers. The library
 //! opens its builtins by bare name at the first compilation, which fails for one outside the search
 //! path; so they are opened first, from the same folder.
 //!
 //! Source: the NVRTC manual; all entry points are there since 11.2.
 
-use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use super::library;
+use super::library::{NotFound, Search};
 use crate::error::{Error, ErrorDetail, Result};
 
-/// The file names, the first found wins.
-const NAMES: [&str; 4] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2", "libnvrtc.so"];
-
-/// Names the library or its folder.
-const VARIABLE: &str = "GPU_AWAIT_NVRTC";
+const SEARCH: Search = Search {
+    variable: "GPU_AWAIT_NVRTC",
+    names: &["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2", "libnvrtc.so"],
+};
 
 type Program = *mut c_void;
 
@@ -87,35 +82,20 @@ impl Nvrtc {
     }
 
     fn find() -> Result<Nvrtc> {
-        let candidates = candidates();
-        let mut reasons = Vec::new();
-        for path in &candidates {
-            match Nvrtc::open(path) {
-                Ok(nvrtc) => return Ok(nvrtc),
-                Err(reason) => reasons.push(reason),
-            }
-        }
-        // One that is there and cannot be used says more than those that are not there.
-        let there = candidates.iter().position(|path| path.exists()).unwrap_or(0);
-        let reason = reasons.swap_remove(there);
-        let looked_for = candidates.iter().map(|path| path.display().to_string()).collect();
-        Err(ErrorDetail::NoCompiler { looked_for, reason }.into())
+        SEARCH.find(Nvrtc::open).map_err(|NotFound { looked_for, reason }| {
+            ErrorDetail::NoCompiler { looked_for, reason }.into()
+        })
     }
 
     fn open(path: &Path) -> std::result::Result<Nvrtc, String> {
         let builtins = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         for path in builtins.into_iter().flat_map(files).filter(|path| is_builtins(path)) {
-            // SAFETY: NVIDIA's library runs only its own initializers.
-            if let Ok(library) = unsafe { libloading::Library::new(&path) } {
+            if let Ok(library) = library::open(&path) {
                 // For as long as the compiler, which is for good.
                 std::mem::forget(library);
             }
         }
-        // SAFETY: as above.
-        let library = unsafe { libloading::Library::new(path) };
-        let library = library.map_err(|error| {
-            std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string())
-        })?;
+        let library = library::open(path)?;
         macro_rules! symbol {
             ($name:literal) => {
                 // SAFETY: the type is the entry point's in the NVRTC manual.
@@ -273,20 +253,6 @@ fn check(code: c_int) -> std::result::Result<(), c_int> {
 
 fn pointers(texts: &[CString]) -> Vec<*const c_char> {
     texts.iter().map(|text| text.as_ptr()).collect()
-}
-
-fn candidates() -> Vec<PathBuf> {
-    if let Some(named) = env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
-        let named = PathBuf::from(named);
-        return match named.is_dir() {
-            true => NAMES.iter().map(|name| named.join(name)).collect(),
-            false => vec![named],
-        };
-    }
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os);
-    let toolkits = toolkits.map(PathBuf::from).chain([PathBuf::from("/usr/local/cuda")]);
-    let in_toolkits = toolkits.flat_map(|root| NAMES.map(|name| root.join("lib64").join(name)));
-    NAMES.iter().map(PathBuf::from).chain(in_toolkits).collect()
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {

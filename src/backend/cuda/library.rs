@@ -1,0 +1,69 @@
+//! NVIDIA's libraries, found at run time.
+//!
+//! | where | looked for |
+//! |---|---|
+//! | the file, or the folder, that the library's environment variable names | there only |
+//! | otherwise the loader's search path, then `lib64` under `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda` | its names, in their order |
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// A library and where it may be.
+pub(crate) struct Search {
+    /// The environment variable that names the library or its folder.
+    pub(crate) variable: &'static str,
+    /// The file names; the first found wins.
+    pub(crate) names: &'static [&'static str],
+}
+
+/// Why there is none.
+pub(crate) struct NotFound {
+    pub(crate) looked_for: Vec<String>,
+    pub(crate) reason: String,
+}
+
+impl Search {
+    /// The first of the candidates that `open` can use.
+    pub(crate) fn find<L>(
+        &self,
+        open: impl Fn(&Path) -> std::result::Result<L, String>,
+    ) -> std::result::Result<L, NotFound> {
+        let candidates = self.candidates();
+        let mut reasons = Vec::new();
+        for path in &candidates {
+            match open(path) {
+                Ok(library) => return Ok(library),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        // One that is there and cannot be used says more than those that are not there.
+        let there = candidates.iter().position(|path| path.exists()).unwrap_or(0);
+        let reason = reasons.swap_remove(there);
+        let looked_for = candidates.iter().map(|path| path.display().to_string()).collect();
+        Err(NotFound { looked_for, reason })
+    }
+
+    fn candidates(&self) -> Vec<PathBuf> {
+        if let Some(named) = env::var_os(self.variable).filter(|named| !named.is_empty()) {
+            let named = PathBuf::from(named);
+            return match named.is_dir() {
+                true => self.names.iter().map(|name| named.join(name)).collect(),
+                false => vec![named],
+            };
+        }
+        let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os);
+        let toolkits = toolkits.map(PathBuf::from).chain([PathBuf::from("/usr/local/cuda")]);
+        let in_toolkits = toolkits
+            .flat_map(|root| self.names.iter().map(move |name| root.join("lib64").join(name)));
+        self.names.iter().map(PathBuf::from).chain(in_toolkits).collect()
+    }
+}
+
+/// Opens a library; an error is the loader's own words.
+pub(crate) fn open(path: &Path) -> std::result::Result<libloading::Library, String> {
+    // SAFETY: NVIDIA's libraries run only their own initializers.
+    let library = unsafe { libloading::Library::new(path) };
+    library.map_err(|error| {
+        std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string())
+    })
+}

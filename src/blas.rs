@@ -1,0 +1,265 @@
+//! Matrix products by cuBLASLt, as operations.
+//!
+//! [`Blas`] is the library, found at run time; [`Gemm`] is a plan for products of one shape: layouts, epilogue and
+//! algorithm are decided when it is made, so that a launch searches for nothing. On a host device a plan computes the
+//! same on the CPU.
+//!
+//! | memory of a product | is declared as |
+//! |---|---|
+//! | `a`, `b`, the bias | read |
+//! | `c` | overwritten if `beta` is 0, else updated |
+//! | the workspace, from the stream's own memory | overwritten |
+//!
+//! # Invariants
+//! 1. After [`GemmBuilder::plan`] nothing asks for an algorithm (`a_launch_searches_for_nothing`).
+//! 2. Two streams never share a workspace: each launch has its own, in stream order
+//!    (`products_on_two_streams`).
+
+mod element;
+#[cfg(feature = "cuda")]
+mod lt;
+mod plan;
+mod shape;
+mod twin;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+pub use self::element::GemmElement;
+use self::plan::{Engines, GemmCore};
+pub use self::shape::Activation;
+use self::shape::Shape;
+use crate::device::Device;
+use crate::error::Result;
+use crate::kernel::LaunchOn;
+use crate::memory::buffer::{Readable, Writable};
+use crate::runtime::coop;
+use crate::thread::role;
+use crate::thread::worker::offload;
+
+/// The library for matrix products on a device: cuBLASLt on a GPU, the CPU on a host device. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// use gpu_await::{Activation, Blas, Device};
+/// let device = Device::cuda_or_host()?;
+/// let stream = device.stream()?;
+/// let blas = Blas::load(&device).await?;
+/// // 2 x 3 times 3 x 2, row by row, with a bias for each column of the result.
+/// let layer = blas.gemm::<f32>(2, 2, 3).bias().activation(Activation::Relu).plan().await?;
+///
+/// let a = stream.upload(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).queued()?;
+/// let b = stream.upload(vec![1.0, 0.0, 0.0, 1.0, 1.0, 1.0]).queued()?;
+/// let bias = stream.upload(vec![0.5, -100.0]).queued()?;
+/// let mut c = stream.empty::<f32>(4).queued()?;
+/// layer.launch_with_bias(&stream, 1.0, &a, &b, &bias, 0.0, &mut c).queued()?;
+/// assert_eq!(stream.download(&c).await?, [4.5, 0.0, 10.5, 0.0]);
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Blas {
+    engines: Engines,
+}
+
+/// The shape of products, and how they are computed; made by [`Blas::gemm`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `plan`"]
+pub struct GemmBuilder<T> {
+    engines: Engines,
+    shape: Shape,
+    element: PhantomData<fn() -> T>,
+}
+
+/// A plan for products `c = activation(alpha * a * b + beta * c + bias)` of one shape. Cheap to clone; any thread may
+/// launch it on any stream of its device.
+pub struct Gemm<T> {
+    core: Arc<GemmCore>,
+    element: PhantomData<fn() -> T>,
+}
+
+impl Blas {
+    /// Loads the library. Dropped, the future leaves it loading.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::NoLibrary`](crate::ErrorDetail::NoLibrary): no cuBLASLt, with where it was looked for and what to install;
+    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign): one that does not work with this driver; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cublasLtCreate`. The library is `libcublasLt.so.13` or `.12`; the environment variable `GPU_AWAIT_CUBLASLT` names
+    /// the file or its folder.
+    pub async fn load(device: &Device) -> Result<Blas> {
+        coop::proceed().await;
+        role::check_driver("loading a library")?;
+        let engine = device.engine().clone();
+        offload(move || Ok(Blas { engines: Engines::load(&engine)? })).await?
+    }
+
+    /// [`load`](Self::load) on the calling thread.
+    ///
+    /// # Blocking
+    /// Yes, up to seconds: not from async code.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    pub fn load_blocking(device: &Device) -> Result<Blas> {
+        role::check("loading a library")?;
+        Ok(Blas { engines: Engines::load(device.engine())? })
+    }
+
+    /// Begins a plan for products of an `m` x `k` matrix and a `k` x `n` matrix, row-major and without gaps. All of
+    /// `a`, `b`, `c` and the bias have elements of type `T`; sums are in `f32`, of `f64` in `f64`.
+    pub fn gemm<T: GemmElement>(&self, m: usize, n: usize, k: usize) -> GemmBuilder<T> {
+        let shape = Shape::new(m, n, k, T::KIND);
+        GemmBuilder { engines: self.engines.clone(), shape, element: PhantomData }
+    }
+}
+
+impl<T: GemmElement> GemmBuilder<T> {
+    /// Makes a launch `count` products, of matrices that lie one behind the other.
+    pub fn batch(mut self, count: usize) -> Self {
+        self.shape.batch = count;
+        self
+    }
+
+    /// Takes `a` transposed: `k` rows of `m`.
+    pub fn transposed_a(mut self) -> Self {
+        self.shape.transposed_a = true;
+        self
+    }
+
+    /// Takes `b` transposed: `n` rows of `k`, as the weights of a linear layer often are.
+    pub fn transposed_b(mut self) -> Self {
+        self.shape.transposed_b = true;
+        self
+    }
+
+    /// Adds a bias to each row of the product: `n` elements, the same for all products of a batch.
+    pub fn bias(mut self) -> Self {
+        self.shape.bias = true;
+        self
+    }
+
+    /// Applies a function to each element last.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.shape.activation = activation;
+        self
+    }
+
+    /// Lets products of `f32` round their inputs to 10 bits of mantissa, for tensor cores; other types and host
+    /// devices compute as they do.
+    pub fn tf32(mut self) -> Self {
+        self.shape.tf32 = true;
+        self
+    }
+
+    /// Sets how much memory a launch may use beside its arguments; 32 MiB unless said.
+    pub fn workspace_bytes(mut self, most: usize) -> Self {
+        self.shape.workspace_bytes = most;
+        self
+    }
+
+    /// Chooses the algorithm. Dropped, the future leaves it choosing.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::TooFew`](crate::ErrorDetail::TooFew): an extent of 0; [`ErrorDetail::TooLarge`](crate::ErrorDetail::TooLarge); [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign): cuBLASLt has no
+    /// algorithm for that; a device that is lost or closed.
+    ///
+    /// # Source
+    /// `cublasLtMatmulAlgoGetHeuristic`.
+    pub async fn plan(self) -> Result<Gemm<T>> {
+        coop::proceed().await;
+        role::check_driver("choosing an algorithm")?;
+        let core = offload(move || self.engines.plan(&self.shape)).await??;
+        Ok(Gemm { core: Arc::new(core), element: PhantomData })
+    }
+
+    /// [`plan`](Self::plan) on the calling thread.
+    ///
+    /// # Blocking
+    /// Yes, some milliseconds the first time: not from async code.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan); a thread on which it would dead-lock.
+    pub fn plan_blocking(self) -> Result<Gemm<T>> {
+        role::check("choosing an algorithm")?;
+        let core = self.engines.plan(&self.shape)?;
+        Ok(Gemm { core: Arc::new(core), element: PhantomData })
+    }
+}
+
+impl<T: GemmElement> Gemm<T> {
+    /// Puts a product on a stream, a device's current stream, or a batch. Ready proves *complete on the device*.
+    ///
+    /// If `beta` is 0, `c` is overwritten, whatever was there.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape; [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): one that begins at
+    /// an address which is no multiple of 16; [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); a plan with a bias
+    /// ([`launch_with_bias`](Self::launch_with_bias)); no memory for the workspace; those of cuBLASLt, as
+    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); inputs that nobody wrote or whose producer failed.
+    ///
+    /// # Source
+    /// `cublasLtMatmul`.
+    #[track_caller]
+    pub fn launch<O: LaunchOn>(
+        &self,
+        on: &O,
+        alpha: T::Scale,
+        a: &impl Readable<T>,
+        b: &impl Readable<T>,
+        beta: T::Scale,
+        c: &mut impl Writable<T>,
+    ) -> O::Launched {
+        on.batch_of_one(|queue| {
+            self.core.put(queue, (alpha, beta), a, b, None::<&ViewOf<'_, T>>, c)
+        })
+    }
+
+    /// [`launch`](Self::launch) of a plan with a bias.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch); a plan without a bias.
+    #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "the product has as many")]
+    pub fn launch_with_bias<O: LaunchOn>(
+        &self,
+        on: &O,
+        alpha: T::Scale,
+        a: &impl Readable<T>,
+        b: &impl Readable<T>,
+        bias: &impl Readable<T>,
+        beta: T::Scale,
+        c: &mut impl Writable<T>,
+    ) -> O::Launched {
+        on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, Some(bias), c))
+    }
+
+    /// Returns how much memory a launch uses beside its arguments, in bytes.
+    #[must_use]
+    pub fn workspace_bytes(&self) -> usize {
+        self.core.workspace_bytes()
+    }
+}
+
+/// What stands where there is no bias.
+type ViewOf<'a, T> = crate::memory::buffer::View<'a, T>;
+
+impl<T> Clone for Gemm<T> {
+    fn clone(&self) -> Self {
+        Gemm { core: self.core.clone(), element: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for Gemm<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gemm<{}>({})", std::any::type_name::<T>(), self.core.shape())
+    }
+}
+
+impl fmt::Debug for Blas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Blas({})", self.engines.engine().label())
+    }
+}

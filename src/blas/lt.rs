@@ -1,0 +1,401 @@
+//! cuBLASLt: found at run time, its results as plain integers.
+//!
+//! It takes matrices column by column; a row-major matrix is the transposed of that. So what is computed is the
+//! transposed product, `c' = b' * a'`, with the operands exchanged.
+//!
+//! Source: the cuBLAS manual; all entry points are there since 11.0.
+
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::element::Kind;
+use super::shape::{ALIGNMENT, Activation, Shape};
+use crate::backend::cuda::library;
+use crate::backend::cuda::library::{NotFound, Search};
+use crate::error::{Error, ErrorDetail, LibraryStatus, Result};
+use crate::interop::library_object::{LibraryObject, in_context};
+
+const SEARCH: Search = Search {
+    variable: "GPU_AWAIT_CUBLASLT",
+    names: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+};
+
+type Handle = *mut c_void;
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Heuristic {
+    algo: [u64; 8],
+    workspace_bytes: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+const _: () = {
+    use cudarc::driver::sys::CUstream;
+    // A stream of the run-time library is the driver's.
+    assert!(size_of::<CUstream>() == size_of::<Handle>());
+    assert!(size_of::<Heuristic>() == 96);
+};
+
+/// The entry points.
+#[expect(non_snake_case, reason = "the library's names")]
+struct LtCalls {
+    cublasLtCreate: unsafe extern "C" fn(*mut Handle) -> c_int,
+    cublasLtDestroy: unsafe extern "C" fn(Handle) -> c_int,
+    cublasLtMatmulDescCreate: unsafe extern "C" fn(*mut Handle, c_int, c_int) -> c_int,
+    cublasLtMatmulDescDestroy: unsafe extern "C" fn(Handle) -> c_int,
+    cublasLtMatmulDescSetAttribute:
+        unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int,
+    cublasLtMatrixLayoutCreate: unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> c_int,
+    cublasLtMatrixLayoutDestroy: unsafe extern "C" fn(Handle) -> c_int,
+    cublasLtMatrixLayoutSetAttribute:
+        unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int,
+    cublasLtMatmulPreferenceCreate: unsafe extern "C" fn(*mut Handle) -> c_int,
+    cublasLtMatmulPreferenceDestroy: unsafe extern "C" fn(Handle) -> c_int,
+    cublasLtMatmulPreferenceSetAttribute:
+        unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int,
+    cublasLtMatmulAlgoGetHeuristic: unsafe extern "C" fn(
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        c_int,
+        *mut Heuristic,
+        *mut c_int,
+    ) -> c_int,
+    cublasLtMatmul: unsafe extern "C" fn(
+        Handle,
+        Handle,
+        *const c_void,
+        u64,
+        Handle,
+        u64,
+        Handle,
+        *const c_void,
+        u64,
+        Handle,
+        u64,
+        Handle,
+        *const [u64; 8],
+        u64,
+        usize,
+        u64,
+    ) -> c_int,
+    /// Never unloaded: the functions above point into it.
+    _library: libloading::Library,
+}
+
+impl LtCalls {
+    /// The library; looked for once in the life of the process.
+    fn get() -> Result<&'static LtCalls> {
+        static API: OnceLock<Result<LtCalls, Error>> = OnceLock::new();
+        API.get_or_init(Self::find).as_ref().map_err(Error::clone)
+    }
+
+    fn find() -> Result<LtCalls> {
+        SEARCH.find(LtCalls::open).map_err(|NotFound { looked_for, reason }| {
+            let install = "the CUDA toolkit's cuBLAS, or the package nvidia-cublas";
+            let (library, variable) = ("cuBLASLt", SEARCH.variable);
+            ErrorDetail::NoLibrary { library, install, variable, looked_for, reason }.into()
+        })
+    }
+
+    fn open(path: &Path) -> std::result::Result<LtCalls, String> {
+        let library = library::open(path)?;
+        macro_rules! symbol {
+            ($name:ident) => {
+                // SAFETY: the field's type is the entry point's in the cuBLAS manual.
+                *unsafe { library.get(concat!(stringify!($name), "\0")) }
+                    .map_err(|_| format!("{} has no `{}`", path.display(), stringify!($name)))?
+            };
+        }
+        Ok(LtCalls {
+            cublasLtCreate: symbol!(cublasLtCreate),
+            cublasLtDestroy: symbol!(cublasLtDestroy),
+            cublasLtMatmulDescCreate: symbol!(cublasLtMatmulDescCreate),
+            cublasLtMatmulDescDestroy: symbol!(cublasLtMatmulDescDestroy),
+            cublasLtMatmulDescSetAttribute: symbol!(cublasLtMatmulDescSetAttribute),
+            cublasLtMatrixLayoutCreate: symbol!(cublasLtMatrixLayoutCreate),
+            cublasLtMatrixLayoutDestroy: symbol!(cublasLtMatrixLayoutDestroy),
+            cublasLtMatrixLayoutSetAttribute: symbol!(cublasLtMatrixLayoutSetAttribute),
+            cublasLtMatmulPreferenceCreate: symbol!(cublasLtMatmulPreferenceCreate),
+            cublasLtMatmulPreferenceDestroy: symbol!(cublasLtMatmulPreferenceDestroy),
+            cublasLtMatmulPreferenceSetAttribute: symbol!(cublasLtMatmulPreferenceSetAttribute),
+            cublasLtMatmulAlgoGetHeuristic: symbol!(cublasLtMatmulAlgoGetHeuristic),
+            cublasLtMatmul: symbol!(cublasLtMatmul),
+            _library: library,
+        })
+    }
+}
+
+/// What a call said, as an error of an operation of that name.
+fn check(call: &'static str, code: c_int) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    let name = match code {
+        1 => Some("CUBLAS_STATUS_NOT_INITIALIZED"),
+        3 => Some("CUBLAS_STATUS_ALLOC_FAILED"),
+        7 => Some("CUBLAS_STATUS_INVALID_VALUE"),
+        8 => Some("CUBLAS_STATUS_ARCH_MISMATCH"),
+        11 => Some("CUBLAS_STATUS_MAPPING_ERROR"),
+        13 => Some("CUBLAS_STATUS_EXECUTION_FAILED"),
+        14 => Some("CUBLAS_STATUS_INTERNAL_ERROR"),
+        15 => Some("CUBLAS_STATUS_NOT_SUPPORTED"),
+        16 => Some("CUBLAS_STATUS_LICENSE_ERROR"),
+        _ => None,
+    };
+    let cause = Arc::new(LibraryStatus { call, code, name });
+    Err(ErrorDetail::Foreign { op: "gemm".into(), cause }.into())
+}
+
+macro_rules! lt {
+    ($api:expr, $call:ident($($arg:expr),* $(,)?)) => {
+        // SAFETY: handles are live, and pointers are to live values of the sizes that are said.
+        check(stringify!($call), unsafe { ($api.$call)($($arg),*) })
+    };
+}
+
+/// The library's handle in a device's context.
+pub(super) struct Library {
+    api: &'static LtCalls,
+    handle: Handle,
+}
+
+// SAFETY: the handle is a pointer that any thread may use: the manual says so of this library.
+unsafe impl Send for Library {}
+
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Opens it; the device's context is current.
+    pub(super) fn open() -> Result<Self> {
+        let api = LtCalls::get()?;
+        let mut handle = null_mut();
+        lt!(api, cublasLtCreate(&raw mut handle))?;
+        Ok(Library { api, handle })
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        lt!(self.api, cublasLtDestroy(self.handle)).ok();
+    }
+}
+
+/// A descriptor of the library's, in host memory.
+struct Descriptor {
+    raw: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> c_int,
+}
+
+// SAFETY: a descriptor is plain memory; it is changed only by who has it alone.
+unsafe impl Send for Descriptor {}
+
+// SAFETY: as above; the library reads it, and `bias_turn` is held while it is changed and read.
+unsafe impl Sync for Descriptor {}
+
+impl Descriptor {
+    fn set<T>(
+        &self,
+        (call, set): (
+            &'static str,
+            unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int,
+        ),
+        attribute: c_int,
+        value: &T,
+    ) -> Result<()> {
+        let value: *const T = value;
+        // SAFETY: the descriptor lives; the value is of the attribute's type, and lives for the call.
+        check(call, unsafe { set(self.raw, attribute, value.cast(), size_of::<T>()) })
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: made by the function's counterpart, and destroyed once.
+        unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// A plan: descriptors and an algorithm.
+pub(super) struct LtPlan {
+    library: Arc<LibraryObject<Library>>,
+    operation: Descriptor,
+    /// Held by who launches with a bias, whose address is a part of the operation.
+    bias_turn: Mutex<()>,
+    left: Descriptor,
+    right: Descriptor,
+    out: Descriptor,
+    algo: [u64; 8],
+    workspace_bytes: usize,
+}
+
+/// `CUBLASLT_MATMUL_DESC_BIAS_POINTER`.
+const BIAS_POINTER: c_int = 8;
+
+impl LtPlan {
+    pub(super) fn new(library: &Arc<LibraryObject<Library>>, shape: &Shape) -> Result<Self> {
+        in_context(library.engine(), || LtPlan::choose(library, shape))?
+    }
+
+    fn choose(library: &Arc<LibraryObject<Library>>, shape: &Shape) -> Result<Self> {
+        // `CUBLASLT_MATMUL_DESC_*`.
+        const TRANSA: c_int = 3;
+        const TRANSB: c_int = 4;
+        const EPILOGUE: c_int = 7;
+        // `CUBLASLT_MATMUL_PREF_*`.
+        const MAX_WORKSPACE_BYTES: c_int = 1;
+        const MIN_ALIGNMENT: std::ops::RangeInclusive<c_int> = 5..=8;
+        let Library { api, handle } = library.get();
+        // `cudaDataType_t` of elements and of scales, `cublasComputeType_t`.
+        let (element, scale, compute) = match shape.kind {
+            Kind::F16 => (2, 0, 68),
+            Kind::Bf16 => (14, 0, 68),
+            Kind::F32 if shape.tf32 => (0, 0, 77),
+            Kind::F32 => (0, 0, 68),
+            Kind::F64 => (1, 1, 70),
+        };
+        let mut raw = null_mut();
+        lt!(api, cublasLtMatmulDescCreate(&raw mut raw, compute, scale))?;
+        let operation = Descriptor { raw, destroy: api.cublasLtMatmulDescDestroy };
+        let set = ("cublasLtMatmulDescSetAttribute", api.cublasLtMatmulDescSetAttribute);
+        // `cublasOperation_t`.
+        let transposed = |transposed: bool| c_int::from(transposed);
+        operation.set(set, TRANSA, &transposed(shape.transposed_b))?;
+        operation.set(set, TRANSB, &transposed(shape.transposed_a))?;
+        let epilogue: c_int = match (shape.activation, shape.bias) {
+            (Activation::None, false) => 1,
+            (Activation::Relu, false) => 2,
+            (Activation::None, true) => 4,
+            (Activation::Relu, true) => 6,
+            (Activation::Gelu, false) => 32,
+            (Activation::Gelu, true) => 36,
+        };
+        operation.set(set, EPILOGUE, &epilogue)?;
+
+        let (m, n, k) = (shape.m as u64, shape.n as u64, shape.k as u64);
+        let matrix = |rows: u64, columns: u64| -> Result<Descriptor> {
+            // A row-major matrix of `rows` x `columns` is a column-major one of `columns` x `rows`.
+            const BATCH_COUNT: c_int = 5;
+            const STRIDED_BATCH_OFFSET: c_int = 6;
+            let mut raw = null_mut();
+            let lead = columns as i64;
+            lt!(api, cublasLtMatrixLayoutCreate(&raw mut raw, element, columns, rows, lead))?;
+            let layout = Descriptor { raw, destroy: api.cublasLtMatrixLayoutDestroy };
+            if shape.batch > 1 {
+                let set =
+                    ("cublasLtMatrixLayoutSetAttribute", api.cublasLtMatrixLayoutSetAttribute);
+                let count = c_int::try_from(shape.batch).unwrap_or(c_int::MAX);
+                layout.set(set, BATCH_COUNT, &count)?;
+                layout.set(set, STRIDED_BATCH_OFFSET, &((rows * columns) as i64))?;
+            }
+            Ok(layout)
+        };
+        let left = if shape.transposed_b { matrix(n, k) } else { matrix(k, n) }?;
+        let right = if shape.transposed_a { matrix(k, m) } else { matrix(m, k) }?;
+        let out = matrix(m, n)?;
+
+        let mut raw = null_mut();
+        lt!(api, cublasLtMatmulPreferenceCreate(&raw mut raw))?;
+        let preference = Descriptor { raw, destroy: api.cublasLtMatmulPreferenceDestroy };
+        let set =
+            ("cublasLtMatmulPreferenceSetAttribute", api.cublasLtMatmulPreferenceSetAttribute);
+        preference.set(set, MAX_WORKSPACE_BYTES, &(shape.workspace_bytes as u64))?;
+        for operand in MIN_ALIGNMENT {
+            preference.set(set, operand, &(ALIGNMENT as u32))?;
+        }
+        let mut found =
+            Heuristic { algo: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        let mut count = 0;
+        let call = "cublasLtMatmulAlgoGetHeuristic";
+        lt!(
+            api,
+            cublasLtMatmulAlgoGetHeuristic(
+                *handle,
+                operation.raw,
+                left.raw,
+                right.raw,
+                out.raw,
+                out.raw,
+                preference.raw,
+                1,
+                &raw mut found,
+                &raw mut count,
+            )
+        )?;
+        if count == 0 {
+            const NOT_SUPPORTED: c_int = 15;
+            check(call, NOT_SUPPORTED)?;
+        }
+        check(call, found.state)?;
+        Ok(LtPlan {
+            library: library.clone(),
+            operation,
+            bias_turn: Mutex::new(()),
+            left,
+            right,
+            out,
+            algo: found.algo,
+            workspace_bytes: found.workspace_bytes,
+        })
+    }
+
+    pub(super) fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes
+    }
+
+    /// Puts a product on a stream, with the context current: addresses of `a`, `b`, `c` and the rest.
+    pub(super) fn multiply<S>(
+        &self,
+        stream: u64,
+        (alpha, beta): (&S, &S),
+        [a, b, c]: [u64; 3],
+        bias: Option<u64>,
+        workspace: u64,
+    ) -> Result<()> {
+        let Library { api, handle } = self.library.get();
+        let _turn = match bias {
+            Some(bias) => {
+                let turn = self.bias_turn.lock();
+                let set = ("cublasLtMatmulDescSetAttribute", api.cublasLtMatmulDescSetAttribute);
+                self.operation.set(set, BIAS_POINTER, &bias)?;
+                Some(turn)
+            }
+            None => None,
+        };
+        let (alpha, beta): (*const S, *const S) = (alpha, beta);
+        lt!(
+            api,
+            cublasLtMatmul(
+                *handle,
+                self.operation.raw,
+                alpha.cast(),
+                b,
+                self.left.raw,
+                a,
+                self.right.raw,
+                beta.cast(),
+                c,
+                self.out.raw,
+                c,
+                self.out.raw,
+                &raw const self.algo,
+                workspace,
+                self.workspace_bytes,
+                stream,
+            )
+        )
+    }
+}

@@ -1,0 +1,184 @@
+//! A plan for matrix products: its shape, and what computes it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::element::GemmElement;
+#[cfg(feature = "cuda")]
+use super::lt::{Library, LtPlan};
+use super::shape::{ALIGNMENT, Shape};
+use super::twin;
+use crate::backend::DeviceKind;
+use crate::batch::queue::Queue;
+use crate::error::{ErrorDetail, Result};
+#[cfg(feature = "cuda")]
+use crate::interop::library_object::LibraryObject;
+use crate::memory::buffer::{Readable, Writable};
+use crate::memory::raw_slice::RawSlice;
+use crate::runtime::Engine;
+use crate::submit::{RawQueue, Uses, wrong_device};
+
+/// What computes products on a device.
+#[derive(Clone)]
+pub(super) struct Engines {
+    engine: Arc<Engine>,
+    #[cfg(feature = "cuda")]
+    library: Option<Arc<LibraryObject<Library>>>,
+}
+
+/// A plan of either kind of device.
+pub(super) struct GemmCore {
+    shape: Shape,
+    engine: Arc<Engine>,
+    #[cfg(feature = "cuda")]
+    plan: Option<LtPlan>,
+}
+
+impl fmt::Debug for Engines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.engine.label())
+    }
+}
+
+impl Engines {
+    pub(super) fn load(engine: &Arc<Engine>) -> Result<Self> {
+        engine.check_open()?;
+        Ok(Engines {
+            engine: engine.clone(),
+            #[cfg(feature = "cuda")]
+            library: match engine.backend.kind() {
+                DeviceKind::Cuda => Some(Arc::new(LibraryObject::new(engine, Library::open)?)),
+                DeviceKind::Host => None,
+            },
+        })
+    }
+
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(super) fn plan(&self, shape: &Shape) -> Result<GemmCore> {
+        shape.check()?;
+        self.engine.check_open()?;
+        Ok(GemmCore {
+            shape: *shape,
+            engine: self.engine.clone(),
+            #[cfg(feature = "cuda")]
+            plan: self.library.as_ref().map(|library| LtPlan::new(library, shape)).transpose()?,
+        })
+    }
+}
+
+impl GemmCore {
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn workspace_bytes(&self) -> usize {
+        self.plan.as_ref().map_or(0, LtPlan::workspace_bytes)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    pub(super) fn workspace_bytes(&self) -> usize {
+        0
+    }
+
+    /// Puts a product on the queue's stream.
+    pub(super) fn put<T: GemmElement>(
+        &self,
+        queue: &Queue<'_>,
+        (alpha, beta): (T::Scale, T::Scale),
+        a: &impl Readable<T>,
+        b: &impl Readable<T>,
+        bias: Option<&impl Readable<T>>,
+        c: &mut impl Writable<T>,
+    ) -> Result<()> {
+        let overwrites = beta == T::Scale::default();
+        let uses = Uses::new("gemm").reads(a).reads(b);
+        let uses = if overwrites { uses.writes(c) } else { uses.updates(c) };
+        let (uses, bias) = uses.also_reads(bias);
+        let slices = uses.pointers();
+        if let Err(error) = self.check(queue, slices, bias) {
+            return Err(uses.refuse(error));
+        }
+        let workspace = match self.workspace_bytes() {
+            0 => Ok(None),
+            bytes => queue.empty::<u8>(bytes).map(Some),
+        };
+        let mut workspace = match workspace {
+            Ok(workspace) => workspace,
+            Err(error) => return Err(uses.refuse(error)),
+        };
+        let (uses, workspace) = uses.also_writes(workspace.as_mut());
+        let product = |queue: &RawQueue<'_>, (a, b, c): Slices<T>| {
+            #[cfg(feature = "cuda")]
+            if let Some(plan) = &self.plan {
+                let pointers = [a.address(), b.address(), c.address()];
+                let bias = bias.map(RawSlice::address);
+                let workspace = workspace.map_or(0, RawSlice::address);
+                return plan.multiply(queue.stream(), (&alpha, &beta), pointers, bias, workspace);
+            }
+            let _ = &workspace;
+            let shape = self.shape;
+            queue.host(move || multiply(&shape, (alpha, beta), (a, b, bias), c))
+        };
+        queue.enqueue_library(uses, product)
+    }
+
+    fn check<T>(
+        &self,
+        queue: &Queue<'_>,
+        (a, b, c): Slices<T>,
+        bias: Option<RawSlice<T>>,
+    ) -> Result<()> {
+        let (engine, shape) = (queue.stream().engine(), &self.shape);
+        if engine.id != self.engine.id {
+            return Err(wrong_device("the plan", engine, &self.engine));
+        }
+        let op = "gemm";
+        if bias.is_some() != shape.bias {
+            let (expected, found) =
+                (if shape.bias { shape.n } else { 0 }, bias.map_or(0, RawSlice::len));
+            return Err(ErrorDetail::WrongLength { op, what: "the bias", expected, found }.into());
+        }
+        let arguments = [
+            ("a", Some(a), shape.batch * shape.m * shape.k),
+            ("b", Some(b), shape.batch * shape.k * shape.n),
+            ("c", Some(c), shape.batch * shape.m * shape.n),
+            ("the bias", bias, shape.n),
+        ];
+        let given =
+            arguments.into_iter().filter_map(|(what, slice, len)| Some((what, slice?, len)));
+        for (what, slice, expected) in given {
+            let (found, ptr, alignment) = (slice.len(), slice.address(), ALIGNMENT);
+            if found != expected {
+                return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
+            }
+            if !ptr.is_multiple_of(alignment) {
+                return Err(ErrorDetail::Misaligned { op, what, ptr, alignment }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+type Slices<T> = (RawSlice<T>, RawSlice<T>, RawSlice<T>);
+
+/// The twin, on the worker of a host device's stream.
+fn multiply<T: GemmElement>(
+    shape: &Shape,
+    scales: (T::Scale, T::Scale),
+    (a, b, bias): (RawSlice<T>, RawSlice<T>, Option<RawSlice<T>>),
+    c: RawSlice<T>,
+) {
+    // SAFETY: the operation declared it as read, and this ends before that.
+    let a = unsafe { a.as_slice() };
+    // SAFETY: likewise.
+    let b = unsafe { b.as_slice() };
+    // SAFETY: likewise.
+    let bias = bias.map(|bias| unsafe { bias.as_slice() });
+    // SAFETY: the operation declared it as written, and borrowed it alone.
+    let c = unsafe { c.as_mut_slice() };
+    twin::gemm(shape, scales, (a, b, bias), c);
+}

@@ -1,0 +1,82 @@
+//! Objects of other libraries that the device's work uses.
+//!
+//! | a library object | is |
+//! |---|---|
+//! | held by a plan or a handle of the user's | there |
+//! | dropped | retired behind everything that was submitted to the device so far: launches may use it |
+//! | retired, and all of that complete | destroyed by the reaper, with the device's context current |
+//! | on a lost device, or after `main` | left where it is: its library would ask the driver |
+
+use std::sync::Arc;
+
+use crate::backend::DevicePtr;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::reclaim::retired::{Remnant, UserList};
+use crate::runtime::Engine;
+use crate::thread::exit;
+
+/// An object that a library made in a device's context, whose drop destroys it there.
+pub(crate) struct LibraryObject<T: Send + 'static> {
+    engine: Arc<Engine>,
+    /// `None` only inside `drop`.
+    object: Option<T>,
+}
+
+impl<T: Send + 'static> LibraryObject<T> {
+    /// Makes one, with the device's context current on the calling thread.
+    pub(crate) fn new(engine: &Arc<Engine>, make: impl FnOnce() -> Result<T>) -> Result<Self> {
+        engine.check_open()?;
+        let object = in_context(engine, make)??;
+        Ok(LibraryObject { engine: engine.clone(), object: Some(object) })
+    }
+
+    pub(crate) fn get(&self) -> &T {
+        self.object.as_ref().unwrap_or_else(|| unreachable!("taken by the drop only"))
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+}
+
+impl<T: Send + 'static> Drop for LibraryObject<T> {
+    fn drop(&mut self) {
+        let Some(object) = self.object.take() else { return };
+        let engine = self.engine.clone();
+        if exit::begun() || engine.lost().is_some() {
+            return std::mem::forget(object);
+        }
+        let owner = Box::new(InContext { engine: engine.clone(), object: Some(object) });
+        let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner };
+        engine.retire_behind_all(what, UserList::new());
+    }
+}
+
+struct InContext<T> {
+    engine: Arc<Engine>,
+    object: Option<T>,
+}
+
+impl<T> Drop for InContext<T> {
+    fn drop(&mut self) {
+        let mut object = self.object.take();
+        if !exit::begun() && self.engine.lost().is_none() {
+            in_context(&self.engine, || drop(object.take())).ok();
+        }
+        // On a device that does not work it stays.
+        std::mem::forget(object);
+    }
+}
+
+/// Runs `code` with the device's context current.
+pub(crate) fn in_context<R>(engine: &Arc<Engine>, code: impl FnOnce() -> R) -> Result<R> {
+    let (mut code, mut result) = (Some(code), None);
+    let mut run = || result = code.take().map(|code| code());
+    // SAFETY: the private stream lives as long as the engine, and the code puts nothing on it.
+    let called = unsafe { engine.backend.foreign(engine.private, &mut run) };
+    called.map_err(|code| engine.refused(code))?;
+    result.ok_or_else(|| {
+        let (what, device) = ("running a library's code", engine.label().to_owned());
+        ErrorDetail::Unsupported { what, device }.into()
+    })
+}
