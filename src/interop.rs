@@ -18,7 +18,7 @@
 #[cfg(feature = "cuda")]
 pub(crate) mod cudarc;
 mod enqueue;
-#[cfg(all(feature = "cuda", feature = "blas"))]
+#[cfg(all(feature = "cuda", any(feature = "blas", feature = "fft")))]
 pub(crate) mod library_object;
 pub(crate) mod memory;
 

@@ -71,6 +71,8 @@ pub(crate) mod blas;
 pub(crate) mod device;
 pub(crate) mod error;
 pub(crate) mod event;
+#[cfg(feature = "fft")]
+pub(crate) mod fft;
 pub(crate) mod interop;
 pub(crate) mod kernel;
 pub mod kernels;
@@ -108,6 +110,8 @@ pub use error::{
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;
+#[cfg(feature = "fft")]
+pub use fft::{ComplexFft, Fft, FftBuilder, FftElement, RealFft};
 pub use interop::StreamLoan;
 #[cfg(feature = "cuda")]
 pub use interop::cudarc::CudarcSlice;
@@ -128,6 +132,8 @@ pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::raw_slice::RawSlice;
 pub use memory::reclaim::pressure::Pressure;
 pub use memory::{Element, MemoryInfo, Number};
+#[cfg(feature = "fft")]
+pub use num_complex::Complex;
 pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};

@@ -533,6 +533,9 @@ const PLAIN: &[&str] = &[
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
+    "Fft::complex",
+    "Fft::real",
+    "FftBuilder::batch",
     "Blas::gemm",
     "GemmBuilder::activation",
     "GemmBuilder::batch",
@@ -692,6 +695,14 @@ const ON_ONE_KIND: &[&str] = &[
     "Device::from_cudarc",
     "DeviceBuilder::from_cudarc",
     "Device::adopt_cudarc",
+    "ComplexFft::forward",
+    "ComplexFft::forward_in_place",
+    "ComplexFft::inverse",
+    "ComplexFft::inverse_in_place",
+    "FftBuilder::plan",
+    "FftBuilder::plan_blocking",
+    "RealFft::forward",
+    "RealFft::inverse",
     "Gemm::launch",
     "Gemm::launch_with_bias",
     "GemmBuilder::plan",

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 const PARENTS: &[&str] = &[
     "lib",
     "blas",
+    "fft",
     "backend/host",
     "event",
     "kernel",

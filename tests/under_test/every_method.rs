@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Blas, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail, Event, Image, InOut,
-    Kernel, LaunchConfig, Module, Op, PooledStream, RawQueue, Result, Stream, StreamPool, Uses,
-    join_all, kernels,
+    Batcher, Blas, Complex, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail, Event, Fft,
+    Image, InOut, Kernel, LaunchConfig, Module, Op, PooledStream, RawQueue, Result, Stream,
+    StreamPool, Uses, join_all, kernels,
 };
 use tower::Service;
 
@@ -333,7 +333,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let buffer = || full.full(8, 1.0f32).queued();
     let pinned = || full.pinned::<f32>(8);
     let other = idle.full(8, 2.0f32).queued()?;
-    let blas = Blas::load_blocking(device);
+    let (blas, fft) = (Blas::load_blocking(device), Fft::load_blocking(device));
     idle.synchronize()?;
 
     // From now on what is submitted to it waits for the host function.
@@ -437,6 +437,40 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     each! { refuses:
         "Blas::load", device => |d| at_once(Blas::load(&d)).map(drop);
         "Blas::load_blocking", device => |d| Blas::load_blocking(&d).map(drop);
+    }
+    each! { refuses:
+        "Fft::load", device => |d| at_once(Fft::load(&d)).map(drop);
+        "Fft::load_blocking", device => |d| Fft::load_blocking(&d).map(drop);
+    }
+    // On a GPU only where there is cuFFT.
+    if let Ok(fft) = fft {
+        each! { refuses:
+            "FftBuilder::plan", fft => |f| at_once(f.complex::<f32>(&[4]).plan());
+            "FftBuilder::plan_blocking", fft => |f| f.complex::<f32>(&[4]).plan_blocking();
+        }
+        let complex = fft.complex::<f32>(&[4]).plan_blocking()?;
+        let real = fft.real::<f32>(&[6]).plan_blocking()?;
+        let one = Complex::new(1.0f32, 0.0);
+        let args = || -> Result<_> {
+            let (x, y) = (full.full(4, one).queued()?, full.full(4, one).queued()?);
+            Ok((full.clone(), x, y, full.full(6, 1.0f32).queued()?))
+        };
+        let (plan, (on, x, mut y, _)) = (complex.clone(), args()?);
+        list.refuses("ComplexFft::forward", move || plan.forward(&on, &x, &mut y).queued());
+        let (plan, (on, x, mut y, _)) = (complex.clone(), args()?);
+        list.refuses("ComplexFft::inverse", move || plan.inverse(&on, &x, &mut y).queued());
+        let (plan, (on, _, mut y, _)) = (complex.clone(), args()?);
+        list.refuses("ComplexFft::forward_in_place", move || {
+            plan.forward_in_place(&on, &mut y).queued()
+        });
+        let (plan, (on, _, mut y, _)) = (complex, args()?);
+        list.refuses("ComplexFft::inverse_in_place", move || {
+            plan.inverse_in_place(&on, &mut y).queued()
+        });
+        let (plan, (on, mut x, _, s)) = (real.clone(), args()?);
+        list.refuses("RealFft::forward", move || plan.forward(&on, &s, &mut x).queued());
+        let (plan, (on, mut x, _, mut s)) = (real, args()?);
+        list.refuses("RealFft::inverse", move || plan.inverse(&on, &mut x, &mut s).queued());
     }
     // On a GPU only where there is cuBLASLt.
     if let Ok(blas) = blas {

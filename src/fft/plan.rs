@@ -1,0 +1,239 @@
+//! A plan for Fourier transforms: its shape, and what computes it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use num_complex::Complex;
+
+#[cfg(feature = "cuda")]
+use super::cufft::CufftPlan;
+use super::shape::{FftElement, FftShape};
+use super::twin;
+use crate::backend::DeviceKind;
+use crate::batch::queue::Queue;
+use crate::error::{ErrorDetail, Result};
+#[cfg(feature = "cuda")]
+use crate::interop::library_object::LibraryObject;
+use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
+use crate::memory::raw_slice::RawSlice;
+use crate::runtime::Engine;
+use crate::submit::{RawQueue, Uses, wrong_device};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Forward,
+    Inverse,
+}
+
+/// What computes transforms on a device.
+#[derive(Clone)]
+pub(super) struct Engines {
+    engine: Arc<Engine>,
+}
+
+/// A plan of either kind of device.
+pub(super) struct FftCore {
+    shape: FftShape,
+    engine: Arc<Engine>,
+    #[cfg(feature = "cuda")]
+    plan: Option<LibraryObject<CufftPlan>>,
+}
+
+impl fmt::Debug for Engines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.engine.label())
+    }
+}
+
+impl Engines {
+    pub(super) fn load(engine: &Arc<Engine>) -> Result<Self> {
+        engine.check_open()?;
+        #[cfg(feature = "cuda")]
+        if engine.backend.kind() == DeviceKind::Cuda {
+            super::cufft::load()?;
+        }
+        Ok(Engines { engine: engine.clone() })
+    }
+
+    pub(super) fn plan(&self, shape: &FftShape) -> Result<FftCore> {
+        let engine = &self.engine;
+        shape.check(engine.label())?;
+        engine.check_open()?;
+        Ok(FftCore {
+            shape: shape.clone(),
+            engine: engine.clone(),
+            #[cfg(feature = "cuda")]
+            plan: match engine.backend.kind() {
+                DeviceKind::Cuda => Some(LibraryObject::new(engine, || CufftPlan::new(shape))?),
+                DeviceKind::Host => None,
+            },
+        })
+    }
+}
+
+impl FftCore {
+    pub(super) fn shape(&self) -> &FftShape {
+        &self.shape
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn work_bytes(&self) -> usize {
+        self.plan.as_ref().map_or(0, |plan| plan.get().work_bytes())
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    pub(super) fn work_bytes(&self) -> usize {
+        0
+    }
+
+    pub(super) fn transform<T: FftElement>(
+        &self,
+        queue: &Queue<'_>,
+        direction: Direction,
+        input: &impl Readable<Complex<T>>,
+        output: &mut impl Writable<Complex<T>>,
+    ) -> Result<()> {
+        let uses = Uses::new("fft").reads(input).writes(output);
+        let (from, to) = uses.pointers();
+        let len = self.shape.len();
+        let mut work = None;
+        let uses = self.prepare(
+            queue,
+            uses,
+            [("the input", from.len(), len), ("the output", to.len(), len)],
+            &mut work,
+        )?;
+        let (uses, work) = uses.also_writes(work.as_mut());
+        queue.enqueue_library(uses, |queue, (from, to)| {
+            let shape = self.shape.clone();
+            self.run(queue, direction, [from.address(), to.address()], work, move || {
+                let (from, to) = (slice(from), slice_mut(to));
+                to.copy_from_slice(from);
+                twin::complex(&shape, to, direction == Direction::Forward);
+            })
+        })
+    }
+
+    pub(super) fn transform_in_place<T: FftElement>(
+        &self,
+        queue: &Queue<'_>,
+        direction: Direction,
+        data: &mut impl Writable<Complex<T>>,
+    ) -> Result<()> {
+        let uses = Uses::new("fft").updates(data);
+        let (slice,) = uses.pointers();
+        let mut work = None;
+        let uses =
+            self.prepare(queue, uses, [("the data", slice.len(), self.shape.len())], &mut work)?;
+        let (uses, work) = uses.also_writes(work.as_mut());
+        queue.enqueue_library(uses, |queue, (data,)| {
+            let shape = self.shape.clone();
+            self.run(queue, direction, [data.address(); 2], work, move || {
+                twin::complex(&shape, slice_mut(data), direction == Direction::Forward);
+            })
+        })
+    }
+
+    pub(super) fn real_forward<T: FftElement>(
+        &self,
+        queue: &Queue<'_>,
+        signal: &impl Readable<T>,
+        spectrum: &mut impl Writable<Complex<T>>,
+    ) -> Result<()> {
+        let uses = Uses::new("fft").reads(signal).writes(spectrum);
+        let (from, to) = uses.pointers();
+        let lens = self.real_lens(from.len(), to.len());
+        let mut work = None;
+        let uses = self.prepare(queue, uses, lens, &mut work)?;
+        let (uses, work) = uses.also_writes(work.as_mut());
+        queue.enqueue_library(uses, |queue, (from, to)| {
+            let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
+            self.run(queue, Direction::Forward, pointers, work, move || {
+                twin::real_forward(&shape, slice(from), slice_mut(to));
+            })
+        })
+    }
+
+    pub(super) fn real_inverse<T: FftElement>(
+        &self,
+        queue: &Queue<'_>,
+        spectrum: &mut impl Writable<Complex<T>>,
+        signal: &mut impl Writable<T>,
+    ) -> Result<()> {
+        let uses = Uses::new("fft").updates(spectrum).writes(signal);
+        let (from, to) = uses.pointers();
+        let lens = self.real_lens(to.len(), from.len());
+        let mut work = None;
+        let uses = self.prepare(queue, uses, lens, &mut work)?;
+        let (uses, work) = uses.also_writes(work.as_mut());
+        queue.enqueue_library(uses, |queue, (from, to)| {
+            let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
+            self.run(queue, Direction::Inverse, pointers, work, move || {
+                twin::real_inverse(&shape, slice(from), slice_mut(to));
+            })
+        })
+    }
+
+    fn real_lens(&self, signal: usize, spectrum: usize) -> [(&'static str, usize, usize); 2] {
+        let (len, spectrum_len) = (self.shape.len(), self.shape.spectrum_len());
+        [("the signal", signal, len), ("the spectrum", spectrum, spectrum_len)]
+    }
+
+    /// Checks device and lengths, and takes memory for the work area.
+    fn prepare<'a, P, const N: usize>(
+        &self,
+        queue: &Queue<'_>,
+        uses: Uses<'a, P>,
+        lens: [(&'static str, usize, usize); N],
+        work: &mut Option<DeviceBuffer<u8>>,
+    ) -> Result<Uses<'a, P>> {
+        let engine = queue.stream().engine();
+        if engine.id != self.engine.id {
+            return Err(uses.refuse(wrong_device("the plan", engine, &self.engine)));
+        }
+        if let Some((what, found, expected)) = lens.into_iter().find(|(_, found, len)| found != len)
+        {
+            let op = "fft";
+            return Err(uses.refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
+        }
+        let bytes = self.work_bytes();
+        if bytes > 0 {
+            match queue.empty(bytes) {
+                Ok(memory) => *work = Some(memory),
+                Err(error) => return Err(uses.refuse(error)),
+            }
+        }
+        Ok(uses)
+    }
+
+    /// Has the library transform on a GPU, or the twin.
+    fn run(
+        &self,
+        queue: &RawQueue<'_>,
+        direction: Direction,
+        pointers: [u64; 2],
+        work: Option<RawSlice<u8>>,
+        twin: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(plan) = &self.plan {
+            let work = work.map_or(0, RawSlice::address);
+            let forward = direction == Direction::Forward;
+            return plan.get().execute(queue.stream(), forward, pointers, work);
+        }
+        let _ = (direction, pointers, work);
+        queue.host(twin)
+    }
+}
+
+/// A declared range, on the worker of a host device's stream.
+fn slice<'a, T>(declared: RawSlice<T>) -> &'a [T] {
+    // SAFETY: a twin calls this, in an operation that declared the range as read or updated, and ends first.
+    unsafe { declared.as_slice() }
+}
+
+/// A declared range for writing, on the worker of a host device's stream.
+fn slice_mut<'a, T>(declared: RawSlice<T>) -> &'a mut [T] {
+    // SAFETY: a twin calls this, in an operation that declared the range as written or updated, and ends first.
+    unsafe { declared.as_mut_slice() }
+}

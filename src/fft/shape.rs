@@ -1,0 +1,85 @@
+//! The shape of Fourier transforms.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use crate::error::{ErrorDetail, Result};
+use crate::memory::Element;
+
+/// A type of real numbers that transforms compute with: `f32`, `f64`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "transforms do not compute with `{Self}`",
+    label = "not `f32` or `f64`"
+)]
+pub trait FftElement: Element + rustfft::FftNum + sealed::Sealed {
+    #[doc(hidden)]
+    const DOUBLE: bool;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+}
+
+impl FftElement for f32 {
+    const DOUBLE: bool = false;
+}
+
+impl FftElement for f64 {
+    const DOUBLE: bool = true;
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct FftShape {
+    pub(super) extents: SmallVec<[usize; 3]>,
+    pub(super) batch: usize,
+    pub(super) is_real: bool,
+    pub(super) is_double: bool,
+}
+
+impl FftShape {
+    pub(super) fn new(extents: &[usize], is_real: bool, is_double: bool) -> Self {
+        FftShape { extents: SmallVec::from_slice(extents), batch: 1, is_real, is_double }
+    }
+
+    /// Numbers of all signals.
+    pub(super) fn len(&self) -> usize {
+        self.batch * self.extents.iter().product::<usize>()
+    }
+
+    /// Numbers of all spectra.
+    pub(super) fn spectrum_len(&self) -> usize {
+        let last = self.extents.last().copied().unwrap_or(0);
+        if self.is_real { self.len() / last * (last / 2 + 1) } else { self.len() }
+    }
+
+    /// Refuses extents that no transform has.
+    pub(super) fn check(&self, device: &str) -> Result<()> {
+        let no = self.extents.iter().chain([&self.batch]).any(|extent| *extent == 0);
+        if no || self.extents.is_empty() {
+            let what = "an extent of a transform";
+            return Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
+        }
+        if self.extents.len() > 3 {
+            let what = "a transform of more than three dimensions";
+            return Err(ErrorDetail::Unsupported { what, device: device.to_owned() }.into());
+        }
+        let extents = self.extents.iter().chain([&self.batch]);
+        let len = extents.copied().try_fold(16_usize, usize::checked_mul);
+        if len.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let (len, element_bytes) = (usize::MAX, 16);
+            return Err(ErrorDetail::TooLarge { len, element_bytes }.into());
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for FftShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_real { "real" } else { "complex" };
+        write!(f, "{kind} {:?}, {} of them", self.extents.as_slice(), self.batch)
+    }
+}
