@@ -8,12 +8,12 @@
 //! |---|---|
 //! | `a`, `b`, the bias | read |
 //! | `c` | overwritten if `beta` is 0, else updated |
-//! | the workspace, from the stream's own memory | overwritten |
+//! | the workspace | overwritten |
 //!
 //! # Invariants
 //! 1. After [`GemmBuilder::plan`] nothing asks for an algorithm (`a_launch_searches_for_nothing`).
-//! 2. Two streams never share a workspace: each launch has its own, in stream order
-//!    (`products_on_two_streams`).
+//! 2. Two streams never share a workspace (`products_on_two_streams`): the plan's own, or that of a launch
+//!    ([`work_area`](crate::interop::work_area)).
 
 mod element;
 #[cfg(feature = "cuda")]
@@ -27,7 +27,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 pub use self::element::GemmElement;
-use self::plan::{Engines, GemmCore};
+use self::plan::{GemmCore, Multiplier};
 pub use self::shape::Activation;
 use self::shape::Shape;
 use crate::device::Device;
@@ -60,14 +60,14 @@ use crate::thread::worker::offload;
 /// ```
 #[derive(Clone)]
 pub struct Blas {
-    engines: Engines,
+    multiplier: Multiplier,
 }
 
 /// The shape of products, and how they are computed; made by [`Blas::gemm`].
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `plan`"]
 pub struct GemmBuilder<T> {
-    engines: Engines,
+    multiplier: Multiplier,
     shape: Shape,
     element: PhantomData<fn() -> T>,
 }
@@ -93,7 +93,7 @@ impl Blas {
         coop::proceed().await;
         role::check_driver("loading a library")?;
         let engine = device.engine().clone();
-        offload(move || Ok(Blas { engines: Engines::load(&engine)? })).await?
+        offload(move || Ok(Blas { multiplier: Multiplier::load(&engine)? })).await?
     }
 
     /// [`load`](Self::load) on the calling thread.
@@ -105,14 +105,14 @@ impl Blas {
     /// As [`load`](Self::load); a thread on which it would dead-lock.
     pub fn load_blocking(device: &Device) -> Result<Blas> {
         role::check("loading a library")?;
-        Ok(Blas { engines: Engines::load(device.engine())? })
+        Ok(Blas { multiplier: Multiplier::load(device.engine())? })
     }
 
     /// Begins a plan for products of an `m` x `k` matrix and a `k` x `n` matrix, row-major and without gaps. All of
     /// `a`, `b`, `c` and the bias have elements of type `T`; sums are in `f32`, of `f64` in `f64`.
     pub fn gemm<T: GemmElement>(&self, m: usize, n: usize, k: usize) -> GemmBuilder<T> {
         let shape = Shape::new(m, n, k, T::KIND);
-        GemmBuilder { engines: self.engines.clone(), shape, element: PhantomData }
+        GemmBuilder { multiplier: self.multiplier.clone(), shape, element: PhantomData }
     }
 }
 
@@ -171,7 +171,7 @@ impl<T: GemmElement> GemmBuilder<T> {
     pub async fn plan(self) -> Result<Gemm<T>> {
         coop::proceed().await;
         role::check_driver("choosing an algorithm")?;
-        let core = offload(move || self.engines.plan(&self.shape)).await??;
+        let core = offload(move || self.multiplier.plan(&self.shape)).await??;
         Ok(Gemm { core: Arc::new(core), element: PhantomData })
     }
 
@@ -184,7 +184,7 @@ impl<T: GemmElement> GemmBuilder<T> {
     /// As [`plan`](Self::plan); a thread on which it would dead-lock.
     pub fn plan_blocking(self) -> Result<Gemm<T>> {
         role::check("choosing an algorithm")?;
-        let core = self.engines.plan(&self.shape)?;
+        let core = self.multiplier.plan(&self.shape)?;
         Ok(Gemm { core: Arc::new(core), element: PhantomData })
     }
 }
@@ -236,7 +236,8 @@ impl<T: GemmElement> Gemm<T> {
         on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, Some(bias), c))
     }
 
-    /// Returns how much memory a launch uses beside its arguments, in bytes.
+    /// Returns how much memory a launch uses beside its arguments, in bytes. The plan keeps as much from its first launch
+    /// on; a launch that finds it in use by another stream takes as much of its own.
     #[must_use]
     pub fn workspace_bytes(&self) -> usize {
         self.core.workspace_bytes()
@@ -260,6 +261,6 @@ impl<T> fmt::Debug for Gemm<T> {
 
 impl fmt::Debug for Blas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Blas({})", self.engines.engine().label())
+        write!(f, "Blas({})", self.multiplier.engine().label())
     }
 }

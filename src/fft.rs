@@ -7,7 +7,7 @@
 //! |---|---|
 //! | the input | read; that of an inverse real transform updated, because cuFFT uses it up |
 //! | the output | overwritten |
-//! | the work area, from the stream's own memory | overwritten |
+//! | the work area | overwritten |
 //!
 //! # Invariants
 //! 1. A plan's stream and work area are set and used by one launch at a time: two streams may use one plan
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use num_complex::Complex;
 
-use self::plan::{Direction, Engines, FftCore};
+use self::plan::{Direction, FftCore, Transformer};
 pub use self::shape::FftElement;
 use self::shape::FftShape;
 use crate::device::Device;
@@ -53,14 +53,14 @@ use crate::thread::worker::offload;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Fft {
-    engines: Engines,
+    transformer: Transformer,
 }
 
 /// The shape of transforms; made by [`Fft::complex`] and [`Fft::real`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `plan`"]
 pub struct FftBuilder<P> {
-    engines: Engines,
+    transformer: Transformer,
     shape: FftShape,
     plan: PhantomData<fn() -> P>,
 }
@@ -95,7 +95,7 @@ impl Fft {
         coop::proceed().await;
         role::check_driver("loading a library")?;
         let engine = device.engine().clone();
-        offload(move || Ok(Fft { engines: Engines::load(&engine)? })).await?
+        offload(move || Ok(Fft { transformer: Transformer::load(&engine)? })).await?
     }
 
     /// [`load`](Self::load) on the calling thread.
@@ -107,7 +107,7 @@ impl Fft {
     /// As [`load`](Self::load); a thread on which it would dead-lock.
     pub fn load_blocking(device: &Device) -> Result<Fft> {
         role::check("loading a library")?;
-        Ok(Fft { engines: Engines::load(device.engine())? })
+        Ok(Fft { transformer: Transformer::load(device.engine())? })
     }
 
     /// Begins a plan for transforms of complex numbers, of one to three dimensions, row-major.
@@ -121,7 +121,7 @@ impl Fft {
     }
 
     fn builder<P>(&self, shape: FftShape) -> FftBuilder<P> {
-        FftBuilder { engines: self.engines.clone(), shape, plan: PhantomData }
+        FftBuilder { transformer: self.transformer.clone(), shape, plan: PhantomData }
     }
 }
 
@@ -144,7 +144,7 @@ impl<P: From<FftPlan>> FftBuilder<P> {
     pub async fn plan(self) -> Result<P> {
         coop::proceed().await;
         role::check_driver("making a plan")?;
-        let core = offload(move || self.engines.plan(&self.shape)).await??;
+        let core = offload(move || self.transformer.plan(&self.shape)).await??;
         Ok(FftPlan(Arc::new(core)).into())
     }
 
@@ -157,7 +157,7 @@ impl<P: From<FftPlan>> FftBuilder<P> {
     /// As [`plan`](Self::plan); a thread on which it would dead-lock.
     pub fn plan_blocking(self) -> Result<P> {
         role::check("making a plan")?;
-        Ok(FftPlan(Arc::new(self.engines.plan(&self.shape)?)).into())
+        Ok(FftPlan(Arc::new(self.transformer.plan(&self.shape)?)).into())
     }
 }
 
@@ -281,7 +281,8 @@ impl<T: FftElement> RealFft<T> {
 macro_rules! plans {
     ($($plan:ident)+) => {$(
         impl<T> $plan<T> {
-            /// Returns how much memory a launch uses beside its arguments, in bytes.
+            /// Returns how much memory a launch uses beside its arguments, in bytes. The plan keeps as much from its
+            /// first launch on; a launch that finds it in use by another stream takes as much of its own.
             #[must_use]
             pub fn work_bytes(&self) -> usize {
                 self.core.work_bytes()

@@ -21,6 +21,8 @@ mod enqueue;
 #[cfg(all(feature = "cuda", any(feature = "blas", feature = "fft")))]
 pub(crate) mod library_object;
 pub(crate) mod memory;
+#[cfg(any(feature = "blas", feature = "fft"))]
+pub(crate) mod work_area;
 
 use crate::backend::{RawStream, StreamOptions};
 use crate::device::Device;

@@ -13,6 +13,7 @@ use crate::batch::queue::Queue;
 use crate::error::{ErrorDetail, Result};
 #[cfg(feature = "cuda")]
 use crate::interop::library_object::LibraryObject;
+use crate::interop::work_area::WorkArea;
 use crate::memory::buffer::{Readable, Writable};
 use crate::memory::raw_slice::RawSlice;
 use crate::runtime::Engine;
@@ -20,7 +21,7 @@ use crate::submit::{RawQueue, Uses, wrong_device};
 
 /// What computes products on a device.
 #[derive(Clone)]
-pub(super) struct Engines {
+pub(super) struct Multiplier {
     engine: Arc<Engine>,
     #[cfg(feature = "cuda")]
     library: Option<Arc<LibraryObject<Library>>>,
@@ -30,20 +31,21 @@ pub(super) struct Engines {
 pub(super) struct GemmCore {
     shape: Shape,
     engine: Arc<Engine>,
+    area: WorkArea,
     #[cfg(feature = "cuda")]
     plan: Option<LtPlan>,
 }
 
-impl fmt::Debug for Engines {
+impl fmt::Debug for Multiplier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.engine.label())
     }
 }
 
-impl Engines {
+impl Multiplier {
     pub(super) fn load(engine: &Arc<Engine>) -> Result<Self> {
         engine.check_open()?;
-        Ok(Engines {
+        Ok(Multiplier {
             engine: engine.clone(),
             #[cfg(feature = "cuda")]
             library: match engine.backend.kind() {
@@ -63,6 +65,7 @@ impl Engines {
         Ok(GemmCore {
             shape: *shape,
             engine: self.engine.clone(),
+            area: WorkArea::default(),
             #[cfg(feature = "cuda")]
             plan: self.library.as_ref().map(|library| LtPlan::new(library, shape)).transpose()?,
         })
@@ -94,6 +97,7 @@ impl GemmCore {
         bias: Option<&impl Readable<T>>,
         c: &mut impl Writable<T>,
     ) -> Result<()> {
+        let mut workspace;
         let overwrites = beta == T::Scale::default();
         let uses = Uses::new("gemm").reads(a).reads(b);
         let uses = if overwrites { uses.writes(c) } else { uses.updates(c) };
@@ -102,15 +106,11 @@ impl GemmCore {
         if let Err(error) = self.check(queue, slices, bias) {
             return Err(uses.refuse(error));
         }
-        let workspace = match self.workspace_bytes() {
-            0 => Ok(None),
-            bytes => queue.empty::<u8>(bytes).map(Some),
-        };
-        let mut workspace = match workspace {
-            Ok(workspace) => workspace,
+        match self.area.take(queue, self.workspace_bytes()) {
+            Ok(memory) => workspace = memory,
             Err(error) => return Err(uses.refuse(error)),
-        };
-        let (uses, workspace) = uses.also_writes(workspace.as_mut());
+        }
+        let (uses, workspace) = uses.also_writes(workspace.get_mut());
         let product = |queue: &RawQueue<'_>, (a, b, c): Slices<T>| {
             #[cfg(feature = "cuda")]
             if let Some(plan) = &self.plan {

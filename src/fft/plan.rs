@@ -14,7 +14,8 @@ use crate::batch::queue::Queue;
 use crate::error::{ErrorDetail, Result};
 #[cfg(feature = "cuda")]
 use crate::interop::library_object::LibraryObject;
-use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
+use crate::interop::work_area::{WorkArea, WorkMemory};
+use crate::memory::buffer::{Readable, Writable};
 use crate::memory::raw_slice::RawSlice;
 use crate::runtime::Engine;
 use crate::submit::{RawQueue, Uses, wrong_device};
@@ -27,7 +28,7 @@ pub(super) enum Direction {
 
 /// What computes transforms on a device.
 #[derive(Clone)]
-pub(super) struct Engines {
+pub(super) struct Transformer {
     engine: Arc<Engine>,
 }
 
@@ -35,24 +36,25 @@ pub(super) struct Engines {
 pub(super) struct FftCore {
     shape: FftShape,
     engine: Arc<Engine>,
+    area: WorkArea,
     #[cfg(feature = "cuda")]
     plan: Option<LibraryObject<CufftPlan>>,
 }
 
-impl fmt::Debug for Engines {
+impl fmt::Debug for Transformer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.engine.label())
     }
 }
 
-impl Engines {
+impl Transformer {
     pub(super) fn load(engine: &Arc<Engine>) -> Result<Self> {
         engine.check_open()?;
         #[cfg(feature = "cuda")]
         if engine.backend.kind() == DeviceKind::Cuda {
             super::cufft::load()?;
         }
-        Ok(Engines { engine: engine.clone() })
+        Ok(Transformer { engine: engine.clone() })
     }
 
     pub(super) fn plan(&self, shape: &FftShape) -> Result<FftCore> {
@@ -62,6 +64,7 @@ impl Engines {
         Ok(FftCore {
             shape: shape.clone(),
             engine: engine.clone(),
+            area: WorkArea::default(),
             #[cfg(feature = "cuda")]
             plan: match engine.backend.kind() {
                 DeviceKind::Cuda => Some(LibraryObject::new(engine, || CufftPlan::new(shape))?),
@@ -93,17 +96,17 @@ impl FftCore {
         input: &impl Readable<Complex<T>>,
         output: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
+        let mut work = WorkMemory::None;
         let uses = Uses::new("fft").reads(input).writes(output);
         let (from, to) = uses.pointers();
         let len = self.shape.len();
-        let mut work = None;
         let uses = self.prepare(
             queue,
             uses,
             [("the input", from.len(), len), ("the output", to.len(), len)],
             &mut work,
         )?;
-        let (uses, work) = uses.also_writes(work.as_mut());
+        let (uses, work) = uses.also_writes(work.get_mut());
         queue.enqueue_library(uses, |queue, (from, to)| {
             let shape = self.shape.clone();
             self.run(queue, direction, [from.address(), to.address()], work, move || {
@@ -120,12 +123,12 @@ impl FftCore {
         direction: Direction,
         data: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
+        let mut work = WorkMemory::None;
         let uses = Uses::new("fft").updates(data);
         let (slice,) = uses.pointers();
-        let mut work = None;
         let uses =
             self.prepare(queue, uses, [("the data", slice.len(), self.shape.len())], &mut work)?;
-        let (uses, work) = uses.also_writes(work.as_mut());
+        let (uses, work) = uses.also_writes(work.get_mut());
         queue.enqueue_library(uses, |queue, (data,)| {
             let shape = self.shape.clone();
             self.run(queue, direction, [data.address(); 2], work, move || {
@@ -140,12 +143,12 @@ impl FftCore {
         signal: &impl Readable<T>,
         spectrum: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
+        let mut work = WorkMemory::None;
         let uses = Uses::new("fft").reads(signal).writes(spectrum);
         let (from, to) = uses.pointers();
         let lens = self.real_lens(from.len(), to.len());
-        let mut work = None;
         let uses = self.prepare(queue, uses, lens, &mut work)?;
-        let (uses, work) = uses.also_writes(work.as_mut());
+        let (uses, work) = uses.also_writes(work.get_mut());
         queue.enqueue_library(uses, |queue, (from, to)| {
             let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
             self.run(queue, Direction::Forward, pointers, work, move || {
@@ -160,12 +163,12 @@ impl FftCore {
         spectrum: &mut impl Writable<Complex<T>>,
         signal: &mut impl Writable<T>,
     ) -> Result<()> {
+        let mut work = WorkMemory::None;
         let uses = Uses::new("fft").updates(spectrum).writes(signal);
         let (from, to) = uses.pointers();
         let lens = self.real_lens(to.len(), from.len());
-        let mut work = None;
         let uses = self.prepare(queue, uses, lens, &mut work)?;
-        let (uses, work) = uses.also_writes(work.as_mut());
+        let (uses, work) = uses.also_writes(work.get_mut());
         queue.enqueue_library(uses, |queue, (from, to)| {
             let (shape, pointers) = (self.shape.clone(), [from.address(), to.address()]);
             self.run(queue, Direction::Inverse, pointers, work, move || {
@@ -180,12 +183,12 @@ impl FftCore {
     }
 
     /// Checks device and lengths, and takes memory for the work area.
-    fn prepare<'a, P, const N: usize>(
-        &self,
+    fn prepare<'a, 'w, P, const N: usize>(
+        &'w self,
         queue: &Queue<'_>,
         uses: Uses<'a, P>,
         lens: [(&'static str, usize, usize); N],
-        work: &mut Option<DeviceBuffer<u8>>,
+        work: &mut WorkMemory<'w>,
     ) -> Result<Uses<'a, P>> {
         let engine = queue.stream().engine();
         if engine.id != self.engine.id {
@@ -196,12 +199,9 @@ impl FftCore {
             let op = "fft";
             return Err(uses.refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
         }
-        let bytes = self.work_bytes();
-        if bytes > 0 {
-            match queue.empty(bytes) {
-                Ok(memory) => *work = Some(memory),
-                Err(error) => return Err(uses.refuse(error)),
-            }
+        match self.area.take(queue, self.work_bytes()) {
+            Ok(memory) => *work = memory,
+            Err(error) => return Err(uses.refuse(error)),
         }
         Ok(uses)
     }

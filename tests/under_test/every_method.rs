@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Blas, Complex, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail, Event, Fft,
-    Image, InOut, Kernel, LaunchConfig, Module, Op, PooledStream, RawQueue, Result, Stream,
-    StreamPool, Uses, join_all, kernels,
+    Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail,
+    Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Module, Op, PooledStream, RawQueue,
+    RealFft, Result, Stream, StreamPool, Uses, join_all, kernels,
 };
 use tower::Service;
 
@@ -166,6 +166,9 @@ pub(crate) struct World {
     scale: kernels::scale,
     empty: kernels::empty,
     module: Option<Module>,
+    /// Plans likewise, where there is the library.
+    blas: Option<(Blas, Gemm<f32>, Gemm<f32>)>,
+    fft: Option<(Fft, ComplexFft<f32>, RealFft<f32>)>,
 }
 
 impl World {
@@ -178,7 +181,19 @@ impl World {
             DeviceKind::Cuda => Some(Module::load_blocking(device, spin())?),
             _ => None,
         };
-        Ok(World { device: device.clone(), host, full, idle, scale, empty, module })
+        let blas = Blas::load_blocking(device).ok().map(|blas| -> Result<_> {
+            let product = || blas.gemm::<f32>(4, 4, 4);
+            let plans = (product().plan_blocking()?, product().bias().plan_blocking()?);
+            Ok((blas.clone(), plans.0, plans.1))
+        });
+        let fft = Fft::load_blocking(device).ok().map(|fft| -> Result<_> {
+            let complex = fft.complex(&[4]).plan_blocking()?;
+            let real = fft.real(&[6]).plan_blocking()?;
+            Ok((fft, complex, real))
+        });
+        let (blas, fft) = (blas.transpose()?, fft.transpose()?);
+        let device = device.clone();
+        Ok(World { device, host, full, idle, scale, empty, module, blas, fft })
     }
 
     /// Calls everything inside a host function, a twin or a waker, while a thread sits in the queue of the
@@ -333,7 +348,6 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let buffer = || full.full(8, 1.0f32).queued();
     let pinned = || full.pinned::<f32>(8);
     let other = idle.full(8, 2.0f32).queued()?;
-    let (blas, fft) = (Blas::load_blocking(device), Fft::load_blocking(device));
     idle.synchronize()?;
 
     // From now on what is submitted to it waits for the host function.
@@ -443,13 +457,11 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
         "Fft::load_blocking", device => |d| Fft::load_blocking(&d).map(drop);
     }
     // On a GPU only where there is cuFFT.
-    if let Ok(fft) = fft {
+    if let Some((fft, complex, real)) = world.fft.clone() {
         each! { refuses:
             "FftBuilder::plan", fft => |f| at_once(f.complex::<f32>(&[4]).plan());
             "FftBuilder::plan_blocking", fft => |f| f.complex::<f32>(&[4]).plan_blocking();
         }
-        let complex = fft.complex::<f32>(&[4]).plan_blocking()?;
-        let real = fft.real::<f32>(&[6]).plan_blocking()?;
         let one = Complex::new(1.0f32, 0.0);
         let args = || -> Result<_> {
             let (x, y) = (full.full(4, one).queued()?, full.full(4, one).queued()?);
@@ -473,9 +485,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
         list.refuses("RealFft::inverse", move || plan.inverse(&on, &mut x, &mut s).queued());
     }
     // On a GPU only where there is cuBLASLt.
-    if let Ok(blas) = blas {
-        let gemm = blas.gemm::<f32>(4, 4, 4).plan_blocking()?;
-        let biased = blas.gemm::<f32>(4, 4, 4).bias().plan_blocking()?;
+    if let Some((blas, gemm, biased)) = world.blas.clone() {
         each! { refuses:
             "GemmBuilder::plan", blas => |b| at_once(b.gemm::<f32>(1, 1, 1).plan());
             "GemmBuilder::plan_blocking", blas => |b| b.gemm::<f32>(1, 1, 1).plan_blocking();

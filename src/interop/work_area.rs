@@ -1,0 +1,65 @@
+//! Memory that a library's plan needs for the time of a launch.
+//!
+//! | the plan's own area is | a launch uses |
+//! |---|---|
+//! | free: its last uses are complete, or on the launch's stream | that |
+//! | in use by another stream, or in another thread's hands | memory of its own, from its stream |
+//!
+//! The first launch makes the area, on its stream, which the plan keeps from then on.
+#![forbid(unsafe_code)]
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::batch::queue::Queue;
+use crate::error::Result;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::point::Track;
+
+/// A plan's area.
+#[derive(Default)]
+pub(crate) struct WorkArea {
+    kept: Mutex<Option<DeviceBuffer<u8>>>,
+}
+
+/// Memory of one launch.
+pub(crate) enum WorkMemory<'w> {
+    None,
+    Kept(MutexGuard<'w, Option<DeviceBuffer<u8>>>),
+    Own(DeviceBuffer<u8>),
+}
+
+impl WorkArea {
+    /// Memory of so many bytes for a launch on the queue's stream.
+    ///
+    /// # Errors
+    /// Out of device memory; a device that is lost or closed.
+    pub(crate) fn take(&self, queue: &Queue<'_>, bytes: usize) -> Result<WorkMemory<'_>> {
+        if bytes == 0 {
+            return Ok(WorkMemory::None);
+        }
+        if let Some(mut kept) = self.kept.try_lock() {
+            if kept.is_none() {
+                *kept = Some(queue.empty(bytes)?);
+            }
+            let stream = queue.stream().id();
+            let is_free = kept.as_ref().is_some_and(|area| {
+                let users = area.memory().with_hazards(|hazards| hazards.users());
+                users.iter().all(|used| used.stream.id() == stream || used.is_complete())
+            });
+            if is_free {
+                return Ok(WorkMemory::Kept(kept));
+            }
+        }
+        Ok(WorkMemory::Own(queue.empty(bytes)?))
+    }
+}
+
+impl WorkMemory<'_> {
+    pub(crate) fn get_mut(&mut self) -> Option<&mut DeviceBuffer<u8>> {
+        match self {
+            WorkMemory::None => None,
+            WorkMemory::Kept(kept) => kept.as_mut(),
+            WorkMemory::Own(own) => Some(own),
+        }
+    }
+}
