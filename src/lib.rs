@@ -38,6 +38,7 @@
 //! | to compile CUDA C++ at run time | [`Module::compile`], [`CudaSource`] |
 //! | a geometry, and one that fills the device | [`LaunchConfig`], [`Occupancy`] |
 //! | a point to wait for, time on the device | [`Event`] |
+//! | other libraries: their calls, memory and streams | [`Stream::enqueue`], [`Device::adopt_memory`], [`Stream::lend_memory`], [`Stream::lend_raw`] |
 //! | what can go wrong | [`Error`], [`ErrorKind`], [`ErrorDetail`] |
 //! | tests without a GPU, gates, faults | `testing` (feature `test-util`) |
 //!
@@ -56,8 +57,8 @@
 //! # Features
 //! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
 //! version of `cudarc` chosen by you; `tokio` (default): operations take part in the
-//! cooperative budget of tokio's tasks; `tower`: pools and batchers as
-//! services; `test-util`: the `testing` module. The core runs on any executor.
+//! cooperative budget of tokio's tasks; `blas`, `fft`: matrix products by cuBLASLt and Fourier transforms by cuFFT;
+//! `tower`: pools and batchers as services; `test-util`: the `testing` module. The core runs on any executor.
 
 #![cfg_attr(
     not(all(feature = "cuda", feature = "test-util")),
