@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `gemm.SHAPE.WHO.tflops` | how fast the device is, when launches are queued: the median of the rounds |
 //! | `gemm.SHAPE.ratio` | ours by the bare call |
+//! | `gemm.two_streams.ratio` | small products on two streams, by as many on one |
 //! | `gemm.call.WHO.us` | how long the thread is busy for a product of 64 x 64 x 64 |
 //!
 //! Without cuBLASLt it prints nothing.
@@ -218,6 +219,37 @@ mod compared {
         }
     }
 
+    /// Products that fill a part of the GPU: on two streams, by the time of as many on one.
+    fn overlap(device: &Device) {
+        const LAUNCHES: usize = 10;
+        let gemm = Blas::load_blocking(device).expect("cuBLASLt").gemm::<f32>(128, 128, 16_384);
+        let gemm = gemm.workspace_bytes(0).plan_blocking().expect("an algorithm");
+        let streams = [device.stream().expect("a stream"), device.stream().expect("a stream")];
+        let buffers = |stream: &Stream| {
+            let full = |len: usize| stream.full(len, 0.5f32).queued().expect("memory");
+            (full(128 * 16_384), full(16_384 * 128), full(128 * 128))
+        };
+        let mut each = streams.each_ref().map(buffers);
+        let mut round = |both: bool| {
+            let start = Instant::now();
+            for _ in 0..LAUNCHES {
+                for (index, (a, b, c)) in each.iter_mut().enumerate() {
+                    let stream = &streams[if both { index } else { 0 }];
+                    gemm.launch(stream, 1.0, a, b, 0.0, c).queued().expect("is launched");
+                }
+            }
+            streams.iter().for_each(|stream| stream.synchronize().expect("completes"));
+            us(start.elapsed())
+        };
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        for _ in 0..rounds(21, 1) {
+            one.push(round(false));
+            two.push(round(true));
+        }
+        let ratio = Sorted::new(two.split_off(1)).p50() / Sorted::new(one.split_off(1)).p50();
+        print("gemm.two_streams.ratio", ratio, "ratio");
+    }
+
     pub(super) fn main() {
         let device = measure::device();
         if let Err(error) = Blas::load_blocking(&device) {
@@ -225,6 +257,9 @@ mod compared {
             return;
         }
         calls(&device);
+        if !measure::is_smoke() {
+            overlap(&device);
+        }
         if measure::is_smoke() {
             speed::<f32>(&device, "f32_tf32_64", (64, 64, 64, 1), true, 10);
             return;
