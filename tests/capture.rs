@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use futures::executor::block_on;
-use gpu_await::{Device, DeviceKind, Result, kernels, testing};
+use gpu_await::{Device, DeviceKind, RawQueue, RawSlice, Result, Uses, kernels, testing};
 
 const BYTES: usize = 4096;
 const WORKERS: usize = 4;
@@ -180,6 +180,42 @@ fn a_capture_elsewhere_survives_kernels_that_are_loaded() {
             let mut sum = stream.empty::<f32>(100).queued()?;
             add.launch(&stream, &a, &b, &mut sum).queued()?;
             assert_eq!(block_on(stream.download(&sum))?[99], 2.0);
+        }
+        Ok(())
+    });
+}
+
+/// What other libraries do inside `enqueue` may be what voids captures: they allocate as they please.
+#[test]
+fn a_capture_elsewhere_survives_other_libraries() {
+    beside(|device, worker| {
+        let stream = device.stream()?;
+        for round in 0..20_u8 {
+            let mut x = stream.empty::<u8>(BYTES).queued()?;
+            let uses = Uses::new("theirs").writes(&mut x);
+            let call =
+                |queue: &RawQueue<'_>, (x,): (RawSlice<u8>,)| -> std::result::Result<(), String> {
+                    let mut scratch = 0;
+                    // SAFETY: the result is live; a context is current.
+                    let allocated = unsafe { sys::cuMemAlloc_v2(&raw mut scratch, BYTES) };
+                    let handle = queue.stream() as sys::CUstream;
+                    // SAFETY: live memory of that length, on a live stream.
+                    let set = unsafe { sys::cuMemsetD8Async(x.address(), round, x.len(), handle) };
+                    // SAFETY: nobody uses it.
+                    let freed = unsafe { sys::cuMemFree_v2(scratch) };
+                    let codes = [allocated, set, freed];
+                    let fine = codes.iter().all(|code| *code == sys::CUresult::CUDA_SUCCESS);
+                    if fine { Ok(()) } else { Err(format!("{codes:?}")) }
+                };
+            // SAFETY: it overwrites what is declared, on the stream.
+            unsafe { stream.enqueue(uses, call) }.queued()?;
+            let ptr = x.device_ptr();
+            // SAFETY: the buffer keeps the memory, which is behind the stream.
+            let adopted = unsafe { stream.adopt_memory::<u8>(ptr, BYTES, x) }?;
+            assert!(
+                block_on(stream.download(&adopted))?.iter().all(|byte| *byte == round),
+                "{worker}"
+            );
         }
         Ok(())
     });
