@@ -16,12 +16,15 @@
 //! preconditions are checked before every launch, so that launching is safe.
 
 mod container;
+pub(crate) mod declared;
+mod expansion;
 pub(crate) mod image;
 pub(crate) mod launch_config;
 mod limits;
-pub(crate) mod macros;
+mod macros;
 pub(crate) mod module;
 pub(crate) mod occupancy;
+pub(crate) mod plain;
 pub(crate) mod signature;
 pub(crate) mod source;
 
@@ -81,6 +84,11 @@ type Check<S> = dyn Fn(&LaunchConfig, &<S as Signature>::Shapes) -> bool + Send 
 
 /// Something that kernels are launched on: [`Stream`] and [`Device`] (the launch is a future), and
 /// [`Queue`] (inside a batch, the launch is a plain result). Sealed.
+#[diagnostic::on_unimplemented(
+    message = "a kernel cannot be launched on `{Self}`",
+    label = "not a stream",
+    note = "launch on a `Stream`, a `PooledStream`, a `Device` (its current stream) or, inside a batch, its `Queue`"
+)]
 pub trait LaunchOn: sealed::Sealed {
     /// What a launch returns.
     type Launched;

@@ -91,6 +91,22 @@ pub(crate) mod system;
 pub mod testing;
 pub(crate) mod thread;
 
+/// Plain data: what an [`Element`] must be, and the derives for it.
+///
+/// With it a program declares its own types without depending on `bytemuck`:
+/// ```
+/// use gpu_await::bytemuck::{Pod, Zeroable};
+///
+/// #[derive(Clone, Copy, Debug, Pod, Zeroable)]
+/// #[bytemuck(crate = "gpu_await::bytemuck")]
+/// #[repr(C)]
+/// struct Particle {
+///     position: [f32; 3],
+///     mass: f32,
+/// }
+/// ```
+pub use bytemuck;
+
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use batch::queue::Queue;
 pub use batch::settle::{Lent, Settle};
@@ -151,7 +167,8 @@ pub use submit::{Append, RawQueue, Uses};
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::kernel::macros::{Code, Declaration, Declared, erase};
+    pub use crate::kernel::declared::{Code, Declaration, Declared, erase};
+    pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }
 
 /// The README's examples run as well.

@@ -171,8 +171,16 @@ impl Reach {
 ///
 /// A buffer of a type that has no size, or that is aligned to more than 256 bytes (in pinned memory:
 /// 128), does not compile.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not plain data that device memory or a kernel can hold",
+    label = "not `bytemuck::Pod`",
+    note = "integers, `f16`, `bf16`, `f32`, `f64` and arrays of them are; of a `bool` or a `char` not every bit pattern is one: \
+            pass a `u8` or a `u32`",
+    note = "a `#[repr(C)]` struct of them is with `#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]`"
+)]
 pub trait Element: bytemuck::Pod + Send + Sync {}
 
+#[diagnostic::do_not_recommend]
 impl<T: bytemuck::Pod + Send + Sync> Element for T {}
 
 /// Refuses, when the program is compiled, a type that memory of so much alignment cannot hold or that
@@ -183,6 +191,11 @@ pub(crate) const fn must_fit<T>(alignment: u64) {
 }
 
 /// Numbers, which have a one: all integers, `f16`, `bf16`, `f32`, `f64`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a number that memory can be filled with ones of",
+    label = "not a number",
+    note = "integers, `f16`, `bf16`, `f32` and `f64` are; for other types say `full(len, value)`"
+)]
 pub trait Number: Element + sealed::Number {
     /// 1.
     const ONE: Self;

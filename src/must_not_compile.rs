@@ -80,7 +80,7 @@
 //! not in the module that declares it.
 //! ```
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
 //!     // SAFETY: one element, which is there.
 //!     let kernel = unsafe { k.kernel.kernel() };
@@ -89,14 +89,14 @@
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
 //!     s.launch(&k.kernel, LaunchConfig::for_elements(1), (x, 1u64 << 40)).queued()
 //! }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole, s: &Stream, x: &mut DeviceBuffer<f32>) -> Result<()> {
 //!     s.launch(k.kernel.kernel(), LaunchConfig::for_elements(1), (x, 1u64 << 40)).queued()
 //! }
@@ -104,22 +104,22 @@
 //! Nor does one declaration take the kernel of another one, even with the same types:
 //! ```
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(k: &whole) -> whole {
 //!     whole { kernel: k.kernel.clone() }
 //! }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
-//! # kernel! { pub unsafe fn any(x: &mut [f32], n: u64); }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
+//! # kernel! { pub unsafe fn any(x: &mut [f32], n: u64); ptx = ""; }
 //! fn f(k: &whole) -> any {
 //!     any { kernel: k.kernel.clone() }
 //! }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
-//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! fn f(kernel: Kernel<(InOut<f32>, u64)>) -> whole {
 //!     whole { kernel }
 //! }
@@ -127,7 +127,7 @@
 //! What is declared is a promise, which only `unsafe` makes:
 //! ```compile_fail
 //! # use gpu_await::*;
-//! kernel! { pub fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(x.len()); }
+//! kernel! { pub fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! ```
 //! The twin has the types of the declaration, and the error for another one shows both:
 //! ```
@@ -153,22 +153,23 @@
 //! kernel! {
 //!     pub unsafe fn whole(x: &mut [f32], n: u64 = unsafe { four() } as u64) where x.len() == unsafe { four() };
 //!     launch = LaunchConfig::for_elements(unsafe { four() });
+//!     ptx = "";
 //! }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
 //! # unsafe fn four() -> usize { 4 }
-//! kernel! { pub unsafe fn whole(x: &mut [f32]) where x.len() == four(); }
+//! kernel! { pub unsafe fn whole(x: &mut [f32]) where x.len() == four(); ptx = ""; }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
 //! # unsafe fn four() -> usize { 4 }
-//! kernel! { pub unsafe fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(four()); }
+//! kernel! { pub unsafe fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(four()); ptx = ""; }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;
 //! # unsafe fn four() -> usize { 4 }
-//! kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = four() as u64); launch = LaunchConfig::for_elements(x.len()); }
+//! kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = four() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! ```
 //! ```compile_fail
 //! # use gpu_await::*;

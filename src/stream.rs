@@ -79,6 +79,11 @@ pub struct Stream {
 
 /// Something on a stream to wait for: a [`Stream`] (all submitted to it so far), an [`Event`], an
 /// [`Op`], a stream of a pool. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "a stream cannot wait for `{Self}`",
+    label = "not a point on a stream",
+    note = "wait for `&Stream`, `&Event` or `&Op`; futures of other kinds are awaited on the host"
+)]
 pub trait Marks: sealed::Sealed {
     #[doc(hidden)]
     fn marks(&self) -> Result<MarkList>;

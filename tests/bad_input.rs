@@ -320,14 +320,22 @@ fn memory_freed_is_there_for_the_next_request() {
 #[tokio::test]
 async fn a_kernel_without_code_for_the_device_is_refused() {
     gpu_await::kernel! {
-        /// Nothing for nobody.
-        pub unsafe fn nowhere(x: &mut [f32]);
+        unsafe fn gpus_alone(x: &mut [f32]);
         launch = LaunchConfig::for_elements(x.len());
+        ptx = ".version 7.0";
+    }
+    gpu_await::kernel! {
+        unsafe fn hosts_alone(x: &mut [f32]);
+        launch = LaunchConfig::for_elements(x.len());
+        host = |_, _| ();
     }
     let device = testing::device();
-    let error = nowhere::load(&device).await.unwrap_err();
+    let (error, name) = match device.kind() {
+        DeviceKind::Host => (gpus_alone::load(&device).await.unwrap_err(), "gpus_alone"),
+        _ => (hosts_alone::load(&device).await.unwrap_err(), "hosts_alone"),
+    };
     assert!(
-        matches!(error.detail(), ErrorDetail::NoImplementation { kernel, .. } if kernel == "nowhere")
+        matches!(error.detail(), ErrorDetail::NoImplementation { kernel, .. } if kernel == name)
     );
     let host = Device::host();
     let error = Module::load(&host, Image::ptx(".version 7.0")).await.unwrap_err();

@@ -129,3 +129,54 @@ fn a_derived_value_is_computed_once() -> gpu_await::Result<()> {
     assert_eq!(stream.download(&y).synchronize()?, [12; 4]);
     Ok(())
 }
+
+mod structs {
+    use gpu_await::bytemuck::{Pod, Zeroable};
+    use gpu_await::{Grid, LaunchConfig, kernel};
+
+    /// A program needs no `bytemuck` of its own.
+    #[derive(Clone, Copy, Debug, Pod, Zeroable)]
+    #[bytemuck(crate = "gpu_await::bytemuck")]
+    #[repr(C)]
+    pub(crate) struct Line {
+        pub(crate) slope: f32,
+        pub(crate) at_zero: f32,
+        pub(crate) len: u64,
+    }
+
+    kernel! {
+        /// `y[i] = slope * i + at_zero`, and how much a step of eight is.
+        pub unsafe fn line(y: Out<[f32]>, line: Line, eight: [f32; 1] = [8.0 * line.slope])
+            where line.len <= y.len() as u64, eight[0] >= line.slope;
+        host = twin;
+        launch = LaunchConfig::for_elements(line.len as usize);
+    }
+
+    fn twin(_: &Grid, y: &mut [f32], line: Line, eight: [f32; 1]) {
+        for (i, y) in y.iter_mut().enumerate() {
+            *y = eight[0] / 8.0 * i as f32 + line.at_zero;
+        }
+    }
+}
+
+#[test]
+fn a_struct_is_passed_by_value() -> gpu_await::Result<()> {
+    let device = gpu_await::Device::host();
+    let line = structs::line::load_blocking(&device)?;
+    let stream = device.stream()?;
+    let mut y = stream.empty::<f32>(4).queued()?;
+    let values = structs::Line { slope: 2.0, at_zero: 1.0, len: 4 };
+    line.launch(&stream, &mut y, values).queued()?;
+    assert_eq!(stream.download(&y).synchronize()?, [1.0, 3.0, 5.0, 7.0]);
+    // Conditions read its fields, and an error shows them.
+    let values = structs::Line { len: 5, ..values };
+    let error = line.launch(&stream, &mut y, values).queued().unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("line.len <= y.len() as u64") && text.contains("slope: 2.0"), "{text}");
+    // SAFETY: with its own geometry, and the derived value that it has.
+    let behind = unsafe { line.kernel() };
+    let values = structs::Line { len: 4, ..values };
+    let config = gpu_await::LaunchConfig::for_elements(4);
+    stream.launch(behind, config, (&mut y, values, [16.0])).queued()?;
+    Ok(())
+}

@@ -661,7 +661,11 @@ const CALL_NO_DRIVER: &[&str] = &[
     // passes on to `Stream::from_raw`
     "Device::adopt",
     // what `kernel!` expands to: its own methods pass on to these
-    "macros::erase",
+    "declared::erase",
+    "plain::element",
+    "plain::proof",
+    "Plain::new",
+    "Plain::get",
     "Declared::load",
     "Declared::load_blocking",
     "Declared::attributes",

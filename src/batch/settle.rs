@@ -29,6 +29,12 @@ pub struct Lent<T>(pub(crate) Settled<T>);
 
 /// What a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and
 /// options of them. Sealed: nobody else may open a [`Lent`] early.
+#[diagnostic::on_unimplemented(
+    message = "a batch cannot return `{Self}`",
+    label = "not a value that a batch returns",
+    note = "return device buffers, what the queue lent (`Lent`), numbers and strings, also in tuples, arrays, vectors and \
+            options; make other values of them behind the batch's `.await`"
+)]
 pub trait Settle: sealed::Sealed + Sized {
     /// What the future resolves with.
     type Output: Send + 'static;

@@ -23,8 +23,8 @@ use crate::backend::{ArgBlock, Grid, HostTwin};
 use crate::error::image::ParamLayout;
 use crate::memory::allocation::ALIGNMENT;
 use crate::memory::buffer::{Extent, Readable, Writable};
+use crate::memory::must_fit;
 use crate::memory::pinned::PinnedFlag;
-use crate::memory::{Element, must_fit};
 use crate::submit::Footprint;
 
 /// Marker: an array that the kernel reads.
@@ -71,15 +71,20 @@ impl Len {
 const ADDRESS: (usize, usize) = (8, 8);
 
 /// Size and alignment of a value: C++ has no values without a size.
-const fn layout_of<T>() -> (usize, usize) {
+pub(super) const fn layout_of<T>() -> (usize, usize) {
     assert!(size_of::<T>() > 0, "a kernel's parameter has a size");
     (size_of::<T>(), align_of::<T>())
 }
 
 /// One argument's type. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a type of kernel parameters",
+    label = "not a kernel parameter",
+    note = "parameters are numbers, `Value<T>` for plain data of yours, the arrays `In<T>`, `InOut<T>` and `Out<T>`, and `Flag`"
+)]
 pub trait Param: sealed::Sealed + 'static {
     /// What a precondition sees: the value, or the [`Len`] of an array.
-    type Shape: Copy + Debug + Send + Sync + 'static;
+    type Shape: Clone + Debug + 'static;
     /// What the host twin receives.
     type Twin<'a>;
     /// Size and alignment of what a launch passes, in bytes.
@@ -115,9 +120,14 @@ pub trait Arg<'k, P: Param> {
 }
 
 /// A tuple of [`Param`] markers, up to twelve. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the signature of a kernel",
+    label = "not a tuple of kernel parameters",
+    note = "a signature is a tuple of at most twelve parameters, `(InOut<f32>,)` for a single one"
+)]
 pub trait Signature: sealed::Sealed + Sized + 'static {
     /// What preconditions see: a tuple of the arguments' shapes.
-    type Shapes: Debug + Send + Sync + 'static;
+    type Shapes: Debug + 'static;
     #[doc(hidden)]
     fn describe(shapes: &Self::Shapes, names: &[&str]) -> String;
     /// The parameters that a kernel of these types has.
@@ -137,6 +147,12 @@ pub trait Args<'k, S: Signature> {
 }
 
 /// A kernel's host twin: a function of the grid and the arguments' twin types.
+#[diagnostic::on_unimplemented(
+    message = "this is not a host twin of a kernel with the signature `{S}`",
+    label = "not a twin for `{S}`",
+    note = "a twin takes `&Grid`, then for each parameter what the twin sees: `&[T]` for `In<T>`, `&mut [T]` for \
+            `InOut<T>` and `Out<T>`, `&AtomicU32` for `Flag`, numbers as they are; and it returns nothing"
+)]
 pub trait TwinFn<S: Signature>: Send + Sync + 'static {
     #[doc(hidden)]
     fn erase(self) -> Erased;
@@ -145,7 +161,7 @@ pub trait TwinFn<S: Signature>: Send + Sync + 'static {
 /// A twin behind its types.
 pub(crate) type Erased = HostTwin;
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 
@@ -204,7 +220,8 @@ impl<'k, T: Pod + Debug + Send + Sync> Arg<'k, Value<T>> for T {
 }
 
 impl<T> sealed::Sealed for In<T> {}
-impl<T: Element> Param for In<T> {
+// A buffer has an `Element`; so does whatever is passed for an array. The markers ask for nothing.
+impl<T: 'static> Param for In<T> {
     type Shape = Len;
     type Twin<'a> = &'a [T];
     unsafe fn twin(args: &ArgBlock, index: usize) -> &[T] {
@@ -216,7 +233,7 @@ impl<T: Element> Param for In<T> {
         format!("{name}.len() = {}", shape.0)
     }
 }
-impl<'k, T: Element, B: Readable<T>> Arg<'k, In<T>> for &'k B {
+impl<'k, T: 'static, B: Readable<T>> Arg<'k, In<T>> for &'k B {
     fn push(self, list: &mut ArgList<'k>) -> Len {
         let span = self.span();
         list.footprint.reads(&span);
@@ -228,7 +245,7 @@ impl<'k, T: Element, B: Readable<T>> Arg<'k, In<T>> for &'k B {
 macro_rules! written_arrays {
     ($($marker:ident $uses:ident)+) => {$(
         impl<T> sealed::Sealed for $marker<T> {}
-        impl<T: Element> Param for $marker<T> {
+        impl<T: 'static> Param for $marker<T> {
             type Shape = Len;
             type Twin<'a> = &'a mut [T];
             unsafe fn twin(args: &ArgBlock, index: usize) -> &mut [T] {
@@ -241,7 +258,7 @@ macro_rules! written_arrays {
                 format!("{name}.len() = {}", shape.0)
             }
         }
-        impl<'k, T: Element, B: Writable<T>> Arg<'k, $marker<T>> for &'k mut B {
+        impl<'k, T: 'static, B: Writable<T>> Arg<'k, $marker<T>> for &'k mut B {
             fn push(self, list: &mut ArgList<'k>) -> Len {
                 let len = Len::of(self);
                 let span = self.span_mut();

@@ -62,6 +62,11 @@ impl Span<'_> {
 }
 
 /// Something with a length in elements.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory",
+    label = "not device memory",
+    note = "`DeviceBuffer`, `View`, `ViewMut` and `Frozen` are"
+)]
 pub trait Extent: sealed::Sealed {
     /// The number of elements.
     fn len(&self) -> usize;

@@ -311,6 +311,47 @@ fn structs_by_value_count_with_their_alignment() {
 }
 
 #[test]
+fn a_declared_struct_is_checked_at_load() {
+    use gpu_await::bytemuck::{Pod, Zeroable};
+
+    #[derive(Clone, Copy, Debug, Pod, Zeroable)]
+    #[bytemuck(crate = "gpu_await::bytemuck")]
+    #[repr(C)]
+    struct Line {
+        slope: f64,
+        len: u64,
+    }
+    #[derive(Clone, Copy, Debug, Pod, Zeroable)]
+    #[bytemuck(crate = "gpu_await::bytemuck")]
+    #[repr(C)]
+    struct Unaligned {
+        slope: [f32; 2],
+        len: [u32; 2],
+    }
+    const PTX: &str = ".version 7.0\n.target sm_60\n.address_size 64\n.visible .entry line(\n.param .u32 n,\n\
+                       .param .align 8 .b8 line[16]\n)";
+    gpu_await::kernel! { unsafe fn right(n: u32, line: Line); ptx = PTX; entry = "line"; }
+    gpu_await::kernel! { unsafe fn too_large(n: u32, line: [Line; 2]); entry = "line"; ptx = PTX; }
+    gpu_await::kernel! { unsafe fn unaligned(n: u32, line: Unaligned); entry = "line"; ptx = PTX; }
+    async_under_the_stand_in(async |_driver| {
+        let device = device_with(Completion::Adaptive);
+        let right = soon(right::load(&device)).await.unwrap();
+        let line = Line { slope: 1.0, len: 3 };
+        right.launch(&device.stream().unwrap(), LaunchConfig::new(1, 1), 1, line).queued().unwrap();
+        for (error, said) in [
+            (soon(too_large::load(&device)).await.map(drop), "declared 32 bytes at offset 8"),
+            (soon(unaligned::load(&device)).await.map(drop), "declared 16 bytes at offset 4"),
+        ] {
+            let text = error.unwrap_err().to_string();
+            assert!(
+                text.contains(said) && text.contains("compiled 16 bytes at offset 8"),
+                "{text}"
+            );
+        }
+    });
+}
+
+#[test]
 fn a_wrong_declaration_does_not_load() {
     gpu_await::kernel! {
         /// One parameter is missing.

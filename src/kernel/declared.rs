@@ -1,0 +1,147 @@
+//! What [`kernel!`](crate::kernel!) expands to: a declaration, and the kernel behind it.
+//!
+//! `unsafe fn` in a declaration is its author's signature; nothing else in the expansion lets safe code,
+//! also of the declaring module, launch the kernel in another way than declared (`must_not_compile.rs`):
+//!
+//! | part of the expansion | why it is out of reach |
+//! |---|---|
+//! | the field | a [`Declared`], whose kernel only an `unsafe fn` hands out |
+//! | the struct's literal | needs a [`Declared`] of this very declaration, which only loading makes |
+//! | what the declaration says | an `unsafe impl` of [`Declaration`] |
+//! | expressions of the author's | never inside an `unsafe` block of ours; they see the arguments' names and none of ours |
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::backend::KernelAttributes;
+use crate::device::Device;
+use crate::error::Result;
+use crate::kernel::Kernel;
+use crate::kernel::image::Image;
+use crate::kernel::module::Module;
+use crate::kernel::occupancy::Occupancy;
+use crate::kernel::signature::{Erased, Signature};
+use crate::runtime::Engine;
+use crate::runtime::coop;
+use crate::thread::role;
+use crate::thread::worker::offload;
+
+/// What [`kernel!`](crate::kernel!) says of a kernel.
+///
+/// # Safety
+/// The implementor vouches for what `kernel!` asks: the signature is that of the kernel's source, and
+/// for all arguments that the requirements admit it stays inside its arrays, and overwrites all of those
+/// that are [`Out`](crate::Out).
+#[doc(hidden)]
+pub unsafe trait Declaration<S: Signature>: Sized + 'static {
+    /// The arguments' names, for messages.
+    const ARGUMENTS: &'static [&'static str];
+    fn code() -> Code;
+    /// Adds what must hold of the arguments.
+    fn require(kernel: Kernel<S>) -> Kernel<S>;
+}
+
+/// A kernel's code for each kind of device.
+#[doc(hidden)]
+pub struct Code {
+    pub name: &'static str,
+    pub entry: &'static str,
+    pub ptx: Option<Cow<'static, str>>,
+    pub twin: Option<Erased>,
+}
+
+/// The kernel of the declaration `K`, and of no other one: loaded, with its requirements, and out of reach
+/// of safe code. Launched as it is, it would have any geometry and any derived arguments.
+#[doc(hidden)]
+pub struct Declared<K, S: Signature> {
+    kernel: Kernel<S>,
+    declaration: PhantomData<fn() -> K>,
+}
+
+impl<K: Declaration<S>, S: Signature> Declared<K, S> {
+    /// Loads the code for the device's kind, off the executor.
+    ///
+    /// # Errors
+    /// As [`Module::load`] and [`Module::kernel`];
+    /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
+    /// code for the device's kind.
+    pub async fn load(device: &Device) -> Result<Self> {
+        coop::proceed().await;
+        role::check_driver("loading a kernel")?;
+        let (engine, code) = (device.engine().clone(), K::code());
+        if engine.backend.kind() == crate::DeviceKind::Host {
+            return Declared::of(code, &engine);
+        }
+        offload(move || Declared::of(code, &engine)).await?
+    }
+
+    /// [`load`](Self::load) on the calling thread.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    pub fn load_blocking(device: &Device) -> Result<Self> {
+        role::check("loading a kernel")?;
+        Declared::load_now(device.engine())
+    }
+
+    /// [`load`](Self::load) on the calling thread, whichever it is.
+    pub(crate) fn load_now(engine: &Arc<Engine>) -> Result<Self> {
+        Declared::of(K::code(), engine)
+    }
+
+    fn of(code: Code, engine: &Arc<Engine>) -> Result<Self> {
+        engine.check_open()?;
+        let kernel = match (engine.backend.kind(), code.ptx, code.twin) {
+            (crate::DeviceKind::Host, _, Some(twin)) => {
+                Kernel::host_erased(engine, code.name, twin)?
+            }
+            (crate::DeviceKind::Cuda, Some(ptx), _) => {
+                let module = Module::load_now(engine, Image::ptx(ptx).named(code.name))?;
+                // SAFETY: who declared `K` vouches for the signature, and for what `K::require` admits.
+                unsafe { module.kernel(code.entry) }?
+            }
+            _ => return Err(super::no_implementation(code.name, engine)),
+        };
+        let kernel = K::require(kernel.named(K::ARGUMENTS));
+        Ok(Declared { kernel, declaration: PhantomData })
+    }
+
+    /// What the compiler made of the kernel.
+    pub fn attributes(&self) -> KernelAttributes {
+        self.kernel.attributes()
+    }
+
+    /// How many blocks run at once.
+    pub fn occupancy(&self) -> Occupancy<'_> {
+        self.kernel.occupancy()
+    }
+
+    /// The kernel behind its declaration.
+    ///
+    /// # Safety
+    /// It is launched with the declaration's geometry, where it has one, and its derived arguments; or
+    /// with others for which it stays inside its arrays as well.
+    pub unsafe fn kernel(&self) -> &Kernel<S> {
+        &self.kernel
+    }
+}
+
+impl<K, S: Signature> Clone for Declared<K, S> {
+    fn clone(&self) -> Self {
+        Declared { kernel: self.kernel.clone(), declaration: PhantomData }
+    }
+}
+
+impl<K, S: Signature> fmt::Debug for Declared<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kernel.fmt(f)
+    }
+}
+
+/// A twin behind its types.
+#[doc(hidden)]
+pub fn erase<S: Signature, F: crate::kernel::signature::TwinFn<S>>(twin: F) -> Erased {
+    twin.erase()
+}

@@ -1,0 +1,368 @@
+//! What `kernel!` reads of a declaration's arguments, and its expansion, of what is in `declared.rs`.
+//!
+//! | macro | reads |
+//! |---|---|
+//! | `__kernel!` | the arguments, one after the other; then it expands |
+//! | `__kernel_array!` | an array's element type, which must be plain data |
+//! | `__kernel_value!` | the type of a value: numbers stand for themselves, other types are [`Plain`](super::plain::Plain) |
+
+/// Reads one argument after the other, then expands.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __kernel {
+    // an array that is written
+    (@args [ $arg:ident : & mut [ $type:ty ] , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::InOut<$type>,]
+            takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
+            shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+        }
+    };
+    // an array that is overwritten
+    (@args [ $arg:ident : Out < [ $type:ty ] > , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::Out<$type>,]
+            takes [$($takes)* $arg: &mut impl $crate::Writable<$type>,]
+            shapes [$($shapes)* let $arg = $crate::Len::of(&*$arg);] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+        }
+    };
+    // an array that is read
+    (@args [ $arg:ident : & [ $type:ty ] , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::In<$type>,]
+            takes [$($takes)* $arg: &impl $crate::Readable<$type>,]
+            shapes [$($shapes)* let $arg = $crate::Len::of($arg);] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+        }
+    };
+    // a flag
+    (@args [ $arg:ident : & PinnedFlag , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::Flag,]
+            takes [$($takes)* $arg: &$crate::PinnedFlag,]
+            shapes [$($shapes)*] before [$($before)*]
+            passes [$($passes)* $arg,] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+        }
+    };
+    // what is no array
+    (@args [ $arg:ident : * $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! {
+            @wrong ["`", ::core::stringify!($arg), "` is a pointer: declare the array, as `&[T]`, `&mut [T]` or \
+                `Out<[T]>`; the kernel receives its address"] $($state)*
+        }
+    };
+    (@args [ $arg:ident : & $lifetime:lifetime $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! {
+            @wrong ["`", ::core::stringify!($arg), "` has a lifetime: leave it out"] $($state)*
+        }
+    };
+    (@args [ $arg:ident : & mut $type:ty , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! {
+            @wrong ["`", ::core::stringify!($arg), ": &mut ", ::core::stringify!($type), "` is not an array: an array \
+                is `&[T]`, `&mut [T]` or `Out<[T]>`, and a single result is an array of one element"] $($state)*
+        }
+    };
+    (@args [ $arg:ident : & mut $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! { @unread [ $arg : & mut $($more)* ] $($state)* }
+    };
+    (@args [ $arg:ident : & $type:ty , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! {
+            @wrong ["`", ::core::stringify!($arg), ": &", ::core::stringify!($type), "` is not an array: an array is \
+                `&[T]`, `&mut [T]` or `Out<[T]>`, and a value is passed as it is, without `&`"] $($state)*
+        }
+    };
+    (@args [ $arg:ident : [ $type:ty ] , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! {
+            @wrong ["`", ::core::stringify!($arg), ": [", ::core::stringify!($type), "]` is an array by value: say `&[T]`, \
+                `&mut [T]` or `Out<[T]>`"] $($state)*
+        }
+    };
+    (@args [ $arg:ident : Out < $type:ty > , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! {
+            @wrong ["`", ::core::stringify!($arg), ": Out<", ::core::stringify!($type), ">` is not an array: say `Out<[",
+                ::core::stringify!($type), "]>`, also for one element"] $($state)*
+        }
+    };
+    // a derived value
+    (@args [ $arg:ident : $type:tt = $derive:expr , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! { @derived $arg [$type] [$derive] [ $($more)* ] $($state)* }
+    };
+    // a value
+    (@args [ $arg:ident : $type:tt , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! { @value $arg [$type] [ $($more)* ] $($state)* }
+    };
+    // the same of types that are more than a name
+    (@args [ $arg:ident : $type:ty = $derive:expr , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! { @derived $arg [$type] [$derive] [ $($more)* ] $($state)* }
+    };
+    (@args [ $arg:ident : $type:ty , $($more:tt)* ] $($state:tt)*) => {
+        $crate::__kernel! { @value $arg [$type] [ $($more)* ] $($state)* }
+    };
+    (@derived $arg:ident [$($type:tt)+] [$derive:expr] [ $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::__kernel_value!(type [$($type)+]),]
+            takes [$($takes)*]
+            shapes [$($shapes)* let $arg: $($type)+ = $derive;]
+            before [$($before)* $arg,]
+            passes [$($passes)* $crate::__kernel_value!(pass [$($type)+] $arg),]
+            names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,]
+            seen [$($seen)* let $arg = $crate::__kernel_value!(see [$($type)+] $arg);] rest $rest
+        }
+    };
+    (@value $arg:ident [$($type:tt)+] [ $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::__kernel_value!(type [$($type)+]),]
+            takes [$($takes)* $arg: $($type)+,]
+            shapes [$($shapes)*] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_value!(pass [$($type)+] $arg),]
+            names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,]
+            seen [$($seen)* let $arg = $crate::__kernel_value!(see [$($type)+] $arg);] rest $rest
+        }
+    };
+    // a trailing comma
+    (@args [ , ] $($state:tt)*) => {
+        $crate::__kernel! { @args [] $($state)* }
+    };
+    (@args [ $($unread:tt)+ ] $($state:tt)*) => {
+        $crate::__kernel! { @unread [ $($unread)+ ] $($state)* }
+    };
+    (@unread [ $($unread:tt)+ ] $($state:tt)*) => {
+        $crate::__kernel! {
+            @wrong ["expected parameters `name: type`, separated by `,`, at `",
+                ::core::stringify!($($unread)+), "`"] $($state)*
+        }
+    };
+    (@wrong [$($message:expr),+] types $types:tt takes $takes:tt shapes $shapes:tt before $before:tt
+        passes $passes:tt names $names:tt idents $idents:tt seen $seen:tt
+        rest [$meta:tt $vis:tt $name:ident $($rest:tt)*]) => {
+        $crate::__kernel_error! { $name, $($message),+ }
+    };
+    // all arguments read
+    (@args [ ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents $idents:tt seen $seen:tt
+        rest [
+            [$($meta:tt)*] [$vis:vis] $name:ident
+            [$($config:tt $($condition:tt)+)?] [$($launch:expr)?] [$($ptx:expr)?] [$($entry:expr)?] [$($host:expr)?]
+        ]) => {
+        $($meta)*
+        #[allow(non_camel_case_types, reason = "a kernel is named as in its source")]
+        #[derive(::core::clone::Clone, ::core::fmt::Debug)]
+        $vis struct $name {
+            kernel: $crate::__private::Declared<$name, ($($types)*)>,
+        }
+
+        #[allow(unused_variables, reason = "not every argument is in every condition")]
+        // SAFETY: the declaration is an `unsafe fn`: its author vouches for the types, and for all
+        // arguments that the conditions admit.
+        unsafe impl $crate::__private::Declaration<($($types)*)> for $name {
+            const ARGUMENTS: &'static [&'static ::core::primitive::str] = &[$($names)*];
+
+            fn code() -> $crate::__private::Code {
+                $crate::__private::Code {
+                    name: ::core::stringify!($name),
+                    entry: $crate::__kernel!(@or [$($entry)?] [::core::stringify!($name)]),
+                    ptx: $crate::__kernel!(@some [$($ptx)?]),
+                    twin: $crate::__kernel!(@twin ($($types)*) [$($host)?]),
+                }
+            }
+
+            fn require(kernel: $crate::Kernel<($($types)*)>) -> $crate::Kernel<($($types)*)> {
+                $crate::__kernel!(@require kernel $idents $seen $($config $($condition)+)?)
+            }
+        }
+
+        #[allow(unused_variables, reason = "not every argument is in every expression")]
+        impl $name {
+            /// Loads the kernel for `device`'s kind, off the executor.
+            ///
+            /// # Errors
+            /// An image that does not load, with the compiler's log; parameters that are not the declared
+            /// ones; a device of a kind that the kernel has no code for.
+            $vis async fn load(device: &$crate::Device) -> $crate::Result<Self> {
+                let kernel = $crate::__private::Declared::load(device).await?;
+                ::core::result::Result::Ok(Self { kernel })
+            }
+
+            /// Loads the kernel for `device`'s kind, on the calling thread.
+            ///
+            /// # Blocking
+            /// Yes, up to seconds, and on a GPU until everything that runs there has ended: not from
+            /// async code.
+            ///
+            /// # Errors
+            /// As [`load`](Self::load); a thread on which it would dead-lock.
+            $vis fn load_blocking(device: &$crate::Device) -> $crate::Result<Self> {
+                let kernel = $crate::__private::Declared::load_blocking(device)?;
+                ::core::result::Result::Ok(Self { kernel })
+            }
+
+            /// What the compiler made of the kernel: registers, memory, versions.
+            #[must_use]
+            $vis fn attributes(&self) -> $crate::KernelAttributes {
+                self.kernel.attributes()
+            }
+
+            /// How many blocks run at once, and which block size fills the device best.
+            #[must_use]
+            $vis fn occupancy(&self) -> $crate::Occupancy<'_> {
+                self.kernel.occupancy()
+            }
+
+            /// The kernel behind its declaration.
+            ///
+            /// # Safety
+            /// Its launches must have the declaration's geometry and its derived arguments: only the
+            /// declared `launch` computes them.
+            $vis unsafe fn kernel(&self) -> &$crate::Kernel<($($types)*)> {
+                // SAFETY: passed on to the caller.
+                unsafe { self.kernel.kernel() }
+            }
+
+            $crate::__kernel! { @launch [$($launch)?] [$vis] [$($takes)*] [$($shapes)*] [$($before)*] [$($passes)*] }
+        }
+    };
+    (@launch [$launch:expr] [$vis:vis] [$($takes:tt)*] [$($shapes:tt)*] [$($before:tt)*] [$($passes:tt)*]) => {
+        /// Puts a launch on a stream or a batch; see [`Stream::launch`]($crate::Stream::launch).
+        #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
+        #[track_caller]
+        $vis fn launch<__On: $crate::LaunchOn>(
+            &self,
+            on: &__On,
+            $($takes)*
+        ) -> <__On as $crate::LaunchOn>::Launched {
+            // Each derived value once: the geometry, the conditions and the kernel see the same.
+            let (config, ($($before)*)): ($crate::LaunchConfig, _) = {
+                $($shapes)*
+                ($launch, ($($before)*))
+            };
+            // SAFETY: launched with the geometry and the derived arguments of the declaration.
+            let kernel = unsafe { self.kernel.kernel() };
+            $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
+        }
+    };
+    (@launch [] [$vis:vis] [$($takes:tt)*] [$($shapes:tt)*] [$($before:tt)*] [$($passes:tt)*]) => {
+        /// Puts a launch on a stream or a batch; see [`Stream::launch`]($crate::Stream::launch).
+        #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
+        #[track_caller]
+        $vis fn launch<__On: $crate::LaunchOn>(
+            &self,
+            on: &__On,
+            config: $crate::LaunchConfig,
+            $($takes)*
+        ) -> <__On as $crate::LaunchOn>::Launched {
+            let (_, ($($before)*)) = { $($shapes)* ((), ($($before)*)) };
+            // SAFETY: the declaration admits any geometry; the derived arguments are its own.
+            let kernel = unsafe { self.kernel.kernel() };
+            $crate::LaunchOn::launch_kernel(on, kernel, config, ($($passes)*))
+        }
+    };
+    (@require $kernel:ident $idents:tt $seen:tt $($config:tt)?) => { $kernel };
+    (@require $kernel:ident $idents:tt $seen:tt $config:tt $condition:tt $($more:tt)*) => {{
+        let $kernel = $crate::__kernel!(@condition $kernel $idents $seen $config $condition);
+        $crate::__kernel!(@require $kernel $idents $seen $config $($more)*)
+    }};
+    (@condition $kernel:ident [$($idents:tt)*] [$($seen:tt)*] [$config:ident] [$condition:expr]) => {
+        $kernel.require(::core::stringify!($condition), |$config: &$crate::LaunchConfig, shapes| {
+            let ($($idents)*) = ::core::clone::Clone::clone(shapes);
+            $($seen)*
+            $condition
+        })
+    };
+    (@or [] [$default:expr]) => { $default };
+    (@or [$value:expr] [$default:expr]) => { $value };
+    (@some []) => { ::core::option::Option::None };
+    (@some [$value:expr]) => { ::core::option::Option::Some(::std::borrow::Cow::from($value)) };
+    (@twin ($($types:tt)*) []) => { ::core::option::Option::None };
+    (@twin ($($type:ty,)*) [$host:expr]) => {{
+        // The error for a twin of another type shows both types, and points at the twin.
+        let __twin: fn(&$crate::Grid, $(<$type as $crate::Param>::Twin<'_>),*) = $host;
+        ::core::option::Option::Some($crate::__private::erase::<($($type,)*), _>(__twin))
+    }};
+}
+
+/// What a launch passes for an array, whose elements must be plain data.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __kernel_array {
+    ([$type:ty] $arg:ident) => {{
+        // As for values, the error is this line's alone.
+        const _: () = $crate::__private::element::<$type>();
+        $arg
+    }};
+}
+
+/// The type of a value: its marker (`type`), what a launch passes (`pass`) and what conditions see (`see`).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __kernel_value {
+    (type [u8]) => { u8 };
+    (pass [u8] $arg:ident) => { $arg };
+    (see [u8] $arg:ident) => { $arg };
+    (type [u16]) => { u16 };
+    (pass [u16] $arg:ident) => { $arg };
+    (see [u16] $arg:ident) => { $arg };
+    (type [u32]) => { u32 };
+    (pass [u32] $arg:ident) => { $arg };
+    (see [u32] $arg:ident) => { $arg };
+    (type [u64]) => { u64 };
+    (pass [u64] $arg:ident) => { $arg };
+    (see [u64] $arg:ident) => { $arg };
+    (type [usize]) => { usize };
+    (pass [usize] $arg:ident) => { $arg };
+    (see [usize] $arg:ident) => { $arg };
+    (type [i8]) => { i8 };
+    (pass [i8] $arg:ident) => { $arg };
+    (see [i8] $arg:ident) => { $arg };
+    (type [i16]) => { i16 };
+    (pass [i16] $arg:ident) => { $arg };
+    (see [i16] $arg:ident) => { $arg };
+    (type [i32]) => { i32 };
+    (pass [i32] $arg:ident) => { $arg };
+    (see [i32] $arg:ident) => { $arg };
+    (type [i64]) => { i64 };
+    (pass [i64] $arg:ident) => { $arg };
+    (see [i64] $arg:ident) => { $arg };
+    (type [isize]) => { isize };
+    (pass [isize] $arg:ident) => { $arg };
+    (see [isize] $arg:ident) => { $arg };
+    (type [f32]) => { f32 };
+    (pass [f32] $arg:ident) => { $arg };
+    (see [f32] $arg:ident) => { $arg };
+    (type [f64]) => { f64 };
+    (pass [f64] $arg:ident) => { $arg };
+    (see [f64] $arg:ident) => { $arg };
+    (type [$type:ty]) => { $crate::__private::Plain<$type> };
+    (pass [$type:ty] $arg:ident) => {{
+        // The error for a type that is not plain data is this line's alone, and points at the type.
+        const __PROOF: $crate::__private::Proof<$type> = $crate::__private::proof::<$type>();
+        $crate::__private::Plain::new($arg, __PROOF)
+    }};
+    (see [$type:ty] $arg:ident) => { $crate::__private::Plain::get(&$arg) };
+}

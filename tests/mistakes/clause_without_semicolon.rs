@@ -1,0 +1,11 @@
+// error: kernel `k`: the clause `host` must end with `;`
+// kernel! {
+
+use gpu_await::*;
+
+kernel! {
+    unsafe fn k(x: &mut [f32]);
+    launch = LaunchConfig::for_elements(x.len());
+    host = twin
+}
+fn twin(_: &Grid, _: &mut [f32]) {}

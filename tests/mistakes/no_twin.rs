@@ -1,0 +1,10 @@
+// error[E0425]
+// host = twin;
+
+use gpu_await::*;
+
+kernel! {
+    unsafe fn k(x: &mut [f32]);
+    launch = LaunchConfig::for_elements(x.len());
+    host = twin;
+}
