@@ -65,6 +65,10 @@ fn complaint(file: &Path) -> Option<String> {
 
 #[test]
 fn mistakes_have_one_error() {
+    if std::env::var("GPU_AWAIT_TEST_DEVICE").is_ok_and(|name| name.starts_with("cuda")) {
+        eprintln!("nothing to test: what the compiler says is the same for every device");
+        return;
+    }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
     let mut files: Vec<_> =
         fs::read_dir(folder).expect("the mistakes").flatten().map(|entry| entry.path()).collect();

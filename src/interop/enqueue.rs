@@ -118,16 +118,6 @@ impl Device {
 }
 
 impl Queue<'_> {
-    /// [`enqueue`](Self::enqueue) for a library whose binding is a part of this crate, and keeps the promise.
-    pub(crate) fn enqueue_library<P>(
-        &self,
-        uses: Uses<'_, P>,
-        call: impl FnOnce(&RawQueue<'_>, P) -> Result<()>,
-    ) -> Result<()> {
-        // SAFETY: the binding declares what the library touches, and puts its work on that stream alone.
-        unsafe { self.enqueue(uses, call) }
-    }
-
     /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns at once what `call` returned:
     /// the work may not have begun.
     ///
@@ -153,5 +143,18 @@ impl Queue<'_> {
             Ok(())
         };
         uses.put(self.stream(), call, submit).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+#[cfg(any(feature = "blas", feature = "fft"))]
+impl Queue<'_> {
+    /// [`enqueue`](Self::enqueue) for a library whose binding is a part of this crate, and keeps the promise.
+    pub(crate) fn enqueue_library<P>(
+        &self,
+        uses: Uses<'_, P>,
+        call: impl FnOnce(&RawQueue<'_>, P) -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: the binding declares what the library touches, and puts its work on that stream alone.
+        unsafe { self.enqueue(uses, call) }
     }
 }

@@ -34,6 +34,7 @@ impl<T: Send + 'static> LibraryObject<T> {
         self.object.as_ref().unwrap_or_else(|| unreachable!("taken by the drop only"))
     }
 
+    #[cfg(feature = "blas")]
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }

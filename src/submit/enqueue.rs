@@ -153,48 +153,6 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
-    /// What the closure will get.
-    pub(crate) fn pointers(&self) -> P
-    where
-        P: Copy,
-    {
-        self.pointers
-    }
-
-    /// Declares memory that is read, if any, outside of the tuple.
-    pub(crate) fn also_reads<T, M: Readable<T>>(
-        mut self,
-        memory: Option<&'a M>,
-    ) -> (Self, Option<RawSlice<T>>) {
-        let slice = memory.map(|memory| {
-            let span = memory.span();
-            self.footprint.reads(&span);
-            self.memory.push((span.ptr(), span.range.end - span.range.start));
-            RawSlice::new(span.ptr(), memory.len())
-        });
-        (self, slice)
-    }
-
-    /// Declares memory that is overwritten, if any, outside of the tuple.
-    pub(crate) fn also_writes<T, M: Writable<T>>(
-        mut self,
-        memory: Option<&'a mut M>,
-    ) -> (Self, Option<RawSlice<T>>) {
-        let slice = memory.map(|memory| {
-            let len = memory.len();
-            let span = memory.span_mut();
-            self.footprint.overwrites(&span);
-            self.memory.push((span.ptr(), span.range.end - span.range.start));
-            RawSlice::new(span.ptr(), len)
-        });
-        (self, slice)
-    }
-
-    /// Poisons what would have been written, and hands the error back.
-    pub(crate) fn refuse(self, error: Error) -> Error {
-        self.footprint.poison(error)
-    }
-
     fn with_range<T>(mut self, span: &Span<'_>, len: usize) -> Uses<'a, P::With>
     where
         P: Append<RawSlice<T>>,
@@ -266,6 +224,53 @@ impl<'a, P> Uses<'a, P> {
             None => Ok(submitted
                 .map(|()| returned.unwrap_or_else(|| unreachable!("the backend ran the closure")))),
         }
+    }
+}
+
+/// For libraries whose bindings are a part of this crate.
+#[cfg(any(feature = "blas", feature = "fft"))]
+impl<'a, P> Uses<'a, P> {
+    /// What the closure will get.
+    pub(crate) fn pointers(&self) -> P
+    where
+        P: Copy,
+    {
+        self.pointers
+    }
+
+    /// Declares memory that is read, if any, outside of the tuple.
+    #[cfg(feature = "blas")]
+    pub(crate) fn also_reads<T, M: Readable<T>>(
+        mut self,
+        memory: Option<&'a M>,
+    ) -> (Self, Option<RawSlice<T>>) {
+        let slice = memory.map(|memory| {
+            let span = memory.span();
+            self.footprint.reads(&span);
+            self.memory.push((span.ptr(), span.range.end - span.range.start));
+            RawSlice::new(span.ptr(), memory.len())
+        });
+        (self, slice)
+    }
+
+    /// Declares memory that is overwritten, if any, outside of the tuple.
+    pub(crate) fn also_writes<T, M: Writable<T>>(
+        mut self,
+        memory: Option<&'a mut M>,
+    ) -> (Self, Option<RawSlice<T>>) {
+        let slice = memory.map(|memory| {
+            let len = memory.len();
+            let span = memory.span_mut();
+            self.footprint.overwrites(&span);
+            self.memory.push((span.ptr(), span.range.end - span.range.start));
+            RawSlice::new(span.ptr(), len)
+        });
+        (self, slice)
+    }
+
+    /// Poisons what would have been written, and hands the error back.
+    pub(crate) fn refuse(self, error: Error) -> Error {
+        self.footprint.poison(error)
     }
 }
 
