@@ -332,7 +332,7 @@ impl Device {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn all_done<'d>(devices: impl IntoIterator<Item = &'d Device>) -> Op<()> {
-        join_all(devices.into_iter().map(Device::done)).map(|_| Ok(()))
+        join_all(devices.into_iter().map(Device::done)).map_value(drop)
     }
 
     /// Blocks the calling thread until everything submitted so far is complete.

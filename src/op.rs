@@ -19,6 +19,7 @@ mod asleep;
 pub(crate) mod freeze;
 pub(crate) mod host_fn;
 pub(crate) mod join;
+pub(crate) mod map;
 mod points;
 pub(crate) mod value;
 
@@ -344,22 +345,6 @@ impl<T> Op<T> {
         let mut points = a.0;
         points.merge(b.0);
         Op::at(points, value)
-    }
-
-    /// The same operation, with another value once it is complete.
-    pub(crate) fn map<U: Send + 'static>(
-        self,
-        f: impl FnOnce(T) -> Result<U> + Send + 'static,
-    ) -> Op<U>
-    where
-        T: Send + 'static,
-    {
-        match self.into_parts() {
-            Err(error) => Op::failed(error),
-            Ok((points, value)) => {
-                Op::at(points, HostValue::Later(Box::new(move || f(value.take()?))))
-            }
-        }
     }
 
     /// Where it stands; empty if it failed or is done.

@@ -518,9 +518,9 @@ verbs! {
             Ok(value)
         });
         match ends {
-            Some((start, end)) => op.map(move |value| Ok((value, end.elapsed_since(&start)?))),
+            Some((start, end)) => op.try_map_value(move |value| Ok((value, end.elapsed_since(&start)?))),
             // The batch failed before its end, so `op` holds the error and nothing else.
-            None => op.map(|_| {
+            None => op.try_map_value(|_| {
                 let (which, problem) = ("the end event", EventProblem::Unrecorded);
                 Err(ErrorDetail::Event { which, problem }.into())
             }),

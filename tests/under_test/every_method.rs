@@ -649,6 +649,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     list.answers("Op::without_value", move || drop(op.without_value()));
     let op = pending();
     list.answers("Op::abandon", move || op.abandon());
+    let op = pending();
+    list.answers("Op::map_value", move || once(op.map_value(drop)));
     let (a, b) = (pending(), pending());
     list.answers("Op::and", move || once(a.and(b)));
     let ops = [pending(), pending()];

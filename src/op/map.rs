@@ -1,0 +1,72 @@
+//! An operation's value, passed through a function.
+//!
+//! | the operation | the function |
+//! |---|---|
+//! | completes, and is polled | is called in that poll, with no lock held |
+//! | fails, or its device is lost | is dropped and not called |
+//! | is dropped, abandoned or `queued` | is dropped and not called, in that call |
+//!
+//! # Invariants
+//! 1. The function is called once at most, when every point is complete
+//!    (`a_mapped_value_is_made_when_it_is_complete`).
+//! 2. An operation whose function panicked is done, and its stream goes on
+//!    (`a_panic_of_the_function_is_the_polls`).
+#![forbid(unsafe_code)]
+
+use super::{HostValue, Op};
+use crate::error::Result;
+
+impl<T: Send + 'static> Op<T> {
+    /// Passes the value through a function, and is an [`Op`] again: with a name, to be joined, polled in
+    /// place or blocked on. Puts nothing on the stream. Ready proves what the operation's own ready does, and
+    /// that the function returned.
+    ///
+    /// `f` runs in the poll that finds the operation ready, on the thread that polls (or in
+    /// [`try_take`](Op::try_take) or [`synchronize`](Op::synchronize)): keep it short, as in any
+    /// `Future::poll`. It may submit work. It costs one allocation, or none if `f` and the value are of no size.
+    ///
+    /// It is not called `map`, nor `map_ok`: those are `FutureExt`'s and `TryFutureExt`'s, which make another
+    /// future, and work on an `Op` as on any.
+    ///
+    /// # Cancel safety
+    /// `f` is called once at most. It is dropped without a call if the operation fails, or is dropped before it
+    /// was polled ready, and by [`queued`](Op::queued), which waits for no value.
+    ///
+    /// # Errors
+    /// Those of the operation. A refused call's host memory is not handed back any more:
+    /// [`accepted`](Op::accepted) comes first.
+    ///
+    /// # Panics
+    /// If it gave its value before. A panic of `f` leaves the poll that called it; the operation is
+    /// complete on the device all the same, and polling it again panics.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::{Op, join_all};
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let x = stream.full(1000, 0.5f32).queued()?;
+    /// let y = stream.full(10, 3.0f32).queued()?;
+    /// let sums: Vec<Op<f32>> =
+    ///     [&x, &y].map(|x| stream.download(x).map_value(|x| x.iter().sum())).into();
+    /// assert_eq!(join_all(sums).await?, [500.0, 30.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn map_value<U: Send + 'static>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Op<U> {
+        self.try_map_value(move |value| Ok(f(value)))
+    }
+
+    /// [`map_value`](Self::map_value) with a function that can fail.
+    pub(crate) fn try_map_value<U: Send + 'static>(
+        self,
+        f: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> Op<U> {
+        match self.into_parts() {
+            Err(error) => Op::failed(error),
+            Ok((points, value)) => {
+                Op::at(points, HostValue::Later(Box::new(move || f(value.take()?))))
+            }
+        }
+    }
+}
