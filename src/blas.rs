@@ -33,7 +33,7 @@ use self::shape::Shape;
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::LaunchOn;
-use crate::memory::buffer::{Readable, Writable};
+use crate::memory::view::{Readable, Writable};
 use crate::runtime::coop;
 use crate::thread::role;
 use crate::thread::worker::offload;
@@ -245,7 +245,7 @@ impl<T: GemmElement> Gemm<T> {
 }
 
 /// What stands where there is no bias.
-type ViewOf<'a, T> = crate::memory::buffer::View<'a, T>;
+type ViewOf<'a, T> = crate::memory::view::View<'a, T>;
 
 impl<T> Clone for Gemm<T> {
     fn clone(&self) -> Self {

@@ -31,7 +31,7 @@ use self::shape::FftShape;
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::LaunchOn;
-use crate::memory::buffer::{Readable, Writable};
+use crate::memory::view::{Readable, Writable};
 use crate::runtime::coop;
 use crate::thread::role;
 use crate::thread::worker::offload;

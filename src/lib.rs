@@ -142,12 +142,14 @@ pub use kernel::signature::{
 };
 pub use kernel::source::CudaSource;
 pub use kernel::{Kernel, LaunchOn};
-pub use memory::buffer::{DeviceBuffer, Extent, Readable, View, ViewMut, Writable};
+pub use memory::buffer::DeviceBuffer;
+pub use memory::chunks::{Chunks, ChunksMut};
 pub use memory::copy_2d::Copy2d;
 pub use memory::frozen::Frozen;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::raw_slice::RawSlice;
 pub use memory::reclaim::pressure::Pressure;
+pub use memory::view::{Extent, Readable, View, ViewMut, Writable};
 pub use memory::{Element, MemoryInfo, Number};
 #[cfg(feature = "fft")]
 pub use num_complex::Complex;

@@ -3,7 +3,8 @@
 //! | type | what it is |
 //! |---|---|
 //! | [`DeviceBuffer`](buffer::DeviceBuffer) | `len` elements in a device's memory, freed in stream order |
-//! | [`View`](buffer::View), [`ViewMut`](buffer::ViewMut) | a borrowed range of one |
+//! | [`View`](view::View), [`ViewMut`](view::ViewMut) | a borrowed range of one |
+//! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | the ranges of so many elements of one |
 //! | [`Frozen`](frozen::Frozen) | a buffer that nobody writes any more, shared by readers |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
@@ -14,6 +15,7 @@ pub(crate) mod allocation;
 pub(crate) mod block_cache;
 mod buddy;
 pub(crate) mod buffer;
+pub(crate) mod chunks;
 pub(crate) mod copy_2d;
 pub(crate) mod frozen;
 pub(crate) mod hazard;
@@ -24,6 +26,7 @@ pub(crate) mod point;
 pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 pub(crate) mod untracked;
+pub(crate) mod view;
 
 use std::sync::Arc;
 

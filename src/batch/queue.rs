@@ -25,8 +25,9 @@ use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::event::{Event, Mark};
 use crate::memory::Element;
-use crate::memory::buffer::{DeviceBuffer, Readable, Writable};
+use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
+use crate::memory::view::{Readable, Writable};
 use crate::op::host_fn::HostFn;
 use crate::op::{HostValue, Op};
 use crate::runtime::MarkedPoint;
@@ -181,7 +182,7 @@ impl<'s> Queue<'s> {
             footprint
         };
         self.make(footprint, source.len(), true, |raw, ptr, bytes| {
-            Ok(raw.copy_to_device(ptr, source.block().host(), bytes)?)
+            Ok(raw.copy_to_device(ptr, source.host(), bytes)?)
         })
     }
 
@@ -236,7 +237,7 @@ impl<'s> Queue<'s> {
             return Ok(0);
         }
         footprint.lends(source.block());
-        let (from, bytes) = (source.block().host(), source.size_bytes());
+        let (from, bytes) = (source.host(), source.size_bytes());
         let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(to.ptr(), from, bytes)?);
         self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
     }
@@ -291,7 +292,7 @@ impl<'s> Queue<'s> {
         let mut footprint = Footprint::new(name);
         footprint.reads(&from);
         footprint.lends(destination.block());
-        let (to, bytes) = (destination.block().host(), destination.size_bytes());
+        let (to, bytes) = (destination.host(), destination.size_bytes());
         let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, from.ptr(), bytes)?);
         self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
     }

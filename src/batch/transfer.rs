@@ -9,9 +9,10 @@ use crate::backend::{HostPtr, Place, RowCopy};
 use crate::error::Result;
 use crate::error::refused::Refused;
 use crate::memory::Element;
-use crate::memory::buffer::{DeviceBuffer, Readable, Span, Writable};
+use crate::memory::buffer::DeviceBuffer;
 use crate::memory::copy_2d::{Copy2d, Rows};
 use crate::memory::pinned::PinnedBuffer;
+use crate::memory::view::{Readable, Span, Writable};
 use crate::submit::{Footprint, SubmitError};
 
 impl Queue<'_> {
@@ -28,7 +29,7 @@ impl Queue<'_> {
         let mut footprint = Footprint::new("upload_staged");
         footprint.overwrites(&whole);
         footprint.lends(source.block());
-        let (from, bytes) = (source.block().host(), source.size_bytes());
+        let (from, bytes) = (source.host(), source.size_bytes());
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_to_device(to, from, bytes)?));
         Ok(self.lent(source, copied.map(|(ticket, ())| ticket))?)
     }
@@ -47,7 +48,7 @@ impl Queue<'_> {
         footprint.reads(&whole);
         footprint.lends(destination.block());
         let from = whole.ptr().offset((start * size_of::<T>()) as u64);
-        let (to, bytes) = (destination.block().host(), destination.size_bytes());
+        let (to, bytes) = (destination.host(), destination.size_bytes());
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_to_host(to, from, bytes)?));
         Ok(self.lent(destination, copied.map(|(ticket, ())| ticket))?)
     }
@@ -109,7 +110,7 @@ impl Queue<'_> {
             return Ok(0);
         }
         footprint.lends(source.block());
-        let from = HostPtr(source.block().host().0 + start * size_of::<T>());
+        let from = HostPtr(source.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Host(from), rows);
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
         copied.map(|(ticket, ())| ticket)
@@ -144,7 +145,7 @@ impl Queue<'_> {
         let mut footprint = Footprint::new(OP);
         footprint.reads(&from);
         footprint.lends(destination.block());
-        let to = HostPtr(destination.block().host().0 + start * size_of::<T>());
+        let to = HostPtr(destination.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Host(to), Place::Device(from.ptr()), rows);
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
         copied.map(|(ticket, ())| ticket)

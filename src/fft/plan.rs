@@ -15,8 +15,8 @@ use crate::error::{ErrorDetail, Result};
 #[cfg(feature = "cuda")]
 use crate::interop::library_object::LibraryObject;
 use crate::interop::work_area::{WorkArea, WorkMemory};
-use crate::memory::buffer::{Readable, Writable};
 use crate::memory::raw_slice::RawSlice;
+use crate::memory::view::{Readable, Writable};
 use crate::runtime::Engine;
 use crate::submit::{RawQueue, Uses, wrong_device};
 

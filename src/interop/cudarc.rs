@@ -130,7 +130,8 @@ impl Device {
     /// # Errors
     /// [`ErrorDetail::WrongDevice`]: a buffer of another device, a stream of another context;
     /// [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that nobody wrote, or whose producer failed;
-    /// [`ErrorDetail::Unsupported`]: memory of a third library, an empty buffer; a device that is lost or closed.
+    /// [`ErrorDetail::Unsupported`]: memory of a third library, an empty buffer, a
+    /// [part](DeviceBuffer::split_off) of one; a device that is lost or closed.
     /// [`Refused`] has the buffer.
     ///
     /// # Safety
@@ -163,7 +164,9 @@ impl Device {
             return Err(unsupported("an empty slice of cudarc's"));
         }
         let Some(memory) = buffer.memory_mut() else {
-            return Err(unsupported("memory that a loan leaked as cudarc's"));
+            return Err(unsupported(
+                "a part of a buffer, or what a leaked loan holds, as cudarc's",
+            ));
         };
         let target = match memory.owner() {
             Some(owner) => match owner.downcast_ref::<Kept<T>>() {

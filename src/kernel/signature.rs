@@ -22,9 +22,9 @@ use bytemuck::Pod;
 use crate::backend::{ArgBlock, Grid, HostTwin};
 use crate::error::image::ParamLayout;
 use crate::memory::allocation::ALIGNMENT;
-use crate::memory::buffer::{Extent, Readable, Writable};
 use crate::memory::must_fit;
 use crate::memory::pinned::PinnedFlag;
+use crate::memory::view::{Extent, Readable, Writable};
 use crate::submit::Footprint;
 
 /// Marker: an array that the kernel reads.
@@ -38,7 +38,7 @@ pub struct InOut<T>(PhantomData<fn() -> T>);
 pub struct Out<T>(PhantomData<fn() -> T>);
 
 /// Marker: a plain value of a type of yours, in the signature of a [`Kernel`](crate::Kernel) that is made
-/// at run time. [`kernel!`](crate::kernel!) takes numbers only: declare the fields one by one there.
+/// at run time. In [`kernel!`](crate::kernel!) the type stands for itself.
 pub struct Value<T>(PhantomData<fn() -> T>);
 
 /// Marker: a word that the host and the running kernel share, a [`PinnedFlag`].
@@ -290,7 +290,7 @@ impl<'k> Arg<'k, Flag> for &'k PinnedFlag {
     }
 }
 
-fn push_array(list: &mut ArgList<'_>, span: &crate::memory::buffer::Span<'_>) {
+fn push_array(list: &mut ArgList<'_>, span: &crate::memory::view::Span<'_>) {
     let bytes = span.range.end - span.range.start;
     list.block.push_memory(span.ptr().0, bytes);
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::Element;
 use super::allocation::Allocation;
-use super::buffer::{DeviceBuffer, Extent, Readable, Span, View, sealed, span};
+use super::buffer::DeviceBuffer;
+use super::view::{Extent, Readable, Span, View, checked, sealed, span};
 use crate::error::Result;
 
 /// `len` elements of type `T` in a device's memory, complete and read-only: weights, tables.
@@ -46,6 +47,7 @@ use crate::error::Result;
 /// ```
 pub struct Frozen<T> {
     memory: Arc<Allocation>,
+    start_bytes: u64,
     len: usize,
     element: PhantomData<T>,
 }
@@ -53,9 +55,9 @@ pub struct Frozen<T> {
 impl<T: Element> Frozen<T> {
     /// The buffer from now on. The caller hands it out when everything that writes it is complete.
     pub(crate) fn new(buffer: DeviceBuffer<T>) -> Self {
-        let (memory, len) = buffer.into_memory();
+        let (memory, start_bytes, len) = buffer.into_memory();
         memory.freeze();
-        Frozen { memory, len, element: PhantomData }
+        Frozen { memory, start_bytes, len, element: PhantomData }
     }
 
     /// The number of elements.
@@ -79,7 +81,7 @@ impl<T: Element> Frozen<T> {
     /// Returns the device address of the first element; see [`DeviceBuffer::device_ptr`].
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
-        self.memory.ptr().0
+        self.span().ptr().0
     }
 
     /// Borrows a range (in elements).
@@ -93,7 +95,22 @@ impl<T: Element> Frozen<T> {
     /// Borrows all of it.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
-        View::of_frozen(&self.memory, self.len)
+        View::new(&self.memory, self.start_bytes, self.len, false)
+    }
+
+    /// A part of it (in elements) that is owned, for a task of its own: another handle of the same memory.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`](crate::ErrorDetail::OutOfBounds) with the range and the length.
+    pub fn part(&self, range: impl RangeBounds<usize>) -> Result<Frozen<T>> {
+        let range = checked(range, self.len)?;
+        let start_bytes = self.start_bytes + (range.start * size_of::<T>()) as u64;
+        Ok(Frozen {
+            memory: self.memory.clone(),
+            start_bytes,
+            len: range.len(),
+            element: PhantomData,
+        })
     }
 }
 
@@ -113,7 +130,7 @@ impl<T: Element> Extent for Frozen<T> {
 
 impl<T: Element> Readable<T> for Frozen<T> {
     fn span(&self) -> Span<'_> {
-        span::<T>(&self.memory, 0, self.len, false)
+        span::<T>(&self.memory, self.start_bytes, self.len, false)
     }
 }
 

@@ -3,13 +3,15 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::buddy::LEAST_BYTES;
 use super::pinned_pool::{MOST_CUT_BYTES, PinnedBlock, PinnedPool};
+use super::view::checked;
 use super::{Element, must_fit};
+use crate::backend::HostPtr;
 use crate::error::{ErrorDetail, Result};
 
 /// `len` elements in pinned host memory: copies to and from the device run at full speed and
@@ -18,8 +20,30 @@ use crate::error::{ErrorDetail, Result};
 /// It derefs to `[T]` and is aligned to 128 bytes. Fresh ones are zero, also where the pool had the
 /// memory from somebody else. It is *lent* to a copy and comes back from the copy's future; dropped, it
 /// returns to its device's pool.
+///
+/// To copy to or from a part of one, [`split_off`](Self::split_off) the part, lend that, and put the two
+/// together again with [`unsplit`](Self::unsplit): parts are buffers of their own, so that one may be filled
+/// while the device copies another.
+///
+/// # Examples
+/// The second half is lent, the first one is written meanwhile:
+/// ```
+/// # futures::executor::block_on(async {
+/// # let device = gpu_await::Device::host();
+/// # let stream = device.stream()?;
+/// let x = stream.full(4, 7u32).queued()?;
+/// let mut whole = stream.pinned::<u32>(8)?;
+/// let part = whole.split_off(4)?;
+/// let copy = stream.download_into(&x, part);
+/// whole.fill(1);
+/// whole.unsplit(copy.await?).expect("what was split off");
+/// assert_eq!(whole, [1, 1, 1, 1, 7, 7, 7, 7]);
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
 pub struct PinnedBuffer<T> {
     block: Arc<PinnedBlock>,
+    /// What it has of the block, in bytes, and nobody else: at least `len` elements, from an element's place.
+    room: Range<usize>,
     len: usize,
     element: PhantomData<T>,
 }
@@ -34,7 +58,8 @@ impl<T: Element> PinnedBuffer<T> {
     /// `len` elements in a block that is large enough: the one way to a buffer.
     fn over(block: Arc<PinnedBlock>, len: usize) -> Self {
         const { must_fit::<T>(LEAST_BYTES as u64) };
-        PinnedBuffer { block, len, element: PhantomData }
+        let room = 0..block.bytes() as usize;
+        PinnedBuffer { block, room, len, element: PhantomData }
     }
 
     /// [`new`](Self::new) for users: zeros, whatever whoever had the memory before left there.
@@ -65,7 +90,7 @@ impl<T: Element> PinnedBuffer<T> {
 
     /// The same memory with another length, for which it must have room.
     pub(crate) fn resized(self, len: usize) -> Self {
-        assert!(len <= self.block.bytes() as usize / size_of::<T>(), "no room for {len} elements");
+        assert!(len <= self.room.len() / size_of::<T>(), "no room for {len} elements");
         PinnedBuffer { len, ..self }
     }
 
@@ -85,11 +110,46 @@ impl<T: Element> PinnedBuffer<T> {
     /// `cuMemHostGetDevicePointer`. To use it, see [`Uses::lends`](crate::Uses::lends).
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
-        self.block.device().0
+        self.block.device().0 + self.room.start as u64
+    }
+
+    /// Splits in two: this buffer keeps the elements before `at`, and those from `at` on are returned.
+    ///
+    /// Both are lent, filled and dropped without the other; the memory returns to its pool with the last of
+    /// them.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] if `at > len`; nothing is split then.
+    pub fn split_off(&mut self, at: usize) -> Result<PinnedBuffer<T>> {
+        checked(..at, self.len)?;
+        let middle = self.room.start + at * size_of::<T>();
+        let room = middle..std::mem::replace(&mut self.room.end, middle);
+        let len = std::mem::replace(&mut self.len, at);
+        Ok(PinnedBuffer { block: self.block.clone(), room, len: len - at, element: PhantomData })
+    }
+
+    /// Joins what was [split off](Self::split_off) to the end of this buffer again. Copies nothing.
+    ///
+    /// # Errors
+    /// `other`, if it is not what follows this buffer in the same memory.
+    pub fn unsplit(&mut self, other: PinnedBuffer<T>) -> std::result::Result<(), PinnedBuffer<T>> {
+        let end = self.room.start + self.len * size_of::<T>();
+        let follows = self.room.end == end && other.room.start == end;
+        if !follows || !Arc::ptr_eq(&self.block, &other.block) {
+            return Err(other);
+        }
+        self.room.end = other.room.end;
+        self.len += other.len;
+        Ok(())
     }
 
     pub(crate) fn block(&self) -> &Arc<PinnedBlock> {
         &self.block
+    }
+
+    /// Where its first element is.
+    pub(crate) fn host(&self) -> HostPtr {
+        HostPtr(self.block.host().0 + self.room.start)
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {
@@ -101,19 +161,21 @@ impl<T: Element> Deref for PinnedBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        let start: *const T = self.block.host().0 as *const T;
-        // SAFETY: the block has room for `len` elements, is aligned for `T` (asserted in `over`)
-        // and mapped; any bits are a valid `T: Pod`. A `PinnedBuffer` is in the user's hands only
-        // while no device command may touch the block: it moves into the operation it is lent to
-        // and comes back when that is complete.
+        let start: *const T = self.host().0 as *const T;
+        // SAFETY: the block is mapped and has room for `len` elements from `start`, which is a whole number
+        // of them behind the block's own start, and that is aligned for `T` (asserted in `over`); any
+        // bits are a valid `T: Pod`. A `PinnedBuffer` is in the user's hands only while no device command
+        // may touch its room: it moves into the operation it is lent to and comes back when that is
+        // complete.
         unsafe { std::slice::from_raw_parts(start, self.len) }
     }
 }
 
 impl<T: Element> DerefMut for PinnedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        let start: *mut T = self.block.host().0 as *mut T;
-        // SAFETY: as in `deref`; and no other `PinnedBuffer` has this block.
+        let start: *mut T = self.host().0 as *mut T;
+        // SAFETY: as in `deref`; and no other `PinnedBuffer` has this room: a block is given to one, and
+        // `split_off` divides it.
         unsafe { std::slice::from_raw_parts_mut(start, self.len) }
     }
 }

@@ -1,7 +1,7 @@
 //! Views whose uses are neither entered nor ordered: for who orders them himself.
 
 use super::Element;
-use super::buffer::{View, ViewMut};
+use super::view::{View, ViewMut};
 
 impl<'a, T: Element> View<'a, T> {
     /// The same range, outside of the library's bookkeeping: operations that use it wait for no other

@@ -7,9 +7,10 @@
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::memory::buffer::{DeviceBuffer, Readable};
+use crate::memory::buffer::DeviceBuffer;
 use crate::memory::frozen::Frozen;
 use crate::memory::hazard::Mode;
+use crate::memory::view::Readable;
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 use crate::submit::Footprint;

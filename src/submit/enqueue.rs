@@ -30,9 +30,9 @@ use super::raw::{Raw, Refusal};
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
-use crate::memory::buffer::{Readable, Span, Writable};
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::raw_slice::RawSlice;
+use crate::memory::view::{Readable, Span, Writable};
 use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
@@ -133,7 +133,7 @@ impl<'a, P> Uses<'a, P> {
         P: Append<RawSlice<T>>,
     {
         self.footprint.lends(pinned.block());
-        let slice = RawSlice::new(pinned.block().device(), pinned.len());
+        let slice = RawSlice::new(DevicePtr(pinned.device_ptr()), pinned.len());
         self.with_slice(slice)
     }
 

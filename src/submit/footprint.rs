@@ -12,11 +12,11 @@ use super::loan::Loan;
 use super::name::Name;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
-use crate::memory::buffer::Span;
 use crate::memory::hazard::{Content, Mode};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::point::Track;
 use crate::memory::reclaim::claim::Claim;
+use crate::memory::view::Span;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{Callback, StreamState};
 use crate::runtime::{Engine, MarkedPoint, Point};
@@ -26,7 +26,8 @@ use crate::thread::role;
 pub(crate) struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
-    pub(super) untracked: Untracked<'a>,
+    /// Uses that are not entered.
+    pub(super) untracked: SmallVec<[Access<'a>; 1]>,
     pub(super) lent: Loans,
     pub(super) after: SmallVec<[MarkedPoint; 2]>,
     pub(super) may_be_held_up: bool,
@@ -44,9 +45,6 @@ pub(super) struct Access<'a> {
 
 /// What an operation is lent.
 pub(super) type Loans = SmallVec<[Loan; 2]>;
-
-/// Whose memory an operation uses without its being entered.
-type Untracked<'a> = SmallVec<[&'a Arc<Allocation>; 1]>;
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
@@ -87,10 +85,11 @@ impl<'a> Footprint<'a> {
     }
 
     fn access(&mut self, span: &Span<'a>, mode: Mode) {
+        let access = Access { memory: span.memory, range: span.range.clone(), mode };
         if span.tracked {
-            self.accesses.push(Access { memory: span.memory, range: span.range.clone(), mode });
+            self.accesses.push(access);
         } else {
-            self.untracked.push(span.memory);
+            self.untracked.push(access);
         }
     }
 
@@ -157,12 +156,11 @@ impl<'a> Footprint<'a> {
     /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
     pub(super) fn enter_frozen_peers(&mut self, engine: &Engine) {
         let untracked = std::mem::take(&mut self.untracked);
-        for memory in untracked {
-            if memory.is_frozen() && memory.engine().id != engine.id {
-                let range = 0..memory.bytes();
-                self.accesses.push(Access { memory, range, mode: Mode::Read });
+        for access in untracked {
+            if access.memory.is_frozen() && access.memory.engine().id != engine.id {
+                self.accesses.push(access);
             } else {
-                self.untracked.push(memory);
+                self.untracked.push(access);
             }
         }
     }
@@ -174,10 +172,9 @@ impl<'a> Footprint<'a> {
 
     /// Keeps the memory, and what is lent, for good: nobody knows when the device stops using it.
     pub(super) fn leak(&mut self) {
-        let accessed = self.accesses.iter().map(|access| access.memory);
-        for memory in accessed.chain(self.untracked.iter().copied()) {
+        for Access { memory, .. } in self.accesses.iter().chain(&self.untracked) {
             memory.engine().count_unreturned();
-            std::mem::forget(memory.clone());
+            std::mem::forget((*memory).clone());
         }
         std::mem::forget(std::mem::take(&mut self.lent));
     }
@@ -185,8 +182,7 @@ impl<'a> Footprint<'a> {
     pub(super) fn validate(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
         engine.check_open()?;
-        let accessed = self.accesses.iter().map(|access| access.memory);
-        for memory in accessed.chain(self.untracked.iter().copied()) {
+        for Access { memory, .. } in self.accesses.iter().chain(&self.untracked) {
             check_device("a buffer", engine, memory.engine(), self.peers)?;
             check_is_there(engine, memory.engine())?;
         }

@@ -42,7 +42,7 @@ impl From<SubmitError> for Error {
 
 impl SubmitError {
     /// With the memory that the call was given, unless this call lent it.
-    // What others have of it does not matter. A block has one `PinnedBuffer`, which an operation that it
+    // What others have of it does not matter. The bytes of a block are one `PinnedBuffer`'s, which an operation that it
     // is lent to keeps until it is complete: the caller had it in hand, so every earlier operation was.
     // A stream that has not yet dropped its share of one of those uses it for nothing, and the pool has
     // the block again when the last share goes.

@@ -12,8 +12,8 @@ use crate::backend::{
 };
 use crate::error::{DriverCode, Error};
 use crate::event::interprocess::SharedEvent;
-use crate::memory::buffer::Span;
 use crate::memory::reclaim::claim::Claim;
+use crate::memory::view::Span;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::role;

@@ -111,6 +111,13 @@ fn what_cannot_change_hands_comes_back() {
         let third = unsafe { device.adopt_memory::<u32>(memory.device_ptr(), 10, memory) }.unwrap();
         let third = release(third, &ours);
         assert!(matches!(third.detail(), ErrorDetail::Unsupported { .. }), "{third}");
+        let mut whole = stream.zeros(10).queued().unwrap();
+        let rest = whole.split_off(4).unwrap();
+        let part = release(rest, &ours);
+        assert!(matches!(part.detail(), ErrorDetail::Unsupported { .. }), "{part}");
+        // Uses of the other part are nobody's any more.
+        let alone = release(whole, &ours);
+        assert!(matches!(alone.detail(), ErrorDetail::Unsupported { .. }), "{alone}");
         assert!(Device::host().cudarc_context().is_err());
     });
 }

@@ -1,0 +1,330 @@
+//! Borrowed ranges of device memory, and what operations take.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, Range, RangeBounds};
+use std::sync::Arc;
+
+use super::Element;
+use super::allocation::Allocation;
+use crate::backend::DevicePtr;
+use crate::error::{ErrorDetail, Result};
+
+/// A borrowed range of a [`DeviceBuffer`](super::buffer::DeviceBuffer), for reading.
+pub struct View<'a, T> {
+    memory: &'a Arc<Allocation>,
+    start_bytes: u64,
+    len: usize,
+    tracked: bool,
+    element: PhantomData<&'a T>,
+}
+
+/// A borrowed range of a [`DeviceBuffer`](super::buffer::DeviceBuffer), for writing.
+pub struct ViewMut<'a, T> {
+    memory: &'a Arc<Allocation>,
+    start_bytes: u64,
+    len: usize,
+    tracked: bool,
+    element: PhantomData<&'a mut T>,
+}
+
+/// A range of device memory, in bytes.
+#[derive(Clone)]
+pub struct Span<'a> {
+    pub(crate) memory: &'a Arc<Allocation>,
+    pub(crate) range: Range<u64>,
+    /// Whether uses are entered and ordered; see [`View::untracked`] and
+    /// [`Frozen`](super::frozen::Frozen).
+    pub(crate) tracked: bool,
+}
+
+impl Span<'_> {
+    /// Where it begins.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.memory.ptr().offset(self.range.start)
+    }
+}
+
+/// Something with a length in elements.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory",
+    label = "not device memory",
+    note = "`DeviceBuffer`, `View`, `ViewMut` and `Frozen` are"
+)]
+pub trait Extent: sealed::Sealed {
+    /// The number of elements.
+    fn len(&self) -> usize;
+
+    /// Whether there are no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Device memory of element type `T` that an operation may read: [`DeviceBuffer`](super::buffer::DeviceBuffer), [`View`],
+/// [`ViewMut`], [`Frozen`](super::frozen::Frozen). Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory that can be read as `{T}`",
+    label = "not device memory of `{T}`",
+    note = "`DeviceBuffer<{T}>`, `View<{T}>`, `ViewMut<{T}>` and `Frozen<{T}>` are; host memory is uploaded first: `stream.upload(vec)`"
+)]
+pub trait Readable<T>: Extent {
+    #[doc(hidden)]
+    fn span(&self) -> Span<'_>;
+}
+
+/// Device memory of element type `T` that an operation may write: [`DeviceBuffer`](super::buffer::DeviceBuffer), [`ViewMut`].
+/// Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory that can be written as `{T}`",
+    label = "not writable device memory of `{T}`",
+    note = "`DeviceBuffer<{T}>` and `ViewMut<{T}>` are, passed by `&mut`"
+)]
+pub trait Writable<T>: Readable<T> {
+    #[doc(hidden)]
+    fn span_mut(&mut self) -> Span<'_>;
+}
+
+pub(super) mod sealed {
+    pub trait Sealed {}
+    impl<T> Sealed for super::View<'_, T> {}
+    impl<T> Sealed for super::ViewMut<'_, T> {}
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// Of elements that lie there. Uses of memory that nobody writes any more are not tracked.
+    pub(super) fn new(
+        memory: &'a Arc<Allocation>,
+        start_bytes: u64,
+        len: usize,
+        tracked: bool,
+    ) -> Self {
+        View { memory, start_bytes, len, tracked, element: PhantomData }
+    }
+
+    /// The first `mid` elements, or all, and the rest.
+    pub(super) fn cut(self, mid: usize) -> (View<'a, T>, View<'a, T>) {
+        let mid = mid.min(self.len);
+        let start_bytes = self.start_bytes + bytes_of_elements::<T>(mid);
+        (View { len: mid, ..self }, View { start_bytes, len: self.len - mid, ..self })
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the device address of the first element; see [`DeviceBuffer::device_ptr`](super::buffer::DeviceBuffer::device_ptr).
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.span().ptr().0
+    }
+
+    /// Borrows a part of this range, in elements.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'a, T>> {
+        let range = checked(range, self.len)?;
+        let start_bytes = self.start_bytes + bytes_of_elements::<T>(range.start);
+        Ok(View { start_bytes, len: range.len(), ..*self })
+    }
+
+    /// The same bytes as elements of another type.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Reinterpret`] if they are no whole number of such elements, or not aligned for
+    /// them.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let x = stream.upload(vec![1.0f32, -2.0]).queued()?;
+    /// let bits = stream.download(&x.view().cast::<u32>()?).await?;
+    /// assert_eq!(bits, [1.0f32.to_bits(), (-2.0f32).to_bits()]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn cast<U: Element>(self) -> Result<View<'a, U>> {
+        let View { memory, start_bytes, tracked, .. } = self;
+        let len = cast_len::<T, U>(memory, start_bytes, self.len)?;
+        Ok(View { memory, start_bytes, len, tracked, element: PhantomData })
+    }
+
+    pub(super) fn without_tracking(self) -> View<'a, T> {
+        View { tracked: false, ..self }
+    }
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// Of elements that lie there, and are nobody else's.
+    pub(super) fn new(memory: &'a Arc<Allocation>, start_bytes: u64, len: usize) -> Self {
+        ViewMut { memory, start_bytes, len, tracked: true, element: PhantomData }
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the device address of the first element; see [`DeviceBuffer::device_ptr`](super::buffer::DeviceBuffer::device_ptr).
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.span().ptr().0
+    }
+
+    /// Splits into two disjoint halves.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] if `mid > len`.
+    pub fn split_at_mut(self, mid: usize) -> Result<(ViewMut<'a, T>, ViewMut<'a, T>)> {
+        checked(..mid, self.len)?;
+        Ok(self.cut(mid))
+    }
+
+    /// The first `mid` elements, or all, and the rest.
+    pub(super) fn cut(self, mid: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
+        let mid = mid.min(self.len);
+        let start_bytes = self.start_bytes + bytes_of_elements::<T>(mid);
+        let right = ViewMut { start_bytes, len: self.len - mid, ..self };
+        (ViewMut { len: mid, ..self }, right)
+    }
+
+    /// Borrows all of it again.
+    pub(super) fn reborrow(&mut self) -> ViewMut<'_, T> {
+        ViewMut { memory: self.memory, element: PhantomData, ..*self }
+    }
+
+    /// The same bytes as elements of another type; see [`View::cast`].
+    ///
+    /// # Errors
+    /// As [`View::cast`].
+    pub fn cast<U: Element>(self) -> Result<ViewMut<'a, U>> {
+        let ViewMut { memory, start_bytes, tracked, .. } = self;
+        let len = cast_len::<T, U>(memory, start_bytes, self.len)?;
+        Ok(ViewMut { memory, start_bytes, len, tracked, element: PhantomData })
+    }
+
+    pub(super) fn without_tracking(self) -> ViewMut<'a, T> {
+        ViewMut { tracked: false, ..self }
+    }
+
+    /// Borrows a part of this range for writing, in elements.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
+        self.reborrow().part(range)
+    }
+
+    pub(super) fn part(self, range: impl RangeBounds<usize>) -> Result<ViewMut<'a, T>> {
+        let range = checked(range, self.len)?;
+        let start_bytes = self.start_bytes + bytes_of_elements::<T>(range.start);
+        Ok(ViewMut { start_bytes, len: range.len(), ..self })
+    }
+}
+
+impl<T: Element> Extent for View<'_, T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<T: Element> Extent for ViewMut<'_, T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<T: Element> Readable<T> for View<'_, T> {
+    fn span(&self) -> Span<'_> {
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+    }
+}
+
+impl<T: Element> Readable<T> for ViewMut<'_, T> {
+    fn span(&self) -> Span<'_> {
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+    }
+}
+
+impl<T: Element> Writable<T> for ViewMut<'_, T> {
+    fn span_mut(&mut self) -> Span<'_> {
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+    }
+}
+
+impl<T> Clone for View<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for View<'_, T> {}
+
+impl<T> fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "View({} elements at byte {} of {:?})", self.len, self.start_bytes, self.memory)
+    }
+}
+
+impl<T> fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (len, start) = (self.len, self.start_bytes);
+        write!(f, "ViewMut({len} elements at byte {start} of {:?})", self.memory)
+    }
+}
+
+pub(super) fn span<T>(memory: &Arc<Allocation>, start: u64, len: usize, tracked: bool) -> Span<'_> {
+    Span { memory, range: start..start + bytes_of_elements::<T>(len), tracked }
+}
+
+pub(super) fn bytes_of_elements<T>(len: usize) -> u64 {
+    len as u64 * size_of::<T>() as u64
+}
+
+/// How many elements of type `U` the bytes of `len` elements of type `T` at byte `start` are.
+fn cast_len<T, U>(memory: &Allocation, start: u64, len: usize) -> Result<usize> {
+    let bytes = bytes_of_elements::<T>(len);
+    let (element_bytes, alignment) = (size_of::<U>(), align_of::<U>());
+    // That of an empty buffer is 0.
+    let aligned = memory.ptr().offset(start).0.is_multiple_of(alignment as u64);
+    match bytes.checked_div(element_bytes as u64) {
+        Some(len) if aligned && bytes.is_multiple_of(element_bytes as u64) => Ok(len as usize),
+        _ => Err(ErrorDetail::Reinterpret { start, bytes, element_bytes, alignment }.into()),
+    }
+}
+
+/// The range in elements, if it lies within `len`.
+pub(super) fn checked(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => len,
+    };
+    if start > end || end > len {
+        return Err(ErrorDetail::OutOfBounds { start, end, len }.into());
+    }
+    Ok(start..end)
+}
