@@ -246,6 +246,9 @@ pub enum ErrorDetail {
     /// Rows of a 2-D copy overlap: the pitch is less than the width (both in elements).
     #[error("{op}: rows of {width} elements overlap at a pitch of {pitch}")]
     Pitch { op: &'static str, width: usize, pitch: usize },
+    /// Elements are no whole number of rows.
+    #[error("{len} elements are no whole number of rows of {columns}")]
+    Ragged { len: usize, columns: usize },
     /// A length in bytes does not fit the address space.
     #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
     TooLarge { len: usize, element_bytes: usize },
@@ -472,6 +475,7 @@ impl ErrorDetail {
             | D::TooLarge { .. }
             | D::Reinterpret { .. }
             | D::Pitch { .. }
+            | D::Ragged { .. }
             | D::HostValue { .. }
             | D::Unwritten { .. }
             | D::WrongThread { .. }

@@ -88,8 +88,8 @@ kernel! {
 
 /// [`gate`] for `testing`, on the calling thread, whichever it is.
 #[cfg(feature = "test-util")]
-pub(crate) fn load_gate(engine: &std::sync::Arc<crate::runtime::Engine>) -> crate::Result<gate> {
-    Ok(gate { kernel: crate::kernel::declared::Declared::load_now(engine)? })
+pub(crate) fn load_gate(home: &crate::device::home::Home) -> crate::Result<gate> {
+    Ok(gate { kernel: crate::kernel::declared::Declared::load_now(home)? })
 }
 
 /// The kernels on the CPU: called once a launch, for the whole grid.

@@ -137,6 +137,7 @@ pub use kernel::image::Image;
 pub use kernel::launch_config::{Dim3, LaunchConfig};
 pub use kernel::module::Module;
 pub use kernel::occupancy::Occupancy;
+pub use kernel::rows::{In2, InOut2, Out2, Slice2, SliceMut2};
 pub use kernel::signature::{
     Arg, Args, Flag, In, InOut, Len, Out, Param, Signature, TwinFn, Value,
 };
@@ -150,6 +151,7 @@ pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::raw_slice::RawSlice;
 pub use memory::reclaim::pressure::Pressure;
 pub use memory::view::{Extent, Readable, View, ViewMut, Writable};
+pub use memory::view_2d::{Shape2, View2, ViewMut2};
 pub use memory::{Element, MemoryInfo, Number};
 #[cfg(feature = "fft")]
 pub use num_complex::Complex;
@@ -169,7 +171,7 @@ pub use submit::{Append, RawQueue, Uses};
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::kernel::declared::{Code, Declaration, Declared, erase};
+    pub use crate::kernel::declared::{Code, CudaCode, Declaration, Declared, erase};
     pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }
 

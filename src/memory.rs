@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`DeviceBuffer`](buffer::DeviceBuffer) | `len` elements in a device's memory, freed in stream order |
 //! | [`View`](view::View), [`ViewMut`](view::ViewMut) | a borrowed range of one |
+//! | [`View2`](view_2d::View2), [`ViewMut2`](view_2d::ViewMut2) | borrowed rows of one |
 //! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | the ranges of so many elements of one |
 //! | [`Frozen`](frozen::Frozen) | a buffer that nobody writes any more, shared by readers |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
@@ -27,6 +28,7 @@ pub(crate) mod raw_slice;
 pub(crate) mod reclaim;
 pub(crate) mod untracked;
 pub(crate) mod view;
+pub(crate) mod view_2d;
 
 use std::sync::Arc;
 

@@ -73,7 +73,7 @@ fn open(name: &str, completion: Completion) -> Device {
             home.get_or_load(|| Ok::<_, crate::Error>(turn))?;
         }
         // Before anything runs on it, see `Gate::close_for`.
-        home.get_or_load(|| kernels::load_gate(&home.engine))?;
+        home.get_or_load(|| kernels::load_gate(home))?;
         Ok(device)
     });
     match opened {
@@ -189,7 +189,7 @@ impl Gate {
         role::check("closing a gate")?;
         let home = stream.home();
         // Once a device: loading code may wait for what runs, such as another gate.
-        let kernel = home.get_or_load(|| kernels::load_gate(&home.engine))?;
+        let kernel = home.get_or_load(|| kernels::load_gate(home))?;
         let word = PinnedFlag::new(&home.pinned)?;
         #[cfg(feature = "cuda")]
         let closed =

@@ -180,3 +180,64 @@ fn a_struct_is_passed_by_value() -> gpu_await::Result<()> {
     stream.launch(behind, config, (&mut y, values, [16.0])).queued()?;
     Ok(())
 }
+
+mod generic {
+    use std::ops::{Add, Mul};
+
+    use gpu_await::{Grid, LaunchConfig, kernel};
+
+    kernel! {
+        /// `y[i] = a * x[i] + y[i]`, for each of its types.
+        pub unsafe fn axpy<T>(a: T, x: &[T], y: &mut [T], n: u64 = y.len() as u64)
+            where x.len() == y.len();
+        entry = [f32: "axpy<float>", f64: "axpy<double>", i32: "axpy<int>"];
+        cuda = "template <typename T> __global__ void axpy(T a, const T* x, T* y, unsigned long long n) {
+            unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+            if (i < n) y[i] = a * x[i] + y[i];
+        }";
+        host = twin;
+        launch = LaunchConfig::for_elements(y.len());
+    }
+
+    fn twin<T: Copy + Add<Output = T> + Mul<Output = T>>(
+        _: &Grid,
+        a: T,
+        x: &[T],
+        y: &mut [T],
+        _: u64,
+    ) {
+        for (x, y) in x.iter().zip(y) {
+            *y = a * *x + *y;
+        }
+    }
+}
+
+#[test]
+fn one_declaration_for_several_types() -> gpu_await::Result<()> {
+    use gpu_await::ErrorDetail;
+
+    let device = gpu_await::testing::device();
+    let stream = device.stream()?;
+    let double = match generic::axpy::<f64>::load_blocking(&device) {
+        Err(error) if matches!(error.detail(), ErrorDetail::NoCompiler { .. }) => {
+            eprintln!("nothing to test without NVRTC: {error}");
+            return Ok(());
+        }
+        loaded => loaded?,
+    };
+    let int = generic::axpy::<i32>::load_blocking(&device)?;
+    let x = stream.upload(vec![1.0f64, 2.0]).queued()?;
+    let mut y = stream.full(2, 0.5f64).queued()?;
+    double.launch(&stream, 3.0, &x, &mut y).queued()?;
+    assert_eq!(*stream.download(&y).synchronize()?, [3.5, 6.5]);
+    let x = stream.upload(vec![1i32, 2]).queued()?;
+    let mut y = stream.full(2, 10i32).queued()?;
+    int.clone().launch(&stream, -1, &x, &mut y).queued()?;
+    assert_eq!(*stream.download(&y).synchronize()?, [9, 8]);
+    // Errors say which of them it is.
+    let mut short = stream.full(1, 10i32).queued()?;
+    let error = int.launch(&stream, -1, &x, &mut short).queued().unwrap_err();
+    assert!(error.to_string().contains("axpy<i"), "{error}");
+    assert!(format!("{int:?}").contains("axpy<i"), "{int:?}");
+    Ok(())
+}

@@ -85,6 +85,19 @@ impl ArgBlock {
         self.slots.push(ArgSlot { word, memory_bytes });
     }
 
+    /// Adds an address as [`push_memory`](Self::push_memory) does, with numbers for the twin behind it.
+    /// The driver takes as many bytes as the kernel's parameter has, and so the address alone.
+    pub(crate) fn push_memory_with(&mut self, address: u64, memory_bytes: u64, numbers: [u64; 3]) {
+        self.push_memory(address, memory_bytes);
+        self.words.extend(numbers);
+    }
+
+    /// The numbers behind the address in slot `index`.
+    pub(crate) fn numbers(&self, index: usize) -> [u64; 3] {
+        let first = self.slots[index].word as usize + 1;
+        [self.words[first], self.words[first + 1], self.words[first + 2]]
+    }
+
     pub(crate) fn slots(&self) -> &[ArgSlot] {
         &self.slots
     }

@@ -13,17 +13,17 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use crate::backend::KernelAttributes;
 use crate::device::Device;
+use crate::device::home::Home;
 use crate::error::Result;
 use crate::kernel::Kernel;
 use crate::kernel::image::Image;
 use crate::kernel::module::Module;
 use crate::kernel::occupancy::Occupancy;
 use crate::kernel::signature::{Erased, Signature};
-use crate::runtime::Engine;
+use crate::kernel::source::CudaSource;
 use crate::runtime::coop;
 use crate::thread::role;
 use crate::thread::worker::offload;
@@ -48,8 +48,36 @@ pub unsafe trait Declaration<S: Signature>: Sized + 'static {
 pub struct Code {
     pub name: &'static str,
     pub entry: &'static str,
-    pub ptx: Option<Cow<'static, str>>,
+    pub cuda: Option<CudaCode>,
     pub twin: Option<Erased>,
+}
+
+/// A kernel's code for GPUs: an image, or a source that is compiled when it is loaded.
+#[doc(hidden)]
+pub enum CudaCode {
+    Ptx(Cow<'static, str>),
+    Source(CudaSource),
+}
+
+impl CudaCode {
+    pub fn ptx(text: impl Into<Cow<'static, str>>) -> Self {
+        CudaCode::Ptx(text.into())
+    }
+
+    pub fn source(source: impl Into<CudaSource>) -> Self {
+        CudaCode::Source(source.into())
+    }
+
+    /// The image that has the entry. A name with `<` is an instance of a template.
+    fn image(self, name: &str, entry: &str, home: &Home) -> Result<Image> {
+        match self {
+            CudaCode::Ptx(text) => Ok(Image::ptx(text).named(name)),
+            CudaCode::Source(source) if entry.contains('<') => {
+                source.or_named(name).instance(entry).image(home)
+            }
+            CudaCode::Source(source) => source.or_named(name).image(home),
+        }
+    }
 }
 
 /// The kernel of the declaration `K`, and of no other one: loaded, with its requirements, and out of reach
@@ -64,17 +92,17 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// Loads the code for the device's kind, off the executor.
     ///
     /// # Errors
-    /// As [`Module::load`] and [`Module::kernel`];
+    /// As [`Module::load`], [`Module::compile`] and [`Module::kernel`];
     /// [`ErrorDetail::NoImplementation`](crate::ErrorDetail::NoImplementation) where the declaration has no
     /// code for the device's kind.
     pub async fn load(device: &Device) -> Result<Self> {
         coop::proceed().await;
         role::check_driver("loading a kernel")?;
-        let (engine, code) = (device.engine().clone(), K::code());
-        if engine.backend.kind() == crate::DeviceKind::Host {
-            return Declared::of(code, &engine);
+        let (home, code) = (device.home().clone(), K::code());
+        if home.engine.backend.kind() == crate::DeviceKind::Host {
+            return Declared::of(code, &home);
         }
-        offload(move || Declared::of(code, &engine)).await?
+        offload(move || Declared::of(code, &home)).await?
     }
 
     /// [`load`](Self::load) on the calling thread.
@@ -83,22 +111,24 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// As [`load`](Self::load); a thread on which it would dead-lock.
     pub fn load_blocking(device: &Device) -> Result<Self> {
         role::check("loading a kernel")?;
-        Declared::load_now(device.engine())
+        Declared::load_now(device.home())
     }
 
     /// [`load`](Self::load) on the calling thread, whichever it is.
-    pub(crate) fn load_now(engine: &Arc<Engine>) -> Result<Self> {
-        Declared::of(K::code(), engine)
+    pub(crate) fn load_now(home: &Home) -> Result<Self> {
+        Declared::of(K::code(), home)
     }
 
-    fn of(code: Code, engine: &Arc<Engine>) -> Result<Self> {
+    fn of(code: Code, home: &Home) -> Result<Self> {
+        let engine = &home.engine;
         engine.check_open()?;
-        let kernel = match (engine.backend.kind(), code.ptx, code.twin) {
+        let kernel = match (engine.backend.kind(), code.cuda, code.twin) {
             (crate::DeviceKind::Host, _, Some(twin)) => {
                 Kernel::host_erased(engine, code.name, twin)?
             }
-            (crate::DeviceKind::Cuda, Some(ptx), _) => {
-                let module = Module::load_now(engine, Image::ptx(ptx).named(code.name))?;
+            (crate::DeviceKind::Cuda, Some(cuda), _) => {
+                let image = cuda.image(code.name, code.entry, home)?;
+                let module = Module::load_now(engine, image)?;
                 // SAFETY: who declared `K` vouches for the signature, and for what `K::require` admits.
                 unsafe { module.kernel(code.entry) }?
             }

@@ -10,6 +10,45 @@
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel {
+    // rows that are written
+    (@args [ $arg:ident : & mut [ [ $type:ty ] ] , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::InOut2<$type>,]
+            takes [$($takes)* $arg: &mut $crate::ViewMut2<'_, $type>,]
+            shapes [$($shapes)* let $arg = $crate::ViewMut2::shape($arg);] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+        }
+    };
+    // rows that are overwritten
+    (@args [ $arg:ident : Out < [ [ $type:ty ] ] > , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::Out2<$type>,]
+            takes [$($takes)* $arg: &mut $crate::ViewMut2<'_, $type>,]
+            shapes [$($shapes)* let $arg = $crate::ViewMut2::shape($arg);] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+        }
+    };
+    // rows that are read
+    (@args [ $arg:ident : & [ [ $type:ty ] ] , $($more:tt)* ]
+        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
+        passes [$($passes:tt)*] names [$($names:tt)*] idents [$($idents:tt)*] seen [$($seen:tt)*] rest $rest:tt) => {
+        $crate::__kernel! {
+            @args [ $($more)* ]
+            types [$($types)* $crate::In2<$type>,]
+            takes [$($takes)* $arg: &$crate::View2<'_, $type>,]
+            shapes [$($shapes)* let $arg = $crate::View2::shape($arg);] before [$($before)*]
+            passes [$($passes)* $crate::__kernel_array!([$type] $arg),] names [$($names)* ::core::stringify!($arg),]
+            idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
+        }
+    };
     // an array that is written
     (@args [ $arg:ident : & mut [ $type:ty ] , $($more:tt)* ]
         types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
@@ -163,13 +202,12 @@ macro_rules! __kernel {
         rest [$meta:tt $vis:tt $name:ident $($rest:tt)*]) => {
         $crate::__kernel_error! { $name, $($message),+ }
     };
-    // all arguments read
+    // all arguments read: one kernel
     (@args [ ]
-        types [$($types:tt)*] takes [$($takes:tt)*] shapes [$($shapes:tt)*] before [$($before:tt)*]
-        passes [$($passes:tt)*] names [$($names:tt)*] idents $idents:tt seen $seen:tt
+        types [$($types:tt)*] takes $takes:tt shapes $shapes:tt before $before:tt
+        passes $passes:tt names $names:tt idents $idents:tt seen $seen:tt
         rest [
-            [$($meta:tt)*] [$vis:vis] $name:ident
-            [$($config:tt $($condition:tt)+)?] [$($launch:expr)?] [$($ptx:expr)?] [$($entry:expr)?] [$($host:expr)?]
+            [$($meta:tt)*] [$vis:vis] $name:ident [] $where:tt $launch:tt $code:tt [$($entry:expr)?] $host:tt
         ]) => {
         $($meta)*
         #[allow(non_camel_case_types, reason = "a kernel is named as in its source")]
@@ -178,17 +216,69 @@ macro_rules! __kernel {
             kernel: $crate::__private::Declared<$name, ($($types)*)>,
         }
 
+        $crate::__kernel! {
+            @impls [$name] [::core::stringify!($name)]
+            [$crate::__kernel!(@or [$($entry)?] [::core::stringify!($name)])]
+            [$vis] $where $launch $code $host
+            [$($types)*] $takes $shapes $before $passes $names $idents $seen
+        }
+    };
+    // all arguments read: one kernel for each type of a list
+    (@args [ ]
+        types $types:tt takes $takes:tt shapes $shapes:tt before $before:tt
+        passes $passes:tt names $names:tt idents $idents:tt seen $seen:tt
+        rest [
+            [$($meta:tt)*] $vis:tt $name:ident [$of:ident] $where:tt $launch:tt $code:tt
+            [of $([$type:ty] [$entry:expr])+] $host:tt
+        ]) => {
+        $crate::__kernel! {
+            @generic [$($meta)*] $vis $name $of $types
+        }
+        $(const _: () = {
+            // What the parameter stands for here.
+            type $of = $type;
+            $crate::__kernel! {
+                @impls [$name<$of>]
+                [::core::concat!(::core::stringify!($name), "<", ::core::stringify!($type), ">")] [$entry]
+                $vis $where $launch $code $host
+                $types $takes $shapes $before $passes $names $idents $seen
+            }
+        };)+
+    };
+    (@generic [$($meta:tt)*] [$vis:vis] $name:ident $of:ident [$($types:tt)*]) => {
+        $($meta)*
+        #[allow(non_camel_case_types, reason = "a kernel is named as in its source")]
+        $vis struct $name<$of: 'static> {
+            kernel: $crate::__private::Declared<$name<$of>, ($($types)*)>,
+        }
+
+        impl<$of: 'static> ::core::clone::Clone for $name<$of> {
+            fn clone(&self) -> Self {
+                $name { kernel: ::core::clone::Clone::clone(&self.kernel) }
+            }
+        }
+
+        impl<$of: 'static> ::core::fmt::Debug for $name<$of> {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                ::core::fmt::Debug::fmt(&self.kernel, f)
+            }
+        }
+    };
+    (@impls [$type:ty] [$called:expr] [$entry:expr]
+        [$vis:vis] [$($config:tt $($condition:tt)+)?] [$($launch:expr)?] $code:tt [$($host:expr)?]
+        [$($types:tt)*] [$($takes:tt)*] [$($shapes:tt)*] [$($before:tt)*]
+        [$($passes:tt)*] [$($names:tt)*] $idents:tt $seen:tt) => {
         #[allow(unused_variables, reason = "not every argument is in every condition")]
         // SAFETY: the declaration is an `unsafe fn`: its author vouches for the types, and for all
         // arguments that the conditions admit.
-        unsafe impl $crate::__private::Declaration<($($types)*)> for $name {
+        unsafe impl $crate::__private::Declaration<($($types)*)> for $type {
             const ARGUMENTS: &'static [&'static ::core::primitive::str] = &[$($names)*];
 
             fn code() -> $crate::__private::Code {
                 $crate::__private::Code {
-                    name: ::core::stringify!($name),
-                    entry: $crate::__kernel!(@or [$($entry)?] [::core::stringify!($name)]),
-                    ptx: $crate::__kernel!(@some [$($ptx)?]),
+                    name: $called,
+                    entry: $entry,
+                    cuda: $crate::__kernel!(@code $code),
                     twin: $crate::__kernel!(@twin ($($types)*) [$($host)?]),
                 }
             }
@@ -199,7 +289,7 @@ macro_rules! __kernel {
         }
 
         #[allow(unused_variables, reason = "not every argument is in every expression")]
-        impl $name {
+        impl $type {
             /// Loads the kernel for `device`'s kind, off the executor.
             ///
             /// # Errors
@@ -297,8 +387,13 @@ macro_rules! __kernel {
     };
     (@or [] [$default:expr]) => { $default };
     (@or [$value:expr] [$default:expr]) => { $value };
-    (@some []) => { ::core::option::Option::None };
-    (@some [$value:expr]) => { ::core::option::Option::Some(::std::borrow::Cow::from($value)) };
+    (@code []) => { ::core::option::Option::None };
+    (@code [ptx $text:expr]) => {
+        ::core::option::Option::Some($crate::__private::CudaCode::ptx($text))
+    };
+    (@code [cuda $source:expr]) => {
+        ::core::option::Option::Some($crate::__private::CudaCode::source($source))
+    };
     (@twin ($($types:tt)*) []) => { ::core::option::Option::None };
     (@twin ($($type:ty,)*) [$host:expr]) => {{
         // The error for a twin of another type shows both types, and points at the twin.

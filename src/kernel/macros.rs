@@ -17,11 +17,11 @@
 /// ```text
 /// kernel! {
 ///     /// Docs.
-///     pub unsafe fn NAME(ARGUMENTS)
+///     pub unsafe fn NAME(ARGUMENTS)     // or NAME<T>(ARGUMENTS)
 ///         where CONDITION, CONDITION;    // or: where |config| CONDITION, CONDITION
 ///     launch = LAUNCH_CONFIG;        // may be left out: then a launch takes one
-///     ptx = "...";                   // may be left out: no CUDA devices then
-///     entry = "...";                 // may be left out: NAME
+///     ptx = "...";                   // or cuda = "..."; may be left out: no CUDA devices then
+///     entry = "...";                 // may be left out: NAME. Of NAME<T>: [f32: "...", f64: "..."]
 ///     host = path::to::twin;         // may be left out: no host devices then
 /// }
 /// ```
@@ -37,6 +37,8 @@
 /// | `x: &[f32]` | `&` a buffer or view ([`Readable`](crate::Readable)) | `const float*` | `&[f32]` |
 /// | `y: &mut [f32]` | `&mut` a buffer or view ([`Writable`](crate::Writable)) | `float*` | `&mut [f32]` |
 /// | `y: Out<[f32]>` | likewise | `float*` | `&mut [f32]` |
+/// | `x: &[[f32]]` | `&` a [`View2`](crate::View2) | `const float*` | [`Slice2<f32>`](crate::Slice2) |
+/// | `y: &mut [[f32]]`, `y: Out<[[f32]]>` | `&mut` a [`ViewMut2`](crate::ViewMut2) | `float*` | [`SliceMut2<f32>`](crate::SliceMut2) |
 /// | `go: &PinnedFlag` | `&PinnedFlag` | `unsigned*` | [`&AtomicU32`](std::sync::atomic::AtomicU32) |
 /// | `n: u64 = y.len() as u64` | nothing: the launch computes it | `unsigned long long` | `u64` |
 ///
@@ -45,12 +47,21 @@
 /// `#[derive(Clone, Copy, Debug, Pod, Zeroable)]` of [`bytemuck`](crate::bytemuck), and no padding: fill gaps
 /// with a field on both sides. Conditions and `launch` read its fields.
 ///
+/// `ptx` is an image's text; `cuda` is CUDA C++, a text or a [`CudaSource`](crate::CudaSource), which NVRTC compiles when the
+/// kernel is loaded ([`Module::compile`](crate::Module::compile)). In it the entry is `extern "C"`, or an instance of a
+/// template: `entry = "scale<float>"`.
+///
+/// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that `entry`
+/// lists, each with its own name in the code, and loaded by itself: `NAME::<f32>::load`. The twin is a function that is
+/// generic in the same way, with any bounds.
+///
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written
 /// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the
 /// launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as bare pointers.
 /// Only an `Out` may be given memory that nothing has written, as `empty` makes it: say `Out` where the
 /// kernel writes every element, or pass `zeros`.
-/// In conditions and in `launch`, arrays have a `len()` and values are themselves; `|config|` names
+/// In conditions and in `launch`, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`
+/// ([`Shape2`](crate::Shape2)), and values are themselves; `|config|` names
 /// the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares the number,
 /// sizes and alignments of the parameters with those of the compiled kernel
 /// ([`ErrorDetail::WrongParameters`](crate::ErrorDetail::WrongParameters)), where the driver tells them
@@ -84,11 +95,40 @@
 /// assert_eq!(stream.download(&y).await?, [1.0, 4.0, 9.0]);
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
+///
+/// One template of CUDA C++, and one generic twin, for two types:
+/// ```
+/// use std::ops::MulAssign;
+/// use gpu_await::{Device, Grid, LaunchConfig, kernel};
+///
+/// kernel! {
+///     /// `x[i] *= a`.
+///     pub unsafe fn scale<T>(a: T, x: &mut [T], n: u64 = x.len() as u64);
+///     launch = LaunchConfig::for_elements(x.len());
+///     entry = [f32: "scale<float>", f64: "scale<double>"];
+///     cuda = "template <typename T> __global__ void scale(T a, T* x, unsigned long long n) {
+///         unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+///         if (i < n) x[i] *= a;
+///     }";
+///     host = twin;
+/// }
+/// fn twin<T: Copy + MulAssign>(_: &Grid, a: T, x: &mut [T], _n: u64) {
+///     x.iter_mut().for_each(|x| *x *= a);
+/// }
+///
+/// # futures::executor::block_on(async {
+/// # let device = Device::host();
+/// let scale = scale::<f64>::load(&device).await?;
+/// let mut x = device.upload(vec![1.0, 2.0]).queued()?;
+/// scale.launch(&device.current_stream(), 0.5, &mut x).queued()?;
+/// assert_eq!(device.download(&x).await?, [0.5, 1.0]);
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
 #[macro_export]
 macro_rules! kernel {
     (
         $(#[$meta:meta])*
-        $vis:vis unsafe fn $name:ident ( $($args:tt)* ) -> $($rest:tt)*
+        $vis:vis unsafe fn $name:ident $(<$of:ident>)? ( $($args:tt)* ) -> $($rest:tt)*
     ) => {
         $crate::__kernel_error! {
             $name, "a kernel returns nothing: write the result to a parameter `Out<[T]>`"
@@ -96,29 +136,38 @@ macro_rules! kernel {
     };
     (
         $(#[$meta:meta])*
-        $vis:vis unsafe fn $name:ident ( $($args:tt)* ) where $($clauses:tt)*
+        $vis:vis unsafe fn $name:ident $(<$of:ident>)? ( $($args:tt)* ) where $($clauses:tt)*
     ) => {
         $crate::__kernel_clauses! {
-            [[$(#[$meta])*] [$vis] $name [$($args)*]]
-            where [] launch [] ptx [] entry [] host []
+            [[$(#[$meta])*] [$vis] $name [$($of)?] [$($args)*]]
+            where [] launch [] code [] entry [] host []
             read [where $($clauses)*]
         }
     };
     (
         $(#[$meta:meta])*
-        $vis:vis unsafe fn $name:ident ( $($args:tt)* ) ; $($clauses:tt)*
+        $vis:vis unsafe fn $name:ident $(<$of:ident>)? ( $($args:tt)* ) ; $($clauses:tt)*
     ) => {
         $crate::__kernel_clauses! {
-            [[$(#[$meta])*] [$vis] $name [$($args)*]]
-            where [] launch [] ptx [] entry [] host []
+            [[$(#[$meta])*] [$vis] $name [$($of)?] [$($args)*]]
+            where [] launch [] code [] entry [] host []
             read [$($clauses)*]
         }
     };
     (
         $(#[$meta:meta])*
-        $vis:vis unsafe fn $name:ident ( $($args:tt)* ) $($rest:tt)*
+        $vis:vis unsafe fn $name:ident $(<$of:ident>)? ( $($args:tt)* ) $($rest:tt)*
     ) => {
         $crate::__kernel_error! { $name, "expected `;` or `where` behind the parameters" }
+    };
+    (
+        $(#[$meta:meta])*
+        $vis:vis unsafe fn $name:ident < $($rest:tt)*
+    ) => {
+        $crate::__kernel_error! {
+            $name, "a kernel has one type parameter at most, without bounds: `",
+            ::core::stringify!($name), "<T>`; the clause `entry` lists its types"
+        }
     };
     (
         $(#[$meta:meta])*
@@ -147,69 +196,106 @@ macro_rules! __kernel_error {
 #[macro_export]
 macro_rules! __kernel_clauses {
     // all clauses read, and no code among them
-    ([$meta:tt $vis:tt $name:ident $args:tt]
-        where $where:tt launch $launch:tt ptx [] entry $entry:tt host [] read []) => {
+    ([$meta:tt $vis:tt $name:ident $of:tt $args:tt]
+        where $where:tt launch $launch:tt code [] entry $entry:tt host [] read []) => {
         $crate::__kernel_error! {
             $name,
-            "there is no code: add `ptx = ..;` for GPUs, `host = ..;` for host devices, or both"
+            "there is no code: add `ptx = ..;` or `cuda = ..;` for GPUs, `host = ..;` for host devices, or both"
         }
     };
-    // all clauses read
-    ([$meta:tt $vis:tt $name:ident [$($args:tt)*]]
-        where [$($where:tt)*] launch $launch:tt ptx $ptx:tt entry $entry:tt host $host:tt read []) => {
+    // all clauses read: types are listed where there is a parameter for them
+    ([$meta:tt $vis:tt $name:ident [$of:ident] [$($args:tt)*]]
+        where [$($where:tt)*] launch $launch:tt code $code:tt entry [of $($entry:tt)+] host $host:tt read []) => {
         $crate::__kernel! {
             @args [ $($args)* , ]
             types [] takes [] shapes [] before [] passes [] names [] idents [] seen []
-            rest [$meta $vis $name [$($where)*] $launch $ptx $entry $host]
+            rest [$meta $vis $name [$of] [$($where)*] $launch $code [of $($entry)+] $host]
         }
     };
-    ($head:tt where [] launch $launch:tt ptx $ptx:tt entry $entry:tt host $host:tt
+    ([$meta:tt $vis:tt $name:ident [$of:ident] $args:tt]
+        where $where:tt launch $launch:tt code $code:tt entry $entry:tt host $host:tt read []) => {
+        $crate::__kernel_error! {
+            $name, "list the types that `", ::core::stringify!($of), "` may be, each with the kernel's name: `entry = [f32: \"",
+            ::core::stringify!($name), "_f32\", f64: \"", ::core::stringify!($name), "_f64\"];`"
+        }
+    };
+    ([$meta:tt $vis:tt $name:ident [] $args:tt]
+        where $where:tt launch $launch:tt code $code:tt entry [of $($entry:tt)+] host $host:tt read []) => {
+        $crate::__kernel_error! {
+            $name, "`entry` lists types, and there is no type parameter: declare `",
+            ::core::stringify!($name), "<T>(..)`"
+        }
+    };
+    // all clauses read
+    ([$meta:tt $vis:tt $name:ident [] [$($args:tt)*]]
+        where [$($where:tt)*] launch $launch:tt code $code:tt entry $entry:tt host $host:tt read []) => {
+        $crate::__kernel! {
+            @args [ $($args)* , ]
+            types [] takes [] shapes [] before [] passes [] names [] idents [] seen []
+            rest [$meta $vis $name [] [$($where)*] $launch $code $entry $host]
+        }
+    };
+    ($head:tt where [] launch $launch:tt code $code:tt entry $entry:tt host $host:tt
         read [where |$config:ident| $($condition:expr),+ $(,)? ; $($more:tt)*]) => {
         $crate::__kernel_clauses! {
             $head where [[$config] $([$condition])+]
-            launch $launch ptx $ptx entry $entry host $host read [$($more)*]
+            launch $launch code $code entry $entry host $host read [$($more)*]
         }
     };
-    ($head:tt where [] launch $launch:tt ptx $ptx:tt entry $entry:tt host $host:tt
+    ($head:tt where [] launch $launch:tt code $code:tt entry $entry:tt host $host:tt
         read [where $($condition:expr),+ $(,)? ; $($more:tt)*]) => {
         $crate::__kernel_clauses! {
             $head where [[_config] $([$condition])+]
-            launch $launch ptx $ptx entry $entry host $host read [$($more)*]
+            launch $launch code $code entry $entry host $host read [$($more)*]
         }
     };
-    ($head:tt where $where:tt launch [] ptx $ptx:tt entry $entry:tt host $host:tt
+    ($head:tt where $where:tt launch [] code $code:tt entry $entry:tt host $host:tt
         read [launch = $launch:expr; $($more:tt)*]) => {
         $crate::__kernel_clauses! {
             $head where $where
-            launch [$launch] ptx $ptx entry $entry host $host read [$($more)*]
+            launch [$launch] code $code entry $entry host $host read [$($more)*]
         }
     };
-    ($head:tt where $where:tt launch $launch:tt ptx [] entry $entry:tt host $host:tt
-        read [ptx = $ptx:expr; $($more:tt)*]) => {
+    ($head:tt where $where:tt launch $launch:tt code [] entry $entry:tt host $host:tt
+        read [ptx = $code:expr; $($more:tt)*]) => {
         $crate::__kernel_clauses! {
             $head where $where
-            launch $launch ptx [$ptx] entry $entry host $host read [$($more)*]
+            launch $launch code [ptx $code] entry $entry host $host read [$($more)*]
         }
     };
-    ($head:tt where $where:tt launch $launch:tt ptx $ptx:tt entry [] host $host:tt
+    ($head:tt where $where:tt launch $launch:tt code [] entry $entry:tt host $host:tt
+        read [cuda = $code:expr; $($more:tt)*]) => {
+        $crate::__kernel_clauses! {
+            $head where $where
+            launch $launch code [cuda $code] entry $entry host $host read [$($more)*]
+        }
+    };
+    ($head:tt where $where:tt launch $launch:tt code $code:tt entry [] host $host:tt
+        read [entry = [ $($type:ty : $entry:expr),+ $(,)? ]; $($more:tt)*]) => {
+        $crate::__kernel_clauses! {
+            $head where $where
+            launch $launch code $code entry [of $([$type] [$entry])+] host $host read [$($more)*]
+        }
+    };
+    ($head:tt where $where:tt launch $launch:tt code $code:tt entry [] host $host:tt
         read [entry = $entry:expr; $($more:tt)*]) => {
         $crate::__kernel_clauses! {
             $head where $where
-            launch $launch ptx $ptx entry [$entry] host $host read [$($more)*]
+            launch $launch code $code entry [$entry] host $host read [$($more)*]
         }
     };
-    ($head:tt where $where:tt launch $launch:tt ptx $ptx:tt entry $entry:tt host []
+    ($head:tt where $where:tt launch $launch:tt code $code:tt entry $entry:tt host []
         read [host = $host:expr; $($more:tt)*]) => {
         $crate::__kernel_clauses! {
             $head where $where
-            launch $launch ptx $ptx entry $entry host [$host] read [$($more)*]
+            launch $launch code $code entry $entry host [$host] read [$($more)*]
         }
     };
-    ($head:tt where $where:tt launch $launch:tt ptx $ptx:tt entry $entry:tt host $host:tt
+    ($head:tt where $where:tt launch $launch:tt code $code:tt entry $entry:tt host $host:tt
         read $wrong:tt) => {
         $crate::__kernel_clauses! { @wrong $head $wrong }
     };
-    (@wrong [$meta:tt $vis:tt $name:ident $args:tt] [where $($rest:tt)*]) => {
+    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt] [where $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name,
             "one `where` with all conditions, separated by `,` and ended by `;`, at `where ",
@@ -222,30 +308,43 @@ macro_rules! __kernel_clauses {
     (@wrong $head:tt [ptx = $($rest:tt)*]) => {
         $crate::__kernel_clauses! { @known $head ptx [$($rest)*] }
     };
+    (@wrong $head:tt [cuda = $($rest:tt)*]) => {
+        $crate::__kernel_clauses! { @known $head cuda [$($rest)*] }
+    };
     (@wrong $head:tt [entry = $($rest:tt)*]) => {
         $crate::__kernel_clauses! { @known $head entry [$($rest)*] }
     };
     (@wrong $head:tt [host = $($rest:tt)*]) => {
         $crate::__kernel_clauses! { @known $head host [$($rest)*] }
     };
-    (@wrong [$meta:tt $vis:tt $name:ident $args:tt] [$clause:ident $($rest:tt)*]) => {
+    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt] [$clause:ident $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "`", ::core::stringify!($clause),
-            "` is not a clause: there are `where`, `launch`, `ptx`, `entry` and `host`, as in `host = twin;`"
+            "` is not a clause: there are `where`, `launch`, `ptx`, `cuda`, `entry` and `host`, as in `host = twin;`"
         }
     };
-    (@wrong [$meta:tt $vis:tt $name:ident $args:tt] [$($rest:tt)*]) => {
+    (@wrong [$meta:tt $vis:tt $name:ident $of:tt $args:tt] [$($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "expected a clause such as `host = twin;`, found `",
             ::core::stringify!($($rest)*), "`"
         }
     };
-    (@known [$meta:tt $vis:tt $name:ident $args:tt] $clause:ident [$value:expr; $($rest:tt)*]) => {
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] ptx [$value:expr; $($rest:tt)*]) => {
+        $crate::__kernel_error! {
+            $name, "there is code for GPUs twice: one clause is enough, `ptx` or `cuda`"
+        }
+    };
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] cuda [$value:expr; $($rest:tt)*]) => {
+        $crate::__kernel_error! {
+            $name, "there is code for GPUs twice: one clause is enough, `ptx` or `cuda`"
+        }
+    };
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] $clause:ident [$value:expr; $($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "there are two clauses `", ::core::stringify!($clause), "`: remove one"
         }
     };
-    (@known [$meta:tt $vis:tt $name:ident $args:tt] $clause:ident [$($rest:tt)*]) => {
+    (@known [$meta:tt $vis:tt $name:ident $of:tt $args:tt] $clause:ident [$($rest:tt)*]) => {
         $crate::__kernel_error! {
             $name, "the clause `", ::core::stringify!($clause), "` must end with `;`"
         }

@@ -42,12 +42,15 @@ pub struct CudaSource {
     closed: bool,
 }
 
+/// What a source is called that nobody named.
+const UNNAMED: &str = "source.cu";
+
 impl CudaSource {
     /// A text of CUDA C++.
     pub fn new(text: impl Into<Cow<'static, str>>) -> Self {
         CudaSource {
             text: text.into(),
-            name: "source.cu".to_owned(),
+            name: UNNAMED.to_owned(),
             headers: Vec::new(),
             instances: Vec::new(),
             options: Vec::new(),
@@ -61,6 +64,11 @@ impl CudaSource {
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
+    }
+
+    /// Names the text, if nobody did.
+    pub(crate) fn or_named(self, name: &str) -> Self {
+        if self.name == UNNAMED { self.named(name) } else { self }
     }
 
     /// Defines a macro.
@@ -183,6 +191,13 @@ impl CudaSource {
             true => format!("sm_{device}"),
             false => format!("compute_{}", older.unwrap_or(device)),
         }
+    }
+}
+
+/// The text, with nothing else said.
+impl From<&'static str> for CudaSource {
+    fn from(text: &'static str) -> Self {
+        CudaSource::new(text)
     }
 }
 

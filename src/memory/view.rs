@@ -103,6 +103,11 @@ impl<'a, T: Element> View<'a, T> {
         View { memory, start_bytes, len, tracked, element: PhantomData }
     }
 
+    /// The memory, where the elements begin in it, and whether uses are tracked.
+    pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, bool) {
+        (self.memory, self.start_bytes, self.tracked)
+    }
+
     /// The first `mid` elements, or all, and the rest.
     pub(super) fn cut(self, mid: usize) -> (View<'a, T>, View<'a, T>) {
         let mid = mid.min(self.len);
@@ -196,6 +201,11 @@ impl<'a, T: Element> ViewMut<'a, T> {
     pub fn split_at_mut(self, mid: usize) -> Result<(ViewMut<'a, T>, ViewMut<'a, T>)> {
         checked(..mid, self.len)?;
         Ok(self.cut(mid))
+    }
+
+    /// The memory, where the elements begin in it, and whether uses are tracked.
+    pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, bool) {
+        (self.memory, self.start_bytes, self.tracked)
     }
 
     /// The first `mid` elements, or all, and the rest.

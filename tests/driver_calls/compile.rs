@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-use gpu_await::{CudaSource, ErrorDetail, ErrorKind, ImageProblem, InOut, LaunchConfig, Module};
+use gpu_await::{
+    CudaSource, Device, ErrorDetail, ErrorKind, ImageProblem, InOut, LaunchConfig, Module,
+};
 
 use super::{Completion, StandIn, device_with, runtime, soon};
 
@@ -141,6 +143,51 @@ fn an_instance_of_a_template_is_found_as_it_is_written() {
         }
         // SAFETY: there is no such kernel.
         assert!(unsafe { module.kernel::<(InOut<f32>,)>("mine::power<int, 2>") }.is_err());
+    });
+}
+
+mod declared {
+    use gpu_await::{CudaSource, LaunchConfig, kernel};
+
+    kernel! {
+        pub(super) unsafe fn fill<T>(a: T, x: Out<[T]>, n: u32 = x.len() as u32);
+        launch = LaunchConfig::for_elements(x.len());
+        entry = [f32: "fill<float>", u8: "fill<unsigned char>", f64: "fill<int>"];
+        cuda = CudaSource::new("template <typename T> __global__ void fill(T a, T* x, unsigned n) {
+            unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) x[i] = ADD + a;
+        }").define("ADD", "1");
+    }
+
+    kernel! {
+        pub(super) unsafe fn wrong(x: &mut [f32]);
+        launch = LaunchConfig::for_elements(x.len());
+        cuda = "__global__ void wrong() { undeclared(); }";
+    }
+}
+
+#[test]
+fn a_declaration_in_cuda_cpp_is_compiled_when_it_is_loaded() {
+    with_the_compiler(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let fill = soon(declared::fill::<f32>::load(&device)).await.unwrap();
+        let mut x = stream.empty::<f32>(10).queued().unwrap();
+        driver.clear();
+        soon(fill.launch(&stream, 1.5, &mut x)).await.unwrap();
+        let calls = driver.calls();
+        let launch = calls.iter().find(|line| line.starts_with("cuLaunchKernel ")).unwrap();
+        assert!(launch.contains(",10)"), "{launch}");
+        soon(declared::fill::<u8>::load(&device)).await.unwrap();
+        // A type that is not the instance's.
+        let error = soon(declared::fill::<f64>::load(&device)).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::WrongParameters { .. }), "{error}");
+        // The log has the declaration's name.
+        let error = declared::wrong::load_blocking(&device).unwrap_err();
+        assert!(error.to_string().contains("wrong(1)"), "{error}");
+        // There is no twin.
+        let error = declared::wrong::load_blocking(&Device::host()).unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::NoImplementation { .. }), "{error}");
     });
 }
 

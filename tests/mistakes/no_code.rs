@@ -1,4 +1,4 @@
-// error: kernel `k`: there is no code: add `ptx = ..;` for GPUs, `host = ..;` for host devices, or both
+// error: kernel `k`: there is no code: add `ptx = ..;` or `cuda = ..;` for GPUs, `host = ..;` for host devices, or both
 // kernel! {
 
 use gpu_await::*;
