@@ -12,6 +12,7 @@ pub(crate) mod advice;
 mod codes;
 pub(crate) mod image;
 pub(crate) mod refused;
+pub(crate) mod tensor;
 
 use std::fmt;
 use std::panic::Location;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, within};
 use image::{ImageProblem, ParamLayout};
+use tensor::TensorProblem;
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -225,6 +227,9 @@ pub enum ErrorDetail {
     /// Memory of another library that cannot be adopted.
     #[error("{bytes} bytes at {ptr:#x} cannot be adopted: {problem}")]
     BadMemory { ptr: u64, bytes: u64, problem: MemoryProblem },
+    /// A DLPack tensor that cannot be adopted, or memory that cannot be exported as one.
+    #[error("the tensor cannot be passed on: {problem}")]
+    BadTensor { problem: TensorProblem },
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
@@ -468,6 +473,7 @@ impl ErrorDetail {
             | D::WrongDevice { .. }
             | D::BadStream { .. }
             | D::BadMemory { .. }
+            | D::BadTensor { .. }
             | D::LengthMismatch { .. }
             | D::OutOfBounds { .. }
             | D::WrongLength { .. }

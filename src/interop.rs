@@ -13,10 +13,13 @@
 //! | a buffer | another library to use it for a while | [`Stream::lend_memory`] |
 //! | a stream of this crate | another library to use it for a while | [`Stream::lend_raw`] |
 //! | | to give it to another library for good | [`Stream::as_raw`] |
+//! | a DLPack tensor | it as a buffer | [`Stream::adopt_dlpack`] |
+//! | a buffer | to export it as a DLPack tensor | [`DeviceBuffer::into_dlpack`](crate::DeviceBuffer::into_dlpack) |
 //! | cudarc's `CudaContext`, `CudaStream`, `CudaSlice` | either | see [`cudarc`] |
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cudarc;
+pub(crate) mod dlpack;
 mod enqueue;
 #[cfg(all(feature = "cuda", any(feature = "blas", feature = "fft")))]
 pub(crate) mod library_object;

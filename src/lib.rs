@@ -121,6 +121,7 @@ pub use device::streams::StreamBuilder;
 pub use error::advice::MemoryAdvice;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
+pub use error::tensor::TensorProblem;
 pub use error::{
     Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LibraryStatus,
     LossCause, MemoryProblem, Result,
@@ -132,6 +133,12 @@ pub use fft::{ComplexFft, Fft, FftBuilder, FftElement, RealFft};
 pub use interop::StreamLoan;
 #[cfg(feature = "cuda")]
 pub use interop::cudarc::CudarcSlice;
+pub use interop::dlpack::abi::{
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
+    DlpackElement,
+};
+pub use interop::dlpack::export::DlpackConsumer;
+pub use interop::dlpack::tensor::DlpackTensor;
 pub use interop::memory::MemoryLoan;
 pub use kernel::image::Image;
 pub use kernel::launch_config::{Dim3, LaunchConfig};

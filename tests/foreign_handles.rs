@@ -69,6 +69,7 @@ const NOT_TRIED: &[(&str, &str)] = &[
         "from_raw",
         "unsafe: the caller vouches for the handle; `driver_calls/shared.rs` has its check",
     ),
+    ("from_argument", "likewise, through it; `dlpack.rs` has what it reads"),
     ("unsplit", "puts nothing on a stream; memory of another buffer comes back: `tests/parts.rs`"),
     ("release_to_cudarc", "`driver_calls/cudarc.rs` has its check"),
     ("forward", "`tests/fft.rs` has its check"),

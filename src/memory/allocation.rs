@@ -27,6 +27,9 @@ use crate::runtime::stream_state::StreamHandle;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::exit;
 
+/// The id of no stream: whoever asks in its name waits for every stream.
+pub(crate) const NOBODY: u64 = 0;
+
 /// Every backend aligns allocations to at least so many bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
 

@@ -7,6 +7,7 @@
 
 use crate::error::Result;
 use crate::memory::Element;
+use crate::memory::allocation::NOBODY;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::frozen::Frozen;
 use crate::memory::hazard::Mode;
@@ -14,9 +15,6 @@ use crate::memory::view::Readable;
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 use crate::submit::Footprint;
-
-/// The id of no stream.
-const NOBODY: u64 = 0;
 
 impl<T: Element> DeviceBuffer<T> {
     /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, Error, ErrorDetail,
-    Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Module, Op, PooledStream, RawQueue,
-    RealFft, Result, Stream, StreamPool, Uses, join_all, kernels,
+    Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer,
+    DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Module,
+    Op, PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all, kernels,
 };
 use tower::Service;
 
@@ -682,6 +682,32 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     }
 
     // ---- memory ---------------------------------------------------------------------------
+    let b = buffer()?;
+    list.refuses("DeviceBuffer::into_dlpack", move || {
+        b.into_dlpack(&[8], DlpackConsumer::Synchronized).map(drop).map_err(Error::from)
+    });
+    let p = device.pinned::<f32>(8)?;
+    list.refuses("PinnedBuffer::into_dlpack", move || {
+        p.into_dlpack(&[8], DlpackConsumer::Synchronized).map(drop).map_err(Error::from)
+    });
+    let tensor = || -> Result<DlpackTensor> {
+        Ok(idle.zeros::<u8>(4).queued()?.into_dlpack(&[4], DlpackConsumer::Synchronized)?)
+    };
+    let (s, t) = (full.clone(), tensor()?);
+    list.refuses("Stream::adopt_dlpack", move || {
+        // SAFETY: refused, or dropped.
+        unsafe { s.adopt_dlpack::<u8>(t) }.map(drop).map_err(Error::from)
+    });
+    let (s, t) = (full.clone(), tensor()?);
+    list.refuses("Stream::adopt_dlpack_frozen", move || {
+        // SAFETY: likewise.
+        at_once(unsafe { s.adopt_dlpack_frozen::<u8>(t) })
+    });
+    let d = device.clone();
+    list.refuses("DlpackConsumer::from_argument", move || {
+        // SAFETY: no stream is adopted but the legacy default stream.
+        unsafe { DlpackConsumer::from_argument(&d, None, ()) }
+    });
     let b = buffer()?;
     list.answers("DeviceBuffer::freeze", move || once(b.freeze()));
     let f = frozen.clone();

@@ -6,8 +6,8 @@
 
 use futures::executor::block_on;
 use gpu_await::{
-    Copy2d, Device, DeviceBuffer, DeviceKind, Error, ErrorDetail, Event, Kernel, LaunchConfig,
-    PinnedBuffer, RawQueue, Result, Stream, Uses, kernels,
+    Copy2d, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event, Kernel,
+    LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses, kernels,
 };
 
 const LEN: usize = 64;
@@ -219,6 +219,22 @@ pub(crate) const PROBES: &[Probe] = &[
             let pinned = pair.their_pinned();
             // SAFETY: nothing is put on the stream.
             pair.tries(|s| unsafe { s.lend_memory(Uses::new("none").lends(&pinned)) }.map(drop))
+        },
+    },
+    Probe {
+        calls: &["into_dlpack"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let consumer = DlpackConsumer::Stream(pair.elsewhere.clone());
+            Ok(pair.buffer().into_dlpack(&[LEN], consumer).map(drop)?)
+        },
+    },
+    Probe {
+        calls: &["into_dlpack"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let consumer = DlpackConsumer::Stream(pair.elsewhere.clone());
+            Ok(pair.pinned().into_dlpack(&[LEN], consumer).map(drop)?)
         },
     },
     // ---- host memory ------------------------------------------------------------------------

@@ -1,0 +1,375 @@
+//! Memory of ours as a tensor: the consumer is ordered behind us when it gets it, and the memory is freed behind the
+//! consumer.
+//!
+//! | an exported tensor | who has the memory |
+//! |---|---|
+//! | alive | the box that the tensor is in |
+//! | its deleter was called | the reaper's queue |
+//! | the reaper got there | retired behind a marker on the consumer's stream; or leaked, if there can be none |
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::abi::{
+    DLDataType, DLDevice, DLManagedTensorVersioned, DLTensor, DlpackElement, VERSION,
+};
+use super::tensor::{DlpackTensor, Managed, bad, device_of, elements, row_major};
+use crate::backend::DeviceKind;
+use crate::device::Device;
+use crate::error::refused::Refused;
+use crate::error::tensor::TensorProblem;
+use crate::error::{Error, ErrorDetail, Result};
+use crate::interop::StreamLoan;
+use crate::memory::allocation::NOBODY;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::hazard::Mode;
+use crate::memory::pinned::PinnedBuffer;
+use crate::memory::view::Readable;
+use crate::op::{HostValue, Op};
+use crate::runtime::Engine;
+use crate::stream::Stream;
+use crate::submit::{Footprint, RawQueue, Uses, wrong_device};
+use crate::thread::exit::ExitGuard;
+use crate::thread::role;
+
+/// What a consumer of an exported tensor is ordered by.
+#[derive(Clone, Debug)]
+pub enum DlpackConsumer {
+    /// The consumer uses it on this stream of its: [adopted](Stream::from_raw), or one of ours.
+    Stream(Stream),
+    /// The consumer knows no stream (NumPy): the export waits, on the host, until all that uses the memory is
+    /// complete; the consumer's uses are complete when it calls the deleter.
+    Synchronized,
+    /// The consumer orders its uses itself, and they are complete when it calls the deleter (`stream=-1`).
+    Unordered,
+}
+
+impl DlpackConsumer {
+    /// Reads the argument `stream` of Python's `__dlpack__`: on a CUDA device none or 1 is the legacy default
+    /// stream, 2 the per-thread one, -1 no order at all, anything else a `CUstream`; on a host device there is none.
+    ///
+    /// The per-thread default stream means another stream on every thread. It is ordered by way of the legacy one,
+    /// which the driver orders with it in both directions, on the device.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::BadStream`]: 0, which is ambiguous, a negative number, a stream for a host device; as
+    /// [`Stream::from_raw`].
+    ///
+    /// # Safety
+    /// As [`Stream::from_raw`]: the stream lives until the consumer's call of the deleter was followed up, which the
+    /// end of `owner` tells.
+    pub unsafe fn from_argument(
+        device: &Device,
+        stream: Option<i64>,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<DlpackConsumer> {
+        role::check("adopting a consumer's stream")?;
+        let refused = |stream: i64, reason| {
+            let handle = stream as u64;
+            Err(ErrorDetail::BadStream { handle, reason }.into())
+        };
+        let handle = match (device.kind(), stream) {
+            (DeviceKind::Host, None) => return Ok(DlpackConsumer::Synchronized),
+            (DeviceKind::Host, Some(stream)) => {
+                return refused(stream, "a consumer on the CPU has no stream");
+            }
+            (_, Some(-1)) => return Ok(DlpackConsumer::Unordered),
+            (_, None | Some(1 | 2)) => 1,
+            (_, Some(0)) => return refused(0, "0 is ambiguous: 1 is the legacy default stream"),
+            (_, Some(stream)) if stream < 0 => return refused(stream, "no stream"),
+            (_, Some(stream)) => stream as u64,
+        };
+        // SAFETY: the caller's promise is the same.
+        Ok(DlpackConsumer::Stream(unsafe { Stream::from_raw(device, handle, owner) }?))
+    }
+}
+
+impl<T: DlpackElement> DeviceBuffer<T> {
+    /// Exports the buffer as a row-major tensor of that shape, without a copy: `cuda:N`, or the CPU for a host
+    /// device. The consumer's stream waits, on the device, for every use so far.
+    ///
+    /// # Ownership
+    /// The buffer moves into the tensor. The deleter only leaves word, on whatever thread: the memory is freed
+    /// behind what is on the consumer's stream when it is called. If nobody can say when that is complete, because
+    /// the device was closed, the memory is never freed.
+    ///
+    /// # Blocking
+    /// With [`DlpackConsumer::Synchronized`], until what uses the memory is complete.
+    ///
+    /// # Errors
+    /// [`TensorProblem::Shape`]; [`ErrorDetail::WrongDevice`]: a stream of another device;
+    /// [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that nobody wrote, or whose producer failed; a
+    /// device that is lost or closed. [`Refused`] has the buffer.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use gpu_await::DlpackConsumer;
+    /// let x = stream.upload(vec![1.0f32; 6]).queued()?;
+    /// let tensor = x.into_dlpack(&[2, 3], DlpackConsumer::Synchronized)?;
+    /// assert_eq!(tensor.shape(), [2, 3]);
+    /// let raw = tensor.into_raw(); // for a capsule `dltensor_versioned`
+    /// # drop(unsafe { gpu_await::DlpackTensor::from_raw(raw) }?);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn into_dlpack(
+        self,
+        shape: &[usize],
+        consumer: DlpackConsumer,
+    ) -> Result<DlpackTensor, Refused<Self>> {
+        export(self, shape, consumer)
+    }
+}
+
+impl<T: DlpackElement> PinnedBuffer<T> {
+    /// Exports the memory as a row-major tensor of that shape, without a copy: pinned host memory of a CUDA device,
+    /// or the CPU for a host device.
+    ///
+    /// # Ownership
+    /// As [`DeviceBuffer::into_dlpack`]; the memory returns to its pool.
+    ///
+    /// # Errors
+    /// [`TensorProblem::Shape`]; [`ErrorDetail::WrongDevice`]: a stream of another device; a device that is lost or
+    /// closed. [`Refused`] has the buffer.
+    pub fn into_dlpack(
+        self,
+        shape: &[usize],
+        consumer: DlpackConsumer,
+    ) -> Result<DlpackTensor, Refused<Self>> {
+        export(self, shape, consumer)
+    }
+}
+
+/// Memory of ours that a tensor may have.
+trait Exportable: Sized + Send + 'static {
+    const DATA_TYPE: DLDataType;
+
+    fn len(&self) -> usize;
+    fn address(&self) -> u64;
+    fn engine(&self) -> &Arc<Engine>;
+    fn device(&self) -> DLDevice;
+
+    /// Has the stream wait for every use so far, and enters that all which is on it uses the memory.
+    fn enter(&mut self, stream: &Stream) -> Result<()>;
+    /// Refuses what is not worth reading.
+    fn check(&self) -> Result<()>;
+    /// Blocks until every use so far is complete.
+    fn synchronize(&self) -> Result<()>;
+    /// Never frees it.
+    fn leak(self);
+}
+
+impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
+    const DATA_TYPE: DLDataType = T::DATA_TYPE;
+
+    fn len(&self) -> usize {
+        DeviceBuffer::len(self)
+    }
+
+    fn address(&self) -> u64 {
+        self.device_ptr()
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        self.memory().engine()
+    }
+
+    fn device(&self) -> DLDevice {
+        device_of(Exportable::engine(self))
+    }
+
+    fn enter(&mut self, stream: &Stream) -> Result<()> {
+        let uses = Uses::new("dlpack").updates(self).commands(0);
+        // SAFETY: nothing is put on the stream but waits; the consumer's work is in front of the second call.
+        unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
+    }
+
+    fn check(&self) -> Result<()> {
+        Exportable::engine(self).check_open()?;
+        let mut footprint = Footprint::new("dlpack");
+        footprint.reads(&self.span());
+        footprint.check_contents()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.check()?;
+        let (all, mut users) = (self.span(), Vec::new());
+        all.memory.with_hazards(|hazards| {
+            hazards.dependencies(&all.range, Mode::ReadWrite, NOBODY, |used| {
+                users.push(used.clone());
+            });
+        });
+        Op::at_points(users, HostValue::Here(())).synchronize()
+    }
+
+    fn leak(mut self) {
+        match self.memory_mut() {
+            // What keeps memory of somebody else's stays as well.
+            Some(memory) => std::mem::forget(memory.release()),
+            // A part of it: the others do not free it either.
+            None => std::mem::forget(self),
+        }
+    }
+}
+
+impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
+    const DATA_TYPE: DLDataType = T::DATA_TYPE;
+
+    fn len(&self) -> usize {
+        PinnedBuffer::len(self)
+    }
+
+    fn address(&self) -> u64 {
+        self.host().0 as u64
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        self.block().engine()
+    }
+
+    fn device(&self) -> DLDevice {
+        match device_of(Exportable::engine(self)) {
+            device if device.device_type == DLDevice::CPU => device,
+            device => DLDevice { device_type: DLDevice::CUDA_HOST, ..device },
+        }
+    }
+
+    fn enter(&mut self, stream: &Stream) -> Result<()> {
+        let uses = Uses::new("dlpack").lends(self).commands(0);
+        // SAFETY: nothing is put on the stream; the consumer's work is in front of the second call.
+        unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
+    }
+
+    fn check(&self) -> Result<()> {
+        Exportable::engine(self).check_open()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        // In the user's hands, no device work has it.
+        self.check()
+    }
+
+    fn leak(self) {
+        std::mem::forget(self);
+    }
+}
+
+/// What an exported tensor has until its deleter is called.
+struct Exported<M: Exportable> {
+    /// There until the drop.
+    memory: Option<M>,
+    /// The consumer's, shared with it meanwhile.
+    consumer: Option<(Stream, StreamLoan)>,
+}
+
+impl<M: Exportable> Drop for Exported<M> {
+    /// On the reaper's thread, or where the device is gone.
+    fn drop(&mut self) {
+        let Some(mut memory) = self.memory.take() else { return };
+        let Some((stream, loan)) = self.consumer.take() else { return };
+        let entered = match ExitGuard::in_driver() {
+            Some(_in_driver) => memory.enter(&stream),
+            // The memory goes with the process.
+            None => return memory.leak(),
+        };
+        drop(loan);
+        if entered.is_err() && memory.engine().lost().is_none() {
+            // Nobody knows when the consumer's work is complete.
+            memory.leak();
+        }
+    }
+}
+
+/// A tensor that is exported, in one piece with what it points to.
+struct ExportedTensor<M: Exportable> {
+    managed: DLManagedTensorVersioned,
+    axes: Box<[i64]>,
+    exported: Exported<M>,
+}
+
+fn export<M: Exportable>(
+    memory: M,
+    shape: &[usize],
+    consumer: DlpackConsumer,
+) -> Result<DlpackTensor, Refused<M>> {
+    let mut memory = memory;
+    let consumer = match hand_over(&mut memory, shape, consumer) {
+        Ok(consumer) => consumer,
+        Err(error) => return Err(Refused { error, value: Some(memory) }),
+    };
+    let shape: Vec<i64> = shape.iter().map(|extent| *extent as i64).collect();
+    let strides = row_major(&shape);
+    let ndim = shape.len() as i32;
+    let axes: Box<[i64]> = shape.into_iter().chain(strides).collect();
+    let dl_tensor = DLTensor {
+        data: memory.address() as *mut c_void,
+        device: memory.device(),
+        ndim,
+        dtype: M::DATA_TYPE,
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    let managed = DLManagedTensorVersioned {
+        version: VERSION,
+        manager_ctx: std::ptr::null_mut(),
+        deleter: Some(delete::<M>),
+        flags: 0,
+        dl_tensor,
+    };
+    let exported = Exported { memory: Some(memory), consumer };
+    let tensor = Box::leak(Box::new(ExportedTensor { managed, axes, exported }));
+    let (shape, strides) = tensor.axes.split_at_mut(ndim as usize);
+    tensor.managed.dl_tensor.shape = shape.as_mut_ptr();
+    tensor.managed.dl_tensor.strides = strides.as_mut_ptr();
+    let whole: *mut ExportedTensor<M> = tensor;
+    // SAFETY: it was leaked a moment ago, and nobody else has it.
+    let managed = unsafe { &mut (*whole).managed };
+    managed.manager_ctx = whole.cast();
+    Ok(DlpackTensor { managed: Managed::Versioned(NonNull::from(managed)) })
+}
+
+/// Orders the consumer behind what uses the memory.
+fn hand_over<M: Exportable>(
+    memory: &mut M,
+    shape: &[usize],
+    consumer: DlpackConsumer,
+) -> Result<Option<(Stream, StreamLoan)>> {
+    role::check("exporting a tensor")?;
+    let extents: Vec<i64> = shape.iter().map(|n| i64::try_from(*n).unwrap_or(-1)).collect();
+    if elements(&extents) != Some(memory.len()) || i32::try_from(extents.len()).is_err() {
+        return Err(bad(TensorProblem::Shape { shape: extents, len: memory.len() }));
+    }
+    match consumer {
+        DlpackConsumer::Unordered => memory.check().map(|()| None),
+        DlpackConsumer::Synchronized => memory.synchronize().map(|()| None),
+        DlpackConsumer::Stream(stream) => {
+            // Before `enter`, which would poison what it refuses.
+            memory.check()?;
+            let (ours, theirs) = (memory.engine(), stream.engine());
+            if ours.id != theirs.id {
+                return Err(wrong_device("the consumer's stream", ours, theirs));
+            }
+            memory.enter(&stream)?;
+            // SAFETY: the consumer uses the stream, which the loan keeps, until it calls the deleter.
+            let loan = unsafe { stream.lend_raw() };
+            Ok(Some((stream, loan)))
+        }
+    }
+}
+
+/// The deleter of an exported tensor.
+unsafe extern "C" fn delete<M: Exportable>(tensor: *mut DLManagedTensorVersioned) {
+    // SAFETY: the consumer passes the tensor that has this deleter.
+    let whole = unsafe { (*tensor).manager_ctx }.cast::<ExportedTensor<M>>();
+    // SAFETY: `export` leaked the box, and the consumer calls this once.
+    let whole = unsafe { Box::from_raw(whole) };
+    let exported = whole.exported;
+    let Some(engine) = exported.memory.as_ref().map(|memory| memory.engine().clone()) else {
+        return;
+    };
+    engine.drop_later(Box::new(exported));
+}
