@@ -22,6 +22,7 @@
 //! | `memory` | which pool memory comes from, and what is held of it under a limit |
 //! | `unwritten` | whether memory that is used again shows what was there |
 //! | `peers` | copies between GPUs, and handles of another one |
+//! | `libraries` | what is said where NVIDIA's libraries cannot be used |
 //! | `drops` | drops in any order, and the end of the process |
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
@@ -57,6 +58,8 @@ mod failures;
 mod host_functions;
 #[path = "driver_calls/launches.rs"]
 mod launches;
+#[path = "driver_calls/libraries.rs"]
+mod libraries;
 #[path = "driver_calls/loss.rs"]
 mod loss;
 #[path = "driver_calls/markers.rs"]

@@ -210,24 +210,3 @@ async fn what_is_refused() -> Result<()> {
     assert_eq!(seen.await?[0], Complex::new(16.0, 0.0));
     device.close(std::time::Duration::from_secs(10)).await
 }
-
-/// A library that is not there is a typed error that says what to do.
-#[test]
-fn without_the_library() {
-    const NAME: &str = "without_the_library";
-    if testing::device().kind() == DeviceKind::Host {
-        return;
-    }
-    if child::parameter().is_none() {
-        let mut command = child::command(NAME, "child");
-        command.env("GPU_AWAIT_CUFFT", "/nowhere");
-        child::run_command(command, NAME, "child");
-        return;
-    }
-    let error = Fft::load_blocking(&testing::device()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let text = error.to_string();
-    for part in ["cuFFT", "/nowhere", "GPU_AWAIT_CUFFT", "install"] {
-        assert!(text.contains(part), "{text}");
-    }
-}
