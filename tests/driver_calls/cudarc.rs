@@ -92,6 +92,13 @@ fn what_cannot_change_hands_comes_back() {
         let slice = refused.value.expect("it comes back");
         assert_eq!(theirs.clone_dtoh(&slice).unwrap(), [1; 10]);
 
+        let elsewhere = other.zeros::<u32>(10).synchronize().unwrap();
+        // SAFETY: refused.
+        let refused = unsafe { device.adopt_memory::<u32>(elsewhere.device_ptr(), 10, ()) };
+        let error = refused.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
+        assert!(error.to_string().contains("cuda:1"), "{error}");
+
         let stream = device.stream().unwrap();
         let ours = device.cudarc_context().unwrap().default_stream();
         let release = |buffer, stream| {
