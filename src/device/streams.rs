@@ -27,6 +27,10 @@ impl Device {
     /// that, the driver makes no streams: the call waits until the queue moves. Make streams beforehand,
     /// or keep queues short with [`throttle`](Stream::throttle).
     ///
+    /// And where more streams of a process are alive at once than ever before, the driver now and then makes room for
+    /// more, which waits until every kernel that runs has ended: on an H200 with the 40th stream, and then with about
+    /// each 85th. Streams that are kept, as in a [`StreamPool`](crate::StreamPool), do not get there.
+    ///
     /// # Errors
     /// A device that is lost or closed; a thread on which it would dead-lock (in a host function or a host
     /// twin, in a waker).
