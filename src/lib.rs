@@ -154,6 +154,7 @@ pub use memory::buffer::DeviceBuffer;
 pub use memory::chunks::{Chunks, ChunksMut};
 pub use memory::copy_2d::Copy2d;
 pub use memory::frozen::Frozen;
+pub use memory::mapped::Mapped;
 pub use memory::pinned::{PinnedBuffer, PinnedFlag};
 pub use memory::raw_slice::RawSlice;
 pub use memory::reclaim::pressure::Pressure;

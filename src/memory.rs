@@ -8,6 +8,7 @@
 //! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | the ranges of so many elements of one |
 //! | [`Frozen`](frozen::Frozen) | a buffer that nobody writes any more, shared by readers |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
+//! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
@@ -20,6 +21,7 @@ pub(crate) mod chunks;
 pub(crate) mod copy_2d;
 pub(crate) mod frozen;
 pub(crate) mod hazard;
+pub(crate) mod mapped;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod pinned_pool;

@@ -20,6 +20,7 @@ pub(crate) mod freeze;
 pub(crate) mod host_fn;
 pub(crate) mod join;
 pub(crate) mod map;
+pub(crate) mod mapped;
 mod points;
 pub(crate) mod value;
 

@@ -700,6 +700,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Frozen::size_bytes",
     "Frozen::slice",
     "Frozen::part",
+    "Mapped::view_mut",
     "PinnedBuffer::len",
     "PinnedBuffer::is_empty",
     "PinnedBuffer::split_off",

@@ -16,8 +16,9 @@ use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer,
-    DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Module,
-    Op, PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all, kernels,
+    DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Mapped,
+    Module, Op, PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all,
+    kernels,
 };
 use tower::Service;
 
@@ -710,6 +711,15 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     });
     let b = buffer()?;
     list.answers("DeviceBuffer::freeze", move || once(b.freeze()));
+    let p = device.pinned::<f32>(8)?;
+    list.answers("PinnedBuffer::into_mapped", move || p.into_mapped());
+    let mapped = || -> Result<Mapped<f32>> { Ok(device.pinned(8)?.into_mapped()) };
+    let (mut m, pending) = (mapped()?, mapped()?);
+    list.answers("Mapped::host", move || once(Box::pin(m.host())));
+    let mut m = mapped()?;
+    // Nothing is pending, so that there is nothing to wait for.
+    list.answers("Mapped::host_blocking", move || m.host_blocking().map(drop));
+    list.answers("Mapped::into_pinned", move || once(pending.into_pinned()));
     let f = frozen.clone();
     list.answers("Frozen::view", move || f.view().len());
 

@@ -1,0 +1,122 @@
+//! [`Mapped`]: pinned host memory that kernels use in place.
+//!
+//! | who has it | until |
+//! |---|---|
+//! | operations, under the rules of device memory | each is complete |
+//! | the host, as a slice | the borrow ends, during which nothing is submitted with it |
+//!
+//! # Invariants
+//! 1. The host gets its slice when every use is complete (`the_host_gets_its_slice_behind_every_use`).
+//! 2. The memory returns to its pool behind every use (`a_dropped_mapping_stays_until_its_kernel_ends`); the pool of a
+//!    lost device gives nothing out, and unmaps nothing.
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::Element;
+use super::allocation::Allocation;
+use super::buffer::DeviceBuffer;
+use super::pinned::PinnedBuffer;
+use super::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
+use crate::backend::DevicePtr;
+
+/// `len` elements of pinned host memory under the address that the device has for it: kernels read and write it in
+/// place, over the bus.
+///
+/// Made by [`PinnedBuffer::into_mapped`]. For the few kilobytes of a small request, one launch then does what an
+/// upload, a launch and a download do. What a kernel reads more than once belongs in device memory.
+///
+/// It is passed to operations as a [`DeviceBuffer`] is, and what is said there of order, errors and drops holds.
+///
+/// # Examples
+/// ```
+/// use gpu_await::{Device, kernels};
+/// # futures::executor::block_on(async {
+/// # let device = Device::host();
+/// # let stream = device.stream()?;
+/// let scale = kernels::scale::load(&device).await?;
+/// let mut request = stream.pinned::<f32>(3)?;
+/// request.copy_from_slice(&[1.0, 2.0, 3.0]);
+/// let mut request = request.into_mapped();
+/// scale.launch(&stream, 2.0, &mut request).queued()?;
+/// assert_eq!(*request.host().await?, [2.0, 4.0, 6.0]);
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+///
+/// # Source
+/// `cuMemHostGetDevicePointer`.
+pub struct Mapped<T> {
+    /// The memory as the device sees it, which keeps the block until the last use is complete.
+    device: DeviceBuffer<T>,
+    /// The same memory as the host sees it.
+    host: PinnedBuffer<T>,
+}
+
+impl<T: Element> PinnedBuffer<T> {
+    /// Makes it memory that kernels use in place. Puts nothing on a stream.
+    #[must_use]
+    pub fn into_mapped(self) -> Mapped<T> {
+        let (block, bytes) = (self.block().clone(), self.size_bytes());
+        let engine = block.engine().clone();
+        let ptr = if bytes > 0 { DevicePtr(self.device_ptr()) } else { DevicePtr::NULL };
+        if bytes > 0 {
+            // SAFETY: the block is mapped for the device under that address, and what keeps it is dropped behind
+            // the last use.
+            unsafe { engine.backend.adopt(ptr, bytes) };
+        }
+        let memory = Allocation::foreign(&engine, ptr, bytes, None, Box::new(block));
+        Mapped { device: DeviceBuffer::new(memory, self.len()), host: self }
+    }
+}
+
+impl<T: Element> Mapped<T> {
+    /// Borrows all of it for writing.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        self.device.view_mut()
+    }
+
+    /// The memory in the host's hands: no use is pending.
+    pub(crate) fn host_mut(&mut self) -> &mut PinnedBuffer<T> {
+        &mut self.host
+    }
+
+    /// The memory alone: no use is pending.
+    pub(crate) fn into_host(self) -> PinnedBuffer<T> {
+        self.host
+    }
+}
+
+/// What is read and borrowed as device memory is.
+impl<T> Deref for Mapped<T> {
+    type Target = DeviceBuffer<T>;
+
+    fn deref(&self) -> &DeviceBuffer<T> {
+        &self.device
+    }
+}
+
+impl<T> sealed::Sealed for Mapped<T> {}
+
+impl<T: Element> Extent for Mapped<T> {
+    fn len(&self) -> usize {
+        self.device.len()
+    }
+}
+
+impl<T: Element> Readable<T> for Mapped<T> {
+    fn span(&self) -> Span<'_> {
+        self.device.span()
+    }
+}
+
+impl<T: Element> Writable<T> for Mapped<T> {
+    fn span_mut(&mut self) -> Span<'_> {
+        self.device.span_mut()
+    }
+}
+
+impl<T> fmt::Debug for Mapped<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapped({:?})", self.device)
+    }
+}

@@ -1,0 +1,75 @@
+//! Memory that kernels used in place, in the host's hands again.
+#![forbid(unsafe_code)]
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::memory::allocation::NOBODY;
+use crate::memory::hazard::Mode;
+use crate::memory::mapped::Mapped;
+use crate::memory::pinned::PinnedBuffer;
+use crate::memory::view::Readable;
+use crate::op::{HostValue, Op};
+use crate::runtime::Point;
+use crate::submit::Footprint;
+
+impl<T: Element> Mapped<T> {
+    /// Waits until every use is complete, and lends the memory to the host: to read what a kernel wrote, and to write
+    /// what the next one reads. Nothing is submitted with it during the borrow.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up nothing.
+    ///
+    /// # Errors
+    /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
+    /// operation overwrites all of it; a device that is lost or closed.
+    pub async fn host(&mut self) -> Result<&mut [T]> {
+        Op::at_points(self.uses()?, HostValue::Here(())).await?;
+        Ok(self.host_mut())
+    }
+
+    /// [`host`](Self::host) in sync code.
+    ///
+    /// # Blocking
+    /// Until every use is complete: not from async code.
+    ///
+    /// # Errors
+    /// As [`host`](Self::host); a thread on which it would dead-lock.
+    pub fn host_blocking(&mut self) -> Result<&mut [T]> {
+        Op::at_points(self.uses()?, HostValue::Here(())).synchronize()?;
+        Ok(self.host_mut())
+    }
+
+    /// Gives the memory back as what it was. Ready proves *visible to the host*: every use is complete.
+    ///
+    /// # Ownership
+    /// If it fails or is dropped, the memory returns to its pool when every use is complete.
+    ///
+    /// # Errors
+    /// As [`host`](Self::host).
+    pub fn into_pinned(self) -> Op<PinnedBuffer<T>> {
+        match self.uses() {
+            Err(error) => Op::failed(error),
+            Ok(uses) => {
+                Op::at_points(uses, HostValue::Later(Box::new(move || Ok(self.into_host()))))
+            }
+        }
+    }
+
+    /// What has to be complete until the host may have it.
+    fn uses(&self) -> Result<Vec<Point>> {
+        let all = self.span();
+        all.memory.engine().check_open()?;
+        let mut footprint = Footprint::new("host");
+        footprint.reads(&all);
+        footprint.check_contents()?;
+        let mut uses = Vec::new();
+        all.memory.with_hazards(|hazards| {
+            hazards.dependencies(&all.range, Mode::ReadWrite, NOBODY, |used| {
+                if !used.is_complete() {
+                    uses.push(used.clone());
+                }
+            });
+        });
+        Ok(uses)
+    }
+}
