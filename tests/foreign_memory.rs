@@ -358,3 +358,48 @@ async fn an_operation_behind_a_loan() -> Result<()> {
     assert_eq!(stream.download(&op.await?).await?, [4; 10]);
     Ok(())
 }
+
+/// Who closes a device may unload the code of what it kept.
+#[tokio::test]
+async fn a_closed_device_has_dropped_what_it_kept() -> Result<()> {
+    for round in 0..200 {
+        let device = testing::device();
+        let stream = device.stream()?;
+        let kept = Arc::new(());
+        let Theirs { ptr, owner, .. } = theirs(&device, 3.0)?;
+        // SAFETY: the owner keeps it.
+        let mut x = unsafe { device.adopt_memory::<f32>(ptr, LEN, (owner, kept.clone())) }?;
+        for _ in 0..10 {
+            let uses = Uses::new("kept").updates(&mut x).keeps(kept.clone());
+            // SAFETY: nothing is put on the stream.
+            unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) }.queued()?;
+            let held = kept.clone();
+            stream.host_fn(move || drop(held)).abandon();
+        }
+        drop(x);
+        device.close(SOON).await?;
+        assert_eq!(Arc::strong_count(&kept), 1, "round {round}");
+    }
+    Ok(())
+}
+
+/// A value that closes its device when it is dropped waits for no drop behind it.
+#[tokio::test]
+async fn a_kept_value_may_close_its_device() -> Result<()> {
+    struct Closes(Option<Device>, std::sync::mpsc::Sender<Result<()>>);
+    impl Drop for Closes {
+        fn drop(&mut self) {
+            let device = self.0.take().expect("dropped once");
+            let closed = futures::executor::block_on(device.close(Duration::MAX));
+            self.1.send(closed).ok();
+        }
+    }
+    let device = testing::device();
+    let stream = device.stream()?;
+    let (sender, closed) = std::sync::mpsc::channel();
+    let mut x = stream.zeros::<u8>(LEN).queued()?;
+    let uses = Uses::new("kept").writes(&mut x).keeps(Closes(Some(device), sender));
+    // SAFETY: nothing is put on the stream, and nobody reads.
+    unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) }.await?;
+    closed.recv_timeout(SOON).expect("in time")
+}

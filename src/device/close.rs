@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -18,7 +18,8 @@ impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
     /// most `limit`; [`Duration::MAX`] is no limit. What streams keep is freed as soon as they have finished,
     /// and of what is dropped later nothing is kept. In the end it gives back what the device's pool holds
-    /// unused.
+    /// unused, and waits until what its work [kept](crate::Uses::keeps), and the owners of memory that was given up,
+    /// are dropped.
     ///
     /// It holds no thread: the device's poller keeps the time. On a device that is stepped
     /// (`testing::manual`) the limit is in the time of its steps.
@@ -36,29 +37,37 @@ impl Device {
         self.engine().close();
         let mut done = at(self.home.ours());
         let mut deadline = Deadline::after(self.engine(), limit);
+        let late = || {
+            let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            Err(ErrorDetail::TimedOut { what: "closing the device", limit_ms }.into())
+        };
         let closed = std::future::poll_fn(|cx| {
             if let Poll::Ready(result) = Pin::new(&mut done).poll(cx) {
                 return Poll::Ready(result);
             }
-            Pin::new(&mut deadline).poll(cx).map(|()| {
-                // By asking the device, once more.
-                done.try_take().unwrap_or_else(|| {
-                    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-                    Err(ErrorDetail::TimedOut { what: "closing the device", limit_ms }.into())
-                })
-            })
+            // By asking the device, once more.
+            let ask = |()| done.try_take().unwrap_or_else(late);
+            Pin::new(&mut deadline).poll(cx).map(ask)
         })
         .await;
         if let Some(lost) = self.engine().lost() {
             // What is known to be complete was so before; the device is gone all the same.
             return Err(lost.clone());
         }
-        if closed.is_ok() {
-            self.engine().sweep_retired(false);
-            // Of a refusal only what the pool holds depends.
-            self.trim(0).await.ok();
-        }
-        closed
+        closed?;
+        let engine = self.engine();
+        engine.streams().iter().for_each(|stream| stream.take_all_back());
+        engine.sweep_retired(false);
+        // Of a refusal only what the pool holds depends.
+        self.trim(0).await.ok();
+        let mut reaped = pin!(engine.reaped());
+        std::future::poll_fn(|cx| match reaped.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Ok(())),
+            // Drops take the time of the system's clock.
+            Poll::Pending if engine.options.stepped => Poll::Pending,
+            Poll::Pending => Pin::new(&mut deadline).poll(cx).map(|()| late()),
+        })
+        .await
     }
 }
 

@@ -31,6 +31,16 @@ impl Reaper {
         Reaper { worker, left, left_count }
     }
 
+    /// Whether anything was ever sent.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.worker.has_started() || self.left() > 0
+    }
+
+    /// Whether this is the reaper's thread, or another reaper's.
+    pub(crate) fn is_here(&self) -> bool {
+        std::thread::current().name() == Some(self.worker.name())
+    }
+
     /// How many tasks wait for a thread.
     pub(crate) fn left(&self) -> u64 {
         // ORDERING: Relaxed: whoever keeps a task calls the poller afterwards.

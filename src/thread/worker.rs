@@ -40,6 +40,15 @@ impl<T: Send + 'static> Worker<T> {
         Worker { name, inbox: OnceLock::new(), starting: Mutex::new(()) }
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether the thread was started.
+    pub(crate) fn has_started(&self) -> bool {
+        self.inbox.get().is_some()
+    }
+
     /// Starts the thread unless it runs; if the system refuses it, the next [`send`](Self::send) asks again.
     pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) {
         self.sender(work);

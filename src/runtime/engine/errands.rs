@@ -12,6 +12,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use futures::channel::oneshot;
+
 use super::{DeviceStream, Engine};
 use crate::thread::exit::ExitGuard;
 use crate::thread::role::Role;
@@ -86,6 +88,17 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn bury(&self, value: Box<dyn Any + Send>) {
         if let Some(value) = self.backend.bury(value) {
             self.drop_later(value);
+        }
+    }
+
+    /// Waits until the values are dropped that were sent before. On a reaper's thread, where such a drop waits for
+    /// this, not at all.
+    pub(crate) async fn reaped(&self) {
+        if self.reaper.has_begun() && !self.reaper.is_here() {
+            let (behind, is_gone) = oneshot::channel::<()>();
+            self.reap(move || drop(behind));
+            // That it was dropped is what it tells.
+            is_gone.await.ok();
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::lent::LentMemory;
+use super::lent::{LentBlock, LentMemory};
 use super::{Payload, StreamState};
 use crate::backend::{Query, RawStream};
 use crate::error::DriverCode;
@@ -283,29 +283,36 @@ impl StreamState {
         });
     }
 
-    /// Takes lent memory back that the device is through with.
+    /// Takes everything back that the device is through with, also what another thread is taking back.
+    pub(crate) fn take_all_back(&self) {
+        self.take_back();
+        drop(self.lent.lock());
+    }
+
+    /// Takes lent memory back that the device is through with, and sends users' values to be dropped.
     fn take_back(&self) {
         // What a submitter adds meanwhile is not complete yet.
         while !self.lent.is_empty() {
-            let mut batch: SmallVec<[LentMemory; 8]> = SmallVec::new();
+            let mut blocks: SmallVec<[Arc<dyn LentBlock>; 8]> = SmallVec::new();
+            let mut any = false;
             {
                 let mut lent = self.lent.lock();
                 let completed = self.completed();
-                while batch.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
-                    batch.extend(lent.pop_front());
+                while blocks.len() < 8 && lent.front().is_some_and(|l| l.ticket <= completed) {
+                    let Some(lent) = lent.pop_front() else { break };
+                    any = true;
+                    // ORDERING: Relaxed: a statistic.
+                    self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
+                    match lent.payload {
+                        Payload::Memory(memory) => blocks.push(memory),
+                        // Under the lock, so that who finds it empty finds them sent.
+                        Payload::Callback(callback) => self.engine.drop_later(callback),
+                        Payload::Kept(value) => self.engine.drop_later(value),
+                    }
                 }
             }
-            if batch.is_empty() {
+            if !any {
                 return;
-            }
-            for lent in batch {
-                // ORDERING: Relaxed: a statistic.
-                self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
-                match lent.payload {
-                    Payload::Memory(memory) => drop(memory),
-                    Payload::Callback(callback) => self.engine.drop_later(callback),
-                    Payload::Kept(value) => self.engine.drop_later(value),
-                }
             }
         }
     }
