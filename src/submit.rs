@@ -65,6 +65,10 @@ pub(crate) fn submit<R>(
     }
     let loans = footprint.lent.len();
     let submitted = stream.with(|turn| {
+        // Whoever closes passes each stream's lock behind that, and waits for what was submitted before.
+        if engine.is_closed() && !footprint.ends_a_loan {
+            return Err(Refusal::Closed);
+        }
         let ticket = turn.next_ticket();
         if footprint.may_be_held_up || !footprint.after.is_empty() {
             turn.fence_off();
@@ -153,6 +157,7 @@ fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error
             }
         }
         Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(stream, asked_bytes),
+        Refusal::Closed => stream.engine().closed(),
         // The other library may have met the loss of the device first.
         Refusal::Foreign(error) => stream.engine().check_health().err().unwrap_or(error),
     }

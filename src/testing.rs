@@ -559,17 +559,28 @@ fn is_inside_a_command() -> bool {
     matches!(role::current(), Role::HostFn | Role::Twin | Role::Enqueuing)
 }
 
+/// Commands that nobody runs: dropped with it.
+struct Discarded(Arc<dyn Backend>);
+
+impl Drop for Discarded {
+    fn drop(&mut self) {
+        while self.0.step(0) {}
+    }
+}
+
 impl Drop for Stepper {
     fn drop(&mut self) {
         let engine = self.device.engine();
         engine.close();
-        if engine.streams().iter().any(|stream| stream.in_flight() > 0) {
-            // As after a loss: nobody else waits for what will not come.
-            let closed = ErrorDetail::Closed { device: engine.label().to_owned() };
-            engine.state.lose(|| closed.into());
-        }
+        // As after a loss: nobody else waits for what will not come, such as what is being submitted now.
+        let closed = ErrorDetail::Closed { device: engine.label().to_owned() };
+        engine.state.lose(|| closed.into());
         engine.mourn();
         engine.sweep_retired(false);
+        // What was not run is dropped, where nobody holds a lock or runs a command.
+        engine.backend.abandon();
+        let backend = engine.backend.clone();
+        engine.let_go(Discarded(backend));
         // Streams keep their engine, and that keeps these.
         engine.let_go_of_all();
     }

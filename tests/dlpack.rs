@@ -421,9 +421,13 @@ async fn a_deleter_after_the_close() -> Result<()> {
     let device = testing::device();
     let (ours, theirs) = (device.stream()?, device.stream()?);
     let x = ours.full(LEN, 5.0f32).synchronize()?;
+    let kept = Arc::new(());
+    // SAFETY: the owner keeps the memory.
+    let x = unsafe { device.adopt_memory::<f32>(x.device_ptr(), LEN, (x, kept.clone())) }?;
     let tensor = x.into_dlpack(&[LEN], DlpackConsumer::Stream(adopted(&device, &theirs)?))?;
     device.close(SOON).await?;
     drop(tensor);
+    eventually("its owner is dropped", || Arc::strong_count(&kept) == 1);
     Ok(())
 }
 

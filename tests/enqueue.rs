@@ -7,10 +7,12 @@ mod eventually;
 use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use eventually::eventually;
+use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
     Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, RawQueue, RawSlice, Readable, Result,
@@ -508,4 +510,46 @@ fn a_slow_closure_holds_up_nobody_else() -> Result<()> {
         leave.send(()).unwrap();
         slow.join().unwrap()
     })
+}
+
+/// The closure runs on the caller's thread: its work counts as submitted when the device is closed meanwhile.
+#[test]
+fn close_waits_for_what_is_being_enqueued() -> Result<()> {
+    for round in 0..20 {
+        let (device, stream, _, mut to) = setup()?;
+        let ran = Arc::new(AtomicBool::new(false));
+        let is_host = device.kind() == DeviceKind::Host;
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+        let submitter = std::thread::spawn({
+            let (stream, ran) = (stream.clone(), ran.clone());
+            move || {
+                let uses = Uses::new("late").writes(&mut to);
+                let call = |queue: &RawQueue<'_>, (_to,): (RawSlice<u8>,)| {
+                    begun.send(()).unwrap();
+                    may_go_on.recv().unwrap();
+                    if is_host {
+                        return queue.host(move || ran.store(true, Ordering::SeqCst));
+                    }
+                    ran.store(true, Ordering::SeqCst);
+                    Ok(())
+                };
+                // SAFETY: nothing touches the memory.
+                unsafe { stream.enqueue(uses, call) }.submitted()
+            }
+        });
+        has_begun.recv().unwrap();
+        let mut close = Box::pin(device.close(SOON));
+        if round == 0 {
+            let early = futures::executor::block_on(device.close(Duration::from_millis(20)));
+            assert_eq!(early.unwrap_err().kind(), ErrorKind::TimedOut);
+        }
+        assert!((&mut close).now_or_never().is_none(), "it has begun");
+        go_on.send(()).unwrap();
+        futures::executor::block_on(close)?;
+        assert!(ran.load(Ordering::SeqCst), "close returned before it ran");
+        futures::executor::block_on(submitter.join().unwrap()?)?;
+        assert_eq!(stream.zeros::<u8>(1).queued().unwrap_err().kind(), ErrorKind::Closed);
+    }
+    Ok(())
 }

@@ -403,3 +403,29 @@ async fn a_kept_value_may_close_its_device() -> Result<()> {
     unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) }.await?;
     closed.recv_timeout(SOON).expect("in time")
 }
+
+/// What is on the stream is there: the loan ends behind it, and everything comes back.
+#[tokio::test]
+async fn a_loan_ends_after_the_close() -> Result<()> {
+    for with_work in [false, true] {
+        let kept = Arc::new(());
+        let device = testing::device();
+        let stream = device.stream()?;
+        let mut x = stream.zeros::<f32>(LEN).queued()?;
+        let mut z = stream.zeros::<f32>(LEN).queued()?;
+        let uses = Uses::new("lent").updates(&mut x).keeps(kept.clone());
+        // SAFETY: nobody uses it but what is enqueued here.
+        let loan = unsafe { stream.lend_memory(uses) }?;
+        if with_work {
+            stream.fill(&mut z, 1.0).queued()?;
+        }
+        device.close(SOON).await?;
+        loan.end()?;
+        drop((x, z, stream));
+        let allocated = || device.stats().allocations;
+        eventually("its memory is freed", || allocated() == 0);
+        drop(device);
+        eventually("what it kept", || Arc::strong_count(&kept) == 1);
+    }
+    Ok(())
+}

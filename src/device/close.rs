@@ -8,11 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::{Device, at};
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::coop;
 use crate::runtime::deadlines::NEVER;
 use crate::thread::role;
+use crate::thread::worker::offload;
 
 impl Device {
     /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
@@ -34,41 +35,51 @@ impl Device {
     pub async fn close(&self, limit: Duration) -> Result<()> {
         coop::proceed().await;
         role::check_driver("closing a device")?;
-        self.engine().close();
-        let mut done = at(self.home.ours());
-        let mut deadline = Deadline::after(self.engine(), limit);
-        let late = || {
+        let engine = self.engine();
+        engine.close();
+        let mut deadline = Deadline::after(engine, limit);
+        let late = || -> Error {
             let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            Err(ErrorDetail::TimedOut { what: "closing the device", limit_ms }.into())
+            ErrorDetail::TimedOut { what: "closing the device", limit_ms }.into()
         };
-        let closed = std::future::poll_fn(|cx| {
-            if let Poll::Ready(result) = Pin::new(&mut done).poll(cx) {
-                return Poll::Ready(result);
-            }
+        // What is being submitted is waited for as well, once it is known.
+        let mut busy = engine.streams();
+        busy.retain(|stream| stream.is_submitted_to());
+        if !busy.is_empty() {
+            let passed = offload(move || busy.iter().for_each(|stream| stream.with(|_| ())));
+            before(&mut deadline, pin!(passed)).await.ok_or_else(late)??;
+        }
+        let mut done = at(self.home.ours());
+        let closed = match before(&mut deadline, &mut done).await {
+            Some(closed) => closed,
             // By asking the device, once more.
-            let ask = |()| done.try_take().unwrap_or_else(late);
-            Pin::new(&mut deadline).poll(cx).map(ask)
-        })
-        .await;
-        if let Some(lost) = self.engine().lost() {
+            None => done.try_take().unwrap_or_else(|| Err(late())),
+        };
+        if let Some(lost) = engine.lost() {
             // What is known to be complete was so before; the device is gone all the same.
             return Err(lost.clone());
         }
         closed?;
-        let engine = self.engine();
         engine.streams().iter().for_each(|stream| stream.take_all_back());
         engine.sweep_retired(false);
         // Of a refusal only what the pool holds depends.
         self.trim(0).await.ok();
-        let mut reaped = pin!(engine.reaped());
-        std::future::poll_fn(|cx| match reaped.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Ok(())),
+        if engine.options.stepped {
             // Drops take the time of the system's clock.
-            Poll::Pending if engine.options.stepped => Poll::Pending,
-            Poll::Pending => Pin::new(&mut deadline).poll(cx).map(|()| late()),
-        })
-        .await
+            engine.reaped().await;
+            return Ok(());
+        }
+        before(&mut deadline, pin!(engine.reaped())).await.ok_or_else(late)
     }
+}
+
+/// What a future resolves to, unless the deadline comes first.
+async fn before<F: Future + Unpin>(deadline: &mut Deadline, mut future: F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match Pin::new(&mut future).poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Pin::new(&mut *deadline).poll(cx).map(|()| None),
+    })
+    .await
 }
 
 /// Resolves at a moment of a device's clock.

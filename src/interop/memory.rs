@@ -156,9 +156,10 @@ impl<P> MemoryLoan<'_, P> {
     /// While another thread is submitting to this stream.
     ///
     /// # Errors
-    /// The loss of the device; a thread on which nothing is submitted (a host function, a twin, a waker). What was
-    /// declared as written counts as failed then, and in the latter case the memory is never freed, as nobody knows
-    /// when the other library's work is complete.
+    /// The loss of the device; a thread on which nothing is submitted (a host function, a twin, a waker, the closure of
+    /// `enqueue`). What was declared as written counts as failed then, and in the latter case the memory is never
+    /// freed and what was kept never dropped, as nobody knows when the other library's work is complete. A loan may
+    /// end after the device was closed.
     pub fn end(mut self) -> Result<()> {
         self.close()
     }

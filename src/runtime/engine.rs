@@ -270,7 +270,8 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it.
+        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it; one that got its stream's
+        // lock behind who closes sees it.
         self.closed.load(Ordering::Relaxed)
     }
 

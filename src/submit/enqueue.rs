@@ -127,7 +127,8 @@ impl<'a, P> Uses<'a, P> {
 
     /// Lends pinned memory to the work, which reaches it under its device address. The memory itself stays
     /// until the work is complete, whatever becomes of the buffer; after the loss of the device it is never
-    /// used again. Its contents are the caller's: they are touched by nobody else until then.
+    /// used again. Its contents are the caller's: they are touched by nobody else until then, and the buffer is
+    /// neither lent to anything else, mapped nor exported, which would not be ordered behind this.
     pub fn lends<T: Element>(mut self, pinned: &PinnedBuffer<T>) -> Uses<'a, P::With>
     where
         P: Append<RawSlice<T>>,
@@ -140,9 +141,15 @@ impl<'a, P> Uses<'a, P> {
     /// Keeps `value` until the work is complete: a plan, a workspace, a handle.
     ///
     /// It is dropped on a thread of this crate, also if the call fails after it began, and after the loss of
-    /// the device. Host memory that the work touches is [lent](Self::lends) instead.
+    /// the device once nothing runs there any more. It may be a handle of the device itself. Host memory that the work touches is [lent](Self::lends) instead.
     pub fn keeps(mut self, value: impl Send + 'static) -> Self {
         self.footprint.keeps(Box::new(value));
+        self
+    }
+
+    /// Enters what another library put on the stream already: also after the device was closed.
+    pub(crate) fn ends_a_loan(mut self) -> Self {
+        self.footprint.ends_a_loan = true;
         self
     }
 
@@ -312,6 +319,7 @@ impl<'a, P> OpenUses<'a, P> {
         submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
     ) -> Result<()> {
         self.footprint.lent = std::mem::take(&mut self.lent);
+        self.footprint.ends_a_loan = true;
         submit(&mut self.footprint).inspect_err(|_| {
             if engine.lost().is_none() {
                 self.footprint.leak();

@@ -35,6 +35,8 @@ pub(crate) struct Footprint<'a> {
     pub(super) makes_buffer: bool,
     pub(super) peers: bool,
     pub(super) record: Option<EventHandle>,
+    /// It enters what is on the stream already, also after the device was closed.
+    pub(super) ends_a_loan: bool,
 }
 
 pub(super) struct Access<'a> {
@@ -60,6 +62,7 @@ impl<'a> Footprint<'a> {
             makes_buffer: false,
             peers: false,
             record: None,
+            ends_a_loan: false,
         }
     }
 
@@ -181,7 +184,11 @@ impl<'a> Footprint<'a> {
 
     pub(super) fn validate(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
-        engine.check_open()?;
+        match engine.lost() {
+            Some(lost) => return Err(lost.clone()),
+            None if self.ends_a_loan => {}
+            None => engine.check_open()?,
+        }
         for Access { memory, .. } in self.accesses.iter().chain(&self.untracked) {
             check_device("a buffer", engine, memory.engine(), self.peers)?;
             check_is_there(engine, memory.engine())?;

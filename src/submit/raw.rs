@@ -27,6 +27,8 @@ pub(crate) enum Refusal {
     },
     /// Code of the user's that put work on the stream failed.
     Foreign(Error),
+    /// The device was closed while the submitter waited for its turn.
+    Closed,
 }
 
 impl From<DriverCode> for Refusal {

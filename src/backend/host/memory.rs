@@ -12,7 +12,7 @@ use crate::backend::{
     RowCopy,
 };
 use crate::error::DriverCode;
-use crate::thread::contain::contain;
+use crate::thread::contain::{contain, spawn};
 
 #[derive(Default)]
 pub(super) struct Memory {
@@ -33,9 +33,7 @@ pub(super) struct HostBlock {
 
 impl Drop for HostCore {
     fn drop(&mut self) {
-        for value in std::mem::take(self.buried.get_mut()) {
-            contain("the drop of a value that a lost device kept", || drop(value));
-        }
+        drop_values(std::mem::take(self.buried.get_mut()));
         if *self.has_peers.get_mut() {
             // Another device may still copy from this memory, and after a loss this device does not wait for that
             // copy.
@@ -55,7 +53,29 @@ pub(super) fn free_block(start: u64, bytes: u64) {
     }
 }
 
+fn drop_values(values: Vec<Box<dyn Any + Send>>) {
+    for value in values {
+        contain("the drop of a value that a lost device kept", || drop(value));
+    }
+}
+
 impl HostCore {
+    /// Drops what was buried, once no queue has a command that may use it. On a thread of its own: a value may keep
+    /// the device, and so end it.
+    pub(super) fn unearth(&self) {
+        if self.buried.lock().is_empty() || !self.streams.read().values().all(|s| s.is_idle()) {
+            return;
+        }
+        let values = std::mem::take(&mut *self.buried.lock());
+        if values.is_empty() {
+            return;
+        }
+        // Refused a thread, they leak: this one may be the device's own.
+        let values = std::mem::ManuallyDrop::new(values);
+        let drop_all = move || drop_values(std::mem::ManuallyDrop::into_inner(values));
+        spawn("gpu-await-reaper", drop_all).ok();
+    }
+
     /// The address, if all of it is live memory of this device.
     pub(super) fn touch(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<*mut u8, String> {
         let memory = self.memory.lock();
@@ -212,9 +232,10 @@ impl MemoryCalls for HostBackend {
         at.map(|at| adopted.swap_remove(at));
     }
 
-    /// The workers end when no handle of their device is left; one may be inside a command until then.
+    /// A worker may be inside a command.
     fn bury(&self, value: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
         self.shared.buried.lock().push(value);
+        self.shared.unearth();
         None
     }
 

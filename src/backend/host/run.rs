@@ -200,6 +200,9 @@ impl HostCore {
         if last && books.destroyed.load(Ordering::SeqCst) {
             self.forget(books);
         }
+        if last {
+            self.unearth();
+        }
     }
 
     /// Lets go of a destroyed stream: its worker ends.

@@ -91,8 +91,7 @@ impl<T: DlpackElement> DeviceBuffer<T> {
     ///
     /// # Ownership
     /// The buffer moves into the tensor. The deleter only leaves word, on whatever thread: the memory is freed
-    /// behind what is on the consumer's stream when it is called. If nobody can say when that is complete, because
-    /// the device was closed, the memory is never freed.
+    /// behind what is on the consumer's stream when it is called, also after the device was closed.
     ///
     /// # Blocking
     /// With [`DlpackConsumer::Synchronized`], until what uses the memory is complete.
@@ -152,8 +151,9 @@ trait Exportable: Sized + Send + 'static {
     fn engine(&self) -> &Arc<Engine>;
     fn device(&self) -> DLDevice;
 
-    /// Has the stream wait for every use so far, and enters that all which is on it uses the memory.
-    fn enter(&mut self, stream: &Stream) -> Result<()>;
+    /// Has the stream wait for every use so far, and enters that all which is on it uses the memory; in the end of a
+    /// loan to a consumer also on a closed device.
+    fn enter(&mut self, stream: &Stream, is_end: bool) -> Result<()>;
     /// Refuses what is not worth reading.
     fn check(&self) -> Result<()>;
     /// Blocks until every use so far is complete.
@@ -181,8 +181,9 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
         device_of(Exportable::engine(self))
     }
 
-    fn enter(&mut self, stream: &Stream) -> Result<()> {
+    fn enter(&mut self, stream: &Stream, is_end: bool) -> Result<()> {
         let uses = Uses::new("dlpack").updates(self).commands(0);
+        let uses = if is_end { uses.ends_a_loan() } else { uses };
         // SAFETY: nothing is put on the stream but waits; the consumer's work is in front of the second call.
         unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
     }
@@ -237,8 +238,9 @@ impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
         }
     }
 
-    fn enter(&mut self, stream: &Stream) -> Result<()> {
+    fn enter(&mut self, stream: &Stream, is_end: bool) -> Result<()> {
         let uses = Uses::new("dlpack").lends(self).commands(0);
+        let uses = if is_end { uses.ends_a_loan() } else { uses };
         // SAFETY: nothing is put on the stream; the consumer's work is in front of the second call.
         unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
     }
@@ -271,7 +273,7 @@ impl<M: Exportable> Drop for Exported<M> {
         let Some(mut memory) = self.memory.take() else { return };
         let Some((stream, loan)) = self.consumer.take() else { return };
         let entered = match ExitGuard::in_driver() {
-            Some(_in_driver) => memory.enter(&stream),
+            Some(_in_driver) => memory.enter(&stream, true),
             // The memory goes with the process.
             None => return memory.leak(),
         };
@@ -353,7 +355,7 @@ fn hand_over<M: Exportable>(
             if ours.id != theirs.id {
                 return Err(wrong_device("the consumer's stream", ours, theirs));
             }
-            memory.enter(&stream)?;
+            memory.enter(&stream, false)?;
             // SAFETY: the consumer uses the stream, which the loan keeps, until it calls the deleter.
             let loan = unsafe { stream.lend_raw() };
             Ok(Some((stream, loan)))

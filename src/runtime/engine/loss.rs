@@ -13,10 +13,12 @@ impl<S: DeviceStream> Engine<S> {
         if let Some(lost) = self.state.lost() {
             return Err(lost.clone());
         }
-        if self.is_closed() {
-            return Err(ErrorDetail::Closed { device: self.label().to_owned() }.into());
-        }
-        Ok(())
+        if self.is_closed() { Err(self.closed()) } else { Ok(()) }
+    }
+
+    /// What a call on a closed device is told.
+    pub(crate) fn closed(&self) -> Error {
+        ErrorDetail::Closed { device: self.label().to_owned() }.into()
     }
 
     pub(crate) fn lost(&self) -> Option<&Error> {

@@ -50,6 +50,11 @@ impl StreamState {
         self.ask_here_or_there();
     }
 
+    /// Whether somebody is submitting to it.
+    pub(crate) fn is_submitted_to(self: &Arc<Self>) -> bool {
+        self.try_with(|_| ()).is_none()
+    }
+
     /// Looks, and wakes whoever waited for what is complete. True if the stream was seen to have
     /// moved. Where no driver call may be made, nothing is done.
     pub(crate) fn sweep(&self) -> bool {
