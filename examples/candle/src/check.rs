@@ -8,9 +8,11 @@
 //! | `queue` | how long queueing one forward pass occupies the calling thread |
 //! | `alone`, `two` | time to answer one request, and both of two that are sent at once |
 //! | `two_over_alone` | their ratio: 1 if the two overlap entirely, 2 if they do not at all |
-//! | `tick_idle`, `tick_busy` | longest time between two ticks of a task that sleeps for a millisecond, on a runtime with one thread: with nothing to do, and while it serves all requests |
+//! | `tick_idle` | longest time between two ticks of a task that sleeps for a millisecond, on a runtime with one thread and nothing to do |
+//! | `tick_busy` | the same while that runtime serves all requests |
+//! | `tick_blocking` | the same beside a task that calls candle and its `to_vec1`, one request after the other |
 //!
-//! Times are medians, but for the ticks.
+//! Times are medians, except for the ticks.
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;
@@ -66,6 +68,8 @@ pub(crate) fn run() -> Result<(), Failed> {
         println!("tick_idle {:.2} ms", ticks.take_longest());
         all_at_once(server.address, &questions).await?;
         println!("tick_busy {:.2} ms", ticks.take_longest());
+        server.runtime.spawn(blocking(lanes, questions)).await??;
+        println!("tick_blocking {:.2} ms", ticks.take_longest());
         Ok(())
     })
 }
@@ -218,6 +222,16 @@ async fn queue(lanes: &Lanes, question: &Question) -> Result<f64, Failed> {
         op.await?;
     }
     Ok(median_ms(times))
+}
+
+/// On the executor's thread, which is what the rest of this crate avoids.
+async fn blocking(lanes: Arc<Lanes>, questions: Arc<[Question]>) -> Result<(), Failed> {
+    for question in &*questions {
+        lanes.next().embed_blocking(&question.tokens)?;
+        // The ticks' turn.
+        sleep(TICK).await;
+    }
+    Ok(())
 }
 
 async fn overlap(address: SocketAddr, questions: &[Question]) -> Result<(f64, f64), Failed> {

@@ -42,7 +42,6 @@ impl Model {
         Ok(Model { tokens, positions, blocks, norm: weights.norm()? })
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn device(&self) -> &Device {
         self.tokens.device()
     }
