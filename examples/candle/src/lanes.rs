@@ -24,7 +24,7 @@ const LANES: usize = 2;
 /// stream, and then blocks the calling thread.
 const IN_FLIGHT: usize = 2;
 
-/// Launches and copies of one forward pass, rounded up: 142 kernels, 64 products, 85 copies of shapes and strides.
+/// Launches and copies of one forward pass, rounded up: 141 kernels, 64 products, 82 copies of shapes and strides.
 const COMMANDS: u32 = 400;
 
 /// Takes requests in turn.
@@ -70,8 +70,8 @@ impl Lanes {
 
     /// Waits for a permit, queues the forward pass, and waits for its result.
     ///
-    /// candle makes hundreds of driver calls for one pass, about a millisecond of work: tokio gives the executor's other
-    /// tasks to another thread meanwhile.
+    /// candle makes hundreds of driver calls for one pass: tokio gives the executor's other tasks to another thread
+    /// meanwhile.
     ///
     /// # Panics
     /// Outside of a multi-threaded runtime.
