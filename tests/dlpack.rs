@@ -331,6 +331,39 @@ async fn freed_behind_the_consumer() -> Result<()> {
     Ok(())
 }
 
+/// The protocol keeps nobody's stream: it may be destroyed in front of the deleter's call, and right behind it.
+#[tokio::test]
+async fn the_consumers_stream_may_go_first() -> Result<()> {
+    let device = testing::device();
+    let ours = device.stream()?;
+    ours.synchronize()?;
+    let before = used(&device);
+    for round in 0..100 {
+        let theirs = device.stream()?;
+        let x = ours.full(LEN, round as f32).queued()?;
+        let address = x.device_ptr();
+        // SAFETY: the stream lives longer than that, and nobody captures it.
+        let handle = unsafe { theirs.as_raw() };
+        // SAFETY: as above.
+        let consumer = unsafe { Stream::from_raw(&device, handle, ()) }?;
+        let tensor = x.into_dlpack(&[LEN], DlpackConsumer::Stream(consumer))?;
+        // SAFETY: the tensor keeps it, and what is on the stream when that goes.
+        let view = unsafe { theirs.adopt_memory::<f32>(address, LEN, ()) }?;
+        let seen = theirs.download(&view);
+        if round % 2 == 0 {
+            drop(tensor);
+            drop(theirs);
+        } else {
+            drop(theirs);
+            drop(tensor);
+        }
+        drop(ours.full(LEN, -1.0f32).queued()?);
+        assert_eq!(seen.await?, [round as f32; LEN]);
+    }
+    eventually("all is freed", || used(&device) <= before);
+    Ok(())
+}
+
 // ---- deleters -----------------------------------------------------------------------------------
 
 /// Adopted, refused, dropped as it is; in any order, on any thread.
@@ -556,7 +589,7 @@ fn what_cannot_be_exported() -> Result<()> {
 fn the_argument_of_a_consumer() -> Result<()> {
     let device = testing::device();
     // SAFETY: the streams are refused, the driver's own, or kept by the test.
-    let consumer = |stream| unsafe { DlpackConsumer::from_argument(&device, stream, ()) };
+    let consumer = |stream| unsafe { DlpackConsumer::from_argument(&device, stream) };
     let is_refused = |stream| {
         let error = consumer(stream).unwrap_err();
         matches!(error.detail(), ErrorDetail::BadStream { .. })

@@ -130,6 +130,20 @@ impl Home {
         Ok(self.ours())
     }
 
+    /// Points behind everything that anybody has put on the device, also if it is closed; where the driver cannot
+    /// tell of others' work, behind that on streams that are ordered with the legacy default stream.
+    pub(crate) fn mark_all(&self) -> Result<Vec<Point>> {
+        role::check("marking a whole device")?;
+        if !self.has_given_up_streams() {
+            let stream = self.whole_device()?;
+            if let Some(ticket) = stream.mark_everything()? {
+                return Ok(vec![stream.point(ticket)]);
+            }
+        }
+        self.legacy()?;
+        Ok(self.ours())
+    }
+
     /// The tail of every stream.
     pub(crate) fn ours(&self) -> Vec<Point> {
         if self.has_given_up_streams() {
@@ -141,7 +155,8 @@ impl Home {
         streams.map(|stream| stream.point(stream.tail())).collect()
     }
 
-    fn whole_device(&self) -> Result<Arc<StreamHandle>> {
+    /// What marks everything on the device; made while that is open.
+    pub(crate) fn whole_device(&self) -> Result<Arc<StreamHandle>> {
         let mut whole = self.whole.lock();
         if let Some(stream) = &*whole {
             return Ok(stream.clone());

@@ -2,7 +2,7 @@
 //!
 //! | a tensor | its memory is freed, or its producer's deleter called |
 //! |---|---|
-//! | exported, with a consumer's stream | behind what is on that stream when the deleter is called, and behind every use here |
+//! | exported, with a consumer's stream | behind everything on the device when the deleter is called |
 //! | exported, synchronized or unordered | behind every use here: the consumer's are complete when it calls the deleter |
 //! | adopted | when every use here is complete, by the reaper |
 //! | refused, or dropped as a [`DlpackTensor`] | at once |

@@ -147,12 +147,6 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
-    /// Enters what another library put on the stream already: also after the device was closed.
-    pub(crate) fn ends_a_loan(mut self) -> Self {
-        self.footprint.ends_a_loan = true;
-        self
-    }
-
     /// Says how many launches, copies and fills the work consists of, 1 unless said: for
     /// [`throttle`](crate::Stream::throttle), and so that a stream whose queue fills up holds nobody up.
     pub fn commands(mut self, commands: u32) -> Self {

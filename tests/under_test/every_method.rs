@@ -707,7 +707,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let d = device.clone();
     list.refuses("DlpackConsumer::from_argument", move || {
         // SAFETY: no stream is adopted but the legacy default stream.
-        unsafe { DlpackConsumer::from_argument(&d, None, ()) }
+        unsafe { DlpackConsumer::from_argument(&d, None) }
     });
     let b = buffer()?;
     list.answers("DeviceBuffer::freeze", move || once(b.freeze()));

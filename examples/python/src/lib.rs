@@ -203,9 +203,9 @@ impl Array {
         }
         let buffer = self.share()?;
         let tensor = py.detach(|| {
-            // SAFETY: the protocol's rule: the consumer keeps its stream.
+            // SAFETY: the protocol's rule: it is the consumer's stream, which lives during the call.
             let consumer =
-                unsafe { DlpackConsumer::from_argument(&self.opened.device, stream, ()) }?;
+                unsafe { DlpackConsumer::from_argument(&self.opened.device, stream) }?;
             buffer.into_dlpack(&[self.len], consumer).map_err(Error::from)
         });
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);

@@ -5,7 +5,10 @@
 //! |---|---|
 //! | alive | the box that the tensor is in |
 //! | its deleter was called | the reaper's queue |
-//! | the reaper got there | retired behind a marker on the consumer's stream; or leaked, if there can be none |
+//! | the reaper got there, and the consumer has a stream | retired behind everything that is on the device then; or leaked, if that cannot be marked |
+//!
+//! The consumer's stream is used before the tensor is handed out, and never again: nothing in the protocol keeps
+//! it, and consumers destroy theirs when they please.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -15,16 +18,17 @@ use super::abi::{
     DLDataType, DLDevice, DLManagedTensorVersioned, DLTensor, DlpackElement, VERSION,
 };
 use super::tensor::{DlpackTensor, Managed, bad, device_of, elements, row_major};
-use crate::backend::DeviceKind;
+use crate::backend::{DeviceKind, DevicePtr};
 use crate::device::Device;
+use crate::device::home::Home;
 use crate::error::refused::Refused;
 use crate::error::tensor::TensorProblem;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::interop::StreamLoan;
 use crate::memory::allocation::NOBODY;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::hazard::Mode;
 use crate::memory::pinned::PinnedBuffer;
+use crate::memory::reclaim::retired::Remnant;
 use crate::memory::view::Readable;
 use crate::op::{HostValue, Op};
 use crate::runtime::Engine;
@@ -36,7 +40,8 @@ use crate::thread::role;
 /// What a consumer of an exported tensor is ordered by.
 #[derive(Clone, Debug)]
 pub enum DlpackConsumer {
-    /// The consumer uses it on this stream of its: [adopted](Stream::from_raw), or one of ours.
+    /// The consumer uses it on this stream of its: [adopted](Stream::from_raw), or one of ours. It may use it on others
+    /// as well, behind that, and may call the deleter before its work is complete.
     Stream(Stream),
     /// The consumer knows no stream (NumPy): the export waits, on the host, until all that uses the memory is
     /// complete; the consumer's uses are complete when it calls the deleter.
@@ -57,13 +62,9 @@ impl DlpackConsumer {
     /// [`Stream::from_raw`].
     ///
     /// # Safety
-    /// As [`Stream::from_raw`]: the stream lives until the consumer's call of the deleter was followed up, which the
-    /// end of `owner` tells.
-    pub unsafe fn from_argument(
-        device: &Device,
-        stream: Option<i64>,
-        owner: impl Send + Sync + 'static,
-    ) -> Result<DlpackConsumer> {
+    /// The number is a stream of the device's context, as the protocol says, that nobody captures, and the stream
+    /// lives until the memory was exported for it, or this is dropped.
+    pub unsafe fn from_argument(device: &Device, stream: Option<i64>) -> Result<DlpackConsumer> {
         role::check("adopting a consumer's stream")?;
         let refused = |stream: i64, reason| {
             let handle = stream as u64;
@@ -80,8 +81,9 @@ impl DlpackConsumer {
             (_, Some(stream)) if stream < 0 => return refused(stream, "no stream"),
             (_, Some(stream)) => stream as u64,
         };
-        // SAFETY: the caller's promise is the same.
-        Ok(DlpackConsumer::Stream(unsafe { Stream::from_raw(device, handle, owner) }?))
+        // SAFETY: the caller's promise; what the export puts on the stream is marked at once, as on any stream
+        // that others use, so that nobody needs it afterwards.
+        Ok(DlpackConsumer::Stream(unsafe { Stream::from_raw(device, handle, ()) }?))
     }
 }
 
@@ -91,7 +93,9 @@ impl<T: DlpackElement> DeviceBuffer<T> {
     ///
     /// # Ownership
     /// The buffer moves into the tensor. The deleter only leaves word, on whatever thread: the memory is freed
-    /// behind what is on the consumer's stream when it is called, also after the device was closed.
+    /// behind everything that is on the device when it is called, also after the device was closed. (A driver before
+    /// CUDA 12.5 cannot tell of other libraries' non-blocking streams: there the consumer's work on one has to be
+    /// complete then.)
     ///
     /// # Blocking
     /// With [`DlpackConsumer::Synchronized`], until what uses the memory is complete.
@@ -151,15 +155,12 @@ trait Exportable: Sized + Send + 'static {
     fn engine(&self) -> &Arc<Engine>;
     fn device(&self) -> DLDevice;
 
-    /// Has the stream wait for every use so far, and enters that all which is on it uses the memory; in the end of a
-    /// loan to a consumer also on a closed device.
-    fn enter(&mut self, stream: &Stream, is_end: bool) -> Result<()>;
+    /// Has the stream wait for every use so far.
+    fn order(&mut self, stream: &Stream) -> Result<()>;
     /// Refuses what is not worth reading.
     fn check(&self) -> Result<()>;
     /// Blocks until every use so far is complete.
     fn synchronize(&self) -> Result<()>;
-    /// Never frees it.
-    fn leak(self);
 }
 
 impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
@@ -181,10 +182,9 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
         device_of(Exportable::engine(self))
     }
 
-    fn enter(&mut self, stream: &Stream, is_end: bool) -> Result<()> {
+    fn order(&mut self, stream: &Stream) -> Result<()> {
         let uses = Uses::new("dlpack").updates(self).commands(0);
-        let uses = if is_end { uses.ends_a_loan() } else { uses };
-        // SAFETY: nothing is put on the stream but waits; the consumer's work is in front of the second call.
+        // SAFETY: nothing is put on the stream but waits.
         unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
     }
 
@@ -204,15 +204,6 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
             });
         });
         Op::at_points(users, HostValue::Here(())).synchronize()
-    }
-
-    fn leak(mut self) {
-        match self.memory_mut() {
-            // What keeps memory of somebody else's stays as well.
-            Some(memory) => std::mem::forget(memory.release()),
-            // A part of it: the others do not free it either.
-            None => std::mem::forget(self),
-        }
     }
 }
 
@@ -238,11 +229,9 @@ impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
         }
     }
 
-    fn enter(&mut self, stream: &Stream, is_end: bool) -> Result<()> {
-        let uses = Uses::new("dlpack").lends(self).commands(0);
-        let uses = if is_end { uses.ends_a_loan() } else { uses };
-        // SAFETY: nothing is put on the stream; the consumer's work is in front of the second call.
-        unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
+    fn order(&mut self, _stream: &Stream) -> Result<()> {
+        // In the user's hands, no device work has it.
+        Ok(())
     }
 
     fn check(&self) -> Result<()> {
@@ -253,34 +242,39 @@ impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
         // In the user's hands, no device work has it.
         self.check()
     }
-
-    fn leak(self) {
-        std::mem::forget(self);
-    }
 }
 
 /// What an exported tensor has until its deleter is called.
 struct Exported<M: Exportable> {
     /// There until the drop.
     memory: Option<M>,
-    /// The consumer's, shared with it meanwhile.
-    consumer: Option<(Stream, StreamLoan)>,
+    /// The device, if the consumer's work may be under way when it calls the deleter.
+    under_way_on: Option<Arc<Home>>,
 }
 
 impl<M: Exportable> Drop for Exported<M> {
     /// On the reaper's thread, or where the device is gone.
     fn drop(&mut self) {
-        let Some(mut memory) = self.memory.take() else { return };
-        let Some((stream, loan)) = self.consumer.take() else { return };
-        let entered = match ExitGuard::in_driver() {
-            Some(_in_driver) => memory.enter(&stream, true),
+        let Some(memory) = self.memory.take() else { return };
+        let Some(home) = self.under_way_on.take() else { return };
+        let engine = &home.engine;
+        if engine.lost().is_some() {
+            return;
+        }
+        let marked = match ExitGuard::in_driver() {
+            Some(_in_driver) => home.mark_all(),
             // The memory goes with the process.
-            None => return memory.leak(),
+            None => return std::mem::forget(memory),
         };
-        drop(loan);
-        if entered.is_err() && memory.engine().lost().is_none() {
+        match marked {
+            Ok(points) => {
+                let (ptr, bytes, owner) = (DevicePtr::NULL, 0, Box::new(memory));
+                let users = points.into_iter().collect();
+                engine.retire(Remnant::Foreign { ptr, bytes, owner }, users);
+            }
+            Err(_) if engine.lost().is_some() => {}
             // Nobody knows when the consumer's work is complete.
-            memory.leak();
+            Err(_) => std::mem::forget(memory),
         }
     }
 }
@@ -298,8 +292,8 @@ fn export<M: Exportable>(
     consumer: DlpackConsumer,
 ) -> Result<DlpackTensor, Refused<M>> {
     let mut memory = memory;
-    let consumer = match hand_over(&mut memory, shape, consumer) {
-        Ok(consumer) => consumer,
+    let under_way_on = match hand_over(&mut memory, shape, consumer) {
+        Ok(home) => home,
         Err(error) => return Err(Refused { error, value: Some(memory) }),
     };
     let shape: Vec<i64> = shape.iter().map(|extent| *extent as i64).collect();
@@ -322,7 +316,7 @@ fn export<M: Exportable>(
         flags: 0,
         dl_tensor,
     };
-    let exported = Exported { memory: Some(memory), consumer };
+    let exported = Exported { memory: Some(memory), under_way_on };
     let tensor = Box::leak(Box::new(ExportedTensor { managed, axes, exported }));
     let (shape, strides) = tensor.axes.split_at_mut(ndim as usize);
     tensor.managed.dl_tensor.shape = shape.as_mut_ptr();
@@ -334,12 +328,12 @@ fn export<M: Exportable>(
     Ok(DlpackTensor { managed: Managed::Versioned(NonNull::from(managed)) })
 }
 
-/// Orders the consumer behind what uses the memory.
+/// Orders the consumer behind what uses the memory. Returns the device, if it may use it until then and later.
 fn hand_over<M: Exportable>(
     memory: &mut M,
     shape: &[usize],
     consumer: DlpackConsumer,
-) -> Result<Option<(Stream, StreamLoan)>> {
+) -> Result<Option<Arc<Home>>> {
     role::check("exporting a tensor")?;
     let extents: Vec<i64> = shape.iter().map(|n| i64::try_from(*n).unwrap_or(-1)).collect();
     if elements(&extents) != Some(memory.len()) || i32::try_from(extents.len()).is_err() {
@@ -349,16 +343,17 @@ fn hand_over<M: Exportable>(
         DlpackConsumer::Unordered => memory.check().map(|()| None),
         DlpackConsumer::Synchronized => memory.synchronize().map(|()| None),
         DlpackConsumer::Stream(stream) => {
-            // Before `enter`, which would poison what it refuses.
+            // Before `order`, which would poison what it refuses.
             memory.check()?;
             let (ours, theirs) = (memory.engine(), stream.engine());
             if ours.id != theirs.id {
                 return Err(wrong_device("the consumer's stream", ours, theirs));
             }
-            memory.enter(&stream, false)?;
-            // SAFETY: the consumer uses the stream, which the loan keeps, until it calls the deleter.
-            let loan = unsafe { stream.lend_raw() };
-            Ok(Some((stream, loan)))
+            let home = stream.home();
+            // For the deleter, which may come after the close.
+            home.whole_device()?;
+            memory.order(&stream)?;
+            Ok(Some(home.clone()))
         }
     }
 }
