@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -124,6 +125,10 @@ async def nothing_is_kept():
             await future
         del x, y, future
     await until("arrays that went in", lambda: all(array() is None for array in gone))
+    x, y = ones(), ones()
+    counts = sys.getrefcount(x), sys.getrefcount(y)
+    await device.axpy(1.0, x, y)
+    await until("references", lambda: (sys.getrefcount(x), sys.getrefcount(y)) == counts)
     before = device.used_bytes()
     for _ in range(100):
         ours = device.full(LEN, 1.0)
@@ -157,6 +162,15 @@ async def what_is_wrong_is_an_exception():
     await refused(ValueError, "share memory", good, good)
     await refused(TypeError, "__dlpack__", good, [1.0, 2.0])
     await refused((ValueError, BufferError), "read", good, frozen)
+
+    class Elsewhere:
+        def __dlpack_device__(self):
+            return (2, 0)
+
+        def __dlpack__(self, **_):
+            raise AssertionError("asked with a stream that means nothing to it")
+
+    await refused(ValueError, "cuda:0, not on the CPU", Elsewhere(), good)
     # It may be read.
     await device.axpy(1.0, frozen, good)
     assert (good == 2.0).all()
@@ -172,6 +186,25 @@ async def what_is_wrong_is_an_exception():
         except BufferError:
             pass
     assert issubclass(GpuError, RuntimeError)
+
+
+# What is under way when a device goes, and its interpreter behind it.
+ENDING = """
+import asyncio, numpy, gpu_await_py
+
+async def main(device):
+    x, *arrays = (numpy.ones(2_000_000, dtype=numpy.float32) for _ in range(5))
+    for n in range(100):
+        device.axpy(1.0, x, arrays[n % 4])
+
+asyncio.run(main(gpu_await_py.Device()))
+"""
+
+
+async def an_interpreter_ends_in_order():
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
+        assert (ended.returncode, ended.stderr) == (0, ""), ended
 
 
 async def several_event_loops_on_threads():

@@ -3,8 +3,8 @@
 use std::ffi::CStr;
 use std::ptr::NonNull;
 
-use gpu_await::{DlpackTensor, Error};
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use gpu_await::{DLDevice, DlpackTensor, Error};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,10 +15,21 @@ const VERSIONED: &CStr = c"dltensor_versioned";
 const UNVERSIONED: &CStr = c"dltensor";
 
 /// A producer's tensor, ready behind `stream`.
-pub(crate) fn import(from: &Bound<'_, PyAny>, stream: Option<u64>) -> PyResult<DlpackTensor> {
+pub(crate) fn import(
+    from: &Bound<'_, PyAny>,
+    place: DLDevice,
+    stream: Option<u64>,
+) -> PyResult<DlpackTensor> {
     let py = from.py();
-    if !from.hasattr("__dlpack__")? {
-        return Err(PyTypeError::new_err("an array with `__dlpack__` is expected"));
+    if !from.hasattr("__dlpack__")? || !from.hasattr("__dlpack_device__")? {
+        let expected = "an array with `__dlpack__` and `__dlpack_device__` is expected";
+        return Err(PyTypeError::new_err(expected));
+    }
+    // Asked first: a producer elsewhere would be given a stream that means nothing to it.
+    let (device_type, device_id) = from.call_method0("__dlpack_device__")?.extract()?;
+    let found = DLDevice { device_type, device_id };
+    if found != place {
+        return Err(PyValueError::new_err(format!("the array is on {found}, not on {place}")));
     }
     let arguments = PyDict::new(py);
     arguments.set_item("stream", stream)?;

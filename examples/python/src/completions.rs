@@ -26,7 +26,7 @@ pub(crate) struct Waiter {
 
 type Awaited = BoxFuture<'static, (Waiter, Result<()>)>;
 
-/// The way to the thread, which ends when this is gone and everything is delivered.
+/// The way to the thread, which ends when this is closed and everything is delivered.
 pub(crate) struct Completions {
     sender: UnboundedSender<Awaited>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -40,12 +40,10 @@ impl Completions {
         Ok(Completions { sender, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Waits until everything is delivered. The GIL must be free.
-    pub(crate) fn finish(&self) {
+    /// Takes no more; the thread ends when everything is delivered.
+    pub(crate) fn close(&self) -> Option<JoinHandle<()>> {
         self.sender.close_channel();
-        let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        // It says itself what it panics with.
-        thread.map(|thread| thread.join().ok());
+        self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
     pub(crate) fn add(

@@ -6,14 +6,15 @@
 mod capsule;
 mod completions;
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use completions::{Completions, Waiter};
 use futures::executor::block_on;
 use gpu_await::{
-    DeviceBuffer, DeviceKind, DlpackConsumer, DlpackTensor, Error, ErrorKind, Frozen, Op, Stream,
-    kernels,
+    DLDevice, DeviceBuffer, DeviceKind, DlpackConsumer, DlpackTensor, Error, ErrorDetail,
+    ErrorKind, Frozen, Op, Result, Stream, kernels,
 };
 use pyo3::create_exception;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyValueError};
@@ -36,8 +37,29 @@ struct Opened {
     completions: Completions,
 }
 
-/// Devices that the end of the interpreter waits for.
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let mut left = lock(&LEFT);
+        left.retain(|(_, thread)| !thread.is_finished());
+        left.extend(self.completions.close().map(|thread| (self.device.clone(), thread)));
+    }
+}
+
+/// Devices that the end of the interpreter closes.
 static OPENED: Mutex<Vec<Weak<Opened>>> = Mutex::new(Vec::new());
+
+/// Devices that nobody has any more, with a thread that may still have futures to resolve.
+static LEFT: Mutex<Vec<(gpu_await::Device, JoinHandle<()>)>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// An argument of a kernel.
+enum Argument {
+    Ours(Arc<DeviceBuffer<f32>>),
+    Theirs(DlpackTensor),
+}
 
 /// What a kernel reads.
 enum Operand {
@@ -45,37 +67,74 @@ enum Operand {
     Frozen(Frozen<f32>),
 }
 
+// Below, what takes a `Python` needs the GIL; all else may make driver calls, and is called without it.
 impl Opened {
-    /// The stream that producers are asked with.
-    fn raw_stream(&self) -> Option<u64> {
-        // SAFETY: the stream lives as long as this, and nobody captures it.
-        (self.device.kind() == DeviceKind::Cuda).then(|| unsafe { self.stream.as_raw() })
-    }
-
-    fn import(self: &Arc<Self>, from: &Bound<'_, PyAny>) -> PyResult<DlpackTensor> {
-        if let Ok(array) = from.cast::<Array>() {
-            let array = array.borrow();
-            if Arc::ptr_eq(&array.opened, self) {
-                // Our own is in order on the stream as it is.
-                let tensor = array.share()?.into_dlpack(&[array.len], DlpackConsumer::Unordered);
-                return tensor.map_err(|refused| exception(refused.error));
+    fn place(&self) -> DLDevice {
+        match self.device.kind() {
+            DeviceKind::Host => DLDevice { device_type: DLDevice::CPU, device_id: 0 },
+            _ => {
+                let device_id = self.device.ordinal() as i32;
+                DLDevice { device_type: DLDevice::CUDA, device_id }
             }
         }
-        capsule::import(from, self.raw_stream())
     }
 
-    fn written(&self, tensor: DlpackTensor) -> PyResult<DeviceBuffer<f32>> {
-        // SAFETY: Python's rule: who shares an array orders its uses; the producer was asked with the stream.
-        unsafe { self.stream.adopt_dlpack(tensor) }.map_err(|refused| exception(refused.error))
-    }
-
-    fn read(&self, py: Python<'_>, tensor: DlpackTensor) -> PyResult<Operand> {
-        if !tensor.is_read_only() {
-            return self.written(tensor).map(Operand::Buffer);
+    fn argument(self: &Arc<Self>, from: &Bound<'_, PyAny>) -> PyResult<Argument> {
+        if let Ok(array) = from.cast::<Array>()
+            && Arc::ptr_eq(&array.get().opened, self)
+        {
+            // In order on the stream as it is.
+            return Ok(Argument::Ours(array.get().buffer.clone()));
         }
-        // SAFETY: as above, and it is read-only.
-        let frozen: Op<Frozen<f32>> = unsafe { self.stream.adopt_dlpack_frozen(tensor) };
-        py.detach(|| frozen.synchronize()).map(Operand::Frozen).map_err(exception)
+        // SAFETY: the stream lives as long as this, and nobody captures it.
+        let stream = || unsafe { self.stream.as_raw() };
+        let stream = (self.device.kind() == DeviceKind::Cuda).then(stream);
+        capsule::import(from, self.place(), stream).map(Argument::Theirs)
+    }
+
+    /// The same memory, behind everything on the stream.
+    fn share(&self, buffer: Arc<DeviceBuffer<f32>>) -> Result<DeviceBuffer<f32>> {
+        let (ptr, len) = (buffer.device_ptr(), buffer.len());
+        // SAFETY: the owner keeps the memory, whose writers are on the stream; Python's rule orders the rest.
+        unsafe { self.stream.adopt_memory(ptr, len, buffer) }
+    }
+
+    fn written(&self, argument: Argument) -> Result<DeviceBuffer<f32>> {
+        match argument {
+            Argument::Ours(buffer) => self.share(buffer),
+            // SAFETY: Python's rule: who shares an array orders its uses; the producer was asked with the stream.
+            Argument::Theirs(tensor) => Ok(unsafe { self.stream.adopt_dlpack(tensor) }?),
+        }
+    }
+
+    /// Waits for a read-only array, as nothing but the host can tell that nobody writes it any more.
+    fn read(&self, argument: Argument) -> Result<Operand> {
+        match argument {
+            Argument::Theirs(tensor) if tensor.is_read_only() => {
+                // SAFETY: as above, and it is read-only.
+                let frozen: Op<Frozen<f32>> = unsafe { self.stream.adopt_dlpack_frozen(tensor) };
+                frozen.synchronize().map(Operand::Frozen)
+            }
+            argument => self.written(argument).map(Operand::Buffer),
+        }
+    }
+
+    fn axpy(&self, a: f32, x: Argument, y: Argument) -> PyResult<Op<()>> {
+        let mut y = self.written(y).map_err(exception)?;
+        let x = self.read(x).map_err(exception)?;
+        let (x_ptr, x_len) = match &x {
+            Operand::Buffer(x) => (x.device_ptr(), x.len()),
+            Operand::Frozen(x) => (x.device_ptr(), x.len()),
+        };
+        let (y_ptr, bytes) = (y.device_ptr(), |len: usize| 4 * len as u64);
+        // Two adoptions know nothing of each other.
+        if x_ptr < y_ptr + bytes(y.len()) && y_ptr < x_ptr + bytes(x_len) {
+            return Err(PyValueError::new_err("x and y share memory"));
+        }
+        Ok(match &x {
+            Operand::Buffer(x) => self.axpy.launch(&self.stream, a, x, &mut y),
+            Operand::Frozen(x) => self.axpy.launch(&self.stream, a, x, &mut y),
+        })
     }
 }
 
@@ -89,7 +148,7 @@ struct Device {
 impl Device {
     #[new]
     fn new(py: Python<'_>) -> PyResult<Device> {
-        let open = || -> gpu_await::Result<_> {
+        let open = || -> Result<_> {
             let device = gpu_await::Device::from_env()?;
             let (stream, axpy) = (device.stream()?, kernels::axpy::load_blocking(&device)?);
             Ok((device, stream, axpy))
@@ -97,7 +156,7 @@ impl Device {
         let (device, stream, axpy) = py.detach(open).map_err(exception)?;
         let completions = Completions::start()?;
         let opened = Arc::new(Opened { device, stream, axpy, completions });
-        let mut all = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut all = lock(&OPENED);
         all.retain(|opened| opened.strong_count() > 0);
         all.push(Arc::downgrade(&opened));
         Ok(Device { opened })
@@ -113,12 +172,14 @@ impl Device {
     }
 
     /// An array of `len` times `value`, of 32-bit floats.
-    fn full(&self, len: usize, value: f32) -> PyResult<Array> {
-        let buffer = self.opened.stream.full(len, value).queued().map_err(exception)?;
-        Ok(Array { opened: self.opened.clone(), buffer: Arc::new(buffer), len })
+    fn full(&self, py: Python<'_>, len: usize, value: f32) -> PyResult<Array> {
+        let buffer = py.detach(|| self.opened.stream.full(len, value).queued());
+        let buffer = Arc::new(buffer.map_err(exception)?);
+        Ok(Array { opened: self.opened.clone(), buffer })
     }
 
-    /// `y += a * x`, in place; a future of the running event loop that resolves to `y`.
+    /// `y += a * x`, in place; a future of the running event loop that resolves to `y`. The call waits for nothing,
+    /// unless `x` is read-only.
     fn axpy(
         &self,
         py: Python<'_>,
@@ -128,20 +189,8 @@ impl Device {
     ) -> PyResult<Py<PyAny>> {
         let opened = &self.opened;
         let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
-        let (x_tensor, y_tensor) = (opened.import(x)?, opened.import(y)?);
-        let ends = |tensor: &DlpackTensor| {
-            let len: i64 = tensor.shape().iter().product();
-            tensor.address() + 4 * len as u64
-        };
-        // Two adoptions know nothing of each other.
-        if x_tensor.address() < ends(&y_tensor) && y_tensor.address() < ends(&x_tensor) {
-            return Err(PyValueError::new_err("x and y share memory"));
-        }
-        let (mut buffer, operand) = (opened.written(y_tensor)?, opened.read(py, x_tensor)?);
-        let op = py.detach(|| match &operand {
-            Operand::Buffer(x) => opened.axpy.launch(&opened.stream, a, x, &mut buffer),
-            Operand::Frozen(x) => opened.axpy.launch(&opened.stream, a, x, &mut buffer),
-        });
+        let (x_argument, y_argument) = (opened.argument(x)?, opened.argument(y)?);
+        let op = py.detach(|| opened.axpy(a, x_argument, y_argument))?;
         let future = event_loop.call_method0("create_future")?;
         let waiter = Waiter {
             event_loop: event_loop.unbind(),
@@ -158,29 +207,17 @@ impl Device {
 struct Array {
     opened: Arc<Opened>,
     buffer: Arc<DeviceBuffer<f32>>,
-    len: usize,
-}
-
-impl Array {
-    /// The same memory, behind everything on the stream.
-    fn share(&self) -> PyResult<DeviceBuffer<f32>> {
-        let (ptr, owner) = (self.buffer.device_ptr(), self.buffer.clone());
-        // SAFETY: the owner keeps the memory, whose writers are on the stream; Python's rule orders the rest.
-        unsafe { self.opened.stream.adopt_memory(ptr, self.len, owner) }.map_err(exception)
-    }
 }
 
 #[pymethods]
 impl Array {
     fn __len__(&self) -> usize {
-        self.len
+        self.buffer.len()
     }
 
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        let device = DlpackConsumer::Unordered;
-        let tensor = self.share()?.into_dlpack(&[self.len], device);
-        let device = tensor.map_err(|refused| exception(refused.error))?.device();
-        Ok((device.device_type, device.device_id))
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        let DLDevice { device_type, device_id } = self.opened.place();
+        (device_type, device_id)
     }
 
     /// On a GPU the consumer's stream waits, on the device; on the host device this call waits.
@@ -197,16 +234,15 @@ impl Array {
             return Err(PyBufferError::new_err("this array is exported without a copy"));
         }
         if let Some(device) = dl_device
-            && device != self.__dlpack_device__()?
+            && device != self.__dlpack_device__()
         {
             return Err(PyBufferError::new_err("this array is exported on its own device"));
         }
-        let buffer = self.share()?;
+        let (opened, len) = (&self.opened, self.buffer.len());
         let tensor = py.detach(|| {
             // SAFETY: the protocol's rule: it is the consumer's stream, which lives during the call.
-            let consumer =
-                unsafe { DlpackConsumer::from_argument(&self.opened.device, stream) }?;
-            buffer.into_dlpack(&[self.len], consumer).map_err(Error::from)
+            let consumer = unsafe { DlpackConsumer::from_argument(&opened.device, stream) }?;
+            opened.share(self.buffer.clone())?.into_dlpack(&[len], consumer).map_err(Error::from)
         });
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
         capsule::export(py, tensor.map_err(exception)?, versioned)
@@ -219,16 +255,26 @@ impl Array {
     }
 }
 
-/// Producers' deleters and our own thread take the GIL, which ends a thread once the interpreter goes: none may be left.
+/// Producers' deleters and our own threads take the GIL, which ends a thread once the interpreter goes: none may be left.
 #[pyfunction]
 fn _finish(py: Python<'_>) {
-    let all = std::mem::take(&mut *OPENED.lock().unwrap_or_else(|poison| poison.into_inner()));
+    let opened = std::mem::take(&mut *lock(&OPENED));
     py.detach(|| {
-        for opened in all.iter().filter_map(Weak::upgrade) {
-            block_on(opened.device.close(Duration::from_secs(10))).ok();
-            opened.completions.finish();
+        for opened in opened.iter().filter_map(Weak::upgrade) {
+            end(&opened.device, opened.completions.close());
         }
+        let left = std::mem::take(&mut *lock(&LEFT));
+        left.into_iter().for_each(|(device, thread)| end(&device, Some(thread)));
     });
+}
+
+fn end(device: &gpu_await::Device, thread: Option<JoinHandle<()>>) {
+    match block_on(device.close(Duration::from_secs(10))) {
+        // A kernel that does not end: its futures stay pending, and the thread with them.
+        Err(error) if matches!(error.detail(), ErrorDetail::TimedOut { .. }) => {}
+        // It says itself what it panics with.
+        _ => drop(thread.map(JoinHandle::join)),
+    }
 }
 
 #[pymodule]
