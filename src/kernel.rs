@@ -15,8 +15,12 @@
 //! all arguments its preconditions admit, it stays inside the memory it was passed. The
 //! preconditions are checked before every launch, so that launching is safe.
 
+#[cfg(feature = "cuda")]
+mod compile;
 mod container;
 pub(crate) mod declared;
+#[cfg(feature = "cuda")]
+mod disk_cache;
 mod expansion;
 pub(crate) mod image;
 pub(crate) mod launch_config;

@@ -55,6 +55,12 @@ pub(crate) fn physical_memory() -> u64 {
     u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page_bytes).unwrap_or(0))
 }
 
+/// Whose files this process may read and write.
+pub(crate) fn effective_user() -> u32 {
+    // SAFETY: it always succeeds and touches no memory of ours.
+    unsafe { libc::geteuid() }
+}
+
 /// Has the C runtime call `handler` when `main` returned or somebody called `exit`.
 pub(crate) fn at_exit(handler: extern "C" fn()) {
     if cfg!(miri) {

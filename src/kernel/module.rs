@@ -102,7 +102,7 @@ impl Module {
     }
 
     /// Compiles CUDA C++ for this device and loads it, off the executor: that takes milliseconds to
-    /// minutes. The device keeps what the last few sources were compiled to.
+    /// minutes. What it was compiled to is kept, also for the next process: see [`CudaSource`].
     ///
     /// The compiler is NVRTC, found when it is first asked for: `libnvrtc.so.12` (or 13, 11.2) on the
     /// loader's search path or in a CUDA toolkit; the environment variable `GPU_AWAIT_NVRTC` names

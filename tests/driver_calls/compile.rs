@@ -1,6 +1,8 @@
 //! CUDA C++ compiled at run time, where there is an NVRTC; and what is said where there is none.
 
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 use std::{env, fs};
 
 use gpu_await::{
@@ -10,6 +12,7 @@ use gpu_await::{
 use super::{Completion, StandIn, device_with, runtime, soon};
 
 const VARIABLE: &str = "GPU_AWAIT_NVRTC";
+const CACHE: &str = "GPU_AWAIT_CACHE_DIR";
 
 /// The library's folder: the one of `kernels/build.py`, or what the environment names.
 fn nvrtc() -> Option<PathBuf> {
@@ -23,6 +26,15 @@ fn nvrtc() -> Option<PathBuf> {
 /// Runs `body` under the stand-in with the compiler, or says that there is none and checks that the
 /// library says so as well.
 fn with_the_compiler<F: AsyncFnOnce(&StandIn)>(body: F) {
+    with_the_compiler_and("", |run| run(), body);
+}
+
+/// The same with a folder for the disk cache; `runs` has the process run, as often as it likes.
+fn with_the_compiler_and<F: AsyncFnOnce(&StandIn)>(
+    cache: &str,
+    runs: impl FnOnce(&dyn Fn()),
+    body: F,
+) {
     let name = std::any::type_name::<F>();
     let name = name.trim_start_matches("driver_calls::").trim_end_matches("::{{closure}}");
     if !stand_in_cuda::is_child() {
@@ -32,7 +44,8 @@ fn with_the_compiler<F: AsyncFnOnce(&StandIn)>(body: F) {
             None => println!("run-time compilation: no NVRTC, only its absence is tested"),
         }
         let named = library.unwrap_or_else(|| PathBuf::from("/no/such/folder/libnvrtc.so"));
-        return stand_in_cuda::assert_child(name, &[(VARIABLE, named.to_str().unwrap())]);
+        let variables = [(VARIABLE, named.to_str().unwrap()), (CACHE, cache)];
+        return runs(&|| stand_in_cuda::assert_child(name, &variables));
     }
     let driver = StandIn::open();
     runtime().block_on(async {
@@ -224,33 +237,126 @@ fn a_source_that_does_not_compile_comes_with_file_line_and_log() {
     });
 }
 
-#[test]
-fn a_source_that_was_compiled_is_kept_unless_a_folder_may_have_changed() {
-    with_the_compiler(async |_driver| {
-        let device = device_with(Completion::Adaptive);
-        let folder = env::temp_dir().join(format!("gpu-await-compile-{}", std::process::id()));
+/// A folder of a test's own, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = env::temp_dir().join(format!("gpu-await-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let header = folder.join("name.h");
-        let by_path = format!("#include \"{}\"\n", header.display());
-        let body = "extern \"C\" __global__ void NAME(int* x) {}";
-        let kept = CudaSource::new(by_path + body);
-        let afresh = CudaSource::new(format!("#include <name.h>\n{body}")).include_dir(&folder);
-        let has = async |source: &CudaSource, name: &str| {
-            let module = soon(Module::compile(&device, source.clone())).await.unwrap();
-            // SAFETY: never launched.
-            unsafe { module.kernel::<(InOut<i32>,)>(name) }.is_ok()
-        };
-        fs::write(&header, "#define NAME first\n").unwrap();
-        assert!(has(&kept, "first").await && has(&afresh, "first").await);
-        fs::write(&header, "#define NAME second\n").unwrap();
-        assert!(has(&kept, "first").await, "the first result was kept");
-        assert!(has(&afresh, "second").await, "it was compiled again");
-        // Other options are another source, another device keeps its own.
-        assert!(has(&kept.clone().fast_math(), "second").await);
-        let other = device_with(Completion::Adaptive);
-        let module = soon(Module::compile(&other, kept)).await.unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+        Folder(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// The files of a cache, each with its number in the file system, which another of the same name has not.
+fn entries(cache: &Path) -> Vec<(PathBuf, u64)> {
+    let files = fs::read_dir(cache).unwrap().map(Result::unwrap);
+    files.map(|file| (file.path(), file.metadata().unwrap().ino())).collect()
+}
+
+/// The folder of the cache, in the child.
+fn cache() -> PathBuf {
+    env::var_os(CACHE).unwrap().into()
+}
+
+async fn has(device: &Device, source: &CudaSource, name: &str) -> bool {
+    let module = soon(Module::compile(device, source.clone())).await.unwrap();
+    // SAFETY: never launched.
+    unsafe { module.kernel::<(InOut<i32>,)>(name) }.is_ok()
+}
+
+#[test]
+fn what_decides_itself_is_compiled_once() {
+    let folder = Folder::new("once");
+    with_the_compiler_and(
+        folder.0.to_str().unwrap(),
+        |run| run(),
+        async |_driver| {
+            let device = device_with(Completion::Adaptive);
+            let text = "#include \"name.h\"\nextern \"C\" __global__ void NAME(int* x) {}";
+            let source = CudaSource::new(text).header("name.h", "#define NAME given");
+            assert!(has(&device, &source, "given").await);
+            let first = entries(&cache());
+            assert_eq!(first.len(), 1);
+            // The device has it in memory.
+            fs::remove_file(&first[0].0).unwrap();
+            assert!(has(&device, &source, "given").await);
+            assert_eq!(entries(&cache()), []);
+            // Another device and other options do not.
+            assert!(has(&device_with(Completion::Adaptive), &source, "given").await);
+            assert_eq!(entries(&cache())[0].0, first[0].0);
+            assert!(has(&device, &source.clone().fast_math(), "given").await);
+            assert_eq!(entries(&cache()).len(), 2);
+        },
+    );
+}
+
+#[test]
+fn what_files_decide_is_compiled_each_time() {
+    let folder = Folder::new("each-time");
+    with_the_compiler_and(
+        folder.0.to_str().unwrap(),
+        |run| run(),
+        async |_driver| {
+            let device = device_with(Completion::Adaptive);
+            let files = Folder::new("files");
+            let header = files.0.join("name.h");
+            let body = "extern \"C\" __global__ void NAME(int* x) {}";
+            let by_path = CudaSource::new(format!("#include \"{}\"\n{body}", header.display()));
+            let by_folder =
+                CudaSource::new(format!("#include <name.h>\n{body}")).include_dir(&files.0);
+            for name in ["first", "second"] {
+                fs::write(&header, format!("#define NAME {name}\n")).unwrap();
+                assert!(has(&device, &by_path, name).await);
+                assert!(has(&device, &by_folder, name).await);
+            }
+            assert_eq!(entries(&cache()), []);
+        },
+    );
+}
+
+#[test]
+fn another_process_takes_it_from_the_disk() {
+    let folder = Folder::new("processes");
+    let runs = |run: &dyn Fn()| {
+        run();
+        let first = entries(&folder.0);
+        // Without a compiler there is none.
+        let [(path, number)] = &first[..] else { return assert_eq!(nvrtc(), None) };
+        let old = SystemTime::now() - Duration::from_secs(1000);
+        fs::File::options().write(true).open(path).unwrap().set_modified(old).unwrap();
+        run();
+        assert_eq!(entries(&folder.0), first, "it was not written again");
+        assert!(fs::metadata(path).unwrap().modified().unwrap() > old, "it was used");
+        // One that was changed is compiled again.
+        let mut changed = fs::read(path).unwrap();
+        let middle = changed.len() / 2;
+        changed[middle] ^= 1;
+        fs::write(path, changed).unwrap();
+        run();
+        let again = entries(&folder.0);
+        assert_ne!(again[0].1, *number);
+        run();
+        assert_eq!(entries(&folder.0), again);
+        // And nothing is wrong without a folder.
+        fs::remove_file(path).unwrap();
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o777)).unwrap();
+        run();
+        assert_eq!(entries(&folder.0), []);
+    };
+    with_the_compiler_and(folder.0.to_str().unwrap(), runs, async |_driver| {
+        let text = "template <typename T> __global__ void scale(T* x) { int unused; *x *= T(2); }";
+        let source = CudaSource::new(text).instance("scale<int>");
+        let device = device_with(Completion::Adaptive);
+        let module = soon(Module::compile(&device, source)).await.unwrap();
         // SAFETY: never launched.
-        assert!(unsafe { module.kernel::<(InOut<i32>,)>("second") }.is_ok());
-        fs::remove_dir_all(&folder).unwrap();
+        assert!(unsafe { module.kernel::<(InOut<i32>,)>("scale<int>") }.is_ok());
     });
 }

@@ -25,6 +25,7 @@ type Program = *mut c_void;
 #[expect(non_snake_case, reason = "the library's names")]
 pub(crate) struct Nvrtc {
     nvrtcGetErrorString: unsafe extern "C" fn(c_int) -> *const c_char,
+    nvrtcVersion: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
     nvrtcGetNumSupportedArchs: unsafe extern "C" fn(*mut c_int) -> c_int,
     nvrtcGetSupportedArchs: unsafe extern "C" fn(*mut c_int) -> c_int,
     nvrtcCreateProgram: unsafe extern "C" fn(
@@ -66,6 +67,7 @@ pub(crate) struct Job<'a> {
 }
 
 /// What came out.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Compiled {
     pub(crate) image: Vec<u8>,
     /// Each instance with its name in the image.
@@ -105,6 +107,7 @@ impl Nvrtc {
         }
         Ok(Nvrtc {
             nvrtcGetErrorString: symbol!("nvrtcGetErrorString"),
+            nvrtcVersion: symbol!("nvrtcVersion"),
             nvrtcGetNumSupportedArchs: symbol!("nvrtcGetNumSupportedArchs"),
             nvrtcGetSupportedArchs: symbol!("nvrtcGetSupportedArchs"),
             nvrtcCreateProgram: symbol!("nvrtcCreateProgram"),
@@ -120,6 +123,14 @@ impl Nvrtc {
             cubin: Text { bytes: symbol!("nvrtcGetCUBINSize"), copy: symbol!("nvrtcGetCUBIN") },
             _library: library,
         })
+    }
+
+    /// Major and minor, if it tells.
+    pub(crate) fn version(&self) -> Option<(i32, i32)> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are live integers.
+        let code = unsafe { (self.nvrtcVersion)(&raw mut major, &raw mut minor) };
+        (code == 0).then_some((major, minor))
     }
 
     /// The architectures that it compiles for, major times ten plus minor.

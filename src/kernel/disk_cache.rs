@@ -1,0 +1,385 @@
+//! [`DiskCache`]: what NVRTC compiled, kept on disk for the next process.
+//!
+//! One file a key. The key is everything that decides what the compiler makes: text, headers, instances, options with
+//! the architecture, PTX or machine code, and the compiler's version. A hash of it names the file, and the file holds
+//! all of it.
+//!
+//! | what is there | a lookup | afterwards |
+//! |---|---|---|
+//! | a whole entry of this very key | hits, and marks it as used now | stays |
+//! | nothing; a file cut short, changed, of another format or another key; a link; a file that others can write | misses | replaced, in one rename |
+//! | a folder in the entry's place, a full disk, a folder that cannot be written | misses | stays; what was compiled is used and not kept |
+//! | a cache folder of somebody else's, or that others can write | is not looked at | stays |
+//!
+//! 1. No state of the disk fails a compilation (`tests::whatever_is_in_its_place`,
+//!    `tests::a_folder_that_cannot_be_used`).
+//! 2. No file but one that this user wrote whole is used: what is in it runs on the GPU, and the driver believes it
+//!    (`entry::tests::a_changed_byte_is_a_miss`, `tests::what_others_can_write`).
+//! 3. The cache's own files take up at most [`LIMIT_BYTES`]; those used longest ago go first, and no other file does
+//!    (`tests::the_limit`).
+//! 4. Two processes that write one key leave one whole entry (`tests::many_writers`).
+#![forbid(unsafe_code)]
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, Metadata, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+use std::{env, fs, io};
+
+use crate::backend::cuda::nvrtc::Compiled;
+use crate::system;
+
+pub(super) use self::entry::CacheKey;
+use self::entry::{decode, encode};
+
+mod entry;
+
+/// A PTX text has some 10 KB and a large cubin a few MB: thousands of kernels. CUDA's own cache of what the driver
+/// compiled was as large, before that grew to 1 GiB.
+const LIMIT_BYTES: u64 = 256 << 20;
+
+/// Names the folder; empty, there is no cache.
+const VARIABLE: &str = "GPU_AWAIT_CACHE_DIR";
+
+const EXTENSION: &str = ".compiled";
+
+/// A folder of entries that only this user can write.
+pub(super) struct DiskCache {
+    folder: PathBuf,
+    limit_bytes: u64,
+}
+
+impl DiskCache {
+    /// The user's, if there is one. Makes the folder.
+    pub(super) fn of_the_user() -> Option<DiskCache> {
+        DiskCache::open(folder(|name| env::var_os(name))?, LIMIT_BYTES)
+    }
+
+    fn open(folder: PathBuf, limit_bytes: u64) -> Option<DiskCache> {
+        let look = || {
+            if !folder.exists() {
+                DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+            }
+            fs::metadata(&folder)
+        };
+        let reason = match look() {
+            Ok(found) if !found.is_dir() => "it is no folder".to_owned(),
+            Ok(found) if !is_ours_alone(&found) => {
+                "another user owns it, or can write it: it would run on the GPU".to_owned()
+            }
+            Ok(_) => return Some(DiskCache { folder, limit_bytes }),
+            Err(error) => error.to_string(),
+        };
+        let folder = folder.display();
+        tracing::warn!(%folder, reason, "compiled CUDA C++ is not kept: set {VARIABLE}, or set it to nothing");
+        None
+    }
+
+    /// What was compiled for the key.
+    pub(super) fn find(&self, key: &CacheKey) -> Option<Compiled> {
+        let path = self.folder.join(file_name(key));
+        // No link is followed, and no pipe waited for.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+        let found = file.metadata().ok()?;
+        if !found.is_file() || !is_ours_alone(&found) || found.len() > self.limit_bytes {
+            return None;
+        }
+        let mut entry = Vec::new();
+        file.read_to_end(&mut entry).ok()?;
+        let compiled = decode(&entry, key)?;
+        // Where that fails it goes early.
+        file.set_modified(SystemTime::now()).ok();
+        Some(compiled)
+    }
+
+    /// Keeps what was compiled for the key, if it can.
+    pub(super) fn keep(&self, key: &CacheKey, compiled: &Compiled) {
+        let entry = encode(key, compiled);
+        if entry.len() as u64 > self.limit_bytes {
+            return;
+        }
+        if let Err(error) = self.write(&file_name(key), &entry) {
+            let folder = self.folder.display();
+            tracing::debug!(%folder, %error, "compiled CUDA C++ is not kept");
+        }
+        self.trim();
+    }
+
+    fn write(&self, name: &str, entry: &[u8]) -> io::Result<()> {
+        static WRITTEN: AtomicU64 = AtomicU64::new(0);
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let new = self.folder.join(format!("{name}.{}.{number}", std::process::id()));
+        let write = || {
+            let mut options = OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
+            // Not synchronized: what a crash cuts short is a miss.
+            file.write_all(entry)?;
+            fs::rename(&new, self.folder.join(name))
+        };
+        let written = write();
+        // One that is there was left by a process that had our number.
+        if written.is_err() {
+            fs::remove_file(&new).ok();
+        }
+        written
+    }
+
+    /// Removes the files used longest ago, until the rest is within the limit.
+    fn trim(&self) {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return };
+        let files = entries.flatten().filter(|entry| is_an_entrys(&entry.file_name()));
+        let files = files.filter_map(|entry| Some((entry.metadata().ok()?, entry.path())));
+        let mut files: Vec<_> = files.filter(|(found, _)| found.is_file()).collect();
+        files.sort_by_key(|(found, _)| std::cmp::Reverse(found.modified().ok()));
+        let mut total = 0;
+        for (found, path) in files {
+            total += found.len();
+            if total > self.limit_bytes {
+                fs::remove_file(path).ok();
+            }
+        }
+    }
+}
+
+/// Where the user's cache is, by the variables of the environment.
+fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    if let Some(named) = variable(VARIABLE) {
+        return Some(PathBuf::from(named)).filter(|named| !named.as_os_str().is_empty());
+    }
+    // The XDG specification has relative paths ignored.
+    let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    Some(caches?.join("gpu-await"))
+}
+
+fn file_name(key: &CacheKey) -> String {
+    format!("{:016x}{EXTENSION}", key.hash())
+}
+
+fn is_ours_alone(found: &Metadata) -> bool {
+    found.uid() == system::effective_user() && found.mode() & 0o022 == 0
+}
+
+/// Whether it is the name of an entry, or of one that is being written.
+fn is_an_entrys(name: &OsStr) -> bool {
+    let Some((hash, rest)) = name.to_str().and_then(|name| name.split_at_checked(16)) else {
+        return false;
+    };
+    let Some(rest) = rest.strip_prefix(EXTENSION) else { return false };
+    let is_made_of = |text: &str, digits: &str| text.chars().all(|one| digits.contains(one));
+    is_made_of(hash, "0123456789abcdef") && is_made_of(rest, "0123456789.")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A cache in a folder of the test's own, which goes with it.
+    struct Own(DiskCache);
+
+    impl Own {
+        fn new(limit_bytes: u64) -> Own {
+            static MADE: AtomicU64 = AtomicU64::new(0);
+            let number = MADE.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gpu-await-disk-cache-{}-{number}", std::process::id());
+            Own(DiskCache::open(env::temp_dir().join(name).join("cache"), limit_bytes).unwrap())
+        }
+
+        fn path(&self, key: &CacheKey) -> PathBuf {
+            self.0.folder.join(file_name(key))
+        }
+
+        fn files(&self) -> Vec<String> {
+            let files = fs::read_dir(&self.0.folder).unwrap();
+            let mut names: Vec<_> =
+                files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+
+        /// The next that is compiled replaces what is there.
+        fn is_replaced(&self, key: &CacheKey) {
+            assert!(self.0.find(key).is_none());
+            self.0.keep(key, &compiled(100));
+            assert_eq!(self.0.find(key), Some(compiled(100)));
+            assert_eq!(self.files(), [file_name(key)]);
+        }
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            fs::remove_dir_all(self.0.folder.parent().unwrap()).unwrap();
+        }
+    }
+
+    fn key(name: &str) -> CacheKey {
+        CacheKey::new([b"nvrtc 12.0".as_slice(), name.as_bytes()])
+    }
+
+    fn compiled(bytes: usize) -> Compiled {
+        let names = vec![("f<int>".to_owned(), "_Z1fIiEvv".to_owned())];
+        Compiled { image: vec![7; bytes], names, log: "a warning".to_owned() }
+    }
+
+    #[test]
+    fn what_was_kept_is_found() {
+        let own = Own::new(LIMIT_BYTES);
+        let (a, b) = (key("a"), key("b"));
+        assert!(own.0.find(&a).is_none());
+        own.0.keep(&a, &compiled(10_000));
+        let nothing = Compiled { image: Vec::new(), names: Vec::new(), log: String::new() };
+        own.0.keep(&b, &nothing);
+        // As another process opens it.
+        let again = DiskCache::open(own.0.folder.clone(), LIMIT_BYTES).unwrap();
+        assert_eq!(again.find(&a), Some(compiled(10_000)));
+        assert_eq!(again.find(&b), Some(nothing));
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&own.0.folder), mode(&own.path(&a))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn whatever_is_in_its_place() {
+        let own = Own::new(LIMIT_BYTES);
+        let (a, b) = (key("a"), key("b"));
+        for entry in [encode(&b, &compiled(20)), encode(&a, &compiled(20))[1..].to_vec()] {
+            fs::write(own.path(&a), entry).unwrap();
+            own.is_replaced(&a);
+            fs::remove_file(own.path(&a)).unwrap();
+        }
+        let aside = own.0.folder.parent().unwrap().join("aside");
+        fs::write(&aside, encode(&a, &compiled(20))).unwrap();
+        symlink(&aside, own.path(&a)).unwrap();
+        own.is_replaced(&a);
+        assert!(aside.exists());
+        fs::write(own.path(&a), b"").unwrap();
+        own.is_replaced(&a);
+        // What cannot be replaced stays, and nothing new stays beside it.
+        fs::remove_file(own.path(&a)).unwrap();
+        fs::create_dir(own.path(&a)).unwrap();
+        own.0.keep(&a, &compiled(20));
+        assert!(own.0.find(&a).is_none());
+        assert_eq!(own.files(), [file_name(&a)]);
+    }
+
+    #[test]
+    fn what_others_can_write() {
+        let own = Own::new(LIMIT_BYTES);
+        let a = key("a");
+        own.0.keep(&a, &compiled(20));
+        let set = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for mode in [0o620, 0o602, 0o666] {
+            set(&own.path(&a), mode);
+            own.is_replaced(&a);
+        }
+        for mode in [0o770, 0o702, 0o777] {
+            set(&own.0.folder, mode);
+            assert!(DiskCache::open(own.0.folder.clone(), LIMIT_BYTES).is_none());
+        }
+        set(&own.0.folder, 0o755);
+        let again = DiskCache::open(own.0.folder.clone(), LIMIT_BYTES).unwrap();
+        assert!(again.find(&a).is_some());
+        // A file of another user's; for root, who can make one.
+        if system::effective_user() == 0 {
+            std::os::unix::fs::chown(own.path(&a), Some(65_534), None).unwrap();
+            own.is_replaced(&a);
+            std::os::unix::fs::chown(&own.0.folder, Some(65_534), None).unwrap();
+            assert!(DiskCache::open(own.0.folder.clone(), LIMIT_BYTES).is_none());
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_used() {
+        let own = Own::new(LIMIT_BYTES);
+        let parent = own.0.folder.parent().unwrap();
+        fs::write(parent.join("file"), b"").unwrap();
+        for folder in [parent.join("file"), parent.join("file/cache"), "/proc/none/cache".into()] {
+            assert!(DiskCache::open(folder, LIMIT_BYTES).is_none());
+        }
+        // Removed under way.
+        fs::remove_dir(&own.0.folder).unwrap();
+        own.0.keep(&key("a"), &compiled(20));
+        assert!(own.0.find(&key("a")).is_none());
+    }
+
+    #[test]
+    fn the_limit() {
+        let own = Own::new(3000);
+        let foreign = ["notes", "0123456789abcdef", "0123456789abcdef.compiled.old"];
+        for name in foreign {
+            fs::write(own.0.folder.join(name), [0; 5000]).unwrap();
+        }
+        let keys = ["a", "b", "c", "d"].map(key);
+        let now = SystemTime::now();
+        let used = |key: &CacheKey, seconds_ago: u64| {
+            let file = File::options().write(true).open(own.path(key)).unwrap();
+            file.set_modified(now - Duration::from_secs(seconds_ago)).unwrap();
+        };
+        for (key, seconds_ago) in keys[..3].iter().zip([30, 20, 10]) {
+            own.0.keep(key, &compiled(800));
+            used(key, seconds_ago);
+        }
+        let there = || keys.each_ref().map(|key| own.path(key).exists());
+        assert_eq!(there(), [true, true, true, false]);
+        assert!(own.0.find(&keys[0]).is_some(), "used now");
+        own.0.keep(&keys[3], &compiled(800));
+        assert_eq!(there(), [true, false, true, true]);
+        // What a process left that died while it wrote is an entry like any other.
+        let left = own.0.folder.join(format!("{}.17.0", file_name(&keys[1])));
+        fs::write(&left, [0; 800]).unwrap();
+        let file = File::options().write(true).open(&left).unwrap();
+        file.set_modified(now - Duration::from_secs(100)).unwrap();
+        own.0.keep(&keys[3], &compiled(801));
+        assert!(!left.exists());
+        assert_eq!(there(), [true, false, true, true]);
+        // One above it is not kept, and nothing goes for it.
+        own.0.keep(&keys[1], &compiled(3000));
+        assert_eq!(there(), [true, false, true, true]);
+        assert!(foreign.iter().all(|name| own.0.folder.join(name).exists()));
+    }
+
+    #[test]
+    fn many_writers() {
+        let own = Own::new(LIMIT_BYTES);
+        let a = key("a");
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let (cache, a) = (&own.0, &a);
+                scope.spawn(move || {
+                    for round in 0..100 {
+                        cache.keep(a, &compiled(1000 * writer + round));
+                        let found = cache.find(a).unwrap();
+                        assert!(found.image.iter().all(|byte| *byte == 7));
+                    }
+                });
+            }
+        });
+        assert_eq!(own.files(), [file_name(&a)]);
+    }
+
+    #[test]
+    fn the_users_folder() {
+        let folder = |variables: &[(&str, &str)]| {
+            let found = |name: &str| variables.iter().find(|(known, _)| *known == name);
+            super::folder(|name| found(name).map(|(_, value)| value.into()))
+        };
+        let home = ("HOME", "/home/me");
+        assert_eq!(folder(&[]), None);
+        assert_eq!(folder(&[home]), Some("/home/me/.cache/gpu-await".into()));
+        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "/var/c")]), Some("/var/c/gpu-await".into()));
+        let relative = ("XDG_CACHE_HOME", "c");
+        assert_eq!(folder(&[home, relative]), Some("/home/me/.cache/gpu-await".into()));
+        assert_eq!(folder(&[home, (VARIABLE, "/x")]), Some("/x".into()));
+        assert_eq!(folder(&[home, (VARIABLE, "")]), None);
+    }
+}
