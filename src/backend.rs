@@ -268,6 +268,10 @@ pub(crate) trait Backend:
     }
     /// Says that the device is lost: what the backend owns is left where it is.
     fn abandon(&self) {}
+
+    /// Readies a thread of this crate for the code of others: makes the device's context current, and calls no part of
+    /// captures of other threads.
+    fn ready_thread(&self) {}
     /// Runs one command of a backend without threads; false if none is ready.
     fn step(&self, _choose: usize) -> bool {
         false

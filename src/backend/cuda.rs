@@ -257,6 +257,13 @@ impl Backend for CudaBackend {
         self.context.clone().map(|context| context as Arc<dyn Any + Send + Sync>)
     }
 
+    fn ready_thread(&self) {
+        // Refused, the code finds no context, as it would on any other thread.
+        self.api.set_context(self.raw_context).ok();
+        // For good: the thread is ours.
+        std::mem::forget(self.api.relax());
+    }
+
     fn abandon(&self) {
         // ORDERING: Relaxed: read when the last reference is gone, which orders it.
         self.abandoned.store(true, Ordering::Relaxed);
@@ -308,7 +315,10 @@ impl Drop for CudaBackend {
                 api.destroy_pool(pool as Handle).ok();
             }
             drop(ManuallyDrop::into_inner(context));
-            if let Ok(before) = before {
+            // This one may be gone, and is current still if it was before.
+            if let Ok(before) = before
+                && before != raw_context
+            {
                 api.set_context(before).ok();
             }
         };

@@ -152,6 +152,10 @@ impl Backend for Wrapper {
         }
     }
 
+    fn ready_thread(&self) {
+        self.inner.ready_thread();
+    }
+
     fn abandon(&self) {
         self.inner.abandon();
     }

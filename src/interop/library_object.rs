@@ -47,25 +47,23 @@ impl<T: Send + 'static> Drop for LibraryObject<T> {
         if exit::begun() || engine.lost().is_some() {
             return std::mem::forget(object);
         }
-        let owner = Box::new(InContext { engine: engine.clone(), object: Some(object) });
+        let owner = Box::new(Remains { engine: engine.clone(), object: Some(object) });
         let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner };
         engine.retire_behind_all(what, UserList::new());
     }
 }
 
-struct InContext<T> {
+/// Destroyed, on the reaper's thread, if its device still works by then.
+struct Remains<T> {
     engine: Arc<Engine>,
     object: Option<T>,
 }
 
-impl<T> Drop for InContext<T> {
+impl<T> Drop for Remains<T> {
     fn drop(&mut self) {
-        let mut object = self.object.take();
-        if !exit::begun() && self.engine.lost().is_none() {
-            in_context(&self.engine, || drop(object.take())).ok();
+        if exit::begun() || self.engine.lost().is_some() {
+            std::mem::forget(self.object.take());
         }
-        // On a device that does not work it stays.
-        std::mem::forget(object);
     }
 }
 

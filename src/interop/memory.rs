@@ -28,8 +28,9 @@ impl Device {
     /// the process.
     ///
     /// # Ownership
-    /// `owner` keeps the memory. It is dropped on a thread of this crate when the buffer is gone and every use of it
-    /// is complete, or the device is lost and runs nothing any more; at the end of the process it is leaked.
+    /// `owner` keeps the memory. It is dropped on a thread of this crate, with the device's context current, when the
+    /// buffer is gone and every use of it is complete, or the device is lost and runs nothing any more; at the end of the
+    /// process it is leaked.
     ///
     /// # Errors
     /// [`ErrorDetail::BadMemory`]: an address that the driver does not know as device memory, that is not aligned

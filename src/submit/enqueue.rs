@@ -140,8 +140,9 @@ impl<'a, P> Uses<'a, P> {
 
     /// Keeps `value` until the work is complete: a plan, a workspace, a handle.
     ///
-    /// It is dropped on a thread of this crate, also if the call fails after it began, and after the loss of
-    /// the device once nothing runs there any more. It may be a handle of the device itself. Host memory that the work touches is [lent](Self::lends) instead.
+    /// It is dropped on a thread of this crate with the device's context current, also if the call fails after it began,
+    /// and after the loss of the device once nothing runs there any more. It may be a handle of the device itself. Host memory
+    /// that the work touches is [lent](Self::lends) instead.
     pub fn keeps(mut self, value: impl Send + 'static) -> Self {
         self.footprint.keeps(Box::new(value));
         self

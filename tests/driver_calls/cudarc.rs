@@ -1,5 +1,9 @@
 //! cudarc's types, in and out, over one driver.
 
+use std::sync::mpsc::{Sender, channel};
+
+use cudarc::driver::result::ctx::get_current;
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, DevicePtr, DeviceSlice};
 use gpu_await::{Completion, Device, DeviceKind, ErrorDetail, Uses};
 
@@ -35,6 +39,46 @@ fn a_device_of_their_context() {
         super::eventually("the device goes", || driver.live("stream") == 0);
         // The context is still theirs.
         assert_eq!(context.default_stream().clone_dtoh(&slice).unwrap(), [3.0; 100]);
+    });
+}
+
+/// What is current, and how its thread's calls meet captures, where it is dropped.
+struct Noticing(Sender<(usize, CUstreamCaptureMode)>);
+
+impl Drop for Noticing {
+    fn drop(&mut self) {
+        let context = get_current().unwrap().map_or(0, |context| context as usize);
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a live mode.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().unwrap();
+        self.0.send((context, mode)).unwrap();
+    }
+}
+
+/// Another library's values may need it to go.
+#[test]
+fn what_was_kept_is_dropped_in_the_context() {
+    async_under_the_stand_in(async |_driver| {
+        let device = device_with(Completion::Adaptive);
+        let context = device.cudarc_context().unwrap().cu_ctx() as usize;
+        let stream = device.stream().unwrap();
+        let (noticed, drops) = channel();
+        let noticing = || Noticing(noticed.clone());
+        let x = stream.full(10, 1u32).queued().unwrap();
+        // SAFETY: `x` outlives it, and nobody else uses it.
+        let adopted =
+            unsafe { device.adopt_memory::<u32>(x.device_ptr(), 10, noticing()) }.unwrap();
+        drop(adopted);
+        let uses = Uses::new("keeps").keeps(noticing());
+        // SAFETY: nothing is put on the stream.
+        let op = unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) };
+        soon(op).await.unwrap();
+        let value = noticing();
+        drop(stream.host_fn(move || value));
+        for _ in 0..3 {
+            let seen = drops.recv_timeout(super::SOON).unwrap();
+            assert_eq!(seen, (context, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
+        }
     });
 }
 

@@ -102,9 +102,16 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// Does something on the reaper's thread, behind the drops sent before.
+    /// Does something on the reaper's thread, behind the drops sent before, with the device's context current: what is
+    /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
-        self.reaper.send(task);
+        let backend = self.backend.clone();
+        self.reaper.send(move || {
+            if let Some(_in_driver) = ExitGuard::in_driver() {
+                backend.ready_thread();
+            }
+            task();
+        });
         self.call_for_left();
     }
 }
