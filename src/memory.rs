@@ -77,6 +77,8 @@ pub struct MemoryInfo {
 
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
+        // What was freed behind work that nobody waits for is known to be free when somebody asks.
+        engine.streams().iter().for_each(StreamState::ask_after_all);
         let reach = Reach::of(engine)?;
         engine.collect_freed();
         let (figures, room) = {

@@ -226,3 +226,43 @@ fn a_loan_of_a_stream_ends() {
         assert_eq!(fill(), ["cuMemsetD8Async"]);
     });
 }
+
+/// As the Python extension does: a share of a buffer, exported, and dropped by the consumer while its work is under way;
+/// nobody asks for anything afterwards.
+#[test]
+fn a_share_that_was_exported_is_freed() {
+    const LEN: usize = 1 << 20;
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let context = device.cudarc_context().unwrap();
+            let stream = device.stream().unwrap();
+            let theirs = context.new_stream().unwrap();
+            let mut work = theirs.alloc_zeros::<u8>(100).unwrap();
+            soon(stream.host_fn(|| ())).await.unwrap();
+            let before = driver.live("memory");
+            for _ in 0..3 {
+                let buffer = std::sync::Arc::new(stream.full(LEN, 1.0f32).queued().unwrap());
+                let (ptr, owner) = (buffer.device_ptr(), buffer.clone());
+                // SAFETY: the owner keeps the memory, whose writer is on the stream.
+                let share = unsafe { stream.adopt_memory::<f32>(ptr, LEN, owner) }.unwrap();
+                let number = Some(theirs.cu_stream() as i64);
+                // SAFETY: the stream lives as long as the test.
+                let consumer =
+                    unsafe { gpu_await::DlpackConsumer::from_argument(&device, number) }.unwrap();
+                let tensor = share.into_dlpack(&[LEN], consumer).unwrap();
+                let held = driver.hold();
+                theirs.memset_zeros(&mut work).unwrap();
+                drop(tensor);
+                drop(buffer);
+                // The reaper has marked the end by then.
+                let marked = || driver.names().iter().any(|name| name == "cuCtxRecordEvent");
+                super::eventually("the end is marked", marked);
+                drop(held);
+                super::eventually("it is freed", || driver.live("memory") == before);
+                super::eventually("that is known", || device.memory().unwrap().used_bytes == 0);
+                driver.clear();
+            }
+        }
+    });
+}
