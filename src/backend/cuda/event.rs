@@ -1,6 +1,7 @@
 //! The driver's calls, by noun: an event.
 
 use super::api::{Handle, IpcHandle};
+use super::exclusive::Exclusive;
 use super::{CudaBackend, NOT_SUPPORTED, api, driver, event_handle, query, stream_handle};
 use crate::backend::{DriverResult, EventCalls, EventOptions, Query, RawEvent, RawStream};
 use crate::error::DriverCode;
@@ -16,6 +17,7 @@ impl EventCalls for CudaBackend {
         let flags = flag(options.blocking_sync, BLOCKING_SYNC)
             | flag(!options.timing, DISABLE_TIMING)
             | flag(options.interprocess, INTERPROCESS);
+        let _exclusive = Exclusive::begin();
         let mut event: Handle = std::ptr::null_mut();
         driver!(self.cuEventCreate(&raw mut event, flags))?;
         Ok(RawEvent(event as u64))

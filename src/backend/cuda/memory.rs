@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::api::{Handle, Memcpy2d};
+use super::exclusive::Exclusive;
 use super::standstill::Standstill;
 use super::{CudaBackend, driver, stream_handle};
 use crate::backend::{
@@ -84,6 +85,7 @@ impl MemoryCalls for CudaBackend {
         const PORTABLE_AND_MAPPED: u32 = 1 | 2;
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
+        let _exclusive = Exclusive::begin();
         let host = ptr.0 as *mut c_void;
         driver!(self.cuMemHostRegister_v2(host, bytes, PORTABLE_AND_MAPPED))?;
         let mut device = 0;
@@ -99,6 +101,7 @@ impl MemoryCalls for CudaBackend {
 
     unsafe fn unregister(&self, ptr: HostPtr) -> DriverResult<()> {
         let _standstill = Standstill::begin();
+        let _exclusive = Exclusive::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         driver!(self.cuMemHostUnregister(ptr.0 as *mut c_void))

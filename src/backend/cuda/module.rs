@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_int, c_void};
 
 use super::api::Handle;
+use super::exclusive::Exclusive;
 use super::launch_ex::{Attribute, RawConfig};
 use super::standstill::Standstill;
 use super::{CudaBackend, NOT_FOUND, NOT_SUPPORTED, api, driver, stream_handle};
@@ -51,6 +52,7 @@ impl ModuleCalls for CudaBackend {
         const ERROR_LOG: c_int = 5;
         const ERROR_LOG_BYTES: c_int = 6;
         let _standstill = Standstill::begin();
+        let _exclusive = Exclusive::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         let mut buffer = vec![0_u8; 16 << 10];
@@ -73,6 +75,7 @@ impl ModuleCalls for CudaBackend {
 
     unsafe fn unload(&self, module: RawModule) -> DriverResult<()> {
         let _standstill = Standstill::begin();
+        let _exclusive = Exclusive::begin();
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
         driver!(self.cuModuleUnload(module.0 as Handle))

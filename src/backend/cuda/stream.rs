@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::api::Handle;
+use super::exclusive::Exclusive;
 use super::{CudaBackend, NON_BLOCKING, driver, event_handle, query, stream_handle};
 use crate::backend::{
     DevicePtr, DriverResult, HostCallback, Query, RawEvent, RawStream, StreamCalls, StreamInfo,
@@ -14,6 +15,7 @@ impl StreamCalls for CudaBackend {
         let flags = if options.blocking { 0 } else { NON_BLOCKING };
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
+        let _exclusive = Exclusive::begin();
         let mut stream: Handle = std::ptr::null_mut();
         driver!(self.cuStreamCreateWithPriority(&raw mut stream, flags, options.priority))?;
         Ok(RawStream(stream as u64))

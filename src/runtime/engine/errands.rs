@@ -105,9 +105,12 @@ impl<S: DeviceStream> Engine<S> {
     /// Does something on the reaper's thread, behind the drops sent before, with the device's context current: what is
     /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
-        let backend = self.backend.clone();
+        let (backend, state) = (self.backend.clone(), self.state.clone());
         self.reaper.send(move || {
-            if let Some(_in_driver) = ExitGuard::in_driver() {
+            // A lost device's driver is left alone.
+            if state.lost().is_none()
+                && let Some(_in_driver) = ExitGuard::in_driver()
+            {
                 backend.ready_thread();
             }
             task();
