@@ -57,7 +57,7 @@ impl Chain {
         ok(unsafe { sys::cuGraphCreate(&raw mut graph, 0) });
         for _ in 0..nodes {
             let before = chain.nodes.last().copied();
-            let before = before.as_ref().map_or(&[][..], std::slice::from_ref);
+            let before = before.as_slice();
             let mut node = std::ptr::null_mut();
             chain.with_params(1.5, |params| {
                 // SAFETY: the node in front is the graph's, and the parameters are live.

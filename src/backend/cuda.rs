@@ -23,6 +23,7 @@
 
 mod api;
 mod event;
+mod exclusive;
 mod launch_ex;
 pub(crate) mod library;
 mod memory;
@@ -184,8 +185,9 @@ impl CudaBackend {
         Ok(Bound { api: self.api, restore })
     }
 
-    /// As [`bind`](Self::bind) where the stream is the context's and not one of its own.
+    /// Before something is put on a stream: as [`bind`](Self::bind) where that is the context's and not one of its own.
     fn bind_for(&self, stream: RawStream) -> DriverResult<Option<Bound>> {
+        exclusive::give_way();
         if stream.0 > RawStream::PER_THREAD.0 { Ok(None) } else { self.bind().map(Some) }
     }
 }
