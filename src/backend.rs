@@ -1,7 +1,7 @@
 //! The one seam: what a device must be able to do.
 //!
 //! [`Backend`] mirrors driver calls, one function a call, by noun ([`StreamCalls`], [`EventCalls`], [`MemoryCalls`],
-//! [`ModuleCalls`]), and validates nothing; the layer above
+//! [`ModuleCalls`], [`GraphCalls`]), and validates nothing; the layer above
 //! ([`submit`](crate::submit)) validates once. There are three implementations: [`cuda`] drives
 //! NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] records calls of either and injects
 //! faults.
@@ -11,6 +11,7 @@ pub(crate) mod cuda;
 mod event;
 #[cfg(feature = "test-util")]
 pub(crate) mod fault;
+mod graph;
 pub(crate) mod host;
 mod memory;
 mod module;
@@ -23,11 +24,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use event::EventCalls;
+pub(crate) use graph::{GraphCalls, NodeLaunch, RawGraph};
 pub(crate) use memory::MemoryCalls;
 pub(crate) use module::ModuleCalls;
 pub(crate) use stream::StreamCalls;
 pub use twin::Grid;
-pub(crate) use twin::{ArgBlock, HostTwin};
+pub(crate) use twin::{ArgBlock, ArgPointers, HostTwin};
 
 use crate::error::{DriverCode, LossCause};
 
@@ -183,7 +185,7 @@ pub(crate) enum Function {
 }
 
 /// How a kernel is launched, already validated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LaunchShape {
     pub(crate) grid: Grid,
     pub(crate) cooperative: bool,
@@ -256,7 +258,7 @@ impl RowCopy {
 /// has reached the command; a callback's `data` is valid whenever it may run. Calls may be made
 /// from any thread, also while others are under way.
 pub(crate) trait Backend:
-    StreamCalls + EventCalls + MemoryCalls + ModuleCalls + Send + Sync + 'static
+    StreamCalls + EventCalls + MemoryCalls + ModuleCalls + GraphCalls + Send + Sync + 'static
 {
     fn kind(&self) -> DeviceKind;
     fn ordinal(&self) -> usize;

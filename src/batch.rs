@@ -3,6 +3,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`queue`] | the verbs, and what a closure sees of the stream |
+//! | [`region`] | what a batch remembers that is replayed |
 //! | [`fill`] | new memory, and filling it |
 //! | [`transfer`] | copies of parts and rows |
 //! | [`peer`] | copies between devices |
@@ -13,6 +14,7 @@
 mod fill;
 pub(crate) mod peer;
 pub(crate) mod queue;
+pub(crate) mod region;
 pub(crate) mod settle;
 pub(crate) mod source;
 pub(crate) mod transfer;

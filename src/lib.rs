@@ -109,6 +109,7 @@ pub use bytemuck;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use batch::queue::Queue;
+pub use batch::region::{Region, Report};
 pub use batch::settle::{Lent, Settle};
 pub use batch::source::Source;
 #[cfg(feature = "blas")]

@@ -341,6 +341,11 @@ impl Stream {
         &self.home
     }
 
+    /// The stream and what keeps it.
+    pub(crate) fn handle(&self) -> &Arc<StreamHandle> {
+        &self.state
+    }
+
     #[track_caller]
     pub(crate) fn queue(&self) -> Queue<'_> {
         Queue::new(&self.state, &self.home, self.refused.as_ref(), self.lease.as_deref())

@@ -19,9 +19,13 @@
 //! 3. What another device made is refused before the first driver call, unless it is documented to work
 //!    (`handles_of_another_device_are_refused`).
 
+mod code;
 mod devices;
+mod edges;
 mod enqueue;
 mod footprint;
+mod graph;
+mod list;
 mod loan;
 mod name;
 mod raw;
@@ -29,10 +33,14 @@ mod raw;
 use std::panic::Location;
 use std::sync::Arc;
 
+pub(crate) use self::code::KernelCode;
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
+pub(crate) use self::edges::Edge;
 pub(crate) use self::enqueue::OpenUses;
 pub use self::enqueue::{Append, RawQueue, Uses};
 pub(crate) use self::footprint::Footprint;
+pub(crate) use self::graph::Graph;
+pub(crate) use self::list::{List, Node, submit_listed};
 pub(crate) use self::loan::SubmitError;
 use self::name::Name;
 pub(crate) use self::raw::{Raw, Refusal};
@@ -91,7 +99,7 @@ pub(crate) fn submit<R>(
             };
             access.memory.with_hazards(enter);
         }
-        let raw = Raw { stream: turn.stream, backend: &*engine.backend, raw: stream.raw() };
+        let raw = Raw::of(turn);
         let result = calls(&raw);
         // Nobody takes it back before the ticket is published. Without memory nothing has used it.
         if !footprint.lent.is_empty() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {

@@ -70,6 +70,8 @@ mod memory;
 mod order;
 #[path = "driver_calls/peers.rs"]
 mod peers;
+#[path = "driver_calls/replay.rs"]
+mod replay;
 #[path = "driver_calls/shared.rs"]
 mod shared;
 #[path = "driver_calls/staged.rs"]
@@ -241,11 +243,11 @@ fn my_names(driver: &StandIn) -> Vec<String> {
 
 /// What lives in the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Live([(&'static str, i64); 7]);
+struct Live([(&'static str, i64); 8]);
 
 impl Live {
-    const KINDS: [&'static str; 7] =
-        ["stream", "event", "memory", "registered", "module", "pool", "context"];
+    const KINDS: [&'static str; 8] =
+        ["stream", "event", "memory", "registered", "module", "graph", "pool", "context"];
 
     /// When everything that was put on streams is complete: what is freed there lives until then.
     fn settled(driver: &StandIn) -> Live {

@@ -533,6 +533,8 @@ const PLAIN: &[&str] = &[
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
 const CALL_NO_DRIVER: &[&str] = &[
+    "Region::new",
+    "Region::report",
     "Fft::complex",
     "Fft::real",
     "FftBuilder::batch",

@@ -24,10 +24,12 @@
 mod api;
 mod event;
 mod exclusive;
+mod graph;
 mod launch_ex;
 pub(crate) mod library;
 mod memory;
 mod module;
+mod node_params;
 pub(crate) mod nvrtc;
 pub(crate) mod standstill;
 mod stream;

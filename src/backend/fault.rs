@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 
 use super::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, EventCalls, EventOptions, Function,
-    Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryAt, MemoryCalls,
-    ModuleCalls, Pattern, PoolInfo, Query, RawEvent, RawFunction, RawModule, RawStream, RowCopy,
-    StreamCalls, StreamInfo, StreamOptions,
+    GraphCalls, Grid, HostCallback, HostPtr, KernelAttributes, LaunchShape, Limits, MemoryAt,
+    MemoryCalls, ModuleCalls, NodeLaunch, Pattern, PoolInfo, Query, RawEvent, RawFunction,
+    RawGraph, RawModule, RawStream, RowCopy, StreamCalls, StreamInfo, StreamOptions,
 };
 use crate::error::image::ParamLayout;
 use crate::error::{DriverCode, LossCause};
@@ -197,6 +197,15 @@ impl StreamCalls for Wrapper {
         #[contract] fn write_word(&self, stream: RawStream, word: DevicePtr, value: u64) -> DriverResult<()>;
         #[contract] fn host_fn(&self, stream: RawStream, callback: HostCallback, data: *mut c_void) -> DriverResult<()>;
         #[contract] fn foreign(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<()>;
+    }
+}
+
+impl GraphCalls for Wrapper {
+    watched! {
+        #[contract] fn graph_compile(&self, nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>, edges: &[(u32, u32)]) -> DriverResult<RawGraph>;
+        #[contract] fn graph_set(&self, graph: &RawGraph, changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>) -> DriverResult<()>;
+        #[contract] fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;
+        #[contract] fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()>;
     }
 }
 

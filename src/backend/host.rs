@@ -20,9 +20,11 @@
 //! |---|---|
 //! | [`queue`] | when a command runs: streams, events, full queues |
 //! | [`run`] | what it does |
+//! | [`graph`] | launches that are kept |
 //! | [`memory`] | what it may touch |
 //! | [`state`] | what streams and events remember |
 
+mod graph;
 mod memory;
 mod queue;
 mod run;

@@ -47,10 +47,13 @@ pub(crate) type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 /// Arguments of a kernel: a signature has at most so many.
 const MOST_ARGS: usize = 12;
 
+/// Pointers to a kernel's arguments, in order.
+pub(crate) type ArgPointers = [*mut std::ffi::c_void; MOST_ARGS];
+
 /// The arguments of one launch: values in 8-byte words, one slot an argument.
 ///
 /// The driver wants an array of pointers to the values; the twin reads the slots.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct ArgBlock {
     words: SmallVec<[u64; 24]>,
@@ -58,7 +61,7 @@ pub struct ArgBlock {
 }
 
 /// Where an argument lies, and how much memory it names.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArgSlot {
     /// Index of its first word.
     pub(crate) word: u32,
@@ -115,7 +118,7 @@ impl ArgBlock {
 
     /// Pointers to the values, in order, as `cuLaunchKernel` wants them; valid while `self` is
     /// neither changed nor moved.
-    pub(crate) fn pointers(&self) -> [*mut std::ffi::c_void; MOST_ARGS] {
+    pub(crate) fn pointers(&self) -> ArgPointers {
         let mut pointers = [std::ptr::null_mut(); MOST_ARGS];
         for (index, slot) in self.slots.iter().enumerate() {
             let word: *const u64 = &self.words[slot.word as usize];

@@ -18,6 +18,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
+use crate::batch::region::Run;
 use crate::batch::settle::{Lent, Settle, Settled};
 use crate::batch::source::{Pool, Source, copied};
 use crate::device::home::Home;
@@ -49,6 +50,8 @@ pub struct Queue<'s> {
     refused: Option<&'s Error>,
     /// Who is to know of each ticket.
     lease: Option<&'s Lease>,
+    /// Where launches are written down first.
+    run: Option<&'s Run<'s>>,
     /// Where the user opened it.
     pub(super) at: &'static Location<'static>,
     not_send: PhantomData<*const ()>,
@@ -63,7 +66,13 @@ impl<'s> Queue<'s> {
         lease: Option<&'s Lease>,
     ) -> Self {
         let at = Location::caller();
-        Queue { stream, home, last: Cell::new(0), refused, lease, at, not_send: PhantomData }
+        let (last, run) = (Cell::new(0), None);
+        Queue { stream, home, last, refused, lease, run, at, not_send: PhantomData }
+    }
+
+    /// One whose launches are written to the lists of a run.
+    pub(crate) fn listing(self, run: &'s Run<'s>) -> Self {
+        Queue { run: Some(run), ..self }
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
@@ -141,10 +150,14 @@ impl<'s> Queue<'s> {
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.clone()).into());
         }
-        if self.last.get() != 0 {
-            self.stream.release(self.last.get());
-        }
-        let submitted = submit(self.stream, self.at, footprint, commands, calls);
+        let run = self.run.filter(|run| run.is_open() || footprint.can_be_listed());
+        let submitted = match run {
+            Some(run) => self.submit_in(run, footprint, commands, calls),
+            None => {
+                self.release_last();
+                submit(self.stream, self.at, footprint, commands, calls)
+            }
+        };
         if let Some(lease) = self.lease {
             match &submitted {
                 Ok((ticket, _)) => lease.submitted(*ticket),
@@ -154,6 +167,32 @@ impl<'s> Queue<'s> {
         let (ticket, value) = submitted?;
         self.last.set(ticket);
         Ok((ticket, value))
+    }
+
+    /// Writes the operation down if it can be, and else submits it behind what was.
+    fn submit_in<R>(
+        &self,
+        run: &Run<'_>,
+        footprint: &mut Footprint<'_>,
+        commands: u32,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    ) -> Result<(u64, R), SubmitError> {
+        if footprint.can_be_listed() && !self.stream.engine().options.verify {
+            if !run.is_open() {
+                self.release_last();
+            }
+            return run.write(footprint, calls);
+        }
+        run.submit();
+        self.release_last();
+        submit(self.stream, self.at, footprint, commands, calls)
+    }
+
+    /// Gives up the last operation's marker: another follows.
+    fn release_last(&self) {
+        if self.last.get() != 0 {
+            self.stream.release(self.last.get());
+        }
     }
 
     /// See [`Stream::upload`](crate::Stream::upload).

@@ -20,6 +20,7 @@ mod for_others;
 mod freed;
 mod handle;
 mod lent;
+mod listed;
 mod look;
 mod markers;
 mod poll;
@@ -38,13 +39,12 @@ use self::freed::Freed;
 pub(crate) use self::handle::StreamHandle;
 use self::lent::LentMemory;
 pub(crate) use self::lent::{Callback, LentBlock, Payload};
+use self::markers::Markers;
 pub(crate) use self::poll::WaitState;
 use self::submitter::Submitter;
-pub(crate) use self::submitter::Turn;
-use super::counted::{Counted, Length};
+pub(crate) use self::submitter::{Listed, Turn};
+use super::counted::Counted;
 use super::engine::Engine;
-use super::event_pool::EventHandle;
-use super::marker::Marker;
 use super::progress::Progress;
 use super::protocol::cadence;
 use super::protocol::estimator::Estimator;
@@ -99,6 +99,8 @@ pub(crate) struct StreamState {
     /// The highest ticket behind which a doorbell was armed.
     armed: AtomicU64,
     pace: Pace,
+    /// The ticket of the open list; 0 if there is none.
+    listed: AtomicU64,
     /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
     /// device that does.
     foreign: Mutex<Vec<(u64, Point)>>,
@@ -136,19 +138,6 @@ struct Pace {
     estimator: Mutex<Estimator>,
     /// Whether all work that it remembers is short.
     is_short: AtomicBool,
-}
-
-/// Points behind which an event was recorded, and events to be used again.
-#[derive(Default)]
-struct Markers {
-    queue: VecDeque<Marker>,
-    spare: Vec<EventHandle>,
-}
-
-impl Length for Markers {
-    fn length(&self) -> usize {
-        self.queue.len()
-    }
 }
 
 impl StreamState {
@@ -259,6 +248,7 @@ impl StreamState {
             deserted: AtomicBool::new(false),
             armed: AtomicU64::new(0),
             pace: Pace::default(),
+            listed: AtomicU64::new(0),
             foreign: Mutex::default(),
         });
         engine.add_stream(&stream);

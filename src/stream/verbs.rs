@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use crate::batch::queue::Queue;
+use crate::batch::region::{Region, Run};
 use crate::batch::settle::Settle;
 use crate::batch::source::Source;
 use crate::device::Device;
@@ -102,6 +103,55 @@ verbs! {
     pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
         let queue = self.queue();
         let result = work(&queue);
+        queue.finish(result)
+    }
+
+    /// [`batch`](Stream::batch) with a memory: what the closure launches is written to lists, and a list whose shape came
+    /// before is launched as one graph, with the arguments that changed set anew.
+    ///
+    /// The closure runs each time; results, ordering, errors and the value are those of a batch. Its **shape** is the kernels, in
+    /// their order, and which of them have to wait for which: arguments, lengths and launch configurations may differ. A
+    /// list ends where something else than a launch is put on the stream, with a kernel that runs for the
+    /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters.
+    ///
+    /// Ready proves the same as that of a batch.
+    ///
+    /// # Errors
+    /// As [`batch`](Stream::batch); a launch that the driver refused when it came to that, behind the closure.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::Region;
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// # let axpy = gpu_await::kernels::axpy::load(&device).await?;
+    /// let (x, mut y) = (stream.full(100, 1.0f32).queued()?, stream.full(100, 0.0f32).queued()?);
+    /// let mut region = Region::new();
+    /// for n in 0..10 {
+    ///     let steps = stream.replay(&mut region, |q| {
+    ///         axpy.launch(q, n as f32, &x, &mut y)?;
+    ///         axpy.launch(q, 1.0, &x, &mut y)
+    ///     });
+    ///     steps.await?;
+    /// }
+    /// assert_eq!(stream.download(&y).await?[0], 55.0);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
+    pub fn replay<R: Settle>(
+        &self,
+        region: &mut Region,
+        work: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<R::Output> {
+        let run = Run::new(self.handle(), std::mem::take(region));
+        let queue = self.queue().listing(&run);
+        let result = work(&queue);
+        run.submit();
+        *region = run.take_region();
+        let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
         queue.finish(result)
     }
 

@@ -563,6 +563,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
 
     // ---- verbs ----------------------------------------------------------------------------
     both!(refuses "Stream::batch" "Device::batch", s => s.batch(|q| q.zeros::<u8>(1)).queued());
+    both!(refuses "Stream::replay" "Device::replay", s => s.replay(&mut gpu_await::Region::new(), |q| q.zeros::<u8>(1)).queued());
     both!(refuses "Stream::timed" "Device::timed", s => s.timed(|q| q.zeros::<u8>(1)).submitted());
     both!(refuses "Stream::upload" "Device::upload", s => s.upload(vec![1u8; 10]).queued());
     both!(refuses "Stream::upload" "Device::upload", s, p = pinned()? => s.upload(p).queued());

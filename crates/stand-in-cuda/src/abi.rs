@@ -133,6 +133,11 @@ impl Out<c_char> {
 pub(crate) struct Array<T>(*mut T);
 
 impl<T: Copy> Array<T> {
+    /// One that a C caller put into a struct.
+    pub(crate) fn of(elements: *const T) -> Self {
+        Array(elements.cast_mut())
+    }
+
     /// Whether the caller gave none.
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()

@@ -108,7 +108,7 @@ pub(crate) extern "C" fn standin_misuse_copy(buffer: Out<c_char>, capacity: usiz
     text.len()
 }
 
-/// Counts what lives: "stream", "event", "memory", "registered", "module", "pool" (of those made),
+/// Counts what lives: "stream", "event", "memory", "registered", "module", "graph", "pool" (of those made),
 /// "context" (retains),
 /// "command" (not complete, on devices that are not lost). -1: no such kind.
 ///
@@ -127,6 +127,7 @@ pub(crate) extern "C" fn standin_live(kind: Text) -> i64 {
         "memory" => world.memory.live_allocations(),
         "registered" => world.memory.live_registrations(),
         "module" => world.modules.len(),
+        "graph" => world.graphs.len() + world.execs.len(),
         "pool" => world.pools_made(),
         "command" => {
             let devices = &world.devices;

@@ -88,6 +88,7 @@ pub(crate) enum Command {
 }
 
 /// A kernel launch.
+#[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) entry: String,
     pub(crate) module: Handle,
@@ -185,6 +186,11 @@ impl Stream {
     /// Whether it waits for another stream.
     pub(crate) fn waits(&self) -> bool {
         matches!(self.queue.front(), Some(Command::Wait(_)))
+    }
+
+    /// Whether it ran so many commands.
+    pub(crate) fn has_run(&self, count: u64) -> bool {
+        self.completed >= count
     }
 
     /// Commands that are not complete.

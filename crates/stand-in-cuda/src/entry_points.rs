@@ -6,6 +6,7 @@ use crate::abi::{Code, Out, Text, code};
 use crate::copy_calls::*;
 use crate::device_calls::*;
 use crate::event_calls::*;
+use crate::graph_calls::*;
 use crate::kernel_calls::*;
 use crate::memory_calls::*;
 use crate::module_calls::*;
@@ -49,6 +50,8 @@ entry_points! {
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyAvailableDynamicSMemPerBlock
     cuOccupancyMaxActiveClusters
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
+    cuGraphCreate cuGraphAddKernelNode_v2 cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2
+    cuGraphLaunch cuGraphExecDestroy cuGraphDestroy
     cuGetErrorName cuGetErrorString cuGetProcAddress_v2
 }
 

@@ -110,34 +110,46 @@ unsafe fn launch(
     };
     call(name, label, |mut world| {
         let (key, device) = world.live_stream(stream)?;
-        let loaded = world.live_function(function)?;
-        let (module, entry, most_shared) =
-            (loaded.module, loaded.entry.name.clone(), loaded.max_dynamic_shared_bytes);
-        if loaded.device != device {
-            world.journal.misuse(format!("{entry} was launched on a stream of another context"));
-            return Err(code::INVALID_HANDLE);
-        }
         if has_extra {
             return Err(code::NOT_SUPPORTED);
         }
-        check_dimensions(grid, block)?;
-        if shared_mem_bytes > most_shared {
-            return Err(code::INVALID_VALUE);
-        }
+        let size = (grid, block, shared_mem_bytes);
+        let prepared = prepare(&mut world, device, function, size, arguments.clone()?)?;
         if let Some(cluster) = cluster {
             check_cluster(grid, cluster)?;
         }
         if cooperative {
             check_fits(grid, block, shared_mem_bytes)?;
         }
-        let arguments = arguments.clone()?;
-        let mut places = Vec::new();
-        for argument in &arguments {
-            places.extend(pointed_to(&mut world, argument));
-        }
-        world.submit(key, Command::Kernel(Launch { entry, module, arguments, places }));
+        world.submit(key, Command::Kernel(prepared));
         Ok(())
     })
+}
+
+/// Checks a launch on a stream of `device`.
+pub(crate) fn prepare(
+    world: &mut World,
+    device: usize,
+    function: Handle,
+    (grid, block, shared_mem_bytes): ([u32; 3], [u32; 3], u32),
+    arguments: Vec<Vec<u8>>,
+) -> Outcome<Launch> {
+    let loaded = world.live_function(function)?;
+    let (module, entry, most_shared) =
+        (loaded.module, loaded.entry.name.clone(), loaded.max_dynamic_shared_bytes);
+    if loaded.device != device {
+        world.journal.misuse(format!("{entry} was launched on a stream of another context"));
+        return Err(code::INVALID_HANDLE);
+    }
+    check_dimensions(grid, block)?;
+    if shared_mem_bytes > most_shared {
+        return Err(code::INVALID_VALUE);
+    }
+    let mut places = Vec::new();
+    for argument in &arguments {
+        places.extend(pointed_to(world, argument));
+    }
+    Ok(Launch { entry, module, arguments, places })
 }
 
 /// Copies the arguments, as the driver does during the call. Their number and sizes are the entry's
@@ -145,7 +157,7 @@ unsafe fn launch(
 ///
 /// # Safety
 /// As for [`cuLaunchKernel`].
-unsafe fn copy_arguments(
+pub(crate) unsafe fn copy_arguments(
     function: Handle,
     parameters: &Array<*const c_void>,
 ) -> Outcome<Vec<Vec<u8>>> {

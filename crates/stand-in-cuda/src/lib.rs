@@ -23,6 +23,7 @@ mod device_calls;
 mod engine;
 mod entry_points;
 mod event_calls;
+mod graph_calls;
 mod journal;
 mod kernel_calls;
 mod memory;

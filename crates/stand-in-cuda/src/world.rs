@@ -8,7 +8,7 @@ use std::collections::btree_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{Address, Code, Handle, Outcome, code};
-use crate::engine::{Clock, Command, Point, Stream};
+use crate::engine::{Clock, Command, Launch, Point, Stream};
 use crate::journal::Journal;
 use crate::memory::{Memory, Owner, Place};
 
@@ -65,6 +65,8 @@ pub(crate) struct World {
     pools: BTreeMap<Handle, Pool>,
     pub(crate) modules: BTreeMap<Handle, Module>,
     pub(crate) functions: BTreeMap<Handle, Function>,
+    pub(crate) graphs: BTreeMap<Handle, Graph>,
+    pub(crate) execs: BTreeMap<Handle, Exec>,
     handles_given: usize,
     streams_made: u64,
     events_made: u64,
@@ -131,6 +133,22 @@ pub(crate) struct Function {
     pub(crate) max_dynamic_shared_bytes: u32,
 }
 
+/// A graph of launches, in the order in which they were added.
+pub(crate) struct Graph {
+    pub(crate) device: usize,
+    pub(crate) nodes: BTreeMap<Handle, Launch>,
+}
+
+/// One that can be launched.
+pub(crate) struct Exec {
+    pub(crate) device: usize,
+    /// Whose nodes its are.
+    pub(crate) graph: Handle,
+    pub(crate) nodes: BTreeMap<Handle, Launch>,
+    /// A stream, and how many commands that had behind the last launch.
+    pub(crate) last: Option<(Handle, u64)>,
+}
+
 impl World {
     const fn new() -> Self {
         World {
@@ -151,6 +169,8 @@ impl World {
             pools: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            execs: BTreeMap::new(),
             handles_given: 0,
             streams_made: 0,
             events_made: 0,
@@ -322,6 +342,61 @@ impl World {
         self.events_made += 1;
         self.events.insert(handle, Event { number: self.events_made, device, flags, last });
         handle
+    }
+
+    pub(crate) fn add_graph(&mut self, device: usize) -> Handle {
+        let handle = self.next_handle();
+        self.graphs.insert(handle, Graph { device, nodes: BTreeMap::new() });
+        handle
+    }
+
+    pub(crate) fn graph(&mut self, handle: Handle) -> Outcome<&mut Graph> {
+        if !self.graphs.contains_key(&handle) {
+            return Err(self.bad_handle("graph", handle));
+        }
+        self.graphs.get_mut(&handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn remove_graph(&mut self, handle: Handle) -> Outcome {
+        self.graph(handle)?;
+        self.graphs.remove(&handle);
+        Ok(())
+    }
+
+    pub(crate) fn add_node(&mut self, graph: Handle, launch: Launch) -> Outcome<Handle> {
+        let handle = self.next_handle();
+        self.graph(graph)?.nodes.insert(handle, launch);
+        Ok(handle)
+    }
+
+    pub(crate) fn add_exec(&mut self, exec: Exec) -> Handle {
+        let handle = self.next_handle();
+        self.execs.insert(handle, exec);
+        handle
+    }
+
+    pub(crate) fn exec(&mut self, handle: Handle) -> Outcome<&mut Exec> {
+        if !self.execs.contains_key(&handle) {
+            return Err(self.bad_handle("executable graph", handle));
+        }
+        self.execs.get_mut(&handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn remove_exec(&mut self, handle: Handle) {
+        self.execs.remove(&handle);
+    }
+
+    /// How many commands a stream was given so far.
+    pub(crate) fn submitted(&self, key: Handle) -> u64 {
+        self.streams.get(&key).map_or(0, |stream| stream.submitted)
+    }
+
+    /// Whether a stream ran so many commands, is gone, or never will.
+    pub(crate) fn is_reached(&self, key: Handle, count: u64) -> bool {
+        let stream = self.streams.get(&key);
+        stream.is_none_or(|stream| {
+            stream.has_run(count) || self.devices[stream.device].lost.is_some()
+        })
     }
 
     /// The module of this handle.

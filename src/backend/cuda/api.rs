@@ -8,6 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use super::launch_ex::RawConfig;
+use super::node_params::NodeParams;
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 
@@ -241,6 +242,13 @@ entry_points! {
         Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void
     );
     cuLaunchKernelEx(*const RawConfig, Handle, *mut *mut c_void, *mut *mut c_void);
+    cuGraphCreate(*mut Handle, u32);
+    cuGraphAddKernelNode_v2(*mut Handle, Handle, *const Handle, usize, *const NodeParams);
+    cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+    cuGraphExecKernelNodeSetParams_v2(Handle, Handle, *const NodeParams);
+    cuGraphLaunch(Handle, Handle);
+    cuGraphExecDestroy(Handle);
+    cuGraphDestroy(Handle);
     cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Handle, c_int, usize);
     cuOccupancyMaxActiveClusters(*mut c_int, Handle, *const RawConfig);
 }

@@ -35,6 +35,7 @@ pub(super) enum Command {
     Arrive { _everybody: Arc<Everybody> },
 }
 
+#[derive(Clone)]
 pub(super) struct Launch {
     pub(super) function: HostTwin,
     pub(super) kernel: Arc<str>,

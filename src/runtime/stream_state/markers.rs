@@ -1,15 +1,30 @@
 //! Markers of a stream: placing them, choosing their kind, finding the one behind a ticket.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::StreamState;
 use crate::error::{DriverCode, Result};
+use crate::runtime::counted::Length;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::marker::Marker;
 use crate::thread::role;
 use crate::thread::role::Role;
+
+/// Points behind which an event was recorded, and events to be used again.
+#[derive(Default)]
+pub(super) struct Markers {
+    pub(super) queue: VecDeque<Marker>,
+    pub(super) spare: Vec<EventHandle>,
+}
+
+impl Length for Markers {
+    fn length(&self) -> usize {
+        self.queue.len()
+    }
+}
 
 impl StreamState {
     /// Makes events before they are needed, so that the stream has `least`: beside threads that
@@ -56,6 +71,7 @@ impl StreamState {
     /// The ticket of what is on the stream now. If others put work there, or did so on a loan that ended, that
     /// is a fresh one behind theirs; it blocks while another submitter is in the driver.
     pub(crate) fn here(self: &Arc<Self>) -> u64 {
+        self.put_listed(u64::MAX);
         // Where no driver call may be made, what is known has to do.
         let silent = self.engine.lost().is_some() || role::current() != Role::Free;
         if silent || !(self.is_shared() || self.sharing.is_owed()) {
@@ -73,6 +89,7 @@ impl StreamState {
         if self.is_complete(ticket) {
             return;
         }
+        self.put_listed(ticket);
         if role::may_call_driver() {
             self.submission.want(self, ticket);
         } else {
@@ -86,6 +103,7 @@ impl StreamState {
         if self.is_complete(ticket) {
             return Ok(None);
         }
+        self.put_listed(ticket);
         if let Some(marker) = self.marker_behind(ticket) {
             return Ok(Some(marker));
         }

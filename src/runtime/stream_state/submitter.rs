@@ -1,11 +1,13 @@
 //! A submitter's turn: what may be done while the submission lock is held.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::freed::InOrder;
 use super::lent::LentMemory;
+use super::listed::{ListOwner, Lists};
 use super::{Payload, Point, StreamState, UNKNOWN};
 use crate::error::DriverCode;
 use crate::memory::point::Track;
@@ -43,6 +45,7 @@ pub(crate) struct Submitter {
     pub(crate) touched: bool,
     /// Up to which ticket this stream already waits for others; the last few of them.
     waited: VecDeque<(u64, u64)>,
+    lists: Lists<dyn Listed>,
 }
 
 impl Markable for Submitter {
@@ -95,6 +98,7 @@ impl Submitter {
             asked_at: 0,
             touched: false,
             waited: VecDeque::new(),
+            lists: Lists::new(),
         }
     }
 
@@ -175,6 +179,12 @@ impl Submitter {
     }
 }
 
+/// Operations in their order; see [`listed`](super::listed).
+pub(crate) trait Listed: Any + Send {
+    /// Makes their driver calls; returns how many. What is refused it remembers.
+    fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32;
+}
+
 /// A stream's submission lock, held: what a submitter may do.
 pub(crate) struct Turn<'t, 'l> {
     pub(crate) stream: &'t Arc<StreamState>,
@@ -182,10 +192,11 @@ pub(crate) struct Turn<'t, 'l> {
 }
 
 impl Turn<'_, '_> {
-    /// The ticket of the operation about to be submitted. If an `Op` still observes the tail, its
+    /// The ticket of the operation about to be submitted, behind a list that is open. If an `Op` still observes the tail, its
     /// marker goes in front of this one.
     #[inline]
     pub(crate) fn next_ticket(&mut self) -> u64 {
+        self.put_list();
         let tail = self.stream.submitted();
         if self.stream.progress.timeline.held() == Some(tail) {
             self.mark_tail();
@@ -323,6 +334,56 @@ impl Turn<'_, '_> {
         Ok(())
     }
 
+    /// Sees to it that the owner's list is the open one, and returns its ticket.
+    pub(crate) fn open_list(
+        &mut self,
+        owner: ListOwner,
+        fresh: impl FnOnce() -> Box<dyn Listed>,
+    ) -> u64 {
+        if !self.locked.state.lists.is_open_for(owner) {
+            // Puts another's on the stream.
+            let ticket = self.next_ticket();
+            self.locked.state.lists.open = Some((owner, fresh()));
+            self.stream.listed.store(ticket, Ordering::SeqCst);
+        }
+        self.stream.submitted() + 1
+    }
+
+    /// The open list.
+    pub(crate) fn list(&mut self) -> Option<&mut dyn Listed> {
+        self.locked.state.lists.open.as_mut().map(|(_, list)| &mut **list)
+    }
+
+    /// Takes the owner's open list, which has the next ticket: the caller publishes that.
+    pub(crate) fn take_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
+        let (_, list) = self.locked.state.lists.open.take_if(|(known, _)| *known == owner)?;
+        self.stream.listed.store(0, Ordering::SeqCst);
+        Some(list)
+    }
+
+    /// Takes one of the owner's lists that somebody else put on the stream.
+    pub(crate) fn fetch_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
+        self.locked.state.lists.fetch(owner)
+    }
+
+    /// Puts the open list on the stream, if there is one.
+    #[inline]
+    pub(super) fn put_list(&mut self) {
+        if self.locked.state.lists.open.is_some() {
+            self.put_open_list();
+        }
+    }
+
+    #[cold]
+    fn put_open_list(&mut self) {
+        let Some((owner, mut list)) = self.locked.state.lists.open.take() else { return };
+        self.stream.listed.store(0, Ordering::SeqCst);
+        let ticket = self.stream.submitted() + 1;
+        let commands = list.put(self);
+        self.publish(ticket, commands, true);
+        self.locked.state.lists.put.push((owner, list));
+    }
+
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
         // ORDERING: Relaxed: a statistic; before whoever takes the memory back subtracts it.
@@ -349,6 +410,8 @@ impl Turn<'_, '_> {
         // On a shared stream the free may be behind work of others, which no ticket in front of it tells
         // of. Within a limit others may have to wait for the free, and for nothing behind it.
         if self.stream.is_shared() || engine.options.memory_limit.is_some() {
+            self.put_list();
+            let behind = self.stream.submitted() + 1;
             self.publish(behind, 0, false);
             if let Err(code) = self.place_event() {
                 engine.refused(code);

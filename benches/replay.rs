@@ -1,0 +1,235 @@
+//! Is a replayed batch of small kernels faster than their launches, and how far from the bare driver's graph?
+//!
+//! Compared in one process, for chains of `scale` on one array of 1,024 elements: a batch (`launches`), a replayed batch with other
+//! arguments each time (`changed`) and with the same (`unchanged`), and the same three by the bare driver with
+//! `cuStreamSynchronize` (`raw_..`). The median of one after the other, each awaited in a task on four workers.
+//!
+//! | line | is |
+//! |---|---|
+//! | `replay.N.WHO.us` | a chain of N, from the first call until it was awaited |
+//! | `replay.N.WHO.ratio` | by the batch; of `raw_ratio`, by the bare driver's graph |
+//! | `replay.shape_changes.ratio` | chains of 8 lengths in turn, replayed, by batches of them |
+//! | `replay.forkjoin.ratio` | 4 chains of 5 kernels of some 5 µs, written one after the other, and one behind them all: replayed, by four streams that are joined |
+//! | `replay.threads16.ratio` | requests a second of 16 tasks, each a chain of 10 on a stream of its own, replayed with other arguments, by batches |
+
+#[path = "raw/graphs.rs"]
+mod graphs;
+#[path = "measure.rs"]
+mod measure;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu_await::{Device, DeviceBuffer, Grid, LaunchConfig, Region, Stream, kernel, kernels};
+use graphs::Chain;
+use measure::{Sorted, Tally, print, rounds, us};
+
+const LEN: usize = 1024;
+const TASKS: usize = 16;
+
+kernel! {
+    /// `y[i] = x[i]` after so many multiply-adds.
+    unsafe fn churn(x: &[f32], y: Out<[f32]>, steps: u32, n: u64 = y.len() as u64) where x.len() == y.len();
+    launch = LaunchConfig::for_elements(y.len());
+    ptx = include_str!("../kernels/churn.ptx");
+    host = |_: &Grid, x: &[f32], y: &mut [f32], _: u32, _: u64| y.copy_from_slice(x);
+}
+
+struct Place {
+    stream: Stream,
+    scale: kernels::scale,
+    x: DeviceBuffer<f32>,
+    region: Region,
+}
+
+impl Place {
+    fn new(device: &Device, scale: &kernels::scale) -> Place {
+        let stream = device.stream().expect("a stream");
+        let x = stream.full(LEN, 1.0).queued().expect("memory");
+        Place { scale: scale.clone(), x, stream, region: Region::new() }
+    }
+
+    async fn batch(&mut self, kernels: usize, factor: f32) {
+        let Place { stream, scale, x, .. } = self;
+        let op = stream.batch(|q| (0..kernels).try_for_each(|_| scale.launch(q, factor, x)));
+        op.await.expect("completes");
+    }
+
+    async fn replay(&mut self, kernels: usize, factor: f32) {
+        let Place { stream, scale, x, region } = self;
+        let op =
+            stream.replay(region, |q| (0..kernels).try_for_each(|_| scale.launch(q, factor, x)));
+        op.await.expect("completes");
+    }
+}
+
+fn factor(round: usize, changes: bool) -> f32 {
+    if changes { 1.0 + round as f32 * 1e-9 } else { 1.0 }
+}
+
+/// How a chain is submitted.
+#[derive(Clone, Copy)]
+enum Way {
+    Batch,
+    Changed,
+    Unchanged,
+}
+
+async fn alone(device: Device, scale: kernels::scale, lengths: Vec<usize>, way: Way) -> f64 {
+    let mut place = Place::new(&device, &scale);
+    let mut times = Vec::new();
+    for round in 0..rounds(5000, 20) {
+        let length = lengths[round % lengths.len()];
+        let start = Instant::now();
+        match way {
+            Way::Batch => place.batch(length, factor(round, true)).await,
+            Way::Changed => place.replay(length, factor(round, true)).await,
+            Way::Unchanged => place.replay(length, factor(round, false)).await,
+        }
+        if round > 10 {
+            times.push(us(start.elapsed()));
+        }
+    }
+    Sorted::new(times).p50()
+}
+
+fn by_hand(length: usize, way: Way) -> f64 {
+    let chain = Chain::new(length, LEN);
+    let mut times = Vec::new();
+    for round in 0..rounds(5000, 20) {
+        let start = Instant::now();
+        match way {
+            Way::Batch => chain.launches(factor(round, true)),
+            Way::Changed => {
+                chain.set(factor(round, true));
+                chain.launch();
+            }
+            Way::Unchanged => chain.launch(),
+        }
+        chain.synchronize();
+        times.push(us(start.elapsed()));
+    }
+    Sorted::new(times).p50()
+}
+
+const CHAINS: usize = 4;
+const STEPS: u32 = 2000;
+
+/// Chains on buffers of their own, and a last kernel for each of these that reads the next one's.
+async fn forkjoin(device: Device, replayed: bool) -> f64 {
+    let churn = churn::load(&device).await.expect("the kernel");
+    let streams: Vec<_> = (0..CHAINS).map(|_| device.stream().expect("a stream")).collect();
+    let buffer = |_| streams[0].full(LEN, 1.0f32).queued().expect("memory");
+    let (mut a, mut b): (Vec<_>, Vec<_>) =
+        ((0..CHAINS).map(buffer).collect(), (0..CHAINS).map(buffer).collect());
+    let mut end = streams[0].full(LEN, 1.0f32).queued().expect("memory");
+    let mut region = Region::new();
+    let mut times = Vec::new();
+    for round in 0..rounds(2000, 20) {
+        let start = Instant::now();
+        if replayed {
+            let op = streams[0].replay(&mut region, |q| {
+                for (a, b) in a.iter_mut().zip(&mut b) {
+                    for _ in 0..5 {
+                        churn.launch(q, &*a, b, STEPS)?;
+                        std::mem::swap(a, b);
+                    }
+                }
+                a.iter().try_for_each(|a| churn.launch(q, a, &mut end, 1))
+            });
+            op.await.expect("completes");
+        } else {
+            let each = streams.iter().zip(a.iter_mut().zip(&mut b));
+            for (stream, (a, b)) in each {
+                let chain = stream.batch(|q| {
+                    for _ in 0..5 {
+                        churn.launch(q, &*a, b, STEPS)?;
+                        std::mem::swap(a, b);
+                    }
+                    Ok(())
+                });
+                chain.queued().expect("is launched");
+            }
+            let join =
+                streams[0].batch(|q| a.iter().try_for_each(|a| churn.launch(q, a, &mut end, 1)));
+            join.await.expect("completes");
+        }
+        if round > 10 {
+            times.push(us(start.elapsed()));
+        }
+    }
+    Sorted::new(times).p50()
+}
+
+fn together(device: &Device, scale: &kernels::scale, replayed: bool) -> f64 {
+    let runtime = measure::workers(TASKS.min(measure::cores()));
+    let tally = Arc::new(Tally::new(TASKS));
+    // Before anything is launched: making a stream waits for that.
+    let places: Vec<_> = (0..TASKS).map(|_| Place::new(device, scale)).collect();
+    let tasks: Vec<_> = places
+        .into_iter()
+        .enumerate()
+        .map(|(who, mut place)| {
+            let tally = tally.clone();
+            runtime.spawn(async move {
+                for round in 0.. {
+                    if replayed {
+                        place.replay(10, factor(round, true)).await;
+                    } else {
+                        place.batch(10, factor(round, true)).await;
+                    }
+                    if !tally.add(who) {
+                        return;
+                    }
+                }
+            })
+        })
+        .collect();
+    let rate = tally.measure(measure::window(Duration::from_secs(1)));
+    for task in tasks {
+        runtime.block_on(task).expect("the task does not panic");
+    }
+    rate.per_second
+}
+
+fn main() {
+    let runtime = measure::workers(4);
+    let device = measure::device();
+    let scale = kernels::scale::load_blocking(&device).expect("the kernel");
+    let measured = |lengths: &[usize], way| {
+        let task = alone(device.clone(), scale.clone(), lengths.to_vec(), way);
+        measure::on_worker(&runtime, task)
+    };
+    for length in [1, 3, 10, 100] {
+        let line = |name: &str| format!("replay.{length}.{name}");
+        let launches = measured(&[length], Way::Batch);
+        print(&line("launches.us"), launches, "us");
+        for (name, way) in [("changed", Way::Changed), ("unchanged", Way::Unchanged)] {
+            let replayed = measured(&[length], way);
+            print(&line(&format!("{name}.us")), replayed, "us");
+            print(&line(&format!("{name}.ratio")), replayed / launches, "ratio");
+            if measure::on_cuda() {
+                let raw = by_hand(length, way);
+                print(&line(&format!("raw_{name}.us")), raw, "us");
+                print(&line(&format!("{name}.raw_ratio")), replayed / raw, "ratio");
+            }
+        }
+        if measure::on_cuda() {
+            print(&line("raw_launches.us"), by_hand(length, Way::Batch), "us");
+        }
+    }
+    let lengths = [10, 11, 12, 13, 14, 15, 16, 17];
+    let [batches, replayed] = [Way::Batch, Way::Changed].map(|way| measured(&lengths, way));
+    print("replay.shape_changes.launches.us", batches, "us");
+    print("replay.shape_changes.us", replayed, "us");
+    print("replay.shape_changes.ratio", replayed / batches, "ratio");
+    let [streams, replayed] = [false, true]
+        .map(|replayed| measure::on_worker(&runtime, forkjoin(device.clone(), replayed)));
+    print("replay.forkjoin.streams.us", streams, "us");
+    print("replay.forkjoin.us", replayed, "us");
+    print("replay.forkjoin.ratio", replayed / streams, "ratio");
+    let [batches, replayed] = [false, true].map(|replayed| together(&device, &scale, replayed));
+    print("replay.threads16.launches_per_s", batches, "count");
+    print("replay.threads16.requests_per_s", replayed, "count");
+    print("replay.threads16.ratio", replayed / batches, "ratio");
+}

@@ -1,0 +1,203 @@
+//! Graphs of kernel launches.
+//!
+//! A launch of one runs its kernels in the order in which they were added, which every edge allows: edges lead from a node to
+//! one that was added later, or the call that adds them is refused.
+
+use std::ffi::{c_uint, c_void};
+
+use crate::abi::{Array, Code, Handle, Out, Outcome, code};
+use crate::engine::{Command, Launch};
+use crate::kernel_calls::{copy_arguments, prepare};
+use crate::world::{Exec, Graph, World, call};
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct NodeParams {
+    function: Handle,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_mem_bytes: u32,
+    parameters: *const *const c_void,
+    extra: *const *const c_void,
+    kernel: Handle,
+    context: Handle,
+}
+
+impl NodeParams {
+    /// What a launch takes, by its copied arguments.
+    ///
+    /// # Safety
+    /// As of [`cuGraphAddKernelNode_v2`].
+    unsafe fn arguments(&self) -> Outcome<Vec<Vec<u8>>> {
+        let parameters = Array::of(self.parameters);
+        // SAFETY: by this function's contract.
+        unsafe { copy_arguments(self.function, &parameters) }
+    }
+
+    fn prepared(
+        &self,
+        world: &mut World,
+        device: usize,
+        arguments: Outcome<Vec<Vec<u8>>>,
+    ) -> Outcome<Launch> {
+        if !self.extra.is_null() || self.kernel != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let size = (self.grid, self.block, self.shared_mem_bytes);
+        prepare(world, device, self.function, size, arguments?)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuGraphCreate(graph: Out<Handle>, flags: c_uint) -> Code {
+    call(
+        "cuGraphCreate",
+        |_| String::new(),
+        |mut world| {
+            let device = world.live_current()?;
+            graph.check()?;
+            if flags != 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            graph.put(world.add_graph(device))
+        },
+    )
+}
+
+/// # Safety
+/// `dependencies` has so many nodes, `params` one element, whose parameters are those of its kernel.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGraphAddKernelNode_v2(
+    node: Out<Handle>,
+    graph: Handle,
+    dependencies: Array<Handle>,
+    count: usize,
+    params: Array<NodeParams>,
+) -> Code {
+    // SAFETY: so many by this function's contract.
+    let dependencies = unsafe { dependencies.read(count) };
+    // SAFETY: one by this function's contract.
+    let Some(params) = unsafe { params.read(1) }.first().copied() else {
+        return code::INVALID_VALUE;
+    };
+    // SAFETY: by this function's contract.
+    let arguments = unsafe { params.arguments() };
+    let label = |world: &World| {
+        format!("{} behind={}", world.function_label(params.function), dependencies.len())
+    };
+    call("cuGraphAddKernelNode_v2", label, |mut world| {
+        let device = world.graph(graph)?.device;
+        world.alive(device)?;
+        node.check()?;
+        let known = &world.graph(graph)?.nodes;
+        let mut unique = dependencies.clone();
+        unique.sort_unstable();
+        unique.dedup();
+        if unique.len() != dependencies.len() || !unique.iter().all(|node| known.contains_key(node))
+        {
+            return Err(code::INVALID_VALUE);
+        }
+        let prepared = params.prepared(&mut world, device, arguments)?;
+        node.put(world.add_node(graph, prepared)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuGraphInstantiateWithFlags(
+    exec: Out<Handle>,
+    graph: Handle,
+    flags: u64,
+) -> Code {
+    call(
+        "cuGraphInstantiateWithFlags",
+        |_| String::new(),
+        |mut world| {
+            let Graph { device, nodes } = world.graph(graph)?;
+            let (device, nodes) = (*device, nodes.clone());
+            world.alive(device)?;
+            exec.check()?;
+            if flags != 0 {
+                return Err(code::INVALID_VALUE);
+            }
+            exec.put(world.add_exec(Exec { device, graph, nodes, last: None }))
+        },
+    )
+}
+
+/// # Safety
+/// As of [`cuGraphAddKernelNode_v2`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
+    exec: Handle,
+    node: Handle,
+    params: Array<NodeParams>,
+) -> Code {
+    // SAFETY: one by this function's contract.
+    let Some(params) = unsafe { params.read(1) }.first().copied() else {
+        return code::INVALID_VALUE;
+    };
+    // SAFETY: by this function's contract.
+    let arguments = unsafe { params.arguments() };
+    let label = |world: &World| world.function_label(params.function);
+    call("cuGraphExecKernelNodeSetParams_v2", label, |mut world| {
+        if world.current().is_err() {
+            // Where driver 580 ends the process.
+            world.journal.misuse("a graph's node was set without a context".to_owned());
+            return Err(code::INVALID_CONTEXT);
+        }
+        let (device, graph) = {
+            let exec = world.exec(exec)?;
+            (exec.device, exec.graph)
+        };
+        world.alive(device)?;
+        // The node is the graph's: that has to be there still.
+        world.graph(graph)?;
+        let prepared = params.prepared(&mut world, device, arguments)?;
+        match world.exec(exec)?.nodes.get_mut(&node) {
+            Some(known) => *known = prepared,
+            None => return Err(code::INVALID_VALUE),
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> Code {
+    let label = |world: &World| world.stream_label(stream);
+    call("cuGraphLaunch", label, |mut world| {
+        let (key, device) = world.live_stream(stream)?;
+        let launched = world.exec(exec)?;
+        if launched.device != device {
+            return Err(code::INVALID_HANDLE);
+        }
+        let launches: Vec<Launch> = launched.nodes.values().cloned().collect();
+        for launch in launches {
+            world.submit(key, Command::Kernel(launch));
+        }
+        let count = world.submitted(key);
+        world.exec(exec)?.last = Some((key, count));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuGraphExecDestroy(exec: Handle) -> Code {
+    call(
+        "cuGraphExecDestroy",
+        |_| String::new(),
+        |mut world| {
+            let last = world.exec(exec)?.last;
+            if last.is_some_and(|(stream, count)| !world.is_reached(stream, count)) {
+                world.journal.misuse("a graph was destroyed while it runs".to_owned());
+            }
+            world.remove_exec(exec);
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuGraphDestroy(graph: Handle) -> Code {
+    call("cuGraphDestroy", |_| String::new(), |mut world| world.remove_graph(graph))
+}

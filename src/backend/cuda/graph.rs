@@ -1,0 +1,87 @@
+//! The driver's calls, by noun: a graph.
+
+use super::api::Handle;
+use super::node_params::NodeParams;
+use super::{CudaBackend, driver, stream_handle};
+use crate::backend::{DriverResult, GraphCalls, NodeLaunch, RawGraph, RawStream};
+
+impl CudaBackend {
+    /// Adds launches to an empty graph, and compiles it.
+    fn fill_graph(
+        &self,
+        graph: Handle,
+        launches: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
+        edges: &[(u32, u32)],
+    ) -> DriverResult<RawGraph> {
+        let mut nodes: Vec<Handle> = Vec::with_capacity(launches.len());
+        let mut before = Vec::new();
+        let mut edges = edges.iter().peekable();
+        for launch in launches {
+            before.clear();
+            let number = nodes.len() as u32;
+            while let Some((first, _)) = edges.next_if(|(_, second)| *second == number) {
+                before.push(nodes[*first as usize]);
+            }
+            let mut pointers = launch.args.pointers();
+            let params = NodeParams::new(launch, &mut pointers)?;
+            let mut node: Handle = std::ptr::null_mut();
+            driver!(self.cuGraphAddKernelNode_v2(
+                &raw mut node,
+                graph,
+                before.as_ptr(),
+                before.len(),
+                &raw const params
+            ))?;
+            nodes.push(node);
+        }
+        let mut exec: Handle = std::ptr::null_mut();
+        driver!(self.cuGraphInstantiateWithFlags(&raw mut exec, graph, 0))?;
+        let nodes = nodes.into_iter().map(|node| node as u64).collect();
+        Ok(RawGraph { graph: graph as u64, exec: exec as u64, nodes })
+    }
+}
+
+impl GraphCalls for CudaBackend {
+    unsafe fn graph_compile(
+        &self,
+        nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
+        edges: &[(u32, u32)],
+    ) -> DriverResult<RawGraph> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let mut graph: Handle = std::ptr::null_mut();
+        driver!(self.cuGraphCreate(&raw mut graph, 0))?;
+        self.fill_graph(graph, nodes, edges).inspect_err(|_| {
+            driver!(self.cuGraphDestroy(graph)).ok();
+        })
+    }
+
+    unsafe fn graph_set(
+        &self,
+        graph: &RawGraph,
+        changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
+    ) -> DriverResult<()> {
+        // Driver 580 ends the process where there is none.
+        let _bound = self.bind()?;
+        for (node, launch) in changes {
+            let mut pointers = launch.args.pointers();
+            let params = NodeParams::new(launch, &mut pointers)?;
+            let (exec, node) = (graph.exec as Handle, graph.nodes[node] as Handle);
+            driver!(self.cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params))?;
+        }
+        Ok(())
+    }
+
+    unsafe fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        driver!(self.cuGraphLaunch(graph.exec as Handle, stream_handle(stream)))
+    }
+
+    unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let exec = driver!(self.cuGraphExecDestroy(graph.exec as Handle));
+        let graph = driver!(self.cuGraphDestroy(graph.graph as Handle));
+        exec.and(graph)
+    }
+}

@@ -1,0 +1,53 @@
+//! `CUDA_KERNEL_NODE_PARAMS_v2`, what a graph's kernel node is made and set with.
+#![forbid(unsafe_code)]
+
+use std::ffi::c_void;
+
+use crate::backend::{ArgPointers, DriverResult, Function, NodeLaunch, RawFunction};
+use crate::error::DriverCode;
+
+const NOT_SUPPORTED: i32 = 801;
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`: from CUDA 12.0 on.
+#[repr(C)]
+pub(super) struct NodeParams {
+    function: *mut c_void,
+    grid_dim: [u32; 3],
+    block_dim: [u32; 3],
+    shared_mem_bytes: u32,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+    kernel: *mut c_void,
+    context: *mut c_void,
+}
+
+const _: () = {
+    use std::mem::offset_of;
+
+    use cudarc::driver::sys::CUDA_KERNEL_NODE_PARAMS_v2_st as Theirs;
+    assert!(size_of::<NodeParams>() == size_of::<Theirs>());
+    assert!(offset_of!(NodeParams, shared_mem_bytes) == offset_of!(Theirs, sharedMemBytes));
+    assert!(offset_of!(NodeParams, params) == offset_of!(Theirs, kernelParams));
+    assert!(offset_of!(NodeParams, context) == offset_of!(Theirs, ctx));
+};
+
+impl NodeParams {
+    /// Points to `params`, which must outlive the call that it is passed to.
+    pub(super) fn new(launch: NodeLaunch<'_>, params: &mut ArgPointers) -> DriverResult<Self> {
+        let Function::Device(RawFunction(function)) = *launch.function else {
+            return Err(DriverCode { call: "cuGraphAddKernelNode", code: NOT_SUPPORTED });
+        };
+        let grid = &launch.shape.grid;
+        let none: *mut c_void = std::ptr::null_mut();
+        Ok(NodeParams {
+            function: function as *mut c_void,
+            grid_dim: grid.grid_dim,
+            block_dim: grid.block_dim,
+            shared_mem_bytes: grid.shared_mem_bytes,
+            params: params.as_mut_ptr(),
+            extra: none.cast(),
+            kernel: none,
+            context: none,
+        })
+    }
+}

@@ -1,0 +1,39 @@
+//! Driver calls of graphs: launches that are made once, and launched together again and again.
+
+use super::{ArgBlock, DriverResult, Function, LaunchShape, RawStream};
+
+/// A graph of launches, compiled. `nodes` are the driver's handles, in the order in which they were given.
+#[derive(Debug)]
+pub(crate) struct RawGraph {
+    pub(crate) graph: u64,
+    pub(crate) exec: u64,
+    pub(crate) nodes: Box<[u64]>,
+}
+
+/// A node: one launch, neither cooperative nor with clusters.
+#[derive(Clone, Copy)]
+pub(crate) struct NodeLaunch<'a> {
+    pub(crate) function: &'a Function,
+    pub(crate) shape: &'a LaunchShape,
+    pub(crate) args: &'a ArgBlock,
+}
+
+/// Part of [`Backend`](super::Backend), whose contract the unsafe functions share. A graph is used by one thread at a
+/// time; launches that are under way keep the arguments that they were launched with.
+pub(crate) trait GraphCalls {
+    /// Compiles launches; the second of each pair of `edges` runs behind the first.
+    unsafe fn graph_compile(
+        &self,
+        nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
+        edges: &[(u32, u32)],
+    ) -> DriverResult<RawGraph>;
+    /// Changes nodes, by their numbers, for the launches to come. An error leaves it open which are changed.
+    unsafe fn graph_set(
+        &self,
+        graph: &RawGraph,
+        changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
+    ) -> DriverResult<()>;
+    unsafe fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;
+    /// Nothing of it is under way any more.
+    unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()>;
+}

@@ -1,0 +1,99 @@
+//! Graphs of a host device: launches that are kept, and put on a stream together.
+//!
+//! They run one after the other, as far from the order of the program as their edges allow: an edge that is missing
+//! shows.
+
+use parking_lot::Mutex;
+
+use super::run::{Command, Launch};
+use super::{HostBackend, INVALID_HANDLE, NOT_SUPPORTED, permitted};
+use crate::backend::{DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawStream};
+use crate::error::DriverCode;
+
+/// What a graph's handle is.
+struct HostGraph {
+    nodes: Mutex<Vec<Launch>>,
+    order: Vec<usize>,
+}
+
+impl GraphCalls for HostBackend {
+    unsafe fn graph_compile(
+        &self,
+        nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
+        edges: &[(u32, u32)],
+    ) -> DriverResult<RawGraph> {
+        const CALL: &str = "graph_compile";
+        self.shared.healthy(CALL)?;
+        let kept: DriverResult<Vec<Launch>> = nodes.map(|node| kept(CALL, node)).collect();
+        let nodes = kept?;
+        let order = last_first(nodes.len(), edges);
+        let graph = HostGraph { nodes: Mutex::new(nodes), order };
+        let exec = Box::into_raw(Box::new(graph)) as u64;
+        Ok(RawGraph { graph: 0, exec, nodes: Box::default() })
+    }
+
+    unsafe fn graph_set(
+        &self,
+        graph: &RawGraph,
+        changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
+    ) -> DriverResult<()> {
+        const CALL: &str = "graph_set";
+        self.shared.healthy(CALL)?;
+        // SAFETY: the caller's handle, which is not destroyed.
+        let graph = unsafe { host_graph(graph) };
+        let mut nodes = graph.nodes.lock();
+        for (node, launch) in changes {
+            let invalid = DriverCode { call: CALL, code: INVALID_HANDLE };
+            *nodes.get_mut(node).ok_or(invalid)? = kept(CALL, launch)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()> {
+        const CALL: &str = "graph_launch";
+        // SAFETY: as above.
+        let graph = unsafe { host_graph(graph) };
+        // Not under the lock: a full queue blocks.
+        let launches = graph.nodes.lock().clone();
+        graph.order.iter().try_for_each(|node| {
+            self.enqueue(stream, CALL, Command::Launch(Box::new(launches[*node].clone())))
+        })
+    }
+
+    unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()> {
+        permitted("graph_destroy")?;
+        // SAFETY: `graph_compile` made it, and nobody uses it any more.
+        drop(unsafe { Box::from_raw(graph.exec as *mut HostGraph) });
+        Ok(())
+    }
+}
+
+/// # Safety
+/// The graph is not destroyed while the result is used.
+unsafe fn host_graph<'a>(graph: &RawGraph) -> &'a HostGraph {
+    // SAFETY: `graph_compile` made it; the caller keeps it.
+    unsafe { &*(graph.exec as *const HostGraph) }
+}
+
+fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<Launch> {
+    let Function::Host(function, kernel) = node.function else {
+        return Err(DriverCode { call, code: NOT_SUPPORTED });
+    };
+    let (function, kernel) = (function.clone(), kernel.clone());
+    Ok(Launch { function, kernel, shape: *node.shape, args: node.args.clone() })
+}
+
+/// An order in which each node is behind those that its edges name, and as early as they allow if it was added late.
+fn last_first(nodes: usize, edges: &[(u32, u32)]) -> Vec<usize> {
+    let mut waits_for = vec![0; nodes];
+    edges.iter().for_each(|(_, second)| waits_for[*second as usize] += 1);
+    let mut order = Vec::with_capacity(nodes);
+    let mut is_done = vec![false; nodes];
+    while let Some(next) = (0..nodes).rev().find(|node| !is_done[*node] && waits_for[*node] == 0) {
+        is_done[next] = true;
+        order.push(next);
+        let behind = edges.iter().filter(|(first, _)| *first as usize == next);
+        behind.for_each(|(_, second)| waits_for[*second as usize] -= 1);
+    }
+    order
+}

@@ -1,0 +1,245 @@
+//! Which operations of a list have to run behind which others (pure).
+//!
+//! Operations are numbered in the order of the program. A range of addresses knows its last writer and the readers since:
+//!
+//! | an operation | runs behind |
+//! |---|---|
+//! | reads a range | its last writer |
+//! | writes a range | the readers since that, or else the last writer |
+//! | says nothing of what it touches | everything in front of it, and everything behind it runs behind it |
+//!
+//! What runs behind one of them runs behind all that those run behind, so that the last writer is not named beside its
+//! readers.
+//!
+//! # Invariants
+//! 1. Two operations that touch one byte, one of them writing, are ordered as in the program; no others are
+//!    (`ordered_as_the_bytes_say`).
+//! 2. The same operations with the same overlaps have the same edges, in the same order, at whatever addresses
+//!    (`addresses_do_not_matter`).
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+/// Pairs of operations: the second runs behind the first.
+pub(crate) type Edge = (u32, u32);
+
+#[derive(Debug, Default)]
+pub(crate) struct Edges {
+    /// Sorted and disjoint.
+    stretches: Vec<Stretch>,
+    edges: Vec<Edge>,
+    nodes: u32,
+    /// The last operation that said nothing of what it touches.
+    barrier: Option<u32>,
+    /// For each operation, whether another runs behind it.
+    has_followers: Vec<bool>,
+    /// What the operation that is added runs behind.
+    before: SmallVec<[u32; 8]>,
+}
+
+#[derive(Debug)]
+struct Stretch {
+    range: Range<u64>,
+    writer: Option<u32>,
+    readers: SmallVec<[u32; 2]>,
+}
+
+impl Edges {
+    pub(crate) fn clear(&mut self) {
+        self.stretches.clear();
+        self.edges.clear();
+        self.has_followers.clear();
+        (self.nodes, self.barrier) = (0, None);
+    }
+
+    /// In the order of their second operations, and then of the first.
+    pub(crate) fn edges(&self) -> &[Edge] {
+        &self.edges
+    }
+
+    /// Adds the next operation, by what it touches: ranges of addresses, and whether it writes them.
+    pub(crate) fn add(&mut self, accesses: impl IntoIterator<Item = (Range<u64>, bool)>) {
+        self.before.clear();
+        for (range, writes) in accesses {
+            if !range.is_empty() {
+                self.access(range, writes);
+            }
+        }
+        self.before.extend(self.barrier);
+        self.enter();
+    }
+
+    /// Adds the next operation, which says nothing of what it touches.
+    pub(crate) fn add_barrier(&mut self) {
+        self.before.clear();
+        let last = self.has_followers.iter().enumerate().filter(|(_, has)| !**has);
+        self.before.extend(last.map(|(node, _)| node as u32));
+        self.barrier = Some(self.nodes);
+        self.stretches.clear();
+        self.enter();
+    }
+
+    fn enter(&mut self) {
+        self.before.sort_unstable();
+        self.before.dedup();
+        // One that both wrote and read a range is not behind itself.
+        self.before.retain(|node| *node != self.nodes);
+        if self.before.len() > 1 {
+            // All others run behind it.
+            self.before.retain(|node| Some(*node) != self.barrier);
+        }
+        for node in &self.before {
+            self.has_followers[*node as usize] = true;
+            self.edges.push((*node, self.nodes));
+        }
+        self.has_followers.push(false);
+        self.nodes += 1;
+    }
+
+    fn access(&mut self, range: Range<u64>, writes: bool) {
+        let mut start = range.start;
+        let mut at = self.stretches.partition_point(|stretch| stretch.range.end <= start);
+        while start < range.end {
+            match self.stretches.get(at) {
+                Some(stretch) if stretch.range.start < start => {
+                    self.split(at, start);
+                    at += 1;
+                }
+                Some(stretch) if stretch.range.start == start => {
+                    if stretch.range.end > range.end {
+                        self.split(at, range.end);
+                    }
+                    start = self.stretches[at].range.end;
+                    self.touch(at, writes);
+                    at += 1;
+                }
+                next => {
+                    let end = next.map_or(range.end, |next| next.range.start.min(range.end));
+                    let fresh =
+                        Stretch { range: start..end, writer: None, readers: SmallVec::new() };
+                    self.stretches.insert(at, fresh);
+                }
+            }
+        }
+    }
+
+    fn split(&mut self, at: usize, border: u64) {
+        let Stretch { range, writer, readers } = &mut self.stretches[at];
+        let rest = Stretch { range: border..range.end, writer: *writer, readers: readers.clone() };
+        range.end = border;
+        self.stretches.insert(at + 1, rest);
+    }
+
+    fn touch(&mut self, at: usize, writes: bool) {
+        let (stretch, node) = (&mut self.stretches[at], self.nodes);
+        if !writes {
+            self.before.extend(stretch.writer);
+            if stretch.readers.last() != Some(&node) && stretch.writer != Some(node) {
+                stretch.readers.push(node);
+            }
+            return;
+        }
+        let others = stretch.readers.iter().filter(|reader| **reader != node);
+        let before = self.before.len();
+        self.before.extend(others.copied());
+        if self.before.len() == before {
+            self.before.extend(stretch.writer);
+        }
+        stretch.readers.clear();
+        stretch.writer = Some(node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Program = Vec<Option<Vec<(Range<u64>, bool)>>>;
+
+    fn program() -> impl Strategy<Value = Program> {
+        let access = (0_u64..12, 0_u64..5, any::<bool>());
+        let access = access.prop_map(|(start, len, writes)| (start..start + len, writes));
+        let accesses = prop::collection::vec(access, 0..4);
+        let operation = prop::option::weighted(0.9, accesses);
+        prop::collection::vec(operation, 0..12)
+    }
+
+    fn built(program: &Program, offset: u64) -> Edges {
+        let mut edges = Edges::default();
+        for operation in program {
+            match operation {
+                Some(accesses) => edges.add(accesses.iter().map(|(range, writes)| {
+                    (range.start * 1000 + offset..range.end * 1000 + offset, *writes)
+                })),
+                None => edges.add_barrier(),
+            }
+        }
+        edges
+    }
+
+    /// For each pair, whether the second runs behind the first.
+    fn reach(edges: &[Edge], nodes: usize) -> Vec<Vec<bool>> {
+        let mut reach = vec![vec![false; nodes]; nodes];
+        for (first, second) in edges {
+            let (first, second) = (*first as usize, *second as usize);
+            assert!(first < second);
+            for (node, reached) in reach.iter_mut().enumerate().take(first + 1) {
+                reached[second] |= node == first || reached[first];
+            }
+        }
+        reach
+    }
+
+    proptest! {
+        #[test]
+        fn ordered_as_the_bytes_say(program in program()) {
+            let edges = built(&program, 0);
+            let ordered = reach(edges.edges(), program.len());
+            let mut needed = Vec::new();
+            for second in 0..program.len() {
+                for first in 0..second {
+                    let conflict = match (&program[first], &program[second]) {
+                        (Some(a), Some(b)) => a.iter().any(|(a, writes)| {
+                            b.iter().any(|(b, also)| {
+                                (*writes || *also) && a.start.max(b.start) < a.end.min(b.end)
+                            })
+                        }),
+                        _ => true,
+                    };
+                    if conflict {
+                        needed.push((first as u32, second as u32));
+                    }
+                }
+            }
+            prop_assert_eq!(ordered, reach(&needed, program.len()));
+            let mut unique = edges.edges().to_vec();
+            unique.sort_unstable_by_key(|(first, second)| (*second, *first));
+            unique.dedup();
+            prop_assert_eq!(unique, edges.edges());
+        }
+
+        #[test]
+        fn addresses_do_not_matter(program in program()) {
+            let (mut again, elsewhere) = (built(&program, 0), built(&program, 1 << 40));
+            prop_assert_eq!(again.edges(), elsewhere.edges());
+            again.clear();
+            prop_assert!(again.edges().is_empty());
+        }
+    }
+
+    #[test]
+    fn as_wide_as_the_data_allows() {
+        let mut edges = Edges::default();
+        let (a, b, c, d) = (0..10, 10..20, 20..30, 30..40);
+        edges.add([(a.clone(), false), (b.clone(), true)]);
+        edges.add([(c.clone(), false), (d.clone(), true)]);
+        edges.add([(b.clone(), false), (d.clone(), false), (a, true)]);
+        edges.add([(c, true)]);
+        edges.add([(d, true)]);
+        assert_eq!(edges.edges(), [(0, 2), (1, 2), (1, 3), (2, 4)]);
+    }
+}

@@ -1,0 +1,206 @@
+//! [`List`]: operations that were written down and not submitted yet.
+//!
+//! What its operations touch is entered in the hazards when they are added, with the ticket that the list will have; the
+//! list keeps their memory and their code, as the caller may drop both in the meantime.
+//!
+//! | a list | its operations |
+//! |---|---|
+//! | open | have a ticket, and are with nobody |
+//! | put on the stream as it is | were launched one by one; behind one that the driver refused, none |
+//! | launched as a graph | see [`batch::region`](crate::batch) |
+//!
+//! # Invariants
+//! 1. What an operation that was not launched would have written is poisoned.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::code::KernelCode;
+use super::edges::{Edge, Edges};
+use super::footprint::Footprint;
+use super::name::Name;
+use super::raw::{Raw, Refusal, Written};
+use super::{SubmitError, explain};
+use crate::backend::{ArgBlock, Function, LaunchShape};
+use crate::error::{Error, Result};
+use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
+use crate::runtime::stream_state::{Listed, StreamState, Turn};
+
+/// One launch.
+pub(crate) struct Node {
+    /// Which of the list's.
+    pub(crate) code: usize,
+    pub(crate) function: Function,
+    pub(crate) shape: LaunchShape,
+    pub(crate) args: ArgBlock,
+    /// Which of `List::touched` are its.
+    touched: Range<usize>,
+}
+
+#[derive(Default)]
+pub(crate) struct List {
+    nodes: Vec<Node>,
+    edges: Edges,
+    touched: Vec<Touched>,
+    /// What keeps the code of the kernels.
+    code: SmallVec<[Arc<dyn KernelCode>; 4]>,
+    refused: Option<Error>,
+}
+
+struct Touched {
+    memory: Arc<Allocation>,
+    range: Range<u64>,
+    writes: bool,
+}
+
+impl List {
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub(crate) fn edges(&self) -> &[Edge] {
+        self.edges.edges()
+    }
+
+    pub(crate) fn code(&self) -> &[Arc<dyn KernelCode>] {
+        &self.code
+    }
+
+    /// The address of a node's kernel.
+    pub(crate) fn kernel(&self, node: &Node) -> usize {
+        self.code.get(node.code).map_or(0, |code| Arc::as_ptr(code).addr())
+    }
+
+    /// Why some of it was not launched.
+    pub(crate) fn take_refused(&mut self) -> Option<Error> {
+        self.refused.take()
+    }
+
+    /// Drops what it keeps: not under a lock.
+    pub(crate) fn clear(&mut self) {
+        self.nodes.clear();
+        self.edges.clear();
+        self.touched.clear();
+        self.code.clear();
+        self.refused = None;
+    }
+
+    /// Writes a launch down, with what the footprint says of it.
+    fn enter(&mut self, launch: Written, footprint: &Footprint<'_>) {
+        let first = self.touched.len();
+        for access in footprint.accesses.iter().chain(&footprint.untracked) {
+            let (memory, range) = (access.memory.clone(), access.range.clone());
+            self.touched.push(Touched { memory, range, writes: access.mode.writes() });
+        }
+        let Some(code) = footprint.code else { return };
+        let is_it =
+            |known: &Arc<dyn KernelCode>| std::ptr::addr_eq(Arc::as_ptr(known), code.address());
+        let code = self.code.iter().position(is_it).unwrap_or_else(|| {
+            self.code.push(code.share());
+            self.code.len() - 1
+        });
+        if footprint.untracked.iter().any(|access| !access.memory.is_frozen()) {
+            self.edges.add_barrier();
+        } else {
+            self.edges.add(footprint.accesses.iter().map(|access| {
+                let (base, range) = (access.memory.ptr(), &access.range);
+                let addresses = base.offset(range.start).0..base.offset(range.end).0;
+                (addresses, access.mode.writes())
+            }));
+        }
+        let (Written { function, shape, args }, touched) = (launch, first..self.touched.len());
+        self.nodes.push(Node { code, function, shape, args, touched });
+    }
+
+    /// Poisons what the nodes from `first` on would have written.
+    pub(crate) fn refuse(&mut self, stream: &Arc<StreamState>, first: usize, refusal: Refusal) {
+        let Some(node) = self.nodes.get(first) else { return };
+        let name = self.code[node.code].name();
+        let error = explain(stream, Name::Kernel(name), refusal);
+        let poison = Poison { producer: name.clone(), cause: error.clone() };
+        let from = node.touched.start;
+        for touched in self.touched[from..].iter().filter(|touched| touched.writes) {
+            touched.memory.poison(&touched.range, &poison);
+        }
+        self.refused.get_or_insert(error);
+    }
+}
+
+impl Listed for List {
+    fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32 {
+        let (stream, engine) = (turn.stream, turn.stream.engine());
+        if engine.is_closed() {
+            self.refuse(stream, 0, Refusal::Closed);
+            return 0;
+        }
+        let commands = self.nodes.len() as u32;
+        if turn.is_crowded(commands) {
+            turn.expect_to_block();
+        }
+        let raw = Raw::of(turn);
+        for at in 0..self.nodes.len() {
+            let Node { function, shape, args, .. } = &self.nodes[at];
+            if let Err(code) = raw.launch(function, shape, args) {
+                self.refuse(stream, at, code.into());
+                return at as u32;
+            }
+        }
+        commands
+    }
+}
+
+/// Writes an operation to the owner's list on `stream`, as [`submit`](super::submit) would put it there.
+pub(crate) fn submit_listed<R>(
+    stream: &Arc<StreamState>,
+    footprint: &mut Footprint<'_>,
+    owner: usize,
+    fresh: impl FnOnce() -> Box<List>,
+    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+) -> Result<(u64, R), SubmitError> {
+    let engine = stream.engine();
+    if footprint.peers {
+        footprint.enter_frozen_peers(engine);
+    }
+    let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(stream));
+    if let Err(error) = ready {
+        return Err(footprint.poison(error).into());
+    }
+    let submitted = stream.with(|turn| {
+        if engine.is_closed() {
+            return Err(Refusal::Closed);
+        }
+        let ticket = turn.open_list(owner, || fresh());
+        for edge in &footprint.after {
+            let Some(marker) = &edge.marker else { continue };
+            // In front of the whole list.
+            turn.wait_for(&edge.point.stream, marker)?;
+        }
+        for access in &footprint.accesses {
+            let enter = |hazards: &mut AllocationHazards| {
+                hazards.record(&access.range, access.mode, turn.stream.progress(), ticket);
+            };
+            access.memory.with_hazards(enter);
+        }
+        for loan in footprint.lent.drain(..) {
+            turn.lend(ticket, loan.bytes(), loan.into_payload());
+        }
+        let written = Cell::new(None);
+        let raw = Raw { list: Some(&written), ..Raw::of(turn) };
+        let value = calls(&raw)?;
+        if let Some(launch) = written.take() {
+            let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
+            let Some(list) = list else { unreachable!("the owner opened it") };
+            list.enter(launch, footprint);
+        }
+        Ok((ticket, value))
+    });
+    submitted.map_err(|refusal| {
+        let error = footprint.poison(explain(stream, footprint.name, refusal));
+        SubmitError { error, lent: false }
+    })
+}

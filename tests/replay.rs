@@ -1,0 +1,445 @@
+//! Replayed batches: the same results as without, whatever changes from run to run.
+
+#[path = "under_test/cases.rs"]
+mod cases;
+
+use std::ops::Range;
+
+use cases::config;
+use futures::executor::block_on;
+use gpu_await::testing::{self, Gate};
+use gpu_await::{
+    Device, DeviceBuffer, ErrorDetail, Lent, PinnedBuffer, Queue, Region, Result, Stream, kernels,
+};
+use proptest::prelude::*;
+
+const BUFFERS: usize = 4;
+const LEN: usize = 16;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Scale {
+        to: Place,
+    },
+    Axpy {
+        from: Place,
+        to: Place,
+    },
+    Fill {
+        to: Place,
+        value: u8,
+    },
+    Download {
+        from: Place,
+    },
+    /// A fresh buffer in the place of one, which is dropped where it is used.
+    Renew {
+        buffer: usize,
+        value: u8,
+    },
+    /// Two buffers change places.
+    Swap {
+        a: usize,
+        b: usize,
+    },
+    /// The other stream uses it in the middle.
+    Elsewhere {
+        to: Place,
+    },
+    /// The stream is used beside its queue.
+    Beside {
+        to: Place,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    buffer: usize,
+    range: Range<usize>,
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    let range = prop_oneof![Just(0..LEN), Just(0..LEN / 2), Just(LEN / 2..LEN), Just(3..9)];
+    (0..BUFFERS, range).prop_map(|(buffer, range)| Place { buffer, range })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let pair = (place(), 1..BUFFERS).prop_map(|(from, other)| {
+        let to = Place { buffer: (from.buffer + other) % BUFFERS, range: from.range.clone() };
+        Step::Axpy { from, to }
+    });
+    prop_oneof![
+        6 => place().prop_map(|to| Step::Scale { to }),
+        8 => pair,
+        1 => (place(), any::<u8>()).prop_map(|(to, value)| Step::Fill { to, value }),
+        1 => place().prop_map(|from| Step::Download { from }),
+        2 => (0..BUFFERS, any::<u8>()).prop_map(|(buffer, value)| Step::Renew { buffer, value }),
+        2 => (0..BUFFERS, 0..BUFFERS).prop_map(|(a, b)| Step::Swap { a, b }),
+        1 => place().prop_map(|to| Step::Elsewhere { to }),
+        1 => place().prop_map(|to| Step::Beside { to }),
+    ]
+}
+
+/// A few programs, and in which order they run, each with a number of its own.
+fn runs() -> impl Strategy<Value = (Vec<Vec<Step>>, Vec<(usize, u8)>)> {
+    let programs = prop::collection::vec(prop::collection::vec(step(), 0..12), 1..4);
+    programs.prop_flat_map(|programs| {
+        let count = programs.len();
+        let order = prop::collection::vec((0..count, any::<u8>()), 1..12);
+        (Just(programs), order)
+    })
+}
+
+/// What the steps give, one after the other.
+fn model(buffers: &mut [Vec<f32>], program: &[Step], a: f32) -> Vec<Vec<f32>> {
+    let mut seen = Vec::new();
+    for step in program {
+        match step {
+            Step::Scale { to } | Step::Elsewhere { to } | Step::Beside { to } => {
+                buffers[to.buffer][to.range.clone()].iter_mut().for_each(|x| *x *= a);
+            }
+            Step::Axpy { from, to } => {
+                let source = buffers[from.buffer][from.range.clone()].to_vec();
+                for (y, x) in buffers[to.buffer][to.range.clone()].iter_mut().zip(source) {
+                    *y = a.mul_add(x, *y);
+                }
+            }
+            Step::Fill { to, value } => {
+                buffers[to.buffer][to.range.clone()].fill(f32::from(*value));
+            }
+            Step::Download { from } => seen.push(buffers[from.buffer][from.range.clone()].to_vec()),
+            Step::Renew { buffer, value } => buffers[*buffer] = vec![f32::from(*value); LEN],
+            Step::Swap { a, b } => buffers.swap(*a, *b),
+        }
+    }
+    seen
+}
+
+struct Machine {
+    stream: Stream,
+    other: Stream,
+    axpy: kernels::axpy,
+    scale: kernels::scale,
+    fill: kernels::fill,
+    device: Device,
+}
+
+impl Machine {
+    fn new(device: Device) -> Self {
+        Machine {
+            stream: device.stream().unwrap(),
+            other: device.stream().unwrap(),
+            axpy: kernels::axpy::load_blocking(&device).unwrap(),
+            scale: kernels::scale::load_blocking(&device).unwrap(),
+            fill: kernels::fill::load_blocking(&device).unwrap(),
+            device,
+        }
+    }
+
+    fn buffers(&self) -> Vec<DeviceBuffer<f32>> {
+        (0..BUFFERS).map(|_| self.stream.full(LEN, 1.0).queued().unwrap()).collect()
+    }
+
+    fn run(
+        &self,
+        q: &Queue<'_>,
+        buffers: &mut [DeviceBuffer<f32>],
+        program: &[Step],
+        a: f32,
+    ) -> Result<Vec<Lent<PinnedBuffer<f32>>>> {
+        let mut seen = Vec::new();
+        for step in program {
+            match step {
+                Step::Scale { to } => {
+                    let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
+                    self.scale.launch(q, a, &mut to)?;
+                }
+                Step::Axpy { from, to } => {
+                    let [x, y] = buffers.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
+                    let (x, mut y) = (x.slice(from.range.clone())?, y.slice_mut(to.range.clone())?);
+                    self.axpy.launch(q, a, &x, &mut y)?;
+                }
+                Step::Fill { to, value } => {
+                    let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
+                    q.fill(&mut to, f32::from(*value))?;
+                }
+                Step::Download { from } => {
+                    seen.push(q.download(&buffers[from.buffer].slice(from.range.clone())?)?);
+                }
+                Step::Renew { buffer, value } => {
+                    buffers[*buffer] = q.full(LEN, f32::from(*value))?
+                }
+                Step::Swap { a, b } => buffers.swap(*a, *b),
+                Step::Elsewhere { to } => {
+                    let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
+                    self.scale.launch(&self.other, a, &mut to).queued()?;
+                }
+                Step::Beside { to } => {
+                    let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
+                    self.scale.launch(&self.stream, a, &mut to).queued()?;
+                }
+            }
+        }
+        Ok(seen)
+    }
+}
+
+fn check(machine: &Machine, programs: &[Vec<Step>], order: &[(usize, u8)]) {
+    let (mut buffers, mut expected) = (machine.buffers(), vec![vec![1.0; LEN]; BUFFERS]);
+    let mut region = Region::new();
+    for (which, number) in order {
+        let (program, a) = (&programs[*which], f32::from(*number) / 256.0);
+        let op = machine.stream.replay(&mut region, |q| machine.run(q, &mut buffers, program, a));
+        let wanted = model(&mut expected, program, a);
+        for (seen, wanted) in block_on(op).unwrap().iter().zip(wanted) {
+            assert_eq!(**seen, *wanted, "{:?}", region.report());
+        }
+    }
+    for (buffer, expected) in buffers.iter().zip(&expected) {
+        assert_eq!(block_on(machine.stream.download(buffer)).unwrap(), **expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(config(300))]
+
+    #[test]
+    fn arguments_are_never_stale((programs, order) in runs()) {
+        thread_local!(static MACHINE: Machine = Machine::new(testing::device()));
+        MACHINE.with(|machine| check(machine, &programs, &order));
+    }
+}
+
+#[tokio::test]
+async fn a_shape_that_comes_twice_is_compiled() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, axpy, scale, .. } = &machine;
+    let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+    // Their first launches are on their own.
+    axpy.launch(stream, 0.0, &x, &mut y).await?;
+    scale.launch(stream, 1.0, &mut y).await?;
+    let mut region = Region::new();
+    for n in 0..5 {
+        stream
+            .replay(&mut region, |q| {
+                axpy.launch(q, n as f32, &x, &mut y)?;
+                scale.launch(q, 2.0, &mut y)?;
+                axpy.launch(q, 1.0, &x, &mut y)
+            })
+            .await?;
+    }
+    let report = region.report();
+    assert_eq!((report.plain, report.compiled, report.replayed), (1, 1, 3), "{report:?}");
+    // Of three nodes one changes each time.
+    assert_eq!((report.nodes_set, report.interrupted, report.refused), (3, 0, 0), "{report:?}");
+    let mut expected = 0.0;
+    (0..5).for_each(|n| expected = (expected + n as f32) * 2.0 + 1.0);
+    assert_eq!(stream.download(&y).await?, [expected; LEN]);
+    Ok(())
+}
+
+/// `k(a, b); k(c, d)` is not `k(a, b); k(b, d)`.
+#[tokio::test]
+async fn other_edges_are_another_shape() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, axpy, .. } = &machine;
+    let mut buffers = machine.buffers();
+    let [a, b, c, d] = &mut buffers[..] else { unreachable!() };
+    axpy.launch(stream, 0.0, &*a, b).await?;
+    let mut region = Region::new();
+    let mut runs = async |chained: bool| {
+        let second = if chained { &*b } else { &*c };
+        let op = stream.replay(&mut region, |q| {
+            // SAFETY: both are on the queue's stream, one behind the other.
+            axpy.launch(q, 1.0, &*a, d)?;
+            axpy.launch(q, 1.0, second, d)
+        });
+        op.await?;
+        Ok::<_, gpu_await::Error>(region.report())
+    };
+    // The same edges, at other addresses.
+    runs(true).await?;
+    runs(false).await?;
+    let report = runs(true).await?;
+    assert_eq!((report.plain, report.compiled, report.replayed), (1, 1, 1), "{report:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_waits_in_the_middle_gets_it() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, other, scale, .. } = &machine;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    let op = stream.replay(&mut region, |q| {
+        scale.launch(q, 3.0, &mut x)?;
+        // Blocks: the list has to be on the stream for it.
+        assert_eq!(other.download(&x).synchronize()?, [3.0; LEN]);
+        scale.launch(q, 2.0, &mut x)?;
+        stream.synchronize()?;
+        scale.launch(q, 2.0, &mut x)?;
+        // Another thread, which waits for what its own stream wrote.
+        std::thread::scope(|scope| {
+            let read = scope.spawn(|| other.download(&x).synchronize());
+            assert_eq!(read.join().unwrap()?, [12.0; LEN]);
+            Ok(())
+        })
+    });
+    op.await?;
+    assert_eq!(region.report().interrupted, 3);
+    assert_eq!(stream.download(&x).await?, [12.0; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_error_or_a_panic_leaves_what_precedes_it() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, scale, axpy, .. } = &machine;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    let short = stream.full(1, 1.0f32).queued()?;
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    for round in 0..4 {
+        let op = stream.replay(&mut region, |q| {
+            scale.launch(q, 2.0, &mut x)?;
+            let mut aside = q.full(LEN, 0.0f32)?;
+            axpy.launch(q, 1.0, &short, &mut aside)
+        });
+        let error = op.await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{error}");
+        assert_eq!(stream.download(&x).await?, [f32::powi(2.0, round + 1); LEN]);
+    }
+    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        drop(stream.replay(&mut region, |q| {
+            scale.launch(q, 0.5, &mut x)?;
+            if LEN > 0 {
+                panic!("in the closure");
+            }
+            Ok(())
+        }));
+    }));
+    assert!(panics.is_err());
+    assert_eq!(stream.download(&x).await?, [8.0; LEN]);
+    Ok(())
+}
+
+/// Of a size that is freed at once, with and without a limit, where the free has a ticket of its own.
+#[tokio::test]
+async fn what_is_dropped_in_the_closure_is_freed_behind_it() -> Result<()> {
+    const LARGE: usize = 4 << 20;
+    for limit in [None, Some(128 << 20)] {
+        // It keeps this thread's turn on a GPU.
+        let _turn = testing::device();
+        let name = std::env::var(testing::TEST_DEVICE).unwrap_or_else(|_| "host".to_owned());
+        let builder = Device::builder();
+        let builder = match limit {
+            Some(bytes) => builder.memory_limit_bytes(bytes),
+            None => builder,
+        };
+        let machine = Machine::new(builder.named(&name)?);
+        let Machine { stream, other, axpy, .. } = &machine;
+        let mut y = stream.full(LARGE, 0.0f32).queued()?;
+        axpy.launch(stream, 0.0, &stream.full(LARGE, 1.0f32).queued()?, &mut y).await?;
+        let mut region = Region::new();
+        for round in 1..=4 {
+            let (x, aside) = (stream.full(LARGE, 1.0f32), stream.full(LARGE, 1.0f32).queued()?);
+            let x = x.queued()?;
+            let op = stream.replay(&mut region, |q| {
+                axpy.launch(q, 1.0, &x, &mut y)?;
+                drop(x);
+                // Within a limit this free has the stream's next ticket.
+                drop(aside);
+                assert_eq!(other.download(&y).synchronize()?[0], round as f32);
+                Ok(())
+            });
+            op.await?;
+            assert_eq!(stream.download(&y).await?[LARGE - 1], round as f32);
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_dropped_in_the_closure_lives_until_it_ran() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, axpy, .. } = &machine;
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    axpy.launch(stream, 0.0, &stream.full(LEN, 1.0f32).queued()?, &mut y).await?;
+    let mut region = Region::new();
+    for round in 1..=10 {
+        let gate = Gate::close(stream)?;
+        let op = stream.replay(&mut region, |q| {
+            for n in 0..5 {
+                let x = q.full(LEN, n as f32)?;
+                axpy.launch(q, 1.0, &x, &mut y)?;
+            }
+            Ok(())
+        });
+        let others: Vec<_> =
+            (0..10).map(|_| stream.full(LEN, -1.0f32).queued()).collect::<Result<_>>()?;
+        gate.open();
+        op.await?;
+        drop(others);
+        assert_eq!(stream.download(&y).await?, [10.0 * round as f32; LEN]);
+    }
+    Ok(())
+}
+
+/// Buffers that are made and dropped in the closure come from the stream's cache, at addresses that change places.
+#[tokio::test]
+async fn temporaries_are_no_operations() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, axpy, fill, .. } = &machine;
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    axpy.launch(stream, 0.0, &stream.full(LEN, 1.0f32).queued()?, &mut y).await?;
+    fill.launch(stream, 0.0, &mut y).await?;
+    let mut region = Region::new();
+    for round in 1..=10 {
+        let op = stream.replay(&mut region, |q| {
+            let (mut a, mut b) = (q.empty(LEN)?, q.empty(LEN)?);
+            fill.launch(q, 1.0, &mut a)?;
+            fill.launch(q, 10.0, &mut b)?;
+            axpy.launch(q, 2.0, &a, &mut b)?;
+            drop(a);
+            let mut c = q.empty(LEN)?;
+            fill.launch(q, 100.0, &mut c)?;
+            axpy.launch(q, 1.0, &c, &mut b)?;
+            drop(c);
+            axpy.launch(q, 1.0, &b, &mut y)
+        });
+        op.await?;
+        assert_eq!(stream.download(&y).await?, [112.0 * round as f32; LEN]);
+    }
+    let report = region.report();
+    assert_eq!((report.plain, report.compiled, report.replayed), (1, 1, 8), "{report:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_region_goes_while_it_runs() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(stream, 1.0, &mut x).await?;
+    let twice = |region: &mut Region, x: &mut DeviceBuffer<f32>| {
+        stream.replay(region, |q| {
+            scale.launch(q, 2.0, x)?;
+            scale.launch(q, 2.0, x)
+        })
+    };
+    for _ in 0..3 {
+        let mut region = Region::new();
+        twice(&mut region, &mut x).await?;
+        twice(&mut region, &mut x).await?;
+        let gate = Gate::close(stream)?;
+        let ops = [twice(&mut region, &mut x), twice(&mut region, &mut x)];
+        drop(region);
+        gate.open();
+        for op in ops {
+            op.await?;
+        }
+    }
+    assert_eq!(stream.download(&x).await?, [f32::powi(2.0, 24); LEN]);
+    device.close(std::time::Duration::from_secs(10)).await
+}
