@@ -39,7 +39,7 @@ impl Chain {
 
 fn graph_calls(driver: &StandIn) -> Vec<String> {
     let calls = driver.names().into_iter();
-    calls.filter(|call| call.starts_with("cuGraph") || call.starts_with("cuLaunch")).collect()
+    calls.filter(|call| call.starts_with("cuGraph") || call == "cuLaunchKernel").collect()
 }
 
 #[test]
