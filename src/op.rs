@@ -164,7 +164,8 @@ impl<T> Op<T> {
     /// ```
     ///
     /// # Errors
-    /// Why it could not be submitted.
+    /// Why it could not be submitted; a value that a function makes of it on the host
+    /// ([`map_value`](Op::map_value)), which is awaited.
     ///
     /// # Panics
     /// If it gave its value before.

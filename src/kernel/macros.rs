@@ -44,7 +44,8 @@
 ///
 /// The twin is a function of [`&Grid`](crate::Grid) and these, in order; it is called once a launch.
 /// A struct is passed by value, as CUDA C++ does it: `#[repr(C)]`, with fields in the order of the kernel's,
-/// `#[derive(Clone, Copy, Debug, Pod, Zeroable)]` of [`bytemuck`](crate::bytemuck), and no padding: fill gaps
+/// `#[derive(Clone, Copy, Debug, Pod, Zeroable)]` of [`bytemuck`](crate::bytemuck) (with
+/// `#[bytemuck(crate = "gpu_await::bytemuck")]`, unless the program depends on that itself), and no padding: fill gaps
 /// with a field on both sides. Conditions and `launch` read its fields.
 ///
 /// `ptx` is an image's text; `cuda` is CUDA C++, a text or a [`CudaSource`](crate::CudaSource), which NVRTC compiles when the

@@ -30,7 +30,8 @@ impl<T: Send + 'static> Op<T> {
     ///
     /// # Cancel safety
     /// `f` is called once at most. It is dropped without a call if the operation fails, or is dropped before it
-    /// was polled ready, and by [`queued`](Op::queued), which waits for no value.
+    /// was polled ready. [`queued`](Op::queued) waits for no value: of an `Op<()>` it succeeds without the call, of others it is
+    /// an error.
     ///
     /// # Errors
     /// Those of the operation. A refused call's host memory is not handed back any more:
