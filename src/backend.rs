@@ -28,8 +28,10 @@ pub(crate) use graph::{GraphCalls, NodeLaunch, RawGraph};
 pub(crate) use memory::MemoryCalls;
 pub(crate) use module::ModuleCalls;
 pub(crate) use stream::StreamCalls;
+#[cfg(feature = "cuda")]
+pub(crate) use twin::ArgPointers;
 pub use twin::Grid;
-pub(crate) use twin::{ArgBlock, ArgPointers, HostTwin};
+pub(crate) use twin::{ArgBlock, HostTwin};
 
 use crate::error::{DriverCode, LossCause};
 
