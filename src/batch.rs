@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`queue`] | the verbs, and what a closure sees of the stream |
 //! | [`region`] | what a batch remembers that is replayed |
+//! | [`launch`] | launches, which a replayed batch writes down |
 //! | [`fill`] | new memory, and filling it |
 //! | [`transfer`] | copies of parts and rows |
 //! | [`peer`] | copies between devices |
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod fill;
+mod launch;
 pub(crate) mod peer;
 pub(crate) mod queue;
 pub(crate) mod region;

@@ -45,7 +45,7 @@ use crate::op::Op;
 use crate::runtime::Engine;
 use crate::serve::pool::PooledStream;
 use crate::stream::Stream;
-use crate::submit::{KernelCode, wrong_device};
+use crate::submit::{KernelCode, KernelLaunch, wrong_device};
 use launch_config::LaunchConfig;
 use module::LoadedModule;
 use signature::{ArgList, Args, Signature, TwinFn};
@@ -266,10 +266,10 @@ impl<S: Signature> Kernel<S> {
             footprint.may_block();
         }
         let shape = LaunchShape { grid: config.grid(), cooperative: config.is_cooperative() };
-        if !shape.cooperative && !shape.grid.has_clusters() {
-            footprint.runs(&self.core);
-        }
-        queue.submit(footprint, 1, |raw| Ok(raw.launch(&core.function, &shape, block)?))?;
+        queue.submit_launch(
+            footprint,
+            &KernelLaunch { code: &self.core, function: &core.function, shape, args: block },
+        )?;
         Ok(())
     }
 }

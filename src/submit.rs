@@ -33,14 +33,14 @@ mod raw;
 use std::panic::Location;
 use std::sync::Arc;
 
-pub(crate) use self::code::KernelCode;
+pub(crate) use self::code::{KernelCode, KernelLaunch};
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
 pub(crate) use self::edges::Edge;
 pub(crate) use self::enqueue::OpenUses;
 pub use self::enqueue::{Append, RawQueue, Uses};
 pub(crate) use self::footprint::Footprint;
 pub(crate) use self::graph::Graph;
-pub(crate) use self::list::{List, Node, submit_listed};
+pub(crate) use self::list::{List, Node, submit_in_front, submit_listed};
 pub(crate) use self::loan::SubmitError;
 use self::name::Name;
 pub(crate) use self::raw::{Raw, Refusal};

@@ -22,12 +22,7 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device memory; a lost or closed device.
     pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let footprint = || {
-            let mut footprint = Footprint::new("empty");
-            footprint.only_makes_a_buffer();
-            footprint
-        };
-        Ok(self.make(footprint, len, false, |_, _, _| Ok(()))?)
+        Ok(self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))?)
     }
 
     /// See [`Stream::zeros`](crate::Stream::zeros).

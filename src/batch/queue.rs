@@ -47,11 +47,11 @@ pub struct Queue<'s> {
     /// The last ticket that this queue submitted; 0 before.
     last: Cell<u64>,
     /// Why it takes no work.
-    refused: Option<&'s Error>,
+    pub(super) refused: Option<&'s Error>,
     /// Who is to know of each ticket.
     lease: Option<&'s Lease>,
     /// Where launches are written down first.
-    run: Option<&'s Run<'s>>,
+    pub(super) run: Option<&'s Run<'s>>,
     /// Where the user opened it.
     pub(super) at: &'static Location<'static>,
     not_send: PhantomData<*const ()>,
@@ -150,14 +150,22 @@ impl<'s> Queue<'s> {
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.clone()).into());
         }
-        let run = self.run.filter(|run| run.is_open() || footprint.can_be_listed());
-        let submitted = match run {
-            Some(run) => self.submit_in(run, footprint, commands, calls),
-            None => {
+        let submitted = match self.run {
+            Some(run) if run.is_open() => self.submit_in(run, footprint, commands, calls),
+            _ => {
                 self.release_last();
                 submit(self.stream, self.at, footprint, commands, calls)
             }
         };
+        self.note(submitted)
+    }
+
+    /// Remembers what was submitted last.
+    #[inline]
+    pub(super) fn note<R>(
+        &self,
+        submitted: Result<(u64, R), SubmitError>,
+    ) -> Result<(u64, R), SubmitError> {
         if let Some(lease) = self.lease {
             match &submitted {
                 Ok((ticket, _)) => lease.submitted(*ticket),
@@ -169,7 +177,8 @@ impl<'s> Queue<'s> {
         Ok((ticket, value))
     }
 
-    /// Writes the operation down if it can be, and else submits it behind what was.
+    /// Submits an operation in front of what was written down, if it has nothing to do with that, and else behind it.
+    #[cold]
     fn submit_in<R>(
         &self,
         run: &Run<'_>,
@@ -177,11 +186,8 @@ impl<'s> Queue<'s> {
         commands: u32,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
-        if footprint.can_be_listed() && !self.stream.engine().options.verify {
-            if !run.is_open() {
-                self.release_last();
-            }
-            return run.write(footprint, calls);
+        if footprint.can_be_in_front() {
+            return run.write_in_front(footprint, commands, calls);
         }
         run.submit();
         self.release_last();
@@ -189,7 +195,8 @@ impl<'s> Queue<'s> {
     }
 
     /// Gives up the last operation's marker: another follows.
-    fn release_last(&self) {
+    #[inline]
+    pub(super) fn release_last(&self) {
         if self.last.get() != 0 {
             self.stream.release(self.last.get());
         }

@@ -29,7 +29,10 @@ use smallvec::SmallVec;
 use crate::backend::{ArgBlock, LaunchShape};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, Turn};
-use crate::submit::{Edge, Footprint, Graph, List, Node, Raw, Refusal, SubmitError, submit_listed};
+use crate::submit::{
+    Edge, Footprint, Graph, KernelLaunch, List, Node, Raw, Refusal, SubmitError, submit_in_front,
+    submit_listed,
+};
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
@@ -244,15 +247,26 @@ impl<'s> Run<'s> {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Writes an operation down.
-    pub(super) fn write<R>(
+    /// Writes a launch down; returns its ticket.
+    pub(super) fn write(
         &self,
         footprint: &mut Footprint<'_>,
-        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    ) -> Result<(u64, R), SubmitError> {
+        launch: &KernelLaunch<'_>,
+    ) -> Result<u64, SubmitError> {
         self.is_open.set(true);
         let fresh = || self.region.borrow_mut().fresh();
-        submit_listed(self.stream, footprint, self.owner(), fresh, calls)
+        submit_listed(self.stream, footprint, self.owner(), fresh, launch)
+    }
+
+    /// Submits an operation that touches fresh memory alone, with the ticket of what is written down.
+    pub(super) fn write_in_front<R>(
+        &self,
+        footprint: &mut Footprint<'_>,
+        commands: u32,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    ) -> Result<(u64, R), SubmitError> {
+        let fresh = || self.region.borrow_mut().fresh();
+        submit_in_front(self.stream, footprint, self.owner(), fresh, (commands, calls))
     }
 
     pub(super) fn is_open(&self) -> bool {

@@ -112,7 +112,8 @@ verbs! {
     /// The closure runs each time; results, ordering, errors and the value are those of a batch. Its **shape** is the kernels, in
     /// their order, and which of them have to wait for which: arguments, lengths and launch configurations may differ. A
     /// list ends where something else than a launch is put on the stream, with a kernel that runs for the
-    /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters.
+    /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters. Fresh memory (`empty`, `zeros`,
+    /// `full`, `upload`) ends none: it is made in front of the list.
     ///
     /// Ready proves the same as that of a batch.
     ///

@@ -1,7 +1,9 @@
-//! What keeps a kernel's code loaded, without the kernel's type.
+//! [`KernelLaunch`]: a launch of a kernel, without the kernel's type, and what keeps its code loaded.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+
+use crate::backend::{ArgBlock, Function, LaunchShape};
 
 /// A kernel's code, loaded as long as this is there.
 pub(crate) trait KernelCode: Send + Sync {
@@ -21,5 +23,20 @@ impl<C: KernelCode + 'static> ShareCode for Arc<C> {
 
     fn address(&self) -> *const () {
         Arc::as_ptr(self).cast()
+    }
+}
+
+/// One launch, before it is anywhere.
+pub(crate) struct KernelLaunch<'a> {
+    pub(crate) code: &'a dyn ShareCode,
+    pub(crate) function: &'a Function,
+    pub(crate) shape: LaunchShape,
+    pub(crate) args: &'a ArgBlock,
+}
+
+impl KernelLaunch<'_> {
+    /// Whether a graph takes it.
+    pub(crate) fn can_be_listed(&self) -> bool {
+        !self.shape.cooperative && !self.shape.grid.has_clusters()
     }
 }

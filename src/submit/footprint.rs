@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::code::ShareCode;
 use super::devices::{check_can_wait, check_device, check_is_there};
 use super::loan::Loan;
 use super::name::Name;
@@ -34,13 +33,10 @@ pub(crate) struct Footprint<'a> {
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
     pub(super) makes_buffer: bool,
-    pub(super) only_makes_a_buffer: bool,
     pub(super) peers: bool,
     pub(super) record: Option<EventHandle>,
     /// It enters what is on the stream already, also after the device was closed.
     pub(super) ends_a_loan: bool,
-    /// It is one launch, which may be written to a list; what keeps its code.
-    pub(super) code: Option<&'a dyn ShareCode>,
 }
 
 pub(super) struct Access<'a> {
@@ -64,11 +60,9 @@ impl<'a> Footprint<'a> {
             may_be_held_up: false,
             may_block: false,
             makes_buffer: false,
-            only_makes_a_buffer: false,
             peers: false,
             record: None,
             ends_a_loan: false,
-            code: None,
         }
     }
 
@@ -123,21 +117,22 @@ impl<'a> Footprint<'a> {
         self.may_block = true;
     }
 
-    /// Says that the operation is one launch of this code.
-    pub(crate) fn runs(&mut self, code: &'a dyn ShareCode) {
-        self.code = Some(code);
-    }
-
-    /// Says that the operation only makes a buffer: it may be in front of what was written down before, which has no
-    /// use of that memory.
-    pub(crate) fn only_makes_a_buffer(&mut self) {
-        self.only_makes_a_buffer = true;
-    }
-
-    /// Whether it may be written to a list: nothing but work of its own stream holds it up.
+    /// Whether a launch may be written to a list: nothing but work of its own stream holds it up, and the driver takes
+    /// no longer than it should.
     pub(crate) fn can_be_listed(&self) -> bool {
-        (self.code.is_some() || self.only_makes_a_buffer)
-            && !(self.may_be_held_up || self.may_block || self.record.is_some())
+        !self.may_block && self.is_of_the_stream_alone()
+    }
+
+    /// Whether the operation may be in front of what was written down before: all that it touches is memory that it
+    /// makes.
+    pub(crate) fn can_be_in_front(&self) -> bool {
+        let touches_others = !self.accesses.is_empty() || !self.untracked.is_empty();
+        self.makes_buffer && !touches_others && self.is_of_the_stream_alone()
+    }
+
+    /// Whether nothing else holds it up, and nobody looks at it alone.
+    fn is_of_the_stream_alone(&self) -> bool {
+        !self.may_be_held_up && self.record.is_none()
     }
 
     /// Says that the operation makes a buffer, which others will depend on.

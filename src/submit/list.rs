@@ -9,25 +9,27 @@
 //! | put on the stream as it is | were launched one by one; behind one that the driver refused, none |
 //! | launched as a graph | see [`batch::region`](crate::batch) |
 //!
+//! What touches fresh memory alone is put on the stream in front of the open list, with its ticket: what the list says
+//! of memory that was freed since it also keeps, so that none of that is fresh.
+//!
 //! # Invariants
 //! 1. What an operation that was not launched would have written is poisoned.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::code::KernelCode;
+use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, Edges};
 use super::footprint::Footprint;
 use super::name::Name;
-use super::raw::{Raw, Refusal, Written};
+use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, Function, LaunchShape};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
 
@@ -91,17 +93,16 @@ impl List {
     }
 
     /// Writes a launch down, with what the footprint says of it.
-    fn enter(&mut self, launch: Written, footprint: &Footprint<'_>) {
+    fn enter(&mut self, launch: &KernelLaunch<'_>, footprint: &Footprint<'_>) {
         let first = self.touched.len();
         for access in footprint.accesses.iter().chain(&footprint.untracked) {
             let (memory, range) = (access.memory.clone(), access.range.clone());
             self.touched.push(Touched { memory, range, writes: access.mode.writes() });
         }
-        let Some(code) = footprint.code else { return };
-        let is_it =
-            |known: &Arc<dyn KernelCode>| std::ptr::addr_eq(Arc::as_ptr(known), code.address());
+        let address = launch.code.address();
+        let is_it = |known: &Arc<dyn KernelCode>| std::ptr::addr_eq(Arc::as_ptr(known), address);
         let code = self.code.iter().position(is_it).unwrap_or_else(|| {
-            self.code.push(code.share());
+            self.code.push(launch.code.share());
             self.code.len() - 1
         });
         if footprint.untracked.iter().any(|access| !access.memory.is_frozen()) {
@@ -113,7 +114,8 @@ impl List {
                 (addresses, access.mode.writes())
             }));
         }
-        let (Written { function, shape, args }, touched) = (launch, first..self.touched.len());
+        let (function, args) = (launch.function.clone(), launch.args.clone());
+        let (shape, touched) = (launch.shape, first..self.touched.len());
         self.nodes.push(Node { code, function, shape, args, touched });
     }
 
@@ -154,32 +156,18 @@ impl Listed for List {
     }
 }
 
-/// Writes an operation to the owner's list on `stream`, as [`submit`](super::submit) would put it there.
-pub(crate) fn submit_listed<R>(
+/// Writes a launch to the owner's list on `stream`, as [`submit`](super::submit) would put it there; returns the list's
+/// ticket.
+pub(crate) fn submit_listed(
     stream: &Arc<StreamState>,
     footprint: &mut Footprint<'_>,
     owner: usize,
     fresh: impl FnOnce() -> Box<List>,
-    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-) -> Result<(u64, R), SubmitError> {
-    let engine = stream.engine();
-    if footprint.peers {
-        footprint.enter_frozen_peers(engine);
-    }
-    let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(stream));
-    if let Err(error) = ready {
-        return Err(footprint.poison(error).into());
-    }
-    let submitted = stream.with(|turn| {
-        if engine.is_closed() {
-            return Err(Refusal::Closed);
-        }
+    launch: &KernelLaunch<'_>,
+) -> Result<u64, SubmitError> {
+    let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
         let ticket = turn.open_list(owner, || fresh());
-        for edge in &footprint.after {
-            let Some(marker) = &edge.marker else { continue };
-            // In front of the whole list.
-            turn.wait_for(&edge.point.stream, marker)?;
-        }
+        wait_in_front(turn, footprint)?;
         for access in &footprint.accesses {
             let enter = |hazards: &mut AllocationHazards| {
                 hazards.record(&access.range, access.mode, turn.stream.progress(), ticket);
@@ -189,18 +177,65 @@ pub(crate) fn submit_listed<R>(
         for loan in footprint.lent.drain(..) {
             turn.lend(ticket, loan.bytes(), loan.into_payload());
         }
-        let written = Cell::new(None);
-        let raw = Raw { list: Some(&written), ..Raw::of(turn) };
-        let value = calls(&raw)?;
-        if let Some(launch) = written.take() {
-            let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
-            let Some(list) = list else { unreachable!("the owner opened it") };
-            list.enter(launch, footprint);
+        let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
+        let Some(list) = list else { unreachable!("the owner opened it") };
+        list.enter(launch, footprint);
+        Ok((ticket, ()))
+    };
+    in_turn(stream, footprint, listed).map(|(ticket, ())| ticket)
+}
+
+/// Puts an operation that touches fresh memory alone in front of the owner's list; returns the list's ticket.
+pub(crate) fn submit_in_front<R>(
+    stream: &Arc<StreamState>,
+    footprint: &mut Footprint<'_>,
+    owner: usize,
+    fresh: impl FnOnce() -> Box<List>,
+    (commands, calls): (u32, impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>),
+) -> Result<(u64, R), SubmitError> {
+    in_turn(stream, footprint, |turn, footprint| {
+        let ticket = turn.open_list(owner, || fresh());
+        if footprint.may_block || turn.is_crowded(commands) {
+            turn.expect_to_block();
         }
-        Ok((ticket, value))
-    });
+        wait_in_front(turn, footprint)?;
+        let result = calls(&Raw::of(turn));
+        if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
+            for loan in footprint.lent.drain(..) {
+                turn.lend(ticket, loan.bytes(), loan.into_payload());
+            }
+        }
+        Ok((ticket, result?))
+    })
+}
+
+/// Has the stream wait for what the footprint says, in front of the whole list.
+fn wait_in_front(turn: &mut Turn<'_, '_>, footprint: &Footprint<'_>) -> Result<(), Refusal> {
+    for edge in &footprint.after {
+        let Some(marker) = &edge.marker else { continue };
+        turn.wait_for(&edge.point.stream, marker)?;
+    }
+    Ok(())
+}
+
+fn in_turn<R>(
+    stream: &Arc<StreamState>,
+    footprint: &mut Footprint<'_>,
+    put: impl FnOnce(&mut Turn<'_, '_>, &mut Footprint<'_>) -> Result<(u64, R), Refusal>,
+) -> Result<(u64, R), SubmitError> {
+    let engine = stream.engine();
+    if footprint.peers {
+        footprint.enter_frozen_peers(engine);
+    }
+    let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(stream));
+    if let Err(error) = ready {
+        return Err(footprint.poison(error).into());
+    }
+    let loans = footprint.lent.len();
+    let submitted = stream
+        .with(|turn| if engine.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) });
     submitted.map_err(|refusal| {
         let error = footprint.poison(explain(stream, footprint.name, refusal));
-        SubmitError { error, lent: false }
+        SubmitError { error, lent: footprint.lent.len() < loans }
     })
 }

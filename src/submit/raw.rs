@@ -2,7 +2,6 @@
 //!
 //! The one caller of the backend's functions that touch memory.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -38,28 +37,19 @@ impl From<DriverCode> for Refusal {
     }
 }
 
-/// What was to be launched.
-pub(super) struct Written {
-    pub(super) function: Function,
-    pub(super) shape: LaunchShape,
-    pub(super) args: ArgBlock,
-}
-
 /// The driver, as an operation's closure sees it: its own stream, and memory that it put into its
 /// footprint.
 pub(crate) struct Raw<'a> {
     pub(super) stream: &'a Arc<StreamState>,
     pub(super) backend: &'a dyn Backend,
     pub(super) raw: RawStream,
-    /// Where the launch is written instead.
-    pub(super) list: Option<&'a Cell<Option<Written>>>,
 }
 
 impl<'a> Raw<'a> {
     /// The driver, on the stream of a turn.
     pub(crate) fn of(turn: &Turn<'a, '_>) -> Self {
         let stream = turn.stream;
-        Raw { stream, backend: &*stream.engine().backend, raw: stream.raw(), list: None }
+        Raw { stream, backend: &*stream.engine().backend, raw: stream.raw() }
     }
 }
 
@@ -178,11 +168,6 @@ impl Raw<'_> {
         shape: &LaunchShape,
         args: &ArgBlock,
     ) -> DriverResult<()> {
-        if let Some(list) = &self.list {
-            let (function, shape, args) = (function.clone(), *shape, args.clone());
-            list.set(Some(Written { function, shape, args }));
-            return Ok(());
-        }
         // SAFETY: the kernel's declaration vouches that for arguments that its preconditions
         // admit, and these were checked, it stays inside the memory they name; all of that is in
         // the footprint. The kernel object, which keeps the function loaded, is kept by the
