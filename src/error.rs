@@ -264,7 +264,7 @@ pub enum ErrorDetail {
     /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
     #[error(
         "{op} reads bytes {start}..{end} of a buffer that nothing has written yet: make it with \
-         `zeros`, or declare the kernel's argument as `Out<[T]>` if the kernel overwrites all of it"
+         `zeros`, or, if a kernel overwrites all of it, declare that argument as `Out<[T]>` (`Out<[[T]]>` for rows)"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data that depends on what `producer` would have written, which failed with
@@ -393,7 +393,9 @@ pub enum EventProblem {
 #[non_exhaustive]
 pub enum MemoryProblem {
     /// The driver knows it as no device memory.
-    #[error("it is not device memory: upload host memory")]
+    #[error(
+        "the driver knows no device memory there: host memory is uploaded, and null is an address of no elements alone"
+    )]
     NotDeviceMemory,
     /// The address is no multiple of the element's alignment.
     #[error("the address is not aligned to {alignment} bytes")]

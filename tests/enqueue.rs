@@ -311,6 +311,7 @@ async fn a_twin_that_panics_loses_the_device() -> Result<()> {
     };
     let error = op.await.unwrap_err();
     assert!(error.is_device_lost() && error.to_string().contains("a fault"), "{error}");
+    assert!(error.to_string().contains("crash"), "it names the operation: {error}");
     Ok(())
 }
 

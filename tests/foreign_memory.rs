@@ -283,6 +283,69 @@ async fn a_refused_loan_lends_nothing() -> Result<()> {
     Ok(())
 }
 
+/// A library that fails late: nobody reads what it should have written, until that is overwritten, behind its work.
+#[tokio::test]
+async fn a_loan_of_a_library_that_fails() -> Result<()> {
+    let device = testing::device();
+    let (ours, raw) = (device.stream()?, device.stream()?);
+    let stream = adopted(&device, &raw)?;
+    let x = ours.full(LEN, 2.0f32).queued()?;
+    let mut y = ours.full(LEN, 1.0f32).queued()?;
+    let uses = Uses::new("theirs").reads(&x).updates(&mut y);
+    // SAFETY: they do nothing.
+    let loan = unsafe { stream.lend_memory(uses) }?;
+    let gate = Gate::close(&raw)?;
+    let error = loan.fail(std::io::Error::other("no more of it"));
+    assert!(matches!(error.detail(), ErrorDetail::Foreign { .. }), "{error}");
+    assert!(error.to_string().contains("theirs") && error.to_string().contains("no more of it"));
+    let refused = ours.download(&y).await.unwrap_err();
+    assert!(matches!(refused.detail(), ErrorDetail::Upstream { .. }), "{refused}");
+    assert!(refused.to_string().contains("no more of it"), "{refused}");
+    assert_eq!(device.stream()?.download(&x).await?, [2.0; LEN]);
+    ours.fill(&mut y, 3.0).queued()?;
+    let seen = ours.download(&y);
+    assert!(!seen.is_complete(), "it waits for what they put there");
+    gate.open();
+    assert_eq!(seen.await?, [3.0; LEN]);
+    Ok(())
+}
+
+/// A loan goes to their thread, and the buffer with it, or away before.
+#[tokio::test]
+async fn a_loan_that_outlives_its_borrows() -> Result<()> {
+    let device = testing::device();
+    let (ours, raw) = (device.stream()?, device.stream()?);
+    let stream = adopted(&device, &raw)?;
+    let before = device.memory()?.used_bytes;
+    let kept = Arc::new(());
+    for buffer_goes_first in [false, true] {
+        let mut y = ours.full(LEN, 1.0f32).queued()?;
+        let uses = Uses::new("theirs").updates(&mut y).keeps(kept.clone());
+        // SAFETY: they work on that stream.
+        let loan = unsafe { stream.lend_memory(uses) }?;
+        // SAFETY: nothing else uses `y` until the end.
+        let loan = unsafe { loan.detach() };
+        let gate = Gate::close(&raw)?;
+        let theirs = std::thread::spawn(move || {
+            if buffer_goes_first {
+                drop(y);
+                return loan.end().map(|()| None);
+            }
+            loan.end().map(|()| Some(y))
+        });
+        let y = theirs.join().expect("it does not panic")?;
+        assert!(device.memory()?.used_bytes > before, "their work may use it");
+        assert_eq!(Arc::strong_count(&kept), 2);
+        gate.open();
+        if let Some(y) = y {
+            assert_eq!(ours.download(&y).await?, [1.0; LEN]);
+        }
+        eventually("it is dropped", || Arc::strong_count(&kept) == 1);
+        eventually("it is freed", || device.memory().is_ok_and(|now| now.used_bytes == before));
+    }
+    Ok(())
+}
+
 /// Where nothing can be submitted, the loan cannot end: nobody reads the memory, and it is never freed.
 #[tokio::test]
 async fn a_loan_that_cannot_end() -> Result<()> {

@@ -564,6 +564,8 @@ const CALL_NO_DRIVER: &[&str] = &[
     "DlpackTensor::strides",
     // In `tests/foreign_memory.rs`.
     "MemoryLoan::end",
+    "MemoryLoan::fail",
+    "MemoryLoan::detach",
     "StreamLoan::handle",
     "DeviceBuffer::device_ptr",
     "Frozen::device_ptr",
@@ -682,6 +684,8 @@ const CALL_NO_DRIVER: &[&str] = &[
     "SliceMut2::shape",
     "SliceMut2::row",
     "SliceMut2::row_mut",
+    "SliceMut2::iter",
+    "SliceMut2::iter_mut",
     "CudaCode::ptx",
     "CudaCode::source",
     "View::len",

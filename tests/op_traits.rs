@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use futures::future::FusedFuture;
 use gpu_await::{
-    Device, DeviceBuffer, Error, Event, Kernel, Lent, Module, Op, PinnedBuffer, PinnedFlag, Result,
-    Scope, Stream,
+    Device, DeviceBuffer, DlpackTensor, Error, Event, Kernel, Lent, MemoryLoan, Module, Op,
+    PinnedBuffer, PinnedFlag, Refused, Result, Scope, Stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
@@ -29,6 +29,9 @@ assert_impl_all!(DeviceBuffer<f32>: Send, Sync);
 assert_impl_all!(PinnedBuffer<f32>: Send, Sync, std::ops::DerefMut<Target = [f32]>);
 assert_impl_all!(PinnedFlag: Clone, Send, Sync);
 assert_impl_all!(Lent<PinnedBuffer<f32>>: Send);
+// So that `?` makes a boxed error of it.
+assert_impl_all!(Refused<DlpackTensor>: Send, Sync, std::error::Error);
+assert_impl_all!(MemoryLoan<'static, ()>: Send);
 assert_not_impl_any!(DeviceBuffer<f32>: Clone);
 assert_not_impl_any!(PinnedBuffer<f32>: Clone);
 assert_not_impl_any!(gpu_await::Queue<'static>: Send, Sync);

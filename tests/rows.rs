@@ -79,9 +79,8 @@ fn swap_twin(
     _: u32,
     _: u32,
 ) {
-    for row in 0..a.shape().rows() {
-        a.row_mut(row).swap_with_slice(b.row_mut(row));
-    }
+    assert_eq!(a.iter().len(), b.iter().len());
+    a.iter_mut().zip(b.iter_mut()).for_each(|(a, b)| a.swap_with_slice(b));
 }
 
 /// The device, and a kernel of it, or none where there is no compiler.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::memory::Element;
+use crate::memory::{Element, Number};
 
 /// How a library calls a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Kind {
 )]
 pub trait GemmElement: Element + sealed::Sealed {
     /// The type of `alpha` and `beta`, in which sums are computed.
-    type Scale: Copy + PartialEq + Default + Send + Sync + fmt::Debug + Sums + 'static;
+    type Scale: Number + PartialEq + Default + fmt::Debug + Sums;
     #[doc(hidden)]
     const KIND: Kind;
     #[doc(hidden)]

@@ -138,9 +138,12 @@ impl GemmCore {
         }
         let op = "gemm";
         if bias.is_some() != shape.bias {
-            let (expected, found) =
-                (if shape.bias { shape.n } else { 0 }, bias.map_or(0, RawSlice::len));
-            return Err(ErrorDetail::WrongLength { op, what: "the bias", expected, found }.into());
+            let (what, expected) = match shape.bias {
+                true => ("the bias, which `launch_with_bias` takes,", shape.n),
+                false => ("the bias, which the plan was made without,", 0),
+            };
+            let found = bias.map_or(0, RawSlice::len);
+            return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
         }
         let arguments = [
             ("a", Some(a), shape.batch * shape.m * shape.k),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::backend::DevicePtr;
 use crate::device::Device;
-use crate::error::{ErrorDetail, MemoryProblem, Result};
+use crate::error::{Error, ErrorDetail, MemoryProblem, Result};
 use crate::memory::Element;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::DeviceBuffer;
@@ -130,16 +130,63 @@ impl Stream {
             queue.submit(footprint, 0, |_| Ok(()))?;
             Ok(())
         })?;
-        Ok(MemoryLoan { uses, stream: self.clone(), is_over: false })
+        Ok(MemoryLoan { uses, stream: self.clone(), is_over: false, borrowed: PhantomData })
     }
 }
 
 /// Device memory that another library uses; see [`Stream::lend_memory`].
+///
+/// # Examples
+/// A library that works on threads of its own, and calls back when it is done or has failed, on a thread that may
+/// submit: the loan and the buffer go there, and what awaits comes back.
+/// ```
+/// # use std::thread;
+/// use futures::channel::oneshot;
+/// use gpu_await::{Device, DeviceBuffer, Result, Stream, Uses};
+///
+/// async fn decode(stream: &Stream, mut frame: DeviceBuffer<u8>, picture: Vec<u8>) -> Result<DeviceBuffer<u8>> {
+///     // SAFETY: the decoder overwrites the frame, on this stream, and calls back behind its last call.
+///     let loan = unsafe { stream.lend_memory(Uses::new("decode").writes(&mut frame)) }?;
+///     // SAFETY: nothing uses the frame until the loan is over.
+///     let loan = unsafe { loan.detach() };
+///     let (to, (done, ended)) = (loan.slices().0, oneshot::channel());
+///     decoder::start(picture, to.address(), to.len(), move |failed: Option<decoder::Failed>| {
+///         let ended = match failed {
+///             None => loan.end(),
+///             Some(failed) => Err(loan.fail(failed)),
+///         };
+///         // Nobody awaits it any more: the frame goes, behind all that.
+///         let _ = done.send(ended.map(|()| frame));
+///     });
+///     ended.await.expect("the decoder calls back")
+/// }
+/// # mod decoder {
+/// #     #[derive(Debug, thiserror::Error)] #[error("no picture")] pub struct Failed;
+/// #     pub fn start(from: Vec<u8>, to: u64, len: usize, done: impl FnOnce(Option<Failed>) + Send + 'static) {
+/// #         std::thread::spawn(move || {
+/// #             if from.len() != len { return done(Some(Failed)); }
+/// #             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, len) };
+/// #             done(None);
+/// #         });
+/// #     }
+/// # }
+/// # futures::executor::block_on(async {
+/// # let device = Device::host();
+/// # let ours = device.stream()?;
+/// # let raw = unsafe { ours.as_raw() };
+/// # let stream = unsafe { Stream::from_raw(&device, raw, ()) }?;
+/// let frame = decode(&stream, stream.empty(3).await?, vec![1, 2, 3]).await?;
+/// assert_eq!(stream.download(&frame).await?, [1, 2, 3]);
+/// let failed = decode(&stream, frame, vec![1]).await.expect_err("it is too short");
+/// assert!(failed.to_string().contains("no picture"));
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
 #[must_use = "the loan ends when it is dropped"]
 pub struct MemoryLoan<'a, P> {
-    uses: OpenUses<'a, P>,
+    uses: OpenUses<P>,
     stream: Stream,
     is_over: bool,
+    borrowed: PhantomData<&'a mut ()>,
 }
 
 impl<P: Copy> MemoryLoan<'_, P> {
@@ -163,6 +210,38 @@ impl<P> MemoryLoan<'_, P> {
     /// end after the device was closed.
     pub fn end(mut self) -> Result<()> {
         self.close()
+    }
+
+    /// Ends the loan of a library that failed: what was declared as written fails its readers, with this cause. Returns
+    /// that error ([`ErrorDetail::Foreign`], or an error of this crate as it is); the loss of the device, if that came
+    /// before. Whoever overwrites all of the memory waits as behind [`end`](Self::end).
+    ///
+    /// # Blocking
+    /// As [`end`](Self::end).
+    pub fn fail(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        match self.close() {
+            Ok(()) => self.uses.fail(cause.into()),
+            Err(error) => error,
+        }
+    }
+
+    /// Lets the loan outlive the borrows of what was declared: for a library that works on threads of its own. It keeps
+    /// the memory; the buffers may be moved, or dropped.
+    ///
+    /// # Safety
+    /// Until the loan is over nobody puts an operation on any stream that uses the declared memory, other than reads of
+    /// what was declared as read; buffers, views and host addresses of it are used for nothing else either. What
+    /// [`Stream::lend_memory`] asks for holds as long as the loan does.
+    pub unsafe fn detach(mut self) -> MemoryLoan<'static, P>
+    where
+        P: Clone,
+    {
+        MemoryLoan {
+            uses: self.uses.take(),
+            stream: self.stream.clone(),
+            is_over: std::mem::replace(&mut self.is_over, true),
+            borrowed: PhantomData,
+        }
     }
 
     fn close(&mut self) -> Result<()> {

@@ -46,7 +46,8 @@
 /// A struct is passed by value, as CUDA C++ does it: `#[repr(C)]`, with fields in the order of the kernel's,
 /// `#[derive(Clone, Copy, Debug, Pod, Zeroable)]` of [`bytemuck`](crate::bytemuck) (with
 /// `#[bytemuck(crate = "gpu_await::bytemuck")]`, unless the program depends on that itself), and no padding: fill gaps
-/// with a field on both sides. Conditions and `launch` read its fields.
+/// with a field on both sides. Conditions and `launch` read its fields. `f16` and `bf16` of `half` are `__half` and
+/// `__nv_bfloat16` there, `Complex<f32>` of `num-complex` is `float2`, `Complex<f64>` `double2`.
 ///
 /// `ptx` is an image's text; `cuda` is CUDA C++, a text or a [`CudaSource`](crate::CudaSource), which NVRTC compiles when the
 /// kernel is loaded ([`Module::compile`](crate::Module::compile)). In it the entry is `extern "C"`, or an instance of a
@@ -54,7 +55,9 @@
 ///
 /// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that `entry`
 /// lists, each with its own name in the code, and loaded by itself: `NAME::<f32>::load`. The twin is a function that is
-/// generic in the same way, with any bounds.
+/// generic in the same way, with any bounds. Each is a type of its own, with methods of its own: code that is generic
+/// over the element as well takes a trait of yours, implemented for each type of the list by a line of a macro:
+/// `trait Scale: Element { fn scale(on: &Stream, kernel: &scale<Self>, a: Self, x: &mut DeviceBuffer<Self>) -> Op<()>; }`.
 ///
 /// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written
 /// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the

@@ -111,6 +111,22 @@ impl<T> SliceMut2<'_, T> {
         // elements are live and nobody else's for `'a`; and one row is borrowed at a time.
         unsafe { std::slice::from_raw_parts_mut(start, self.shape.columns()) }
     }
+
+    /// Returns all rows, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[T]> {
+        (0..self.shape.rows()).map(|row| self.row(row))
+    }
+
+    /// Returns all rows for writing, in order.
+    pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = &mut [T]> {
+        let (start, shape) = (self.start, self.shape);
+        (0..shape.rows()).map(move |row| {
+            let start = start.wrapping_add(offset(shape, row));
+            // SAFETY: as in `row_mut`; each row comes once, and no two of them overlap, as a pitch is no less than
+            // a row.
+            unsafe { std::slice::from_raw_parts_mut(start, shape.columns()) }
+        })
+    }
 }
 
 /// Elements before a row.

@@ -79,7 +79,7 @@ pub trait Readable<T>: Extent {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory that can be written as `{T}`",
     label = "not writable device memory of `{T}`",
-    note = "`DeviceBuffer<{T}>` and `ViewMut<{T}>` are, passed by `&mut`"
+    note = "`DeviceBuffer<{T}>` and `ViewMut<{T}>` are, passed by `&mut`; of rows (`ViewMut2`) the view that they were made of"
 )]
 pub trait Writable<T>: Readable<T> {
     #[doc(hidden)]

@@ -25,7 +25,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::footprint::{Footprint, Loans};
+use super::footprint::Footprint;
+use super::name::Name;
 use super::raw::{Raw, Refusal};
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
@@ -75,10 +76,11 @@ const TIMED: u64 = 64;
 /// ```
 #[must_use = "pass it to `enqueue`"]
 pub struct Uses<'a, P = ()> {
-    footprint: Footprint<'a>,
+    pub(super) name: Name<'static>,
+    pub(super) footprint: Footprint<'a>,
     memory: Memory,
     commands: u32,
-    pointers: P,
+    pub(super) pointers: P,
 }
 
 /// The ranges that an operation declared, tracked or not.
@@ -87,8 +89,8 @@ type Memory = SmallVec<[(DevicePtr, u64); 4]>;
 impl Uses<'_> {
     /// Uses nothing yet. Errors call the operation `name`.
     pub fn new(name: &'static str) -> Self {
-        let memory = SmallVec::new();
-        Uses { footprint: Footprint::new(name), memory, commands: 1, pointers: () }
+        let (name, memory) = (Name::Verb(name), SmallVec::new());
+        Uses { name, footprint: Footprint::of(name), memory, commands: 1, pointers: () }
     }
 }
 
@@ -167,8 +169,8 @@ impl<'a, P> Uses<'a, P> {
     where
         P: Append<RawSlice<T>>,
     {
-        let Uses { footprint, memory, commands, pointers } = self;
-        Uses { footprint, memory, commands, pointers: pointers.with(slice) }
+        let Uses { name, footprint, memory, commands, pointers } = self;
+        Uses { name, footprint, memory, commands, pointers: pointers.with(slice) }
     }
 
     /// Has `submit` put what `call` does on `stream`. A panic of `call` is the caller's to go on
@@ -192,12 +194,13 @@ impl<'a, P> Uses<'a, P> {
             self.footprint.may_block();
         }
         let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
-        let (name, engine) = (self.footprint.name(), stream.engine());
+        let (name, engine) = (self.name, stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
-            let queue = RawQueue { raw, engine, memory: &self.memory, not_send: PhantomData };
+            let memory = &self.memory;
+            let queue = RawQueue { raw, engine, name, memory, not_send: PhantomData };
             let run = || {
                 let Some((call, pointers)) = call.take() else { return };
                 let called = contain::hold(|| {
@@ -276,55 +279,8 @@ impl<'a, P> Uses<'a, P> {
     }
 }
 
-impl<'a, P> Uses<'a, P> {
-    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind others.
-    pub(crate) fn open(
-        mut self,
-        engine: &Arc<Engine>,
-        submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
-    ) -> Result<OpenUses<'a, P>> {
-        self.footprint.check_loans(engine)?;
-        let lent = std::mem::take(&mut self.footprint.lent);
-        submit(&mut self.footprint)?;
-        Ok(OpenUses { footprint: self.footprint, lent, pointers: self.pointers })
-    }
-}
-
-/// Uses that last longer than a call.
-pub(crate) struct OpenUses<'a, P> {
-    footprint: Footprint<'a>,
-    /// What is lent until the end is complete.
-    lent: Loans,
-    pointers: P,
-}
-
-impl<'a, P> OpenUses<'a, P> {
-    pub(crate) fn pointers(&self) -> P
-    where
-        P: Copy,
-    {
-        self.pointers
-    }
-
-    /// Ends them: `submit` enters the uses behind everything that is on the stream. If it cannot, and the device
-    /// works, nobody knows when the memory is free.
-    pub(crate) fn close(
-        &mut self,
-        engine: &Arc<Engine>,
-        submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
-    ) -> Result<()> {
-        self.footprint.lent = std::mem::take(&mut self.lent);
-        self.footprint.ends_a_loan = true;
-        submit(&mut self.footprint).inspect_err(|_| {
-            if engine.lost().is_none() {
-                self.footprint.leak();
-            }
-        })
-    }
-}
-
 /// What the error of another library's becomes; one of this crate's stays as it is.
-fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> Error {
+pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> Error {
     match error.downcast::<Error>() {
         Ok(ours) => *ours,
         Err(theirs) => ErrorDetail::Foreign { op, cause: theirs.into() }.into(),
@@ -335,6 +291,7 @@ fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> Error {
 pub struct RawQueue<'q> {
     raw: &'q Raw<'q>,
     engine: &'q Arc<Engine>,
+    name: Name<'static>,
     memory: &'q Memory,
     not_send: PhantomData<*const ()>,
 }
@@ -392,7 +349,7 @@ impl RawQueue<'_> {
         };
         let (grid_dim, block_dim, cluster_dim) = ([1; 3], [1; 3], [1; 3]);
         let grid = Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 };
-        let function = Function::Host(Arc::new(once), "enqueue".into());
+        let function = Function::Host(Arc::new(once), self.name.to_arc());
         let shape = LaunchShape { grid, cooperative: false };
         self.raw.launch(&function, &shape, &args).map_err(|code| self.engine.refused(code))
     }

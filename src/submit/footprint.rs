@@ -51,8 +51,12 @@ pub(super) type Loans = SmallVec<[Loan; 2]>;
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
     pub(crate) fn new(verb: &'static str) -> Self {
+        Footprint::of(Name::Verb(verb))
+    }
+
+    pub(super) fn of(name: Name<'a>) -> Self {
         Footprint {
-            name: Name::Verb(verb),
+            name,
             accesses: SmallVec::new(),
             untracked: SmallVec::new(),
             lent: SmallVec::new(),

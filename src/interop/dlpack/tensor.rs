@@ -32,6 +32,8 @@ pub(super) enum Managed {
 
 // SAFETY: DLPack's deleters may be called on any thread, and nothing else of the producer's is called.
 unsafe impl Send for DlpackTensor {}
+// SAFETY: a shared one only reads its description, which nobody changes.
+unsafe impl Sync for DlpackTensor {}
 
 impl DlpackTensor {
     /// Takes over a tensor of version 1 and later (a Python capsule `dltensor_versioned`).

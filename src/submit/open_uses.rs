@@ -1,0 +1,109 @@
+//! [`OpenUses`]: uses that last longer than a call.
+#![forbid(unsafe_code)]
+
+use std::mem::take;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::enqueue::{Uses, foreign};
+use super::footprint::{Access, Footprint, Loans};
+use super::name::Name;
+use crate::error::{Error, Result};
+use crate::memory::allocation::Allocation;
+use crate::memory::hazard::Mode;
+use crate::runtime::Engine;
+
+/// What was declared, with shares of the memory: the buffers themselves may move, and go.
+pub(crate) struct OpenUses<P> {
+    name: Name<'static>,
+    tracked: Vec<Held>,
+    untracked: Vec<Held>,
+    /// What is lent until the end is complete.
+    lent: Loans,
+    pointers: P,
+}
+
+struct Held {
+    memory: Arc<Allocation>,
+    range: Range<u64>,
+    mode: Mode,
+}
+
+impl<'a, P> Uses<'a, P> {
+    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind others.
+    pub(crate) fn open(
+        mut self,
+        engine: &Arc<Engine>,
+        submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
+    ) -> Result<OpenUses<P>> {
+        self.footprint.check_loans(engine)?;
+        let lent = std::mem::take(&mut self.footprint.lent);
+        submit(&mut self.footprint)?;
+        let Footprint { accesses, untracked, .. } = &self.footprint;
+        let (tracked, untracked) = (Held::all(accesses), Held::all(untracked));
+        Ok(OpenUses { name: self.name, tracked, untracked, lent, pointers: self.pointers })
+    }
+}
+
+impl<P> OpenUses<P> {
+    pub(crate) fn pointers(&self) -> P
+    where
+        P: Copy,
+    {
+        self.pointers
+    }
+
+    /// The uses, which are not here any more.
+    pub(crate) fn take(&mut self) -> OpenUses<P>
+    where
+        P: Clone,
+    {
+        let (tracked, untracked) = (take(&mut self.tracked), take(&mut self.untracked));
+        let (lent, pointers) = (take(&mut self.lent), self.pointers.clone());
+        OpenUses { name: self.name, tracked, untracked, lent, pointers }
+    }
+
+    /// Ends them: `submit` enters the uses behind everything that is on the stream. If it cannot, and the device
+    /// works, nobody knows when the memory is free.
+    pub(crate) fn close(
+        &mut self,
+        engine: &Arc<Engine>,
+        submit: impl FnOnce(&mut Footprint<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let lent = take(&mut self.lent);
+        let mut footprint = self.footprint();
+        footprint.lent = lent;
+        footprint.ends_a_loan = true;
+        submit(&mut footprint).inspect_err(|_| {
+            if engine.lost().is_none() {
+                footprint.leak();
+            }
+        })
+    }
+
+    /// Poisons what was declared as written with another library's error, which is handed back as ours.
+    pub(crate) fn fail(&self, error: Box<dyn std::error::Error + Send + Sync>) -> Error {
+        self.footprint().poison(foreign(self.name.to_arc(), error))
+    }
+
+    fn footprint(&self) -> Footprint<'_> {
+        let mut footprint = Footprint::of(self.name);
+        footprint.accesses.extend(self.tracked.iter().map(Held::access));
+        footprint.untracked.extend(self.untracked.iter().map(Held::access));
+        footprint
+    }
+}
+
+impl Held {
+    fn all(accesses: &[Access<'_>]) -> Vec<Held> {
+        let held = |access: &Access<'_>| {
+            let (memory, range) = (access.memory.clone(), access.range.clone());
+            Held { memory, range, mode: access.mode }
+        };
+        accesses.iter().map(held).collect()
+    }
+
+    fn access(&self) -> Access<'_> {
+        Access { memory: &self.memory, range: self.range.clone(), mode: self.mode }
+    }
+}
