@@ -4,10 +4,13 @@
 //! arguments each time (`changed`) and with the same (`unchanged`), and the same three by the bare driver with
 //! `cuStreamSynchronize` (`raw_..`). The median of one after the other, each awaited in a task on four workers.
 //!
+//! `graph`s are the same chains as a `Graph` that takes the array and the factor.
+//!
 //! | line | is |
 //! |---|---|
 //! | `replay.N.WHO.us` | a chain of N, from the first call until it was awaited |
 //! | `replay.N.WHO.ratio` | by the batch; of `raw_ratio`, by the bare driver's graph |
+//! | `graph.N.WHO.us`, `.ratio`, `.raw_ratio` | likewise, of a `Graph` |
 //! | `replay.shape_changes.ratio` | chains of 8 lengths in turn, replayed, by batches of them |
 //! | `replay.forkjoin.ratio` | 4 chains of 5 kernels of some 5 µs, written one after the other, and one behind them all: replayed, by four streams that are joined |
 //! | `replay.threads16.ratio` | requests a second of 16 tasks, each a chain of 10 on a stream of its own, replayed with other arguments, by batches |
@@ -20,7 +23,9 @@ mod measure;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, DeviceBuffer, Grid, LaunchConfig, Region, Stream, kernel, kernels};
+use gpu_await::{
+    Device, DeviceBuffer, Graph, Grid, InOut, LaunchConfig, Region, Stream, kernel, kernels,
+};
 use graphs::Chain;
 use measure::{Sorted, Tally, print, rounds, us};
 
@@ -40,13 +45,24 @@ struct Place {
     scale: kernels::scale,
     x: DeviceBuffer<f32>,
     region: Region,
+    graph: Graph<(InOut<f32>, f32)>,
 }
 
 impl Place {
-    fn new(device: &Device, scale: &kernels::scale) -> Place {
+    /// `kernels` of them in the graph.
+    fn new(device: &Device, scale: &kernels::scale, kernels: usize) -> Place {
         let stream = device.stream().expect("a stream");
         let x = stream.full(LEN, 1.0).queued().expect("memory");
-        Place { scale: scale.clone(), x, stream, region: Region::new() }
+        let state = (scale.clone(), kernels);
+        let graph = device.graph(state, |q, (scale, kernels), (mut x, factor)| {
+            (0..*kernels).try_for_each(|_| scale.launch(q, factor, &mut x))
+        });
+        Place { scale: scale.clone(), x, stream, region: Region::new(), graph }
+    }
+
+    async fn graph(&mut self, factor: f32) {
+        let Place { stream, x, graph, .. } = self;
+        graph.launch(stream, (x, factor)).await.expect("completes");
     }
 
     async fn batch(&mut self, kernels: usize, factor: f32) {
@@ -56,7 +72,7 @@ impl Place {
     }
 
     async fn replay(&mut self, kernels: usize, factor: f32) {
-        let Place { stream, scale, x, region } = self;
+        let Place { stream, scale, x, region, .. } = self;
         let op =
             stream.replay(region, |q| (0..kernels).try_for_each(|_| scale.launch(q, factor, x)));
         op.await.expect("completes");
@@ -73,10 +89,12 @@ enum Way {
     Batch,
     Changed,
     Unchanged,
+    GraphChanged,
+    GraphUnchanged,
 }
 
 async fn alone(device: Device, scale: kernels::scale, lengths: Vec<usize>, way: Way) -> f64 {
-    let mut place = Place::new(&device, &scale);
+    let mut place = Place::new(&device, &scale, lengths[0]);
     let mut times = Vec::new();
     for round in 0..rounds(5000, 20) {
         let length = lengths[round % lengths.len()];
@@ -85,6 +103,8 @@ async fn alone(device: Device, scale: kernels::scale, lengths: Vec<usize>, way: 
             Way::Batch => place.batch(length, factor(round, true)).await,
             Way::Changed => place.replay(length, factor(round, true)).await,
             Way::Unchanged => place.replay(length, factor(round, false)).await,
+            Way::GraphChanged => place.graph(factor(round, true)).await,
+            Way::GraphUnchanged => place.graph(factor(round, false)).await,
         }
         if round > 10 {
             times.push(us(start.elapsed()));
@@ -100,11 +120,11 @@ fn by_hand(length: usize, way: Way) -> f64 {
         let start = Instant::now();
         match way {
             Way::Batch => chain.launches(factor(round, true)),
-            Way::Changed => {
+            Way::Changed | Way::GraphChanged => {
                 chain.set(factor(round, true));
                 chain.launch();
             }
-            Way::Unchanged => chain.launch(),
+            Way::Unchanged | Way::GraphUnchanged => chain.launch(),
         }
         chain.synchronize();
         times.push(us(start.elapsed()));
@@ -165,7 +185,7 @@ fn together(device: &Device, scale: &kernels::scale, replayed: bool) -> f64 {
     let runtime = measure::workers(TASKS.min(measure::cores()));
     let tally = Arc::new(Tally::new(TASKS));
     // Before anything is launched: making a stream waits for that.
-    let places: Vec<_> = (0..TASKS).map(|_| Place::new(device, scale)).collect();
+    let places: Vec<_> = (0..TASKS).map(|_| Place::new(device, scale, 1)).collect();
     let tasks: Vec<_> = places
         .into_iter()
         .enumerate()
@@ -201,21 +221,28 @@ fn main() {
         measure::on_worker(&runtime, task)
     };
     for length in [1, 3, 10, 100] {
-        let line = |name: &str| format!("replay.{length}.{name}");
         let launches = measured(&[length], Way::Batch);
-        print(&line("launches.us"), launches, "us");
-        for (name, way) in [("changed", Way::Changed), ("unchanged", Way::Unchanged)] {
-            let replayed = measured(&[length], way);
-            print(&line(&format!("{name}.us")), replayed, "us");
-            print(&line(&format!("{name}.ratio")), replayed / launches, "ratio");
+        print(&format!("replay.{length}.launches.us"), launches, "us");
+        let ways = [
+            ("replay", "changed", Way::Changed),
+            ("replay", "unchanged", Way::Unchanged),
+            ("graph", "changed", Way::GraphChanged),
+            ("graph", "unchanged", Way::GraphUnchanged),
+        ];
+        for (who, name, way) in ways {
+            let line = |what: &str| format!("{who}.{length}.{what}");
+            let ours = measured(&[length], way);
+            print(&line(&format!("{name}.us")), ours, "us");
+            print(&line(&format!("{name}.ratio")), ours / launches, "ratio");
             if measure::on_cuda() {
                 let raw = by_hand(length, way);
                 print(&line(&format!("raw_{name}.us")), raw, "us");
-                print(&line(&format!("{name}.raw_ratio")), replayed / raw, "ratio");
+                print(&line(&format!("{name}.raw_ratio")), ours / raw, "ratio");
             }
         }
         if measure::on_cuda() {
-            print(&line("raw_launches.us"), by_hand(length, Way::Batch), "us");
+            let raw = by_hand(length, Way::Batch);
+            print(&format!("replay.{length}.raw_launches.us"), raw, "us");
         }
     }
     let lengths = [10, 11, 12, 13, 14, 15, 16, 17];

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`queue`] | the verbs, and what a closure sees of the stream |
 //! | [`region`] | what a batch remembers that is replayed |
-//! | [`launch`] | launches, which a replayed batch writes down |
+//! | [`draft`] | the list of a graph, while its closure runs |
+//! | [`launch`] | launches, which replayed batches and graphs write down |
 //! | [`fill`] | new memory, and filling it |
 //! | [`transfer`] | copies of parts and rows |
 //! | [`peer`] | copies between devices |
@@ -12,6 +13,7 @@
 //! | [`source`] | what can be uploaded |
 #![forbid(unsafe_code)]
 
+pub(crate) mod draft;
 mod fill;
 mod launch;
 pub(crate) mod peer;

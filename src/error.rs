@@ -260,6 +260,15 @@ pub enum ErrorDetail {
     /// The value is made by the host when the device gets there; only awaiting can give it.
     #[error("{op}: the value is made by the host; await it")]
     HostValue { op: &'static str },
+    /// The operation cannot be a part of a [`Graph`](crate::Graph).
+    #[error(
+        "{op} cannot be a part of a graph: launches are, and `empty` makes memory for them (kernels that wait for a \
+         flag, are cooperative or have clusters are not); put it on the stream around the graph, or use `replay`"
+    )]
+    NotInGraph { op: Arc<str> },
+    /// A [`Graph`](crate::Graph) uses the memory in each of its launches.
+    #[error("{op}: a graph uses this memory in each of its launches; drop the graph first")]
+    KeptByGraph { op: &'static str },
     /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
     /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
     #[error(
@@ -485,6 +494,8 @@ impl ErrorDetail {
             | D::Pitch { .. }
             | D::Ragged { .. }
             | D::HostValue { .. }
+            | D::NotInGraph { .. }
+            | D::KeptByGraph { .. }
             | D::Unwritten { .. }
             | D::WrongThread { .. }
             | D::TooFew { .. }

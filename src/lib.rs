@@ -74,6 +74,7 @@ pub(crate) mod error;
 pub(crate) mod event;
 #[cfg(feature = "fft")]
 pub(crate) mod fft;
+pub(crate) mod graph;
 pub(crate) mod interop;
 pub(crate) mod kernel;
 pub mod kernels;
@@ -131,6 +132,8 @@ pub use event::Event;
 pub use event::builder::EventBuilder;
 #[cfg(feature = "fft")]
 pub use fft::{ComplexFft, Fft, FftBuilder, FftElement, RealFft};
+pub use graph::Graph;
+pub use graph::slots::{GraphArg, GraphArgs, GraphSlot, GraphSlots};
 pub use interop::StreamLoan;
 #[cfg(feature = "cuda")]
 pub use interop::cudarc::CudarcSlice;

@@ -29,7 +29,9 @@ mod list;
 mod loan;
 mod name;
 mod open_uses;
+mod range_map;
 mod raw;
+mod summary;
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -39,12 +41,13 @@ pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wr
 pub(crate) use self::edges::Edge;
 pub use self::enqueue::{Append, RawQueue, Uses};
 pub(crate) use self::footprint::Footprint;
-pub(crate) use self::graph::Graph;
-pub(crate) use self::list::{List, Node, submit_in_front, submit_listed};
+pub(crate) use self::graph::CompiledGraph;
+pub(crate) use self::list::{List, Node, Touched, draw, submit_in_front, submit_listed};
 pub(crate) use self::loan::SubmitError;
 use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
 pub(crate) use self::raw::{Raw, Refusal};
+pub(crate) use self::summary::Summary;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
 use crate::memory::allocation::AllocationHazards;

@@ -258,6 +258,9 @@ pub enum DriverCall {
     CopyRows,
     Fill,
     Launch,
+    GraphCompile,
+    GraphSet,
+    GraphLaunch,
 }
 
 impl DriverCall {
@@ -284,6 +287,9 @@ impl DriverCall {
             DriverCall::CopyRows => "copy_rows",
             DriverCall::Fill => "fill",
             DriverCall::Launch => "launch",
+            DriverCall::GraphCompile => "graph_compile",
+            DriverCall::GraphSet => "graph_set",
+            DriverCall::GraphLaunch => "graph_launch",
         }
     }
 }

@@ -54,6 +54,8 @@ mod errors;
 mod events;
 #[path = "driver_calls/failures.rs"]
 mod failures;
+#[path = "driver_calls/graph.rs"]
+mod graph;
 #[path = "driver_calls/host_functions.rs"]
 mod host_functions;
 #[path = "driver_calls/launches.rs"]

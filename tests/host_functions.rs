@@ -535,6 +535,7 @@ const PLAIN: &[&str] = &[
 const CALL_NO_DRIVER: &[&str] = &[
     "Region::new",
     "Region::report",
+    "Graph::report",
     "Fft::complex",
     "Fft::real",
     "FftBuilder::batch",

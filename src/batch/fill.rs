@@ -91,7 +91,7 @@ impl<'s> Queue<'s> {
         let mut claim = self.claim(bytes, false)?;
         let attempt = |claim: &mut Claim<'_>| {
             let mut footprint = footprint();
-            footprint.makes_buffer();
+            footprint.makes_buffer(written);
             if bytes > block_cache::LARGEST {
                 // Nothing is kept of that size, and the driver's pool may have to grow.
                 footprint.may_block();

@@ -1,11 +1,33 @@
-//! Launches, which a replayed batch writes down.
+//! Launches, which replayed batches and graphs write down, and what becomes of other operations beside those.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use crate::batch::draft;
+use crate::batch::draft::{Draft, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
-use crate::submit::{Footprint, KernelLaunch, SubmitError};
+use crate::submit::{Footprint, KernelLaunch, Raw, Refusal, SubmitError};
 
-impl Queue<'_> {
+impl<'s> Queue<'s> {
+    /// One whose launches are written to the lists of a run.
+    pub(crate) fn listing(self, run: &'s Run<'s>) -> Self {
+        Queue { writer: Some(Writer::Replay(run)), ..self }
+    }
+
+    /// One of the same stream whose launches are the list of a graph.
+    pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
+        let (stream, home, at) = (self.stream, self.home, self.at);
+        let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
+        Queue { stream, home, last, refused: None, lease: None, writer, at, not_send: PhantomData }
+    }
+
+    /// Whether its launches are the list of a graph.
+    pub(crate) fn is_drawing(&self) -> bool {
+        matches!(self.writer, Some(Writer::Graph(_)))
+    }
+
     /// Submits a launch, or writes it down.
     #[inline]
     pub(crate) fn submit_launch(
@@ -13,8 +35,8 @@ impl Queue<'_> {
         footprint: &mut Footprint<'_>,
         launch: &KernelLaunch<'_>,
     ) -> Result<(), SubmitError> {
-        match self.run {
-            Some(run) => self.launch_in(run, footprint, launch),
+        match self.writer {
+            Some(writer) => self.launch_in(writer, footprint, launch),
             None => self.launch_now(footprint, launch),
         }
     }
@@ -33,10 +55,14 @@ impl Queue<'_> {
     #[cold]
     fn launch_in(
         &self,
-        run: &Run<'_>,
+        writer: Writer<'_>,
         footprint: &mut Footprint<'_>,
         launch: &KernelLaunch<'_>,
     ) -> Result<(), SubmitError> {
+        let run = match writer {
+            Writer::Replay(run) => run,
+            Writer::Graph(draft) => return draft.write(self.stream.engine(), footprint, launch),
+        };
         let is_listed = launch.can_be_listed()
             && footprint.can_be_listed()
             && !self.stream.engine().options.verify;
@@ -53,5 +79,25 @@ impl Queue<'_> {
         let (ticket, ()) = self.note(run.write(footprint, launch).map(|ticket| (ticket, ())))?;
         op.told(self.stream, ticket);
         Ok(())
+    }
+
+    /// Submits an operation in front of what was written down, if it has nothing to do with that, and else behind it.
+    #[cold]
+    pub(super) fn submit_beside<R>(
+        &self,
+        writer: Writer<'_>,
+        footprint: &mut Footprint<'_>,
+        commands: u32,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    ) -> Result<(u64, R), SubmitError> {
+        match writer {
+            Writer::Replay(run) if run.is_open() && footprint.can_be_in_front() => {
+                return run.write_in_front(footprint, commands, calls);
+            }
+            Writer::Replay(run) => run.submit(),
+            Writer::Graph(_) if footprint.only_makes_a_buffer() => {}
+            Writer::Graph(_) => return Err(draft::refused(footprint)),
+        }
+        self.submit_now(footprint, commands, calls)
     }
 }

@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::batch::region::Run;
+use crate::batch::draft::Writer;
 use crate::batch::settle::{Lent, Settle, Settled};
 use crate::batch::source::{Pool, Source, copied};
 use crate::device::home::Home;
@@ -45,16 +45,16 @@ pub struct Queue<'s> {
     pub(super) stream: &'s Arc<StreamHandle>,
     pub(super) home: &'s Arc<Home>,
     /// The last ticket that this queue submitted; 0 before.
-    last: Cell<u64>,
+    pub(super) last: Cell<u64>,
     /// Why it takes no work.
     pub(super) refused: Option<&'s Error>,
     /// Who is to know of each ticket.
-    lease: Option<&'s Lease>,
+    pub(super) lease: Option<&'s Lease>,
     /// Where launches are written down first.
-    pub(super) run: Option<&'s Run<'s>>,
+    pub(super) writer: Option<Writer<'s>>,
     /// Where the user opened it.
     pub(super) at: &'static Location<'static>,
-    not_send: PhantomData<*const ()>,
+    pub(super) not_send: PhantomData<*const ()>,
 }
 
 impl<'s> Queue<'s> {
@@ -66,13 +66,8 @@ impl<'s> Queue<'s> {
         lease: Option<&'s Lease>,
     ) -> Self {
         let at = Location::caller();
-        let (last, run) = (Cell::new(0), None);
-        Queue { stream, home, last, refused, lease, run, at, not_send: PhantomData }
-    }
-
-    /// One whose launches are written to the lists of a run.
-    pub(crate) fn listing(self, run: &'s Run<'s>) -> Self {
-        Queue { run: Some(run), ..self }
+        let (last, writer) = (Cell::new(0), None);
+        Queue { stream, home, last, refused, lease, writer, at, not_send: PhantomData }
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
@@ -150,12 +145,9 @@ impl<'s> Queue<'s> {
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.clone()).into());
         }
-        let submitted = match self.run {
-            Some(run) if run.is_open() => self.submit_in(run, footprint, commands, calls),
-            _ => {
-                self.release_last();
-                submit(self.stream, self.at, footprint, commands, calls)
-            }
+        let submitted = match self.writer {
+            Some(writer) => self.submit_beside(writer, footprint, commands, calls),
+            None => self.submit_now(footprint, commands, calls),
         };
         self.note(submitted)
     }
@@ -177,26 +169,20 @@ impl<'s> Queue<'s> {
         Ok((ticket, value))
     }
 
-    /// Submits an operation in front of what was written down, if it has nothing to do with that, and else behind it.
-    #[cold]
-    fn submit_in<R>(
+    #[inline]
+    pub(super) fn submit_now<R>(
         &self,
-        run: &Run<'_>,
         footprint: &mut Footprint<'_>,
         commands: u32,
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
-        if footprint.can_be_in_front() {
-            return run.write_in_front(footprint, commands, calls);
-        }
-        run.submit();
         self.release_last();
         submit(self.stream, self.at, footprint, commands, calls)
     }
 
     /// Gives up the last operation's marker: another follows.
     #[inline]
-    pub(super) fn release_last(&self) {
+    pub(crate) fn release_last(&self) {
         if self.last.get() != 0 {
             self.stream.release(self.last.get());
         }

@@ -30,8 +30,8 @@ use crate::backend::{ArgBlock, LaunchShape};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, Turn};
 use crate::submit::{
-    Edge, Footprint, Graph, KernelLaunch, List, Node, Raw, Refusal, SubmitError, submit_in_front,
-    submit_listed,
+    CompiledGraph, Edge, Footprint, KernelLaunch, List, Node, Raw, Refusal, SubmitError,
+    submit_in_front, submit_listed,
 };
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
@@ -57,7 +57,7 @@ pub struct Report {
     pub replayed: u64,
     /// Nodes of those whose arguments were set.
     pub nodes_set: u64,
-    /// Compiled, because their shape came twice.
+    /// CompiledGraph, because their shape came twice.
     pub compiled: u64,
     /// Launched one by one: of a shape that did not come before.
     pub plain: u64,
@@ -73,7 +73,7 @@ struct ListSlot {
     /// The shape of the last list, and what its nodes were.
     nodes: Vec<Remembered>,
     edges: Vec<Edge>,
-    graph: Option<Graph>,
+    graph: Option<CompiledGraph>,
 }
 
 struct Remembered {
@@ -81,6 +81,17 @@ struct Remembered {
     kernel: usize,
     shape: LaunchShape,
     args: ArgBlock,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, other: &Report) {
+        self.replayed += other.replayed;
+        self.nodes_set += other.nodes_set;
+        self.compiled += other.compiled;
+        self.plain += other.plain;
+        self.interrupted += other.interrupted;
+        self.refused += other.refused;
+    }
 }
 
 impl Region {
@@ -145,7 +156,7 @@ impl ListSlot {
         turn: &Turn<'_, '_>,
         list: &List,
         report: &mut Report,
-    ) -> Option<&mut Graph> {
+    ) -> Option<&mut CompiledGraph> {
         if list.nodes().is_empty() || !self.has_shape(list) {
             self.remember(list);
             return None;

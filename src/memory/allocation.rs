@@ -13,13 +13,13 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use sync_wrapper::SyncWrapper;
 
 use crate::backend::DevicePtr;
-use crate::error::Error;
+use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::hazard::{Content, Hazards};
 use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Remnant;
@@ -66,6 +66,31 @@ pub(crate) struct Allocation {
     hazards: Mutex<AllocationHazards>,
     /// Nobody writes it any more, and its readers on this device are not entered.
     frozen: AtomicBool,
+    /// How many lists of graphs will use it again, whoever has the buffer; changed under the lock of the hazards.
+    graphs: AtomicU32,
+}
+
+/// A share of memory that launches of a graph use again and again: while it is there, nobody else gets the memory for uses that are
+/// not entered.
+pub(crate) struct KeptByGraph(Arc<Allocation>);
+
+impl KeptByGraph {
+    /// Keeps memory that the caller borrows.
+    pub(crate) fn new(memory: &Arc<Allocation>) -> Self {
+        // ORDERING: Relaxed, here and below: who looks at it has the lock as well.
+        memory.with_hazards(|_| memory.graphs.fetch_add(1, Ordering::Relaxed));
+        KeptByGraph(memory.clone())
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Allocation> {
+        &self.0
+    }
+}
+
+impl Drop for KeptByGraph {
+    fn drop(&mut self) {
+        self.0.with_hazards(|_| self.0.graphs.fetch_sub(1, Ordering::Relaxed));
+    }
 }
 
 impl Allocation {
@@ -99,7 +124,7 @@ impl Allocation {
 
     fn over(backing: Backing, ptr: DevicePtr, bytes: u64, hazards: AllocationHazards) -> Self {
         let (hazards, frozen) = (Mutex::new(hazards), AtomicBool::new(false));
-        Allocation { backing, ptr, bytes, hazards, frozen }
+        Allocation { backing, ptr, bytes, hazards, frozen, graphs: AtomicU32::new(0) }
     }
 
     /// What keeps memory of somebody else's.
@@ -145,6 +170,12 @@ impl Allocation {
 
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Refuses uses that are not entered, of memory that a graph will use.
+    pub(crate) fn check_is_in_no_graph(&self, op: &'static str) -> Result<()> {
+        let graphs = self.with_hazards(|_| self.graphs.load(Ordering::Relaxed));
+        if graphs == 0 { Ok(()) } else { Err(ErrorDetail::KeptByGraph { op }.into()) }
     }
 
     pub(crate) fn with_hazards<R>(&self, f: impl FnOnce(&mut AllocationHazards) -> R) -> R {

@@ -103,6 +103,16 @@ impl<'a, T: Element> View<'a, T> {
         View { memory, start_bytes, len, tracked, element: PhantomData }
     }
 
+    /// Of the elements of a range.
+    pub(crate) fn over(span: Span<'a>, len: usize) -> Self {
+        View::new(span.memory, span.range.start, len, span.tracked)
+    }
+
+    /// Its range.
+    pub(crate) fn whole(&self) -> Span<'a> {
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
+    }
+
     /// The memory, where the elements begin in it, and whether uses are tracked.
     pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, bool) {
         (self.memory, self.start_bytes, self.tracked)
@@ -174,6 +184,17 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// Of elements that lie there, and are nobody else's.
     pub(super) fn new(memory: &'a Arc<Allocation>, start_bytes: u64, len: usize) -> Self {
         ViewMut { memory, start_bytes, len, tracked: true, element: PhantomData }
+    }
+
+    /// Of the elements of a range that nobody else has.
+    pub(crate) fn over(span: Span<'a>, len: usize) -> Self {
+        let Span { memory, range, tracked } = span;
+        ViewMut { memory, start_bytes: range.start, len, tracked, element: PhantomData }
+    }
+
+    /// Its range: nobody uses it while this is used.
+    pub(crate) fn whole(&self) -> Span<'a> {
+        span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
     }
 
     /// The number of elements.

@@ -38,6 +38,7 @@ impl<T: Element> DeviceBuffer<T> {
     fn writers(&self) -> Result<Vec<Point>> {
         let all = self.span();
         all.memory.engine().check_open()?;
+        all.memory.check_is_in_no_graph("freeze")?;
         let mut footprint = Footprint::new("freeze");
         footprint.reads(&all);
         footprint.check_contents()?;

@@ -59,6 +59,7 @@ impl<T: Element> Mapped<T> {
     fn uses(&self) -> Result<Vec<Point>> {
         let all = self.span();
         all.memory.engine().check_open()?;
+        all.memory.check_is_in_no_graph("host")?;
         let mut footprint = Footprint::new("host");
         footprint.reads(&all);
         footprint.check_contents()?;

@@ -22,13 +22,14 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::range_map::RangeMap;
+
 /// Pairs of operations: the second runs behind the first.
 pub(crate) type Edge = (u32, u32);
 
 #[derive(Debug, Default)]
 pub(crate) struct Edges {
-    /// Sorted and disjoint.
-    stretches: Vec<Stretch>,
+    stretches: RangeMap<Users>,
     edges: Vec<Edge>,
     nodes: u32,
     /// The last operation that said nothing of what it touches.
@@ -39,9 +40,8 @@ pub(crate) struct Edges {
     before: SmallVec<[u32; 8]>,
 }
 
-#[derive(Debug)]
-struct Stretch {
-    range: Range<u64>,
+#[derive(Clone, Debug, Default)]
+struct Users {
     writer: Option<u32>,
     readers: SmallVec<[u32; 2]>,
 }
@@ -99,56 +99,24 @@ impl Edges {
     }
 
     fn access(&mut self, range: Range<u64>, writes: bool) {
-        let mut start = range.start;
-        let mut at = self.stretches.partition_point(|stretch| stretch.range.end <= start);
-        while start < range.end {
-            match self.stretches.get(at) {
-                Some(stretch) if stretch.range.start < start => {
-                    self.split(at, start);
-                    at += 1;
+        let (node, before) = (self.nodes, &mut self.before);
+        self.stretches.change(range, |users| {
+            if !writes {
+                before.extend(users.writer);
+                if users.readers.last() != Some(&node) && users.writer != Some(node) {
+                    users.readers.push(node);
                 }
-                Some(stretch) if stretch.range.start == start => {
-                    if stretch.range.end > range.end {
-                        self.split(at, range.end);
-                    }
-                    start = self.stretches[at].range.end;
-                    self.touch(at, writes);
-                    at += 1;
-                }
-                next => {
-                    let end = next.map_or(range.end, |next| next.range.start.min(range.end));
-                    let fresh =
-                        Stretch { range: start..end, writer: None, readers: SmallVec::new() };
-                    self.stretches.insert(at, fresh);
-                }
+                return;
             }
-        }
-    }
-
-    fn split(&mut self, at: usize, border: u64) {
-        let Stretch { range, writer, readers } = &mut self.stretches[at];
-        let rest = Stretch { range: border..range.end, writer: *writer, readers: readers.clone() };
-        range.end = border;
-        self.stretches.insert(at + 1, rest);
-    }
-
-    fn touch(&mut self, at: usize, writes: bool) {
-        let (stretch, node) = (&mut self.stretches[at], self.nodes);
-        if !writes {
-            self.before.extend(stretch.writer);
-            if stretch.readers.last() != Some(&node) && stretch.writer != Some(node) {
-                stretch.readers.push(node);
+            let others = users.readers.iter().filter(|reader| **reader != node);
+            let known = before.len();
+            before.extend(others.copied());
+            if before.len() == known {
+                before.extend(users.writer);
             }
-            return;
-        }
-        let others = stretch.readers.iter().filter(|reader| **reader != node);
-        let before = self.before.len();
-        self.before.extend(others.copied());
-        if self.before.len() == before {
-            self.before.extend(stretch.writer);
-        }
-        stretch.readers.clear();
-        stretch.writer = Some(node);
+            users.readers.clear();
+            users.writer = Some(node);
+        });
     }
 }
 

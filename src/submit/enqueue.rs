@@ -76,7 +76,6 @@ const TIMED: u64 = 64;
 /// ```
 #[must_use = "pass it to `enqueue`"]
 pub struct Uses<'a, P = ()> {
-    pub(super) name: Name<'static>,
     pub(super) footprint: Footprint<'a>,
     memory: Memory,
     commands: u32,
@@ -89,8 +88,8 @@ type Memory = SmallVec<[(DevicePtr, u64); 4]>;
 impl Uses<'_> {
     /// Uses nothing yet. Errors call the operation `name`.
     pub fn new(name: &'static str) -> Self {
-        let (name, memory) = (Name::Verb(name), SmallVec::new());
-        Uses { name, footprint: Footprint::of(name), memory, commands: 1, pointers: () }
+        let memory = SmallVec::new();
+        Uses { footprint: Footprint::new(name), memory, commands: 1, pointers: () }
     }
 }
 
@@ -169,8 +168,8 @@ impl<'a, P> Uses<'a, P> {
     where
         P: Append<RawSlice<T>>,
     {
-        let Uses { name, footprint, memory, commands, pointers } = self;
-        Uses { name, footprint, memory, commands, pointers: pointers.with(slice) }
+        let Uses { footprint, memory, commands, pointers } = self;
+        Uses { footprint, memory, commands, pointers: pointers.with(slice) }
     }
 
     /// Has `submit` put what `call` does on `stream`. A panic of `call` is the caller's to go on
@@ -194,7 +193,7 @@ impl<'a, P> Uses<'a, P> {
             self.footprint.may_block();
         }
         let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
-        let (name, engine) = (self.name, stream.engine());
+        let (name, engine) = (self.footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
         let mut calls = |raw: &Raw<'_>| {
@@ -291,7 +290,7 @@ pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> E
 pub struct RawQueue<'q> {
     raw: &'q Raw<'q>,
     engine: &'q Arc<Engine>,
-    name: Name<'static>,
+    name: Name<'q>,
     memory: &'q Memory,
     not_send: PhantomData<*const ()>,
 }

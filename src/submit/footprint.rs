@@ -33,6 +33,8 @@ pub(crate) struct Footprint<'a> {
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
     pub(super) makes_buffer: bool,
+    /// And writes it.
+    pub(super) writes_buffer: bool,
     pub(super) peers: bool,
     pub(super) record: Option<EventHandle>,
     /// It enters what is on the stream already, also after the device was closed.
@@ -51,12 +53,8 @@ pub(super) type Loans = SmallVec<[Loan; 2]>;
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
     pub(crate) fn new(verb: &'static str) -> Self {
-        Footprint::of(Name::Verb(verb))
-    }
-
-    pub(super) fn of(name: Name<'a>) -> Self {
         Footprint {
-            name,
+            name: Name::Verb(verb),
             accesses: SmallVec::new(),
             untracked: SmallVec::new(),
             lent: SmallVec::new(),
@@ -64,6 +62,7 @@ impl<'a> Footprint<'a> {
             may_be_held_up: false,
             may_block: false,
             makes_buffer: false,
+            writes_buffer: false,
             peers: false,
             record: None,
             ends_a_loan: false,
@@ -80,18 +79,19 @@ impl<'a> Footprint<'a> {
     }
 
     pub(crate) fn reads(&mut self, span: &Span<'a>) {
-        self.access(span, Mode::Read);
+        self.touches(span, Mode::Read);
     }
 
     pub(crate) fn overwrites(&mut self, span: &Span<'a>) {
-        self.access(span, Mode::Overwrite);
+        self.touches(span, Mode::Overwrite);
     }
 
     pub(crate) fn updates(&mut self, span: &Span<'a>) {
-        self.access(span, Mode::ReadWrite);
+        self.touches(span, Mode::ReadWrite);
     }
 
-    fn access(&mut self, span: &Span<'a>, mode: Mode) {
+    /// Touches a part of an allocation.
+    pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
         let access = Access { memory: span.memory, range: span.range.clone(), mode };
         if span.tracked {
             self.accesses.push(access);
@@ -139,9 +139,25 @@ impl<'a> Footprint<'a> {
         !self.may_be_held_up && self.record.is_none()
     }
 
-    /// Says that the operation makes a buffer, which others will depend on.
-    pub(crate) fn makes_buffer(&mut self) {
+    /// Says that the operation makes a buffer, which others will depend on, and whether it writes it.
+    pub(crate) fn makes_buffer(&mut self, and_writes: bool) {
         self.makes_buffer = true;
+        self.writes_buffer = and_writes;
+    }
+
+    /// Whether it only makes a buffer, whatever it is to hold.
+    pub(crate) fn only_makes_a_buffer(&self) -> bool {
+        self.can_be_in_front() && !self.writes_buffer
+    }
+
+    /// The memory that it touches.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = &'a Arc<Allocation>> {
+        self.accesses.iter().chain(&self.untracked).map(|access| access.memory)
+    }
+
+    /// Whether it is lent anything.
+    pub(crate) fn is_lent(&self) -> bool {
+        !self.lent.is_empty()
     }
 
     /// Allows memory of other devices of the same kind.

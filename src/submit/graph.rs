@@ -1,4 +1,4 @@
-//! [`Graph`]: a list's launches, compiled for one stream.
+//! [`CompiledGraph`]: a list's launches as a graph of the driver's, compiled for one stream.
 //!
 //! | a graph | left by |
 //! |---|---|
@@ -18,7 +18,7 @@ use crate::runtime::{Engine, Point};
 use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
 
-pub(crate) struct Graph {
+pub(crate) struct CompiledGraph {
     engine: Arc<Engine>,
     /// `None` only inside `drop`.
     raw: Option<RawGraph>,
@@ -41,18 +41,18 @@ impl Raw<'_> {
         nodes: &[Node],
         edges: &[(u32, u32)],
         code: &[Arc<dyn KernelCode>],
-    ) -> DriverResult<Graph> {
+    ) -> DriverResult<CompiledGraph> {
         let mut launches = nodes.iter().map(Node::launch);
         // SAFETY: nothing is launched. The code is kept by the graph.
         let raw = unsafe { self.backend.graph_compile(&mut launches, edges) }?;
         let engine = self.stream.engine().clone();
-        Ok(Graph { engine, raw: Some(raw), code: code.to_vec(), last: None })
+        Ok(CompiledGraph { engine, raw: Some(raw), code: code.to_vec(), last: None })
     }
 
     /// Gives nodes of a graph of this stream, by their numbers, the launches of a list's.
     pub(crate) fn set<'n>(
         &self,
-        graph: &Graph,
+        graph: &CompiledGraph,
         changes: impl Iterator<Item = (usize, &'n Node)>,
     ) -> DriverResult<()> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
@@ -60,9 +60,20 @@ impl Raw<'_> {
         // SAFETY: the graph is this stream's, whose lock the caller has, and its code is that of the nodes.
         unsafe { self.backend.graph_set(raw, &mut changes) }
     }
+
+    /// Launches a graph of this stream as its next ticket. It has the launches of a list whose memory is in the footprint, or
+    /// was entered with that ticket.
+    pub(crate) fn launch_graph(&self, graph: &mut CompiledGraph) -> DriverResult<()> {
+        let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
+        // Also if it is refused: it may have begun.
+        graph.last = Some(self.stream.point(self.stream.submitted() + 1));
+        // SAFETY: as in `Raw::launch`, for each of the list's; its edges order what touches the same memory, and the
+        // stream all of them behind what is in front of it.
+        unsafe { self.backend.graph_launch(raw, self.raw) }
+    }
 }
 
-impl Graph {
+impl CompiledGraph {
     /// Launches it, which has the launches of the list, as the turn's next ticket; returns how many commands that were.
     pub(crate) fn launch(&mut self, list: &mut List, turn: &mut Turn<'_, '_>) -> u32 {
         let (stream, engine) = (turn.stream, turn.stream.engine());
@@ -73,12 +84,7 @@ impl Graph {
         if turn.is_crowded(1) {
             turn.expect_to_block();
         }
-        let Some(raw) = &self.raw else { unreachable!("taken by the drop only") };
-        // Also if it is refused: it may have begun.
-        self.last = Some(stream.point(stream.submitted() + 1));
-        // SAFETY: as in `Raw::launch`, for each of the list's; its edges order what touches the same memory, and the
-        // stream all of them behind what is in front of the list.
-        match unsafe { engine.backend.graph_launch(raw, stream.raw()) } {
+        match Raw::of(turn).launch_graph(self) {
             Ok(()) => 1,
             Err(code) => {
                 list.refuse(stream, 0, code.into());
@@ -88,7 +94,7 @@ impl Graph {
     }
 }
 
-impl Drop for Graph {
+impl Drop for CompiledGraph {
     fn drop(&mut self) {
         let Some(raw) = self.raw.take() else { return };
         let (engine, code) = (self.engine.clone(), std::mem::take(&mut self.code));

@@ -28,9 +28,11 @@ use super::footprint::Footprint;
 use super::name::Name;
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
-use crate::backend::{ArgBlock, Function, LaunchShape};
+use crate::backend::{ArgBlock, DriverResult, Function, LaunchShape};
 use crate::error::Error;
 use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
+use crate::memory::hazard::Mode;
+use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
 
 /// One launch.
@@ -44,6 +46,13 @@ pub(crate) struct Node {
     touched: Range<usize>,
 }
 
+impl Node {
+    /// Whether it is the same launch as another one of the same kernel.
+    pub(crate) fn launches_as(&self, other: &Node) -> bool {
+        self.shape == other.shape && self.args == other.args
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct List {
     nodes: Vec<Node>,
@@ -54,10 +63,13 @@ pub(crate) struct List {
     refused: Option<Error>,
 }
 
-struct Touched {
-    memory: Arc<Allocation>,
-    range: Range<u64>,
-    writes: bool,
+/// What a node touches.
+pub(crate) struct Touched {
+    pub(crate) memory: Arc<Allocation>,
+    pub(crate) range: Range<u64>,
+    pub(crate) mode: Mode,
+    /// Whether uses are entered and ordered.
+    pub(crate) tracked: bool,
 }
 
 impl List {
@@ -78,6 +90,24 @@ impl List {
         self.code.get(node.code).map_or(0, |code| Arc::as_ptr(code).addr())
     }
 
+    /// What its nodes touch, in their order; it forgets that.
+    pub(crate) fn take_touched(&mut self) -> Vec<Touched> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Whether its nodes are the same kernels, in the same order, with the same edges.
+    pub(crate) fn has_shape_of(&self, other: &List) -> bool {
+        let kernels = self.nodes.iter().map(|node| self.kernel(node));
+        self.edges() == other.edges()
+            && kernels.eq(other.nodes.iter().map(|node| other.kernel(node)))
+    }
+
+    /// Launches its nodes one by one.
+    pub(crate) fn launch_each(&self, raw: &Raw<'_>) -> DriverResult<()> {
+        let mut nodes = self.nodes.iter();
+        nodes.try_for_each(|Node { function, shape, args, .. }| raw.launch(function, shape, args))
+    }
+
     /// Why some of it was not launched.
     pub(crate) fn take_refused(&mut self) -> Option<Error> {
         self.refused.take()
@@ -93,11 +123,14 @@ impl List {
     }
 
     /// Writes a launch down, with what the footprint says of it.
-    fn enter(&mut self, launch: &KernelLaunch<'_>, footprint: &Footprint<'_>) {
+    pub(super) fn enter(&mut self, launch: &KernelLaunch<'_>, footprint: &Footprint<'_>) {
         let first = self.touched.len();
-        for access in footprint.accesses.iter().chain(&footprint.untracked) {
-            let (memory, range) = (access.memory.clone(), access.range.clone());
-            self.touched.push(Touched { memory, range, writes: access.mode.writes() });
+        for (accesses, tracked) in [(&footprint.accesses[..], true), (&footprint.untracked, false)]
+        {
+            self.touched.extend(accesses.iter().map(|access| {
+                let (memory, range) = (access.memory.clone(), access.range.clone());
+                Touched { memory, range, mode: access.mode, tracked }
+            }));
         }
         let address = launch.code.address();
         let is_it = |known: &Arc<dyn KernelCode>| std::ptr::addr_eq(Arc::as_ptr(known), address);
@@ -126,7 +159,7 @@ impl List {
         let error = explain(stream, Name::Kernel(name), refusal);
         let poison = Poison { producer: name.clone(), cause: error.clone() };
         let from = node.touched.start;
-        for touched in self.touched[from..].iter().filter(|touched| touched.writes) {
+        for touched in self.touched[from..].iter().filter(|touched| touched.mode.writes()) {
             touched.memory.poison(&touched.range, &poison);
         }
         self.refused.get_or_insert(error);
@@ -238,4 +271,18 @@ fn in_turn<R>(
         let error = footprint.poison(explain(stream, footprint.name, refusal));
         SubmitError { error, lent: footprint.lent.len() < loans }
     })
+}
+
+/// Writes a launch to a list that belongs to no stream: what it touches is not entered anywhere.
+pub(crate) fn draw(
+    list: &mut List,
+    engine: &Engine,
+    footprint: &mut Footprint<'_>,
+    launch: &KernelLaunch<'_>,
+) -> Result<(), SubmitError> {
+    if let Err(error) = footprint.validate(engine) {
+        return Err(footprint.poison(error).into());
+    }
+    list.enter(launch, footprint);
+    Ok(())
 }

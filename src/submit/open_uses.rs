@@ -15,7 +15,7 @@ use crate::runtime::Engine;
 
 /// What was declared, with shares of the memory: the buffers themselves may move, and go.
 pub(crate) struct OpenUses<P> {
-    name: Name<'static>,
+    name: &'static str,
     tracked: Vec<Held>,
     untracked: Vec<Held>,
     /// What is lent until the end is complete.
@@ -37,11 +37,17 @@ impl<'a, P> Uses<'a, P> {
         submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
     ) -> Result<OpenUses<P>> {
         self.footprint.check_loans(engine)?;
+        for access in &self.footprint.accesses {
+            access.memory.check_is_in_no_graph("lending memory")?;
+        }
         let lent = std::mem::take(&mut self.footprint.lent);
         submit(&mut self.footprint)?;
         let Footprint { accesses, untracked, .. } = &self.footprint;
         let (tracked, untracked) = (Held::all(accesses), Held::all(untracked));
-        Ok(OpenUses { name: self.name, tracked, untracked, lent, pointers: self.pointers })
+        let Name::Verb(name) = self.footprint.name() else {
+            unreachable!("uses are named by a text")
+        };
+        Ok(OpenUses { name, tracked, untracked, lent, pointers: self.pointers })
     }
 }
 
@@ -83,11 +89,11 @@ impl<P> OpenUses<P> {
 
     /// Poisons what was declared as written with another library's error, which is handed back as ours.
     pub(crate) fn fail(&self, error: Box<dyn std::error::Error + Send + Sync>) -> Error {
-        self.footprint().poison(foreign(self.name.to_arc(), error))
+        self.footprint().poison(foreign(self.name.into(), error))
     }
 
     fn footprint(&self) -> Footprint<'_> {
-        let mut footprint = Footprint::of(self.name);
+        let mut footprint = Footprint::new(self.name);
         footprint.accesses.extend(self.tracked.iter().map(Held::access));
         footprint.untracked.extend(self.untracked.iter().map(Held::access));
         footprint

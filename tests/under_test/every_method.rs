@@ -564,6 +564,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     // ---- verbs ----------------------------------------------------------------------------
     both!(refuses "Stream::batch" "Device::batch", s => s.batch(|q| q.zeros::<u8>(1)).queued());
     both!(refuses "Stream::replay" "Device::replay", s => s.replay(&mut gpu_await::Region::new(), |q| q.zeros::<u8>(1)).queued());
+    let empty_graph = device.graph::<(gpu_await::InOut<f32>,), _, _>((), |_, (), _| Ok(()));
+    both!(refuses "Graph::launch" "Device::graph", s, (graph, mut x) = (empty_graph.clone(), buffer()?) => graph.launch(&s, (&mut x,)).queued());
     both!(refuses "Stream::timed" "Device::timed", s => s.timed(|q| q.zeros::<u8>(1)).submitted());
     both!(refuses "Stream::upload" "Device::upload", s => s.upload(vec![1u8; 10]).queued());
     both!(refuses "Stream::upload" "Device::upload", s, p = pinned()? => s.upload(p).queued());

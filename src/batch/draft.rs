@@ -1,0 +1,53 @@
+//! [`Writer`]: what a queue writes launches to; [`Draft`]: the list of a graph, while its closure runs.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+
+use crate::batch::region::Run;
+use crate::error::ErrorDetail;
+use crate::memory::allocation::KeptByGraph;
+use crate::runtime::Engine;
+use crate::submit::{Footprint, KernelLaunch, List, SubmitError, draw};
+
+/// Where launches are written down before they are on the stream.
+#[derive(Clone, Copy)]
+pub(super) enum Writer<'s> {
+    /// The lists of a replayed batch.
+    Replay(&'s Run<'s>),
+    /// The list of a graph, which this queue never puts on a stream.
+    Graph(&'s Draft),
+}
+
+#[derive(Default)]
+pub(crate) struct Draft {
+    list: RefCell<List>,
+    /// What the list touches: nobody gets it for other uses as long as the closure borrows it, nor after that.
+    kept: RefCell<Vec<KeptByGraph>>,
+}
+
+impl Draft {
+    /// Writes a launch down.
+    pub(super) fn write(
+        &self,
+        engine: &Engine,
+        footprint: &mut Footprint<'_>,
+        launch: &KernelLaunch<'_>,
+    ) -> Result<(), SubmitError> {
+        if !launch.can_be_listed() || footprint.is_lent() {
+            return Err(refused(footprint));
+        }
+        self.kept.borrow_mut().extend(footprint.memory().map(KeptByGraph::new));
+        draw(&mut self.list.borrow_mut(), engine, footprint, launch)
+    }
+
+    /// The list. What is kept of its memory stays until that is dropped.
+    pub(crate) fn finish(self) -> (List, Vec<KeptByGraph>) {
+        (self.list.into_inner(), self.kept.into_inner())
+    }
+}
+
+/// What is no part of a graph.
+pub(super) fn refused(footprint: &Footprint<'_>) -> SubmitError {
+    let op = footprint.name().to_arc();
+    footprint.poison(ErrorDetail::NotInGraph { op }.into()).into()
+}

@@ -1,0 +1,200 @@
+//! [`Instance`]: a graph on one stream.
+//!
+//! | the instance | a launch with what was passed last | with something else |
+//! |---|---|---|
+//! | fresh | | the closure runs; compiled and launched |
+//! | drawn, not compiled: the driver refused | launched one by one | the closure runs; compiled again if the shape is another one |
+//! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape is another one |
+//!
+//! # Invariants
+//! 1. What is launched is what the closure wrote for these arguments, whatever was set or refused before
+//!    (`arguments_are_never_stale`).
+//! 2. It keeps the memory that the graph owns, and none that was passed (`what_was_passed_is_not_kept`).
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::slots::Passed;
+use crate::backend::ArgBlock;
+use crate::batch::queue::Queue;
+use crate::batch::region::Report;
+use crate::error::Result;
+use crate::memory::allocation::KeptByGraph;
+use crate::memory::hazard::Mode;
+use crate::memory::view::Span;
+use crate::submit::{CompiledGraph, Footprint, List, Node, Raw, Refusal, Summary, Touched};
+
+#[derive(Default)]
+pub(super) struct Instance {
+    /// What the list was written for.
+    drawn_for: Option<ArgBlock>,
+    list: List,
+    /// What the list touches, as one operation.
+    uses: Vec<Use>,
+    compiled: Option<CompiledGraph>,
+    /// Numbers of nodes that the driver's graph has other launches for.
+    to_set: Vec<usize>,
+    /// The driver refused to compile this shape.
+    is_refused: bool,
+}
+
+struct Use {
+    whose: Whose,
+    /// Behind the beginning of the slot, or in the allocation.
+    range: Range<u64>,
+    mode: Mode,
+    tracked: bool,
+}
+
+enum Whose {
+    /// Of the array that is passed, by its number.
+    Passed(usize),
+    /// Of the graph.
+    Kept(Arc<KeptByGraph>),
+}
+
+impl Instance {
+    pub(super) fn is_drawn_for(&self, passed: &Passed<'_>) -> bool {
+        self.drawn_for.as_ref() == Some(&passed.block)
+    }
+
+    /// Takes over what the closure wrote for these arguments.
+    pub(super) fn redraw(&mut self, mut list: List, passed: &Passed<'_>) {
+        self.uses = summarized(list.take_touched(), passed);
+        if self.drawn_for.is_some() && list.has_shape_of(&self.list) {
+            let differ =
+                |(at, (new, old)): (usize, (&Node, &Node))| (!new.launches_as(old)).then_some(at);
+            let nodes = list.nodes().iter().zip(self.list.nodes()).enumerate();
+            self.to_set.extend(nodes.filter_map(differ));
+            self.to_set.sort_unstable();
+            self.to_set.dedup();
+        } else {
+            (self.compiled, self.is_refused) = (None, false);
+        }
+        self.list = list;
+        self.drawn_for = Some(passed.block.clone());
+    }
+
+    /// Submits it with these arguments, for which it is drawn.
+    pub(super) fn submit(
+        &mut self,
+        queue: &Queue<'_>,
+        passed: &Passed<'_>,
+        report: &mut Report,
+    ) -> Result<()> {
+        let Instance { list, uses, compiled, to_set, is_refused, .. } = self;
+        if list.nodes().is_empty() {
+            return Ok(());
+        }
+        let mut footprint = Footprint::new("a graph");
+        for Use { whose, range, mode, tracked } in &*uses {
+            let (memory, start) = match whose {
+                Whose::Passed(number) => {
+                    let (array, _) = &passed.arrays[*number];
+                    (array.memory, array.range.start)
+                }
+                Whose::Kept(kept) => (kept.memory(), 0),
+            };
+            let range = start + range.start..start + range.end;
+            footprint.touches(&Span { memory, range, tracked: *tracked }, *mode);
+        }
+        let commands = if *is_refused { list.nodes().len() as u32 } else { 1 };
+        if compiled.is_none() {
+            footprint.may_block();
+        }
+        queue.submit(&mut footprint, commands, |raw| {
+            prepare(raw, list, compiled, to_set, is_refused, report);
+            match compiled {
+                Some(graph) => raw.launch_graph(graph)?,
+                None => list.launch_each(raw)?,
+            }
+            Ok::<_, Refusal>(())
+        })?;
+        Ok(())
+    }
+}
+
+/// Sees to it that what is compiled has the list's launches; or that nothing is.
+fn prepare(
+    raw: &Raw<'_>,
+    list: &List,
+    compiled: &mut Option<CompiledGraph>,
+    to_set: &mut Vec<usize>,
+    is_refused: &mut bool,
+    report: &mut Report,
+) {
+    match compiled {
+        None if *is_refused => report.plain += 1,
+        None => match raw.compile(list.nodes(), list.edges(), list.code()) {
+            Ok(graph) => {
+                report.compiled += 1;
+                *compiled = Some(graph);
+            }
+            Err(_) => {
+                report.refused += 1;
+                *is_refused = true;
+            }
+        },
+        Some(graph) => {
+            let changes = to_set.iter().map(|at| (*at, &list.nodes()[*at]));
+            if to_set.is_empty() || raw.set(graph, changes).is_ok() {
+                report.replayed += 1;
+                report.nodes_set += to_set.len() as u64;
+            } else {
+                // Which nodes are changed is not known.
+                report.refused += 1;
+                *compiled = None;
+            }
+        }
+    }
+    to_set.clear();
+}
+
+/// What is touched, as one operation: parts of what was passed, and of what the graph keeps.
+fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> Vec<Use> {
+    // In the order in which they come first.
+    let mut pieces: Vec<(Whose, bool, Summary)> = Vec::new();
+    for Touched { memory, range, mode, tracked } in touched {
+        if range.is_empty() {
+            continue;
+        }
+        let is_in = |(array, _): &(Span<'_>, bool)| {
+            Arc::ptr_eq(array.memory, &memory)
+                && array.range.start <= range.start
+                && range.end <= array.range.end
+        };
+        let (whose, start) = match passed.arrays.iter().position(is_in) {
+            Some(number) => (Whose::Passed(number), passed.arrays[number].0.range.start),
+            None => (Whose::Kept(Arc::new(KeptByGraph::new(&memory))), 0),
+        };
+        let is_known = |piece: &(Whose, bool, Summary)| piece.0.is(&whose) && piece.1 == tracked;
+        let at = pieces.iter().position(is_known).unwrap_or_else(|| {
+            pieces.push((whose, tracked, Summary::default()));
+            pieces.len() - 1
+        });
+        pieces[at].2.add(range.start - start..range.end - start, mode);
+    }
+    let uses = pieces.into_iter().flat_map(|(whose, tracked, summary)| {
+        let each = summary.uses().into_iter();
+        each.map(move |(range, mode)| Use { whose: whose.share(), range, mode, tracked })
+    });
+    uses.collect()
+}
+
+impl Whose {
+    fn is(&self, other: &Whose) -> bool {
+        match (self, other) {
+            (Whose::Passed(a), Whose::Passed(b)) => a == b,
+            (Whose::Kept(a), Whose::Kept(b)) => Arc::ptr_eq(a.memory(), b.memory()),
+            _ => false,
+        }
+    }
+
+    fn share(&self) -> Whose {
+        match self {
+            Whose::Passed(number) => Whose::Passed(*number),
+            Whose::Kept(kept) => Whose::Kept(kept.clone()),
+        }
+    }
+}

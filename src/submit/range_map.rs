@@ -1,0 +1,89 @@
+//! [`RangeMap`]: ranges of numbers, each with a value (pure).
+//!
+//! # Invariants
+//! 1. The stretches are sorted and disjoint, and none is empty (`as_one_value_for_each_number`).
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+#[derive(Debug)]
+pub(super) struct RangeMap<V> {
+    stretches: Vec<(Range<u64>, V)>,
+}
+
+impl<V> Default for RangeMap<V> {
+    fn default() -> Self {
+        RangeMap { stretches: Vec::new() }
+    }
+}
+
+impl<V: Clone + Default> RangeMap<V> {
+    pub(super) fn clear(&mut self) {
+        self.stretches.clear();
+    }
+
+    /// In order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(Range<u64>, V)> {
+        self.stretches.iter()
+    }
+
+    /// Changes the values of a range, whose parts may have different ones.
+    pub(super) fn change(&mut self, range: Range<u64>, mut change: impl FnMut(&mut V)) {
+        let mut start = range.start;
+        let mut at = self.stretches.partition_point(|(stretch, _)| stretch.end <= start);
+        while start < range.end {
+            match self.stretches.get(at) {
+                Some((stretch, _)) if stretch.start < start => {
+                    self.split(at, start);
+                    at += 1;
+                }
+                Some((stretch, _)) if stretch.start == start => {
+                    if stretch.end > range.end {
+                        self.split(at, range.end);
+                    }
+                    let (stretch, value) = &mut self.stretches[at];
+                    start = stretch.end;
+                    change(value);
+                    at += 1;
+                }
+                next => {
+                    let end = next.map_or(range.end, |(next, _)| next.start.min(range.end));
+                    self.stretches.insert(at, (start..end, V::default()));
+                }
+            }
+        }
+    }
+
+    fn split(&mut self, at: usize, border: u64) {
+        let (range, value) = &mut self.stretches[at];
+        let rest = (border..range.end, value.clone());
+        range.end = border;
+        self.stretches.insert(at + 1, rest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn as_one_value_for_each_number(changes in prop::collection::vec((0_u64..30, 0_u64..9), 0..12)) {
+            let mut map = RangeMap::<Vec<usize>>::default();
+            let mut each = vec![Vec::new(); 40];
+            for (number, (start, len)) in changes.into_iter().enumerate() {
+                map.change(start..start + len, |value| value.push(number));
+                (start..start + len).for_each(|at| each[at as usize].push(number));
+            }
+            let mut end = 0;
+            for (range, value) in map.iter() {
+                prop_assert!(end <= range.start && range.start < range.end);
+                end = range.end;
+                range.clone().for_each(|at| assert_eq!(std::mem::take(&mut each[at as usize]), *value));
+            }
+            prop_assert!(each.iter().all(Vec::is_empty));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Graphs as the driver sees them.
+
+use gpu_await::{Completion, Device, Graph, InOut, kernels};
+
+use super::{MODES, async_under_the_stand_in, device_with, eventually, soon};
+
+const LEN: usize = 100;
+
+/// `x = b (a x)`.
+async fn scaled(device: &Device) -> Graph<(InOut<f32>, f32, f32)> {
+    let scale = soon(kernels::scale::load(device)).await.unwrap();
+    device.graph::<(InOut<f32>, f32, f32), _, _>(scale, |q, scale, (mut x, a, b)| {
+        scale.launch(q, a, &mut x)?;
+        scale.launch(q, b, &mut x)
+    })
+}
+
+fn is_of_the_graph(call: &String) -> bool {
+    call.starts_with("cuGraph") || call == "cuLaunchKernel"
+}
+
+#[test]
+fn one_call_for_what_was_launched_before() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            let graph = scaled(&device).await;
+            let mut x = soon(stream.full(LEN, 1.0f32)).await.unwrap();
+            driver.clear();
+            soon(graph.launch(&stream, (&mut x, 2.0, 3.0))).await.unwrap();
+            let calls: Vec<_> = driver.names().into_iter().filter(is_of_the_graph).collect();
+            let compiled = [
+                "cuGraphCreate",
+                "cuGraphAddKernelNode_v2",
+                "cuGraphAddKernelNode_v2",
+                "cuGraphInstantiateWithFlags",
+                "cuGraphLaunch",
+            ];
+            assert_eq!(calls, compiled);
+            for (values, wanted) in [
+                ((2.0, 3.0), &["cuGraphLaunch"][..]),
+                ((2.0, 4.0), &["cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"]),
+                ((2.0, 4.0), &["cuGraphLaunch"]),
+            ] {
+                driver.clear();
+                soon(graph.launch(&stream, (&mut x, values.0, values.1))).await.unwrap();
+                let calls: Vec<_> = driver.names().into_iter().filter(is_of_the_graph).collect();
+                assert_eq!(calls, wanted);
+            }
+            drop(graph);
+            eventually("the graph goes", || driver.live("graph") == 0);
+        }
+    });
+}
+
+/// Whatever the driver refuses, a launch puts its kernels on the stream, and nothing is left of what was begun.
+#[test]
+fn refusals() {
+    async_under_the_stand_in(async |driver| {
+        for (call, after_effect) in [
+            ("cuGraphCreate", false),
+            ("cuGraphAddKernelNode_v2", false),
+            ("cuGraphAddKernelNode_v2", true),
+            ("cuGraphInstantiateWithFlags", false),
+            ("cuGraphExecKernelNodeSetParams_v2", false),
+            ("cuGraphExecKernelNodeSetParams_v2", true),
+        ] {
+            let device = device_with(Completion::Adaptive);
+            let stream = device.stream().unwrap();
+            let graph = scaled(&device).await;
+            let mut x = soon(stream.full(LEN, 1.0f32)).await.unwrap();
+            if after_effect {
+                driver.fail_after_effect(call, 1, 1);
+            } else {
+                driver.fail(call, 1, 1);
+            }
+            for n in 0..4 {
+                driver.clear();
+                soon(graph.launch(&stream, (&mut x, 2.0, n as f32))).await.unwrap();
+                let count = |name: &str| driver.names().iter().filter(|call| *call == name).count();
+                let launches = (count("cuGraphLaunch"), count("cuLaunchKernel"));
+                assert!(matches!(launches, (1, 0) | (0, 2)), "{call}: {launches:?}");
+            }
+            let report = graph.report();
+            assert_eq!(report.refused, 1, "{call}: {report:?}");
+            drop(graph);
+            eventually("the graph goes", || driver.live("graph") == 0);
+        }
+    });
+}
+
+/// It stays until its last launch is through; what streams had of it goes with these.
+#[test]
+fn a_graph_goes_with_its_streams() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let graph = scaled(&device).await;
+        let kept = device.stream().unwrap();
+        let mut x = soon(kept.full(LEN, 1.0f32)).await.unwrap();
+        soon(graph.launch(&kept, (&mut x, 2.0, 2.0))).await.unwrap();
+        for _ in 0..5 {
+            let stream = device.stream().unwrap();
+            soon(graph.launch(&stream, (&mut x, 1.0, 1.0))).await.unwrap();
+        }
+        // Those of streams that are gone go when another one comes; each is two handles.
+        eventually("they go", || {
+            let stream = device.stream().unwrap();
+            graph.launch(&stream, (&mut x, 1.0, 1.0)).synchronize().unwrap();
+            driver.live("graph") <= 6
+        });
+        let held = driver.hold();
+        let op = graph.launch(&kept, (&mut x, 2.0, 3.0)).submitted().unwrap();
+        drop(graph);
+        assert!(driver.live("graph") >= 2);
+        drop(held);
+        soon(op).await.unwrap();
+        eventually("the graph goes", || driver.live("graph") == 0);
+    });
+}

@@ -1,0 +1,645 @@
+//! Graphs: what their launches compute, whatever is passed; what they keep, and what they refuse.
+
+#[path = "under_test/cases.rs"]
+mod cases;
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use cases::config;
+use futures::executor::block_on;
+use gpu_await::testing::{self, Gate};
+use gpu_await::{
+    Device, DeviceBuffer, DlpackConsumer, ErrorDetail, ErrorKind, Graph, In, InOut, Mapped, Out,
+    Queue, Result, Stream, Uses, ViewMut, kernels,
+};
+use proptest::prelude::*;
+
+const BUFFERS: usize = 3;
+const LEN: usize = 16;
+const SOON: Duration = Duration::from_secs(10);
+
+#[path = "under_test/eventually.rs"]
+mod eventually;
+use eventually::eventually;
+
+// ---- as without a graph -------------------------------------------------------------------------
+
+#[derive(Clone, Debug)]
+enum Step {
+    Scale {
+        to: Place,
+    },
+    Axpy {
+        from: Place,
+        to: Place,
+    },
+    /// By way of fresh memory.
+    Through {
+        from: Place,
+        to: Place,
+    },
+    /// The graph's own memory, which its launches share.
+    Scratch {
+        from: Place,
+        to: Place,
+    },
+    /// Only for some values.
+    Sometimes {
+        to: Place,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    buffer: usize,
+    range: Range<usize>,
+}
+
+/// A launch: which buffer is passed for which slot, the value, the stream, and how much of each buffer.
+#[derive(Clone, Debug)]
+struct Run {
+    first: usize,
+    a: u8,
+    on_other: bool,
+    short: bool,
+    /// Something else in front of it.
+    aside: Option<usize>,
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    let range = prop_oneof![Just(0..8), Just(0..4), Just(4..8), Just(3..6)];
+    (0..BUFFERS, range).prop_map(|(buffer, range)| Place { buffer, range })
+}
+
+fn pair() -> impl Strategy<Value = (Place, Place)> {
+    (place(), 1..BUFFERS).prop_map(|(from, other)| {
+        let to = Place { buffer: (from.buffer + other) % BUFFERS, range: from.range.clone() };
+        (from, to)
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => place().prop_map(|to| Step::Scale { to }),
+        4 => pair().prop_map(|(from, to)| Step::Axpy { from, to }),
+        2 => pair().prop_map(|(from, to)| Step::Through { from, to }),
+        1 => pair().prop_map(|(from, to)| Step::Scratch { from, to }),
+        1 => place().prop_map(|to| Step::Sometimes { to }),
+    ]
+}
+
+fn run() -> impl Strategy<Value = Run> {
+    // Few values, so that some come again.
+    let aside = prop::option::weighted(0.3, 0..BUFFERS);
+    (0..BUFFERS, 0_u8..4, any::<bool>(), any::<bool>(), aside)
+        .prop_map(|(first, a, on_other, short, aside)| Run { first, a, on_other, short, aside })
+}
+
+struct Program {
+    steps: Vec<Step>,
+    axpy: kernels::axpy,
+    scale: kernels::scale,
+    fill: kernels::fill,
+    scratch: Mutex<DeviceBuffer<f32>>,
+}
+
+type Three = (InOut<f32>, InOut<f32>, InOut<f32>, f32);
+
+fn write(
+    q: &Queue<'_>,
+    program: &Program,
+    (x, y, z, a): (ViewMut<'_, f32>, ViewMut<'_, f32>, ViewMut<'_, f32>, f32),
+) -> Result<()> {
+    let Program { steps, axpy, scale, fill, scratch } = program;
+    let mut views = [x, y, z];
+    for step in steps {
+        match step {
+            Step::Scale { to } => {
+                scale.launch(q, a, &mut views[to.buffer].slice_mut(to.range.clone())?)?;
+            }
+            Step::Sometimes { to } if a > 0.4 => {
+                scale.launch(q, 3.0, &mut views[to.buffer].slice_mut(to.range.clone())?)?;
+            }
+            Step::Sometimes { .. } => {}
+            Step::Axpy { from, to } => {
+                let [x, y] = views.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
+                let x = x.slice_mut(from.range.clone())?;
+                axpy.launch(q, a, &x, &mut y.slice_mut(to.range.clone())?)?;
+            }
+            Step::Through { from, to } => {
+                let mut fresh = q.empty(from.range.len())?;
+                fill.launch(q, 2.0, &mut fresh)?;
+                let [x, y] = views.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
+                let x = x.slice_mut(from.range.clone())?;
+                axpy.launch(q, a, &x, &mut fresh)?;
+                axpy.launch(q, 1.0, &fresh, &mut y.slice_mut(to.range.clone())?)?;
+            }
+            Step::Scratch { from, to } => {
+                let mut scratch = scratch.lock().unwrap();
+                let mut scratch = scratch.slice_mut(from.range.clone())?;
+                fill.launch(q, 1.0, &mut scratch)?;
+                let [x, y] = views.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
+                let x = x.slice_mut(from.range.clone())?;
+                axpy.launch(q, a, &x, &mut scratch)?;
+                axpy.launch(q, 1.0, &scratch, &mut y.slice_mut(to.range.clone())?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn model(buffers: &mut [Vec<f32>], start: usize, steps: &[Step], first: usize, a: f32) {
+    let at = |place: &Place| {
+        ((place.buffer + first) % BUFFERS, start + place.range.start..start + place.range.end)
+    };
+    let axpy = |buffers: &mut [Vec<f32>], to: &Place, a: f32, source: Vec<f32>| {
+        let (to, range) = at(to);
+        buffers[to][range].iter_mut().zip(source).for_each(|(y, x)| *y = a.mul_add(x, *y));
+    };
+    let scale = |buffers: &mut [Vec<f32>], to: &Place, a: f32| {
+        let (to, range) = at(to);
+        buffers[to][range].iter_mut().for_each(|x| *x *= a);
+    };
+    for step in steps {
+        match step {
+            Step::Scale { to } => scale(buffers, to, a),
+            Step::Sometimes { to } if a > 0.4 => scale(buffers, to, 3.0),
+            Step::Sometimes { .. } => {}
+            Step::Axpy { from, to } => {
+                let (from, range) = at(from);
+                let source = buffers[from][range].to_vec();
+                axpy(buffers, to, a, source);
+            }
+            Step::Through { from, to } | Step::Scratch { from, to } => {
+                let base: f32 = if matches!(step, Step::Through { .. }) { 2.0 } else { 1.0 };
+                let (from, range) = at(from);
+                let source = buffers[from][range].iter().map(|x| a.mul_add(*x, base)).collect();
+                axpy(buffers, to, 1.0, source);
+            }
+        }
+    }
+}
+
+fn check(device: &Device, steps: &[Step], runs: &[Run]) {
+    let streams = [device.stream().unwrap(), device.stream().unwrap()];
+    let load = |device| kernels::scale::load_blocking(device).unwrap();
+    let program = Program {
+        steps: steps.to_vec(),
+        axpy: kernels::axpy::load_blocking(device).unwrap(),
+        scale: load(device),
+        fill: kernels::fill::load_blocking(device).unwrap(),
+        scratch: Mutex::new(streams[0].zeros(LEN).queued().unwrap()),
+    };
+    let graph = device.graph::<Three, _, _>(program, write);
+    let mut buffers: Vec<DeviceBuffer<f32>> =
+        (0..BUFFERS).map(|n| streams[0].full(LEN, n as f32).queued().unwrap()).collect();
+    let mut expected: Vec<Vec<f32>> = (0..BUFFERS).map(|n| vec![n as f32; LEN]).collect();
+    let scale = load(device);
+    for Run { first, a, on_other, short, aside } in runs {
+        let (a, stream) = (f32::from(*a) / 4.0, &streams[usize::from(*on_other)]);
+        if let Some(aside) = aside {
+            scale.launch(&streams[0], 0.5, &mut buffers[*aside]).queued().unwrap();
+            expected[*aside].iter_mut().for_each(|x| *x *= 0.5);
+        }
+        let mut order: Vec<&mut DeviceBuffer<f32>> = buffers.iter_mut().collect();
+        order.rotate_left(*first);
+        let [x, y, z] = &mut order[..] else { unreachable!() };
+        // All of it, or the second half.
+        let start = if *short { 8 } else { 0 };
+        let (mut x, mut y, mut z) = (
+            x.slice_mut(start..).unwrap(),
+            y.slice_mut(start..).unwrap(),
+            z.slice_mut(start..).unwrap(),
+        );
+        graph.launch(stream, (&mut x, &mut y, &mut z, a)).queued().unwrap();
+        model(&mut expected, start, steps, *first, a);
+    }
+    for (buffer, expected) in buffers.iter().zip(&expected) {
+        assert_eq!(
+            block_on(streams[1].download(buffer)).unwrap(),
+            **expected,
+            "{:?}",
+            graph.report()
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(config(200))]
+
+    #[test]
+    fn arguments_are_never_stale(steps in prop::collection::vec(step(), 0..10), runs in prop::collection::vec(run(), 1..12)) {
+        thread_local!(static DEVICE: Device = testing::device());
+        DEVICE.with(|device| check(device, &steps, &runs));
+    }
+}
+
+// ---- when the closure runs ----------------------------------------------------------------------
+
+struct Counted {
+    axpy: kernels::axpy,
+    scale: kernels::scale,
+    runs: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+type Pair = (In<f32>, InOut<f32>, f32);
+
+/// `y = 2 (y + a x)`, and how often the closure ran.
+fn counted(device: &Device) -> (Graph<Pair>, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    let runs = std::sync::Arc::<std::sync::atomic::AtomicUsize>::default();
+    let state = Counted {
+        axpy: kernels::axpy::load_blocking(device).unwrap(),
+        scale: kernels::scale::load_blocking(device).unwrap(),
+        runs: runs.clone(),
+    };
+    let graph =
+        device.graph::<Pair, _, _>(state, |q, Counted { axpy, scale, runs }, (x, mut y, a)| {
+            runs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            axpy.launch(q, a, &x, &mut y)?;
+            scale.launch(q, 2.0, &mut y)
+        });
+    (graph, runs)
+}
+
+#[tokio::test]
+async fn the_closure_runs_for_what_is_new() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let (graph, runs) = counted(&device);
+    let ran = || runs.load(std::sync::atomic::Ordering::Relaxed);
+    let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+    for _ in 0..3 {
+        graph.launch(&stream, (&x, &mut y, 1.0)).await?;
+    }
+    assert_eq!((ran(), stream.download(&y).await?[0]), (1, 14.0));
+    // Another value, another buffer, another length; the last ones again; another stream.
+    graph.launch(&stream, (&x, &mut y, 0.0)).await?;
+    let mut z = stream.full(LEN, 0.0f32).queued()?;
+    graph.launch(&stream, (&x, &mut z, 0.0)).await?;
+    graph.launch(&stream, (&x.slice(..4)?, &mut z.slice_mut(..4)?, 1.0)).await?;
+    graph.launch(&stream, (&x.slice(..4)?, &mut z.slice_mut(..4)?, 1.0)).await?;
+    assert_eq!(ran(), 4);
+    graph.clone().launch(&other, (&x, &mut z, 1.0)).await?;
+    graph.launch(&stream, (&x.slice(..4)?, &mut z.slice_mut(..4)?, 1.0)).await?;
+    assert_eq!(ran(), 5);
+    assert_eq!(stream.download(&z).await?[..5], [30.0, 30.0, 30.0, 30.0, 2.0]);
+    let report = graph.report();
+    assert_eq!((report.compiled, report.replayed, report.refused), (2, 7, 0), "{report:?}");
+    // The value; one address of each; nothing but lengths, grids, and values.
+    assert_eq!(report.nodes_set, 1 + 2 + 2, "{report:?}");
+    // In a batch it is an operation like any other.
+    let fresh = stream.batch(|q| {
+        let mut fresh = q.full(LEN, 1.0f32)?;
+        graph.launch(q, (&x, &mut fresh, 2.0))?;
+        q.download(&fresh)
+    });
+    assert_eq!(fresh.await?, [6.0; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_graph_is_ordered_with_other_streams() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let (graph, _) = counted(&device);
+    let (mut x, mut y) = (other.full(LEN, 1.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+    for round in 0..2 {
+        // Its input comes from there, its output is read there.
+        let gate = Gate::close(&other)?;
+        other.fill(&mut x, 3.0).queued()?;
+        let op = graph.launch(&stream, (&x, &mut y, 1.0));
+        assert!(!op.is_complete());
+        let seen = other.download(&y);
+        gate.open();
+        assert_eq!(seen.await?, [[6.0; LEN], [18.0; LEN]][round]);
+        op.await?;
+    }
+    Ok(())
+}
+
+// ---- what it keeps ------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn what_was_passed_is_not_kept() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let (graph, _) = counted(&device);
+    let x = stream.full(LEN, 1.0f32).queued()?;
+    let before = device.memory()?.used_bytes;
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    graph.launch(&stream, (&x, &mut y, 1.0)).await?;
+    drop(y);
+    eventually("it is freed", || device.memory().is_ok_and(|now| now.used_bytes == before));
+    // At the same address, most likely, and another buffer all the same.
+    let mut z = stream.full(LEN, 5.0f32).queued()?;
+    graph.launch(&stream, (&x, &mut z, 1.0)).await?;
+    assert_eq!(stream.download(&z).await?, [12.0; LEN]);
+    Ok(())
+}
+
+/// What the graph owns stays until its last launch is complete, and goes then.
+#[tokio::test]
+async fn a_graph_goes_while_it_runs() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let axpy = kernels::axpy::load(&device).await?;
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    let before = device.memory()?.used_bytes;
+    let weights = stream.full(LEN, 2.0f32).queued()?;
+    let fill = kernels::fill::load(&device).await?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(
+        (axpy, fill, weights),
+        |q, (axpy, fill, weights), (mut y,)| {
+            let mut fresh = q.empty(LEN)?;
+            fill.launch(q, 1.0, &mut fresh)?;
+            axpy.launch(q, 3.0, weights, &mut fresh)?;
+            axpy.launch(q, 1.0, &fresh, &mut y)
+        },
+    );
+    graph.launch(&stream, (&mut y,)).await?;
+    let gate = Gate::close(&stream)?;
+    let ops = [graph.launch(&stream, (&mut y,)), graph.clone().launch(&stream, (&mut y,))];
+    drop(graph);
+    // Who gets memory now gets none of the graph's before that is complete.
+    let others = device.stream()?;
+    let other = others.full(LEN, 100.0f32);
+    gate.open();
+    let other = other.await?;
+    for op in ops {
+        op.await?;
+    }
+    assert_eq!(stream.download(&y).await?, [21.0; LEN]);
+    assert_eq!(others.download(&other).await?, [100.0; LEN]);
+    drop(other);
+    eventually("its memory is freed", || device.memory().is_ok_and(|now| now.used_bytes == before));
+    Ok(())
+}
+
+/// A buffer of a graph's that got out of it is memory that its launches use: nobody gets it for anything that is not ordered
+/// with them.
+#[tokio::test]
+async fn memory_of_a_graph_is_ordered_wherever_it_is() -> Result<()> {
+    static OUT: Mutex<Vec<DeviceBuffer<f32>>> = Mutex::new(Vec::new());
+    static MAPPED: Mutex<Option<Mapped<f32>>> = Mutex::new(None);
+    let device = testing::device();
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let state = (
+        scale,
+        Mutex::new(Some(stream.full(LEN, 1.0f32).queued()?)),
+        Mutex::new(Some(stream.full(LEN, 1.0f32).queued()?)),
+        Mutex::new(Some(stream.pinned::<f32>(LEN)?.into_mapped())),
+    );
+    let graph = device.graph::<(), _, _>(state, |q, (scale, a, b, mapped), ()| {
+        for buffer in [a, b] {
+            let mut buffer = buffer.lock().unwrap();
+            scale.launch(q, 2.0, buffer.as_mut().expect("it ran once"))?;
+            OUT.lock().unwrap().extend(buffer.take());
+        }
+        let mut mapped = mapped.lock().unwrap();
+        scale.launch(q, 2.0, mapped.as_mut().expect("it ran once"))?;
+        *MAPPED.lock().unwrap() = mapped.take();
+        Ok(())
+    });
+    graph.launch(&stream, ()).await?;
+    let (a, mut b) = {
+        let mut out = OUT.lock().unwrap();
+        (out.remove(0), out.remove(0))
+    };
+    let mut mapped = MAPPED.lock().unwrap().take().unwrap();
+    let frozen = a.freeze().await.unwrap_err();
+    assert!(matches!(frozen.detail(), ErrorDetail::KeptByGraph { .. }), "{frozen}");
+    let host = mapped.host().await.unwrap_err();
+    assert!(matches!(host.detail(), ErrorDetail::KeptByGraph { .. }), "{host}");
+    // SAFETY: refused.
+    let lent = unsafe { stream.lend_memory(Uses::new("theirs").updates(&mut b)) }.map(drop);
+    let lent = lent.unwrap_err();
+    assert!(matches!(lent.detail(), ErrorDetail::KeptByGraph { .. }), "{lent}");
+    let released = b.into_dlpack(&[LEN], DlpackConsumer::Synchronized).map(drop).unwrap_err();
+    assert!(matches!(released.error.detail(), ErrorDetail::KeptByGraph { .. }), "{released}");
+    graph.launch(&stream, ()).await?;
+    drop(graph);
+    assert_eq!(*mapped.host().await?, [0.0; LEN]);
+    Ok(())
+}
+
+// ---- what it refuses ----------------------------------------------------------------------------
+
+#[tokio::test]
+async fn what_is_no_part_of_a_graph() -> Result<()> {
+    type Body = fn(&Queue<'_>, &mut ViewMut<'_, f32>) -> Result<()>;
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut y = stream.full(LEN, 1.0f32).queued()?;
+    let bodies: [Body; 9] = [
+        |q, y| q.fill(y, 1.0),
+        |q, _| q.zeros::<f32>(3).map(drop),
+        |q, _| Ok(q.upload(vec![1.0f32]).map(drop)?),
+        |q, y| q.download(&*y).map(drop),
+        |q, y| {
+            let mut copy = q.empty(y.len())?;
+            q.copy(&*y, &mut copy)
+        },
+        |q, _| q.host_fn(|| ()).map(drop),
+        |q, _| q.record_timed().map(drop),
+        // SAFETY: it is refused.
+        |q, y| unsafe {
+            q.enqueue(Uses::new("theirs").updates(y), |_, _| Ok::<_, gpu_await::Error>(()))
+        },
+        |_, _| panic!("in the closure"),
+    ];
+    for body in bodies {
+        let graph = device.graph::<(InOut<f32>,), _, _>(body, |q, body, (mut y,)| body(q, &mut y));
+        let launched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            graph.launch(&stream, (&mut y,))
+        }));
+        let Ok(op) = launched else { continue };
+        let error = op.await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::NotInGraph { .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::InvalidCall);
+        // What it would have written counts as failed.
+        assert!(matches!(
+            stream.download(&y).await.unwrap_err().detail(),
+            ErrorDetail::Upstream { .. }
+        ));
+        stream.fill(&mut y, 1.0).queued()?;
+    }
+    assert_eq!(stream.download(&y).await?, [1.0; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_launch() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let (graph, _) = counted(&device);
+    let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 1.0f32).queued()?);
+    // The kernels' own conditions, of what is passed.
+    let error = graph.launch(&stream, (&x.slice(..3)?, &mut y, 1.0)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{error}");
+    assert!(matches!(
+        stream.download(&y).await.unwrap_err().detail(),
+        ErrorDetail::Upstream { .. }
+    ));
+    // Another one after that, into memory whose contents failed: it reads them.
+    let error = graph.launch(&stream, (&x, &mut y, 1.0)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    stream.fill(&mut y, 1.0).queued()?;
+    graph.launch(&stream, (&x, &mut y, 1.0)).await?;
+    assert_eq!(stream.download(&y).await?, [4.0; LEN]);
+    // Memory that nobody wrote is read; overwritten as a whole it may be passed.
+    let mut unwritten = stream.empty::<f32>(LEN).queued()?;
+    let error = graph.launch(&stream, (&x, &mut unwritten, 1.0)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+    let fill = kernels::fill::load(&device).await?;
+    let whole = device.graph::<(Out<f32>, usize), _, _>(fill, |q, fill, (mut y, len)| {
+        fill.launch(q, 7.0, &mut y.slice_mut(..len)?)
+    });
+    let mut unwritten = stream.empty::<f32>(LEN).queued()?;
+    whole.launch(&stream, (&mut unwritten, 4)).await?;
+    let rest = stream.download(&unwritten).await.unwrap_err();
+    assert!(matches!(rest.detail(), ErrorDetail::Unwritten { .. }), "{rest}");
+    assert_eq!(stream.download(&unwritten.slice(..4)?).await?, [7.0; 4]);
+    whole.launch(&stream, (&mut unwritten, LEN)).await?;
+    assert_eq!(stream.download(&unwritten).await?, [7.0; LEN]);
+    // Another device's buffers, and stream.
+    let peer = testing::peer_device();
+    let there = peer.stream()?;
+    let theirs = there.full(LEN, 1.0f32).queued()?;
+    let error = graph.launch(&stream, (&theirs, &mut y, 1.0)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
+    let error = graph.launch(&there, (&x, &mut y, 1.0)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::WrongDevice { .. }), "{error}");
+    Ok(())
+}
+
+/// A graph in its own closure, on a queue that is no graph's.
+#[tokio::test]
+async fn a_graph_inside_itself() -> Result<()> {
+    type Own = (Graph<(InOut<f32>,)>, Stream);
+    static SELF: Mutex<Option<Own>> = Mutex::new(None);
+    let device = testing::device();
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(scale, |q, scale, (mut y,)| {
+        let own = SELF.lock().unwrap().take();
+        if let Some((graph, stream)) = own {
+            let on_queue = graph.launch(q, (&mut y,)).unwrap_err();
+            assert!(matches!(on_queue.detail(), ErrorDetail::NotInGraph { .. }), "{on_queue}");
+            // On a stream it is any other launch, and the closure runs once more.
+            stream.fill(&mut y, 1.0).queued()?;
+            graph.launch(&stream, (&mut y,)).queued()?;
+        }
+        scale.launch(q, 3.0, &mut y)
+    });
+    *SELF.lock().unwrap() = Some((graph.clone(), stream.clone()));
+    let mut y = stream.full(LEN, 1.0f32).queued()?;
+    graph.launch(&stream, (&mut y,)).await?;
+    assert_eq!(stream.download(&y).await?, [9.0; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_end_of_a_device() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    let (graph, _) = counted(&device);
+    let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 1.0f32).queued()?);
+    graph.launch(&stream, (&x, &mut y, 1.0)).await?;
+    handle.lose_device("test");
+    let error = graph.launch(&stream, (&x, &mut y, 1.0)).await.unwrap_err();
+    assert!(error.is_device_lost(), "{error}");
+    drop(graph);
+    let device = Device::host();
+    let stream = device.stream()?;
+    let (graph, _) = counted(&device);
+    let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 1.0f32).queued()?);
+    graph.launch(&stream, (&x, &mut y, 1.0)).await?;
+    device.close(Duration::from_secs(10)).await?;
+    let error = graph.launch(&stream, (&x, &mut y, 1.0)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    Ok(())
+}
+
+/// Whatever the driver refuses of compiling and setting, a launch computes what it should.
+#[tokio::test]
+async fn refused_graphs_are_launched_one_by_one() -> Result<()> {
+    use gpu_await::testing::DriverCall::{GraphCompile, GraphLaunch, GraphSet, Launch};
+    for (call, nth) in [(GraphCompile, 1), (GraphSet, 1), (GraphSet, 3)] {
+        for after_effect in [false, true] {
+            let (faults, handle) = testing::faults();
+            let device = testing::host_with(faults);
+            let stream = device.stream()?;
+            let (graph, _) = counted(&device);
+            if after_effect {
+                handle.fail_nth_after_effect(call, nth, ErrorKind::Driver);
+            } else {
+                handle.fail_nth(call, nth, ErrorKind::Driver);
+            }
+            let (x, mut y) =
+                (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+            let mut expected = 0.0;
+            for round in 0..12 {
+                let a = (round / 2 % 3) as f32;
+                graph.launch(&stream, (&x, &mut y, a)).await?;
+                expected = (expected + a) * 2.0;
+                assert_eq!(stream.download(&y).await?, [expected; LEN], "{call:?}, round {round}");
+            }
+            let report = graph.report();
+            assert_eq!(report.refused, 1, "{call:?}: {report:?}");
+        }
+    }
+    // Launches that are refused are errors, and what they would have written is not there.
+    for call in [GraphLaunch, Launch] {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream()?;
+        let (graph, _) = counted(&device);
+        let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+        if call == Launch {
+            handle.fail_nth(GraphCompile, 1, ErrorKind::Driver);
+            handle.fail_nth(Launch, 2, ErrorKind::Driver);
+        } else {
+            handle.fail_nth(GraphLaunch, 1, ErrorKind::Driver);
+        }
+        graph.launch(&stream, (&x, &mut y, 1.0)).await.unwrap_err();
+        let error = stream.download(&y).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+        stream.fill(&mut y, 1.0).queued()?;
+        graph.launch(&stream, (&x, &mut y, 1.0)).await?;
+        assert_eq!(stream.download(&y).await?, [4.0; LEN]);
+    }
+    Ok(())
+}
+
+/// From many threads, on a few streams.
+#[test]
+fn many_threads_launch_one_graph() -> Result<()> {
+    let device = testing::device();
+    let streams = [device.stream()?, device.stream()?];
+    let (graph, _) = counted(&device);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (graph, stream) = (graph.clone(), &streams[thread % 2]);
+            scope.spawn(move || {
+                let x = stream.full(LEN, 1.0f32).queued().unwrap();
+                let mut y = stream.full(LEN, 0.0f32).queued().unwrap();
+                let mut expected = 0.0;
+                for round in 0..50 {
+                    let a = ((round + thread) % 3) as f32;
+                    graph.launch(stream, (&x, &mut y, a)).queued().unwrap();
+                    expected = (expected + a) * 2.0;
+                    if round % 8 == 7 {
+                        stream.fill(&mut y, 0.0).queued().unwrap();
+                        expected = 0.0;
+                    }
+                }
+                assert_eq!(block_on(stream.download(&y)).unwrap(), [expected; LEN]);
+            });
+        }
+    });
+    Ok(())
+}
