@@ -360,6 +360,46 @@
 //! Device::host().pinned::<()>(1)?;
 //! # Ok::<(), Error>(())
 //! ```
+//! The closure of a graph captures nothing, so that nothing in it goes stale: what changes is passed.
+//! ```
+//! # use gpu_await::*;
+//! # fn f(device: &Device, scale: kernels::scale) -> Graph<(InOut<f32>, f32)> {
+//! device.graph(scale, |q, scale, (mut x, factor)| scale.launch(q, factor, &mut x))
+//! # }
+//! # f(&Device::host(), kernels::scale::load_blocking(&Device::host())?);
+//! # Ok::<(), Error>(())
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # fn f(device: &Device, scale: kernels::scale) -> Graph<(InOut<f32>,)> {
+//! let factor = 2.0;
+//! device.graph(scale, move |q, scale, (mut x,)| scale.launch(q, factor, &mut x))
+//! # }
+//! # f(&Device::host(), kernels::scale::load_blocking(&Device::host())?);
+//! # Ok::<(), Error>(())
+//! ```
+//! Nothing is waited for in it:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # fn f(device: &Device, scale: kernels::scale) -> Graph<(InOut<f32>,)> {
+//! device.graph(scale, |q, scale, (mut x,)| {
+//!     scale.launch(q, 2.0, &mut x)?;
+//!     q.done().await
+//! })
+//! # }
+//! ```
+//! What it is passed is gone when it returns:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! # use std::sync::Mutex;
+//! static KEPT: Mutex<Option<View<'static, f32>>> = Mutex::new(None);
+//! # fn f(device: &Device) -> Graph<(In<f32>,)> {
+//! device.graph((), |_, (), (x,)| {
+//!     *KEPT.lock().unwrap() = Some(x);
+//!     Ok(())
+//! })
+//! # }
+//! ```
 //! What is not plain data stays on the host:
 //! ```compile_fail
 //! # use gpu_await::*;
