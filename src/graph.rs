@@ -72,13 +72,13 @@ use slots::{GraphArgs, GraphSlots, Passed};
 pub struct Graph<S: GraphSlots> {
     definition: Arc<dyn Draw<S>>,
     engine: Arc<Engine>,
-    instances: Arc<Mutex<Vec<OnStream>>>,
+    instances: Arc<Mutex<Vec<OnOneStream>>>,
     /// Never held over a driver call.
     report: Arc<Mutex<Report>>,
 }
 
 /// What a stream has of the graph.
-struct OnStream {
+struct OnOneStream {
     stream: Weak<StreamState>,
     instance: Arc<Mutex<Instance>>,
 }
@@ -209,15 +209,15 @@ impl<S: GraphSlots> Graph<S> {
     /// What the stream has of it. What streams had that are gone goes.
     fn instance(&self, stream: &Arc<StreamState>) -> Arc<Mutex<Instance>> {
         let mut instances = self.instances.lock();
-        let is_its = |on: &&OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
+        let is_its = |on: &&OnOneStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
         if let Some(known) = instances.iter().find(is_its) {
             return known.instance.clone();
         }
         let gone = instances.extract_if(.., |on| on.stream.strong_count() == 0);
-        let gone: Vec<OnStream> = gone.collect();
+        let gone: Vec<OnOneStream> = gone.collect();
         let instance = Arc::default();
         instances
-            .push(OnStream { stream: Arc::downgrade(stream), instance: Arc::clone(&instance) });
+            .push(OnOneStream { stream: Arc::downgrade(stream), instance: Arc::clone(&instance) });
         drop(instances);
         drop(gone);
         instance

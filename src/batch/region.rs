@@ -22,13 +22,13 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
 use crate::backend::{ArgBlock, LaunchShape};
 use crate::error::{Error, Result};
-use crate::runtime::stream_state::{Listed, StreamHandle, Turn};
+use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
     CompiledGraph, Edge, Footprint, KernelLaunch, List, Node, Raw, Refusal, SubmitError,
     submit_in_front, submit_listed,
@@ -45,7 +45,7 @@ pub struct Region {
     /// For the next runs.
     #[expect(clippy::vec_box, reason = "a stream has the box in the meantime")]
     lists: Vec<Box<List>>,
-    streams: Vec<(u64, Vec<ListSlot>)>,
+    streams: Vec<OnStream>,
     report: Report,
 }
 
@@ -65,6 +65,11 @@ pub struct Report {
     pub interrupted: u64,
     /// Compilations and changes that the driver refused.
     pub refused: u64,
+}
+
+struct OnStream {
+    stream: Weak<StreamState>,
+    lists: Vec<ListSlot>,
 }
 
 /// A list's number in a run, on one stream.
@@ -128,13 +133,15 @@ impl Region {
         list: &mut List,
         number: usize,
     ) -> u32 {
-        let id = turn.stream.id();
-        let known = self.streams.iter().position(|(known, _)| *known == id);
-        let at = known.unwrap_or_else(|| {
-            self.streams.push((id, Vec::new()));
+        let is_its = |on: &OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(turn.stream));
+        let at = self.streams.iter().position(is_its).unwrap_or_else(|| {
+            // What streams had that are gone goes.
+            self.streams.retain(|on| on.stream.strong_count() > 0);
+            let stream = Arc::downgrade(turn.stream);
+            self.streams.push(OnStream { stream, lists: Vec::new() });
             self.streams.len() - 1
         });
-        let slots = &mut self.streams[at].1;
+        let slots = &mut self.streams[at].lists;
         if slots.len() <= number {
             slots.resize_with(number + 1, ListSlot::default);
         }

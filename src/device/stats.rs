@@ -39,6 +39,8 @@ pub struct Stats {
     pub pinned_used_bytes: u64,
     /// Futures woken so far because their operation was complete; who looked for itself is not in it.
     pub wake_ups: u64,
+    /// Graphs that [`Region`](crate::Region)s and [`Graph`](crate::Graph)s have compiled: one for each stream and list.
+    pub graphs: u64,
     /// What the driver refused to take back or may not be given back, which leaks; and what waits for a thread that the system did not give.
     pub unreturned: u64,
 }
@@ -74,6 +76,7 @@ impl Device {
             pinned_bytes,
             pinned_used_bytes,
             wake_ups: read(&counters.wake_ups),
+            graphs: read(&counters.graphs),
             unreturned: read(&counters.unreturned) + engine.left_without_a_thread(),
         }
     }

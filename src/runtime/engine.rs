@@ -129,6 +129,8 @@ pub(crate) struct Counters {
     pub(crate) quarantined_bytes: AtomicU64,
     pub(crate) wake_ups: AtomicU64,
     pub(crate) unreturned: AtomicU64,
+    /// Graphs that are compiled.
+    pub(crate) graphs: AtomicU64,
 }
 
 /// What an engine asks of its streams.

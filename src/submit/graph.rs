@@ -7,6 +7,7 @@
 //! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, left where it is |
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::code::KernelCode;
 use super::list::{List, Node};
@@ -46,6 +47,8 @@ impl Raw<'_> {
         // SAFETY: nothing is launched. The code is kept by the graph.
         let raw = unsafe { self.backend.graph_compile(&mut launches, edges) }?;
         let engine = self.stream.engine().clone();
+        // ORDERING: Relaxed, here and below: a statistic.
+        engine.counters.graphs.fetch_add(1, Ordering::Relaxed);
         Ok(CompiledGraph { engine, raw: Some(raw), code: code.to_vec(), last: None })
     }
 
@@ -97,6 +100,7 @@ impl CompiledGraph {
 impl Drop for CompiledGraph {
     fn drop(&mut self) {
         let Some(raw) = self.raw.take() else { return };
+        self.engine.counters.graphs.fetch_sub(1, Ordering::Relaxed);
         let (engine, code) = (self.engine.clone(), std::mem::take(&mut self.code));
         let users = UserList::from_iter(self.last.take());
         let owner = Box::new(GraphRemains { engine, raw, _code: code });

@@ -136,3 +136,31 @@ fn a_region_goes_while_it_runs() {
         eventually("the graph goes", || driver.live("graph") == 0);
     });
 }
+
+/// What streams had of a region goes when another one comes.
+#[test]
+fn a_region_forgets_streams_that_are_gone() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let Chain { axpy, x, mut y, .. } = Chain::new(&device).await;
+        let mut region = Region::new();
+        let mut run = |stream: &Stream| {
+            for _ in 0..2 {
+                let op = stream.replay(&mut region, |q| axpy.launch(q, 1.0, &x, &mut y));
+                op.synchronize().unwrap();
+            }
+        };
+        for _ in 0..5 {
+            run(&device.stream().unwrap());
+        }
+        // Each is two handles.
+        eventually("they go", || {
+            run(&device.stream().unwrap());
+            driver.live("graph") <= 4
+        });
+        assert!(device.stats().graphs >= 1);
+        drop(region);
+        eventually("all of them go", || driver.live("graph") == 0);
+        assert_eq!(device.stats().graphs, 0);
+    });
+}
