@@ -6,6 +6,7 @@
 //! | [`region`] | what a batch remembers that is replayed |
 //! | [`draft`] | the list of a graph, while its closure runs |
 //! | [`launch`] | launches, which replayed batches and graphs write down |
+//! | [`report`] | what became of lists and graphs, and why |
 //! | [`fill`] | new memory, and filling it |
 //! | [`transfer`] | copies of parts and rows |
 //! | [`peer`] | copies between devices |
@@ -19,6 +20,7 @@ mod launch;
 pub(crate) mod peer;
 pub(crate) mod queue;
 pub(crate) mod region;
+pub(crate) mod report;
 pub(crate) mod settle;
 pub(crate) mod source;
 pub(crate) mod transfer;

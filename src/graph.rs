@@ -19,7 +19,8 @@ use parking_lot::Mutex;
 
 use crate::batch::draft::Draft;
 use crate::batch::queue::Queue;
-use crate::batch::region::Report;
+use crate::batch::report;
+use crate::batch::report::Report;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::LaunchOn;
@@ -162,6 +163,18 @@ impl<S: GraphSlots> Graph<S> {
     #[must_use]
     pub fn report(&self) -> Report {
         *self.report.lock()
+    }
+
+    /// Draws what is compiled, in the DOT language: for each stream the launches, with their configurations and the ranges that they
+    /// name, and which of them run behind which. A stream on which it is being launched right now is left out.
+    #[must_use]
+    pub fn dot(&self) -> String {
+        let (mut clusters, mut first) = (String::new(), 0);
+        for (stream, on) in self.instances.lock().iter().enumerate() {
+            let Some(instance) = on.instance.try_lock() else { continue };
+            first += instance.draw(&mut clusters, &format!("stream {stream}"), first);
+        }
+        report::dot(&clusters)
     }
 
     fn put(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()> {

@@ -110,7 +110,8 @@ pub use bytemuck;
 
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use batch::queue::Queue;
-pub use batch::region::{Region, Report};
+pub use batch::region::Region;
+pub use batch::report::{ListOutcome, ListReport, OpSite, Report};
 pub use batch::settle::{Lent, Settle};
 pub use batch::source::Source;
 #[cfg(feature = "blas")]

@@ -289,6 +289,8 @@ async fn the_closure_runs_for_what_is_new() -> Result<()> {
     assert_eq!((report.compiled, report.replayed, report.refused), (2, 7, 0), "{report:?}");
     // The value; one address of each; nothing but lengths, grids, and values.
     assert_eq!(report.nodes_set, 1 + 2 + 2, "{report:?}");
+    let dot = graph.dot();
+    assert_eq!((dot.matches(" -> ").count(), dot.matches("axpy").count()), (2, 2), "{dot}");
     // In a batch it is an operation like any other.
     let fresh = stream.batch(|q| {
         let mut fresh = q.full(LEN, 1.0f32)?;

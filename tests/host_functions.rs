@@ -535,6 +535,11 @@ const PLAIN: &[&str] = &[
 const CALL_NO_DRIVER: &[&str] = &[
     "Region::new",
     "Region::report",
+    "Region::last_run",
+    "Region::dot",
+    "OpSite::name",
+    "OpSite::at",
+    "Graph::dot",
     "Graph::report",
     "Fft::complex",
     "Fft::real",

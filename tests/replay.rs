@@ -238,6 +238,79 @@ async fn a_shape_that_comes_twice_is_compiled() -> Result<()> {
     Ok(())
 }
 
+/// What became of each list, and why, with the line that made the difference.
+#[tokio::test]
+async fn a_region_says_why() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, axpy, scale, fill, .. } = &machine;
+    let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+    axpy.launch(stream, 0.0, &x, &mut y).await?;
+    scale.launch(stream, 1.0, &mut y).await?;
+    let mut region = Region::new();
+    let line = line!();
+    let mut run = async |which: u32| {
+        let op = stream.replay(&mut region, |q| {
+            scale.launch(q, which as f32, &mut y)?;
+            match which {
+                0 | 1 => axpy.launch(q, 2.0, &x, &mut y)?,
+                2 => scale.launch(q, 1.0, &mut y)?,
+                3 => {}
+                4 => q.fill(&mut y, 0.0)?,
+                // It was never launched before.
+                _ => fill.launch(q, 0.0, &mut y)?,
+            }
+            scale.launch(q, 1.0, &mut y)
+        });
+        op.await.unwrap();
+        let told: Vec<String> = region.last_run().iter().map(ToString::to_string).collect();
+        told
+    };
+    let site = |name: &str, ahead: u32, column: u32| {
+        format!("{name} at {}:{}:{column}", file!(), line + ahead)
+    };
+    assert_eq!(run(0).await, ["3 launches, launched one by one: it is the first"]);
+    assert_eq!(run(0).await, ["3 launches, compiled"]);
+    assert_eq!(run(1).await, ["3 launches, replayed, 1 nodes set"]);
+    let differs = format!(
+        "3 launches, launched one by one: {} is another launch than before",
+        site("scale", 6, 28)
+    );
+    assert_eq!(run(2).await, [differs]);
+    assert_eq!(run(3).await, ["2 launches, launched one by one: it is shorter than before"]);
+    let [first, second] = &run(4).await[..] else { panic!("two lists") };
+    assert_eq!(
+        *first,
+        format!(
+            "1 launches, launched one by one: it is shorter than before; ended by {}",
+            site("fill", 8, 24)
+        )
+    );
+    assert_eq!(second, "1 launches, launched one by one: it is the first");
+    let [first, second] = &run(5).await[..] else { panic!("two lists") };
+    assert_eq!(*first, format!("1 launches, compiled; ended by {}", site("fill", 10, 27)));
+    assert_eq!(second, "1 launches, compiled");
+    // The same kernels, one of which waits for another than before.
+    let mut z = stream.full(LEN, 0.0f32).queued()?;
+    for (other, wanted) in [(false, "first"), (false, "compiled"), (true, "axpy at")] {
+        let mut region_of_edges = std::mem::take(&mut region);
+        if wanted == "first" {
+            region_of_edges = Region::new();
+        }
+        let op = stream.replay(&mut region_of_edges, |q| {
+            scale.launch(q, 1.0, &mut y)?;
+            axpy.launch(q, 1.0, if other { &x } else { &y }, &mut z)
+        });
+        op.await?;
+        region = region_of_edges;
+        let told = region.last_run()[0].to_string();
+        assert!(told.contains(wanted), "{told}");
+    }
+    let dot = region.dot();
+    assert!(dot.starts_with("digraph {") && dot.contains("scale\\n[1, 1, 1] x"), "{dot}");
+    assert!(!dot.contains("->"), "they do not wait for each other: {dot}");
+    Ok(())
+}
+
 /// `k(a, b); k(c, d)` is not `k(a, b); k(b, d)`.
 #[tokio::test]
 async fn other_edges_are_another_shape() -> Result<()> {

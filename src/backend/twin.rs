@@ -116,6 +116,12 @@ impl ArgBlock {
         self.words[self.slots[index].word as usize]
     }
 
+    /// The addresses among the arguments, each with the bytes that the kernel may touch there.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = (u64, u64)> {
+        let memory = self.slots.iter().filter(|slot| slot.memory_bytes > 0);
+        memory.map(|slot| (self.words[slot.word as usize], slot.memory_bytes))
+    }
+
     /// Pointers to the values, in order, as `cuLaunchKernel` wants them; valid while `self` is
     /// neither changed nor moved.
     pub(crate) fn pointers(&self) -> ArgPointers {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
+use std::panic::Location;
 
 use crate::batch::region::Run;
 use crate::error::ErrorDetail;
@@ -32,12 +33,13 @@ impl Draft {
         engine: &Engine,
         footprint: &mut Footprint<'_>,
         launch: &KernelLaunch<'_>,
+        at: &'static Location<'static>,
     ) -> Result<(), SubmitError> {
         if !launch.can_be_listed() || footprint.is_lent() {
             return Err(refused(footprint));
         }
         self.kept.borrow_mut().extend(footprint.memory().map(KeptByGraph::new));
-        draw(&mut self.list.borrow_mut(), engine, footprint, launch)
+        draw(&mut self.list.borrow_mut(), engine, footprint, launch, at)
     }
 
     /// The list. What is kept of its memory stays until that is dropped.

@@ -21,7 +21,9 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// Out of device memory; a lost or closed device.
+    #[track_caller]
     pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.here();
         Ok(self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))?)
     }
 
@@ -29,7 +31,9 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// Out of device memory; a lost or closed device.
+    #[track_caller]
     pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.here();
         let zero = Pattern { bytes: [0; 16], len: 1 };
         let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
         Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
@@ -39,7 +43,9 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// Out of device memory; a lost or closed device.
+    #[track_caller]
     pub fn ones<T: Number>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.here();
         self.full(len, T::ONE)
     }
 
@@ -47,7 +53,9 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// Out of device memory; a lost or closed device; an element type of more than 16 bytes.
+    #[track_caller]
     pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
+        self.here();
         let pattern = self.pattern(value)?;
         let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
         Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
@@ -57,7 +65,9 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// A lost or closed device; an element type of more than 16 bytes.
+    #[track_caller]
     pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Result<()> {
+        self.here();
         let len = destination.len() as u64;
         let to = destination.span_mut();
         let mut footprint = Footprint::new("fill");

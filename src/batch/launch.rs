@@ -3,11 +3,13 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::panic::Location;
 
 use crate::batch::draft;
 use crate::batch::draft::{Draft, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
+use crate::batch::report::OpSite;
 use crate::submit::{Footprint, KernelLaunch, Raw, Refusal, SubmitError};
 
 impl<'s> Queue<'s> {
@@ -18,7 +20,7 @@ impl<'s> Queue<'s> {
 
     /// One of the same stream whose launches are the list of a graph.
     pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
-        let (stream, home, at) = (self.stream, self.home, self.at);
+        let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
         Queue { stream, home, last, refused: None, lease: None, writer, at, not_send: PhantomData }
     }
@@ -26,6 +28,15 @@ impl<'s> Queue<'s> {
     /// Whether its launches are the list of a graph.
     pub(crate) fn is_drawing(&self) -> bool {
         matches!(self.writer, Some(Writer::Graph(_)))
+    }
+
+    /// Remembers where an operation was written, if it is written down first.
+    #[track_caller]
+    #[inline]
+    pub(crate) fn here(&self) {
+        if self.writer.is_some() {
+            self.at.set(Location::caller());
+        }
     }
 
     /// Submits a launch, or writes it down.
@@ -61,7 +72,9 @@ impl<'s> Queue<'s> {
     ) -> Result<(), SubmitError> {
         let run = match writer {
             Writer::Replay(run) => run,
-            Writer::Graph(draft) => return draft.write(self.stream.engine(), footprint, launch),
+            Writer::Graph(draft) => {
+                return draft.write(self.stream.engine(), footprint, launch, self.at.get());
+            }
         };
         let is_listed = launch.can_be_listed()
             && footprint.can_be_listed()
@@ -69,6 +82,7 @@ impl<'s> Queue<'s> {
         if !is_listed {
             return self.launch_now(footprint, launch);
         }
+        let at = self.at.get();
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.clone()).into());
         }
@@ -76,7 +90,8 @@ impl<'s> Queue<'s> {
             self.release_last();
         }
         let op = footprint.name();
-        let (ticket, ()) = self.note(run.write(footprint, launch).map(|ticket| (ticket, ())))?;
+        let (ticket, ()) =
+            self.note(run.write(footprint, launch, at).map(|ticket| (ticket, ())))?;
         op.told(self.stream, ticket);
         Ok(())
     }
@@ -94,10 +109,17 @@ impl<'s> Queue<'s> {
             Writer::Replay(run) if run.is_open() && footprint.can_be_in_front() => {
                 return run.write_in_front(footprint, commands, calls);
             }
-            Writer::Replay(run) => run.submit(),
+            Writer::Replay(run) => run.submit(|| Some(site(footprint, self.at.get()))),
             Writer::Graph(_) if footprint.only_makes_a_buffer() => {}
             Writer::Graph(_) => return Err(draft::refused(footprint)),
         }
         self.submit_now(footprint, commands, calls)
+    }
+}
+
+fn site(footprint: &Footprint<'_>, at: &'static Location<'static>) -> OpSite {
+    match footprint.name().of_kernel() {
+        Ok(kernel) => OpSite::kernel(kernel, at),
+        Err(verb) => OpSite::verb(verb, at),
     }
 }

@@ -75,7 +75,7 @@ impl Queue<'_> {
             if part >= BLOCKS {
                 down.comes_after(self.stream.point(*emptied));
             }
-            let (filled, ()) = submit(&relay, self.at, &mut down, 1, |raw| {
+            let (filled, ()) = submit(&relay, self.at.get(), &mut down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
             })?;
 

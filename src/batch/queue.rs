@@ -53,7 +53,8 @@ pub struct Queue<'s> {
     /// Where launches are written down first.
     pub(super) writer: Option<Writer<'s>>,
     /// Where the user opened it.
-    pub(super) at: &'static Location<'static>,
+    /// Of what is written down first: where the last operation was written.
+    pub(super) at: Cell<&'static Location<'static>>,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
@@ -65,7 +66,7 @@ impl<'s> Queue<'s> {
         refused: Option<&'s Error>,
         lease: Option<&'s Lease>,
     ) -> Self {
-        let at = Location::caller();
+        let at = Cell::new(Location::caller());
         let (last, writer) = (Cell::new(0), None);
         Queue { stream, home, last, refused, lease, writer, at, not_send: PhantomData }
     }
@@ -177,7 +178,7 @@ impl<'s> Queue<'s> {
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
         self.release_last();
-        submit(self.stream, self.at, footprint, commands, calls)
+        submit(self.stream, self.at.get(), footprint, commands, calls)
     }
 
     /// Gives up the last operation's marker: another follows.
@@ -193,10 +194,12 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed. [`Refused`] has the data, in
     /// pinned memory.
+    #[track_caller]
     pub fn upload<T: Element>(
         &self,
         source: impl Source<T>,
     ) -> Result<DeviceBuffer<T>, Refused<PinnedBuffer<T>>> {
+        self.here();
         let source = source.into_pinned(&Pool(&self.home.pinned))?;
         match self.upload_pinned(&source) {
             Ok(buffer) => Ok(buffer),
@@ -243,11 +246,13 @@ impl<'s> Queue<'s> {
     /// assert_eq!(frame.len(), 10);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
+    #[track_caller]
     pub fn upload_into<T: Element>(
         &self,
         source: PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        self.here();
         let ticket = self.copy_in(&source, destination);
         self.lent(source, ticket)
     }
@@ -279,7 +284,9 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Out of pinned memory; data that was never written or whose producer failed; a lost or
     /// closed device.
+    #[track_caller]
     pub fn download<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<PinnedBuffer<T>>> {
+        self.here();
         let destination = PinnedBuffer::new(&self.home.pinned, source.len())?;
         let ticket = self.copy_out("download", source, &destination);
         Ok(self.lent(destination, ticket)?)
@@ -289,11 +296,13 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// As [`download`](Self::download); lengths that differ. [`Refused`] has the pinned buffer.
+    #[track_caller]
     pub fn download_into<T: Element>(
         &self,
         source: &impl Readable<T>,
         destination: PinnedBuffer<T>,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        self.here();
         let ticket = self.copy_out("download_into", source, &destination);
         self.lent(destination, ticket)
     }
@@ -334,11 +343,13 @@ impl<'s> Queue<'s> {
     /// # Errors
     /// Lengths that differ; a source that was never written or whose producer failed; buffers of
     /// devices of different kinds; a lost or closed device.
+    #[track_caller]
     pub fn copy<T: Element>(
         &self,
         source: &impl Readable<T>,
         destination: &mut impl Writable<T>,
     ) -> Result<()> {
+        self.here();
         let (source_len, destination_len) = (source.len(), destination.len());
         let from = source.span();
         let to = destination.span_mut();
@@ -371,10 +382,12 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// A lost or closed device.
+    #[track_caller]
     pub fn host_fn<R: Send + 'static>(
         &self,
         function: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Lent<R>> {
+        self.here();
         let host_fn = HostFn::new(self.stream.engine(), function);
         let mut footprint = Footprint::new("host_fn");
         footprint.may_be_held_up();
@@ -394,7 +407,9 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// A lost or closed device.
+    #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
+        self.here();
         Ok(Event::recorded(self.stream.engine(), self.mark_timed()?, true))
     }
 

@@ -22,11 +22,14 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::panic::Location;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
 use crate::backend::{ArgBlock, LaunchShape};
+use crate::batch::report;
+use crate::batch::report::{ListOutcome, ListReport, OpSite, Pictured, Report};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
@@ -47,24 +50,8 @@ pub struct Region {
     lists: Vec<Box<List>>,
     streams: Vec<OnStream>,
     report: Report,
-}
-
-/// What became of a [`Region`]'s lists: stretches of launches between operations that a graph does not take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Report {
-    /// Launched as the graph that was compiled for their shape.
-    pub replayed: u64,
-    /// Nodes of those whose arguments were set.
-    pub nodes_set: u64,
-    /// CompiledGraph, because their shape came twice.
-    pub compiled: u64,
-    /// Launched one by one: of a shape that did not come before.
-    pub plain: u64,
-    /// Launched one by one, in the middle: another thread used the stream or waited for their work.
-    pub interrupted: u64,
-    /// Compilations and changes that the driver refused.
-    pub refused: u64,
+    /// The lists of the last run.
+    last: Vec<ListReport>,
 }
 
 struct OnStream {
@@ -84,19 +71,9 @@ struct ListSlot {
 struct Remembered {
     /// Its address, which is only compared.
     kernel: usize,
+    name: Arc<str>,
     shape: LaunchShape,
     args: ArgBlock,
-}
-
-impl Report {
-    pub(crate) fn add(&mut self, other: &Report) {
-        self.replayed += other.replayed;
-        self.nodes_set += other.nodes_set;
-        self.compiled += other.compiled;
-        self.plain += other.plain;
-        self.interrupted += other.interrupted;
-        self.refused += other.refused;
-    }
 }
 
 impl Region {
@@ -112,6 +89,30 @@ impl Region {
         self.report
     }
 
+    /// What became of each list of the last run, in their order, and why: a list that is not replayed says what differed, and one that
+    /// ended in the middle what ended it. Told as events of `tracing` as well, target `gpu_await::replay`, level `TRACE`.
+    #[must_use]
+    pub fn last_run(&self) -> &[ListReport] {
+        &self.last
+    }
+
+    /// Draws what it remembers, in the DOT language: for each list of each stream the launches, with their configurations and the
+    /// ranges that they name, and which of them run behind which.
+    #[must_use]
+    pub fn dot(&self) -> String {
+        let (mut clusters, mut first) = (String::new(), 0);
+        for (stream, on) in self.streams.iter().enumerate() {
+            for (list, slot) in on.lists.iter().enumerate() {
+                let picture = |node: &Remembered| Pictured::of(&node.name, &node.shape, &node.args);
+                let nodes: Vec<Pictured> = slot.nodes.iter().map(picture).collect();
+                let title = format!("stream {stream}, list {list}");
+                report::cluster(&mut clusters, &title, first, &nodes, &slot.edges);
+                first += nodes.len();
+            }
+        }
+        report::dot(&clusters)
+    }
+
     /// An empty list.
     pub(super) fn fresh(&mut self) -> Box<List> {
         self.lists.pop().unwrap_or_default()
@@ -119,7 +120,11 @@ impl Region {
 
     /// Takes a list that was submitted for the next runs; returns what was refused of it.
     pub(super) fn take_back(&mut self, mut list: Box<List>, interrupted: bool) -> Option<Error> {
-        self.report.interrupted += u64::from(interrupted);
+        if interrupted {
+            self.report.interrupted += 1;
+            let (launches, outcome) = (list.nodes().len(), ListOutcome::Interrupted);
+            self.last.push(ListReport { launches, outcome, ended_by: None });
+        }
         let refused = list.take_refused();
         list.clear();
         self.lists.push(list);
@@ -146,7 +151,9 @@ impl Region {
             slots.resize_with(number + 1, ListSlot::default);
         }
         let (slot, report) = (&mut slots[number], &mut self.report);
-        match slot.prepared(turn, list, report) {
+        let (outcome, graph) = slot.prepared(turn, list, report);
+        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
+        match graph {
             Some(graph) => graph.launch(list, turn),
             None => {
                 report.plain += 1;
@@ -163,26 +170,27 @@ impl ListSlot {
         turn: &Turn<'_, '_>,
         list: &List,
         report: &mut Report,
-    ) -> Option<&mut CompiledGraph> {
-        if list.nodes().is_empty() || !self.has_shape(list) {
+    ) -> (ListOutcome, Option<&mut CompiledGraph>) {
+        if let Some(difference) = self.difference(list) {
             self.remember(list);
-            return None;
+            return (difference, None);
         }
         let raw = Raw::of(turn);
         let Some(graph) = &mut self.graph else {
             let compiled = raw.compile(list.nodes(), list.edges(), list.code());
             self.remember(list);
-            match compiled {
+            return match compiled {
                 Ok(graph) => {
                     report.compiled += 1;
-                    return Some(self.graph.insert(graph));
+                    (ListOutcome::Compiled, Some(self.graph.insert(graph)))
                 }
                 Err(_) => {
                     report.refused += 1;
-                    return None;
+                    (ListOutcome::Refused, None)
                 }
-            }
+            };
         };
+        let mut nodes_set = 0;
         let nodes = list.nodes().iter().zip(&mut self.nodes).enumerate();
         let mut changes = nodes.filter_map(|(at, (node, known))| {
             if known.launches(node) {
@@ -190,30 +198,47 @@ impl ListSlot {
             }
             // Refused, all of it is remembered anew.
             (known.shape, known.args) = (node.shape, node.args.clone());
-            report.nodes_set += 1;
+            nodes_set += 1;
             Some((at, node))
         });
         let set = match changes.next() {
             Some(first) => raw.set(graph, std::iter::once(first).chain(changes)),
             None => Ok(()),
         };
+        report.nodes_set += nodes_set as u64;
         if set.is_err() {
             report.refused += 1;
             self.remember(list);
-            return None;
+            return (ListOutcome::Refused, None);
         }
         report.replayed += 1;
-        self.graph.as_mut()
+        (ListOutcome::Replayed { nodes_set }, self.graph.as_mut())
     }
 
-    fn has_shape(&self, list: &List) -> bool {
-        self.nodes.len() == list.nodes().len()
-            && self.edges == list.edges()
-            && self
-                .nodes
-                .iter()
-                .zip(list.nodes())
-                .all(|(known, node)| known.kernel == list.kernel(node))
+    /// Why the list has another shape, if it has.
+    fn difference(&self, list: &List) -> Option<ListOutcome> {
+        let nodes = list.nodes();
+        let is_same = self.nodes.len() == nodes.len() && self.edges == list.edges();
+        let kernels = self.nodes.iter().zip(nodes);
+        let other = kernels.clone().position(|(known, node)| known.kernel != list.kernel(node));
+        if is_same && other.is_none() && !nodes.is_empty() {
+            return None;
+        }
+        if self.nodes.is_empty() {
+            return Some(ListOutcome::First);
+        }
+        let edges = self.edges.iter().zip(list.edges()).find(|(known, edge)| known != edge);
+        // In the order of the nodes that wait: the first of which something else is said.
+        let edge = edges.map(|(known, edge)| known.1.min(edge.1) as usize);
+        let edge = edge.or_else(|| {
+            let more = self.edges.get(list.edges().len()).or(list.edges().get(self.edges.len()));
+            more.map(|edge| edge.1 as usize)
+        });
+        let first = other.into_iter().chain(edge).min().unwrap_or(self.nodes.len());
+        Some(match nodes.get(first) {
+            Some(node) => ListOutcome::Differs(OpSite::kernel(list.kernel_name(node), node.at)),
+            None => ListOutcome::Shorter,
+        })
     }
 
     /// Remembers the list's shape, and gives up the graph.
@@ -224,6 +249,7 @@ impl ListSlot {
         self.nodes.clear();
         self.nodes.extend(list.nodes().iter().map(|node| Remembered {
             kernel: list.kernel(node),
+            name: list.kernel_name(node).clone(),
             shape: node.shape,
             args: node.args.clone(),
         }));
@@ -238,7 +264,11 @@ impl Remembered {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").field("report", &self.report).finish_non_exhaustive()
+        let Region { report, last, .. } = self;
+        f.debug_struct("Region")
+            .field("report", report)
+            .field("last_run", last)
+            .finish_non_exhaustive()
     }
 }
 
@@ -255,7 +285,8 @@ pub(crate) struct Run<'s> {
 }
 
 impl<'s> Run<'s> {
-    pub(crate) fn new(stream: &'s Arc<StreamHandle>, region: Region) -> Self {
+    pub(crate) fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
+        region.last.clear();
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
         Run { stream, region, number: Cell::new(0), is_open: Cell::new(false), refused }
     }
@@ -270,10 +301,11 @@ impl<'s> Run<'s> {
         &self,
         footprint: &mut Footprint<'_>,
         launch: &KernelLaunch<'_>,
+        at: &'static Location<'static>,
     ) -> Result<u64, SubmitError> {
         self.is_open.set(true);
         let fresh = || self.region.borrow_mut().fresh();
-        submit_listed(self.stream, footprint, self.owner(), fresh, launch)
+        submit_listed(self.stream, footprint, self.owner(), fresh, (launch, at))
     }
 
     /// Submits an operation that touches fresh memory alone, with the ticket of what is written down.
@@ -291,8 +323,13 @@ impl<'s> Run<'s> {
         self.is_open.get()
     }
 
-    /// Submits what was written down.
-    pub(crate) fn submit(&self) {
+    /// Submits what was written down, as the closure ends.
+    pub(crate) fn end(&self) {
+        self.submit(|| None);
+    }
+
+    /// Submits what was written down; what ended the list is asked for if there is one.
+    pub(super) fn submit(&self, ended_by: impl FnOnce() -> Option<OpSite>) {
         if !self.is_open.replace(false) {
             return;
         }
@@ -319,6 +356,10 @@ impl<'s> Run<'s> {
                 self.refused.borrow_mut().get_or_insert(error);
             }
         }
+        if let Some(last) = region.last.last_mut() {
+            last.ended_by = ended_by();
+            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list = number, report = %last);
+        }
     }
 
     /// The region, with what this run taught it.
@@ -335,6 +376,6 @@ impl<'s> Run<'s> {
 /// Submits what precedes a panic.
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        self.submit();
+        self.end();
     }
 }

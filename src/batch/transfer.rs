@@ -57,12 +57,14 @@ impl Queue<'_> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn copy_2d<T: Element>(
         &self,
         source: &impl Readable<T>,
         destination: &mut impl Writable<T>,
         rows: Copy2d,
     ) -> Result<()> {
+        self.here();
         const OP: &str = "copy_2d";
         let read = rows.span(OP, rows.source, source.len());
         let (mut footprint, to) = written(OP, destination, rows)?;
@@ -83,12 +85,14 @@ impl Queue<'_> {
     ///
     /// # Errors
     /// As there. [`Refused`] has the pinned buffer.
+    #[track_caller]
     pub fn upload_2d<T: Element>(
         &self,
         source: PinnedBuffer<T>,
         destination: &mut impl Writable<T>,
         rows: Copy2d,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        self.here();
         let ticket = self.rows_in(&source, destination, rows);
         self.lent(source, ticket)
     }
@@ -120,12 +124,14 @@ impl Queue<'_> {
     ///
     /// # Errors
     /// As there. [`Refused`] has the pinned buffer.
+    #[track_caller]
     pub fn download_2d<T: Element>(
         &self,
         source: &impl Readable<T>,
         destination: PinnedBuffer<T>,
         rows: Copy2d,
     ) -> Result<Lent<PinnedBuffer<T>>, Refused<PinnedBuffer<T>>> {
+        self.here();
         let ticket = self.rows_out(source, &destination, rows);
         self.lent(destination, ticket)
     }

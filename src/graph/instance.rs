@@ -18,7 +18,8 @@ use std::sync::Arc;
 use super::slots::Passed;
 use crate::backend::ArgBlock;
 use crate::batch::queue::Queue;
-use crate::batch::region::Report;
+use crate::batch::report;
+use crate::batch::report::{Pictured, Report};
 use crate::error::Result;
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::hazard::Mode;
@@ -74,6 +75,15 @@ impl Instance {
         }
         self.list = list;
         self.drawn_for = Some(passed.block.clone());
+    }
+
+    /// Draws its list, whose nodes have numbers from `first` on; returns how many they are.
+    pub(super) fn draw(&self, into: &mut String, title: &str, first: usize) -> usize {
+        let picture =
+            |node: &Node| Pictured::of(self.list.kernel_name(node), &node.shape, &node.args);
+        let nodes: Vec<Pictured> = self.list.nodes().iter().map(picture).collect();
+        report::cluster(into, title, first, &nodes, self.list.edges());
+        nodes.len()
     }
 
     /// Submits it with these arguments, for which it is drawn.

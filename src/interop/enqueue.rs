@@ -129,6 +129,7 @@ impl Queue<'_> {
     ///
     /// # Safety
     /// As [`Stream::enqueue`].
+    #[track_caller]
     pub unsafe fn enqueue<P, R, E>(
         &self,
         uses: Uses<'_, P>,
@@ -137,6 +138,7 @@ impl Queue<'_> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
+        self.here();
         type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
         let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: Calls<'_>| {
             self.submit(footprint, commands, calls)?;

@@ -150,7 +150,7 @@ verbs! {
         let run = Run::new(self.handle(), std::mem::take(region));
         let queue = self.queue().listing(&run);
         let result = work(&queue);
-        run.submit();
+        run.end();
         *region = run.take_region();
         let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
         queue.finish(result)

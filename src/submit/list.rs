@@ -18,6 +18,7 @@
 
 use std::any::Any;
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -42,6 +43,8 @@ pub(crate) struct Node {
     pub(crate) function: Function,
     pub(crate) shape: LaunchShape,
     pub(crate) args: ArgBlock,
+    /// Where it was written.
+    pub(crate) at: &'static Location<'static>,
     /// Which of `List::touched` are its.
     touched: Range<usize>,
 }
@@ -85,6 +88,11 @@ impl List {
         &self.code
     }
 
+    /// The name of a node's kernel.
+    pub(crate) fn kernel_name(&self, node: &Node) -> &Arc<str> {
+        self.code[node.code].name()
+    }
+
     /// The address of a node's kernel.
     pub(crate) fn kernel(&self, node: &Node) -> usize {
         self.code.get(node.code).map_or(0, |code| Arc::as_ptr(code).addr())
@@ -123,7 +131,12 @@ impl List {
     }
 
     /// Writes a launch down, with what the footprint says of it.
-    pub(super) fn enter(&mut self, launch: &KernelLaunch<'_>, footprint: &Footprint<'_>) {
+    pub(super) fn enter(
+        &mut self,
+        launch: &KernelLaunch<'_>,
+        footprint: &Footprint<'_>,
+        at: &'static Location<'static>,
+    ) {
         let first = self.touched.len();
         for (accesses, tracked) in [(&footprint.accesses[..], true), (&footprint.untracked, false)]
         {
@@ -149,7 +162,7 @@ impl List {
         }
         let (function, args) = (launch.function.clone(), launch.args.clone());
         let (shape, touched) = (launch.shape, first..self.touched.len());
-        self.nodes.push(Node { code, function, shape, args, touched });
+        self.nodes.push(Node { code, function, shape, args, at, touched });
     }
 
     /// Poisons what the nodes from `first` on would have written.
@@ -196,7 +209,7 @@ pub(crate) fn submit_listed(
     footprint: &mut Footprint<'_>,
     owner: usize,
     fresh: impl FnOnce() -> Box<List>,
-    launch: &KernelLaunch<'_>,
+    (launch, at): (&KernelLaunch<'_>, &'static Location<'static>),
 ) -> Result<u64, SubmitError> {
     let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
         let ticket = turn.open_list(owner, || fresh());
@@ -212,7 +225,7 @@ pub(crate) fn submit_listed(
         }
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
-        list.enter(launch, footprint);
+        list.enter(launch, footprint, at);
         Ok((ticket, ()))
     };
     in_turn(stream, footprint, listed).map(|(ticket, ())| ticket)
@@ -279,10 +292,11 @@ pub(crate) fn draw(
     engine: &Engine,
     footprint: &mut Footprint<'_>,
     launch: &KernelLaunch<'_>,
+    at: &'static Location<'static>,
 ) -> Result<(), SubmitError> {
     if let Err(error) = footprint.validate(engine) {
         return Err(footprint.poison(error).into());
     }
-    list.enter(launch, footprint);
+    list.enter(launch, footprint, at);
     Ok(())
 }

@@ -22,6 +22,14 @@ impl Name<'_> {
         tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.name(), ticket, %op);
     }
 
+    /// The kernel's name, or what else the operation is called.
+    pub(crate) fn of_kernel(&self) -> Result<&Arc<str>, &'static str> {
+        match self {
+            Name::Verb(name) => Err(name),
+            Name::Kernel(name) => Ok(name),
+        }
+    }
+
     pub(crate) fn to_arc(self) -> Arc<str> {
         match self {
             Name::Verb(name) => Arc::from(name),

@@ -1,0 +1,196 @@
+//! What became of replayed lists and graphs, and why; as figures, words and pictures.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::backend::{ArgBlock, LaunchShape};
+use crate::submit::Edge;
+
+/// What became of the lists of a [`Region`](crate::Region) (stretches of launches between operations that a graph does not take), or of
+/// the launches of a [`Graph`](crate::Graph).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Launched as the graph that was compiled for their shape.
+    pub replayed: u64,
+    /// Nodes of those whose arguments were set.
+    pub nodes_set: u64,
+    /// Compiled: of a region, because their shape came twice.
+    pub compiled: u64,
+    /// Launched one by one: of a shape that did not come before.
+    pub plain: u64,
+    /// Launched one by one, in the middle: another thread used the stream or waited for their work.
+    pub interrupted: u64,
+    /// Compilations and changes that the driver refused.
+    pub refused: u64,
+}
+
+/// What became of one list of a region's last run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListReport {
+    /// How many launches it had.
+    pub launches: usize,
+    /// What became of it.
+    pub outcome: ListOutcome,
+    /// The operation that ended it, as no graph takes it; `None` at the end of the closure.
+    pub ended_by: Option<OpSite>,
+}
+
+/// What became of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ListOutcome {
+    /// Launched as the graph that was compiled for its shape, after so many nodes were set.
+    Replayed {
+        /// Of how many nodes the arguments or the launch configuration were other ones.
+        nodes_set: usize,
+    },
+    /// Its shape came for the second time: compiled, and launched as a graph.
+    Compiled,
+    /// Launched one by one: no list of its number came before.
+    First,
+    /// Launched one by one, as it was not the list of its number of the last run: this launch is of another kernel, or waits for other
+    /// launches, or is one more.
+    Differs(OpSite),
+    /// Launched one by one: it has fewer launches than in the last run, which begin as those did.
+    Shorter,
+    /// Launched one by one, in the middle: another thread used the stream or waited for its work.
+    Interrupted,
+    /// Launched one by one: the driver refused to compile it or to set its nodes.
+    Refused,
+}
+
+/// An operation, and where it was written.
+#[derive(Clone, PartialEq, Eq)]
+pub struct OpSite {
+    name: SiteName,
+    at: &'static Location<'static>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum SiteName {
+    Verb(&'static str),
+    Kernel(Arc<str>),
+}
+
+impl OpSite {
+    pub(crate) fn verb(name: &'static str, at: &'static Location<'static>) -> Self {
+        OpSite { name: SiteName::Verb(name), at }
+    }
+
+    pub(crate) fn kernel(name: &Arc<str>, at: &'static Location<'static>) -> Self {
+        OpSite { name: SiteName::Kernel(name.clone()), at }
+    }
+
+    /// The kernel's name, or the operation's.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match &self.name {
+            SiteName::Verb(name) => name,
+            SiteName::Kernel(name) => name,
+        }
+    }
+
+    /// Where it was written.
+    #[must_use]
+    pub fn at(&self) -> &'static Location<'static> {
+        self.at
+    }
+}
+
+impl fmt::Display for OpSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.name(), self.at)
+    }
+}
+
+impl fmt::Debug for OpSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for ListOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListOutcome::Replayed { nodes_set } => write!(f, "replayed, {nodes_set} nodes set"),
+            ListOutcome::Compiled => f.write_str("compiled"),
+            ListOutcome::First => f.write_str("launched one by one: it is the first"),
+            ListOutcome::Differs(site) => {
+                write!(f, "launched one by one: {site} is another launch than before")
+            }
+            ListOutcome::Shorter => f.write_str("launched one by one: it is shorter than before"),
+            ListOutcome::Interrupted => f.write_str("launched one by one: it was interrupted"),
+            ListOutcome::Refused => {
+                f.write_str("launched one by one: the driver refused it as a graph")
+            }
+        }
+    }
+}
+
+impl fmt::Display for ListReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} launches, {}", self.launches, self.outcome)?;
+        match &self.ended_by {
+            Some(site) => write!(f, "; ended by {site}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, other: &Report) {
+        self.replayed += other.replayed;
+        self.nodes_set += other.nodes_set;
+        self.compiled += other.compiled;
+        self.plain += other.plain;
+        self.interrupted += other.interrupted;
+        self.refused += other.refused;
+    }
+}
+
+/// A node, for a picture.
+#[derive(Clone, Debug)]
+pub(crate) struct Pictured {
+    label: String,
+}
+
+impl Pictured {
+    pub(crate) fn of(kernel: &str, shape: &LaunchShape, args: &ArgBlock) -> Self {
+        let mut label =
+            format!("{kernel}\\n{:?} x {:?}", shape.grid.grid_dim, shape.grid.block_dim);
+        for (address, bytes) in args.memory() {
+            let _ = write!(label, "\\n{address:#x} + {bytes}");
+        }
+        Pictured { label }
+    }
+}
+
+/// One cluster of a graph in the DOT language: its nodes have numbers from `first` on.
+pub(crate) fn cluster(
+    into: &mut String,
+    title: &str,
+    first: usize,
+    nodes: &[Pictured],
+    edges: &[Edge],
+) {
+    let _ = writeln!(into, "  subgraph \"cluster {title}\" {{\n    label = \"{title}\";");
+    for (at, Pictured { label }) in nodes.iter().enumerate() {
+        let label = label.replace('"', "'");
+        let _ = writeln!(into, "    n{} [label = \"{label}\"];", first + at);
+    }
+    for (before, behind) in edges {
+        let _ =
+            writeln!(into, "    n{} -> n{};", first + *before as usize, first + *behind as usize);
+    }
+    into.push_str("  }\n");
+}
+
+/// The clusters as a whole graph.
+pub(crate) fn dot(clusters: &str) -> String {
+    format!("digraph {{\n  node [shape = box];\n{clusters}}}\n")
+}
