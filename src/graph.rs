@@ -194,6 +194,7 @@ impl<S: GraphSlots> Graph<S> {
             if instance.is_drawn_for(&passed) {
                 return self.submit(&mut instance, queue, &passed);
             }
+            instance.give_up_memory();
         }
         // Not under the lock: the closure may launch other graphs elsewhere.
         let draft = Draft::default();

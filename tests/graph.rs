@@ -301,6 +301,30 @@ async fn the_closure_runs_for_what_is_new() -> Result<()> {
     Ok(())
 }
 
+/// Its own memory comes back where it was, so that only what changed is set.
+#[tokio::test]
+async fn temporaries_come_back_where_they_were() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let kernels = (kernels::fill::load(&device).await?, kernels::axpy::load(&device).await?);
+    let graph = device.graph::<(InOut<f32>, f32), _, _>(kernels, |q, (fill, axpy), (mut y, a)| {
+        for value in [a, 10.0, 100.0] {
+            let mut part = q.empty(LEN)?;
+            fill.launch(q, value, &mut part)?;
+            axpy.launch(q, 1.0, &part, &mut y)?;
+        }
+        Ok(())
+    });
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    for round in 0..6 {
+        graph.launch(&stream, (&mut y, round as f32)).await?;
+    }
+    assert_eq!(stream.download(&y).await?, [15.0 + 6.0 * 110.0; LEN]);
+    let report = graph.report();
+    assert_eq!((report.compiled, report.replayed, report.nodes_set), (1, 5, 5), "{report:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_graph_is_ordered_with_other_streams() -> Result<()> {
     let device = testing::device();

@@ -493,6 +493,34 @@ async fn temporaries_are_no_operations() -> Result<()> {
     Ok(())
 }
 
+/// In the same order each time, so that only what changed is set.
+#[tokio::test]
+async fn temporaries_come_back_where_they_were() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, axpy, fill, .. } = &machine;
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    axpy.launch(stream, 0.0, &stream.full(LEN, 1.0f32).queued()?, &mut y).await?;
+    fill.launch(stream, 0.0, &mut y).await?;
+    let mut region = Region::new();
+    for round in 0..6 {
+        let op = stream.replay(&mut region, |q| {
+            let parts = [q.empty(LEN)?, q.empty(LEN)?, q.empty(LEN)?];
+            for (part, value) in parts.into_iter().zip([round, 10, 100]) {
+                let mut part = part;
+                fill.launch(q, value as f32, &mut part)?;
+                axpy.launch(q, 1.0, &part, &mut y)?;
+            }
+            Ok(())
+        });
+        op.await?;
+    }
+    assert_eq!(stream.download(&y).await?, [15.0 + 6.0 * 110.0; LEN]);
+    let report = region.report();
+    // The first list was not launched as a graph, and its memory came from elsewhere.
+    assert_eq!((report.replayed, report.nodes_set), (4, 4), "{report:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_region_goes_while_it_runs() -> Result<()> {
     let machine = Machine::new(testing::device());

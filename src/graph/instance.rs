@@ -60,10 +60,17 @@ impl Instance {
         self.drawn_for.as_ref() == Some(&passed.block)
     }
 
+    /// Gives up the memory that it keeps, before the closure runs: what that makes is there again, in the same order, if the sizes
+    /// are the same, so that few nodes differ. Of the list only the shape is of use then.
+    pub(super) fn give_up_memory(&mut self) {
+        self.drawn_for = None;
+        while self.uses.pop().is_some() {}
+    }
+
     /// Takes over what the closure wrote for these arguments.
     pub(super) fn redraw(&mut self, mut list: List, passed: &Passed<'_>) {
         self.uses = summarized(list.take_touched(), passed);
-        if self.drawn_for.is_some() && list.has_shape_of(&self.list) {
+        if list.has_shape_of(&self.list) {
             let differ =
                 |(at, (new, old)): (usize, (&Node, &Node))| (!new.launches_as(old)).then_some(at);
             let nodes = list.nodes().iter().zip(self.list.nodes()).enumerate();

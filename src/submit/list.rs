@@ -125,7 +125,9 @@ impl List {
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.edges.clear();
-        self.touched.clear();
+        // The last first, so that what the next run makes comes from the stream's cache in the same order, and few nodes
+        // differ.
+        while self.touched.pop().is_some() {}
         self.code.clear();
         self.refused = None;
     }
