@@ -1,11 +1,24 @@
 //! Several operations as one future.
 
-use gpu_await::{PinnedBuffer, Queue, Stream};
+use gpu_await::{PinnedBuffer, Queue, Result, Stream, View, ViewMut, kernels};
 
 use super::model::{self, join};
 use super::program::{Join, Place, Then};
 use super::watched::{Expect, Got};
 use super::world::{Check, World};
+
+/// `y = 2 a (y + a x)`. The first launch reads all that is read: if it is refused, nothing was written down.
+pub(crate) fn mixed(
+    q: &Queue<'_>,
+    (axpy, scale): (&kernels::axpy, &kernels::scale),
+    x: &View<'_, f32>,
+    y: &mut ViewMut<'_, f32>,
+    a: f32,
+) -> Result<()> {
+    axpy.launch(q, a, x, y)?;
+    scale.launch(q, a, y)?;
+    scale.launch(q, 2.0, y)
+}
 
 impl World {
     /// A fill, a download and a host function as one future.
@@ -96,6 +109,37 @@ impl World {
             let frontier = self.frontiers[s].clone();
             self.keep("timed", op, |((), _)| Got::Unit, Expect::Unit, frontier);
         }
+        Ok(())
+    }
+
+    /// Three launches as a list, or as a graph: `y = 2 / 2 (y + x / 2)`.
+    pub(crate) fn launches(
+        &mut self,
+        on: &Stream,
+        s: usize,
+        from: &Place,
+        to: &Place,
+        as_graph: bool,
+        then: Then,
+    ) -> Check {
+        let Some((source, known)) = self.buffers[from.buffer].take() else { return Ok(()) };
+        if let Some((mut target, mut contents)) = self.buffers[to.buffer].take() {
+            let op = {
+                let x = source.slice(from.start..from.end).map_err(|e| e.to_string())?;
+                let mut y = target.slice_mut(to.start..to.end).map_err(|e| e.to_string())?;
+                let World { graph, region, axpy, scale, .. } = self;
+                match (graph, as_graph) {
+                    (Some(graph), true) => graph.launch(on, (&x, &mut y, 0.5)),
+                    _ => on.replay(region, |q| mixed(q, (axpy, scale), &x, &mut y, 0.5)),
+                }
+            };
+            let must = known.unreadable(from).or(contents.unreadable(to)).map_or(Ok(()), Err);
+            let outcome = self.end("launches", s, op, must, then)?;
+            let x = known.read(from);
+            contents.write(to, outcome, |index, y| 2.0 * (0.5 * 0.5f32.mul_add(x[index], y)));
+            self.buffers[to.buffer] = Some((target, contents));
+        }
+        self.buffers[from.buffer] = Some((source, known));
         Ok(())
     }
 

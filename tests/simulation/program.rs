@@ -52,36 +52,135 @@ pub(crate) enum Join {
 /// thing is missing does nothing, so that any part of a program is a program.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
-    OpenStream { stream: usize },
-    DropStream { stream: usize },
-    Make { stream: usize, buffer: usize, contents: Contents, then: Then },
-    DropBuffer { buffer: usize },
-    Fill { stream: usize, to: Place, value: u8, then: Then },
-    Scale { stream: usize, to: Place, then: Then },
-    Axpy { stream: usize, from: Place, to: Place, then: Then },
-    Copy { stream: usize, from: Place, to: Place, then: Then },
-    UploadInto { stream: usize, to: Place, value: u8, then: Then },
-    Download { stream: usize, from: Place, pageable: bool, then: Then },
-    HostFn { stream: usize, panics: bool, then: Then },
-    Batch { stream: usize, from: Place, to: Place, value: u8, then: Then },
-    Timed { stream: usize, to: Place, value: u8, then: Then },
-    Pair { streams: [usize; 2], join: Join, then: Then },
-    Record { stream: usize, event: usize },
-    DropEvent { event: usize },
-    Wait { stream: usize, on: Point },
-    Done { of: Point },
-    Poll { op: usize, panics: bool },
-    TryTake { op: usize },
-    IsComplete { op: usize },
-    DropOp { op: usize },
-    Leak { op: usize },
+    OpenStream {
+        stream: usize,
+    },
+    DropStream {
+        stream: usize,
+    },
+    Make {
+        stream: usize,
+        buffer: usize,
+        contents: Contents,
+        then: Then,
+    },
+    DropBuffer {
+        buffer: usize,
+    },
+    Fill {
+        stream: usize,
+        to: Place,
+        value: u8,
+        then: Then,
+    },
+    Scale {
+        stream: usize,
+        to: Place,
+        then: Then,
+    },
+    Axpy {
+        stream: usize,
+        from: Place,
+        to: Place,
+        then: Then,
+    },
+    Copy {
+        stream: usize,
+        from: Place,
+        to: Place,
+        then: Then,
+    },
+    UploadInto {
+        stream: usize,
+        to: Place,
+        value: u8,
+        then: Then,
+    },
+    Download {
+        stream: usize,
+        from: Place,
+        pageable: bool,
+        then: Then,
+    },
+    HostFn {
+        stream: usize,
+        panics: bool,
+        then: Then,
+    },
+    Batch {
+        stream: usize,
+        from: Place,
+        to: Place,
+        value: u8,
+        then: Then,
+    },
+    Timed {
+        stream: usize,
+        to: Place,
+        value: u8,
+        then: Then,
+    },
+    /// A replayed batch of launches, or a launch of a graph of the same.
+    Launches {
+        stream: usize,
+        from: Place,
+        to: Place,
+        as_graph: bool,
+        then: Then,
+    },
+    Pair {
+        streams: [usize; 2],
+        join: Join,
+        then: Then,
+    },
+    Record {
+        stream: usize,
+        event: usize,
+    },
+    DropEvent {
+        event: usize,
+    },
+    Wait {
+        stream: usize,
+        on: Point,
+    },
+    Done {
+        of: Point,
+    },
+    Poll {
+        op: usize,
+        panics: bool,
+    },
+    TryTake {
+        op: usize,
+    },
+    IsComplete {
+        op: usize,
+    },
+    DropOp {
+        op: usize,
+    },
+    Leak {
+        op: usize,
+    },
     Stats,
-    Step { choices: Vec<u8> },
+    Step {
+        choices: Vec<u8>,
+    },
     Idle,
-    Advance { us: u16 },
-    Fail { call: DriverCall, nth: u64, kind: ErrorKind, after_effect: bool },
+    Advance {
+        us: u16,
+    },
+    Fail {
+        call: DriverCall,
+        nth: u64,
+        kind: ErrorKind,
+        after_effect: bool,
+    },
     Lose,
-    Trap { stream: usize },
+    Trap {
+        stream: usize,
+    },
     Close,
 }
 
@@ -160,7 +259,7 @@ impl Random {
 }
 
 /// Calls that fail without the device being gone.
-const REFUSED: [DriverCall; 14] = [
+const REFUSED: [DriverCall; 17] = [
     DriverCall::StreamCreate,
     DriverCall::StreamWaitEvent,
     DriverCall::EventCreate,
@@ -175,6 +274,9 @@ const REFUSED: [DriverCall; 14] = [
     DriverCall::CopyToHost,
     DriverCall::CopyOnDevice,
     DriverCall::Launch,
+    DriverCall::GraphCompile,
+    DriverCall::GraphSet,
+    DriverCall::GraphLaunch,
 ];
 
 /// The program of a seed.
@@ -231,7 +333,7 @@ fn loss(random: &mut Random) -> Action {
 fn action(random: &mut Random) -> Action {
     let (stream, buffer) = (random.below(STREAMS), random.below(BUFFERS));
     let (op, then) = (random.below(64), random.then());
-    match random.below(60) {
+    match random.below(64) {
         0 => Action::OpenStream { stream },
         1 => Action::DropStream { stream },
         2..=4 => {
@@ -280,6 +382,10 @@ fn action(random: &mut Random) -> Action {
         50 => Action::Stats,
         51 => Action::Idle,
         52 => Action::Advance { us: random.next() as u16 % 300 },
+        53..=56 => {
+            let (from, to) = random.places();
+            Action::Launches { stream, from, to, as_graph: random.one_in(2), then }
+        }
         _ => {
             let count = 1 + random.below(8);
             Action::Step { choices: (0..count).map(|_| random.byte()).collect() }

@@ -84,6 +84,8 @@ impl World {
             Action::Timed { stream, to, value, then } => {
                 self.on(*stream, |world, on| world.timed(on, *stream, to, *value, *then))
             }
+            Action::Launches { stream, from, to, as_graph, then } => self
+                .on(*stream, |world, on| world.launches(on, *stream, from, to, *as_graph, *then)),
             Action::Pair { streams, join, then } => self.pair(*streams, *join, *then),
             Action::Record { stream, event } => {
                 self.on(*stream, |world, on| world.record(on, *stream, *event))
@@ -245,7 +247,7 @@ impl World {
     }
 
     /// Judges an operation whose future says only that it is complete.
-    fn end(
+    pub(super) fn end(
         &mut self,
         name: &str,
         stream: usize,

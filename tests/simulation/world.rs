@@ -9,15 +9,20 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, FaultHandle, Stepper};
 use gpu_await::{
-    Completion, Device, DeviceBuffer, Error, ErrorKind, Event, Grid, Kernel, Op, Stream, kernels,
+    Completion, Device, DeviceBuffer, Error, ErrorKind, Event, Graph, Grid, In, InOut, Kernel, Op,
+    Region, Stream, kernels,
 };
 
+use super::joined::mixed;
 use super::model::{Contents, Frontier, Ledger};
 use super::program::{BUFFERS, EVENTS, STREAMS};
 use super::watched::{Erased, Expect, Flag, Got, Kept, ON_PURPOSE, Outcome, differs};
 
 /// What is wrong, in words.
 pub(crate) type Check<T = ()> = Result<T, String>;
+
+/// See [`mixed`].
+pub(crate) type Mixed = Graph<(In<f32>, InOut<f32>, f32)>;
 
 pub(crate) struct World {
     pub(crate) device: Device,
@@ -36,6 +41,9 @@ pub(crate) struct World {
     pub(crate) axpy: kernels::axpy,
     pub(crate) scale: kernels::scale,
     pub(crate) trap: Kernel<()>,
+    /// There until the end.
+    pub(crate) graph: Option<Mixed>,
+    pub(crate) region: Region,
     pub(crate) ledger: Arc<Ledger>,
     loss: Pin<Box<dyn Future<Output = Error>>>,
     loss_flag: Arc<Flag>,
@@ -90,7 +98,14 @@ impl World {
         let faults = faults.spare_bytes_per_stream(1 << 10);
         let (device, step) = testing::manual_with_faults_completion(faults, mode);
         let on_purpose = |_: &Grid| std::panic::resume_unwind(Box::new(ON_PURPOSE));
+        let axpy = block_on(kernels::axpy::load(&device)).expect("axpy loads");
+        let scale = block_on(kernels::scale::load(&device)).expect("scale loads");
+        let state = (axpy, scale);
+        let graph = device
+            .graph(state, |q, (axpy, scale), (x, mut y, a)| mixed(q, (axpy, scale), &x, &mut y, a));
         let mut world = World {
+            graph: Some(graph),
+            region: Region::new(),
             axpy: block_on(kernels::axpy::load(&device)).expect("axpy loads"),
             scale: block_on(kernels::scale::load(&device)).expect("scale loads"),
             trap: Kernel::host(&device, "trap", on_purpose).expect("a twin"),
@@ -127,7 +142,8 @@ impl World {
         }
         let calls = self.handle.calls();
         if let Some(trace) = &mut self.trace {
-            trace.extend(&calls);
+            // Those of the thread that drops what nobody uses any more come when it has the time.
+            trace.extend(calls.iter().filter(|call| **call != "graph_destroy"));
             trace.push("|");
         }
         for call in calls {
@@ -292,6 +308,7 @@ impl World {
         }
         self.ops.clear();
         self.leaked.clear();
+        (self.graph, self.region) = (None, Region::new());
         self.buffers = Default::default();
         self.events = Default::default();
         self.streams = Default::default();
@@ -332,6 +349,9 @@ impl World {
             (stats.allocations, stats.allocated_bytes, stats.lent_bytes, stats.pending_bytes);
         if held != (0, 0, 0, 0) {
             return Err(format!("never given back: {stats:?}"));
+        }
+        if stats.graphs != 0 {
+            return Err(format!("graphs are left: {stats:?}"));
         }
         if self.lost {
             return Ok(());
