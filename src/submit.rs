@@ -42,7 +42,7 @@ pub(crate) use self::edges::Edge;
 pub use self::enqueue::{Append, RawQueue, Uses};
 pub(crate) use self::footprint::Footprint;
 pub(crate) use self::graph::CompiledGraph;
-pub(crate) use self::list::{List, Node, Touched, draw, submit_in_front, submit_listed};
+pub(crate) use self::list::{List, Node, Touched, Written, draw, submit_in_front, submit_listed};
 pub(crate) use self::loan::SubmitError;
 use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;

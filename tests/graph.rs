@@ -12,7 +12,7 @@ use futures::executor::block_on;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Device, DeviceBuffer, DlpackConsumer, ErrorDetail, ErrorKind, Graph, In, InOut, Mapped, Out,
-    Queue, Result, Stream, Uses, ViewMut, kernels,
+    Queue, Region, Result, Stream, Uses, ViewMut, kernels,
 };
 use proptest::prelude::*;
 
@@ -301,6 +301,29 @@ async fn the_closure_runs_for_what_is_new() -> Result<()> {
     Ok(())
 }
 
+/// Mapped memory for a slot; the default stream; the time that it took.
+#[tokio::test]
+async fn wherever_a_launch_goes() -> Result<()> {
+    let device = testing::device();
+    let (graph, _) = counted(&device);
+    let stream = device.stream()?;
+    let mut request = stream.pinned::<f32>(LEN)?;
+    request.fill(3.0);
+    let (x, mut y) = (request.into_mapped(), stream.full(LEN, 1.0f32).queued()?);
+    graph.launch(&stream, (&x, &mut y, 2.0)).await?;
+    let mut answer = stream.pinned::<f32>(LEN)?.into_mapped();
+    stream.fill(&mut answer, 0.0).queued()?;
+    graph.launch(&stream, (&y, &mut answer, 1.0)).queued()?;
+    assert_eq!(*answer.host().await?, [28.0; LEN]);
+    let default = device.default_stream();
+    for _ in 0..2 {
+        graph.launch(default, (&x, &mut y, 0.0)).await?;
+    }
+    let ((), _time) = stream.timed(|q| graph.launch(q, (&x, &mut y, 0.0))).await?;
+    assert_eq!(device.download(&y).await?, [14.0 * 8.0; LEN]);
+    Ok(())
+}
+
 /// Its own memory comes back where it was, so that only what changed is set.
 #[tokio::test]
 async fn temporaries_come_back_where_they_were() -> Result<()> {
@@ -401,6 +424,45 @@ async fn a_graph_goes_while_it_runs() -> Result<()> {
     drop(other);
     eventually("its memory is freed", || device.memory().is_ok_and(|now| now.used_bytes == before));
     Ok(())
+}
+
+/// Where nothing may be submitted, and no driver call made.
+#[tokio::test]
+async fn a_graph_is_dropped_by_a_host_function() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let before = device.memory()?.used_bytes;
+    let kernels = (kernels::fill::load(&device).await?, kernels::axpy::load(&device).await?);
+    let weights = stream.full(LEN, 2.0f32).queued()?;
+    let state = (kernels, weights);
+    let graph =
+        device.graph::<(InOut<f32>,), _, _>(state, |q, ((fill, axpy), weights), (mut y,)| {
+            let mut part = q.empty(LEN)?;
+            fill.launch(q, 1.0, &mut part)?;
+            axpy.launch(q, 1.0, weights, &mut part)?;
+            axpy.launch(q, 1.0, &part, &mut y)
+        });
+    let mut region = Region::new();
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    for _ in 0..3 {
+        let op = stream.replay(&mut region, |q| {
+            let ((fill, axpy), mut part) = (kernels_of(&device)?, q.empty(LEN)?);
+            fill.launch(q, 1.0, &mut part)?;
+            axpy.launch(q, 1.0, &part, &mut y)
+        });
+        op.await?;
+        graph.launch(&stream, (&mut y,)).await?;
+    }
+    assert_eq!(stream.download(&y).await?, [12.0; LEN]);
+    drop(y);
+    stream.host_fn(move || drop((graph, region))).await?;
+    eventually("the graphs go", || device.stats().graphs == 0);
+    eventually("their memory goes", || device.memory().is_ok_and(|now| now.used_bytes == before));
+    Ok(())
+}
+
+fn kernels_of(device: &Device) -> Result<(kernels::fill, kernels::axpy)> {
+    Ok((kernels::fill::load_blocking(device)?, kernels::axpy::load_blocking(device)?))
 }
 
 /// A buffer of a graph's that got out of it is memory that its launches use: nobody gets it for anything that is not ordered

@@ -541,6 +541,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "OpSite::at",
     "Graph::dot",
     "Graph::report",
+    "Queue::barrier",
     "Fft::complex",
     "Fft::real",
     "FftBuilder::batch",

@@ -493,6 +493,53 @@ async fn temporaries_are_no_operations() -> Result<()> {
     Ok(())
 }
 
+/// On a host device what does not wait for each other runs in the reverse order.
+#[tokio::test]
+async fn a_barrier_is_an_order_without_data() -> Result<()> {
+    type Told = std::sync::Arc<std::sync::Mutex<Vec<u32>>>;
+    let device = Device::host();
+    let stream = device.stream()?;
+    let told = Told::default();
+    let tell = told.clone();
+    let note =
+        gpu_await::Kernel::<(u32,)>::host(&device, "note", move |_: &gpu_await::Grid, n: u32| {
+            tell.lock().unwrap().push(n);
+        })?;
+    let config = gpu_await::LaunchConfig::new(1, 1);
+    stream.launch(&note, config, (0,)).await?;
+    for (barrier, wanted) in [(false, [4, 3, 2, 1]), (true, [2, 1, 3, 4])] {
+        let mut region = Region::new();
+        for _ in 0..2 {
+            told.lock().unwrap().clear();
+            let op = stream.replay(&mut region, |q| {
+                q.launch(&note, config, (1,))?;
+                q.launch(&note, config, (2,))?;
+                if barrier {
+                    q.barrier();
+                }
+                q.launch(&note, config, (3,))?;
+                q.launch(&note, config, (4,))
+            });
+            op.await?;
+        }
+        assert_eq!(*told.lock().unwrap(), wanted);
+        let graph = device.graph::<(), _, _>((note.clone(), barrier), |q, (note, barrier), ()| {
+            let config = gpu_await::LaunchConfig::new(1, 1);
+            q.launch(note, config, (1,))?;
+            q.launch(note, config, (2,))?;
+            if *barrier {
+                q.barrier();
+            }
+            q.launch(note, config, (3,))?;
+            q.launch(note, config, (4,))
+        });
+        told.lock().unwrap().clear();
+        graph.launch(&stream, ()).await?;
+        assert_eq!(*told.lock().unwrap(), wanted);
+    }
+    Ok(())
+}
+
 /// In the same order each time, so that only what changed is set.
 #[tokio::test]
 async fn temporaries_come_back_where_they_were() -> Result<()> {

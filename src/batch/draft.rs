@@ -1,14 +1,14 @@
 //! [`Writer`]: what a queue writes launches to; [`Draft`]: the list of a graph, while its closure runs.
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::Location;
 
 use crate::batch::region::Run;
 use crate::error::ErrorDetail;
 use crate::memory::allocation::KeptByGraph;
 use crate::runtime::Engine;
-use crate::submit::{Footprint, KernelLaunch, List, SubmitError, draw};
+use crate::submit::{Footprint, KernelLaunch, List, SubmitError, Written, draw};
 
 /// Where launches are written down before they are on the stream.
 #[derive(Clone, Copy)]
@@ -24,6 +24,8 @@ pub(crate) struct Draft {
     list: RefCell<List>,
     /// What the list touches: nobody gets it for other uses as long as the closure borrows it, nor after that.
     kept: RefCell<Vec<KeptByGraph>>,
+    /// The next launch is one.
+    pub(super) barrier: Cell<bool>,
 }
 
 impl Draft {
@@ -39,7 +41,8 @@ impl Draft {
             return Err(refused(footprint));
         }
         self.kept.borrow_mut().extend(footprint.memory().map(KeptByGraph::new));
-        draw(&mut self.list.borrow_mut(), engine, footprint, launch, at)
+        let written = Written { at, is_barrier: self.barrier.replace(false) };
+        draw(&mut self.list.borrow_mut(), engine, footprint, launch, written)
     }
 
     /// The list. What is kept of its memory stays until that is dropped.

@@ -30,6 +30,19 @@ impl<'s> Queue<'s> {
         matches!(self.writer, Some(Writer::Graph(_)))
     }
 
+    /// Adds an order that the data does not show: the launch behind this runs behind all in front of it, and all behind that
+    /// launch runs behind it, whatever they touch.
+    ///
+    /// For [replayed batches](crate::Stream::replay) and [graphs](crate::Graph), whose launches run beside each other where they touch
+    /// different memory. Elsewhere the order of the stream says as much.
+    pub fn barrier(&self) {
+        match self.writer {
+            Some(Writer::Replay(run)) => run.barrier.set(true),
+            Some(Writer::Graph(draft)) => draft.barrier.set(true),
+            None => {}
+        }
+    }
+
     /// Remembers where an operation was written, if it is written down first.
     #[track_caller]
     #[inline]

@@ -33,7 +33,7 @@ use crate::batch::report::{ListOutcome, ListReport, OpSite, Pictured, Report};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
-    CompiledGraph, Edge, Footprint, KernelLaunch, List, Node, Raw, Refusal, SubmitError,
+    CompiledGraph, Edge, Footprint, KernelLaunch, List, Node, Raw, Refusal, SubmitError, Written,
     submit_in_front, submit_listed,
 };
 
@@ -280,6 +280,8 @@ pub(crate) struct Run<'s> {
     number: Cell<usize>,
     /// Something was written to a list since the last was submitted.
     is_open: Cell<bool>,
+    /// The next launch is one.
+    pub(super) barrier: Cell<bool>,
     /// The first refusal of what was written down.
     refused: RefCell<Option<Error>>,
 }
@@ -288,7 +290,8 @@ impl<'s> Run<'s> {
     pub(crate) fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
-        Run { stream, region, number: Cell::new(0), is_open: Cell::new(false), refused }
+        let (number, is_open, barrier) = (Cell::new(0), Cell::new(false), Cell::new(false));
+        Run { stream, region, number, is_open, barrier, refused }
     }
 
     /// What the stream knows its lists by.
@@ -305,7 +308,8 @@ impl<'s> Run<'s> {
     ) -> Result<u64, SubmitError> {
         self.is_open.set(true);
         let fresh = || self.region.borrow_mut().fresh();
-        submit_listed(self.stream, footprint, self.owner(), fresh, (launch, at))
+        let written = Written { at, is_barrier: self.barrier.replace(false) };
+        submit_listed(self.stream, footprint, self.owner(), fresh, (launch, written))
     }
 
     /// Submits an operation that touches fresh memory alone, with the ticket of what is written down.

@@ -56,6 +56,14 @@ impl Node {
     }
 }
 
+/// How a launch was written down.
+#[derive(Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) at: &'static Location<'static>,
+    /// It runs behind all in front of it, and all behind it runs behind it, whatever they touch.
+    pub(crate) is_barrier: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct List {
     nodes: Vec<Node>,
@@ -137,7 +145,7 @@ impl List {
         &mut self,
         launch: &KernelLaunch<'_>,
         footprint: &Footprint<'_>,
-        at: &'static Location<'static>,
+        Written { at, is_barrier }: Written,
     ) {
         let first = self.touched.len();
         for (accesses, tracked) in [(&footprint.accesses[..], true), (&footprint.untracked, false)]
@@ -153,7 +161,7 @@ impl List {
             self.code.push(launch.code.share());
             self.code.len() - 1
         });
-        if footprint.untracked.iter().any(|access| !access.memory.is_frozen()) {
+        if is_barrier || footprint.untracked.iter().any(|access| !access.memory.is_frozen()) {
             self.edges.add_barrier();
         } else {
             self.edges.add(footprint.accesses.iter().map(|access| {
@@ -211,7 +219,7 @@ pub(crate) fn submit_listed(
     footprint: &mut Footprint<'_>,
     owner: usize,
     fresh: impl FnOnce() -> Box<List>,
-    (launch, at): (&KernelLaunch<'_>, &'static Location<'static>),
+    (launch, written): (&KernelLaunch<'_>, Written),
 ) -> Result<u64, SubmitError> {
     let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
         let ticket = turn.open_list(owner, || fresh());
@@ -227,7 +235,7 @@ pub(crate) fn submit_listed(
         }
         let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
         let Some(list) = list else { unreachable!("the owner opened it") };
-        list.enter(launch, footprint, at);
+        list.enter(launch, footprint, written);
         Ok((ticket, ()))
     };
     in_turn(stream, footprint, listed).map(|(ticket, ())| ticket)
@@ -294,11 +302,11 @@ pub(crate) fn draw(
     engine: &Engine,
     footprint: &mut Footprint<'_>,
     launch: &KernelLaunch<'_>,
-    at: &'static Location<'static>,
+    written: Written,
 ) -> Result<(), SubmitError> {
     if let Err(error) = footprint.validate(engine) {
         return Err(footprint.poison(error).into());
     }
-    list.enter(launch, footprint, at);
+    list.enter(launch, footprint, written);
     Ok(())
 }
