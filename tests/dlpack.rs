@@ -448,6 +448,39 @@ async fn deleters_after_a_loss() -> Result<()> {
     Ok(())
 }
 
+/// A driver that refuses once what is needed to learn of the consumer's work is asked again.
+#[tokio::test]
+async fn freed_whatever_is_refused_once() -> Result<()> {
+    use gpu_await::ErrorKind;
+    use gpu_await::testing::DriverCall::{EventCreate, EventRecord, EventRecordAll, WriteWord};
+    for call in [EventCreate, EventRecord, EventRecordAll, WriteWord] {
+        for after_effect in [false, true] {
+            let (faults, handle) = testing::faults();
+            let device = testing::host_with(faults);
+            let stream = device.stream()?;
+            let kept = Arc::new(());
+            for nth in 1..12 {
+                let x = stream.full(LEN, 5.0f32).synchronize()?;
+                // SAFETY: the owner keeps the memory.
+                let x =
+                    unsafe { device.adopt_memory::<f32>(x.device_ptr(), LEN, (x, kept.clone())) }?;
+                let tensor = x.into_dlpack(&[LEN], DlpackConsumer::Stream(stream.clone()))?;
+                if after_effect {
+                    handle.fail_nth_after_effect(call, nth, ErrorKind::Driver);
+                } else {
+                    handle.fail_nth(call, nth, ErrorKind::Driver);
+                }
+                for _ in 0..nth {
+                    drop(stream.done().submitted());
+                }
+                drop(tensor);
+                eventually("its owner is dropped", || Arc::strong_count(&kept) == 1);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Nobody knows any more when the consumer's work is complete.
 #[tokio::test]
 async fn a_deleter_after_the_close() -> Result<()> {

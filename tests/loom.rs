@@ -873,10 +873,18 @@ fn what_a_loan_left_is_covered() {
         let work = Arc::new([0; 2].map(|_| AtomicBool::new(false)));
         let covered = Arc::new([0; 2].map(Record::new));
         let borrower = |index: usize| {
-            let (sharing, work) = (sharing.clone(), work.clone());
+            let (sharing, work, covered) = (sharing.clone(), work.clone(), covered.clone());
             move || {
                 work[index].store(true, Ordering::Relaxed);
                 sharing.end();
+                // Who asks for everything on the stream finds it covered, or goes to the submission lock for it.
+                if !sharing.is_owed() {
+                    assert_eq!(
+                        covered[index].load(Ordering::Relaxed),
+                        1,
+                        "seen as covered too early"
+                    );
+                }
             }
         };
         let submitter = || {
@@ -884,6 +892,7 @@ fn what_a_loan_left_is_covered() {
                 for (work, covered) in work.iter().zip(covered.iter()) {
                     covered.fetch_max(u64::from(work.load(Ordering::Relaxed)), Seen);
                 }
+                sharing.settle();
             }
         };
         sharing.begin();

@@ -79,7 +79,7 @@ impl Reaper {
         one
     }
 
-    /// Keeps tasks that have no thread.
+    /// Keeps tasks that have no thread, or come too early.
     pub(crate) fn keep(&self, tasks: impl IntoIterator<Item = Task>) {
         let mut left = self.left.lock();
         left.extend(tasks);

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | alive | the box that the tensor is in |
 //! | its deleter was called | the reaper's queue |
-//! | the reaper got there, and the consumer has a stream | retired behind everything that is on the device then; or leaked, if that cannot be marked |
+//! | the reaper got there, and the consumer has a stream | retired behind everything that is on the device then; if that cannot be marked, the reaper's again, from the poller's next look on |
 //!
 //! The consumer's stream is used before the tensor is handed out, and never again: nothing in the protocol keeps
 //! it, and consumers destroy theirs when they please.
@@ -275,8 +275,11 @@ impl<M: Exportable> Drop for Exported<M> {
                 engine.retire(Remnant::Foreign { ptr, bytes, owner }, users);
             }
             Err(_) if engine.lost().is_some() => {}
-            // Nobody knows when the consumer's work is complete.
-            Err(_) => std::mem::forget(memory),
+            // Nobody knows yet when the consumer's work is complete: what is marked later is behind it as well.
+            Err(_) => {
+                let again = Exported { memory: Some(memory), under_way_on: Some(home.clone()) };
+                engine.drop_again(Box::new(again));
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use futures::channel::oneshot;
 use super::{DeviceStream, Engine};
 use crate::thread::exit::ExitGuard;
 use crate::thread::role::Role;
+use crate::thread::worker::Task;
 use crate::thread::{role, worker};
 
 impl<S: DeviceStream> Engine<S> {
@@ -84,6 +85,12 @@ impl<S: DeviceStream> Engine<S> {
         self.reap(move || drop(value));
     }
 
+    /// Drops a value on the reaper's thread, not before the poller's next look: what its drop needed was refused.
+    pub(crate) fn drop_again(&self, value: Box<dyn Any + Send>) {
+        self.reaper.keep([self.on_reaper(move || drop(value))]);
+        self.call_for_left();
+    }
+
     /// After the loss: drops a value that the device's work used, once none of that can run any more.
     pub(crate) fn bury(&self, value: Box<dyn Any + Send>) {
         if let Some(value) = self.backend.bury(value) {
@@ -105,8 +112,14 @@ impl<S: DeviceStream> Engine<S> {
     /// Does something on the reaper's thread, behind the drops sent before, with the device's context current: what is
     /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
+        self.reaper.send(self.on_reaper(task));
+        self.call_for_left();
+    }
+
+    /// A task for the reaper's thread.
+    fn on_reaper(&self, task: impl FnOnce() + Send + 'static) -> Task {
         let (backend, state) = (self.backend.clone(), self.state.clone());
-        self.reaper.send(move || {
+        Box::new(move || {
             // A lost device's driver is left alone.
             if state.lost().is_none()
                 && let Some(_in_driver) = ExitGuard::in_driver()
@@ -114,7 +127,6 @@ impl<S: DeviceStream> Engine<S> {
                 backend.ready_thread();
             }
             task();
-        });
-        self.call_for_left();
+        })
     }
 }

@@ -6,9 +6,12 @@
 //! | use the stream: a loan of its handle, or for good | always | when somebody asks for everything on the stream |
 //! | used it: the last loan ended | if it matters | from the next turn on, which begins with a ticket of its own |
 //!
+//! A loan that ended leaves a debt: a ticket behind what is on the stream. A turn takes the debt over, publishes the ticket,
+//! and settles it. A loan that ends in the meantime leaves a new one.
+//!
 //! # Invariants
-//! 1. What was put on the stream before a loan ended is covered by a ticket, or `is_owed` says that it is not
-//!    (`what_a_loan_left_is_covered`).
+//! 1. What was put on the stream before a loan ended is covered by a ticket that is published, or `is_owed` says that it is
+//!    not (`what_a_loan_left_is_covered`).
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering};
@@ -16,8 +19,11 @@ use crate::sync::{AtomicU64, Ordering};
 /// Others use the stream for good.
 const FOR_GOOD: u64 = 1 << 63;
 
-/// A loan ended, and no ticket stands behind it yet.
+/// A loan ended, and nobody sees to the ticket behind it yet.
 const OWED: u64 = 1 << 62;
+
+/// The ticket behind loans that ended is about to be published.
+const COVERING: u64 = 1 << 61;
 
 /// The flags, and the number of loans.
 #[derive(Debug)]
@@ -48,18 +54,32 @@ impl Sharing {
     /// Whether others use the stream.
     pub(crate) fn is_shared(&self) -> bool {
         // ORDERING: Relaxed: whoever shared the stream hands it on by means that order this.
-        self.0.load(Ordering::Relaxed) & !OWED != 0
+        self.0.load(Ordering::Relaxed) & !(OWED | COVERING) != 0
     }
 
-    /// Whether a ticket is owed to what a loan left.
+    /// Whether a ticket is owed to what a loan left; if not, it is published.
     pub(crate) fn is_owed(&self) -> bool {
-        // ORDERING: Relaxed, as above.
-        self.0.load(Ordering::Relaxed) & OWED != 0
+        // ORDERING: Acquire pairs with `settle`.
+        self.0.load(Ordering::Acquire) & (OWED | COVERING) != 0
     }
 
-    /// Takes the debt over: true if the caller is to publish a ticket, behind everything that is on the stream.
+    /// Takes the debt over: true if the caller is to publish a ticket, behind everything that is on the stream, and then to
+    /// [`settle`](Self::settle). One caller at a time.
     pub(crate) fn take_owed(&self) -> bool {
+        // ORDERING: Relaxed: only the caller takes debts.
+        if self.0.load(Ordering::Relaxed) & OWED == 0 {
+            return false;
+        }
+        // ORDERING: Relaxed: it says what the debt said until now.
+        self.0.fetch_or(COVERING, Ordering::Relaxed);
         // ORDERING: Acquire pairs with `end`: what the loan put on the stream is in front of the ticket.
-        self.is_owed() && self.0.fetch_and(!OWED, Ordering::Acquire) & OWED != 0
+        self.0.fetch_and(!OWED, Ordering::Acquire);
+        true
+    }
+
+    /// The ticket is published.
+    pub(crate) fn settle(&self) {
+        // ORDERING: Release pairs with `is_owed`.
+        self.0.fetch_and(!COVERING, Ordering::Release);
     }
 }

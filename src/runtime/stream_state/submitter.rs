@@ -239,6 +239,7 @@ impl Turn<'_, '_> {
     fn cover_loans_now(&mut self) {
         if self.stream.sharing().take_owed() {
             let ticket = self.publish_empty();
+            self.stream.sharing().settle();
             // Nobody holds it yet.
             self.stream.release(ticket);
         }
