@@ -481,6 +481,35 @@ async fn freed_whatever_is_refused_once() -> Result<()> {
     Ok(())
 }
 
+/// Nor does a loss at that moment keep anything: neither the memory, nor the device.
+#[test]
+fn freed_whatever_is_lost_meanwhile() -> Result<()> {
+    use gpu_await::ErrorKind;
+    use gpu_await::testing::DriverCall::EventCreate;
+    for round in 0..200 {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream()?;
+        let kept = Arc::new(());
+        let x = stream.full(LEN, 5.0f32).synchronize()?;
+        // SAFETY: the owner keeps the memory.
+        let x = unsafe { device.adopt_memory::<f32>(x.device_ptr(), LEN, (x, kept.clone())) }?;
+        let tensor = x.into_dlpack(&[LEN], DlpackConsumer::Stream(stream.clone()))?;
+        for nth in 1..20 {
+            handle.fail_nth(EventCreate, nth, ErrorKind::Driver);
+        }
+        let loses = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(round * 3));
+            handle.lose_device("meanwhile");
+        });
+        drop(tensor);
+        drop((stream, device));
+        loses.join().expect("no panic");
+        eventually("its owner is dropped", || Arc::strong_count(&kept) == 1);
+    }
+    Ok(())
+}
+
 /// Nobody knows any more when the consumer's work is complete.
 #[tokio::test]
 async fn a_deleter_after_the_close() -> Result<()> {

@@ -135,8 +135,9 @@ impl Poller {
         if engine.lost().is_some() {
             // Perhaps by a submitter, who wakes nobody.
             engine.mourn();
-            // What is retired from now on goes at once.
+            // What is retired, or left, from now on goes at once.
             engine.sweep_retired(false);
+            engine.send_left();
             return NextRound::End;
         }
         let until = attention.park.look(&mut Round { poller: self, engine, attention });

@@ -56,6 +56,10 @@ impl<S: DeviceStream> Engine<S> {
 
     fn call_for_left(&self) {
         if self.left_without_a_thread() > 0 {
+            if self.state.lost().is_some() {
+                // There is no poller any more.
+                self.send_left_values();
+            }
             self.attention.call();
         }
     }
@@ -63,11 +67,15 @@ impl<S: DeviceStream> Engine<S> {
     /// Asks for the threads again. Without one it runs an errand here, on the poller: destroying a stream may
     /// be what frees a thread, and a delayed poller is better than a wait for ever. Users' values are kept.
     pub(crate) fn send_left(&self) {
-        if let Some(value) = self.reaper.send_left() {
-            self.reaper.keep([value]);
-        }
+        self.send_left_values();
         if let Some(errand) = self.errands.send_left() {
             worker::run(errand);
+        }
+    }
+
+    fn send_left_values(&self) {
+        if let Some(value) = self.reaper.send_left() {
+            self.reaper.keep([value]);
         }
     }
 
