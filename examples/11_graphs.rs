@@ -6,8 +6,8 @@
 //!
 //! ```text
 //!          x                   
-//!    /     |     \             fill: t = 0
-//!  fill  fill  fill            axpy: t += a x
+//!    /     |     \             zeros: t = 0
+//!  zeros zeros zeros           axpy: t += a x
 //!  axpy  axpy  axpy            scale: t *= 0.5
 //!  scale scale scale           
 //!    \     |     /             axpy: y += t, one behind the other
@@ -26,7 +26,6 @@ const REQUESTS: usize = 300;
 
 #[derive(Clone)]
 struct Kernels {
-    fill: kernels::fill,
     axpy: kernels::axpy,
     scale: kernels::scale,
 }
@@ -41,8 +40,7 @@ impl Kernels {
         a: f32,
     ) -> Result<()> {
         for branch in 0..BRANCHES {
-            let mut t = q.empty(LEN)?;
-            self.fill.launch(q, 0.0, &mut t)?;
+            let mut t = q.zeros(LEN)?;
             self.axpy.launch(q, a + branch as f32, x, &mut t)?;
             self.scale.launch(q, 0.5, &mut t)?;
             self.axpy.launch(q, 1.0, &t, y)?;
@@ -68,7 +66,6 @@ async fn main() -> Result<()> {
     let device = Device::from_env()?;
     let stream = device.stream()?;
     let kernels = Kernels {
-        fill: kernels::fill::load(&device).await?,
         axpy: kernels::axpy::load(&device).await?,
         scale: kernels::scale::load(&device).await?,
     };
@@ -79,8 +76,7 @@ async fn main() -> Result<()> {
     let mut y = fresh()?;
     let one_by_one = median(true, |a| {
         for branch in 0..BRANCHES {
-            let mut t = stream.empty(LEN).queued()?;
-            kernels.fill.launch(&stream, 0.0, &mut t).queued()?;
+            let mut t = stream.zeros(LEN).queued()?;
             kernels.axpy.launch(&stream, a + branch as f32, &x, &mut t).queued()?;
             kernels.scale.launch(&stream, 0.5, &mut t).queued()?;
             kernels.axpy.launch(&stream, 1.0, &t, &mut y).queued()?;

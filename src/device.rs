@@ -25,6 +25,7 @@ use crate::runtime::engine::EngineOptions;
 use crate::runtime::poller;
 use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
+use crate::submit::MemoryKernels;
 use crate::thread::role;
 use crate::thread::role::Role;
 use crate::thread::worker::{Unwanted, offload};
@@ -109,6 +110,7 @@ impl Device {
             poller::spawn(&engine)?;
         }
         let home = Home::new(&engine)?;
+        MemoryKernels::of(&home);
         tracing::debug!(device = engine.label(), name = engine.backend.name(), "device opened");
         Ok(Device::at(home))
     }

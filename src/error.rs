@@ -262,7 +262,7 @@ pub enum ErrorDetail {
     HostValue { op: &'static str },
     /// The operation cannot be a part of a [`Graph`](crate::Graph).
     #[error(
-        "{op} cannot be a part of a graph: launches are, and `empty` makes memory for them (kernels that wait for a \
+        "{op} cannot be a part of a graph: launches, fills and copies within the device are (kernels that wait for a \
          flag, are cooperative or have clusters are not); put it on the stream around the graph, or use `replay`"
     )]
     NotInGraph { op: Arc<str> },

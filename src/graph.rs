@@ -42,13 +42,15 @@ use slots::{GraphArgs, GraphSlots, Passed};
 /// again. With the same arguments nothing but the launch is left. [`replay`](crate::Stream::replay) runs the closure each time,
 /// and takes closures that capture.
 ///
+/// Fills and copies within the device are launches too, and so is what `zeros`, `ones` and `full` begin with.
+///
 /// Launches run as wide as their data allows: those that touch different memory run beside each other, whatever the order in
 /// which they are written.
 ///
 /// Clones are the same graph. Each stream has a compiled graph of its own, so that launches on several streams overlap.
 ///
 /// # Ownership
-/// A graph owns its state (kernels, weights), which nobody changes, and keeps what the closure made with `empty`, for each stream by
+/// A graph owns its state (kernels, weights), which nobody changes, and keeps memory that the closure made, for each stream by
 /// itself; nothing that is passed to a launch. Dropped in flight, all of that stays until the launches are complete.
 ///
 /// # Examples

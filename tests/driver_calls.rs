@@ -27,6 +27,9 @@
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
+/// Modules that a device loads for itself when it is opened.
+const OURS: i64 = 2;
+
 #[path = "under_test/eventually.rs"]
 mod eventually;
 #[path = "under_test/foreign.rs"]

@@ -49,6 +49,13 @@ enum Step {
     Sometimes {
         to: Place,
     },
+    Fill {
+        to: Place,
+    },
+    Copy {
+        from: Place,
+        to: Place,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -87,6 +94,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => pair().prop_map(|(from, to)| Step::Through { from, to }),
         1 => pair().prop_map(|(from, to)| Step::Scratch { from, to }),
         1 => place().prop_map(|to| Step::Sometimes { to }),
+        1 => place().prop_map(|to| Step::Fill { to }),
+        2 => pair().prop_map(|(from, to)| Step::Copy { from, to }),
     ]
 }
 
@@ -123,6 +132,13 @@ fn write(
                 scale.launch(q, 3.0, &mut views[to.buffer].slice_mut(to.range.clone())?)?;
             }
             Step::Sometimes { .. } => {}
+            Step::Fill { to } => {
+                q.fill(&mut views[to.buffer].slice_mut(to.range.clone())?, a)?;
+            }
+            Step::Copy { from, to } => {
+                let [x, y] = views.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
+                q.copy(&x.slice_mut(from.range.clone())?, &mut y.slice_mut(to.range.clone())?)?;
+            }
             Step::Axpy { from, to } => {
                 let [x, y] = views.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
                 let x = x.slice_mut(from.range.clone())?;
@@ -167,6 +183,16 @@ fn model(buffers: &mut [Vec<f32>], start: usize, steps: &[Step], first: usize, a
             Step::Scale { to } => scale(buffers, to, a),
             Step::Sometimes { to } if a > 0.4 => scale(buffers, to, 3.0),
             Step::Sometimes { .. } => {}
+            Step::Fill { to } => {
+                let (to, range) = at(to);
+                buffers[to][range].fill(a);
+            }
+            Step::Copy { from, to } => {
+                let (from, range) = at(from);
+                let source = buffers[from][range].to_vec();
+                let (to, range) = at(to);
+                buffers[to][range].copy_from_slice(&source);
+            }
             Step::Axpy { from, to } => {
                 let (from, range) = at(from);
                 let source = buffers[from][range].to_vec();
@@ -521,15 +547,9 @@ async fn what_is_no_part_of_a_graph() -> Result<()> {
     let device = testing::device();
     let stream = device.stream()?;
     let mut y = stream.full(LEN, 1.0f32).queued()?;
-    let bodies: [Body; 9] = [
-        |q, y| q.fill(y, 1.0),
-        |q, _| q.zeros::<f32>(3).map(drop),
+    let bodies: [Body; 6] = [
         |q, _| Ok(q.upload(vec![1.0f32]).map(drop)?),
         |q, y| q.download(&*y).map(drop),
-        |q, y| {
-            let mut copy = q.empty(y.len())?;
-            q.copy(&*y, &mut copy)
-        },
         |q, _| q.host_fn(|| ()).map(drop),
         |q, _| q.record_timed().map(drop),
         // SAFETY: it is refused.

@@ -706,6 +706,8 @@ const CALL_NO_DRIVER: &[&str] = &[
     "ViewMut::split_at_mut",
     "ViewMut::cast",
     "ViewMut::chunks_mut",
+    "ViewMut::view",
+    "ViewMut::slice",
     "ViewMut::slice_mut",
     "ViewMut::untracked",
     "Frozen::len",

@@ -29,6 +29,10 @@ enum Step {
         to: Place,
         value: u8,
     },
+    Copy {
+        from: Place,
+        to: Place,
+    },
     Download {
         from: Place,
     },
@@ -64,9 +68,9 @@ fn place() -> impl Strategy<Value = Place> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let pair = (place(), 1..BUFFERS).prop_map(|(from, other)| {
+    let pair = (place(), 1..BUFFERS, 0..4).prop_map(|(from, other, kind)| {
         let to = Place { buffer: (from.buffer + other) % BUFFERS, range: from.range.clone() };
-        Step::Axpy { from, to }
+        if kind == 0 { Step::Copy { from, to } } else { Step::Axpy { from, to } }
     });
     prop_oneof![
         6 => place().prop_map(|to| Step::Scale { to }),
@@ -106,6 +110,10 @@ fn model(buffers: &mut [Vec<f32>], program: &[Step], a: f32) -> Vec<Vec<f32>> {
             }
             Step::Fill { to, value } => {
                 buffers[to.buffer][to.range.clone()].fill(f32::from(*value));
+            }
+            Step::Copy { from, to } => {
+                let source = buffers[from.buffer][from.range.clone()].to_vec();
+                buffers[to.buffer][to.range.clone()].copy_from_slice(&source);
             }
             Step::Download { from } => seen.push(buffers[from.buffer][from.range.clone()].to_vec()),
             Step::Renew { buffer, value } => buffers[*buffer] = vec![f32::from(*value); LEN],
@@ -158,6 +166,11 @@ impl Machine {
                     let [x, y] = buffers.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
                     let (x, mut y) = (x.slice(from.range.clone())?, y.slice_mut(to.range.clone())?);
                     self.axpy.launch(q, a, &x, &mut y)?;
+                }
+                Step::Copy { from, to } => {
+                    let [x, y] = buffers.get_disjoint_mut([from.buffer, to.buffer]).unwrap();
+                    let (x, mut y) = (x.slice(from.range.clone())?, y.slice_mut(to.range.clone())?);
+                    q.copy(&x, &mut y)?;
                 }
                 Step::Fill { to, value } => {
                     let mut to = buffers[to.buffer].slice_mut(to.range.clone())?;
@@ -255,7 +268,7 @@ async fn a_region_says_why() -> Result<()> {
                 0 | 1 => axpy.launch(q, 2.0, &x, &mut y)?,
                 2 => scale.launch(q, 1.0, &mut y)?,
                 3 => {}
-                4 => q.fill(&mut y, 0.0)?,
+                4 => drop(q.download(&y)?),
                 // It was never launched before.
                 _ => fill.launch(q, 0.0, &mut y)?,
             }
@@ -282,7 +295,7 @@ async fn a_region_says_why() -> Result<()> {
         *first,
         format!(
             "1 launches, launched one by one: it is shorter than before; ended by {}",
-            site("fill", 8, 24)
+            site("download", 8, 29)
         )
     );
     assert_eq!(second, "1 launches, launched one by one: it is the first");

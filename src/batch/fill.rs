@@ -35,6 +35,9 @@ impl<'s> Queue<'s> {
     pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         self.here();
         let zero = Pattern { bytes: [0; 16], len: 1 };
+        if self.writes_down() {
+            return self.make_filled("zeros", len, zero, len as u64 * size_of::<T>() as u64);
+        }
         let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
         Ok(self.make(|| Footprint::new("zeros"), len, true, fill)?)
     }
@@ -57,6 +60,9 @@ impl<'s> Queue<'s> {
     pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
         self.here();
         let pattern = self.pattern(value)?;
+        if self.writes_down() {
+            return self.make_filled("full", len, pattern, len as u64);
+        }
         let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
         Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
     }
@@ -76,8 +82,25 @@ impl<'s> Queue<'s> {
         if to.range.is_empty() {
             return Ok(());
         }
-        self.submit(&mut footprint, 1, |raw| Ok(raw.fill(to.ptr(), pattern, len)?))?;
-        Ok(())
+        Ok(self.submit_fill(&mut footprint, to.ptr(), pattern, len)?)
+    }
+
+    /// Allocates in front of what is written down, and fills behind it.
+    fn make_filled<T: Element>(
+        &self,
+        name: &'static str,
+        len: usize,
+        pattern: Pattern,
+        count: u64,
+    ) -> Result<DeviceBuffer<T>> {
+        let mut made = self.make(|| Footprint::new(name), len, false, |_, _, _| Ok(()))?;
+        if made.size_bytes() > 0 {
+            let all = made.span_mut();
+            let mut footprint = Footprint::new(name);
+            footprint.overwrites(&all);
+            self.submit_fill(&mut footprint, all.ptr(), pattern, count)?;
+        }
+        Ok(made)
     }
 
     /// Allocates, and runs `write` on the fresh memory. If the driver refuses what fits, it tries once

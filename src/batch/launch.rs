@@ -5,12 +5,13 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::Location;
 
+use crate::backend::{DevicePtr, Pattern, RowCopy};
 use crate::batch::draft;
 use crate::batch::draft::{Draft, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
 use crate::batch::report::OpSite;
-use crate::submit::{Footprint, KernelLaunch, Raw, Refusal, SubmitError};
+use crate::submit::{Footprint, KernelLaunch, MemoryKernels, Raw, Refusal, SubmitError};
 
 impl<'s> Queue<'s> {
     /// One whose launches are written to the lists of a run.
@@ -23,6 +24,39 @@ impl<'s> Queue<'s> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
         Queue { stream, home, last, refused: None, lease: None, writer, at, not_send: PhantomData }
+    }
+
+    /// Whether launches are written down before they are on the stream.
+    pub(super) fn writes_down(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    /// Fills memory of the footprint with so many patterns: as a launch, where these are written down.
+    pub(super) fn submit_fill(
+        &self,
+        footprint: &mut Footprint<'_>,
+        to: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    ) -> Result<(), SubmitError> {
+        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
+        match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
+            Some(fill) => self.submit_launch(footprint, &fill.launch()),
+            None => self.submit(footprint, 1, |raw| Ok(raw.fill(to, pattern, count)?)).map(|_| ()),
+        }
+    }
+
+    /// Copies rows between memory of the footprint that is all this device's: as a launch, where these are written down.
+    pub(super) fn submit_copy(
+        &self,
+        footprint: &mut Footprint<'_>,
+        copy: &RowCopy,
+    ) -> Result<(), SubmitError> {
+        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
+        match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
+            Some(copy) => self.submit_launch(footprint, &copy.launch()),
+            None => self.submit(footprint, 1, |raw| Ok(raw.copy_rows(copy)?)).map(|_| ()),
+        }
     }
 
     /// Whether its launches are the list of a graph.

@@ -18,6 +18,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
+use crate::backend::{Place, RowCopy};
 use crate::batch::draft::Writer;
 use crate::batch::settle::{Lent, Settle, Settled};
 use crate::batch::source::{Pool, Source, copied};
@@ -374,8 +375,11 @@ impl<'s> Queue<'s> {
         if from.memory.engine().id != self.stream.engine().id {
             return self.copy_from_peer(&mut footprint, &from, &to);
         }
-        self.submit(&mut footprint, 1, |raw| Ok(raw.copy(&to, &from)?))?;
-        Ok(())
+        let bytes = from.range.end - from.range.start;
+        let (to, from) = (Place::Device(to.ptr()), Place::Device(from.ptr()));
+        let row =
+            RowCopy { to, to_pitch: bytes, from, from_pitch: bytes, row_bytes: bytes, rows: 1 };
+        Ok(self.submit_copy(&mut footprint, &row)?)
     }
 
     /// See [`Stream::host_fn`](crate::Stream::host_fn).

@@ -77,8 +77,7 @@ impl Queue<'_> {
             return Ok(());
         }
         let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Device(from.ptr()), rows);
-        self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?))?;
-        Ok(())
+        Ok(self.submit_copy(&mut footprint, &copy)?)
     }
 
     /// See [`Stream::upload_2d`](crate::Stream::upload_2d).

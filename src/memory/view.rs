@@ -256,6 +256,21 @@ impl<'a, T: Element> ViewMut<'a, T> {
         ViewMut { tracked: false, ..self }
     }
 
+    /// Borrows all of it for reading.
+    #[must_use]
+    pub fn view(&self) -> View<'_, T> {
+        let ViewMut { memory, start_bytes, len, tracked, .. } = *self;
+        View { memory, start_bytes, len, tracked, element: PhantomData }
+    }
+
+    /// Borrows a part of this range for reading, in elements.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::OutOfBounds`] with the range and the length.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'_, T>> {
+        self.view().slice(range)
+    }
+
     /// Borrows a part of this range for writing, in elements.
     ///
     /// # Errors

@@ -106,8 +106,9 @@ verbs! {
         queue.finish(result)
     }
 
-    /// [`batch`](Stream::batch) with a memory: what the closure launches is written to lists, and a list whose shape came
-    /// before is launched as one graph, with the arguments that changed set anew.
+    /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list whose shape came
+    /// before is launched as one graph, with the arguments that changed set anew. Fills and copies within the device are
+    /// launches too.
     ///
     /// The closure runs each time; results, ordering, errors and the value are those of a batch. Its **shape** is the kernels, in
     /// their order, and which of them have to wait for which: arguments, lengths and launch configurations may differ. A

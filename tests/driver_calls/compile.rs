@@ -9,7 +9,7 @@ use gpu_await::{
     CudaSource, Device, ErrorDetail, ErrorKind, ImageProblem, InOut, LaunchConfig, Module,
 };
 
-use super::{Completion, StandIn, device_with, runtime, soon};
+use super::{Completion, OURS, StandIn, device_with, runtime, soon};
 
 const VARIABLE: &str = "GPU_AWAIT_NVRTC";
 const CACHE: &str = "GPU_AWAIT_CACHE_DIR";
@@ -232,7 +232,7 @@ fn a_source_that_does_not_compile_comes_with_file_line_and_log() {
             assert!(matches!(error.detail(), ErrorDetail::Compile { .. }), "{error}");
             assert!(error.to_string().contains(word), "{word}: {error}");
         }
-        assert_eq!(driver.live("module"), 0, "nothing was loaded");
+        assert_eq!(driver.live("module"), OURS, "nothing was loaded");
         compile(CudaSource::new(SQUARE)).await.unwrap();
     });
 }

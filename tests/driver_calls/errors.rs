@@ -10,7 +10,9 @@ use gpu_await::{
     Completion, Device, DeviceKind, ErrorDetail, ErrorKind, Image, ImageProblem, Module,
 };
 
-use super::{Line, async_under_the_stand_in, device_with, eventually, soon, under_the_stand_in};
+use super::{
+    Line, OURS, async_under_the_stand_in, device_with, eventually, soon, under_the_stand_in,
+};
 
 #[test]
 fn ptx_that_does_not_compile_shows_the_log_and_the_line() {
@@ -31,7 +33,7 @@ fn ptx_that_does_not_compile_shows_the_log_and_the_line() {
         // No text at all.
         let error = soon(Module::load(&device, Image::ptx(""))).await.unwrap_err();
         assert!(matches!(error.detail(), ErrorDetail::BadImage { .. }), "{error}");
-        assert_eq!(driver.live("module"), 0);
+        assert_eq!(driver.live("module"), OURS);
         soon(device.default_stream().zeros::<u8>(5)).await.unwrap();
     });
 }

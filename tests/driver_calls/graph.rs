@@ -1,8 +1,8 @@
 //! Graphs as the driver sees them.
 
-use gpu_await::{Completion, Device, Graph, InOut, kernels};
+use gpu_await::{Completion, Device, ErrorDetail, Graph, InOut, Region, kernels};
 
-use super::{MODES, async_under_the_stand_in, device_with, eventually, soon};
+use super::{MODES, OURS, async_under_the_stand_in, device_with, eventually, soon};
 
 const LEN: usize = 100;
 
@@ -116,5 +116,49 @@ fn a_graph_goes_with_its_streams() {
         drop(held);
         soon(op).await.unwrap();
         eventually("the graph goes", || driver.live("graph") == 0);
+    });
+}
+
+/// Where the kernels for that do not load, a fill ends the list of a replayed batch, and is no part of a graph.
+#[test]
+fn a_device_without_its_own_kernels() {
+    async_under_the_stand_in(async |driver| {
+        for (call, nth, fills) in [
+            ("cuModuleLoadDataEx", 1, false),
+            ("cuModuleLoadDataEx", 2, true),
+            ("cuModuleGetFunction", 1, false),
+            ("cuModuleGetFunction", 9, true),
+        ] {
+            driver.fail(call, nth, 200);
+            let device = device_with(Completion::Adaptive);
+            driver.forgive();
+            let loaded = if nth == 9 { OURS } else { OURS - 1 };
+            assert_eq!(driver.live("module"), loaded, "{call}");
+            let stream = device.stream().unwrap();
+            let scale = soon(kernels::scale::load(&device)).await.unwrap();
+            let mut x = soon(stream.full(LEN, 1.0f32)).await.unwrap();
+            let graph =
+                device.graph::<(InOut<f32>,), _, _>((), |q, (), (mut x,)| q.fill(&mut x, 2.0));
+            match soon(graph.launch(&stream, (&mut x,))).await {
+                Ok(()) => assert!(fills, "{call}"),
+                Err(error) => {
+                    assert!(!fills, "{call}");
+                    assert!(matches!(error.detail(), ErrorDetail::NotInGraph { .. }), "{error}");
+                    soon(stream.fill(&mut x, 1.0)).await.unwrap();
+                }
+            }
+            let mut region = Region::new();
+            for _ in 0..3 {
+                let op = stream.replay(&mut region, |q| {
+                    scale.launch(q, 2.0, &mut x)?;
+                    q.fill(&mut x, 1.0)?;
+                    scale.launch(q, 2.0, &mut x)
+                });
+                soon(op).await.unwrap();
+            }
+            assert_eq!(region.last_run().len(), if fills { 1 } else { 2 }, "{call}");
+            drop((graph, region, scale, x, stream, device));
+            eventually("all modules go", || driver.live("module") == 0);
+        }
     });
 }

@@ -1,0 +1,233 @@
+//! [`MemoryKernels`]: fills and copies of device memory as launches, for lists of launches.
+//!
+//! The driver's own nodes would need no code of ours. But a memcpy node refuses other addresses of the memory pool, a memset node
+//! takes twice as long to set as a launch, and neither takes a pattern of more than four bytes or rows that change.
+//!
+//! | a device | its fills and copies inside a list |
+//! |---|---|
+//! | CUDA, the images load | are launches of `kernels/fill_bytes.cu` and `kernels/copy_rows.cu` |
+//! | CUDA, they do not | end the list; a graph refuses them |
+//! | host | are launches of the twins |
+//!
+//! Loaded when the device is opened: later, loading waits for everything that runs.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use crate::DeviceKind;
+use crate::backend::{
+    ArgBlock, DevicePtr, DriverResult, Function, Grid, HostTwin, LaunchShape, Pattern, Place,
+    RawModule, RowCopy,
+};
+use crate::device::home::Home;
+use crate::memory::reclaim::retired::Remnant;
+use crate::runtime::{Engine, UserList};
+
+use super::code::{KernelCode, KernelLaunch};
+
+/// Threads of a block, and the most blocks of a grid: what fills a large GPU.
+const THREADS: u32 = 256;
+const MOST_BLOCKS: u64 = 1024;
+/// The driver's limit of a grid's second extent.
+const MOST_ROWS: u64 = 65535;
+
+pub(crate) struct MemoryKernels {
+    fill: Option<Arc<MemoryKernel>>,
+    copy: Option<Arc<MemoryKernel>>,
+}
+
+struct MemoryKernel {
+    engine: Arc<Engine>,
+    name: Arc<str>,
+    function: Function,
+    /// On a CUDA device.
+    module: Option<RawModule>,
+}
+
+impl MemoryKernels {
+    /// The device's.
+    pub(crate) fn of(home: &Home) -> Arc<MemoryKernels> {
+        let engine = &home.engine;
+        let load = || {
+            let fill = MemoryKernel::load(
+                engine,
+                ("fill", Arc::new(twin::fill)),
+                ("fill_bytes", include_str!("../../kernels/fill_bytes.ptx")),
+            );
+            let copy = MemoryKernel::load(
+                engine,
+                ("copy", Arc::new(twin::copy)),
+                ("copy_rows", include_str!("../../kernels/copy_rows.ptx")),
+            );
+            Ok::<_, Infallible>(MemoryKernels { fill, copy })
+        };
+        match home.get_or_load(load) {
+            Ok(kernels) => kernels,
+            Err(never) => match never {},
+        }
+    }
+}
+
+impl MemoryKernel {
+    fn load(
+        engine: &Arc<Engine>,
+        (name, twin): (&str, HostTwin),
+        (entry, ptx): (&str, &str),
+    ) -> Option<Arc<MemoryKernel>> {
+        let name = Arc::from(name);
+        let (function, module) = match engine.backend.kind() {
+            DeviceKind::Host => (Function::Host(twin, Arc::clone(&name)), None),
+            DeviceKind::Cuda => {
+                let loaded = load(engine, entry, ptx);
+                let told = |code| {
+                    let error = engine.refused(code);
+                    tracing::warn!(device = engine.label(), %error, "fills and copies will end the lists of replayed batches");
+                };
+                let (function, module) = loaded.inspect_err(|code| told(*code)).ok()?;
+                (function, Some(module))
+            }
+        };
+        Some(Arc::new(MemoryKernel { engine: engine.clone(), name, function, module }))
+    }
+
+    fn with(self: &Arc<Self>, blocks: u64, rows: u64, args: ArgBlock) -> MemoryLaunch<'_> {
+        let grid = Grid {
+            grid_dim: [blocks.min(MOST_BLOCKS) as u32, rows.min(MOST_ROWS) as u32, 1],
+            block_dim: [THREADS, 1, 1],
+            cluster_dim: [1, 1, 1],
+            shared_mem_bytes: 0,
+        };
+        MemoryLaunch { kernel: self, shape: LaunchShape { grid, cooperative: false }, args }
+    }
+}
+
+fn load(engine: &Engine, entry: &str, ptx: &str) -> DriverResult<(Function, RawModule)> {
+    let image = [ptx.as_bytes(), b"\0"].concat();
+    let module = engine.backend.load(&image, &mut String::new())?;
+    // SAFETY: the module was loaded just now, and whoever gets the function keeps it.
+    let function = unsafe { engine.backend.function(module, entry) };
+    let function = function.inspect_err(|_| {
+        // SAFETY: nothing of it was launched. Refused, it stays loaded.
+        unsafe { engine.backend.unload(module) }.ok();
+    });
+    Ok((Function::Device(function?), module))
+}
+
+impl KernelCode for MemoryKernel {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+}
+
+impl Drop for MemoryKernel {
+    fn drop(&mut self) {
+        let Some(module) = self.module.take() else { return };
+        if self.engine.lost().is_none() && !crate::thread::exit::begun() {
+            self.engine.retire_behind_all(Remnant::Module(module), UserList::new());
+        }
+    }
+}
+
+/// A launch of one of them, before it is anywhere.
+pub(crate) struct MemoryLaunch<'k> {
+    kernel: &'k Arc<MemoryKernel>,
+    shape: LaunchShape,
+    args: ArgBlock,
+}
+
+impl MemoryLaunch<'_> {
+    pub(crate) fn launch(&self) -> KernelLaunch<'_> {
+        let MemoryLaunch { kernel, shape, args } = self;
+        KernelLaunch { code: *kernel, function: &kernel.function, shape: *shape, args }
+    }
+}
+
+impl MemoryKernels {
+    /// The launch that fills memory with so many patterns.
+    pub(crate) fn fill(
+        &self,
+        to: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    ) -> Option<MemoryLaunch<'_>> {
+        let kernel = self.fill.as_ref()?;
+        let bytes = count * pattern.len as u64;
+        let short = pattern.shortest();
+        let mut repeated = [0; 16];
+        let source = short.as_slice().iter().cycle();
+        repeated.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+        let mut args = ArgBlock::default();
+        args.push_memory(to.0, bytes);
+        args.push_value(&bytes.to_ne_bytes());
+        args.push_value(&repeated[..8]);
+        args.push_value(&repeated[8..]);
+        args.push_value(&(short.len as u32).to_ne_bytes());
+        let blocks = bytes.div_ceil(16 * u64::from(THREADS));
+        Some(kernel.with(blocks, 1, args))
+    }
+
+    /// The launch that copies rows between memory of the device; `None` for rows on the host.
+    pub(crate) fn copy(&self, copy: &RowCopy) -> Option<MemoryLaunch<'_>> {
+        let kernel = self.copy.as_ref()?;
+        let (Place::Device(to), Place::Device(from)) = (copy.to, copy.from) else { return None };
+        let RowCopy { to_pitch, from_pitch, mut row_bytes, mut rows, .. } = *copy;
+        if to_pitch == row_bytes && from_pitch == row_bytes {
+            (row_bytes, rows) = (row_bytes * rows, 1);
+        }
+        let pitches = if rows == 1 { 0 } else { to_pitch | from_pitch };
+        // The largest power of two that divides all of them, and 16.
+        let unit = 1u32 << (to.0 | from.0 | pitches | 16).trailing_zeros();
+        let extent = |pitch: u64| (rows - 1) * pitch + row_bytes;
+        let mut args = ArgBlock::default();
+        args.push_memory(to.0, extent(to_pitch));
+        args.push_memory(from.0, extent(from_pitch));
+        for value in [to_pitch, from_pitch, row_bytes, rows] {
+            args.push_value(&value.to_ne_bytes());
+        }
+        args.push_value(&unit.to_ne_bytes());
+        let blocks = row_bytes.div_ceil(u64::from(unit * THREADS));
+        Some(kernel.with(blocks, rows, args))
+    }
+}
+
+/// The kernels on the CPU.
+mod twin {
+    use super::{ArgBlock, Grid};
+
+    pub(super) fn fill(_: &Grid, args: &ArgBlock) {
+        let bytes = args.slots()[0].memory_bytes as usize;
+        let pattern = [number(args, 2), number(args, 3)];
+        let pattern = &bytemuck::bytes_of(&pattern)[..small(args, 4)];
+        // SAFETY: the launch names that memory, which is live and nobody else's when the stream gets there.
+        let to = unsafe { std::slice::from_raw_parts_mut(args.address(0) as *mut u8, bytes) };
+        to[..pattern.len()].copy_from_slice(pattern);
+        let mut filled = pattern.len();
+        while filled < bytes {
+            let more = filled.min(bytes - filled);
+            to.copy_within(..more, filled);
+            filled += more;
+        }
+    }
+
+    pub(super) fn copy(_: &Grid, args: &ArgBlock) {
+        let [to_pitch, from_pitch, row_bytes, rows] =
+            [2, 3, 4, 5].map(|slot| number(args, slot) as usize);
+        let [to, from] = [0, 1].map(|slot| args.slots()[slot].memory_bytes as usize);
+        // SAFETY: as above.
+        let to = unsafe { std::slice::from_raw_parts_mut(args.address(0) as *mut u8, to) };
+        // SAFETY: as above; what is read is not what is written.
+        let from = unsafe { std::slice::from_raw_parts(args.address(1) as *const u8, from) };
+        for row in 0..rows {
+            let (to, from) = (&mut to[row * to_pitch..], &from[row * from_pitch..]);
+            to[..row_bytes].copy_from_slice(&from[..row_bytes]);
+        }
+    }
+
+    fn number(args: &ArgBlock, slot: usize) -> u64 {
+        bytemuck::pod_read_unaligned(args.value(slot, 8))
+    }
+
+    fn small(args: &ArgBlock, slot: usize) -> usize {
+        bytemuck::pod_read_unaligned::<u32>(args.value(slot, 4)) as usize
+    }
+}

@@ -1,0 +1,183 @@
+//! Fills and copies that are launches of a graph or a replayed batch, beside the same by the driver's own calls.
+//!
+//! Elements of every size, parts that begin anywhere, rows with gaps: what lies beside the part keeps its bytes.
+
+use futures::executor::block_on;
+use gpu_await::{
+    Copy2d, DeviceBuffer, Element, ErrorDetail, In, InOut, Queue, Region, Result, Stream, View,
+    ViewMut, testing,
+};
+use proptest::prelude::*;
+
+const LEN: usize = 400;
+
+#[derive(Clone, Debug)]
+struct Part {
+    start: usize,
+    len: usize,
+    from: usize,
+    value: u8,
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    (0..LEN, 0..LEN, 0..LEN, any::<u8>()).prop_map(|(start, len, from, value)| {
+        let len = len.min(LEN - start).min(LEN - from);
+        Part { start, len, from, value }
+    })
+}
+
+/// Rows, with gaps between them on either side.
+fn rows() -> impl Strategy<Value = Copy2d> {
+    let gaps = (0..9_usize, 0..9_usize, 0..20_usize, 0..20_usize);
+    (1..12_usize, 1..20_usize, gaps).prop_map(|(height, width, (to_gap, from_gap, to, from))| {
+        Copy2d::new(width, height)
+            .source_start(from)
+            .source_pitch(width + from_gap)
+            .destination_start(to)
+            .destination_pitch(width + to_gap)
+    })
+}
+
+/// Elements whose bytes all differ, so that a byte of a wrong place shows.
+fn element<T: Element>(value: u8) -> T {
+    let bytes: Vec<u8> =
+        (0..size_of::<T>()).map(|at| value.wrapping_add(37_u8.wrapping_mul(at as u8))).collect();
+    bytemuck::pod_read_unaligned(&bytes)
+}
+
+fn write<T: Element>(
+    q: &Queue<'_>,
+    from: &View<'_, T>,
+    mut to: ViewMut<'_, T>,
+    (part, rows): &(Part, Copy2d),
+) -> Result<()> {
+    let Part { start, len, from: begin, value } = *part;
+    let some = len / 3;
+    q.copy_2d(from, &mut to, *rows)?;
+    q.copy(&from.slice(begin..begin + len)?, &mut to.slice_mut(start..start + len)?)?;
+    q.fill(&mut to.slice_mut(start..start + some)?, element(value))?;
+    // By way of memory that begins filled.
+    let mut fresh = q.full(len, element::<T>(value.wrapping_add(1)))?;
+    q.copy(&from.slice(begin..begin + some)?, &mut fresh.slice_mut(..some)?)?;
+    q.copy(&fresh, &mut to.slice_mut(LEN - len..)?)?;
+    q.copy(&q.zeros::<T>(some)?, &mut to.slice_mut(..some)?)
+}
+
+fn check<T: Element>(stream: &Stream, runs: &[(Part, Copy2d)]) {
+    let numbers: Vec<T> = (0..LEN).map(|at| element(at as u8)).collect();
+    let from = stream.upload(numbers).queued().unwrap();
+    let fresh = || -> DeviceBuffer<T> { stream.upload(vec![element(0xEE); LEN]).queued().unwrap() };
+    // Bytes: not every float is equal to itself.
+    let whole = |buffer: &DeviceBuffer<T>| -> Vec<u8> {
+        bytemuck::cast_slice(&block_on(stream.download(buffer)).unwrap()).to_vec()
+    };
+    let mut region = Region::new();
+    for run in runs {
+        let (mut plain, mut replayed, mut in_graph) = (fresh(), fresh(), fresh());
+        let view = from.slice(..).unwrap();
+        stream.batch(|q| write(q, &view, plain.slice_mut(..)?, run)).queued().unwrap();
+        for _ in 0..3 {
+            let again = |q: &Queue<'_>| write(q, &view, replayed.slice_mut(..)?, run);
+            stream.replay(&mut region, again).queued().unwrap();
+        }
+        let graph =
+            stream.device().graph::<(In<T>, InOut<T>), _, _>(run.clone(), |q, run, (from, to)| {
+                write(q, &from, to, run)
+            });
+        for _ in 0..2 {
+            graph.launch(stream, (&from, &mut in_graph)).queued().unwrap();
+        }
+        let plain = whole(&plain);
+        for (how, found) in [("replayed", whole(&replayed)), ("in a graph", whole(&in_graph))] {
+            let differs = found.iter().zip(&plain).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{how}, elements of {} bytes: {run:?}", size_of::<T>());
+        }
+    }
+    let report = region.report();
+    assert!(report.compiled > 0 && report.refused == 0, "{report:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_same_bytes(runs in prop::collection::vec((part(), rows()), 1..6)) {
+        let device = testing::device();
+        let stream = device.stream().unwrap();
+        check::<u8>(&stream, &runs);
+        check::<[u8; 3]>(&stream, &runs);
+        check::<u16>(&stream, &runs);
+        check::<[u16; 5]>(&stream, &runs);
+        check::<f32>(&stream, &runs);
+        check::<[f32; 3]>(&stream, &runs);
+        check::<f64>(&stream, &runs);
+        check::<[u8; 11]>(&stream, &runs);
+        check::<[u32; 4]>(&stream, &runs);
+    }
+}
+
+/// Sizes at which a grid is full, and the loops of its threads begin.
+#[tokio::test]
+async fn large_memory() -> Result<()> {
+    const MANY: usize = (16 << 20) + 7;
+    let device = testing::device();
+    let stream = device.stream()?;
+    let graph = device.graph::<(InOut<u8>, InOut<u8>, InOut<u8>), _, _>(
+        (),
+        |q, (), (mut x, mut aligned, mut shifted)| {
+            q.fill(&mut x.slice_mut(1..MANY - 2)?, 7)?;
+            q.copy(&x, &mut aligned)?;
+            q.copy(&x.slice(3..)?, &mut shifted.slice_mut(..MANY - 3)?)
+        },
+    );
+    let mut x = stream.full(MANY, 1u8).queued()?;
+    let (mut aligned, mut shifted) = (stream.zeros(MANY).queued()?, stream.zeros(MANY).queued()?);
+    graph.launch(&stream, (&mut x, &mut aligned, &mut shifted)).await?;
+    let mut expected = vec![7; MANY];
+    (expected[0], expected[MANY - 2], expected[MANY - 1]) = (1, 1, 1);
+    assert!(stream.download(&aligned).await?[..] == expected);
+    expected.rotate_left(3);
+    expected[MANY - 3..].fill(0);
+    assert!(stream.download(&shifted).await?[..] == expected);
+    Ok(())
+}
+
+/// A fill is a launch among the others: replayed, set when its value changes, and named in the report.
+#[tokio::test]
+async fn a_fill_ends_no_list() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut region = Region::new();
+    let mut x = stream.full(64, 0.0f32).queued()?;
+    let mut y = stream.full(64, 0.0f32).queued()?;
+    for round in 0..6 {
+        let op = stream.replay(&mut region, |q| {
+            q.fill(&mut x, round as f32)?;
+            q.copy(&x, &mut y)
+        });
+        op.await?;
+        assert_eq!(stream.download(&y).await?, [round as f32; 64]);
+    }
+    let report = region.report();
+    assert_eq!((report.plain, report.compiled, report.replayed), (1, 1, 4), "{report:?}");
+    assert_eq!(report.nodes_set, 4, "the fill alone changes: {report:?}");
+    assert_eq!(region.last_run().len(), 1);
+    let picture = region.dot();
+    assert!(picture.contains("fill") && picture.contains("copy"), "{picture}");
+    Ok(())
+}
+
+/// What is left out of a copy in a graph stays unwritten.
+#[tokio::test]
+async fn a_copy_of_what_was_never_written() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let graph = device.graph::<(InOut<f32>,), _, _>((), |q, (), (mut y,)| {
+        let nothing = q.empty(y.len())?;
+        q.copy(&nothing, &mut y)
+    });
+    let mut y = stream.full(8, 1.0f32).queued()?;
+    let error = graph.launch(&stream, (&mut y,)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+    Ok(())
+}
