@@ -4,7 +4,8 @@
 //! arguments each time (`changed`) and with the same (`unchanged`), and the same three by the bare driver with
 //! `cuStreamSynchronize` (`raw_..`). The median of one after the other, each awaited in a task on four workers.
 //!
-//! `graph`s are the same chains as a `Graph` that takes the array and the factor.
+//! `graph`s are the same chains as a `Graph` that takes the array and the factor. All of them, the bare driver too, use the same array:
+//! how far it lies from the multiprocessors that run a chain is worth a tenth of its time.
 //!
 //! | line | is |
 //! |---|---|
@@ -50,9 +51,8 @@ struct Place {
 
 impl Place {
     /// `kernels` of them in the graph.
-    fn new(device: &Device, scale: &kernels::scale, kernels: usize) -> Place {
+    fn new(device: &Device, scale: &kernels::scale, kernels: usize, x: DeviceBuffer<f32>) -> Place {
         let stream = device.stream().expect("a stream");
-        let x = stream.full(LEN, 1.0).queued().expect("memory");
         let state = (scale.clone(), kernels);
         let graph = device.graph(state, |q, (scale, kernels), (mut x, factor)| {
             (0..*kernels).try_for_each(|_| scale.launch(q, factor, &mut x))
@@ -79,6 +79,10 @@ impl Place {
     }
 }
 
+fn array(device: &Device) -> DeviceBuffer<f32> {
+    device.default_stream().full(LEN, 1.0).synchronize().expect("memory")
+}
+
 fn factor(round: usize, changes: bool) -> f32 {
     if changes { 1.0 + round as f32 * 1e-9 } else { 1.0 }
 }
@@ -93,8 +97,14 @@ enum Way {
     GraphUnchanged,
 }
 
-async fn alone(device: Device, scale: kernels::scale, lengths: Vec<usize>, way: Way) -> f64 {
-    let mut place = Place::new(&device, &scale, lengths[0]);
+async fn alone(
+    device: Device,
+    scale: kernels::scale,
+    x: DeviceBuffer<f32>,
+    lengths: Vec<usize>,
+    way: Way,
+) -> (f64, DeviceBuffer<f32>) {
+    let mut place = Place::new(&device, &scale, lengths[0], x);
     let mut times = Vec::new();
     for round in 0..rounds(5000, 20) {
         let length = lengths[round % lengths.len()];
@@ -110,11 +120,12 @@ async fn alone(device: Device, scale: kernels::scale, lengths: Vec<usize>, way: 
             times.push(us(start.elapsed()));
         }
     }
-    Sorted::new(times).p50()
+    (Sorted::new(times).p50(), place.x)
 }
 
-fn by_hand(length: usize, way: Way) -> f64 {
-    let chain = Chain::new(length, LEN);
+/// On an array of which nothing is under way.
+fn by_hand(length: usize, x: &DeviceBuffer<f32>, way: Way) -> f64 {
+    let chain = Chain::on(length, LEN, x.device_ptr());
     let mut times = Vec::new();
     for round in 0..rounds(5000, 20) {
         let start = Instant::now();
@@ -133,7 +144,8 @@ fn by_hand(length: usize, way: Way) -> f64 {
 }
 
 const CHAINS: usize = 4;
-const STEPS: u32 = 2000;
+/// Some 5 us on an H200.
+const STEPS: u32 = 230;
 
 /// Chains on buffers of their own, and a last kernel for each of these that reads the next one's.
 async fn forkjoin(device: Device, replayed: bool) -> f64 {
@@ -185,7 +197,8 @@ fn together(device: &Device, scale: &kernels::scale, replayed: bool) -> f64 {
     let runtime = measure::workers(TASKS.min(measure::cores()));
     let tally = Arc::new(Tally::new(TASKS));
     // Before anything is launched: making a stream waits for that.
-    let places: Vec<_> = (0..TASKS).map(|_| Place::new(device, scale, 1)).collect();
+    let place = |_| Place::new(device, scale, 1, array(device));
+    let places: Vec<_> = (0..TASKS).map(place).collect();
     let tasks: Vec<_> = places
         .into_iter()
         .enumerate()
@@ -216,12 +229,18 @@ fn main() {
     let runtime = measure::workers(4);
     let device = measure::device();
     let scale = kernels::scale::load_blocking(&device).expect("the kernel");
-    let measured = |lengths: &[usize], way| {
-        let task = alone(device.clone(), scale.clone(), lengths.to_vec(), way);
-        measure::on_worker(&runtime, task)
+    let mut x = Some(array(&device));
+    let mut measured = |lengths: &[usize], way| {
+        let array = x.take().expect("it came back");
+        let task = alone(device.clone(), scale.clone(), array, lengths.to_vec(), way);
+        let (time, array) = measure::on_worker(&runtime, task);
+        let raw =
+            (measure::on_cuda() && lengths.len() == 1).then(|| by_hand(lengths[0], &array, way));
+        x = Some(array);
+        (time, raw)
     };
     for length in [1, 3, 10, 100] {
-        let launches = measured(&[length], Way::Batch);
+        let (launches, raw_launches) = measured(&[length], Way::Batch);
         print(&format!("replay.{length}.launches.us"), launches, "us");
         let ways = [
             ("replay", "changed", Way::Changed),
@@ -231,22 +250,20 @@ fn main() {
         ];
         for (who, name, way) in ways {
             let line = |what: &str| format!("{who}.{length}.{what}");
-            let ours = measured(&[length], way);
+            let (ours, raw) = measured(&[length], way);
             print(&line(&format!("{name}.us")), ours, "us");
             print(&line(&format!("{name}.ratio")), ours / launches, "ratio");
-            if measure::on_cuda() {
-                let raw = by_hand(length, way);
+            if let Some(raw) = raw {
                 print(&line(&format!("raw_{name}.us")), raw, "us");
                 print(&line(&format!("{name}.raw_ratio")), ours / raw, "ratio");
             }
         }
-        if measure::on_cuda() {
-            let raw = by_hand(length, Way::Batch);
+        if let Some(raw) = raw_launches {
             print(&format!("replay.{length}.raw_launches.us"), raw, "us");
         }
     }
     let lengths = [10, 11, 12, 13, 14, 15, 16, 17];
-    let [batches, replayed] = [Way::Batch, Way::Changed].map(|way| measured(&lengths, way));
+    let [batches, replayed] = [Way::Batch, Way::Changed].map(|way| measured(&lengths, way).0);
     print("replay.shape_changes.launches.us", batches, "us");
     print("replay.shape_changes.us", replayed, "us");
     print("replay.shape_changes.ratio", replayed / batches, "ratio");

@@ -184,6 +184,8 @@ pub(crate) enum Function {
     Device(RawFunction),
     /// A twin, and the kernel's name.
     Host(HostTwin, Arc<str>),
+    /// Captured work, by its graph; in graphs alone.
+    Captured(u64),
 }
 
 /// How a kernel is launched, already validated.

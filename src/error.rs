@@ -263,7 +263,8 @@ pub enum ErrorDetail {
     /// The operation cannot be a part of a [`Graph`](crate::Graph).
     #[error(
         "{op} cannot be a part of a graph: launches, fills and copies within the device are (kernels that wait for a \
-         flag, are cooperative or have clusters are not); put it on the stream around the graph, or use `replay`"
+         flag, are cooperative or have clusters are not), and work that `Uses::can_be_captured` without lent memory; put it on \
+         the stream around the graph, or use `replay`"
     )]
     NotInGraph { op: Arc<str> },
     /// A [`Graph`](crate::Graph) uses the memory in each of its launches.

@@ -42,7 +42,9 @@ use slots::{GraphArgs, GraphSlots, Passed};
 /// again. With the same arguments nothing but the launch is left. [`replay`](crate::Stream::replay) runs the closure each time,
 /// and takes closures that capture.
 ///
-/// Fills and copies within the device are launches too, and so is what `zeros`, `ones` and `full` begin with.
+/// Fills and copies within the device are launches too, and so is what `zeros`, `ones` and `full` begin with. Matrix products, Fourier
+/// transforms, and whatever other libraries do that [can be captured](crate::Uses::can_be_captured), are captured when the closure runs: other
+/// arguments are another graph then, which is compiled anew.
 ///
 /// Launches run as wide as their data allows: those that touch different memory run beside each other, whatever the order in
 /// which they are written.

@@ -19,6 +19,7 @@
 //! 3. What another device made is refused before the first driver call, unless it is documented to work
 //!    (`handles_of_another_device_are_refused`).
 
+mod captured;
 mod code;
 mod devices;
 mod edges;
@@ -37,6 +38,7 @@ mod summary;
 use std::panic::Location;
 use std::sync::Arc;
 
+pub(crate) use self::captured::{Recorder, capture};
 pub(crate) use self::code::{KernelCode, KernelLaunch};
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
 pub(crate) use self::edges::Edge;

@@ -556,6 +556,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "Gemm::workspace_bytes",
     // They exist inside `enqueue` alone.
     "RawQueue::host",
+    "RawQueue::host_each",
     "RawQueue::cudarc_stream",
     "RawSlice::cudarc",
     "MemoryLoan::slices",
@@ -589,6 +590,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "RawSlice::is_empty",
     "RawSlice::len",
     "RawSlice::size_bytes",
+    "Uses::can_be_captured",
     "Uses::commands",
     "Uses::keeps",
     "Uses::lends",

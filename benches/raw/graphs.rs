@@ -33,7 +33,14 @@ pub(crate) struct Chain {
 unsafe impl Sync for Chain {}
 
 impl Chain {
+    /// On an array of its own.
+    #[allow(dead_code, reason = "each bench uses a part of it")]
     pub(crate) fn new(nodes: usize, len: usize) -> Chain {
+        Chain::on(nodes, len, 0)
+    }
+
+    /// On the array at that address; on one of its own if it is zero.
+    pub(crate) fn on(nodes: usize, len: usize, mut x: sys::CUdeviceptr) -> Chain {
         let context = cudarc::driver::CudaContext::new(0).expect("a GPU");
         // The context lives as long as the process.
         std::mem::forget(context.clone());
@@ -41,14 +48,16 @@ impl Chain {
         let mut stream = std::ptr::null_mut();
         // SAFETY: a context is current and the result is live.
         ok(unsafe { sys::cuStreamCreate(&raw mut stream, 1) });
-        let (mut module, mut scale, mut x) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        let (mut module, mut scale) = (std::ptr::null_mut(), std::ptr::null_mut());
         let ptx = CString::new(include_str!("../../kernels/scale.ptx")).expect("no zero in it");
         // SAFETY: a context is current, the text ends with zero, the result is live.
         ok(unsafe { sys::cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()) });
         // SAFETY: likewise, and the module was loaded just now.
         ok(unsafe { sys::cuModuleGetFunction(&raw mut scale, module, c"scale".as_ptr()) });
-        // SAFETY: the result is live.
-        ok(unsafe { sys::cuMemAllocAsync(&raw mut x, 4 * len, stream) });
+        if x == 0 {
+            // SAFETY: the result is live.
+            ok(unsafe { sys::cuMemAllocAsync(&raw mut x, 4 * len, stream) });
+        }
         let (nodes_made, exec, context) = (Vec::new(), std::ptr::null_mut(), context.cu_ctx());
         let len = len as u64;
         let mut chain = Chain { stream, scale, x, len, nodes: nodes_made, exec, context };

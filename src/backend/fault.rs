@@ -202,6 +202,7 @@ impl StreamCalls for Wrapper {
 
 impl GraphCalls for Wrapper {
     watched! {
+        #[contract] fn graph_capture(&self, stream: RawStream, code: &mut dyn FnMut()) -> DriverResult<RawGraph>;
         #[contract] fn graph_compile(&self, nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>, edges: &[(u32, u32)]) -> DriverResult<RawGraph>;
         #[contract] fn graph_set(&self, graph: &RawGraph, changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>) -> DriverResult<()>;
         #[contract] fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;

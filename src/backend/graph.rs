@@ -2,7 +2,8 @@
 
 use super::{ArgBlock, DriverResult, Function, LaunchShape, RawStream};
 
-/// A graph of launches, compiled. `nodes` are the driver's handles, in the order in which they were given.
+/// A graph of launches, compiled; or captured, with neither `exec` nor nodes. `nodes` are the driver's handles, in the order in which
+/// they were given.
 #[derive(Debug)]
 pub(crate) struct RawGraph {
     pub(crate) graph: u64,
@@ -10,7 +11,7 @@ pub(crate) struct RawGraph {
     pub(crate) nodes: Box<[u64]>,
 }
 
-/// A node: one launch, neither cooperative nor with clusters.
+/// A node: one launch, neither cooperative nor with clusters, or captured work.
 #[derive(Clone, Copy)]
 pub(crate) struct NodeLaunch<'a> {
     pub(crate) function: &'a Function,
@@ -21,6 +22,13 @@ pub(crate) struct NodeLaunch<'a> {
 /// Part of [`Backend`](super::Backend), whose contract the unsafe functions share. A graph is used by one thread at a
 /// time; launches that are under way keep the arguments that they were launched with.
 pub(crate) trait GraphCalls {
+    /// Captures what code puts on a stream, which nothing else uses in the meantime; it must not unwind. On a host device nothing
+    /// is captured: the code says itself what runs.
+    unsafe fn graph_capture(
+        &self,
+        stream: RawStream,
+        code: &mut dyn FnMut(),
+    ) -> DriverResult<RawGraph>;
     /// Compiles launches; the second of each pair of `edges` runs behind the first.
     unsafe fn graph_compile(
         &self,

@@ -11,7 +11,9 @@ use crate::batch::draft::{Draft, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
 use crate::batch::report::OpSite;
-use crate::submit::{Footprint, KernelLaunch, MemoryKernels, Raw, Refusal, SubmitError};
+use crate::submit::{
+    Footprint, KernelLaunch, MemoryKernels, Raw, Recorder, Refusal, SubmitError, capture,
+};
 
 impl<'s> Queue<'s> {
     /// One whose launches are written to the lists of a run.
@@ -141,6 +143,19 @@ impl<'s> Queue<'s> {
             self.note(run.write(footprint, launch, at).map(|ticket| (ticket, ())))?;
         op.told(self.stream, ticket);
         Ok(())
+    }
+
+    /// Captures work of another library for the list of the graph.
+    #[cold]
+    pub(crate) fn draw_captured(
+        &self,
+        footprint: &mut Footprint<'_>,
+        recorder: &Recorder,
+        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
+    ) -> Result<(), SubmitError> {
+        let Some(Writer::Graph(draft)) = self.writer else { return Err(draft::refused(footprint)) };
+        let work = capture(self.stream, footprint, recorder, calls)?;
+        draft.write(self.stream.engine(), footprint, &work.launch(), self.at.get())
     }
 
     /// Submits an operation in front of what was written down, if it has nothing to do with that, and else behind it.

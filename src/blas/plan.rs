@@ -99,7 +99,7 @@ impl GemmCore {
     ) -> Result<()> {
         let mut workspace;
         let overwrites = beta == T::Scale::default();
-        let uses = Uses::new("gemm").reads(a).reads(b);
+        let uses = Uses::new("gemm").can_be_captured().reads(a).reads(b);
         let uses = if overwrites { uses.writes(c) } else { uses.updates(c) };
         let (uses, bias) = uses.also_reads(bias);
         let slices = uses.pointers();
@@ -121,7 +121,7 @@ impl GemmCore {
             }
             let _ = &workspace;
             let shape = self.shape;
-            queue.host(move || multiply(&shape, (alpha, beta), (a, b, bias), c))
+            queue.host_each(move || multiply(&shape, (alpha, beta), (a, b, bias), c))
         };
         queue.enqueue_library(uses, product)
     }

@@ -97,7 +97,7 @@ impl FftCore {
         output: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
         let mut work = WorkMemory::None;
-        let uses = Uses::new("fft").reads(input).writes(output);
+        let uses = Uses::new("fft").can_be_captured().reads(input).writes(output);
         let (from, to) = uses.pointers();
         let len = self.shape.len();
         let uses = self.prepare(
@@ -124,7 +124,7 @@ impl FftCore {
         data: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
         let mut work = WorkMemory::None;
-        let uses = Uses::new("fft").updates(data);
+        let uses = Uses::new("fft").can_be_captured().updates(data);
         let (slice,) = uses.pointers();
         let uses =
             self.prepare(queue, uses, [("the data", slice.len(), self.shape.len())], &mut work)?;
@@ -144,7 +144,7 @@ impl FftCore {
         spectrum: &mut impl Writable<Complex<T>>,
     ) -> Result<()> {
         let mut work = WorkMemory::None;
-        let uses = Uses::new("fft").reads(signal).writes(spectrum);
+        let uses = Uses::new("fft").can_be_captured().reads(signal).writes(spectrum);
         let (from, to) = uses.pointers();
         let lens = self.real_lens(from.len(), to.len());
         let uses = self.prepare(queue, uses, lens, &mut work)?;
@@ -164,7 +164,7 @@ impl FftCore {
         signal: &mut impl Writable<T>,
     ) -> Result<()> {
         let mut work = WorkMemory::None;
-        let uses = Uses::new("fft").updates(spectrum).writes(signal);
+        let uses = Uses::new("fft").can_be_captured().updates(spectrum).writes(signal);
         let (from, to) = uses.pointers();
         let lens = self.real_lens(to.len(), from.len());
         let uses = self.prepare(queue, uses, lens, &mut work)?;
@@ -213,7 +213,7 @@ impl FftCore {
         direction: Direction,
         pointers: [u64; 2],
         work: Option<RawSlice<u8>>,
-        twin: impl FnOnce() + Send + 'static,
+        twin: impl FnMut() + Send + 'static,
     ) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(plan) = &self.plan {
@@ -222,7 +222,7 @@ impl FftCore {
             return plan.get().execute(queue.stream(), forward, pointers, work);
         }
         let _ = (direction, pointers, work);
-        queue.host(twin)
+        queue.host_each(twin)
     }
 }
 

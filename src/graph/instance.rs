@@ -3,7 +3,7 @@
 //! | the instance | a launch with what was passed last | with something else |
 //! |---|---|---|
 //! | fresh | | the closure runs; compiled and launched |
-//! | drawn, not compiled: the driver refused | launched one by one | the closure runs; compiled again if the shape is another one |
+//! | drawn, not compiled: the driver refused | launched one by one; with captured work in it compiled again | the closure runs; compiled again if the shape is another one |
 //! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape is another one |
 //!
 //! # Invariants
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::slots::Passed;
-use crate::backend::ArgBlock;
+use crate::backend::{ArgBlock, DriverResult};
 use crate::batch::queue::Queue;
 use crate::batch::report;
 use crate::batch::report::{Pictured, Report};
@@ -121,7 +121,7 @@ impl Instance {
             footprint.may_block();
         }
         queue.submit(&mut footprint, commands, |raw| {
-            prepare(raw, list, compiled, to_set, is_refused, report);
+            prepare(raw, list, compiled, to_set, is_refused, report)?;
             match compiled {
                 Some(graph) => raw.launch_graph(graph)?,
                 None => list.launch_each(raw)?,
@@ -132,7 +132,7 @@ impl Instance {
     }
 }
 
-/// Sees to it that what is compiled has the list's launches; or that nothing is.
+/// Sees to it that what is compiled has the list's launches; or that nothing is, if these can be launched one by one.
 fn prepare(
     raw: &Raw<'_>,
     list: &List,
@@ -140,7 +140,7 @@ fn prepare(
     to_set: &mut Vec<usize>,
     is_refused: &mut bool,
     report: &mut Report,
-) {
+) -> DriverResult<()> {
     match compiled {
         None if *is_refused => report.plain += 1,
         None => match raw.compile(list.nodes(), list.edges(), list.code()) {
@@ -148,8 +148,11 @@ fn prepare(
                 report.compiled += 1;
                 *compiled = Some(graph);
             }
-            Err(_) => {
+            Err(code) => {
                 report.refused += 1;
+                if list.has_captured() {
+                    return Err(code);
+                }
                 *is_refused = true;
             }
         },
@@ -162,10 +165,17 @@ fn prepare(
                 // Which nodes are changed is not known.
                 report.refused += 1;
                 *compiled = None;
+                if list.has_captured() {
+                    to_set.clear();
+                    let graph = raw.compile(list.nodes(), list.edges(), list.code())?;
+                    report.compiled += 1;
+                    *compiled = Some(graph);
+                }
             }
         }
     }
     to_set.clear();
+    Ok(())
 }
 
 /// What is touched, as one operation: parts of what was passed, and of what the graph keeps.

@@ -9,7 +9,9 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::op::{HostValue, Op};
 use crate::stream::Stream;
-use crate::submit::{Footprint, Raw, RawQueue, Refusal, Uses};
+use crate::submit::{Footprint, Raw, RawQueue, Recorder, Refusal, Uses};
+
+type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
 
 impl Stream {
     /// Puts work of another library on the stream, as one operation: cuBLAS, cuFFT, a C library, a raw driver
@@ -139,12 +141,34 @@ impl Queue<'_> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         self.here();
-        type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
+        if uses.is_for_graphs() && self.is_drawing() {
+            return self.enqueue_captured(uses, call);
+        }
         let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: Calls<'_>| {
             self.submit(footprint, commands, calls)?;
             Ok(())
         };
-        uses.put(self.stream(), call, submit).unwrap_or_else(|panic| resume_unwind(panic))
+        uses.put(self.stream(), (), call, submit).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+impl Queue<'_> {
+    /// In the closure of a graph.
+    #[cold]
+    fn enqueue_captured<P, R, E>(
+        &self,
+        uses: Uses<'_, P>,
+        call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
+    ) -> Result<R>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let recorder = Recorder::default();
+        let draw = |footprint: &mut Footprint<'_>, _: u32, calls: Calls<'_>| {
+            Ok(self.draw_captured(footprint, &recorder, calls)?)
+        };
+        let put = uses.put(self.stream(), &recorder, call, draw);
+        put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 

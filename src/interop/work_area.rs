@@ -4,6 +4,7 @@
 //! |---|---|
 //! | free: its last uses are complete, or on the launch's stream | that |
 //! | in use by another stream, or in another thread's hands | memory of its own, from its stream |
+//! | whatever, in a graph | memory of its own, which the graph keeps for that stream |
 //!
 //! The first launch makes the area, on its stream, which the plan keeps from then on.
 #![forbid(unsafe_code)]
@@ -36,6 +37,9 @@ impl WorkArea {
     pub(crate) fn take(&self, queue: &Queue<'_>, bytes: usize) -> Result<WorkMemory<'_>> {
         if bytes == 0 {
             return Ok(WorkMemory::None);
+        }
+        if queue.is_drawing() {
+            return Ok(WorkMemory::Own(queue.empty(bytes)?));
         }
         if let Some(mut kept) = self.kept.try_lock() {
             if kept.is_none() {

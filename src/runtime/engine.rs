@@ -90,6 +90,8 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) attention: Arc<Attention>,
     /// Our own stream for frees of retired memory and for asking how the device is: never full.
     pub(crate) private: RawStream,
+    /// A stream on which others' work is captured, once there was one. Held while that is done.
+    pub(crate) captures: Mutex<Option<RawStream>>,
     registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
     /// Frees of what was retired, each with an event behind it; within a limit.
@@ -181,6 +183,7 @@ impl<S: DeviceStream> Engine<S> {
             errands: Reaper::new("gpu-await-errand"),
             attention: Arc::new(Attention::new()),
             private,
+            captures: Mutex::default(),
             registry: Registry::new(),
             retired: Mutex::default(),
             freeing: Mutex::default(),
@@ -437,6 +440,7 @@ impl<S: DeviceStream> Drop for Engine<S> {
         events.extend(self.timed_events.close(destroy));
         let mut streams = self.bells.drain();
         streams.push(self.private);
+        streams.extend(self.captures.lock().take());
         let words = std::mem::take(&mut self.words);
         let last_act = move || {
             for event in events.drain(..) {

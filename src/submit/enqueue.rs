@@ -25,6 +25,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::captured::Recorder;
 use super::footprint::Footprint;
 use super::name::Name;
 use super::raw::{Raw, Refusal};
@@ -78,8 +79,15 @@ const TIMED: u64 = 64;
 pub struct Uses<'a, P = ()> {
     pub(super) footprint: Footprint<'a>,
     memory: Memory,
-    commands: u32,
+    work: Work,
     pub(super) pointers: P,
+}
+
+/// What is said of the work itself.
+#[derive(Clone, Copy)]
+struct Work {
+    commands: u32,
+    can_be_captured: bool,
 }
 
 /// The ranges that an operation declared, tracked or not.
@@ -89,7 +97,9 @@ impl Uses<'_> {
     /// Uses nothing yet. Errors call the operation `name`.
     pub fn new(name: &'static str) -> Self {
         let memory = SmallVec::new();
-        Uses { footprint: Footprint::new(name), memory, commands: 1, pointers: () }
+        let footprint = Footprint::new(name);
+        let work = Work { commands: 1, can_be_captured: false };
+        Uses { footprint, memory, work, pointers: () }
     }
 }
 
@@ -152,8 +162,24 @@ impl<'a, P> Uses<'a, P> {
     /// Says how many launches, copies and fills the work consists of, 1 unless said: for
     /// [`throttle`](crate::Stream::throttle), and so that a stream whose queue fills up holds nobody up.
     pub fn commands(mut self, commands: u32) -> Self {
-        self.commands = commands;
+        self.work.commands = commands;
         self
+    }
+
+    /// Says that the work may be captured, and so be a part of a [`Graph`](crate::Graph): the closure puts work on the stream that it is
+    /// given and nothing else, and that work may run any number of times with the same addresses and values, also on another stream
+    /// than the one that the closure saw, as long as what it [keeps](Self::keeps) is there.
+    ///
+    /// Without a graph it changes nothing. In one, the closure is called where the graph's closure is, on a stream that is
+    /// being captured: it does not wait for that. What is kept is dropped with the graph; nothing can be [lent](Self::lends).
+    pub fn can_be_captured(mut self) -> Self {
+        self.work.can_be_captured = true;
+        self
+    }
+
+    /// Whether [`can_be_captured`](Self::can_be_captured) was said.
+    pub(crate) fn is_for_graphs(&self) -> bool {
+        self.work.can_be_captured
     }
 
     fn with_range<T>(mut self, span: &Span<'_>, len: usize) -> Uses<'a, P::With>
@@ -168,8 +194,8 @@ impl<'a, P> Uses<'a, P> {
     where
         P: Append<RawSlice<T>>,
     {
-        let Uses { footprint, memory, commands, pointers } = self;
-        Uses { footprint, memory, commands, pointers: pointers.with(slice) }
+        let Uses { footprint, memory, work, pointers } = self;
+        Uses { footprint, memory, work, pointers: pointers.with(slice) }
     }
 
     /// Has `submit` put what `call` does on `stream`. A panic of `call` is the caller's to go on
@@ -177,6 +203,7 @@ impl<'a, P> Uses<'a, P> {
     pub(crate) fn put<R, E>(
         mut self,
         stream: &Arc<StreamState>,
+        recorder: impl RecordedBy,
         call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
         submit: impl FnOnce(
             &mut Footprint<'a>,
@@ -199,7 +226,11 @@ impl<'a, P> Uses<'a, P> {
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
             let memory = &self.memory;
-            let queue = RawQueue { raw, engine, name, memory, not_send: PhantomData };
+            let recorder = recorder.recorder();
+            let queue = RawQueue { raw, name, memory, recorder, not_send: PhantomData };
+            if let Some(recorder) = recorder {
+                *recorder.args.borrow_mut() = queue.ranges();
+            }
             let run = || {
                 let Some((call, pointers)) = call.take() else { return };
                 let called = contain::hold(|| {
@@ -222,7 +253,7 @@ impl<'a, P> Uses<'a, P> {
             }
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };
-        let submitted = submit(&mut self.footprint, self.commands, &mut calls);
+        let submitted = submit(&mut self.footprint, self.work.commands, &mut calls);
         match thrown {
             Some(payload) => Err(payload),
             None => Ok(submitted
@@ -286,18 +317,53 @@ pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> E
     }
 }
 
+/// Nobody, or who records what is captured: known when it is compiled, as one instruction more is one too many.
+pub(crate) trait RecordedBy: Copy {
+    fn recorder(&self) -> Option<&Recorder>;
+}
+
+impl RecordedBy for () {
+    fn recorder(&self) -> Option<&Recorder> {
+        None
+    }
+}
+
+impl RecordedBy for &Recorder {
+    fn recorder(&self) -> Option<&Recorder> {
+        Some(self)
+    }
+}
+
 /// The stream as the closure of [`enqueue`](crate::Stream::enqueue) sees it.
 pub struct RawQueue<'q> {
     raw: &'q Raw<'q>,
-    engine: &'q Arc<Engine>,
     name: Name<'q>,
     memory: &'q Memory,
+    /// If its work is captured.
+    recorder: Option<&'q Recorder>,
     not_send: PhantomData<*const ()>,
 }
 
 impl RawQueue<'_> {
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        self.engine
+        self.raw.stream.engine()
+    }
+
+    fn ranges(&self) -> ArgBlock {
+        let mut args = ArgBlock::default();
+        self.memory.iter().for_each(|(ptr, bytes)| args.push_memory(ptr.0, *bytes));
+        args
+    }
+
+    fn check_host(&self) -> Result<()> {
+        if self.kind() != DeviceKind::Host {
+            return Err(self.unsupported("a host function in place of device work"));
+        }
+        Ok(())
+    }
+
+    fn unsupported(&self, what: &'static str) -> Error {
+        ErrorDetail::Unsupported { what, device: self.engine().label().to_owned() }.into()
     }
 
     /// Returns the driver's handle of the stream: a `CUstream`, as a number.
@@ -310,19 +376,19 @@ impl RawQueue<'_> {
     /// a host device.
     #[must_use]
     pub fn context(&self) -> u64 {
-        self.engine.backend.context()
+        self.engine().backend.context()
     }
 
     /// Returns the kind of the device.
     #[must_use]
     pub fn kind(&self) -> DeviceKind {
-        self.engine.backend.kind()
+        self.engine().backend.kind()
     }
 
     /// Returns the device's number among those of its kind.
     #[must_use]
     pub fn ordinal(&self) -> usize {
-        self.engine.backend.ordinal()
+        self.engine().backend.ordinal()
     }
 
     /// Puts a Rust function on the stream of a host device: what the other library would do on a GPU.
@@ -331,14 +397,14 @@ impl RawQueue<'_> {
     /// panics the device is lost, as by a fault of a kernel.
     ///
     /// # Errors
-    /// [`ErrorDetail::Unsupported`]: not a host device; the loss of the device.
+    /// [`ErrorDetail::Unsupported`]: not a host device, or in a [`Graph`](crate::Graph), which calls it again and again; the loss of the
+    /// device.
     pub fn host(&self, twin: impl FnOnce() + Send + 'static) -> Result<()> {
-        if self.kind() != DeviceKind::Host {
-            let (what, device) = ("a host function in place of device work", self.engine.label());
-            return Err(ErrorDetail::Unsupported { what, device: device.to_owned() }.into());
+        self.check_host()?;
+        if self.recorder.is_some() {
+            return Err(self.unsupported("a host function that runs once, in a graph"));
         }
-        let mut args = ArgBlock::default();
-        self.memory.iter().for_each(|(ptr, bytes)| args.push_memory(ptr.0, *bytes));
+        let args = self.ranges();
         let twin = Mutex::new(Some(twin));
         let once = move |_: &Grid, _: &ArgBlock| {
             let twin = twin.lock().take();
@@ -350,7 +416,21 @@ impl RawQueue<'_> {
         let grid = Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 };
         let function = Function::Host(Arc::new(once), self.name.to_arc());
         let shape = LaunchShape { grid, cooperative: false };
-        self.raw.launch(&function, &shape, &args).map_err(|code| self.engine.refused(code))
+        self.raw.launch(&function, &shape, &args).map_err(|code| self.engine().refused(code))
+    }
+
+    /// [`host`](Self::host) for work that [can be captured](Uses::can_be_captured): in a graph each launch calls the function, by one thread
+    /// at a time.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Unsupported`]: not a host device; the loss of the device.
+    pub fn host_each(&self, twin: impl FnMut() + Send + 'static) -> Result<()> {
+        self.check_host()?;
+        match self.recorder {
+            Some(recorder) => recorder.twins.borrow_mut().push(Box::new(twin)),
+            None => self.host(twin)?,
+        }
+        Ok(())
     }
 }
 

@@ -345,6 +345,18 @@ impl<'a> Footprint<'a> {
         self.lent.push(Loan::Callback(callback));
     }
 
+    /// Takes the users' values that it keeps, if it is lent nothing else.
+    pub(super) fn take_kept(&mut self) -> Option<Vec<Box<dyn Any + Send>>> {
+        if !self.lent.iter().all(|loan| matches!(loan, Loan::Kept(_))) {
+            return None;
+        }
+        let kept = self.lent.drain(..).filter_map(|loan| match loan {
+            Loan::Kept(value) => Some(value),
+            _ => None,
+        });
+        Some(kept.collect())
+    }
+
     /// Keeps a user's value until the operation is complete.
     pub(crate) fn keeps(&mut self, value: Box<dyn Any + Send>) {
         self.lent.push(Loan::Kept(value));

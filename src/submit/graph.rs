@@ -4,7 +4,7 @@
 //! |---|---|
 //! | has the launches of its last list | a setter that changes a node |
 //! | uncertain: a setter failed | being dropped |
-//! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, left where it is |
+//! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, the driver's part is left where it is |
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -105,7 +105,7 @@ impl Drop for CompiledGraph {
         let users = UserList::from_iter(self.last.take());
         let owner = Box::new(GraphRemains { engine, raw, _code: code });
         let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner };
-        if exit::begun() || self.engine.lost().is_some() {
+        if exit::begun() {
             return std::mem::forget(what);
         }
         self.engine.retire(what, users);

@@ -118,6 +118,11 @@ impl List {
             && kernels.eq(other.nodes.iter().map(|node| other.kernel(node)))
     }
 
+    /// Whether there is captured work in it, which only a graph runs.
+    pub(crate) fn has_captured(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node.function, Function::Captured(_)))
+    }
+
     /// Launches its nodes one by one.
     pub(crate) fn launch_each(&self, raw: &Raw<'_>) -> DriverResult<()> {
         let mut nodes = self.nodes.iter();

@@ -1,6 +1,8 @@
 //! Graphs as the driver sees them.
 
-use gpu_await::{Completion, Device, ErrorDetail, Graph, InOut, Region, kernels};
+use gpu_await::{
+    Completion, Device, DeviceBuffer, ErrorDetail, Graph, InOut, Region, Uses, kernels,
+};
 
 use super::{MODES, OURS, async_under_the_stand_in, device_with, eventually, soon};
 
@@ -160,5 +162,69 @@ fn a_device_without_its_own_kernels() {
             drop((graph, region, scale, x, stream, device));
             eventually("all modules go", || driver.live("module") == 0);
         }
+    });
+}
+
+/// Others' work is captured on a stream that nothing else uses, and is one node; what was made of it goes with the graph.
+#[test]
+fn captured_work() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let scale = soon(kernels::scale::load(&device)).await.unwrap();
+        let graph = device.graph::<(InOut<f32>, f32), _, _>(scale, |q, scale, (mut x, a)| {
+            scale.launch(q, a, &mut x)?;
+            let uses = Uses::new("theirs").updates(&mut x).can_be_captured();
+            // SAFETY: it puts nothing on the stream.
+            unsafe { q.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) }?;
+            scale.launch(q, a, &mut x)
+        });
+        let mut x = soon(stream.full(LEN, 1.0f32)).await.unwrap();
+        let calls = |x: &mut DeviceBuffer<f32>, a: f32| {
+            driver.clear();
+            let op = graph.launch(&stream, (x, a));
+            let launched = op.synchronize();
+            let is_one = |call: &String| {
+                is_of_the_graph(call)
+                    || call.contains("BeginCapture")
+                    || call.contains("EndCapture")
+            };
+            let calls: Vec<_> = driver.calls().into_iter().filter(is_one).collect();
+            (launched, calls)
+        };
+        let (launched, first) = calls(&mut x, 1.0);
+        launched.unwrap();
+        let names = first.iter().map(|call| call.split(' ').next().unwrap());
+        let expected = [
+            "cuStreamBeginCapture_v2",
+            "cuStreamEndCapture",
+            "cuGraphCreate",
+            "cuGraphAddKernelNode_v2",
+            "cuGraphAddChildGraphNode",
+            "cuGraphAddKernelNode_v2",
+            "cuGraphInstantiateWithFlags",
+            "cuGraphLaunch",
+        ];
+        assert!(names.eq(expected), "{first:?}");
+        assert!(first[0].contains("mode=2"), "relaxed: {}", first[0]);
+        let (launched, again) = calls(&mut x, 1.0);
+        launched.unwrap();
+        assert_eq!(again.len(), 1, "{again:?}");
+        // Other values: captured and compiled again. Refused, it is an error, and tried again.
+        for call in [
+            "cuStreamBeginCapture_v2",
+            "cuStreamEndCapture",
+            "cuGraphAddChildGraphNode",
+            "cuGraphInstantiateWithFlags",
+        ] {
+            driver.fail(call, 1, 1);
+            let (refused, _) = calls(&mut x, 2.0);
+            assert!(refused.is_err(), "{call}");
+            soon(stream.fill(&mut x, 1.0)).await.unwrap();
+        }
+        drop(graph);
+        eventually("all of it goes", || driver.live("graph") == 0);
+        drop((x, stream, device));
+        eventually("the stream of captures goes", || driver.live("stream") == 0);
     });
 }

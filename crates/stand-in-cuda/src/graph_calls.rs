@@ -1,4 +1,4 @@
-//! Graphs of kernel launches.
+//! Graphs of kernel launches, and of graphs of those.
 //!
 //! A launch of one runs its kernels in the order in which they were added, which every edge allows: edges lead from a node to
 //! one that was added later, or the call that adds them is refused.
@@ -90,16 +90,43 @@ pub(crate) unsafe extern "C" fn cuGraphAddKernelNode_v2(
         let device = world.graph(graph)?.device;
         world.alive(device)?;
         node.check()?;
-        let known = &world.graph(graph)?.nodes;
-        let mut unique = dependencies.clone();
-        unique.sort_unstable();
-        unique.dedup();
-        if unique.len() != dependencies.len() || !unique.iter().all(|node| known.contains_key(node))
-        {
-            return Err(code::INVALID_VALUE);
-        }
+        check_dependencies(world.graph(graph)?, &dependencies)?;
         let prepared = params.prepared(&mut world, device, arguments)?;
-        node.put(world.add_node(graph, prepared)?)
+        node.put(world.add_node(graph, vec![prepared])?)
+    })
+}
+
+fn check_dependencies(graph: &Graph, dependencies: &[Handle]) -> Outcome {
+    let mut unique = dependencies.to_vec();
+    unique.sort_unstable();
+    unique.dedup();
+    let all_known = unique.iter().all(|node| graph.nodes.contains_key(node));
+    if unique.len() != dependencies.len() || !all_known {
+        return Err(code::INVALID_VALUE);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `dependencies` has so many nodes.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGraphAddChildGraphNode(
+    node: Out<Handle>,
+    graph: Handle,
+    dependencies: Array<Handle>,
+    count: usize,
+    child: Handle,
+) -> Code {
+    // SAFETY: so many by this function's contract.
+    let dependencies = unsafe { dependencies.read(count) };
+    let label = |_: &World| format!("behind={}", dependencies.len());
+    call("cuGraphAddChildGraphNode", label, |mut world| {
+        let device = world.graph(graph)?.device;
+        world.alive(device)?;
+        node.check()?;
+        check_dependencies(world.graph(graph)?, &dependencies)?;
+        let launches = world.graph(child)?.nodes.values().flatten().cloned().collect();
+        node.put(world.add_node(graph, launches)?)
     })
 }
 
@@ -155,7 +182,7 @@ pub(crate) unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
         world.graph(graph)?;
         let prepared = params.prepared(&mut world, device, arguments)?;
         match world.exec(exec)?.nodes.get_mut(&node) {
-            Some(known) => *known = prepared,
+            Some(known) => *known = vec![prepared],
             None => return Err(code::INVALID_VALUE),
         }
         Ok(())
@@ -171,7 +198,7 @@ pub(crate) extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> Code {
         if launched.device != device {
             return Err(code::INVALID_HANDLE);
         }
-        let launches: Vec<Launch> = launched.nodes.values().cloned().collect();
+        let launches: Vec<Launch> = launched.nodes.values().flatten().cloned().collect();
         for launch in launches {
             world.submit(key, Command::Kernel(launch));
         }

@@ -49,6 +49,9 @@ pub(crate) extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Code {
                 return Err(code::INVALID_HANDLE);
             }
             let key = world.stream(stream)?;
+            if let Some(captured) = world.captures.remove(&key) {
+                world.remove_graph(captured)?;
+            }
             let mut device = 0;
             if let Some(stream) = world.streams.get_mut(&key) {
                 stream.retired = true;
@@ -199,34 +202,41 @@ pub(crate) extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<c_uint>
         "cuStreamIsCapturing",
         |world| world.stream_label(stream),
         |mut world| {
-            world.live_stream(stream)?;
-            status.put(0)
+            let (key, _) = world.live_stream(stream)?;
+            status.put(u32::from(world.captures.contains_key(&key)))
         },
     )
 }
 
-/// Capture is not modelled.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: c_uint) -> Code {
     call(
         "cuStreamBeginCapture_v2",
         |world| format!("{} mode={mode}", world.stream_label(stream)),
         |mut world| {
-            world.live_stream(stream)?;
-            Err(code::NOT_SUPPORTED)
+            let (key, device) = world.live_stream(stream)?;
+            if world.captures.contains_key(&key) {
+                return Err(code::INVALID_VALUE);
+            }
+            let graph = world.add_graph(device);
+            world.captures.insert(key, graph);
+            Ok(())
         },
     )
 }
 
-/// Capture is not modelled.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuStreamEndCapture(stream: Handle, _graph: Out<Handle>) -> Code {
+pub(crate) extern "C" fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) -> Code {
     call(
         "cuStreamEndCapture",
         |world| world.stream_label(stream),
         |mut world| {
-            world.live_stream(stream)?;
-            Err(code::NOT_SUPPORTED)
+            let (key, _) = world.live_stream(stream)?;
+            graph.check()?;
+            match world.captures.remove(&key) {
+                Some(captured) => graph.put(captured),
+                None => Err(code::INVALID_VALUE),
+            }
         },
     )
 }

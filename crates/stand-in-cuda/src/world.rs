@@ -66,6 +66,8 @@ pub(crate) struct World {
     pub(crate) modules: BTreeMap<Handle, Module>,
     pub(crate) functions: BTreeMap<Handle, Function>,
     pub(crate) graphs: BTreeMap<Handle, Graph>,
+    /// Streams that are captured, and into which graph.
+    pub(crate) captures: BTreeMap<Handle, Handle>,
     pub(crate) execs: BTreeMap<Handle, Exec>,
     handles_given: usize,
     streams_made: u64,
@@ -136,7 +138,8 @@ pub(crate) struct Function {
 /// A graph of launches, in the order in which they were added.
 pub(crate) struct Graph {
     pub(crate) device: usize,
-    pub(crate) nodes: BTreeMap<Handle, Launch>,
+    /// Several launches where a node is a graph itself.
+    pub(crate) nodes: BTreeMap<Handle, Vec<Launch>>,
 }
 
 /// One that can be launched.
@@ -144,7 +147,7 @@ pub(crate) struct Exec {
     pub(crate) device: usize,
     /// Whose nodes its are.
     pub(crate) graph: Handle,
-    pub(crate) nodes: BTreeMap<Handle, Launch>,
+    pub(crate) nodes: BTreeMap<Handle, Vec<Launch>>,
     /// A stream, and how many commands that had behind the last launch.
     pub(crate) last: Option<(Handle, u64)>,
 }
@@ -170,6 +173,7 @@ impl World {
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             graphs: BTreeMap::new(),
+            captures: BTreeMap::new(),
             execs: BTreeMap::new(),
             handles_given: 0,
             streams_made: 0,
@@ -314,6 +318,13 @@ impl World {
 
     /// Puts a command behind what the stream has.
     pub(crate) fn submit(&mut self, key: Handle, command: Command) {
+        if let Some(graph) = self.captures.get(&key).copied() {
+            match command {
+                Command::Kernel(launch) => drop(self.add_node(graph, vec![launch])),
+                _ => self.journal.misuse("of captures only launches are modelled".to_owned()),
+            }
+            return;
+        }
         if self.instant && !self.held && self.run_now(key, &command) {
             return;
         }
@@ -363,9 +374,9 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn add_node(&mut self, graph: Handle, launch: Launch) -> Outcome<Handle> {
+    pub(crate) fn add_node(&mut self, graph: Handle, launches: Vec<Launch>) -> Outcome<Handle> {
         let handle = self.next_handle();
-        self.graph(graph)?.nodes.insert(handle, launch);
+        self.graph(graph)?.nodes.insert(handle, launches);
         Ok(handle)
     }
 

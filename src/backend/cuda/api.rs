@@ -242,7 +242,10 @@ entry_points! {
         Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void
     );
     cuLaunchKernelEx(*const RawConfig, Handle, *mut *mut c_void, *mut *mut c_void);
+    cuStreamBeginCapture_v2(Handle, c_int);
+    cuStreamEndCapture(Handle, *mut Handle);
     cuGraphCreate(*mut Handle, u32);
+    cuGraphAddChildGraphNode(*mut Handle, Handle, *const Handle, usize, Handle);
     cuGraphAddKernelNode_v2(*mut Handle, Handle, *const Handle, usize, *const NodeParams);
     cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
     cuGraphExecKernelNodeSetParams_v2(Handle, Handle, *const NodeParams);

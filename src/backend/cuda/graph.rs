@@ -1,9 +1,11 @@
 //! The driver's calls, by noun: a graph.
 
+use std::ffi::c_int;
+
 use super::api::Handle;
 use super::node_params::NodeParams;
 use super::{CudaBackend, driver, stream_handle};
-use crate::backend::{DriverResult, GraphCalls, NodeLaunch, RawGraph, RawStream};
+use crate::backend::{DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawStream};
 
 impl CudaBackend {
     /// Adds launches to an empty graph, and compiles it.
@@ -22,16 +24,29 @@ impl CudaBackend {
             while let Some((first, _)) = edges.next_if(|(_, second)| *second == number) {
                 before.push(nodes[*first as usize]);
             }
-            let mut pointers = launch.args.pointers();
-            let params = NodeParams::new(launch, &mut pointers)?;
             let mut node: Handle = std::ptr::null_mut();
-            driver!(self.cuGraphAddKernelNode_v2(
-                &raw mut node,
-                graph,
-                before.as_ptr(),
-                before.len(),
-                &raw const params
-            ))?;
+            let (waits_for, count) = (before.as_ptr(), before.len());
+            if let Function::Captured(work) = *launch.function {
+                let work = work as Handle;
+                driver!(self.cuGraphAddChildGraphNode(
+                    &raw mut node,
+                    graph,
+                    waits_for,
+                    count,
+                    work
+                ))?;
+            } else {
+                let mut pointers = launch.args.pointers();
+                let params = NodeParams::new(launch, &mut pointers)?;
+                let params = &raw const params;
+                driver!(self.cuGraphAddKernelNode_v2(
+                    &raw mut node,
+                    graph,
+                    waits_for,
+                    count,
+                    params
+                ))?;
+            }
             nodes.push(node);
         }
         let mut exec: Handle = std::ptr::null_mut();
@@ -42,6 +57,21 @@ impl CudaBackend {
 }
 
 impl GraphCalls for CudaBackend {
+    unsafe fn graph_capture(
+        &self,
+        stream: RawStream,
+        code: &mut dyn FnMut(),
+    ) -> DriverResult<RawGraph> {
+        const RELAXED: c_int = 2;
+        let _bound = self.bind()?;
+        let stream = stream_handle(stream);
+        driver!(self.cuStreamBeginCapture_v2(stream, RELAXED))?;
+        code();
+        let mut graph: Handle = std::ptr::null_mut();
+        driver!(self.cuStreamEndCapture(stream, &raw mut graph))?;
+        Ok(RawGraph { graph: graph as u64, exec: 0, nodes: Box::default() })
+    }
+
     unsafe fn graph_compile(
         &self,
         nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
@@ -80,7 +110,10 @@ impl GraphCalls for CudaBackend {
     unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()> {
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        let exec = driver!(self.cuGraphExecDestroy(graph.exec as Handle));
+        let exec = match graph.exec as Handle {
+            none if none.is_null() => Ok(()),
+            exec => driver!(self.cuGraphExecDestroy(exec)),
+        };
         let graph = driver!(self.cuGraphDestroy(graph.graph as Handle));
         exec.and(graph)
     }

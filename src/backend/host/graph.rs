@@ -17,6 +17,16 @@ struct HostGraph {
 }
 
 impl GraphCalls for HostBackend {
+    unsafe fn graph_capture(
+        &self,
+        _stream: RawStream,
+        code: &mut dyn FnMut(),
+    ) -> DriverResult<RawGraph> {
+        self.shared.healthy("graph_capture")?;
+        code();
+        Ok(RawGraph { graph: 0, exec: 0, nodes: Box::default() })
+    }
+
     unsafe fn graph_compile(
         &self,
         nodes: &mut dyn ExactSizeIterator<Item = NodeLaunch<'_>>,
@@ -62,6 +72,9 @@ impl GraphCalls for HostBackend {
 
     unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()> {
         permitted("graph_destroy")?;
+        if graph.exec == 0 {
+            return Ok(());
+        }
         // SAFETY: `graph_compile` made it, and nobody uses it any more.
         drop(unsafe { Box::from_raw(graph.exec as *mut HostGraph) });
         Ok(())
