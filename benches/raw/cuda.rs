@@ -186,18 +186,18 @@ impl Seat {
         Seat { stream, host: host.cast(), device, len }
     }
 
-    /// Copies floats up, multiplies them, copies them down and blocks the thread until that is done;
+    /// Copies floats up, multiplies them by one factor after the other, copies them down and blocks the thread until that is done;
     /// in device memory of its own, or in some that is allocated and freed in stream order.
     ///
     /// # Panics
     /// If `values` are not as many as the seat is for.
-    pub(crate) fn scale(&mut self, factor: f32, values: &[u8], memory: Memory) -> Vec<u8> {
+    pub(crate) fn scale(&mut self, factors: &[f32], values: &[u8], memory: Memory) -> Vec<u8> {
         let bytes = 4 * self.len;
         assert_eq!(values.len(), bytes);
         let host = self.host.cast::<u8>();
         // SAFETY: `host` has so many bytes, and nothing uses them: each call waits for its copies.
         unsafe { host.copy_from_nonoverlapping(values.as_ptr(), bytes) };
-        self.round_trip(factor, memory);
+        self.round_trip(factors, memory);
         self.stream.synchronize();
         // SAFETY: the copy down has ended, and what it wrote lasts until the next call.
         unsafe { std::slice::from_raw_parts(host, bytes) }.to_vec()
@@ -205,12 +205,12 @@ impl Seat {
 
     /// Puts a round trip of what the pinned memory has on the stream, and the event behind it.
     pub(crate) fn start(&mut self, factor: f32, event: &RawEvent) {
-        self.round_trip(factor, Memory::Ready);
+        self.round_trip(&[factor], Memory::Ready);
         self.stream.record(event);
     }
 
-    /// The copy up, the kernel, the copy down.
-    fn round_trip(&mut self, mut factor: f32, memory: Memory) {
+    /// The copy up, the kernels, the copy down.
+    fn round_trip(&mut self, factors: &[f32], memory: Memory) {
         let (bytes, raw, stream) = (4 * self.len, self.stream.raw, self.stream.stream);
         raw.context.bind_to_thread().expect("the context is alive");
         let host = self.host.cast::<u8>();
@@ -222,14 +222,16 @@ impl Seat {
         // SAFETY: both ends have so many bytes and live until the stream is synchronized.
         ok(unsafe { sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes, stream) });
         let mut len = self.len as u64;
-        let mut args: [*mut c_void; 3] =
-            [(&raw mut factor).cast(), (&raw mut device).cast(), (&raw mut len).cast()];
         let blocks = u32::try_from(self.len.div_ceil(256)).expect("a grid");
-        let (args, none) = (args.as_mut_ptr(), std::ptr::null_mut());
-        // SAFETY: the kernel takes a float, an address and a length, which the call copies.
-        ok(unsafe {
-            sys::cuLaunchKernel(raw.scale, blocks, 1, 1, 256, 1, 1, 0, stream, args, none)
-        });
+        for mut factor in factors.iter().copied() {
+            let mut args: [*mut c_void; 3] =
+                [(&raw mut factor).cast(), (&raw mut device).cast(), (&raw mut len).cast()];
+            let (args, none) = (args.as_mut_ptr(), std::ptr::null_mut());
+            // SAFETY: the kernel takes a float, an address and a length, which the call copies.
+            ok(unsafe {
+                sys::cuLaunchKernel(raw.scale, blocks, 1, 1, 256, 1, 1, 0, stream, args, none)
+            });
+        }
         // SAFETY: as for the copy up.
         ok(unsafe { sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes, stream) });
         if memory == Memory::Fresh {
