@@ -36,6 +36,8 @@ OPTIONS = ["--std=c++03", "--fmad=false", "--ftz=false"]
 ARCHITECTURE = "compute_60"
 # What these use is not in older GPUs: there, loading them fails and nothing else does.
 ARCHITECTURES = {"cluster_sum": "compute_90"}
+# Loaded whenever a GPU is opened: as machine code too, so that nobody waits for the driver's compiler.
+BINARIES = {name: ["sm_70", "sm_80", "sm_90"] for name in ("copy_rows", "fill_bytes")}
 
 
 class ToolError(Exception):
@@ -68,10 +70,12 @@ def main():
         failed |= not good
         print(f"[{index:>{len(str(len(sources)))}}/{len(sources)}] {path.stem}: {verdict}", flush=True)
 
-    for orphan in sorted(ptx for folder in FOLDERS for ptx in folder.glob("*.ptx")):
-        if not orphan.with_suffix(".cu").exists():
+    built = sorted(path for folder in FOLDERS for kind in ("*.ptx", "*.cubin") for path in folder.glob(kind))
+    for orphan in built:
+        source = orphan.with_name(orphan.name.split(".")[0] + ".cu")
+        if not source.exists() or (orphan.suffix == ".cubin" and source.stem not in BINARIES):
             failed = True
-            print(f"{orphan.name}: has no {orphan.stem}.cu; remove it or restore the source")
+            print(f"{orphan.name}: is not built from {source.name}; remove it or restore the source")
     if failed and check:
         print("the committed PTX is stale: run `python3 kernels/build.py` and commit the result", file=sys.stderr)
     return 1 if failed else 0
@@ -80,6 +84,14 @@ def main():
 def process(nvrtc, source_path, check):
     """Builds one kernel; returns what to print and whether all is well."""
     source = source_path.read_bytes()
+    for architecture in BINARIES.get(source_path.stem, []):
+        path = source_path.with_suffix(f".{architecture}.cubin")
+        fresh = nvrtc.compile(source_path.name, source, [f"--gpu-architecture={architecture}", *OPTIONS], "CUBIN")
+        if path.exists() and path.read_bytes() == fresh:
+            continue
+        if check:
+            return f"STALE: {path.name} differs from a fresh build", False
+        write(path, fresh)
     digest = hashlib.sha256(source).hexdigest()
     ptx_path = source_path.with_suffix(".ptx")
     old = ptx_path.read_bytes() if ptx_path.exists() else None
@@ -87,9 +99,7 @@ def process(nvrtc, source_path, check):
     if old == fresh:
         return "unchanged", True
     if not check:
-        partial = ptx_path.with_name(ptx_path.name + ".partial")
-        partial.write_bytes(fresh)
-        os.replace(partial, ptx_path)
+        write(ptx_path, fresh)
         return f"written ({len(fresh)} bytes)", True
     if old is None:
         return f"STALE: {ptx_path.name} is missing", False
@@ -97,6 +107,12 @@ def process(nvrtc, source_path, check):
     if first_line != f"// source-sha256: {digest}":
         return f"STALE: its first line is `{first_line}`, but the source's hash is {digest}", False
     return "STALE: the source's hash is right, but a fresh build differs", False
+
+
+def write(path, contents):
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(contents)
+    os.replace(partial, path)
 
 
 def build(nvrtc, name, source, digest):
@@ -151,14 +167,17 @@ class Nvrtc:
         if status != 0:
             raise ToolError(f"{function}: {self.lib.nvrtcGetErrorString(status).decode()} ({status})")
 
-    def text(self, program, what):
+    def get(self, program, what):
         size = ctypes.c_size_t()
         self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(max(size.value, 1))
         self.call(f"nvrtcGet{what}", program, buffer)
-        return buffer.value.decode("utf-8", "replace")
+        return buffer.raw[: size.value]
 
-    def compile(self, name, source, options):
+    def text(self, program, what):
+        return self.get(program, what).rstrip(b"\0").decode("utf-8", "replace")
+
+    def compile(self, name, source, options, what="PTX"):
         program = ctypes.c_void_p()
         self.call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), 0, None, None)
         try:
@@ -170,7 +189,7 @@ class Nvrtc:
                 raise KernelError(f"{name}: {reason} ({status}); the compiler's log:\n{log}")
             if log:
                 print(log, file=sys.stderr)
-            return self.text(program, "PTX")
+            return self.text(program, what) if what == "PTX" else self.get(program, what)
         finally:
             self.call("nvrtcDestroyProgram", ctypes.byref(program))
 

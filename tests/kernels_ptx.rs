@@ -36,6 +36,19 @@ fn every_ptx_has_a_kernel_source() {
     );
 }
 
+/// What is loaded when a GPU is opened is machine code as well.
+#[test]
+fn every_binary_holds_its_kernel() {
+    for kernel in ["copy_rows", "fill_bytes"] {
+        for architecture in ["sm_70", "sm_80", "sm_90"] {
+            let binary = read(&format!("kernels/{kernel}.{architecture}"), "cubin");
+            let name = format!(".text.{kernel}\0");
+            let found = binary.windows(name.len()).any(|part| part == name.as_bytes());
+            assert!(found, "{kernel}.{architecture}.cubin has no {name}; {REBUILD}");
+        }
+    }
+}
+
 #[test]
 fn every_ptx_was_built_from_the_source_beside_it() {
     fail_with(stems("cu").iter().filter_map(|stem| {

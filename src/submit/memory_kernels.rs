@@ -9,7 +9,8 @@
 //! | CUDA, they do not | end the list; a graph refuses them |
 //! | host | are launches of the twins |
 //!
-//! Loaded when the device is opened: later, loading waits for everything that runs.
+//! Loaded when the device is opened: later, loading waits for everything that runs. As machine code where that is at hand: the
+//! driver's compiler would make the first device of a machine wait for a tenth of a second.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -52,12 +53,24 @@ impl MemoryKernels {
             let fill = MemoryKernel::load(
                 engine,
                 ("fill", Arc::new(twin::fill)),
-                ("fill_bytes", include_str!("../../kernels/fill_bytes.ptx")),
+                "fill_bytes",
+                [
+                    include_bytes!("../../kernels/fill_bytes.sm_70.cubin"),
+                    include_bytes!("../../kernels/fill_bytes.sm_80.cubin"),
+                    include_bytes!("../../kernels/fill_bytes.sm_90.cubin"),
+                    include_bytes!("../../kernels/fill_bytes.ptx"),
+                ],
             );
             let copy = MemoryKernel::load(
                 engine,
                 ("copy", Arc::new(twin::copy)),
-                ("copy_rows", include_str!("../../kernels/copy_rows.ptx")),
+                "copy_rows",
+                [
+                    include_bytes!("../../kernels/copy_rows.sm_70.cubin"),
+                    include_bytes!("../../kernels/copy_rows.sm_80.cubin"),
+                    include_bytes!("../../kernels/copy_rows.sm_90.cubin"),
+                    include_bytes!("../../kernels/copy_rows.ptx"),
+                ],
             );
             Ok::<_, Infallible>(MemoryKernels { fill, copy })
         };
@@ -72,13 +85,14 @@ impl MemoryKernel {
     fn load(
         engine: &Arc<Engine>,
         (name, twin): (&str, HostTwin),
-        (entry, ptx): (&str, &str),
+        entry: &str,
+        images: Images,
     ) -> Option<Arc<MemoryKernel>> {
         let name = Arc::from(name);
         let (function, module) = match engine.backend.kind() {
             DeviceKind::Host => (Function::Host(twin, Arc::clone(&name)), None),
             DeviceKind::Cuda => {
-                let loaded = load(engine, entry, ptx);
+                let loaded = load(engine, entry, images);
                 let told = |code| {
                     let error = engine.refused(code);
                     tracing::warn!(device = engine.label(), %error, "fills and copies will end the lists of replayed batches");
@@ -101,8 +115,23 @@ impl MemoryKernel {
     }
 }
 
-fn load(engine: &Engine, entry: &str, ptx: &str) -> DriverResult<(Function, RawModule)> {
-    let image = [ptx.as_bytes(), b"\0"].concat();
+/// Machine code for compute capabilities 7, 8 and 9, and PTX for all.
+type Images = [&'static [u8]; 4];
+
+fn load(engine: &Engine, entry: &str, images: Images) -> DriverResult<(Function, RawModule)> {
+    let [volta, ampere, hopper, ptx] = images;
+    let code = match engine.backend.limits().compute_capability.0 {
+        7 => volta,
+        8 => ampere,
+        9 => hopper,
+        _ => return load_image(engine, entry, ptx),
+    };
+    load_image(engine, entry, code).or_else(|_| load_image(engine, entry, ptx))
+}
+
+fn load_image(engine: &Engine, entry: &str, image: &[u8]) -> DriverResult<(Function, RawModule)> {
+    // PTX ends with a zero; and the driver reads machine code as words.
+    let image = [image, b"\0"].concat();
     let module = engine.backend.load(&image, &mut String::new())?;
     // SAFETY: the module was loaded just now, and whoever gets the function keeps it.
     let function = unsafe { engine.backend.function(module, entry) };

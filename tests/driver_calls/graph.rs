@@ -126,8 +126,9 @@ fn a_graph_goes_with_its_streams() {
 fn a_device_without_its_own_kernels() {
     async_under_the_stand_in(async |driver| {
         for (call, nth, fills) in [
-            ("cuModuleLoadDataEx", 1, false),
-            ("cuModuleLoadDataEx", 2, true),
+            // The stand-in loads no machine code: then PTX.
+            ("cuModuleLoadDataEx", 2, false),
+            ("cuModuleLoadDataEx", 4, true),
             ("cuModuleGetFunction", 1, false),
             ("cuModuleGetFunction", 9, true),
         ] {
