@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use futures::executor::block_on;
-use gpu_await::{Device, DeviceKind, RawQueue, RawSlice, Result, Uses, kernels, testing};
+use gpu_await::{
+    Device, DeviceKind, InOut, RawQueue, RawSlice, Region, Result, Uses, kernels, testing,
+};
 
 const BYTES: usize = 4096;
 const WORKERS: usize = 4;
@@ -216,6 +218,44 @@ fn a_capture_elsewhere_survives_other_libraries() {
                 block_on(stream.download(&adopted))?.iter().all(|byte| *byte == round),
                 "{worker}"
             );
+        }
+        Ok(())
+    });
+}
+
+/// Graphs are compiled, set and launched, and others' work is captured, while another thread captures.
+#[test]
+fn a_capture_elsewhere_survives_graphs() {
+    type Slots = (InOut<f32>, f32);
+    beside(|device, worker| {
+        let stream = device.stream()?;
+        let scale = kernels::scale::load_blocking(device)?;
+        let graph = device.graph::<Slots, _, _>(scale.clone(), |q, scale, (mut x, a)| {
+            let mut t = q.full(x.len(), a)?;
+            scale.launch(q, 2.0, &mut t)?;
+            let uses = Uses::new("theirs").reads(&t).writes(&mut x).can_be_captured();
+            let call = |queue: &RawQueue<'_>, (t, x): (RawSlice<f32>, RawSlice<f32>)| {
+                let (to, bytes) = (x.address(), x.size_bytes());
+                let handle = queue.stream() as sys::CUstream;
+                // SAFETY: live ranges of that length, on a live stream.
+                let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, t.address(), bytes, handle) };
+                if code == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("{code:?}")) }
+            };
+            // SAFETY: it copies between what is declared, and may be repeated.
+            unsafe { q.enqueue(uses, call) }?;
+            scale.launch(q, 3.0, &mut x)
+        });
+        let mut region = Region::new();
+        let mut x = stream.zeros::<f32>(100).queued()?;
+        for round in 0..60 {
+            let a = (round / 3) as f32;
+            graph.launch(&stream, (&mut x, a)).queued()?;
+            let replayed = stream.replay(&mut region, |q| {
+                scale.launch(q, 0.5, &mut x)?;
+                (0..round % 3).try_for_each(|_| scale.launch(q, 1.0, &mut x))
+            });
+            block_on(replayed)?;
+            assert_eq!(block_on(stream.download(&x))?, [3.0 * a; 100], "{worker}, {round}");
         }
         Ok(())
     });

@@ -82,6 +82,7 @@ impl Stream {
     /// - Host memory that the work touches is lent, or outlives the work; after the loss of the device
     ///   nobody knows when that is.
     /// - [Kept](Uses::keeps) values may be dropped on another thread, with no context current.
+    /// - If `uses` says that the work [can be captured](Uses::can_be_captured), what is said there holds of it.
     #[track_caller]
     pub unsafe fn enqueue<P, R: Send + 'static, E>(
         &self,
@@ -123,8 +124,11 @@ impl Queue<'_> {
     /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns at once what `call` returned:
     /// the work may not have begun.
     ///
+    /// In the closure of a [`Graph`](crate::Graph) the work is captured instead.
+    ///
     /// # Errors
-    /// As [`Stream::enqueue`].
+    /// As [`Stream::enqueue`]; in the closure of a graph [`ErrorDetail::NotInGraph`](crate::ErrorDetail::NotInGraph), unless the work
+    /// [can be captured](Uses::can_be_captured) and is [lent](Uses::lends) nothing.
     ///
     /// # Panics
     /// If `call` does.
