@@ -26,8 +26,8 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::LaunchOn;
 use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
-use crate::runtime::stream_state::StreamState;
-use crate::submit::{Footprint, wrong_device};
+use crate::runtime::stream_state::StreamHandle;
+use crate::submit::{Footprint, Kept, wrong_device};
 use crate::thread::role;
 use instance::Instance;
 use slots::{GraphArgs, GraphSlots, Passed};
@@ -53,7 +53,8 @@ use slots::{GraphArgs, GraphSlots, Passed};
 ///
 /// # Ownership
 /// A graph owns its state (kernels, weights), which nobody changes, and keeps memory that the closure made, for each stream by
-/// itself; nothing that is passed to a launch. Dropped in flight, all of that stays until the launches are complete.
+/// itself; nothing that is passed to a launch. Dropped in flight, all of that stays until the launches are complete, and is then dropped
+/// by a thread of this crate.
 ///
 /// # Examples
 /// ```
@@ -76,6 +77,8 @@ use slots::{GraphArgs, GraphSlots, Passed};
 /// ```
 pub struct Graph<S: GraphSlots> {
     definition: Arc<dyn Draw<S>>,
+    /// The same.
+    kept: Kept,
     engine: Arc<Engine>,
     instances: Arc<Mutex<Vec<OnOneStream>>>,
     /// Never held over a driver call.
@@ -84,8 +87,17 @@ pub struct Graph<S: GraphSlots> {
 
 /// What a stream has of the graph.
 struct OnOneStream {
-    stream: Weak<StreamState>,
+    stream: Weak<StreamHandle>,
     instance: Arc<Mutex<Instance>>,
+}
+
+impl OnOneStream {
+    /// Whether nobody has the stream, but for memory of this.
+    fn is_gone(&self) -> bool {
+        let handles = |instance: &Instance| instance.handles_of(self.stream.as_ptr());
+        let own = self.instance.try_lock().map(|instance| handles(&instance));
+        own.is_some_and(|own| self.stream.strong_count() <= own)
+    }
 }
 
 /// Writes a graph's list.
@@ -120,8 +132,9 @@ impl Device {
     /// compiled: it gets the queue, `state`, which the graph owns, and what was passed for each slot, so that nothing that it
     /// computes with changes behind its back.
     ///
-    /// On the queue there are launches, and `empty`, whose memory the graph keeps. Everything else is
-    /// [`ErrorDetail::NotInGraph`].
+    /// On the queue there are launches, fills and copies within the device, fresh memory, which the graph keeps, and work that [can be
+    /// captured](crate::Uses::can_be_captured). Everything else is [`ErrorDetail::NotInGraph`]. What the closure puts on a stream beside its
+    /// queue is no part of the graph: it runs in front of the whole launch, and only when the closure runs.
     pub fn graph<S, State, F>(&self, state: State, closure: F) -> Graph<S>
     where
         S: GraphSlots,
@@ -136,7 +149,7 @@ impl Device {
         }
         let definition = Arc::new(Definition { state, closure });
         let (engine, instances, report) = (self.engine().clone(), Arc::default(), Arc::default());
-        Graph { definition, engine, instances, report }
+        Graph { kept: definition.clone(), definition, engine, instances, report }
     }
 }
 
@@ -154,6 +167,9 @@ impl<S: GraphSlots> Graph<S> {
     /// The first error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read, and that nobody wrote or
     /// whose producer failed; [`ErrorDetail::WrongDevice`]; a lost or closed device. What is passed for an `InOut` or `Out` counts as
     /// failed then. A graph that the driver does not compile is launched one operation after the other ([`report`](Self::report)).
+    ///
+    /// # Panics
+    /// If the closure does; nothing is launched then, and what was passed stays as it was.
     ///
     /// # Source
     /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
@@ -192,7 +208,7 @@ impl<S: GraphSlots> Graph<S> {
         if queue.is_drawing() {
             return Err(poisoned(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
-        let instance = self.instance(queue.stream());
+        let instance = self.instance(queue.handle());
         {
             let mut instance = instance.lock();
             if instance.is_drawn_for(&passed) {
@@ -219,19 +235,19 @@ impl<S: GraphSlots> Graph<S> {
         passed: &Passed<'_>,
     ) -> Result<()> {
         let mut report = Report::default();
-        let submitted = instance.submit(queue, passed, &mut report);
+        let submitted = instance.submit(queue, passed, &self.kept, &mut report);
         self.report.lock().add(&report);
         submitted
     }
 
     /// What the stream has of it. What streams had that are gone goes.
-    fn instance(&self, stream: &Arc<StreamState>) -> Arc<Mutex<Instance>> {
+    fn instance(&self, stream: &Arc<StreamHandle>) -> Arc<Mutex<Instance>> {
         let mut instances = self.instances.lock();
         let is_its = |on: &&OnOneStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
         if let Some(known) = instances.iter().find(is_its) {
             return known.instance.clone();
         }
-        let gone = instances.extract_if(.., |on| on.stream.strong_count() == 0);
+        let gone = instances.extract_if(.., |on| on.is_gone());
         let gone: Vec<OnOneStream> = gone.collect();
         let instance = Arc::default();
         instances
@@ -254,6 +270,7 @@ impl<S: GraphSlots> Clone for Graph<S> {
     fn clone(&self) -> Self {
         Graph {
             definition: self.definition.clone(),
+            kept: self.kept.clone(),
             engine: self.engine.clone(),
             instances: self.instances.clone(),
             report: self.report.clone(),

@@ -44,7 +44,7 @@ pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wr
 pub(crate) use self::edges::Edge;
 pub use self::enqueue::{Append, RawQueue, Uses};
 pub(crate) use self::footprint::Footprint;
-pub(crate) use self::graph::CompiledGraph;
+pub(crate) use self::graph::{CompiledGraph, Kept};
 pub(crate) use self::list::{List, Node, Touched, Written, draw, submit_in_front, submit_listed};
 pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;

@@ -452,6 +452,70 @@ async fn a_graph_goes_while_it_runs() -> Result<()> {
     Ok(())
 }
 
+/// Its memory keeps no stream open that nobody else has.
+#[tokio::test]
+async fn streams_that_go_take_what_they_had() -> Result<()> {
+    const STREAMS: usize = 40;
+    let device = testing::device();
+    let kept = device.stream()?;
+    let graph = device.graph::<(InOut<f32>,), _, _>((), |q, (), (mut y,)| {
+        let (a, b) = (q.full(LEN, 5.0f32)?, q.zeros::<f32>(LEN)?);
+        drop(b);
+        q.copy(&a, &mut y)
+    });
+    let mut y = kept.full(LEN, 0.0f32).queued()?;
+    for _ in 0..STREAMS {
+        graph.launch(&kept, (&mut y,)).queued()?;
+        let stream = device.stream()?;
+        graph.launch(&stream, (&mut y,)).await?;
+    }
+    assert_eq!(kept.download(&y).await?, [5.0; LEN]);
+    // Those of the last go when another one comes.
+    eventually("they go", || {
+        let stream = device.stream().unwrap();
+        graph.launch(&stream, (&mut y,)).synchronize().unwrap();
+        let stats = device.stats();
+        stats.graphs <= 4 && stats.streams <= 6 && stats.allocations <= 12
+    });
+    Ok(())
+}
+
+/// The state may be what keeps something else that the launches use.
+#[tokio::test]
+async fn the_state_stays_until_the_launches_are_complete() -> Result<()> {
+    struct State(std::sync::mpsc::Sender<()>, kernels::fill);
+    impl Drop for State {
+        fn drop(&mut self) {
+            self.0.send(()).ok();
+            panic!("in the state's drop");
+        }
+    }
+    for refused in [false, true] {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream()?;
+        let (dropped, is_dropped) = std::sync::mpsc::channel();
+        let state = State(dropped, kernels::fill::load(&device).await?);
+        let graph = device.graph::<(InOut<f32>,), _, _>(Mutex::new(state), |q, state, (mut y,)| {
+            state.lock().unwrap().1.launch(q, 1.0, &mut y)
+        });
+        let mut y = stream.full(LEN, 0.0f32).queued()?;
+        if refused {
+            handle.fail_nth(gpu_await::testing::DriverCall::GraphCompile, 1, ErrorKind::Driver);
+        }
+        graph.launch(&stream, (&mut y,)).await?;
+        let gate = Gate::close(&stream)?;
+        let op = graph.launch(&stream, (&mut y,)).submitted()?;
+        drop(graph);
+        stream.wait(&stream).queued()?;
+        assert!(is_dropped.try_recv().is_err(), "a launch is under way");
+        gate.open();
+        op.await?;
+        is_dropped.recv_timeout(SOON).expect("it goes");
+    }
+    Ok(())
+}
+
 /// Where nothing may be submitted, and no driver call made.
 #[tokio::test]
 async fn a_graph_is_dropped_by_a_host_function() -> Result<()> {

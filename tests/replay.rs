@@ -506,6 +506,32 @@ async fn temporaries_are_no_operations() -> Result<()> {
     Ok(())
 }
 
+/// What only the list keeps is there again behind it: what fits a batch fits a replayed one.
+#[tokio::test]
+async fn a_limit_of_memory_ends_a_list() -> Result<()> {
+    const PART: usize = 600 << 10;
+    let device = Device::builder().memory_limit_bytes(1 << 20).host();
+    let stream = device.stream()?;
+    let mut region = Region::new();
+    for round in 0..4_u8 {
+        let op = stream.replay(&mut region, |q| {
+            let mut sum = q.zeros::<u8>(4)?;
+            for part in 1..=3 {
+                let fresh = q.full(PART, part * round)?;
+                q.copy(&fresh.slice(..4)?, &mut sum)?;
+            }
+            q.download(&sum)
+        });
+        assert_eq!(op.await?, [3 * round; 4]);
+        let told = region.last_run()[0].to_string();
+        assert!(told.contains("ended by full at"), "{told}");
+    }
+    // What does not fit at all is an error as in a batch.
+    let error = stream.replay(&mut region, |q| q.full(2 << 20, 1_u8).map(drop)).await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::OutOfMemory { .. }), "{error}");
+    Ok(())
+}
+
 /// On a host device what does not wait for each other runs in the reverse order.
 #[tokio::test]
 async fn a_barrier_is_an_order_without_data() -> Result<()> {

@@ -103,14 +103,30 @@ impl<'s> Queue<'s> {
         Ok(made)
     }
 
-    /// Allocates, and runs `write` on the fresh memory. If the driver refuses what fits, it tries once
-    /// more: with memory taken over from who gave it up, and what the pool holds unused given back.
+    /// Allocates, and runs `write` on the fresh memory. Where there is none left, what is written down is submitted: the memory that
+    /// only that keeps is there again behind it.
     pub(super) fn make<'a, T: Element>(
         &self,
         footprint: impl Fn() -> Footprint<'a>,
         len: usize,
         written: bool,
         write: impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
+    ) -> Result<DeviceBuffer<T>, SubmitError> {
+        let made = self.make_once(&footprint, len, written, &write);
+        if made.as_ref().is_err_and(is_short) && self.end_list(&footprint()) {
+            return self.make_once(&footprint, len, written, &write);
+        }
+        made
+    }
+
+    /// If the driver refuses what fits, it tries once more: with memory taken over from who gave it up, and what the pool holds
+    /// unused given back.
+    fn make_once<'a, T: Element>(
+        &self,
+        footprint: &impl Fn() -> Footprint<'a>,
+        len: usize,
+        written: bool,
+        write: &impl Fn(&Raw<'_>, DevicePtr, u64) -> std::result::Result<(), Refusal>,
     ) -> Result<DeviceBuffer<T>, SubmitError> {
         role::check("submitting work")?;
         let bytes = bytes_of::<T>(len)? as u64;
@@ -137,8 +153,6 @@ impl<'s> Queue<'s> {
             })?;
             Ok::<_, SubmitError>((op, ticket))
         };
-        let is_short =
-            |failed: &SubmitError| matches!(failed.error.detail(), ErrorDetail::OutOfMemory { .. });
         let mut made = attempt(&mut claim);
         let mut again = made.as_ref().is_err_and(is_short);
         let mut backoff = Backoff::default();
@@ -187,4 +201,8 @@ impl<'s> Queue<'s> {
         head.copy_from_slice(source);
         Ok(Pattern { bytes, len: source.len() })
     }
+}
+
+fn is_short(failed: &SubmitError) -> bool {
+    matches!(failed.error.detail(), ErrorDetail::OutOfMemory { .. })
 }

@@ -145,6 +145,15 @@ impl<'s> Queue<'s> {
         Ok(())
     }
 
+    /// Submits what is written down of a replayed batch, if anything is: an operation cannot be in front of it.
+    #[cold]
+    pub(super) fn end_list(&self, footprint: &Footprint<'_>) -> bool {
+        let Some(Writer::Replay(run)) = self.writer else { return false };
+        let was_open = run.is_open();
+        run.submit(|| Some(site(footprint, self.at.get())));
+        was_open
+    }
+
     /// Captures work of another library for the list of the graph.
     #[cold]
     pub(crate) fn draw_captured(

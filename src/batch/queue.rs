@@ -76,6 +76,10 @@ impl<'s> Queue<'s> {
         self.stream
     }
 
+    pub(crate) fn handle(&self) -> &'s Arc<StreamHandle> {
+        self.stream
+    }
+
     /// Turns what the closure of a batch returned into its future.
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {

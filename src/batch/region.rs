@@ -177,7 +177,7 @@ impl ListSlot {
         }
         let raw = Raw::of(turn);
         let Some(graph) = &mut self.graph else {
-            let compiled = raw.compile(list.nodes(), list.edges(), list.code());
+            let compiled = raw.compile(list.nodes(), list.edges(), list.code(), None);
             self.remember(list);
             return match compiled {
                 Ok(graph) => {

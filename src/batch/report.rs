@@ -22,7 +22,7 @@ pub struct Report {
     pub compiled: u64,
     /// Launched one by one: of a shape that did not come before.
     pub plain: u64,
-    /// Launched one by one, in the middle: another thread used the stream or waited for their work.
+    /// Launched one by one, in the middle: something else used the stream, or waited for their work.
     pub interrupted: u64,
     /// Compilations and changes that the driver refused.
     pub refused: u64,
@@ -58,7 +58,7 @@ pub enum ListOutcome {
     Differs(OpSite),
     /// Launched one by one: it has fewer launches than in the last run, which begin as those did.
     Shorter,
-    /// Launched one by one, in the middle: another thread used the stream or waited for its work.
+    /// Launched one by one, in the middle: something else used the stream, or waited for its work.
     Interrupted,
     /// Launched one by one: the driver refused to compile it or to set its nodes.
     Refused,

@@ -12,6 +12,7 @@
 //! 2. It keeps the memory that the graph owns, and none that was passed (`what_was_passed_is_not_kept`).
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ use crate::error::Result;
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::hazard::Mode;
 use crate::memory::view::Span;
-use crate::submit::{CompiledGraph, Footprint, List, Node, Raw, Refusal, Summary, Touched};
+use crate::runtime::stream_state::StreamHandle;
+use crate::submit::{CompiledGraph, Footprint, Kept, List, Node, Raw, Refusal, Summary, Touched};
 
 #[derive(Default)]
 pub(super) struct Instance {
@@ -67,6 +69,16 @@ impl Instance {
         while self.uses.pop().is_some() {}
     }
 
+    /// How many handles of a stream its memory has.
+    pub(super) fn handles_of(&self, stream: *const StreamHandle) -> usize {
+        let kept = self.uses.iter().filter_map(|used| match &used.whose {
+            Whose::Kept(kept) => Some(kept.memory()),
+            Whose::Passed(_) => None,
+        });
+        let on_it = kept.filter(|memory| memory.keeps_open(stream)).map(Arc::as_ptr);
+        on_it.collect::<HashSet<_>>().len()
+    }
+
     /// Takes over what the closure wrote for these arguments.
     pub(super) fn redraw(&mut self, mut list: List, passed: &Passed<'_>) {
         self.uses = summarized(list.take_touched(), passed);
@@ -98,6 +110,7 @@ impl Instance {
         &mut self,
         queue: &Queue<'_>,
         passed: &Passed<'_>,
+        state: &Kept,
         report: &mut Report,
     ) -> Result<()> {
         let Instance { list, uses, compiled, to_set, is_refused, .. } = self;
@@ -120,8 +133,13 @@ impl Instance {
         if compiled.is_none() {
             footprint.may_block();
         }
+        if *is_refused {
+            // What is compiled keeps it.
+            footprint.keeps(Box::new(state.clone()));
+        }
         queue.submit(&mut footprint, commands, |raw| {
-            prepare(raw, list, compiled, to_set, is_refused, report)?;
+            let compile = || raw.compile(list.nodes(), list.edges(), list.code(), Some(state));
+            prepare(raw, list, compile, (&mut *compiled, to_set, is_refused), report)?;
             match compiled {
                 Some(graph) => raw.launch_graph(graph)?,
                 None => list.launch_each(raw)?,
@@ -136,14 +154,13 @@ impl Instance {
 fn prepare(
     raw: &Raw<'_>,
     list: &List,
-    compiled: &mut Option<CompiledGraph>,
-    to_set: &mut Vec<usize>,
-    is_refused: &mut bool,
+    compile: impl Fn() -> DriverResult<CompiledGraph>,
+    (compiled, to_set, is_refused): (&mut Option<CompiledGraph>, &mut Vec<usize>, &mut bool),
     report: &mut Report,
 ) -> DriverResult<()> {
     match compiled {
         None if *is_refused => report.plain += 1,
-        None => match raw.compile(list.nodes(), list.edges(), list.code()) {
+        None => match compile() {
             Ok(graph) => {
                 report.compiled += 1;
                 *compiled = Some(graph);
@@ -167,9 +184,8 @@ fn prepare(
                 *compiled = None;
                 if list.has_captured() {
                     to_set.clear();
-                    let graph = raw.compile(list.nodes(), list.edges(), list.code())?;
+                    *compiled = Some(compile()?);
                     report.compiled += 1;
-                    *compiled = Some(graph);
                 }
             }
         }

@@ -109,6 +109,11 @@ impl Allocation {
         Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, content))
     }
 
+    /// Whether it keeps that stream open, on which it will be freed.
+    pub(crate) fn keeps_open(&self, stream: *const StreamHandle) -> bool {
+        matches!(&self.backing, Backing::Pool { home, .. } if std::ptr::eq(Arc::as_ptr(home), stream))
+    }
+
     /// Memory of somebody else's that the backend adopted, behind `writer`.
     pub(crate) fn foreign(
         engine: &Arc<Engine>,

@@ -100,7 +100,7 @@ impl Edges {
 
     fn access(&mut self, range: Range<u64>, writes: bool) {
         let (node, before) = (self.nodes, &mut self.before);
-        self.stretches.change(range, |users| {
+        self.stretches.change(range.clone(), |users| {
             if !writes {
                 before.extend(users.writer);
                 if users.readers.last() != Some(&node) && users.writer != Some(node) {
@@ -114,9 +114,12 @@ impl Edges {
             if before.len() == known {
                 before.extend(users.writer);
             }
-            users.readers.clear();
-            users.writer = Some(node);
         });
+        if writes {
+            // One stretch again, whatever cut it.
+            let writer = Some(node);
+            self.stretches.cover(&range, Users { writer, readers: SmallVec::new() });
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! | uncertain: a setter failed | being dropped |
 //! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, the driver's part is left where it is |
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,12 +20,16 @@ use crate::runtime::{Engine, Point};
 use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
 
+/// A user's values, which stay until the last launch is complete.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+
 pub(crate) struct CompiledGraph {
     engine: Arc<Engine>,
     /// `None` only inside `drop`.
     raw: Option<RawGraph>,
     /// Its kernels.
     code: Vec<Arc<dyn KernelCode>>,
+    keeps: Option<Kept>,
     /// Its last launch.
     last: Option<Point>,
 }
@@ -42,6 +47,7 @@ impl Raw<'_> {
         nodes: &[Node],
         edges: &[(u32, u32)],
         code: &[Arc<dyn KernelCode>],
+        keeps: Option<&Kept>,
     ) -> DriverResult<CompiledGraph> {
         let mut launches = nodes.iter().map(Node::launch);
         // SAFETY: nothing is launched. The code is kept by the graph.
@@ -49,7 +55,8 @@ impl Raw<'_> {
         let engine = self.stream.engine().clone();
         // ORDERING: Relaxed, here and below: a statistic.
         engine.counters.graphs.fetch_add(1, Ordering::Relaxed);
-        Ok(CompiledGraph { engine, raw: Some(raw), code: code.to_vec(), last: None })
+        let (code, keeps) = (code.to_vec(), keeps.cloned());
+        Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, last: None })
     }
 
     /// Gives nodes of a graph of this stream, by their numbers, the launches of a list's.
@@ -103,7 +110,7 @@ impl Drop for CompiledGraph {
         self.engine.counters.graphs.fetch_sub(1, Ordering::Relaxed);
         let (engine, code) = (self.engine.clone(), std::mem::take(&mut self.code));
         let users = UserList::from_iter(self.last.take());
-        let owner = Box::new(GraphRemains { engine, raw, _code: code });
+        let owner = Box::new(GraphRemains { engine, raw, _code: code, _kept: self.keeps.take() });
         let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner };
         if exit::begun() {
             return std::mem::forget(what);
@@ -116,6 +123,7 @@ struct GraphRemains {
     engine: Arc<Engine>,
     raw: RawGraph,
     _code: Vec<Arc<dyn KernelCode>>,
+    _kept: Option<Kept>,
 }
 
 impl Drop for GraphRemains {

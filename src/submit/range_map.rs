@@ -54,6 +54,13 @@ impl<V: Clone + Default> RangeMap<V> {
         }
     }
 
+    /// Gives a range that was changed one value.
+    pub(super) fn cover(&mut self, range: &Range<u64>, value: V) {
+        let first = self.stretches.partition_point(|(stretch, _)| stretch.end <= range.start);
+        let last = self.stretches.partition_point(|(stretch, _)| stretch.start < range.end);
+        self.stretches.splice(first..last, [(range.clone(), value)]);
+    }
+
     fn split(&mut self, at: usize, border: u64) {
         let (range, value) = &mut self.stretches[at];
         let rest = (border..range.end, value.clone());
@@ -70,12 +77,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_one_value_for_each_number(changes in prop::collection::vec((0_u64..30, 0_u64..9), 0..12)) {
+        fn as_one_value_for_each_number(changes in prop::collection::vec((0_u64..30, 0_u64..9, any::<bool>()), 0..12)) {
             let mut map = RangeMap::<Vec<usize>>::default();
             let mut each = vec![Vec::new(); 40];
-            for (number, (start, len)) in changes.into_iter().enumerate() {
-                map.change(start..start + len, |value| value.push(number));
-                (start..start + len).for_each(|at| each[at as usize].push(number));
+            for (number, (start, len, covers)) in changes.into_iter().enumerate() {
+                let range = start..start + len;
+                map.change(range.clone(), |value| value.push(number));
+                range.clone().for_each(|at| each[at as usize].push(number));
+                if covers && len > 0 {
+                    map.cover(&range, vec![number]);
+                    range.for_each(|at| each[at as usize] = vec![number]);
+                }
             }
             let mut end = 0;
             for (range, value) in map.iter() {
