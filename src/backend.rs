@@ -35,6 +35,9 @@ pub(crate) use twin::{ArgBlock, HostTwin};
 
 use crate::error::{DriverCode, LossCause};
 
+/// The driver's code for what is still under way.
+pub(crate) const NOT_READY: i32 = 600;
+
 /// The result of a driver call.
 pub(crate) type DriverResult<T> = std::result::Result<T, DriverCode>;
 
@@ -186,6 +189,8 @@ pub(crate) enum Function {
     Host(HostTwin, Arc<str>),
     /// Captured work, by its graph; in graphs alone.
     Captured(u64),
+    /// The record of an event; in graphs alone.
+    Record(RawEvent),
 }
 
 /// How a kernel is launched, already validated.
@@ -193,6 +198,19 @@ pub(crate) enum Function {
 pub(crate) struct LaunchShape {
     pub(crate) grid: Grid,
     pub(crate) cooperative: bool,
+}
+
+impl LaunchShape {
+    /// Of what is no kernel.
+    pub(crate) const NONE: LaunchShape = LaunchShape {
+        grid: Grid {
+            grid_dim: [1; 3],
+            block_dim: [1; 3],
+            cluster_dim: [1; 3],
+            shared_mem_bytes: 0,
+        },
+        cooperative: false,
+    };
 }
 
 /// A pattern that a fill repeats: 1 to 16 bytes.

@@ -5,6 +5,7 @@
 //! | a mark | [`Stream::record`](crate::Stream::record) | a ticket; the marker behind it may serve others as well |
 //! | timed | [`Stream::record_timed`](crate::Stream::record_timed) | a ticket with a time stamp of the device's |
 //! | made first | [`Event::record`], again and again | either of them, the last one |
+//! | part of a graph | [`Event::record_in`], each launch | the launch's ticket, with a time stamp of its place in the graph |
 //! | interprocess | [`Event::record`], in any process that has it | the driver's own event |
 //!
 //! # Invariants
@@ -29,9 +30,10 @@ use crate::backend::{EventOptions, Query, StreamOptions};
 use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::memory::point::Track;
 use crate::op::{HostValue, Op};
+use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
-use crate::runtime::{Engine, MarkedPoint};
-use crate::submit::{Footprint, submit, wrong_device};
+use crate::runtime::{Engine, MarkedPoint, Point};
+use crate::submit::{EventNode, Footprint, submit, wrong_device};
 use crate::thread::role;
 
 /// A point of a stream that others can wait for, the host can await, and (if it is timed) time can
@@ -48,10 +50,33 @@ pub struct Event {
 /// Dropped in this order: who has the engine last takes the pool of events along.
 struct Inner {
     /// Where it was last recorded.
-    last: Mutex<Option<MarkedPoint>>,
+    last: Mutex<Option<Recorded>>,
+    /// What records it in graphs.
+    node: OnceLock<Arc<EventNode>>,
     shared: Option<Interprocess>,
     options: EventOptions,
     engine: Arc<Engine>,
+}
+
+/// A record of an event.
+#[derive(Clone)]
+pub(crate) struct Recorded {
+    at: MarkedPoint,
+    /// What knows the time.
+    time: Option<EventHandle>,
+}
+
+impl Recorded {
+    /// The point with a marker that it has to itself.
+    pub(crate) fn behind(at: MarkedPoint, timing: bool) -> Self {
+        let own = at.marker.as_ref().filter(|_| timing);
+        Recorded { time: own.map(|marker| marker.event.clone()), at }
+    }
+
+    /// In the middle of what the point is the end of.
+    pub(crate) fn in_front_of(at: Point, node: Option<&Arc<EventNode>>) -> Self {
+        Recorded { at: at.into(), time: node.map(|node| node.event().clone()) }
+    }
 }
 
 /// Of an event that several processes have.
@@ -73,9 +98,8 @@ impl Event {
     pub(crate) fn recorded(engine: &Arc<Engine>, at: MarkedPoint, timing: bool) -> Self {
         let engine = engine.clone();
         let options = EventOptions { timing, ..EventOptions::default() };
-        Event {
-            inner: Arc::new(Inner { engine, options, last: Mutex::new(Some(at)), shared: None }),
-        }
+        let (last, node) = (Mutex::new(Some(Recorded::behind(at, timing))), OnceLock::new());
+        Event { inner: Arc::new(Inner { engine, options, last, node, shared: None }) }
     }
 
     fn unrecorded(
@@ -84,8 +108,8 @@ impl Event {
         shared: Option<Arc<SharedEvent>>,
     ) -> Self {
         let shared = shared.map(|event| Interprocess { event, observer: OnceLock::new() });
-        let (engine, last) = (engine.clone(), Mutex::default());
-        Event { inner: Arc::new(Inner { engine, options, last, shared }) }
+        let (engine, last, node) = (engine.clone(), Mutex::default(), OnceLock::new());
+        Event { inner: Arc::new(Inner { engine, options, last, node, shared }) }
     }
 
     /// An event of another process.
@@ -108,7 +132,7 @@ impl Event {
             };
         }
         match self.last() {
-            Some(at) => Op::until(at.point),
+            Some(last) => Op::until(last.at.point),
             None => Op::at_points(Vec::new(), HostValue::Here(())),
         }
     }
@@ -164,8 +188,8 @@ impl Event {
             let which = if self.last().is_none() { both[0].0 } else { both[1].0 };
             return problem(which, EventProblem::Unrecorded);
         };
-        for (which, at) in [(both[0].0, &end), (both[1].0, &begin)] {
-            if !Op::until(at.point.clone()).is_complete() {
+        for (which, last) in [(both[0].0, &end), (both[1].0, &begin)] {
+            if !Op::until(last.at.point.clone()).is_complete() {
                 return problem(which, EventProblem::Incomplete);
             }
         }
@@ -173,8 +197,8 @@ impl Event {
         if other.id != engine.id {
             return Err(wrong_device("the start event", engine, other));
         }
-        match (&begin.marker, &end.marker) {
-            (Some(begin), Some(end)) => engine.elapsed(&begin.event, &end.event),
+        match (&begin.time, &end.time) {
+            (Some(begin), Some(end)) => engine.elapsed(begin, end),
             // Recorded with timing, so they are there.
             _ => problem(both[0].0, EventProblem::Untimed),
         }
@@ -202,8 +226,40 @@ impl Event {
         }
     }
 
-    fn last(&self) -> Option<MarkedPoint> {
+    fn last(&self) -> Option<Recorded> {
         self.inner.last.lock().clone()
+    }
+
+    pub(crate) fn set_last(&self, recorded: Recorded) {
+        let before = self.inner.last.lock().replace(recorded);
+        // After the lock: it may give an event back.
+        drop(before);
+    }
+
+    pub(crate) fn options(&self) -> EventOptions {
+        self.inner.options
+    }
+
+    pub(crate) fn shared(&self) -> Option<&Arc<SharedEvent>> {
+        self.inner.shared.as_ref().map(|shared| &shared.event)
+    }
+
+    pub(crate) fn check_device(&self, engine: &Engine) -> Result<()> {
+        let own = &self.inner.engine;
+        if engine.id == own.id { Ok(()) } else { Err(wrong_device("the event", engine, own)) }
+    }
+
+    /// What records it in graphs; nothing if it does not measure time.
+    pub(crate) fn node(&self) -> Result<Option<&Arc<EventNode>>> {
+        let Inner { node, engine, options, .. } = &*self.inner;
+        if !options.timing {
+            return Ok(None);
+        }
+        if let Some(node) = node.get() {
+            return Ok(Some(node));
+        }
+        let event = engine.timed_event().map_err(|code| engine.refused(code))?;
+        Ok(Some(node.get_or_init(|| EventNode::new(event))))
     }
 
     /// Makes a stream of ours wait for the driver's event: its ticket then tells.
@@ -231,7 +287,7 @@ impl Event {
         if let Some(shared) = &self.inner.shared {
             return Some(Mark::Shared(shared.event.clone()));
         }
-        self.last().map(Mark::Point)
+        self.last().map(|last| Mark::Point(last.at))
     }
 }
 
@@ -239,7 +295,7 @@ impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.inner.shared, self.last()) {
             (Some(_), _) => f.write_str("Event(interprocess)"),
-            (None, Some(MarkedPoint { point, .. })) => {
+            (None, Some(Recorded { at: MarkedPoint { point, .. }, .. })) => {
                 write!(f, "Event(ticket {} of stream {})", point.ticket, point.stream.id())
             }
             (None, None) => f.write_str("Event(never recorded)"),

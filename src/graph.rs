@@ -222,9 +222,9 @@ impl<S: GraphSlots> Graph<S> {
         let drawn = self.definition.draw(&drawing, slots);
         drawing.release_last();
         drawn.map_err(|error| poisoned(&passed, error))?;
-        let (list, _kept) = draft.finish();
+        let (list, _kept, events) = draft.finish();
         let mut instance = instance.lock();
-        instance.redraw(list, &passed);
+        instance.redraw(list, events, &passed);
         self.submit(&mut instance, queue, &passed)
     }
 

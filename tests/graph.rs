@@ -394,6 +394,39 @@ async fn a_graph_is_ordered_with_other_streams() -> Result<()> {
     Ok(())
 }
 
+/// A graph on each of two devices, launched together, with what the second needs of the first copied between them: nothing is
+/// waited for but the end.
+#[tokio::test]
+async fn graphs_of_two_devices_are_launched_together() -> Result<()> {
+    let devices = [testing::device(), testing::peer_device()];
+    let streams = [devices[0].stream()?, devices[1].stream()?];
+    let graphs = [counted(&devices[0]).0, counted(&devices[1]).0];
+    let x = streams[0].full(LEN, 1.0f32).queued()?;
+    let mut y = streams[0].full(LEN, 0.0f32).queued()?;
+    let (mut inbox, mut z) =
+        (streams[1].empty(LEN).queued()?, streams[1].full(LEN, 0.0f32).queued()?);
+    let mut wanted = (0.0, 0.0);
+    for _ in 0..10 {
+        // Slow, so that whoever does not wait reads what was there before.
+        let gate = Gate::close(&streams[0])?;
+        let first = graphs[0].launch(&streams[0], (&x, &mut y, 1.0));
+        streams[1].copy(&y, &mut inbox).queued()?;
+        let second = graphs[1].launch(&streams[1], (&inbox, &mut z, 1.0));
+        gate.open();
+        futures::try_join!(first, second)?;
+        wanted.0 = 2.0 * wanted.0 + 2.0;
+        wanted.1 = 2.0 * (wanted.1 + wanted.0);
+        assert_eq!(streams[0].download(&y).await?, [wanted.0; LEN]);
+        assert_eq!(streams[1].download(&z).await?, [wanted.1; LEN]);
+    }
+    let reports = [graphs[0].report(), graphs[1].report()];
+    assert!(
+        reports.iter().all(|report| (report.compiled, report.replayed) == (1, 9)),
+        "{reports:?}"
+    );
+    Ok(())
+}
+
 // ---- what it keeps ------------------------------------------------------------------------------
 
 #[tokio::test]

@@ -616,6 +616,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "DeviceBuilder::release_threshold_bytes",
     "DeviceBuilder::spare_bytes_per_stream",
     "DeviceBuilder::verify",
+    "DeviceBuilder::graph_limit",
     "DeviceBuilder::host_memory_bytes",
     "StreamBuilder::priority",
     "StreamBuilder::non_blocking",

@@ -44,7 +44,7 @@ pub(crate) use api::PoolOptions;
 use api::{Api, Handle};
 use cudarc::driver::CudaContext;
 
-use super::{Backend, DeviceKind, DriverResult, Limits, Query, RawEvent, RawStream};
+use super::{Backend, DeviceKind, DriverResult, Limits, NOT_READY, Query, RawEvent, RawStream};
 use crate::error::{DriverCode, ErrorDetail, Result};
 use crate::thread::exit;
 use crate::thread::role;
@@ -52,7 +52,6 @@ use crate::thread::role;
 /// A flag of `cuStreamCreate`.
 const NON_BLOCKING: u32 = 1;
 
-const NOT_READY: i32 = 600;
 const NOT_SUPPORTED: i32 = 801;
 const NOT_FOUND: i32 = 500;
 

@@ -11,7 +11,7 @@ pub(crate) struct RawGraph {
     pub(crate) nodes: Box<[u64]>,
 }
 
-/// A node: one launch, neither cooperative nor with clusters, or captured work.
+/// A node: one launch, neither cooperative nor with clusters, captured work, or the record of an event.
 #[derive(Clone, Copy)]
 pub(crate) struct NodeLaunch<'a> {
     pub(crate) function: &'a Function,

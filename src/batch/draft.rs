@@ -5,7 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::panic::Location;
 
 use crate::batch::region::Run;
-use crate::error::ErrorDetail;
+use crate::error::{ErrorDetail, Result};
+use crate::event::Event;
 use crate::memory::allocation::KeptByGraph;
 use crate::runtime::Engine;
 use crate::submit::{Footprint, KernelLaunch, List, SubmitError, Written, draw};
@@ -24,9 +25,14 @@ pub(crate) struct Draft {
     list: RefCell<List>,
     /// What the list touches: nobody gets it for other uses as long as the closure borrows it, nor after that.
     kept: RefCell<Vec<KeptByGraph>>,
+    /// What each launch of the graph records.
+    events: RefCell<Vec<Event>>,
     /// The next launch is one.
     pub(super) barrier: Cell<bool>,
 }
+
+/// A list, what keeps its memory until it is summed up, and the events in it.
+pub(crate) type Drawn = (List, Vec<KeptByGraph>, Vec<Event>);
 
 impl Draft {
     /// Writes a launch down.
@@ -36,7 +42,7 @@ impl Draft {
         footprint: &mut Footprint<'_>,
         launch: &KernelLaunch<'_>,
         at: &'static Location<'static>,
-    ) -> Result<(), SubmitError> {
+    ) -> std::result::Result<(), SubmitError> {
         if !launch.can_be_listed() || footprint.is_lent() {
             return Err(refused(footprint));
         }
@@ -45,9 +51,27 @@ impl Draft {
         draw(&mut self.list.borrow_mut(), engine, footprint, launch, written)
     }
 
-    /// The list. What is kept of its memory stays until that is dropped.
-    pub(crate) fn finish(self) -> (List, Vec<KeptByGraph>) {
-        (self.list.into_inner(), self.kept.into_inner())
+    /// Writes the record of an event down.
+    pub(super) fn record(
+        &self,
+        engine: &Engine,
+        event: &Event,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        let mut footprint = Footprint::new("record");
+        if event.shared().is_some() {
+            return Err(refused(&footprint).into());
+        }
+        if let Some(node) = event.node()? {
+            self.barrier.set(true);
+            self.write(engine, &mut footprint, &node.launch(), at)?;
+        }
+        self.events.borrow_mut().push(event.clone());
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Drawn {
+        (self.list.into_inner(), self.kept.into_inner(), self.events.into_inner())
     }
 }
 

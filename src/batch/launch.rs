@@ -11,6 +11,8 @@ use crate::batch::draft::{Draft, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
 use crate::batch::report::OpSite;
+use crate::error::Result;
+use crate::event::Event;
 use crate::submit::{
     Footprint, KernelLaunch, MemoryKernels, Raw, Recorder, Refusal, SubmitError, capture,
 };
@@ -165,6 +167,17 @@ impl<'s> Queue<'s> {
         let Some(Writer::Graph(draft)) = self.writer else { return Err(draft::refused(footprint)) };
         let work = capture(self.stream, footprint, recorder, calls)?;
         draft.write(self.stream.engine(), footprint, &work.launch(), self.at.get())
+    }
+
+    /// Writes the record of an event to the list of the graph.
+    #[cold]
+    #[track_caller]
+    pub(crate) fn draw_event(&self, event: &Event) -> Result<()> {
+        self.here();
+        match self.writer {
+            Some(Writer::Graph(draft)) => draft.record(self.stream.engine(), event, self.at.get()),
+            _ => event.record_in(self),
+        }
     }
 
     /// Submits an operation in front of what was written down, if it has nothing to do with that, and else behind it.

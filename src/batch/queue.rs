@@ -417,16 +417,19 @@ impl<'s> Queue<'s> {
     /// A lost or closed device.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
-        self.here();
-        Ok(Event::recorded(self.stream.engine(), self.mark_timed()?, true))
+        Ok(Event::recorded(self.stream.engine(), self.mark_in_queue(true)?, true))
     }
 
-    pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
+    /// The point behind everything on the queue, with an event of its own.
+    #[track_caller]
+    pub(crate) fn mark_in_queue(&self, timing: bool) -> Result<MarkedPoint> {
+        self.here();
         role::check("submitting work")?;
         let engine = self.stream.engine();
         engine.check_open()?;
-        let event = engine.timed_event().map_err(|code| engine.refused(code))?;
-        let mut footprint = Footprint::new("record_timed");
+        let event = if timing { engine.timed_event() } else { engine.event() };
+        let event = event.map_err(|code| engine.refused(code))?;
+        let mut footprint = Footprint::new(if timing { "record_timed" } else { "record" });
         footprint.records(event.clone());
         let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
         Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))

@@ -8,6 +8,7 @@
 //! | empty | is launched plainly; the slot remembers its shape | |
 //! | has a shape | the same | is compiled, and launched |
 //! | has a graph | the same; the graph goes | nodes that differ are set, and it is launched |
+//! | its graph went for another one, or found no place | the same | as one that has a shape |
 //! | a setter failed | | is launched plainly; the graph goes |
 //!
 //! A **shape** is the kernels, in order, and the edges between them, which are computed anew in each run. Arguments and launch
@@ -33,8 +34,8 @@ use crate::batch::report::{ListOutcome, ListReport, OpSite, Pictured, Report};
 use crate::error::{Error, Result};
 use crate::runtime::stream_state::{Listed, StreamHandle, StreamState, Turn};
 use crate::submit::{
-    CompiledGraph, Edge, Footprint, KernelLaunch, List, Node, Raw, Refusal, SubmitError, Written,
-    submit_in_front, submit_listed,
+    CompiledGraph, Edge, Footprint, GraphCell, KernelLaunch, List, Node, Raw, Refusal, SubmitError,
+    Written, submit_in_front, submit_listed,
 };
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
@@ -65,8 +66,11 @@ struct ListSlot {
     /// The shape of the last list, and what its nodes were.
     nodes: Vec<Remembered>,
     edges: Vec<Edge>,
-    graph: Option<CompiledGraph>,
+    graph: Option<Arc<GraphCell>>,
 }
+
+/// What became of a list: launched as its graph, or else one by one.
+type Launched = std::result::Result<ListOutcome, ListOutcome>;
 
 struct Remembered {
     /// Its address, which is only compared.
@@ -151,45 +155,73 @@ impl Region {
             slots.resize_with(number + 1, ListSlot::default);
         }
         let (slot, report) = (&mut slots[number], &mut self.report);
-        let (outcome, graph) = slot.prepared(turn, list, report);
-        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
-        match graph {
+        let new: Option<Arc<GraphCell>>;
+        let known = slot.graph.clone();
+        let mut graph = known.as_ref().and_then(|cell| cell.lock());
+        let outcome = match slot.difference(list) {
+            Some(difference) => {
+                slot.remember(list);
+                Err(difference)
+            }
+            None => match graph.as_mut().and_then(|graph| graph.as_mut()) {
+                Some(graph) => slot.set(&Raw::of(turn), graph, list, report),
+                None => {
+                    slot.remember(list);
+                    new = GraphCell::reserve(turn.stream.engine(), false);
+                    slot.graph.clone_from(&new);
+                    graph = new.as_ref().and_then(|cell| cell.lock());
+                    let place = graph.as_deref_mut();
+                    place.map_or(Err(ListOutcome::NoPlace), |place| {
+                        slot.compile(&Raw::of(turn), place, list, report)
+                    })
+                }
+            },
+        };
+        let graph = graph.as_mut().and_then(|graph| graph.as_mut()).filter(|_| outcome.is_ok());
+        let commands = match graph {
             Some(graph) => graph.launch(list, turn),
             None => {
                 report.plain += 1;
                 list.put(turn)
             }
-        }
+        };
+        let outcome = outcome.unwrap_or_else(|outcome| outcome);
+        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
+        commands
     }
 }
 
 impl ListSlot {
-    /// The graph, with the launches of the list, if its shape came before.
-    fn prepared(
+    /// Compiles the list, whose shape came before.
+    fn compile(
         &mut self,
-        turn: &Turn<'_, '_>,
+        raw: &Raw<'_>,
+        place: &mut Option<CompiledGraph>,
         list: &List,
         report: &mut Report,
-    ) -> (ListOutcome, Option<&mut CompiledGraph>) {
-        if let Some(difference) = self.difference(list) {
-            self.remember(list);
-            return (difference, None);
+    ) -> Launched {
+        match raw.compile(list, None) {
+            Ok(graph) => {
+                report.compiled += 1;
+                *place = Some(graph);
+                Ok(ListOutcome::Compiled)
+            }
+            Err(_) => {
+                report.refused += 1;
+                self.graph = None;
+                Err(ListOutcome::Refused)
+            }
         }
-        let raw = Raw::of(turn);
-        let Some(graph) = &mut self.graph else {
-            let compiled = raw.compile(list.nodes(), list.edges(), list.code(), None);
-            self.remember(list);
-            return match compiled {
-                Ok(graph) => {
-                    report.compiled += 1;
-                    (ListOutcome::Compiled, Some(self.graph.insert(graph)))
-                }
-                Err(_) => {
-                    report.refused += 1;
-                    (ListOutcome::Refused, None)
-                }
-            };
-        };
+    }
+
+    /// Gives the graph the launches of the list, which has its shape.
+    fn set(
+        &mut self,
+        raw: &Raw<'_>,
+        graph: &CompiledGraph,
+        list: &List,
+        report: &mut Report,
+    ) -> Launched {
         let mut nodes_set = 0;
         let nodes = list.nodes().iter().zip(&mut self.nodes).enumerate();
         let mut changes = nodes.filter_map(|(at, (node, known))| {
@@ -209,10 +241,10 @@ impl ListSlot {
         if set.is_err() {
             report.refused += 1;
             self.remember(list);
-            return (ListOutcome::Refused, None);
+            return Err(ListOutcome::Refused);
         }
         report.replayed += 1;
-        (ListOutcome::Replayed { nodes_set }, self.graph.as_mut())
+        Ok(ListOutcome::Replayed { nodes_set })
     }
 
     /// Why the list has another shape, if it has.

@@ -20,7 +20,7 @@ pub struct Report {
     pub nodes_set: u64,
     /// Compiled: of a region, because their shape came twice.
     pub compiled: u64,
-    /// Launched one by one: of a shape that did not come before.
+    /// Launched one by one: of a shape that did not come before, or with no [place](crate::DeviceBuilder::graph_limit) for its graph.
     pub plain: u64,
     /// Launched one by one, in the middle: something else used the stream, or waited for their work.
     pub interrupted: u64,
@@ -62,6 +62,8 @@ pub enum ListOutcome {
     Interrupted,
     /// Launched one by one: the driver refused to compile it or to set its nodes.
     Refused,
+    /// Launched one by one: the device has as many graphs as it [may](crate::DeviceBuilder::graph_limit), and those are in use.
+    NoPlace,
 }
 
 /// An operation, and where it was written.
@@ -125,6 +127,9 @@ impl fmt::Display for ListOutcome {
             }
             ListOutcome::Shorter => f.write_str("launched one by one: it is shorter than before"),
             ListOutcome::Interrupted => f.write_str("launched one by one: it was interrupted"),
+            ListOutcome::NoPlace => {
+                f.write_str("launched one by one: there are as many graphs as may be, all in use")
+            }
             ListOutcome::Refused => {
                 f.write_str("launched one by one: the driver refused it as a graph")
             }

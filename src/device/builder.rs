@@ -24,6 +24,7 @@ pub struct DeviceBuilder {
     pub(super) on_pressure: Pressure,
     pub(super) release_threshold_bytes: Option<u64>,
     pub(crate) spare_bytes_per_stream: Option<u64>,
+    pub(crate) graph_limit: Option<usize>,
     pub(crate) host_memory_bytes: Option<u64>,
 }
 
@@ -85,6 +86,19 @@ impl DeviceBuilder {
     /// and its free on an H200, and 27 µs from each of eight threads. What is kept costs neither.
     pub fn spare_bytes_per_stream(mut self, bytes: u64) -> Self {
         self.spare_bytes_per_stream = Some(bytes);
+        self
+    }
+
+    /// How many compiled graphs there may be at once, of [`Region`](crate::Region)s and [`Graph`](crate::Graph)s: at least one, 1,024
+    /// unless said otherwise. Each takes memory of the device, beside [`memory_limit_bytes`](Self::memory_limit_bytes): 0.1 MiB for a
+    /// graph of one launch on an H200, 0.3 for one of a hundred.
+    ///
+    /// One more takes the place of one that was not launched for a second ([`Stats::graphs_evicted`](crate::Stats::graphs_evicted)), which
+    /// is compiled again when it comes again. Where all are in use, it is launched one operation after the other; a graph with
+    /// [captured work](crate::Uses::can_be_captured) or [events](crate::Event::record_in) in it, which cannot be, takes a place in any
+    /// case.
+    pub fn graph_limit(mut self, graphs: usize) -> Self {
+        self.graph_limit = Some(graphs);
         self
     }
 
@@ -216,6 +230,7 @@ impl DeviceBuilder {
             on_pressure: self.on_pressure,
             verify,
             block_cache_bytes: self.spare_bytes_per_stream.unwrap_or(SPARE_BYTES),
+            graph_limit: self.graph_limit,
         }
     }
 }

@@ -40,7 +40,10 @@ pub struct Stats {
     /// Futures woken so far because their operation was complete; who looked for itself is not in it.
     pub wake_ups: u64,
     /// Graphs that [`Region`](crate::Region)s and [`Graph`](crate::Graph)s have compiled: one for each stream and list.
+    /// At most [`graph_limit`](crate::DeviceBuilder::graph_limit).
     pub graphs: u64,
+    /// Graphs that were given up so far, as others needed their place: they are compiled again when they come again.
+    pub graphs_evicted: u64,
     /// What the driver refused to take back or may not be given back, which leaks; and what waits for a thread that the system did not give.
     pub unreturned: u64,
 }
@@ -76,7 +79,8 @@ impl Device {
             pinned_bytes,
             pinned_used_bytes,
             wake_ups: read(&counters.wake_ups),
-            graphs: read(&counters.graphs),
+            graphs: engine.graphs.graphs() as u64,
+            graphs_evicted: engine.graphs.evicted(),
             unreturned: read(&counters.unreturned) + engine.left_without_a_thread(),
         }
     }

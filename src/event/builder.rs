@@ -1,13 +1,14 @@
 //! Events that are made first and recorded later.
 #![forbid(unsafe_code)]
 
-use super::Event;
+use super::{Event, Recorded};
 use crate::backend::EventOptions;
+use crate::batch::queue::Queue;
 use crate::device::Device;
-use crate::error::{Error, ErrorDetail, EventProblem, Result};
+use crate::error::{ErrorDetail, EventProblem, Result};
 use crate::event::interprocess::SharedEvent;
 use crate::stream::Stream;
-use crate::submit::{Footprint, wrong_device};
+use crate::submit::Footprint;
 use crate::thread::role;
 
 /// Options for making an [`Event`].
@@ -110,21 +111,60 @@ impl Event {
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         role::check("submitting work")?;
-        let inner = &self.inner;
-        if stream.engine().id != inner.engine.id {
-            return Err(wrong_device("the event", stream.engine(), &inner.engine));
-        }
-        if let Some(shared) = &inner.shared {
+        self.check_device(stream.engine())?;
+        if self.shared().is_some() {
             let queue = stream.queue();
-            let mut footprint = Footprint::new("record");
-            let record =
-                queue.submit(&mut footprint, 1, |raw| Ok(raw.record_shared(&shared.event)?));
-            return queue.finish(record.map(drop).map_err(Error::from)).queued();
+            return queue.finish(self.record_in(&queue)).queued();
         }
-        let at = if inner.options.timing { stream.mark_timed()? } else { stream.mark()? };
-        // Dropped after the lock: it may give an event back.
-        let before = inner.last.lock().replace(at);
-        drop(before);
+        let timing = self.options().timing;
+        let at = if timing { stream.mark_timed()? } else { stream.mark()? };
+        self.set_last(Recorded::behind(at, timing));
+        Ok(())
+    }
+
+    /// Records the event behind everything put on `queue` so far, as [`record`](Self::record).
+    ///
+    /// In the closure of a [`Graph`](crate::Graph) every launch records it: it then stands for the whole launch, and its time is that of
+    /// its place in the graph, where what is in front of it runs before what is behind it, as at a
+    /// [`barrier`](Queue::barrier). The event is a part of the graph's state. Launches on several streams record one event: what it
+    /// tells is of any of them, so give each stream a graph of its own to measure.
+    ///
+    /// ```
+    /// # use gpu_await::{Device, InOut};
+    /// # futures::executor::block_on(async {
+    /// # let device = Device::host();
+    /// # let stream = device.stream()?;
+    /// let [start, end] = [device.event_builder().timed(true).build()?, device.event_builder().timed(true).build()?];
+    /// let marks = (start.clone(), end.clone());
+    /// let graph = device.graph::<(InOut<f32>,), _, _>(marks, |q, (start, end), (mut y,)| {
+    ///     start.record_in(q)?;
+    ///     q.fill(&mut y, 1.0)?;
+    ///     end.record_in(q)
+    /// });
+    /// let mut y = stream.zeros::<f32>(1 << 20).queued()?;
+    /// assert!(end.elapsed_since(&start).is_err(), "no launch yet");
+    /// graph.launch(&stream, (&mut y,)).await?;
+    /// println!("{:?}", end.elapsed_since(&start)?);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`record`](Self::record); in a graph [`ErrorDetail::NotInGraph`] for an interprocess event.
+    ///
+    /// # Source
+    /// `cuEventRecord`; in a graph `cuGraphAddEventRecordNode`.
+    #[track_caller]
+    pub fn record_in(&self, queue: &Queue<'_>) -> Result<()> {
+        self.check_device(queue.stream().engine())?;
+        if queue.is_drawing() {
+            return queue.draw_event(self);
+        }
+        let Some(shared) = self.shared() else {
+            let timing = self.options().timing;
+            self.set_last(Recorded::behind(queue.mark_in_queue(timing)?, timing));
+            return Ok(());
+        };
+        queue.submit(&mut Footprint::new("record"), 1, |raw| Ok(raw.record_shared(shared)?))?;
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | fresh | | the closure runs; compiled and launched |
 //! | drawn, not compiled: the driver refused | launched one by one; with captured work in it compiled again | the closure runs; compiled again if the shape is another one |
+//! | its graph went for another one, or found no place | compiled, or launched one by one | the closure runs; the same |
 //! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape is another one |
 //!
 //! # Invariants
@@ -22,11 +23,14 @@ use crate::batch::queue::Queue;
 use crate::batch::report;
 use crate::batch::report::{Pictured, Report};
 use crate::error::Result;
+use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::hazard::Mode;
 use crate::memory::view::Span;
 use crate::runtime::stream_state::StreamHandle;
-use crate::submit::{CompiledGraph, Footprint, Kept, List, Node, Raw, Refusal, Summary, Touched};
+use crate::submit::{
+    CompiledGraph, Footprint, GraphCell, Kept, List, Node, Raw, Refusal, Summary, Touched,
+};
 
 #[derive(Default)]
 pub(super) struct Instance {
@@ -35,7 +39,9 @@ pub(super) struct Instance {
     list: List,
     /// What the list touches, as one operation.
     uses: Vec<Use>,
-    compiled: Option<CompiledGraph>,
+    /// What a launch records.
+    events: Vec<Event>,
+    compiled: Option<Arc<GraphCell>>,
     /// Numbers of nodes that the driver's graph has other launches for.
     to_set: Vec<usize>,
     /// The driver refused to compile this shape.
@@ -80,7 +86,8 @@ impl Instance {
     }
 
     /// Takes over what the closure wrote for these arguments.
-    pub(super) fn redraw(&mut self, mut list: List, passed: &Passed<'_>) {
+    pub(super) fn redraw(&mut self, mut list: List, events: Vec<Event>, passed: &Passed<'_>) {
+        self.events = events;
         self.uses = summarized(list.take_touched(), passed);
         if list.has_shape_of(&self.list) {
             let differ =
@@ -113,9 +120,9 @@ impl Instance {
         state: &Kept,
         report: &mut Report,
     ) -> Result<()> {
-        let Instance { list, uses, compiled, to_set, is_refused, .. } = self;
+        let Instance { list, uses, events, compiled, to_set, is_refused, .. } = self;
         if list.nodes().is_empty() {
-            return Ok(());
+            return events.iter().try_for_each(|event| event.record_in(queue));
         }
         let mut footprint = Footprint::new("a graph");
         for Use { whose, range, mode, tracked } in &*uses {
@@ -129,69 +136,82 @@ impl Instance {
             let range = start + range.start..start + range.end;
             footprint.touches(&Span { memory, range, tracked: *tracked }, *mode);
         }
-        let commands = if *is_refused { list.nodes().len() as u32 } else { 1 };
-        if compiled.is_none() {
+        let new: Option<Arc<GraphCell>>;
+        let known = compiled.clone();
+        let mut graph = known.as_ref().and_then(|cell| cell.lock());
+        if graph.is_none() && !*is_refused {
             footprint.may_block();
+            new = GraphCell::reserve(queue.stream().engine(), list.needs_graph());
+            compiled.clone_from(&new);
+            graph = new.as_ref().and_then(|cell| cell.lock());
         }
-        if *is_refused {
+        let graph = graph.as_deref_mut();
+        let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };
+        if graph.is_none() {
             // What is compiled keeps it.
             footprint.keeps(Box::new(state.clone()));
         }
-        queue.submit(&mut footprint, commands, |raw| {
-            let compile = || raw.compile(list.nodes(), list.edges(), list.code(), Some(state));
-            prepare(raw, list, compile, (&mut *compiled, to_set, is_refused), report)?;
-            match compiled {
+        let submitted = queue.submit(&mut footprint, commands, |raw| {
+            match prepare(raw, list, graph, (to_set, is_refused), state, report)? {
                 Some(graph) => raw.launch_graph(graph)?,
                 None => list.launch_each(raw)?,
             }
             Ok::<_, Refusal>(())
-        })?;
+        });
+        // It is launched, or nothing is compiled of it.
+        to_set.clear();
+        if *is_refused {
+            *compiled = None;
+        }
+        let (ticket, ()) = submitted?;
+        for event in events {
+            event.set_last(Recorded::in_front_of(queue.stream().point(ticket), event.node()?));
+        }
         Ok(())
     }
 }
 
-/// Sees to it that what is compiled has the list's launches; or that nothing is, if these can be launched one by one.
-fn prepare(
+/// The graph in its place, with the list's launches; nothing if these are to be launched one by one.
+fn prepare<'p>(
     raw: &Raw<'_>,
     list: &List,
-    compile: impl Fn() -> DriverResult<CompiledGraph>,
-    (compiled, to_set, is_refused): (&mut Option<CompiledGraph>, &mut Vec<usize>, &mut bool),
+    place: Option<&'p mut Option<CompiledGraph>>,
+    (to_set, is_refused): (&[usize], &mut bool),
+    state: &Kept,
     report: &mut Report,
-) -> DriverResult<()> {
-    match compiled {
-        None if *is_refused => report.plain += 1,
-        None => match compile() {
-            Ok(graph) => {
-                report.compiled += 1;
-                *compiled = Some(graph);
-            }
-            Err(code) => {
-                report.refused += 1;
-                if list.has_captured() {
-                    return Err(code);
-                }
-                *is_refused = true;
-            }
-        },
-        Some(graph) => {
-            let changes = to_set.iter().map(|at| (*at, &list.nodes()[*at]));
-            if to_set.is_empty() || raw.set(graph, changes).is_ok() {
-                report.replayed += 1;
-                report.nodes_set += to_set.len() as u64;
-            } else {
-                // Which nodes are changed is not known.
-                report.refused += 1;
-                *compiled = None;
-                if list.has_captured() {
-                    to_set.clear();
-                    *compiled = Some(compile()?);
-                    report.compiled += 1;
-                }
-            }
+) -> DriverResult<Option<&'p mut CompiledGraph>> {
+    let Some(place) = place else {
+        report.plain += 1;
+        return Ok(None);
+    };
+    if let Some(graph) = place {
+        let changes = to_set.iter().map(|at| (*at, &list.nodes()[*at]));
+        if to_set.is_empty() || raw.set(graph, changes).is_ok() {
+            report.replayed += 1;
+            report.nodes_set += to_set.len() as u64;
+            return Ok(place.as_mut());
+        }
+        // Which nodes are changed is not known.
+        report.refused += 1;
+        *place = None;
+        if !list.needs_graph() {
+            return Ok(None);
         }
     }
-    to_set.clear();
-    Ok(())
+    match raw.compile(list, Some(state)) {
+        Ok(graph) => {
+            report.compiled += 1;
+            Ok(Some(place.insert(graph)))
+        }
+        Err(code) => {
+            report.refused += 1;
+            if list.needs_graph() {
+                return Err(code);
+            }
+            *is_refused = true;
+            Ok(None)
+        }
+    }
 }
 
 /// What is touched, as one operation: parts of what was passed, and of what the graph keeps.

@@ -39,13 +39,16 @@ use super::deadlines::Deadlines;
 use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::event_pool::{Destroy, EventHandle, EventPool};
+use super::graph_budget::GraphBudget;
 use super::progress::{PointStream, Progress};
 use super::protocol::cadence;
 use super::protocol::cadence::Completion;
 use super::protocol::checkers::Checkers;
 use super::registry::Registry;
 use super::words::Words;
-use crate::backend::{Backend, DeviceKind, EventOptions, RawEvent, RawStream, StreamOptions};
+use crate::backend::{
+    Backend, DeviceKind, EventOptions, NOT_READY, RawEvent, RawStream, StreamOptions,
+};
 use crate::error::{DriverCode, Error, ErrorDetail, EventProblem, Result};
 use crate::memory::account::{Account, block};
 use crate::memory::block_cache;
@@ -73,6 +76,8 @@ pub(crate) struct EngineOptions {
     pub(crate) verify: bool,
     /// How much freed memory a stream keeps for itself.
     pub(crate) block_cache_bytes: u64,
+    /// How many compiled graphs there may be.
+    pub(crate) graph_limit: Option<usize>,
 }
 
 pub(crate) struct Engine<S: DeviceStream> {
@@ -92,6 +97,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) private: RawStream,
     /// A stream on which others' work is captured, once there was one. Held while that is done.
     pub(crate) captures: Mutex<Option<RawStream>>,
+    pub(crate) graphs: GraphBudget,
     registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
     /// Frees of what was retired, each with an event behind it; within a limit.
@@ -131,8 +137,6 @@ pub(crate) struct Counters {
     pub(crate) quarantined_bytes: AtomicU64,
     pub(crate) wake_ups: AtomicU64,
     pub(crate) unreturned: AtomicU64,
-    /// Graphs that are compiled.
-    pub(crate) graphs: AtomicU64,
 }
 
 /// What an engine asks of its streams.
@@ -172,7 +176,6 @@ impl<S: DeviceStream> Engine<S> {
         let label = format!("{kind}:{}", backend.ordinal());
         let state = DeviceState::new(id, backend.kind(), label);
         let engine = Arc::new(Engine {
-            options,
             id,
             state: Arc::new(state),
             events: Arc::default(),
@@ -184,6 +187,7 @@ impl<S: DeviceStream> Engine<S> {
             attention: Arc::new(Attention::new()),
             private,
             captures: Mutex::default(),
+            graphs: GraphBudget::new(options.graph_limit),
             registry: Registry::new(),
             retired: Mutex::default(),
             freeing: Mutex::default(),
@@ -202,6 +206,7 @@ impl<S: DeviceStream> Engine<S> {
             mourners: Mutex::default(),
             counters: Counters::default(),
             leaving: Mutex::default(),
+            options,
             backend,
         });
         Ok(engine)
@@ -342,7 +347,13 @@ impl<S: DeviceStream> Engine<S> {
         role::check_driver("asking for the time between events")?;
         // SAFETY: the handles keep the events.
         let elapsed = unsafe { self.backend.event_elapsed_ms(start.raw(), end.raw()) };
-        let ms = elapsed.map_err(|code| self.refused(code))?;
+        let ms = elapsed.map_err(|code| match code.code {
+            NOT_READY => {
+                let (which, problem) = ("one of the events", EventProblem::Incomplete);
+                ErrorDetail::Event { which, problem }.into()
+            }
+            _ => self.refused(code),
+        })?;
         Duration::try_from_secs_f64(f64::from(ms) / 1e3).map_err(|_| {
             let (which, problem) = ("the start event", EventProblem::BehindEnd);
             ErrorDetail::Event { which, problem }.into()

@@ -133,10 +133,8 @@ fn captured(
 impl Captured {
     /// The launch that is all of it.
     pub(crate) fn launch<'a>(self: &'a Arc<Self>) -> KernelLaunch<'a> {
-        let one = [1; 3];
-        let grid = Grid { grid_dim: one, block_dim: one, cluster_dim: one, shared_mem_bytes: 0 };
-        let shape = LaunchShape { grid, cooperative: false };
-        KernelLaunch { code: self, function: &self.function, shape, args: &self.args }
+        let (shape, args) = (LaunchShape::NONE, &self.args);
+        KernelLaunch { code: self, function: &self.function, shape, args }
     }
 }
 

@@ -4,17 +4,21 @@
 //! |---|---|
 //! | has the launches of its last list | a setter that changes a node |
 //! | uncertain: a setter failed | being dropped |
+//! | given up for another one: [`GraphCell`] | being dropped |
 //! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, the driver's part is left where it is |
 
 use std::any::Any;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::code::KernelCode;
 use super::list::{List, Node};
 use super::raw::{Raw, Refusal};
 use crate::backend::{DevicePtr, DriverResult, NodeLaunch, RawGraph};
 use crate::memory::reclaim::retired::{Remnant, UserList};
+use crate::runtime::graph_budget::Evictable;
 use crate::runtime::stream_state::Turn;
 use crate::runtime::{Engine, Point};
 use crate::thread::exit;
@@ -34,6 +38,79 @@ pub(crate) struct CompiledGraph {
     last: Option<Point>,
 }
 
+/// Where a graph is, for who has it compiled: one that nobody launches goes when the device has too many.
+pub(crate) struct GraphCell {
+    engine: Arc<Engine>,
+    graph: Mutex<Option<CompiledGraph>>,
+    is_used: AtomicBool,
+    /// Of the device's.
+    has_place: AtomicBool,
+}
+
+impl GraphCell {
+    /// An empty one, if the device has a place for its graph.
+    pub(crate) fn reserve(engine: &Arc<Engine>, in_any_case: bool) -> Option<Arc<Self>> {
+        let cell = Arc::new(GraphCell {
+            engine: engine.clone(),
+            graph: Mutex::default(),
+            is_used: AtomicBool::new(true),
+            has_place: AtomicBool::new(false),
+        });
+        // Until it is known to have a place, nobody gives that up.
+        let new = cell.graph.lock();
+        let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(&cell);
+        let entered = engine.graphs.enter(weak, engine.now(), in_any_case);
+        // ORDERING: Relaxed: the lock orders it.
+        cell.has_place.store(entered, Ordering::Relaxed);
+        drop(new);
+        entered.then_some(cell)
+    }
+
+    /// Its graph, which stays while this is held. Nothing if it was given up, and the place with it.
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Option<CompiledGraph>>> {
+        let graph = self.graph.lock();
+        // ORDERING: Relaxed: the lock orders it; the other is a hint.
+        if !self.has_place.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.is_used.store(true, Ordering::Relaxed);
+        Some(graph)
+    }
+
+    /// Gives its place back, if it has one.
+    fn leave(&self) -> bool {
+        // ORDERING: Relaxed, as above.
+        let left = self.has_place.swap(false, Ordering::Relaxed);
+        if left {
+            self.engine.graphs.leave();
+        }
+        left
+    }
+}
+
+impl Evictable for GraphCell {
+    fn is_used(&self) -> &AtomicBool {
+        &self.is_used
+    }
+
+    fn has_place(&self) -> bool {
+        // ORDERING: Relaxed: the budget asks under its lock, and what gives up late is not missed.
+        self.has_place.load(Ordering::Relaxed)
+    }
+
+    fn give_up(&self) -> bool {
+        let Some(mut graph) = self.graph.try_lock() else { return false };
+        *graph = None;
+        self.leave()
+    }
+}
+
+impl Drop for GraphCell {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
 impl Node {
     fn launch(&self) -> NodeLaunch<'_> {
         NodeLaunch { function: &self.function, shape: &self.shape, args: &self.args }
@@ -42,20 +119,12 @@ impl Node {
 
 impl Raw<'_> {
     /// Compiles a list's launches for this stream.
-    pub(crate) fn compile(
-        &self,
-        nodes: &[Node],
-        edges: &[(u32, u32)],
-        code: &[Arc<dyn KernelCode>],
-        keeps: Option<&Kept>,
-    ) -> DriverResult<CompiledGraph> {
-        let mut launches = nodes.iter().map(Node::launch);
+    pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
+        let mut launches = list.nodes().iter().map(Node::launch);
         // SAFETY: nothing is launched. The code is kept by the graph.
-        let raw = unsafe { self.backend.graph_compile(&mut launches, edges) }?;
+        let raw = unsafe { self.backend.graph_compile(&mut launches, list.edges()) }?;
         let engine = self.stream.engine().clone();
-        // ORDERING: Relaxed, here and below: a statistic.
-        engine.counters.graphs.fetch_add(1, Ordering::Relaxed);
-        let (code, keeps) = (code.to_vec(), keeps.cloned());
+        let (code, keeps) = (list.code().to_vec(), keeps.cloned());
         Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, last: None })
     }
 
@@ -107,7 +176,6 @@ impl CompiledGraph {
 impl Drop for CompiledGraph {
     fn drop(&mut self) {
         let Some(raw) = self.raw.take() else { return };
-        self.engine.counters.graphs.fetch_sub(1, Ordering::Relaxed);
         let (engine, code) = (self.engine.clone(), std::mem::take(&mut self.code));
         let users = UserList::from_iter(self.last.take());
         let owner = Box::new(GraphRemains { engine, raw, _code: code, _kept: self.keeps.take() });

@@ -118,9 +118,11 @@ impl List {
             && kernels.eq(other.nodes.iter().map(|node| other.kernel(node)))
     }
 
-    /// Whether there is captured work in it, which only a graph runs.
-    pub(crate) fn has_captured(&self) -> bool {
-        self.nodes.iter().any(|node| matches!(node.function, Function::Captured(_)))
+    /// Whether there is something in it that only a graph runs.
+    pub(crate) fn needs_graph(&self) -> bool {
+        let needs =
+            |node: &Node| matches!(node.function, Function::Captured(_) | Function::Record(_));
+        self.nodes.iter().any(needs)
     }
 
     /// Launches its nodes one by one.

@@ -229,3 +229,45 @@ fn captured_work() {
         eventually("the stream of captures goes", || driver.live("stream") == 0);
     });
 }
+
+/// The driver records it in each launch, at its place; it goes back to the pool with the last of its users.
+#[test]
+fn an_event_in_a_graph() {
+    async_under_the_stand_in(async |driver| {
+        for mode in MODES {
+            let device = device_with(mode);
+            let stream = device.stream().unwrap();
+            let scale = soon(kernels::scale::load(&device)).await.unwrap();
+            let event = device.event_builder().timed(true).build().unwrap();
+            let state = (scale, event.clone());
+            let graph =
+                device.graph::<(InOut<f32>, f32), _, _>(state, |q, (scale, event), (mut x, a)| {
+                    scale.launch(q, a, &mut x)?;
+                    event.record_in(q)?;
+                    scale.launch(q, a, &mut x)
+                });
+            let mut x = soon(stream.full(LEN, 1.0f32)).await.unwrap();
+            driver.clear();
+            for a in [2.0, 3.0, 3.0] {
+                soon(graph.launch(&stream, (&mut x, a))).await.unwrap();
+                assert!(event.elapsed_since(&event).unwrap().is_zero());
+            }
+            let calls: Vec<_> = driver.names().into_iter().filter(is_of_the_graph).collect();
+            let wanted = [
+                "cuGraphCreate",
+                "cuGraphAddKernelNode_v2",
+                "cuGraphAddEventRecordNode",
+                "cuGraphAddKernelNode_v2",
+                "cuGraphInstantiateWithFlags",
+                "cuGraphLaunch",
+                "cuGraphExecKernelNodeSetParams_v2",
+                "cuGraphExecKernelNodeSetParams_v2",
+                "cuGraphLaunch",
+                "cuGraphLaunch",
+            ];
+            assert_eq!(calls, wanted);
+            drop((graph, event));
+            eventually("the graph goes", || driver.live("graph") == 0);
+        }
+    });
+}

@@ -669,6 +669,9 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     list.refuses("Event::record", move || e.record(&s));
     let (e, s) = (device.event_builder().timed(true).build()?, full.clone());
     list.refuses("Event::record", move || e.record(&s));
+    for event in [device.event(), device.event_builder().timed(true).build()?] {
+        queue!("Event::record_in", q, event = event => event.record_in(q));
+    }
     list.refuses("Event::elapsed_since", move || end.elapsed_since(&start));
     each! { answers:
         "Event::done", event => |e| once(e.done());

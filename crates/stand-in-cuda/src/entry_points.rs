@@ -50,7 +50,7 @@ entry_points! {
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyAvailableDynamicSMemPerBlock
     cuOccupancyMaxActiveClusters
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
-    cuGraphCreate cuGraphAddKernelNode_v2 cuGraphAddChildGraphNode cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2
+    cuGraphCreate cuGraphAddKernelNode_v2 cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2
     cuGraphLaunch cuGraphExecDestroy cuGraphDestroy
     cuGetErrorName cuGetErrorString cuGetProcAddress_v2
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use crate::abi::{Code, Handle, Out, code};
+use crate::abi::{Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, Everybody, Point, wait_point};
 use crate::world::{World, call};
 
@@ -97,11 +97,16 @@ fn record(name: &'static str, handle: Handle, stream: Handle) -> Code {
             world.journal.misuse("an event was recorded on a stream of another context".to_owned());
             return Err(code::INVALID_HANDLE);
         }
-        let point = Arc::new(Point::behind(world.clock(key)));
-        world.live_event(handle)?.last.set(Arc::clone(&point));
-        world.submit(key, Command::Record(point));
-        Ok(())
+        record_on(&mut world, handle, key)
     })
+}
+
+/// Records an event behind what is on a stream.
+pub(crate) fn record_on(world: &mut World, event: Handle, stream: Handle) -> Outcome {
+    let point = Arc::new(Point::behind(world.clock(stream)));
+    world.live_event(event)?.last.set(Arc::clone(&point));
+    world.submit(stream, Command::Record(point));
+    Ok(())
 }
 
 /// Behind everything on the context's streams.

@@ -7,8 +7,9 @@ use std::ffi::{c_uint, c_void};
 
 use crate::abi::{Array, Code, Handle, Out, Outcome, code};
 use crate::engine::{Command, Launch};
+use crate::event_calls::record_on;
 use crate::kernel_calls::{copy_arguments, prepare};
-use crate::world::{Exec, Graph, World, call};
+use crate::world::{Exec, Graph, Work, World, call};
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2`.
 #[repr(C)]
@@ -92,7 +93,7 @@ pub(crate) unsafe extern "C" fn cuGraphAddKernelNode_v2(
         node.check()?;
         check_dependencies(world.graph(graph)?, &dependencies)?;
         let prepared = params.prepared(&mut world, device, arguments)?;
-        node.put(world.add_node(graph, vec![prepared])?)
+        node.put(world.add_node(graph, vec![Work::Launch(prepared)])?)
     })
 }
 
@@ -125,8 +126,34 @@ pub(crate) unsafe extern "C" fn cuGraphAddChildGraphNode(
         world.alive(device)?;
         node.check()?;
         check_dependencies(world.graph(graph)?, &dependencies)?;
-        let launches = world.graph(child)?.nodes.values().flatten().cloned().collect();
-        node.put(world.add_node(graph, launches)?)
+        let work = world.graph(child)?.nodes.values().flatten().cloned().collect();
+        node.put(world.add_node(graph, work)?)
+    })
+}
+
+/// # Safety
+/// `dependencies` has so many nodes.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGraphAddEventRecordNode(
+    node: Out<Handle>,
+    graph: Handle,
+    dependencies: Array<Handle>,
+    count: usize,
+    event: Handle,
+) -> Code {
+    // SAFETY: so many by this function's contract.
+    let dependencies = unsafe { dependencies.read(count) };
+    let label =
+        |world: &World| format!("{} behind={}", world.event_label(event), dependencies.len());
+    call("cuGraphAddEventRecordNode", label, |mut world| {
+        let device = world.graph(graph)?.device;
+        world.alive(device)?;
+        node.check()?;
+        if world.live_event(event)?.device != device {
+            return Err(code::INVALID_HANDLE);
+        }
+        check_dependencies(world.graph(graph)?, &dependencies)?;
+        node.put(world.add_node(graph, vec![Work::Record(event)])?)
     })
 }
 
@@ -182,7 +209,7 @@ pub(crate) unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(
         world.graph(graph)?;
         let prepared = params.prepared(&mut world, device, arguments)?;
         match world.exec(exec)?.nodes.get_mut(&node) {
-            Some(known) => *known = vec![prepared],
+            Some(known) => *known = vec![Work::Launch(prepared)],
             None => return Err(code::INVALID_VALUE),
         }
         Ok(())
@@ -198,9 +225,12 @@ pub(crate) extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> Code {
         if launched.device != device {
             return Err(code::INVALID_HANDLE);
         }
-        let launches: Vec<Launch> = launched.nodes.values().flatten().cloned().collect();
-        for launch in launches {
-            world.submit(key, Command::Kernel(launch));
+        let work: Vec<Work> = launched.nodes.values().flatten().cloned().collect();
+        for work in work {
+            match work {
+                Work::Launch(launch) => world.submit(key, Command::Kernel(launch)),
+                Work::Record(event) => record_on(&mut world, event, key)?,
+            }
         }
         let count = world.submitted(key);
         world.exec(exec)?.last = Some((key, count));

@@ -135,11 +135,19 @@ pub(crate) struct Function {
     pub(crate) max_dynamic_shared_bytes: u32,
 }
 
+/// What a node of a graph does.
+#[derive(Clone)]
+pub(crate) enum Work {
+    Launch(Launch),
+    /// Of an event.
+    Record(Handle),
+}
+
 /// A graph of launches, in the order in which they were added.
 pub(crate) struct Graph {
     pub(crate) device: usize,
-    /// Several launches where a node is a graph itself.
-    pub(crate) nodes: BTreeMap<Handle, Vec<Launch>>,
+    /// Several where a node is a graph itself.
+    pub(crate) nodes: BTreeMap<Handle, Vec<Work>>,
 }
 
 /// One that can be launched.
@@ -147,7 +155,7 @@ pub(crate) struct Exec {
     pub(crate) device: usize,
     /// Whose nodes its are.
     pub(crate) graph: Handle,
-    pub(crate) nodes: BTreeMap<Handle, Vec<Launch>>,
+    pub(crate) nodes: BTreeMap<Handle, Vec<Work>>,
     /// A stream, and how many commands that had behind the last launch.
     pub(crate) last: Option<(Handle, u64)>,
 }
@@ -320,7 +328,7 @@ impl World {
     pub(crate) fn submit(&mut self, key: Handle, command: Command) {
         if let Some(graph) = self.captures.get(&key).copied() {
             match command {
-                Command::Kernel(launch) => drop(self.add_node(graph, vec![launch])),
+                Command::Kernel(launch) => drop(self.add_node(graph, vec![Work::Launch(launch)])),
                 _ => self.journal.misuse("of captures only launches are modelled".to_owned()),
             }
             return;
@@ -374,9 +382,9 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn add_node(&mut self, graph: Handle, launches: Vec<Launch>) -> Outcome<Handle> {
+    pub(crate) fn add_node(&mut self, graph: Handle, work: Vec<Work>) -> Outcome<Handle> {
         let handle = self.next_handle();
-        self.graph(graph)?.nodes.insert(handle, launches);
+        self.graph(graph)?.nodes.insert(handle, work);
         Ok(handle)
     }
 

@@ -246,6 +246,7 @@ entry_points! {
     cuStreamEndCapture(Handle, *mut Handle);
     cuGraphCreate(*mut Handle, u32);
     cuGraphAddChildGraphNode(*mut Handle, Handle, *const Handle, usize, Handle);
+    cuGraphAddEventRecordNode(*mut Handle, Handle, *const Handle, usize, Handle);
     cuGraphAddKernelNode_v2(*mut Handle, Handle, *const Handle, usize, *const NodeParams);
     cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
     cuGraphExecKernelNodeSetParams_v2(Handle, Handle, *const NodeParams);

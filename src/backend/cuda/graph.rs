@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use super::api::Handle;
 use super::node_params::NodeParams;
-use super::{CudaBackend, driver, stream_handle};
+use super::{CudaBackend, driver, event_handle, stream_handle};
 use crate::backend::{DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawStream};
 
 impl CudaBackend {
@@ -26,27 +26,23 @@ impl CudaBackend {
             }
             let mut node: Handle = std::ptr::null_mut();
             let (waits_for, count) = (before.as_ptr(), before.len());
-            if let Function::Captured(work) = *launch.function {
-                let work = work as Handle;
-                driver!(self.cuGraphAddChildGraphNode(
-                    &raw mut node,
-                    graph,
-                    waits_for,
-                    count,
-                    work
-                ))?;
-            } else {
-                let mut pointers = launch.args.pointers();
-                let params = NodeParams::new(launch, &mut pointers)?;
-                let params = &raw const params;
-                driver!(self.cuGraphAddKernelNode_v2(
-                    &raw mut node,
-                    graph,
-                    waits_for,
-                    count,
-                    params
-                ))?;
-            }
+            let to = &raw mut node;
+            match *launch.function {
+                Function::Captured(work) => {
+                    let work = work as Handle;
+                    driver!(self.cuGraphAddChildGraphNode(to, graph, waits_for, count, work))
+                }
+                Function::Record(event) => {
+                    let event = event_handle(event);
+                    driver!(self.cuGraphAddEventRecordNode(to, graph, waits_for, count, event))
+                }
+                _ => {
+                    let mut pointers = launch.args.pointers();
+                    let params = NodeParams::new(launch, &mut pointers)?;
+                    let params = &raw const params;
+                    driver!(self.cuGraphAddKernelNode_v2(to, graph, waits_for, count, params))
+                }
+            }?;
             nodes.push(node);
         }
         let mut exec: Handle = std::ptr::null_mut();

@@ -7,13 +7,21 @@ use parking_lot::Mutex;
 
 use super::run::{Command, Launch};
 use super::{HostBackend, INVALID_HANDLE, NOT_SUPPORTED, permitted};
-use crate::backend::{DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawStream};
+use crate::backend::{
+    DriverResult, EventCalls, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawStream,
+};
 use crate::error::DriverCode;
 
 /// What a graph's handle is.
 struct HostGraph {
-    nodes: Mutex<Vec<Launch>>,
+    nodes: Mutex<Vec<HostNode>>,
     order: Vec<usize>,
+}
+
+#[derive(Clone)]
+enum HostNode {
+    Launch(Box<Launch>),
+    Record(RawEvent),
 }
 
 impl GraphCalls for HostBackend {
@@ -34,7 +42,7 @@ impl GraphCalls for HostBackend {
     ) -> DriverResult<RawGraph> {
         const CALL: &str = "graph_compile";
         self.shared.healthy(CALL)?;
-        let kept: DriverResult<Vec<Launch>> = nodes.map(|node| kept(CALL, node)).collect();
+        let kept: DriverResult<Vec<HostNode>> = nodes.map(|node| kept(CALL, node)).collect();
         let nodes = kept?;
         let order = last_first(nodes.len(), edges);
         let graph = HostGraph { nodes: Mutex::new(nodes), order };
@@ -64,9 +72,11 @@ impl GraphCalls for HostBackend {
         // SAFETY: as above.
         let graph = unsafe { host_graph(graph) };
         // Not under the lock: a full queue blocks.
-        let launches = graph.nodes.lock().clone();
-        graph.order.iter().try_for_each(|node| {
-            self.enqueue(stream, CALL, Command::Launch(Box::new(launches[*node].clone())))
+        let nodes = graph.nodes.lock().clone();
+        graph.order.iter().try_for_each(|node| match &nodes[*node] {
+            HostNode::Launch(launch) => self.enqueue(stream, CALL, Command::Launch(launch.clone())),
+            // SAFETY: the nodes keep the event.
+            HostNode::Record(event) => unsafe { self.event_record(*event, stream) },
         })
     }
 
@@ -88,12 +98,14 @@ unsafe fn host_graph<'a>(graph: &RawGraph) -> &'a HostGraph {
     unsafe { &*(graph.exec as *const HostGraph) }
 }
 
-fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<Launch> {
-    let Function::Host(function, kernel) = node.function else {
-        return Err(DriverCode { call, code: NOT_SUPPORTED });
+fn kept(call: &'static str, node: NodeLaunch<'_>) -> DriverResult<HostNode> {
+    let (function, kernel) = match node.function {
+        Function::Host(function, kernel) => (function.clone(), kernel.clone()),
+        Function::Record(event) => return Ok(HostNode::Record(*event)),
+        _ => return Err(DriverCode { call, code: NOT_SUPPORTED }),
     };
-    let (function, kernel) = (function.clone(), kernel.clone());
-    Ok(Launch { function, kernel, shape: *node.shape, args: node.args.clone() })
+    let launch = Launch { function, kernel, shape: *node.shape, args: node.args.clone() };
+    Ok(HostNode::Launch(Box::new(launch)))
 }
 
 /// An order in which each node is behind those that its edges name, and as early as they allow if it was added late.

@@ -1,0 +1,241 @@
+//! [`GraphBudget`]: how many compiled graphs a device has at once, and which goes when another one needs its place.
+//!
+//! Who asks for a place while there is none has the graphs looked through, once in a [`PERIOD`]: those that were not launched since the
+//! last look are idle, and go, one for each that asks. While none is idle there is no place: what is in use stays, however many take
+//! turns, and no more graphs are compiled in vain than there are places in a period.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// How many there may be, unless said otherwise.
+const LIMIT: usize = 1024;
+
+/// How long a graph that goes was not launched, at least.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// A compiled graph, where its owner keeps it.
+pub(crate) trait Evictable: Send + Sync {
+    /// Set by each launch.
+    fn is_used(&self) -> &AtomicBool;
+    /// Whether it still has the place that was taken for it.
+    fn has_place(&self) -> bool;
+    /// Gives it up, and its place, unless it is in use; whether it did.
+    fn give_up(&self) -> bool;
+}
+
+pub(crate) struct GraphBudget {
+    limit: usize,
+    /// Grows under the lock of `known` alone.
+    graphs: AtomicUsize,
+    evicted: AtomicU64,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    all: Vec<Weak<dyn Evictable>>,
+    /// Those that were not launched between the last two looks.
+    idle: Vec<Weak<dyn Evictable>>,
+    looked_ns: Option<u64>,
+}
+
+impl GraphBudget {
+    pub(crate) fn new(limit: Option<usize>) -> Self {
+        let limit = limit.unwrap_or(LIMIT).max(1);
+        let (graphs, evicted) = (AtomicUsize::new(0), AtomicU64::new(0));
+        GraphBudget { limit, graphs, evicted, known: Mutex::default() }
+    }
+
+    /// How many there are.
+    pub(crate) fn graphs(&self) -> usize {
+        // ORDERING: Relaxed, here and below: the lock orders what decides, and the rest is a statistic.
+        self.graphs.load(Ordering::Relaxed)
+    }
+
+    /// How many went for others.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    /// Takes a place for a graph, which its owner keeps from now on until it [leaves](Self::leave); whether there was one. What cannot
+    /// do without gets it in any case.
+    pub(crate) fn enter(&self, graph: Weak<dyn Evictable>, now_ns: u64, in_any_case: bool) -> bool {
+        let mut known = self.known.lock();
+        if self.graphs() >= self.limit {
+            known.look(now_ns);
+            let mut is_free = false;
+            while let Some(idle) = known.idle.pop() {
+                let idle = idle.upgrade();
+                let is_idle = |graph: &Arc<dyn Evictable>| !graph.is_used().load(Ordering::Relaxed);
+                if idle.filter(is_idle).is_some_and(|graph| graph.give_up()) {
+                    is_free = true;
+                    break;
+                }
+            }
+            if !is_free && in_any_case {
+                let mut all = known.all.iter().filter_map(Weak::upgrade);
+                is_free = all.any(|graph| graph.give_up());
+            }
+            if is_free {
+                self.evicted.fetch_add(1, Ordering::Relaxed);
+            } else if !in_any_case {
+                return false;
+            }
+        }
+        if known.all.len() >= 2 * self.limit {
+            known.all.retain(|graph| graph.upgrade().is_some_and(|graph| graph.has_place()));
+        }
+        known.all.push(graph);
+        self.graphs.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Gives a place back.
+    pub(crate) fn leave(&self) {
+        self.graphs.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Known {
+    /// Finds out which are idle, if the last look was long ago.
+    fn look(&mut self, now_ns: u64) {
+        let since =
+            self.looked_ns.map(|looked| Duration::from_nanos(now_ns.saturating_sub(looked)));
+        if since.is_some_and(|since| since < PERIOD) {
+            return;
+        }
+        self.looked_ns = Some(now_ns);
+        let Known { all, idle, .. } = self;
+        idle.clear();
+        all.retain(|graph| {
+            let Some(known) = graph.upgrade().filter(|known| known.has_place()) else {
+                return false;
+            };
+            if !known.is_used().swap(false, Ordering::Relaxed) {
+                idle.push(graph.clone());
+            }
+            true
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    struct Owned {
+        is_used: AtomicBool,
+        is_held: AtomicBool,
+        has_place: AtomicBool,
+    }
+
+    impl Evictable for Owned {
+        fn is_used(&self) -> &AtomicBool {
+            &self.is_used
+        }
+
+        fn has_place(&self) -> bool {
+            has_place(self)
+        }
+
+        fn give_up(&self) -> bool {
+            !self.is_held.load(Ordering::Relaxed) && self.has_place.swap(false, Ordering::Relaxed)
+        }
+    }
+
+    fn enter(budget: &GraphBudget, now_ns: u64, in_any_case: bool) -> Option<Arc<Owned>> {
+        let graph = Arc::new(Owned {
+            is_used: AtomicBool::new(true),
+            is_held: AtomicBool::new(false),
+            has_place: AtomicBool::new(true),
+        });
+        let weak: Weak<dyn Evictable> = Arc::<Owned>::downgrade(&graph);
+        let evicted = budget.evicted();
+        let entered = budget.enter(weak, now_ns, in_any_case).then_some(graph);
+        // As what gave its place up did.
+        (evicted..budget.evicted()).for_each(|_| budget.leave());
+        entered
+    }
+
+    fn use_all(graphs: &[Arc<Owned>]) {
+        graphs.iter().for_each(|graph| graph.is_used.store(true, Ordering::Relaxed));
+    }
+
+    fn has_place(graph: &Owned) -> bool {
+        graph.has_place.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn what_is_in_use_stays_and_what_is_idle_goes() {
+        let budget = GraphBudget::new(Some(3));
+        let kept: Vec<_> = (0..3).filter_map(|_| enter(&budget, 0, false)).collect();
+        assert_eq!(kept.len(), 3);
+        // A hundred take turns with them in each period.
+        for turn in 0..1000 {
+            if turn % 100 == 0 {
+                use_all(&kept);
+            }
+            assert!(enter(&budget, turn * SECOND / 100, false).is_none());
+        }
+        // One of them is not launched any more: it goes when it was not for a period.
+        use_all(&kept);
+        let gone = (1000..).find(|turn| {
+            use_all(&kept[1..]);
+            enter(&budget, turn * SECOND / 100, false).is_some()
+        });
+        assert!(gone.is_some_and(|turn| (1100..=1200).contains(&turn)), "{gone:?}");
+        assert!(!has_place(&kept[0]) && has_place(&kept[1]) && has_place(&kept[2]));
+        assert_eq!((budget.graphs(), budget.evicted()), (3, 1));
+    }
+
+    /// Seen to be idle, and launched since.
+    #[test]
+    fn what_is_used_again_stays() {
+        let budget = GraphBudget::new(Some(2));
+        let kept: Vec<_> = (0..2).filter_map(|_| enter(&budget, 0, false)).collect();
+        assert!(enter(&budget, 0, false).is_none());
+        kept[0].is_held.store(true, Ordering::Relaxed);
+        kept[1].is_held.store(true, Ordering::Relaxed);
+        assert!(enter(&budget, SECOND, false).is_none(), "they cannot go");
+        kept[0].is_held.store(false, Ordering::Relaxed);
+        assert!(enter(&budget, 2 * SECOND - 1, false).is_none(), "they were asked in this period");
+        use_all(&kept[..1]);
+        assert!(enter(&budget, 2 * SECOND, false).is_none());
+        assert!(enter(&budget, 3 * SECOND, false).is_some());
+        assert!(!has_place(&kept[0]) && has_place(&kept[1]));
+    }
+
+    #[test]
+    fn what_cannot_do_without_gets_a_place() {
+        let budget = GraphBudget::new(Some(2));
+        let kept: Vec<_> = (0..2).filter_map(|_| enter(&budget, 0, false)).collect();
+        kept[0].is_held.store(true, Ordering::Relaxed);
+        let third = enter(&budget, 0, true).expect("in any case");
+        assert!(!has_place(&kept[1]) && has_place(&kept[0]));
+        third.is_held.store(true, Ordering::Relaxed);
+        let fourth = enter(&budget, 0, true).expect("though none can go");
+        assert_eq!(budget.graphs(), 3);
+        drop((kept, third, fourth));
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten() {
+        let budget = GraphBudget::new(Some(4));
+        for _ in 0..1000 {
+            drop(enter(&budget, 0, false).expect("there is always a place"));
+            budget.leave();
+        }
+        // Those that gave their places up as well, while their owners keep them.
+        let owned: Vec<_> = (0..1000).filter_map(|_| enter(&budget, 0, true)).collect();
+        assert_eq!((owned.len(), budget.graphs()), (1000, 4));
+        owned.iter().filter(|graph| has_place(graph)).for_each(|_| budget.leave());
+        assert!(budget.known.lock().all.len() <= 8);
+        assert_eq!(budget.graphs(), 0);
+    }
+}

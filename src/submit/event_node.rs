@@ -1,0 +1,43 @@
+//! [`EventNode`]: the record of an event that measures time, as a node of graphs.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::code::{KernelCode, KernelLaunch};
+use crate::backend::{ArgBlock, Function, LaunchShape};
+use crate::runtime::event_pool::EventHandle;
+
+/// Each launch of a graph that it is in records the event.
+pub(crate) struct EventNode {
+    name: Arc<str>,
+    event: EventHandle,
+    function: Function,
+    args: ArgBlock,
+}
+
+impl EventNode {
+    pub(crate) fn new(event: EventHandle) -> Arc<Self> {
+        let function = Function::Record(event.raw());
+        Arc::new(EventNode { name: "record".into(), event, function, args: ArgBlock::default() })
+    }
+
+    pub(crate) fn event(&self) -> &EventHandle {
+        &self.event
+    }
+
+    /// The launch that records it.
+    pub(crate) fn launch<'a>(self: &'a Arc<Self>) -> KernelLaunch<'a> {
+        KernelLaunch {
+            code: self,
+            function: &self.function,
+            shape: LaunchShape::NONE,
+            args: &self.args,
+        }
+    }
+}
+
+impl KernelCode for EventNode {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+}
