@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use eventually::eventually;
 use futures::FutureExt;
+use futures::executor::block_on;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{Device, DlpackConsumer, Error, ErrorKind, Result, Stream, Uses};
 
@@ -89,6 +90,63 @@ fn a_lost_device_goes_with_what_keeps_it() -> Result<()> {
         eventually(name, || alive.load(Ordering::SeqCst) == 0);
     }
     eventually("threads", || threads() <= before + 2);
+    Ok(())
+}
+
+/// The loss comes while somebody looks whether what was given up is still used.
+#[test]
+fn a_loss_among_what_was_given_up_drops_every_owner() -> Result<()> {
+    let alive = Arc::new(AtomicUsize::new(0));
+    for _ in 0..60 {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream()?;
+        let gate = Gate::close(&stream)?;
+        for _ in 0..500 {
+            let theirs = vec![0_u8; 64].into_boxed_slice();
+            let (ptr, owner) = (theirs.as_ptr() as u64, Counted::new(&alive, theirs));
+            // SAFETY: the owner keeps the memory.
+            let mut x = unsafe { device.adopt_memory::<u8>(ptr, 64, owner) }?;
+            stream.fill(&mut x, 1).queued()?;
+        }
+        std::thread::scope(|threads| {
+            // Asks again and again whether it is.
+            threads.spawn(|| while block_on(device.trim(0)).is_ok() {});
+            handle.lose_device("on purpose");
+        });
+        assert_eq!(stream.synchronize().unwrap_err().kind(), ErrorKind::DeviceLost);
+        drop((gate, stream, device));
+    }
+    eventually("owners", || alive.load(Ordering::SeqCst) == 0);
+    Ok(())
+}
+
+/// What keeps memory that another device reads stays, though its own device is lost.
+#[test]
+fn a_loss_leaves_memory_to_a_reader_of_another_device() -> Result<()> {
+    let alive = Arc::new(AtomicUsize::new(0));
+    let (faults, handle) = testing::faults();
+    let (device, reader) = (testing::host_with(faults), Device::host());
+    block_on(reader.enable_peer(&device))?;
+    let (stream, there) = (device.stream()?, reader.stream()?);
+    let adopted = || {
+        let theirs = vec![7_u8; 64].into_boxed_slice();
+        let (ptr, owner) = (theirs.as_ptr() as u64, Counted::new(&alive, theirs));
+        // SAFETY: the owner keeps the memory.
+        unsafe { stream.adopt_memory::<u8>(ptr, 64, owner) }
+    };
+    let (x, unread) = (adopted()?, adopted()?);
+    let mut y = there.zeros::<u8>(64).queued()?;
+    let gate = Gate::close(&there)?;
+    there.copy(&x, &mut y).queued()?;
+    handle.lose_device("on purpose");
+    assert_eq!(block_on(device.lost()).kind(), ErrorKind::DeviceLost);
+    drop(x);
+    drop(unread);
+    eventually("what nobody reads", || alive.load(Ordering::SeqCst) <= 1);
+    drop(gate);
+    assert_eq!(block_on(there.download(&y))?, [7; 64]);
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
     Ok(())
 }
 

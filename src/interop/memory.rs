@@ -29,8 +29,8 @@ impl Device {
     ///
     /// # Ownership
     /// `owner` keeps the memory. It is dropped on a thread of this crate, with the device's context current, when the
-    /// buffer is gone and every use of it is complete, or the device is lost and runs nothing any more; at the end of the
-    /// process it is leaked.
+    /// buffer is gone and every use of it is complete, or the device is lost and runs nothing any more. It is leaked at the
+    /// end of the process, and if another device still uses the memory when this one is lost.
     ///
     /// # Errors
     /// [`ErrorDetail::BadMemory`]: an address that the driver does not know as device memory, that is not aligned

@@ -389,13 +389,18 @@ impl<S: DeviceStream> Engine<S> {
     /// Counts a refused free, of memory that was given up. Logs nothing, as [`refused`](Self::refused).
     pub(crate) fn leaked(&self, bytes: u64, code: DriverCode) -> Error {
         let error = self.refused(code);
+        self.give_up(bytes);
+        error
+    }
+
+    /// Counts memory that is never freed here.
+    pub(crate) fn give_up(&self, bytes: u64) {
         if self.lost().is_some() {
             // It went with the device.
             self.account.lock().release(bytes);
         } else {
             self.leak(bytes);
         }
-        error
     }
 
     /// Counts pending memory, or a module, that is never given back.

@@ -65,26 +65,26 @@ impl<S: DeviceStream> Engine<S> {
         let _pressing = self.lost().is_none().then(|| self.pressing.lock());
         {
             let mut retired = self.retired.lock();
-            if self.state.lost().is_some() {
-                // Their streams will not get there, and each of them keeps this engine.
-                done.extend(retired.drain(..));
-            }
             let mut index = 0;
             while index < retired.len() {
-                retired[index].users.retain(|used| !used.is_complete());
+                let Retired { what, users, .. } = &mut retired[index];
+                users.retain(|used| !used.is_complete());
+                let is_hopeless = users.iter().any(|used| used.stream.is_hopeless(used.ticket));
+                // Asked behind that: by its own loss nothing is hopeless.
+                let lost = self.state.lost().is_some();
+                if lost {
+                    // What is left of its own work is waited for by who buries things.
+                    users.retain(|used| used.stream.device().id != self.state.id);
+                }
                 // Unloading waits for everything that runs: only when nothing does.
-                let ready = match retired[index].what {
+                let ready = match what {
                     Remnant::Memory { .. } | Remnant::Foreign { .. } => true,
-                    Remnant::Module(_) => idle,
+                    Remnant::Module(_) => idle || lost,
                 };
-                if ready && retired[index].users.is_empty() {
+                if ready && users.is_empty() {
                     done.push(retired.swap_remove(index));
-                } else if retired[index]
-                    .users
-                    .iter()
-                    .any(|used| used.stream.is_hopeless(used.ticket))
-                {
-                    // The device may use it at any later time.
+                } else if is_hopeless || lost {
+                    // Its users may get there at any later time, and nobody looks for a lost device.
                     hopeless.push(retired.swap_remove(index));
                 } else {
                     index += 1;
@@ -96,7 +96,7 @@ impl<S: DeviceStream> Engine<S> {
             self.free_now(retired.what);
         }
         for retired in hopeless {
-            self.leak(retired.what.bytes());
+            self.give_up(retired.what.bytes());
             if let Remnant::Foreign { owner, .. } = retired.what {
                 std::mem::forget(owner);
             }
