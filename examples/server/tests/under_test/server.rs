@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
@@ -28,6 +29,8 @@ pub(crate) struct Server {
     child: Child,
     pub(crate) addr: SocketAddr,
     log: Arc<Mutex<String>>,
+    /// Copies its stderr into `log`, until that is closed.
+    copying: Option<JoinHandle<()>>,
 }
 
 /// An answer.
@@ -61,7 +64,7 @@ impl Server {
         let mut child = command(&args).spawn().expect("the server starts");
         let log = Arc::new(Mutex::new(String::new()));
         let (stderr, copy) = (child.stderr.take().expect("piped"), log.clone());
-        std::thread::spawn(move || {
+        let copying = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let mut log = copy.lock().unwrap();
                 log.push_str(&line);
@@ -75,7 +78,7 @@ impl Server {
             panic!("it said `{line}` and {}", log.lock().unwrap());
         });
         let addr = addr.parse().expect("an address");
-        Server { child, addr, log }
+        Server { child, addr, log, copying: Some(copying) }
     }
 
     /// What it wrote to stderr so far.
@@ -127,11 +130,15 @@ impl Server {
         assert!(sent.expect("a shell").success());
     }
 
-    /// Waits for its end.
+    /// Waits for its end; `log` has its last line then.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let end = Instant::now() + SOON;
         loop {
             if let Some(status) = self.child.try_wait().expect("its state") {
+                // What it wrote last may still be in the pipe.
+                if let Some(copying) = self.copying.take() {
+                    copying.join().expect("it copies");
+                }
                 return status;
             }
             assert!(Instant::now() < end, "it does not end:\n{}", self.log());
