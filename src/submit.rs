@@ -87,7 +87,7 @@ pub(crate) fn submit<R>(
         if engine.is_closed() && !footprint.ends_a_loan {
             return Err(Refusal::Closed);
         }
-        let ticket = turn.next_ticket();
+        let ticket = ticket_behind_list(turn, footprint)?;
         if footprint.may_be_held_up || !footprint.after.is_empty() {
             turn.fence_off();
         }
@@ -139,6 +139,21 @@ pub(crate) fn submit<R>(
         Err(refusal) => Err(footprint.poison(explain(stream, footprint.name, refusal))),
     };
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
+}
+
+/// The ticket of the operation, behind an open list. The driver may refuse that list as it is put on the stream, and what it would
+/// have written, which the operation found there before, is not there.
+#[inline]
+fn ticket_behind_list(
+    turn: &mut Turn<'_, '_>,
+    footprint: &Footprint<'_>,
+) -> std::result::Result<u64, Refusal> {
+    let is_behind_list = turn.list().is_some();
+    let ticket = turn.next_ticket();
+    if is_behind_list {
+        footprint.check_contents().map_err(Refusal::Foreign)?;
+    }
+    Ok(ticket)
 }
 
 /// Waits until the operation is complete, and names it if it failed.

@@ -7,9 +7,10 @@ use std::ops::Range;
 
 use cases::config;
 use futures::executor::block_on;
-use gpu_await::testing::{self, Gate};
+use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, ErrorDetail, Lent, PinnedBuffer, Queue, Region, Result, Stream, kernels,
+    Device, DeviceBuffer, ErrorDetail, ErrorKind, Lent, PinnedBuffer, Queue, Region, Result,
+    Stream, kernels,
 };
 use proptest::prelude::*;
 
@@ -633,4 +634,52 @@ async fn a_region_goes_while_it_runs() -> Result<()> {
     }
     assert_eq!(stream.download(&x).await?, [f32::powi(2.0, 24); LEN]);
     device.close(std::time::Duration::from_secs(10)).await
+}
+
+/// Whoever reads what is written down has it put on the stream; refused by the driver at that moment, it is not there for them.
+#[test]
+fn readers_of_a_list_that_is_refused_fail() {
+    type Read = fn(&Stream, &Stream, &DeviceBuffer<u32>) -> Result<()>;
+    let reads: [(&str, Read); 7] = [
+        ("download elsewhere", |_, other, y| other.download(y).synchronize().map(drop)),
+        ("download here", |here, _, y| here.download(y).synchronize().map(drop)),
+        ("download_vec", |_, other, y| other.download_vec(y).synchronize().map(drop)),
+        ("copy elsewhere", |_, other, y| {
+            let mut to = other.zeros::<u32>(8).queued()?;
+            other.copy(y, &mut to).queued()?;
+            other.download(&to).synchronize().map(drop)
+        }),
+        ("batch", |_, other, y| other.batch(|q| q.download(y)).synchronize().map(drop)),
+        ("replay elsewhere", |_, other, y| {
+            let mut to = other.zeros::<u32>(8).queued()?;
+            other.replay(&mut Region::new(), |q| q.copy(y, &mut to)).synchronize()
+        }),
+        ("replay here", |here, _, y| {
+            let mut to = here.zeros::<u32>(8).queued()?;
+            here.replay(&mut Region::new(), |q| q.copy(y, &mut to)).synchronize()
+        }),
+    ];
+    for (what, read) in reads {
+        for warm in [0, 3] {
+            let (faults, handle) = testing::faults();
+            let device = testing::host_with(faults);
+            let (here, other) = (device.stream().unwrap(), device.stream().unwrap());
+            let mut region = Region::new();
+            let mut y = here.full(8, 0u32).synchronize().unwrap();
+            for _ in 0..warm {
+                here.replay(&mut region, |q| q.fill(&mut y, 5)).synchronize().unwrap();
+            }
+            let mut found = None;
+            let replayed = here.replay(&mut region, |q| {
+                let mut fresh = q.empty::<u32>(8)?;
+                q.fill(&mut fresh, 5)?;
+                handle.fail_nth(DriverCall::Launch, 1, ErrorKind::Driver);
+                found = Some(read(&here, &other, &fresh));
+                Ok(())
+            });
+            let error = found.expect("it was read").expect_err(what);
+            assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{what}: {error}");
+            replayed.synchronize().expect_err("the fill was refused");
+        }
+    }
 }

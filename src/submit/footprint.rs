@@ -316,7 +316,8 @@ impl<'a> Footprint<'a> {
         }
         edges.retain(|edge| !edge.point.is_complete());
         self.after = edges;
-        Ok(())
+        // An event behind a list puts that on its stream, where the driver may refuse it: what it would have written is not there.
+        self.check_contents()
     }
 
     /// Lends pinned memory to the device until the operation is complete. Another device's is refused:

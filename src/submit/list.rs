@@ -229,7 +229,7 @@ pub(crate) fn submit_listed(
     (launch, written): (&KernelLaunch<'_>, Written),
 ) -> Result<u64, SubmitError> {
     let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
-        let ticket = turn.open_list(owner, || fresh());
+        let ticket = open_list(turn, footprint, owner, fresh)?;
         wait_in_front(turn, footprint)?;
         for access in &footprint.accesses {
             let enter = |hazards: &mut AllocationHazards| {
@@ -257,7 +257,7 @@ pub(crate) fn submit_in_front<R>(
     (commands, calls): (u32, impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>),
 ) -> Result<(u64, R), SubmitError> {
     in_turn(stream, footprint, |turn, footprint| {
-        let ticket = turn.open_list(owner, || fresh());
+        let ticket = open_list(turn, footprint, owner, fresh)?;
         if footprint.may_block || turn.is_crowded(commands) {
             turn.expect_to_block();
         }
@@ -270,6 +270,22 @@ pub(crate) fn submit_in_front<R>(
         }
         Ok((ticket, result?))
     })
+}
+
+/// Sees to it that the owner's list is the open one. Another's may be refused as it is put on the stream for that: what it would have
+/// written is not there.
+fn open_list(
+    turn: &mut Turn<'_, '_>,
+    footprint: &Footprint<'_>,
+    owner: usize,
+    fresh: impl FnOnce() -> Box<List>,
+) -> Result<u64, Refusal> {
+    let next = turn.stream.submitted() + 1;
+    let ticket = turn.open_list(owner, || fresh());
+    if ticket != next {
+        footprint.check_contents().map_err(Refusal::Foreign)?;
+    }
+    Ok(ticket)
 }
 
 /// Has the stream wait for what the footprint says, in front of the whole list.
