@@ -233,8 +233,8 @@ pub enum ErrorDetail {
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
-    /// An argument of an operation has another length than its plan says (in elements).
-    #[error("{op}: {what} has {found} elements, the plan says {expected}")]
+    /// An argument of an operation has another length than its plan, or the operation, asks for (in elements).
+    #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
     /// An argument of an operation begins at an address that is not aligned as its plan says.
     #[error("{op}: {what} begins at {ptr:#x}, the plan wants a multiple of {alignment}")]

@@ -65,6 +65,8 @@
     allow(dead_code, reason = "some parts serve one backend, or the tests, alone")
 )]
 
+#[cfg(feature = "algorithms")]
+pub(crate) mod algorithm;
 pub(crate) mod backend;
 pub(crate) mod batch;
 #[cfg(feature = "blas")]
@@ -108,6 +110,14 @@ pub(crate) mod thread;
 /// ```
 pub use bytemuck;
 
+#[cfg(feature = "algorithms")]
+pub use algorithm::{
+    compare::Compare,
+    preload::AlgorithmFamily,
+    scalar::Scalar,
+    scan::ScanOp,
+    sequence::{Sequence, SequenceMut, UpTo, UpToMut},
+};
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use batch::queue::Queue;
 pub use batch::region::Region;

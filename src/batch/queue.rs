@@ -60,6 +60,18 @@ pub struct Queue<'s> {
 }
 
 impl<'s> Queue<'s> {
+    /// What the streams of the device share.
+    #[cfg(feature = "algorithms")]
+    pub(crate) fn home(&self) -> &'s Arc<Home> {
+        self.home
+    }
+
+    /// The last ticket that it submitted; 0 before.
+    #[cfg(feature = "algorithms")]
+    pub(crate) fn last_ticket(&self) -> u64 {
+        self.last.get()
+    }
+
     #[track_caller]
     pub(crate) fn new(
         stream: &'s Arc<StreamHandle>,

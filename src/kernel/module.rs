@@ -101,6 +101,10 @@ impl Module {
         Ok(Module { loaded: Arc::new(loaded) })
     }
 
+    pub(crate) fn loaded(&self) -> &Arc<LoadedModule> {
+        &self.loaded
+    }
+
     /// Compiles CUDA C++ for this device and loads it, off the executor: that takes milliseconds to
     /// minutes. What it was compiled to is kept, also for the next process: see [`CudaSource`].
     ///
@@ -166,18 +170,9 @@ impl Module {
     /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {
         role::check("asking the driver about a kernel")?;
-        let LoadedModule { engine, raw, name: image, instances } = &*self.loaded;
-        let instance = instances.iter().find(|(written, _)| written == name);
-        let in_image = instance.map_or(name, |(_, lowered)| lowered);
-        let refused = |code: crate::error::DriverCode| match code.code {
-            NOT_FOUND => {
-                let (image, kernel) = (image.clone(), name.to_owned());
-                ErrorDetail::NoSuchKernel { image, kernel }.into()
-            }
-            _ => engine.refused(code),
-        };
-        // SAFETY: the module is loaded for as long as `self.loaded` lives.
-        let function = unsafe { engine.backend.function(*raw, in_image) }.map_err(refused)?;
+        let engine = &self.loaded.engine;
+        let refused = |code| engine.refused(code);
+        let function = self.loaded.function(name)?;
         // SAFETY: the function was found in that module just now.
         let attributes = unsafe { engine.backend.function_attributes(function) };
         let attributes = attributes.map_err(refused)?;
@@ -197,6 +192,22 @@ impl Module {
 }
 
 impl LoadedModule {
+    /// A function by its name, or an instance of a template by the name that it was asked for with.
+    pub(crate) fn function(&self, name: &str) -> Result<RawFunction> {
+        let LoadedModule { engine, raw, name: image, instances } = self;
+        let instance = instances.iter().find(|(written, _)| written == name);
+        let in_image = instance.map_or(name, |(_, lowered)| lowered);
+        // SAFETY: the module is loaded for as long as `self` lives.
+        let function = unsafe { engine.backend.function(*raw, in_image) };
+        function.map_err(|code| match code.code {
+            NOT_FOUND => {
+                let (image, kernel) = (image.clone(), name.to_owned());
+                ErrorDetail::NoSuchKernel { image, kernel }.into()
+            }
+            _ => engine.refused(code),
+        })
+    }
+
     /// Raises the limit of dynamic shared memory of a function of this module.
     pub(crate) fn allow_shared_mem(&self, function: RawFunction, bytes: u32) -> DriverResult<()> {
         // SAFETY: the function belongs to this module, which is loaded.

@@ -69,6 +69,9 @@ macro_rules! verbs {
     };
 }
 
+#[cfg(feature = "algorithms")]
+pub(crate) use verbs;
+
 verbs! {
     // ---- batches --------------------------------------------------------------------------
 

@@ -1,0 +1,208 @@
+//! Are algorithms as quick as CUB, from the call to the ready future and on the device?
+//!
+//! | line | is, the median of the rounds |
+//! |---|---|
+//! | `algorithm.NAME.2pN.us` | from the call until the awaited future is ready, with 2^N elements |
+//! | `algorithm.NAME.2pN.device_us` | between two events around it |
+//! | `algorithm.NAME.2pN.cub_us`, `.cub_device_us` | the same by CUB's call, until `cudaStreamSynchronize` returns |
+//! | `algorithm.NAME.2pN.added_us`, `.device_ratio` | the difference of the first; the ratio of the second |
+//! | `algorithm.load.NAME.ms` | what the first use of a process takes |
+//!
+//! Keys that are sorted are put back before each round, which is not counted. CUB's lines are printed where the environment variable
+//! `GPU_AWAIT_CUB` names what `benches/raw/cub.cu` was built to; it runs in the same process on the same memory.
+
+#[path = "measure.rs"]
+mod measure;
+
+#[cfg(not(all(feature = "algorithms", feature = "cuda")))]
+fn main() {
+    eprintln!("# wants the features `algorithms` and `cuda`");
+}
+
+#[cfg(all(feature = "algorithms", feature = "cuda"))]
+fn main() {
+    compared::main();
+}
+
+#[cfg(all(feature = "algorithms", feature = "cuda"))]
+mod compared {
+    use std::ffi::c_void;
+    use std::time::Instant;
+
+    use bytemuck::Pod;
+    use gpu_await::{Compare, DeviceBuffer, Element, Op, ScanOp, Stream};
+    use tokio::runtime::Runtime;
+
+    use super::measure::{self, Sorted, is_smoke, on_cuda, print, rounds, us};
+
+    type Measure = unsafe extern "C" fn(
+        i32,
+        *const c_void,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+        usize,
+        usize,
+        i32,
+        *mut f32,
+        *mut f32,
+    ) -> i32;
+
+    /// CUB, if it was built.
+    struct Cub {
+        measure: Measure,
+    }
+
+    impl Cub {
+        fn find() -> Option<Cub> {
+            let path = std::env::var_os("GPU_AWAIT_CUB").filter(|_| on_cuda())?;
+            // SAFETY: it is what `cub.cu` was built to, which runs nothing when it is loaded.
+            let library = unsafe { libloading::Library::new(&path) }.expect("GPU_AWAIT_CUB");
+            let library = Box::leak(Box::new(library));
+            // SAFETY: that is its signature.
+            let measure = unsafe { library.get::<Measure>(b"cub_measure") }.expect("its function");
+            Some(Cub { measure: *measure })
+        }
+    }
+
+    struct Bench {
+        stream: Stream,
+        runtime: Runtime,
+        cub: Option<Cub>,
+    }
+
+    /// Memory of one size.
+    struct Memory<T: Element> {
+        fresh: DeviceBuffer<T>,
+        x: DeviceBuffer<T>,
+        y: DeviceBuffer<T>,
+        v: DeviceBuffer<T>,
+        w: DeviceBuffer<T>,
+        count: DeviceBuffer<u64>,
+    }
+
+    impl Bench {
+        fn memory<T: Element + Pod>(&self, len: usize, element: impl Fn(u64) -> T) -> Memory<T> {
+            let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+            let mut next = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                element(state.wrapping_mul(0x2545_f491_4f6c_dd1d))
+            };
+            let fresh: Vec<T> = (0..len).map(|_| next()).collect();
+            let up = || self.stream.zeros::<T>(len).queued().expect("memory");
+            let fresh = self.runtime.block_on(self.stream.upload_staged(fresh)).expect("memory");
+            let count = self.stream.empty(1).queued().expect("memory");
+            Memory { fresh, x: up(), y: up(), v: up(), w: up(), count }
+        }
+
+        fn measure<T: Element, R: Send + 'static>(
+            &self,
+            (name, which, power): (&str, i32, u32),
+            memory: &mut Memory<T>,
+            call: impl Fn(&Stream, &mut Memory<T>) -> Op<R>,
+        ) {
+            let stream = &self.stream;
+            let rounds = rounds(if power > 24 { 9 } else { 25 }, 1);
+            let (mut total, mut device) = (Vec::new(), Vec::new());
+            for _ in 0..rounds {
+                stream.copy(&memory.fresh, &mut memory.x).queued().expect("a copy");
+                let begin = stream.record_timed().expect("an event");
+                let op = call(stream, memory);
+                let end = stream.record_timed().expect("an event");
+                op.synchronize().expect("a result");
+                end.synchronize().expect("an event");
+                device.push(us(end.elapsed_since(&begin).expect("a time")));
+                stream.copy(&memory.fresh, &mut memory.x).synchronize().expect("a copy");
+                let op = self.runtime.block_on(async {
+                    let before = Instant::now();
+                    let op = call(stream, memory);
+                    op.await.map(|_| before.elapsed())
+                });
+                total.push(us(op.expect("a result")));
+            }
+            let (total, device) = (Sorted::new(total).p50(), Sorted::new(device).p50());
+            let line = |what: &str| format!("algorithm.{name}.2p{power}.{what}");
+            print(&line("us"), total, "us");
+            print(&line("device_us"), device, "us");
+            let Some(cub) = &self.cub else { return };
+            let pointer = |buffer: &DeviceBuffer<T>| buffer.device_ptr() as *mut c_void;
+            let (mut cub_device, mut cub_total) = (0.0, 0.0);
+            let bytes = memory.x.len() * size_of::<T>();
+            stream.done().synchronize().expect("all is done");
+            // SAFETY: the memory is as large as it says, and nothing else uses it meanwhile.
+            let status = unsafe {
+                (cub.measure)(
+                    which,
+                    pointer(&memory.fresh),
+                    pointer(&memory.x),
+                    pointer(&memory.y),
+                    pointer(&memory.v),
+                    pointer(&memory.w),
+                    memory.x.len(),
+                    bytes,
+                    rounds as i32,
+                    &mut cub_device,
+                    &mut cub_total,
+                )
+            };
+            assert_eq!(status, 0, "{name} by CUB");
+            print(&line("cub_us"), f64::from(cub_total), "us");
+            print(&line("cub_device_us"), f64::from(cub_device), "us");
+            print(&line("added_us"), total - f64::from(cub_total), "us");
+            print(&line("device_ratio"), device / f64::from(cub_device), "ratio");
+        }
+    }
+
+    pub(super) fn main() {
+        let device = measure::device();
+        let stream = device.stream().expect("a stream");
+        let runtime = measure::current_thread();
+        let bench = Bench { stream, runtime, cub: Cub::find() };
+        let stream = &bench.stream;
+
+        let few = stream.full(8, 1.0f32).queued().expect("memory");
+        let before = Instant::now();
+        stream.sum(&few).synchronize().expect("a sum");
+        print("algorithm.load.sum_f32.ms", measure::ms(before.elapsed()), "ms");
+        let mut few = stream.full(8, 1u32).queued().expect("memory");
+        let before = Instant::now();
+        stream.sort(&mut few).synchronize().expect("a sort");
+        print("algorithm.load.sort_u32.ms", measure::ms(before.elapsed()), "ms");
+
+        let powers: &[u32] =
+            if is_smoke() { &[10] } else { &[10, 12, 14, 16, 18, 20, 22, 24, 26, 28] };
+        for &power in powers {
+            let len = 1 << power;
+            {
+                let mut memory = bench.memory(len, |bits| (bits >> 40) as f32 - 8_388_608.0);
+                bench.measure(("sum_f32", 0, power), &mut memory, |stream, m| stream.sum(&m.x));
+                bench.measure(("sort_f32", 6, power), &mut memory, |stream, m| {
+                    stream.sort(&mut m.x)
+                });
+            }
+            {
+                let mut memory = bench.memory(len, |bits| (bits >> 32) as u32);
+                let scan = |stream: &Stream, m: &mut Memory<u32>| {
+                    stream.exclusive_scan(&m.x, ScanOp::Sum, 0, &mut m.y)
+                };
+                bench.measure(("scan_u32", 1, power), &mut memory, scan);
+                let select = |stream: &Stream, m: &mut Memory<u32>| {
+                    stream.copy_if_into(&m.x, Compare::Less(1 << 31), &mut m.y, &mut m.count)
+                };
+                bench.measure(("select_u32", 2, power), &mut memory, select);
+                bench.measure(("max_u32", 7, power), &mut memory, |stream, m| stream.max(&m.x));
+                bench.measure(("sort_u32", 3, power), &mut memory, |stream, m| {
+                    stream.sort(&mut m.x)
+                });
+                let pairs =
+                    |stream: &Stream, m: &mut Memory<u32>| stream.sort_by_key(&mut m.x, &mut m.v);
+                bench.measure(("sort_u32_u32", 4, power), &mut memory, pairs);
+            }
+            let mut memory = bench.memory(len, |bits| bits);
+            bench.measure(("sort_u64", 5, power), &mut memory, |stream, m| stream.sort(&mut m.x));
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Algorithms on device memory: reductions, scans, sorts, selections, elementwise transforms.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`scalar`] | the element types, and what they are computed in |
+//! | [`sequence`] | elements whose number the host knows, or the device alone |
+//! | [`compare`] | a condition on an element |
+//! | [`images`] | the kernels' images, packed |
+//! | [`code`] | the kernels of a device, loaded at first use |
+//! | [`launch`] | one launch of one of them |
+//! | [`lookback`] | kernels whose tiles look back at those before them |
+//! | [`preload`] | kernels that are loaded before they are needed |
+//! | [`reduce`] | many elements, one value |
+//! | [`scan`] | for each element, what those up to it come to |
+//! | [`select`] | some elements, in their order |
+//! | [`sort`] | all elements, in another order |
+//! | [`verbs`] | the verbs of streams and devices |
+//!
+//! The kernels are CUB's, prebuilt (`kernels/algorithms`); each algorithm is some launches of a queue, so that it goes wherever a
+//! launch goes: on a stream, into a batch, a replayed batch, a graph. On the host device it is one launch of a twin.
+#![forbid(unsafe_code)]
+
+mod code;
+pub(crate) mod compare;
+mod images;
+mod launch;
+mod lookback;
+pub(crate) mod preload;
+mod reduce;
+pub(crate) mod scalar;
+pub(crate) mod scan;
+mod select;
+pub(crate) mod sequence;
+mod sort;
+mod verbs;

@@ -1,0 +1,150 @@
+//! [`Algorithms`]: the kernels of a device, loaded when they are first needed.
+//!
+//! | a device | an algorithm's kernels |
+//! |---|---|
+//! | CUDA | are those of an image, loaded whole; its tuning says geometry and lengths |
+//! | host | are one, whose twin does all of it, whatever the length |
+//!
+//! Kernels stay loaded until the device goes. Two threads that ask for the same ones load them twice at worst: no lock is held
+//! while the driver works.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::RwLock;
+
+use super::images::{PackedCode, PackedImage, Tuned};
+use crate::DeviceKind;
+use crate::backend::{Function, HostTwin};
+use crate::device::home::Home;
+use crate::error::{ErrorDetail, Result};
+use crate::kernel::image::{Form, Image};
+use crate::kernel::module::{LoadedModule, Module};
+use crate::runtime::Engine;
+use crate::submit::KernelCode;
+use crate::thread::role;
+
+/// What a device has loaded, by algorithm and type.
+#[derive(Default)]
+pub(super) struct Algorithms {
+    loaded: RwLock<HashMap<Key, Arc<dyn Any + Send + Sync>>>,
+}
+
+/// An algorithm, and the type or types that it is for.
+pub(super) type Key = (&'static str, &'static str, &'static str);
+
+/// One kernel.
+pub(super) struct AlgorithmKernel {
+    name: Arc<str>,
+    pub(super) function: Function,
+    /// It was launched before: the driver has made what a first launch makes.
+    pub(super) launched: AtomicBool,
+    /// Keeps the code loaded.
+    _module: Option<Arc<LoadedModule>>,
+}
+
+impl KernelCode for AlgorithmKernel {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+}
+
+/// An image on a device.
+pub(super) struct LoadedImage {
+    engine: Arc<Engine>,
+    module: Module,
+    code: &'static PackedCode,
+    name: &'static str,
+}
+
+impl Algorithms {
+    /// What `key` names, made by the first to ask.
+    pub(super) fn get<T: Any + Send + Sync>(
+        home: &Home,
+        key: Key,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let all =
+            match home.get_or_load(|| Ok::<_, std::convert::Infallible>(Algorithms::default())) {
+                Ok(all) => all,
+                Err(never) => match never {},
+            };
+        let found = all.loaded.read().get(&key).cloned();
+        if let Some(found) = found.and_then(|found| found.downcast::<T>().ok()) {
+            return Ok(found);
+        }
+        let fresh = Arc::new(load()?);
+        let mut loaded = all.loaded.write();
+        let kept = loaded.entry(key).or_insert_with(|| fresh.clone()).clone();
+        Ok(kept.downcast::<T>().unwrap_or(fresh))
+    }
+}
+
+impl AlgorithmKernel {
+    /// A kernel of the host device.
+    pub(super) fn twin(name: &'static str, twin: HostTwin) -> Arc<Self> {
+        let name: Arc<str> = name.into();
+        let function = Function::Host(twin, name.clone());
+        let launched = AtomicBool::new(true);
+        Arc::new(AlgorithmKernel { name, function, launched, _module: None })
+    }
+}
+
+impl LoadedImage {
+    /// The image of a family of algorithms for a type, unless the device is the host.
+    ///
+    /// # Errors
+    /// What the driver refuses; [`ErrorDetail::Unsupported`] on a GPU below compute capability 8.0; a thread that must not
+    /// call the driver.
+    pub(super) fn of(home: &Home, family: &str, type_name: &str) -> Result<Option<Arc<Self>>> {
+        role::check("loading an algorithm")?;
+        let (engine, name) = (&home.engine, &*format!("{family}_{type_name}"));
+        engine.check_open()?;
+        if engine.backend.kind() == DeviceKind::Host {
+            return Ok(None);
+        }
+        let image =
+            PackedImage::find(name).unwrap_or_else(|| unreachable!("{name} is in the manifest"));
+        let load = || LoadedImage::load(engine, image);
+        Algorithms::get(home, ("image", image.name, ""), load).map(Some)
+    }
+
+    fn load(engine: &Arc<Engine>, image: &'static PackedImage) -> Result<Self> {
+        let capability = engine.backend.limits().compute_capability;
+        if capability < (8, 0) {
+            let device = engine.label().to_owned();
+            return Err(ErrorDetail::Unsupported { what: "an algorithm", device }.into());
+        }
+        let tuned = if capability == (9, 0) { Tuned::Hopper } else { Tuned::General };
+        let (name, code) = (image.name, image.code(tuned));
+        let form = if tuned == Tuned::Hopper { Form::Binary } else { Form::Ptx };
+        let bytes = code.unpack().unwrap_or_else(|| unreachable!("{name} is in the archive"));
+        let module = Module::load_now(engine, Image::compiled(form, bytes.into()).named(name))?;
+        Ok(LoadedImage { engine: engine.clone(), module, code, name })
+    }
+
+    /// A kernel of the image.
+    pub(super) fn kernel(&self, entry: &str) -> Result<Arc<AlgorithmKernel>> {
+        let function = self.module.loaded().function(entry)?;
+        let name = format!("{} of {}", entry, self.name).into();
+        let (function, module) = (Function::Device(function), Some(self.module.loaded().clone()));
+        let launched = AtomicBool::new(false);
+        Ok(Arc::new(AlgorithmKernel { name, function, launched, _module: module }))
+    }
+
+    /// A number of the image's tuning.
+    pub(super) fn fact(&self, name: &str) -> u32 {
+        self.code.fact(name).unwrap_or_else(|| unreachable!("{} has the fact {name}", self.name))
+    }
+
+    /// Blocks of so many threads that the device holds at once.
+    pub(super) fn resident_blocks(&self, kernel: &AlgorithmKernel, threads: u32) -> Result<u32> {
+        let Function::Device(function) = kernel.function else { return Ok(1) };
+        let active = self.module.loaded().active_blocks(function, threads, 0);
+        let active = active.map_err(|code| self.engine.refused(code))?;
+        Ok(active.max(1) * self.engine.backend.limits().multiprocessors.max(1))
+    }
+}

@@ -1,0 +1,200 @@
+//! [`AlgorithmLaunch`]: one kernel of an algorithm, with what it touches, before it is anywhere.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytemuck::NoUninit;
+use smallvec::SmallVec;
+
+use super::code::AlgorithmKernel;
+use super::sequence::ElementCount;
+use crate::backend::{ArgBlock, Grid, LaunchShape};
+use crate::batch::queue::Queue;
+use crate::batch::settle::{Lent, Settled};
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::memory::pinned::PinnedBuffer;
+use crate::memory::pinned_pool::PinnedBlock;
+use crate::memory::view::{Span, Writable};
+use crate::op::HostValue;
+use crate::submit::{Footprint, KernelLaunch};
+
+/// The arguments of a launch, in the order of the kernel's parameters.
+pub(super) struct AlgorithmLaunch<'k> {
+    footprint: Footprint<'k>,
+    args: ArgBlock,
+}
+
+/// What every kernel of an operation is passed first: memory that it reads, then values.
+#[derive(Clone, Default)]
+pub(super) struct Inputs<'k> {
+    /// An array, as it is covariant.
+    reads: [Option<Span<'k>>; 2],
+    values: SmallVec<[SmallVec<[u8; 8]>; 2]>,
+}
+
+impl<'k> Inputs<'k> {
+    pub(super) fn of(span: Span<'k>) -> Self {
+        Inputs { reads: [Some(span), None], ..Inputs::default() }
+    }
+
+    pub(super) fn and(mut self, span: Span<'k>) -> Self {
+        self.reads[1] = Some(span);
+        self
+    }
+
+    pub(super) fn value<V: NoUninit>(mut self, value: V) -> Self {
+        self.values.push(SmallVec::from_slice(bytemuck::bytes_of(&value)));
+        self
+    }
+}
+
+/// Where a result goes.
+#[derive(Clone)]
+pub(super) enum Target<'k> {
+    Memory(Span<'k>),
+    Pinned(&'k Arc<PinnedBlock>, u64),
+}
+
+impl<'k> AlgorithmLaunch<'k> {
+    /// A launch that errors call `op`.
+    pub(super) fn new(op: &'static str) -> Self {
+        AlgorithmLaunch { footprint: Footprint::new(op), args: ArgBlock::default() }
+    }
+
+    pub(super) fn inputs(self, inputs: &Inputs<'k>) -> Self {
+        let mut launch = inputs.reads.iter().flatten().fold(self, AlgorithmLaunch::reads);
+        inputs.values.iter().for_each(|value| launch.args.push_value(value));
+        launch
+    }
+
+    pub(super) fn reads(mut self, span: &Span<'k>) -> Self {
+        self.footprint.reads(span);
+        self.memory(span)
+    }
+
+    pub(super) fn overwrites(mut self, span: &Span<'k>) -> Self {
+        self.footprint.overwrites(span);
+        self.memory(span)
+    }
+
+    pub(super) fn updates(mut self, span: &Span<'k>) -> Self {
+        self.footprint.updates(span);
+        self.memory(span)
+    }
+
+    /// Memory that is overwritten, or, where the device alone knows how much of it, perhaps in part.
+    pub(super) fn writes(self, span: &Span<'k>, in_part: bool) -> Self {
+        if in_part { self.updates(span) } else { self.overwrites(span) }
+    }
+
+    /// Reads and writes some of the memory, at addresses that are passed apart.
+    pub(super) fn part_of(mut self, span: &Span<'k>) -> Self {
+        self.footprint.updates(span);
+        self
+    }
+
+    /// Writes some of new memory, at an address that is passed apart; nobody reads the rest before it is written.
+    pub(super) fn begins(mut self, span: &Span<'k>) -> Self {
+        self.footprint.overwrites(span);
+        self
+    }
+
+    /// An address inside of memory that the launch was passed before.
+    pub(super) fn address(mut self, span: &Span<'k>, offset_bytes: u64) -> Self {
+        self.args.push_memory(span.ptr().offset(offset_bytes).0, 0);
+        self
+    }
+
+    fn memory(mut self, span: &Span<'k>) -> Self {
+        self.args.push_memory(span.ptr().0, span.range.end - span.range.start);
+        self
+    }
+
+    pub(super) fn target(mut self, target: &Target<'k>) -> Self {
+        match target {
+            Target::Memory(span) => return self.overwrites(span),
+            Target::Pinned(block, bytes) => {
+                self.footprint.lends(block);
+                self.args.push_memory(block.device().0, *bytes);
+            }
+        }
+        self
+    }
+
+    /// No memory: a null pointer.
+    pub(super) fn nothing(mut self) -> Self {
+        self.args.push_memory(0, 0);
+        self
+    }
+
+    pub(super) fn value<V: NoUninit>(self, value: V) -> Self {
+        self.bytes(bytemuck::bytes_of(&value))
+    }
+
+    pub(super) fn bytes(mut self, value: &[u8]) -> Self {
+        self.args.push_value(value);
+        self
+    }
+
+    /// The most elements that there are, and where the device has their number.
+    pub(super) fn length(self, length: &ElementCount<'k>) -> Self {
+        let launch = self.value(length.most as u64);
+        match &length.count {
+            Some(count) => launch.reads(count),
+            None => launch.nothing(),
+        }
+    }
+
+    /// Puts it on the queue's stream.
+    pub(super) fn run(
+        mut self,
+        queue: &Queue<'_>,
+        kernel: &Arc<AlgorithmKernel>,
+        (blocks, threads): (u32, u32),
+    ) -> Result<()> {
+        // ORDERING: Relaxed, twice: a hint, as for any kernel.
+        if !kernel.launched.load(Ordering::Relaxed) {
+            kernel.launched.store(true, Ordering::Relaxed);
+            self.footprint.may_block();
+        }
+        let grid = Grid {
+            grid_dim: [blocks, 1, 1],
+            block_dim: [threads, 1, 1],
+            cluster_dim: [1, 1, 1],
+            shared_mem_bytes: 0,
+        };
+        let shape = LaunchShape { grid, cooperative: false };
+        let launch =
+            KernelLaunch { code: kernel, function: &kernel.function, shape, args: &self.args };
+        Ok(queue.submit_launch(&mut self.footprint, &launch)?)
+    }
+
+    /// Poisons what it would have written, and hands the error back.
+    pub(super) fn refuse(self, error: Error) -> Error {
+        self.footprint.poison(error)
+    }
+}
+
+/// Has `put` write one value, which the host reads when that is complete.
+///
+/// On a GPU the kernel writes it to pinned memory. On a host device, where kernels reach device memory alone, it is downloaded.
+pub(super) fn to_host<R: Element, H: Send + 'static>(
+    queue: &Queue<'_>,
+    is_gpu: bool,
+    put: impl FnOnce(&Target<'_>) -> Result<()>,
+    read: impl FnOnce(R) -> H + Send + 'static,
+) -> Result<Lent<H>> {
+    if !is_gpu {
+        let mut out = queue.empty::<R>(1)?;
+        put(&Target::Memory(out.span_mut()))?;
+        let Lent(Settled { value, points }) = queue.download(&out)?;
+        let value = HostValue::Later(Box::new(move || Ok(read(value.take()?[0]))));
+        return Ok(Lent(Settled { value, points }));
+    }
+    let result = PinnedBuffer::<R>::new(&queue.home().pinned, 1)?;
+    put(&Target::Pinned(result.block(), result.size_bytes()))?;
+    let value = HostValue::Later(Box::new(move || Ok(read(result[0]))));
+    Ok(Lent::to(queue.stream(), queue.last_ticket(), value))
+}

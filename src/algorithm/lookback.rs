@@ -1,0 +1,54 @@
+//! [`Lookback`]: kernels whose tiles look back at those before them, and the state that these leave.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::code::{AlgorithmKernel, LoadedImage};
+use super::launch::AlgorithmLaunch;
+use crate::batch::queue::Queue;
+use crate::error::Result;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::view::Span;
+
+/// Threads of a block that makes the state.
+const INIT_THREADS: u32 = 128;
+
+/// What a launch has to know of such a kernel.
+pub(super) struct Lookback {
+    init: Arc<AlgorithmKernel>,
+    pub(super) threads: u32,
+    pub(super) tile: u32,
+    padding_tiles: u32,
+    state_bytes: u32,
+}
+
+impl Lookback {
+    /// Of the kernels that the image's facts call `kernel`.
+    pub(super) fn of(image: &LoadedImage, init: &str, kernel: &str) -> Result<Self> {
+        Ok(Lookback {
+            init: image.kernel(init)?,
+            threads: image.fact(&format!("{kernel}_threads")),
+            tile: image.fact(&format!("{kernel}_tile")),
+            padding_tiles: image.fact("padding_tiles"),
+            state_bytes: image.fact("tile_state_bytes"),
+        })
+    }
+
+    /// Memory for the state of so many tiles.
+    pub(super) fn state(&self, queue: &Queue<'_>, tiles: u32) -> Result<DeviceBuffer<u8>> {
+        queue.empty((tiles + self.padding_tiles) as usize * self.state_bytes as usize)
+    }
+
+    /// Makes the state, for so many tiles that have not begun.
+    pub(super) fn begin(
+        &self,
+        queue: &Queue<'_>,
+        op: &'static str,
+        state: &Span<'_>,
+        tiles: u32,
+    ) -> Result<()> {
+        let blocks = (tiles + self.padding_tiles).div_ceil(INIT_THREADS);
+        let launch = AlgorithmLaunch::new(op).overwrites(state).value(tiles);
+        launch.run(queue, &self.init, (blocks, INIT_THREADS))
+    }
+}

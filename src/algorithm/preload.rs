@@ -1,0 +1,74 @@
+//! [`AlgorithmFamily`]: kernels that are loaded before they are needed.
+#![forbid(unsafe_code)]
+
+use super::code::LoadedImage;
+use super::scalar::Scalar;
+use crate::device::Device;
+use crate::device::home::Home;
+use crate::error::Result;
+use crate::runtime::coop;
+use crate::thread::role;
+use crate::thread::worker::offload;
+
+/// Algorithms whose kernels are loaded together; for [`Device::preload`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AlgorithmFamily {
+    /// `sum`, `min`, `max`, `arg_min`, `arg_max`, `dot`, `count_if`.
+    Reduce,
+    /// `inclusive_scan`, `exclusive_scan`.
+    Scan,
+    /// `copy_if`, `partition`, `unique`, `select`, `partition_flagged`; for `u8` also `positions`.
+    Select,
+    /// `sort`, `sort_by_key`, up and down.
+    Sort,
+}
+
+impl AlgorithmFamily {
+    fn load<T: Scalar>(self, home: &Home) -> Result<()> {
+        let image = |family, type_name: &str| LoadedImage::of(home, family, type_name).map(drop);
+        match self {
+            AlgorithmFamily::Reduce => image("reduce", T::NAME),
+            AlgorithmFamily::Scan => image("scan", T::NAME),
+            AlgorithmFamily::Select => {
+                image("select", T::NAME).and_then(|()| image("select_flagged", T::WORD))
+            }
+            AlgorithmFamily::Sort => ["", "_u32", "_u64"]
+                .into_iter()
+                .try_for_each(|values| image("sort", &format!("{}{values}", T::WORD))),
+        }
+    }
+}
+
+impl Device {
+    /// Loads the kernels of algorithms for an element type, off the executor, so that their first use is as quick as any other. On a
+    /// host device there is nothing to load.
+    ///
+    /// # Errors
+    /// A GPU below compute capability 8.0; what the driver refuses; a lost or closed device.
+    ///
+    /// # Blocking
+    /// No; but the future stays pending until everything that runs on the GPU has ended. Load before serving. On a GPU of another
+    /// compute capability than 9.0 the driver compiles the kernels, once for a machine, which takes seconds.
+    ///
+    /// # Cancel safety
+    /// Dropped, the load goes on.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::{AlgorithmFamily, Device};
+    /// let device = Device::cuda_or_host()?;
+    /// device.preload::<f32>(&[AlgorithmFamily::Reduce, AlgorithmFamily::Sort]).await?;
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuModuleLoadDataEx`.
+    pub async fn preload<T: Scalar>(&self, families: &[AlgorithmFamily]) -> Result<()> {
+        coop::proceed().await;
+        role::check_driver("loading an algorithm")?;
+        let (home, families) = (self.home().clone(), families.to_vec());
+        offload(move || families.into_iter().try_for_each(|family| family.load::<T>(&home))).await?
+    }
+}

@@ -1,0 +1,412 @@
+//! Reductions: many elements, one value.
+//!
+//! | elements | launches |
+//! |---|---|
+//! | at most a tile, or on a host device | `NAME_single` |
+//! | more | `NAME_tiles`, a value a block; `NAME_last`, one of those |
+//!
+//! How many blocks there are depends on the device alone, so a floating point result is the same from run to run.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
+use super::compare::{Compare, Within};
+use super::launch::{AlgorithmLaunch, Inputs, Target, to_host};
+use super::scalar::{Scalar, is_greater, is_less};
+use super::sequence::{ElementCount, Elements, Sequence};
+use crate::backend::{Grid, HostTwin};
+use crate::batch::queue::Queue;
+use crate::batch::settle::Lent;
+use crate::device::home::Home;
+use crate::error::{ErrorDetail, Result};
+use crate::kernel::signature::{In, Out, TwinFn, Value};
+use crate::memory::Element;
+use crate::memory::view::{Readable, Span, Writable};
+
+/// Blocks for each that the device holds at once, as CUB has it: blocks that end early leave their place to others.
+const ROUNDS: u32 = 5;
+
+/// The kernels of a reduction.
+pub(super) struct ReduceKernels {
+    single: Arc<AlgorithmKernel>,
+    tiles: Option<ReduceTiles>,
+}
+
+struct ReduceTiles {
+    kernel: Arc<AlgorithmKernel>,
+    last: Arc<AlgorithmKernel>,
+    single_threads: u32,
+    single_tile: u32,
+    threads: u32,
+    tile: u32,
+    partial_bytes: u32,
+    most_blocks: u32,
+}
+
+impl ReduceKernels {
+    /// Those of `op` for `T`.
+    pub(super) fn of<T: Scalar>(
+        home: &Home,
+        op: &'static str,
+        twin: impl FnOnce() -> HostTwin,
+    ) -> Result<Arc<ReduceKernels>> {
+        Algorithms::get(home, (op, T::NAME, ""), || {
+            let Some(image) = LoadedImage::of(home, "reduce", T::NAME)? else {
+                return Ok(ReduceKernels {
+                    single: AlgorithmKernel::twin(op, twin()),
+                    tiles: None,
+                });
+            };
+            let fact = |name: &str| image.fact(&format!("{op}_{name}"));
+            let kernel = image.kernel(&format!("{op}_tiles"))?;
+            let threads = fact("tiles_threads");
+            let most_blocks = ROUNDS * image.resident_blocks(&kernel, threads)?;
+            let tiles = ReduceTiles {
+                kernel,
+                last: image.kernel(&format!("{op}_last"))?,
+                single_threads: fact("single_threads"),
+                single_tile: fact("single_tile"),
+                threads,
+                tile: fact("tile"),
+                partial_bytes: fact("partial_bytes"),
+                most_blocks,
+            };
+            Ok(ReduceKernels { single: image.kernel(&format!("{op}_single"))?, tiles: Some(tiles) })
+        })
+    }
+
+    /// Reduces the inputs to one value.
+    fn put(
+        &self,
+        queue: &Queue<'_>,
+        op: &'static str,
+        (inputs, length): (&Inputs<'_>, &ElementCount<'_>),
+        target: &Target<'_>,
+    ) -> Result<()> {
+        let most = length.most as u64;
+        let tiles = match &self.tiles {
+            Some(tiles) if most > u64::from(tiles.single_tile) => tiles,
+            tiles => {
+                let threads = tiles.as_ref().map_or(1, |tiles| tiles.single_threads);
+                let launch = AlgorithmLaunch::new(op).inputs(inputs).target(target).length(length);
+                return launch.run(queue, &self.single, (1, threads));
+            }
+        };
+        let refuse = |error| AlgorithmLaunch::new(op).target(target).refuse(error);
+        let blocks = most.div_ceil(u64::from(tiles.tile)).min(u64::from(tiles.most_blocks)) as u32;
+        let bytes = blocks as usize * tiles.partial_bytes as usize;
+        let mut partials = queue.empty::<u8>(bytes).map_err(refuse)?;
+        let partials = partials.span_mut();
+        let first = AlgorithmLaunch::new(op).inputs(inputs).overwrites(&partials).length(length);
+        first.run(queue, &tiles.kernel, (blocks, tiles.threads)).map_err(refuse)?;
+        let last =
+            AlgorithmLaunch::new(op).reads(&partials).target(target).length(length).value(blocks);
+        last.run(queue, &tiles.last, (1, tiles.single_threads))
+    }
+}
+
+impl Queue<'_> {
+    fn reduce_into<T: Scalar, R: Element>(
+        &self,
+        op: &'static str,
+        twin: impl FnOnce() -> HostTwin,
+        (inputs, length): (&Inputs<'_>, &ElementCount<'_>),
+        out: &mut impl Writable<R>,
+    ) -> Result<()> {
+        let found = out.len();
+        let target = Target::Memory(out.span_mut());
+        let refuse = |error| AlgorithmLaunch::new(op).target(&target).refuse(error);
+        if found != 1 {
+            let what = "the output";
+            return Err(refuse(ErrorDetail::WrongLength { op, what, expected: 1, found }.into()));
+        }
+        let kernels = ReduceKernels::of::<T>(self.home(), op, twin).map_err(refuse)?;
+        kernels.put(self, op, (inputs, length), &target)
+    }
+
+    fn reduce_to_host<T: Scalar, R: Element, H: Send + 'static>(
+        &self,
+        op: &'static str,
+        twin: impl FnOnce() -> HostTwin,
+        (inputs, length): (&Inputs<'_>, &ElementCount<'_>),
+        read: impl FnOnce(R) -> H + Send + 'static,
+    ) -> Result<Lent<H>> {
+        let kernels = ReduceKernels::of::<T>(self.home(), op, twin)?;
+        let put = |target: &Target<'_>| kernels.put(self, op, (inputs, length), target);
+        to_host(self, kernels.tiles.is_some(), put, read)
+    }
+}
+
+/// Makes a reduction of one array: to the host, and into memory.
+macro_rules! reductions {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident, $(#[$into_meta:meta])* $into:ident: $result:ty => $host:ty, $read:expr;
+    )+) => {
+        impl Queue<'_> {$(
+            $(#[$meta])*
+            #[track_caller]
+            pub fn $name<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<$host>> {
+                self.here();
+                let Elements { span, length } = x.elements();
+                self.reduce_to_host::<T, $result, _>(
+                    stringify!($name),
+                    twin::$name::<T>,
+                    (&Inputs::of(span), &length),
+                    $read,
+                )
+            }
+
+            $(#[$into_meta])*
+            #[track_caller]
+            pub fn $into<T: Scalar>(
+                &self,
+                x: &impl Sequence<T>,
+                out: &mut impl Writable<$result>,
+            ) -> Result<()> {
+                self.here();
+                let Elements { span, length } = x.elements();
+                self.reduce_into::<T, $result>(
+                    stringify!($name),
+                    twin::$name::<T>,
+                    (&Inputs::of(span), &length),
+                    out,
+                )
+            }
+        )+}
+    };
+}
+reductions! {
+    /// See [`Stream::sum`](crate::Stream::sum).
+    ///
+    /// # Errors
+    /// As there.
+    sum,
+    /// See [`Stream::sum_into`](crate::Stream::sum_into).
+    ///
+    /// # Errors
+    /// As there.
+    sum_into: T::Total => T::Total, |sum| sum;
+    /// See [`Stream::min`](crate::Stream::min).
+    ///
+    /// # Errors
+    /// As there.
+    min,
+    /// See [`Stream::min_into`](crate::Stream::min_into).
+    ///
+    /// # Errors
+    /// As there.
+    min_into: T => T, |least| least;
+    /// See [`Stream::max`](crate::Stream::max).
+    ///
+    /// # Errors
+    /// As there.
+    max,
+    /// See [`Stream::max_into`](crate::Stream::max_into).
+    ///
+    /// # Errors
+    /// As there.
+    max_into: T => T, |greatest| greatest;
+    /// See [`Stream::arg_min`](crate::Stream::arg_min).
+    ///
+    /// # Errors
+    /// As there.
+    arg_min,
+    /// See [`Stream::arg_min_into`](crate::Stream::arg_min_into).
+    ///
+    /// # Errors
+    /// As there.
+    arg_min_into: u64 => Option<usize>, place;
+    /// See [`Stream::arg_max`](crate::Stream::arg_max).
+    ///
+    /// # Errors
+    /// As there.
+    arg_max,
+    /// See [`Stream::arg_max_into`](crate::Stream::arg_max_into).
+    ///
+    /// # Errors
+    /// As there.
+    arg_max_into: u64 => Option<usize>, place;
+}
+
+/// Where an element is; `u64::MAX` stands for nowhere.
+fn place(at: u64) -> Option<usize> {
+    usize::try_from(at).ok().filter(|_| at != u64::MAX)
+}
+
+impl Queue<'_> {
+    /// See [`Stream::dot`](crate::Stream::dot).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn dot<T: Scalar>(
+        &self,
+        x: &impl Readable<T>,
+        y: &impl Readable<T>,
+    ) -> Result<Lent<T::Total>> {
+        self.here();
+        let length = same_length(x.len(), y.len())?;
+        let inputs = Inputs::of(x.span()).and(y.span());
+        self.reduce_to_host::<T, T::Total, _>("dot", twin::dot::<T>, (&inputs, &length), |sum| sum)
+    }
+
+    /// See [`Stream::dot_into`](crate::Stream::dot_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn dot_into<T: Scalar>(
+        &self,
+        x: &impl Readable<T>,
+        y: &impl Readable<T>,
+        out: &mut impl Writable<T::Total>,
+    ) -> Result<()> {
+        self.here();
+        let length = same_length(x.len(), y.len()).map_err(|error| {
+            AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
+        })?;
+        let inputs = Inputs::of(x.span()).and(y.span());
+        self.reduce_into::<T, T::Total>("dot", twin::dot::<T>, (&inputs, &length), out)
+    }
+
+    /// See [`Stream::count_if`](crate::Stream::count_if).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn count_if<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = compared(span, condition);
+        let twin = twin::count_if::<T>;
+        let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        self.reduce_to_host::<T, u64, _>("count_if", twin, (&inputs, &length), read)
+    }
+
+    /// See [`Stream::count_if_into`](crate::Stream::count_if_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn count_if_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+        out: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = compared(span, condition);
+        self.reduce_into::<T, u64>("count_if", twin::count_if::<T>, (&inputs, &length), out)
+    }
+}
+
+fn compared<T: Scalar>(span: Span<'_>, condition: Compare<T>) -> Inputs<'_> {
+    let Within { from, to, is_not } = condition.within();
+    Inputs::of(span).value(from).value(to).value(is_not)
+}
+
+fn same_length(x: usize, y: usize) -> Result<ElementCount<'static>> {
+    if x != y {
+        let (op, what) = ("dot", "the second array");
+        return Err(ErrorDetail::WrongLength { op, what, expected: x, found: y }.into());
+    }
+    Ok(ElementCount { most: x, count: None })
+}
+
+/// The reductions on the CPU.
+mod twin {
+    use super::{Grid, HostTwin, In, Out, Scalar, TwinFn, Value, Within, is_greater, is_less};
+    use crate::algorithm::scalar::ScalarParts;
+    use crate::algorithm::sequence::counted;
+
+    /// Elements that are added one after the other; more are sums of sums, so that rounding errors stay small.
+    const RUN: usize = 256;
+
+    fn total<T: Scalar, I: Copy>(x: &[I], of: &impl Fn(I) -> T::Total) -> T::Total {
+        if x.len() <= RUN {
+            let nothing = <T::Total as bytemuck::Zeroable>::zeroed();
+            return x.iter().fold(nothing, |sum, x| T::add_totals(sum, of(*x)));
+        }
+        let (left, right) = x.split_at((x.len() / 2).next_multiple_of(RUN));
+        T::add_totals(total::<T, I>(left, of), total::<T, I>(right, of))
+    }
+
+    pub(super) fn sum<T: Scalar>() -> HostTwin {
+        let sum = |_: &Grid, x: &[T], out: &mut [T::Total], _most: u64, len: &[u64]| {
+            out[0] = total::<T, T>(counted(x, len), &T::total);
+        };
+        TwinFn::<(In<T>, Out<T::Total>, u64, In<u64>)>::erase(sum)
+    }
+
+    pub(super) fn dot<T: Scalar>() -> HostTwin {
+        let dot = |_: &Grid, x: &[T], y: &[T], out: &mut [T::Total], _most: u64, _len: &[u64]| {
+            let places: Vec<usize> = (0..x.len()).collect();
+            let product = |at: usize| T::multiply_totals(x[at].total(), y[at].total());
+            out[0] = total::<T, usize>(&places, &product);
+        };
+        TwinFn::<(In<T>, In<T>, Out<T::Total>, u64, In<u64>)>::erase(dot)
+    }
+
+    pub(super) fn min<T: Scalar>() -> HostTwin {
+        extreme::<T>(T::GREATEST, is_less)
+    }
+
+    pub(super) fn max<T: Scalar>() -> HostTwin {
+        extreme::<T>(T::LEAST, is_greater)
+    }
+
+    type Before<T> = fn(&T, &T) -> bool;
+
+    fn extreme<T: Scalar>(none: T::Computed, before: Before<T::Computed>) -> HostTwin {
+        let found = move |_: &Grid, x: &[T], out: &mut [T], _most: u64, len: &[u64]| {
+            let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
+            out[0] = T::rounded(counted(x, len).iter().fold(none, better));
+        };
+        TwinFn::<(In<T>, Out<T>, u64, In<u64>)>::erase(found)
+    }
+
+    pub(super) fn arg_min<T: Scalar>() -> HostTwin {
+        place_of::<T>(is_less)
+    }
+
+    pub(super) fn arg_max<T: Scalar>() -> HostTwin {
+        place_of::<T>(is_greater)
+    }
+
+    fn place_of<T: Scalar>(before: Before<T::Computed>) -> HostTwin {
+        let found = move |_: &Grid, x: &[T], out: &mut [u64], _most: u64, len: &[u64]| {
+            let mut best: Option<(usize, T::Computed)> = None;
+            for (at, x) in counted(x, len).iter().enumerate() {
+                if best.is_none_or(|(_, found)| before(&x.computed(), &found)) {
+                    best = Some((at, x.computed()));
+                }
+            }
+            out[0] = best.map_or(u64::MAX, |(at, _)| at as u64);
+        };
+        TwinFn::<(In<T>, Out<u64>, u64, In<u64>)>::erase(found)
+    }
+
+    pub(super) fn count_if<T: Scalar>() -> HostTwin {
+        type Bound<T> = Value<<T as ScalarParts>::Computed>;
+        let count = |_: &Grid,
+                     x: &[T],
+                     from: T::Computed,
+                     to: T::Computed,
+                     is_not: u32,
+                     out: &mut [u64],
+                     _most: u64,
+                     len: &[u64]| {
+            let within = Within { from, to, is_not };
+            let holds = |x: &&T| within.holds(&x.computed());
+            out[0] = counted(x, len).iter().filter(holds).count() as u64;
+        };
+        TwinFn::<(In<T>, Bound<T>, Bound<T>, u32, Out<u64>, u64, In<u64>)>::erase(count)
+    }
+}

@@ -1,0 +1,180 @@
+//! [`Scalar`]: the element types that algorithms compute with.
+//!
+//! | type | computed in | summed in |
+//! |---|---|---|
+//! | `u8` `u16` `u32` `u64` | itself | `u64` |
+//! | `i8` `i16` `i32` `i64` | itself | `i64` |
+//! | `f16` `bf16` | `f32`, rounded once at the end | `f32` |
+//! | `f32` `f64` | itself | itself |
+#![forbid(unsafe_code)]
+
+use std::fmt::Debug;
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+use crate::memory::Number;
+
+/// Element types that algorithms compute with: `u8` to `u64`, `i8` to `i64`, [`f16`](half::f16), [`bf16`](half::bf16), `f32` and
+/// `f64`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "algorithms do not compute with `{Self}`",
+    label = "not a number type of algorithms",
+    note = "`u8` to `u64`, `i8` to `i64`, `half::f16`, `half::bf16`, `f32` and `f64` are"
+)]
+pub trait Scalar: Number + ScalarParts {
+    /// What sums are returned as: `u64` or `i64` for integers, so that the sums of narrow ones do not wrap; `f32` for `f16`
+    /// and `bf16`; `f32` and `f64` for themselves.
+    type Total: Number + Pod + Debug;
+
+    #[doc(hidden)]
+    fn total(self) -> Self::Total;
+    #[doc(hidden)]
+    fn add_totals(a: Self::Total, b: Self::Total) -> Self::Total;
+    #[doc(hidden)]
+    fn multiply_totals(a: Self::Total, b: Self::Total) -> Self::Total;
+}
+
+/// What the kernels, and their twins, do with elements.
+#[doc(hidden)]
+pub trait ScalarParts: Copy + Send + Sync + 'static {
+    /// As images call the type.
+    const NAME: &'static str;
+    /// The unsigned type of its width.
+    const WORD: &'static str;
+    /// How its bits are ordered, from the least up: as those of `bits ^ (negative ? IF_NEGATIVE : 0) ^ ALWAYS`.
+    const IF_NEGATIVE: u64;
+    const ALWAYS: u64;
+    type Computed: Pod + PartialOrd + Debug + Send + Sync;
+    const LEAST: Self::Computed;
+    const GREATEST: Self::Computed;
+    fn computed(self) -> Self::Computed;
+    /// Rounded to nearest even.
+    fn rounded(computed: Self::Computed) -> Self;
+    /// The greatest value below another one, if there is one; a NaN's is a NaN.
+    fn before(computed: Self::Computed) -> Option<Self::Computed>;
+    /// The least value above another one.
+    fn after(computed: Self::Computed) -> Option<Self::Computed>;
+    /// Integers wrap.
+    fn add_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
+    fn key_bits(self) -> u64;
+}
+
+/// Whether `a` goes before `b` where the least is looked for; a NaN goes before all.
+pub(super) fn is_less<C: PartialOrd>(a: &C, b: &C) -> bool {
+    a < b || (is_nan(a) && !is_nan(b))
+}
+
+/// Whether `a` goes before `b` where the greatest is looked for; a NaN goes before all.
+pub(super) fn is_greater<C: PartialOrd>(a: &C, b: &C) -> bool {
+    a > b || (is_nan(a) && !is_nan(b))
+}
+
+#[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
+fn is_nan<C: PartialOrd>(a: &C) -> bool {
+    a != a
+}
+
+macro_rules! integers {
+    ($($type:ident as $word:ident, sums $total:ident, always $always:expr;)+) => {$(
+        impl ScalarParts for $type {
+            const NAME: &'static str = stringify!($type);
+            const WORD: &'static str = stringify!($word);
+            const IF_NEGATIVE: u64 = 0;
+            const ALWAYS: u64 = $always;
+            type Computed = $type;
+            const LEAST: $type = $type::MIN;
+            const GREATEST: $type = $type::MAX;
+            fn computed(self) -> $type {
+                self
+            }
+            fn rounded(computed: $type) -> $type {
+                computed
+            }
+            fn before(computed: $type) -> Option<$type> {
+                computed.checked_sub(1)
+            }
+            fn after(computed: $type) -> Option<$type> {
+                computed.checked_add(1)
+            }
+            fn add_computed(a: $type, b: $type) -> $type {
+                a.wrapping_add(b)
+            }
+            fn key_bits(self) -> u64 {
+                u64::from(self as $word)
+            }
+        }
+        impl Scalar for $type {
+            type Total = $total;
+            fn total(self) -> $total {
+                $total::from(self)
+            }
+            fn add_totals(a: $total, b: $total) -> $total {
+                a.wrapping_add(b)
+            }
+            fn multiply_totals(a: $total, b: $total) -> $total {
+                a.wrapping_mul(b)
+            }
+        }
+    )+};
+}
+integers! {
+    u8 as u8, sums u64, always 0;
+    u16 as u16, sums u64, always 0;
+    u32 as u32, sums u64, always 0;
+    u64 as u64, sums u64, always 0;
+    i8 as u8, sums i64, always 1 << 7;
+    i16 as u16, sums i64, always 1 << 15;
+    i32 as u32, sums i64, always 1 << 31;
+    i64 as u64, sums i64, always 1 << 63;
+}
+
+macro_rules! floats {
+    ($($type:ident as $word:ident, in $computed:ident, $rounded:expr, $wide:expr;)+) => {$(
+        impl ScalarParts for $type {
+            const NAME: &'static str = stringify!($type);
+            const WORD: &'static str = stringify!($word);
+            const IF_NEGATIVE: u64 = ($word::MAX >> 1) as u64;
+            const ALWAYS: u64 = 1 << ($word::BITS - 1);
+            type Computed = $computed;
+            const LEAST: $computed = $computed::NEG_INFINITY;
+            const GREATEST: $computed = $computed::INFINITY;
+            fn computed(self) -> $computed {
+                $wide(self)
+            }
+            fn rounded(computed: $computed) -> $type {
+                $rounded(computed)
+            }
+            fn before(computed: $computed) -> Option<$computed> {
+                (computed != $computed::NEG_INFINITY).then(|| computed.next_down())
+            }
+            fn after(computed: $computed) -> Option<$computed> {
+                (computed != $computed::INFINITY).then(|| computed.next_up())
+            }
+            fn add_computed(a: $computed, b: $computed) -> $computed {
+                a + b
+            }
+            fn key_bits(self) -> u64 {
+                u64::from(self.to_bits())
+            }
+        }
+        impl Scalar for $type {
+            type Total = $computed;
+            fn total(self) -> $computed {
+                $wide(self)
+            }
+            fn add_totals(a: $computed, b: $computed) -> $computed {
+                a + b
+            }
+            fn multiply_totals(a: $computed, b: $computed) -> $computed {
+                a * b
+            }
+        }
+    )+};
+}
+floats! {
+    f16 as u16, in f32, f16::from_f32, f16::to_f32;
+    bf16 as u16, in f32, bf16::from_f32, bf16::to_f32;
+    f32 as u32, in f32, std::convert::identity, std::convert::identity;
+    f64 as u64, in f64, std::convert::identity, std::convert::identity;
+}

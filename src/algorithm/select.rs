@@ -1,0 +1,452 @@
+//! Selections: some of the elements, in their order.
+//!
+//! Two launches for each part of at most 2^31 elements: the state of the tiles is made, then each tile selects and looks back at
+//! how many those before it selected. On a host device one.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
+use super::compare::{Compare, Within};
+use super::launch::{AlgorithmLaunch, Inputs, Target, to_host};
+use super::lookback::Lookback;
+use super::scalar::Scalar;
+use super::sequence::{ElementCount, Elements, Sequence};
+use crate::backend::{DeviceKind, HostTwin};
+use crate::batch::queue::Queue;
+use crate::batch::settle::Lent;
+use crate::device::home::Home;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::view::{Readable, Span, Writable};
+
+struct SelectKernels {
+    select: Arc<AlgorithmKernel>,
+    lookback: Option<Lookback>,
+}
+
+/// One of the kernels.
+#[derive(Clone, Copy)]
+struct Which {
+    /// As errors call the operation.
+    op: &'static str,
+    /// Its name in the image.
+    entry: &'static str,
+    /// The image's, and the element type that it is for.
+    family: &'static str,
+    type_name: &'static str,
+    twin: fn() -> HostTwin,
+}
+
+/// What is selected from, and where it goes.
+struct Selection<'k> {
+    inputs: Inputs<'k>,
+    /// In the order of the kernel's parameters, with their lengths.
+    outputs: [Option<(Span<'k>, usize)>; 2],
+    /// Another input that is as long, and its length.
+    flags: Option<usize>,
+    /// How the element compares, behind the outputs.
+    condition: Option<(Vec<u8>, u32)>,
+    length: ElementCount<'k>,
+}
+
+impl SelectKernels {
+    fn of<T: Scalar>(home: &Home, which: &Which) -> Result<Arc<SelectKernels>> {
+        Algorithms::get(home, (which.entry, which.family, T::NAME), || {
+            let Some(image) = LoadedImage::of(home, which.family, which.type_name)? else {
+                return Ok(SelectKernels {
+                    select: AlgorithmKernel::twin(which.op, (which.twin)()),
+                    lookback: None,
+                });
+            };
+            let lookback = Lookback::of(&image, "select_init", which.entry)?;
+            Ok(SelectKernels { select: image.kernel(which.entry)?, lookback: Some(lookback) })
+        })
+    }
+}
+
+impl<'k> Selection<'k> {
+    /// A launch with all that comes before the state.
+    fn launch(&self, op: &'static str) -> AlgorithmLaunch<'_> {
+        let launch = AlgorithmLaunch::new(op).inputs(&self.inputs);
+        let launch =
+            self.outputs.iter().flatten().fold(launch, |launch, (out, _)| launch.updates(out));
+        match &self.condition {
+            Some((bounds, is_not)) => {
+                let (from, to) = bounds.split_at(bounds.len() / 2);
+                launch.bytes(from).bytes(to).value(*is_not)
+            }
+            None => launch,
+        }
+    }
+
+    /// Each output takes all elements: how many are selected is not known before.
+    fn check(&self, op: &'static str) -> Result<()> {
+        let expected = self.length.most;
+        if let Some(found) = self.flags.filter(|found| *found != expected) {
+            return Err(ErrorDetail::WrongLength {
+                op,
+                what: "the array of flags",
+                expected,
+                found,
+            }
+            .into());
+        }
+        let mut lengths = self.outputs.iter().flatten().map(|(_, len)| *len);
+        match lengths.find(|found| *found < expected) {
+            Some(found) => {
+                Err(ErrorDetail::WrongLength { op, what: "an output", expected, found }.into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Poisons what would have been written, and hands the error back.
+    fn refuse(&self, op: &'static str, target: &Target<'_>, error: crate::Error) -> crate::Error {
+        let launch = AlgorithmLaunch::new(op).target(target);
+        self.outputs
+            .iter()
+            .flatten()
+            .fold(launch, |launch, (out, _)| launch.updates(out))
+            .refuse(error)
+    }
+}
+
+impl Queue<'_> {
+    fn select_into_target<T: Scalar>(
+        &self,
+        which: &Which,
+        selection: &Selection<'_>,
+        target: &Target<'_>,
+    ) -> Result<()> {
+        let put = self.put_selection::<T>(which, selection, target);
+        put.map_err(|error| selection.refuse(which.op, target, error))
+    }
+
+    fn put_selection<T: Scalar>(
+        &self,
+        which: &Which,
+        selection: &Selection<'_>,
+        target: &Target<'_>,
+    ) -> Result<()> {
+        let (op, length) = (which.op, &selection.length);
+        selection.check(op)?;
+        let kernels = SelectKernels::of::<T>(self.home(), which)?;
+        let Some(lookback) = &kernels.lookback else {
+            let launch = selection.launch(op).target(target).length(length);
+            return launch.run(self, &kernels.select, (1, 1));
+        };
+        let tile = u64::from(lookback.tile);
+        let (most, part) = (length.most as u64, (i32::MAX as u64) / tile * tile);
+        let tiles_of = |items: u64| items.div_ceil(tile).max(1) as u32;
+        let mut state = lookback.state(self, tiles_of(most.min(part)))?;
+        let state = state.span_mut();
+        // How many were selected in front of a part, in turn.
+        let parts = most.div_ceil(part).max(1);
+        let mut counts = self.empty::<u64>(if parts > 1 { 2 } else { 0 })?;
+        let counts = counts.span_mut();
+        for at in 0..parts {
+            let first = at * part;
+            let items = (most - first).min(part);
+            let tiles = tiles_of(items);
+            lookback.begin(self, op, &state, tiles)?;
+            let launch = selection.launch(op).updates(&state).value(items as i32).length(length);
+            let launch = launch.value(first);
+            let slot = |part: u64| part % 2 * 8;
+            let launch = match at.checked_sub(1) {
+                Some(before) => launch.part_of(&counts).address(&counts, slot(before)),
+                None => launch.nothing(),
+            };
+            let launch = match at + 1 == parts {
+                true => launch.target(target),
+                // The first writes one of the two; nobody reads the other before that is written.
+                false if at == 0 => launch.begins(&counts).address(&counts, slot(at)),
+                false => launch.address(&counts, slot(at)),
+            };
+            launch.run(self, &kernels.select, (tiles, lookback.threads))?;
+        }
+        Ok(())
+    }
+
+    fn select_to_host<T: Scalar>(
+        &self,
+        (which, selection): &(Which, Selection<'_>),
+    ) -> Result<Lent<usize>> {
+        let is_gpu = self.stream().engine().backend.kind() == DeviceKind::Cuda;
+        let put = |target: &Target<'_>| self.select_into_target::<T>(which, selection, target);
+        to_host(self, is_gpu, put, |count: u64| usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    fn select_to_memory<T: Scalar>(
+        &self,
+        (which, selection): &(Which, Selection<'_>),
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        let found = count.len();
+        let target = Target::Memory(count.span_mut());
+        if found != 1 {
+            let (op, what) = (which.op, "the count");
+            let error = ErrorDetail::WrongLength { op, what, expected: 1, found }.into();
+            return Err(selection.refuse(op, &target, error));
+        }
+        self.select_into_target::<T>(which, selection, &target)
+    }
+}
+
+fn typed<T: Scalar>(op: &'static str, entry: &'static str, twin: fn() -> HostTwin) -> Which {
+    Which { op, entry, family: "select", type_name: T::NAME, twin }
+}
+
+fn by_width<T: Scalar>(op: &'static str, entry: &'static str, twin: fn() -> HostTwin) -> Which {
+    Which { op, entry, family: "select_flagged", type_name: T::WORD, twin }
+}
+
+fn out<'k, T>(memory: &'k mut impl Writable<T>) -> Option<(Span<'k>, usize)> {
+    let len = memory.len();
+    Some((memory.span_mut(), len))
+}
+
+fn condition<T: Scalar>(compare: Compare<T>) -> Option<(Vec<u8>, u32)> {
+    let Within { from, to, is_not } = compare.within();
+    Some(([bytemuck::bytes_of(&from), bytemuck::bytes_of(&to)].concat(), is_not))
+}
+
+fn copy_if<'k, T: Scalar>(
+    x: &'k impl Sequence<T>,
+    compare: Compare<T>,
+    selected: &'k mut impl Writable<T>,
+) -> (Which, Selection<'k>) {
+    let Elements { span, length } = x.elements();
+    let (inputs, outputs) = (Inputs::of(span), [out(selected), None]);
+    let condition = condition(compare);
+    let selection = Selection { inputs, outputs, flags: None, condition, length };
+    (typed::<T>("copy_if", "select_if", twin::copy_if::<T>), selection)
+}
+
+fn partition<'k, T: Scalar>(
+    x: &'k impl Sequence<T>,
+    compare: Compare<T>,
+    selected: &'k mut impl Writable<T>,
+    others: &'k mut impl Writable<T>,
+) -> (Which, Selection<'k>) {
+    let Elements { span, length } = x.elements();
+    let (inputs, outputs) = (Inputs::of(span), [out(selected), out(others)]);
+    let condition = condition(compare);
+    let selection = Selection { inputs, outputs, flags: None, condition, length };
+    (typed::<T>("partition", "partition_if", twin::partition::<T>), selection)
+}
+
+fn unique<'k, T: Scalar>(
+    x: &'k impl Sequence<T>,
+    selected: &'k mut impl Writable<T>,
+) -> (Which, Selection<'k>) {
+    let Elements { span, length } = x.elements();
+    let (inputs, outputs) = (Inputs::of(span), [out(selected), None]);
+    let selection = Selection { inputs, outputs, flags: None, condition: None, length };
+    (typed::<T>("unique", "unique", twin::unique::<T>), selection)
+}
+
+fn select<'k, T: Scalar>(
+    x: &'k impl Sequence<T>,
+    flags: &'k impl Readable<u8>,
+    selected: &'k mut impl Writable<T>,
+) -> (Which, Selection<'k>) {
+    let Elements { span, length } = x.elements();
+    let (inputs, outputs) = (Inputs::of(span).and(flags.span()), [out(selected), None]);
+    let flags = Some(flags.len());
+    let selection = Selection { inputs, outputs, flags, condition: None, length };
+    (by_width::<T>("select", "select_flagged", twin::select::<T>), selection)
+}
+
+fn partition_flagged<'k, T: Scalar>(
+    x: &'k impl Sequence<T>,
+    flags: &'k impl Readable<u8>,
+    selected: &'k mut impl Writable<T>,
+    others: &'k mut impl Writable<T>,
+) -> (Which, Selection<'k>) {
+    let Elements { span, length } = x.elements();
+    let (inputs, outputs) = (Inputs::of(span).and(flags.span()), [out(selected), out(others)]);
+    let flags = Some(flags.len());
+    let selection = Selection { inputs, outputs, flags, condition: None, length };
+    (
+        by_width::<T>("partition_flagged", "partition_flagged", twin::partition_flagged::<T>),
+        selection,
+    )
+}
+
+fn positions<'k>(
+    flags: &'k impl Sequence<u8>,
+    places: &'k mut impl Writable<u64>,
+) -> (Which, Selection<'k>) {
+    let Elements { span, length } = flags.elements();
+    let (inputs, outputs) = (Inputs::of(span), [out(places), None]);
+    let selection = Selection { inputs, outputs, flags: None, condition: None, length };
+    (by_width::<u8>("positions", "select_places", twin::positions), selection)
+}
+
+/// Makes the two forms of each selection: the host waits for the count, or the device has it.
+macro_rules! selections {
+    ($(
+        $name:ident $into:ident $(<$T:ident>)? for $key:ty:
+        $($argument:ident: $type:ty),+;
+    )+) => {
+        impl Queue<'_> {$(
+            #[doc = concat!("See [`Stream::", stringify!($name), "`](crate::Stream::", stringify!($name), ").")]
+            ///
+            /// # Errors
+            /// As there.
+            #[track_caller]
+            pub fn $name$(<$T: Scalar>)?(&self, $($argument: $type),+) -> Result<Lent<usize>> {
+                self.here();
+                self.select_to_host::<$key>(&$name($($argument),+))
+            }
+
+            #[doc = concat!("See [`Stream::", stringify!($into), "`](crate::Stream::", stringify!($into), ").")]
+            ///
+            /// # Errors
+            /// As there.
+            #[track_caller]
+            pub fn $into$(<$T: Scalar>)?(
+                &self,
+                $($argument: $type,)+
+                count: &mut impl Writable<u64>,
+            ) -> Result<()> {
+                self.here();
+                self.select_to_memory::<$key>(&$name($($argument),+), count)
+            }
+        )+}
+    };
+}
+selections! {
+    copy_if copy_if_into<T> for T:
+        x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>;
+    partition partition_into<T> for T:
+        x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>;
+    unique unique_into<T> for T:
+        x: &impl Sequence<T>, selected: &mut impl Writable<T>;
+    select select_into<T> for T:
+        x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>;
+    partition_flagged partition_flagged_into<T> for T:
+        x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>;
+    positions positions_into for u8:
+        flags: &impl Sequence<u8>, places: &mut impl Writable<u64>;
+}
+
+/// The selections on the CPU.
+mod twin {
+    use super::{HostTwin, Scalar, Within};
+    use crate::algorithm::scalar::ScalarParts;
+    use crate::algorithm::sequence::counted;
+    use crate::backend::Grid;
+    use crate::kernel::signature::{In, InOut, Out, TwinFn, Value};
+
+    /// Writes what is chosen, and what is not if that is wanted; returns how many are.
+    fn split<T: Copy>(
+        x: &[T],
+        chosen: impl Fn(usize) -> bool,
+        selected: &mut [T],
+        mut others: Option<&mut [T]>,
+    ) -> u64 {
+        let (mut taken, mut left) = (0, 0);
+        for (at, x) in x.iter().enumerate() {
+            if chosen(at) {
+                selected[taken] = *x;
+                taken += 1;
+            } else if let Some(others) = &mut others {
+                others[left] = *x;
+                left += 1;
+            }
+        }
+        taken as u64
+    }
+
+    type Bound<T> = Value<<T as ScalarParts>::Computed>;
+
+    pub(super) fn copy_if<T: Scalar>() -> HostTwin {
+        let twin = |_: &Grid,
+                    x: &[T],
+                    out: &mut [T],
+                    from: T::Computed,
+                    to: T::Computed,
+                    is_not: u32,
+                    count: &mut [u64],
+                    _: u64,
+                    len: &[u64]| {
+            let (x, within) = (counted(x, len), Within { from, to, is_not });
+            count[0] = split(x, |at| within.holds(&x[at].computed()), out, None);
+        };
+        TwinFn::<(In<T>, InOut<T>, Bound<T>, Bound<T>, u32, Out<u64>, u64, In<u64>)>::erase(twin)
+    }
+
+    pub(super) fn partition<T: Scalar>() -> HostTwin {
+        let twin = |_: &Grid,
+                    x: &[T],
+                    out: &mut [T],
+                    others: &mut [T],
+                    from: T::Computed,
+                    to: T::Computed,
+                    is_not: u32,
+                    count: &mut [u64],
+                    _: u64,
+                    len: &[u64]| {
+            let (x, within) = (counted(x, len), Within { from, to, is_not });
+            count[0] = split(x, |at| within.holds(&x[at].computed()), out, Some(others));
+        };
+        TwinFn::<(
+            In<T>,
+            InOut<T>,
+            InOut<T>,
+            Bound<T>,
+            Bound<T>,
+            u32,
+            Out<u64>,
+            u64,
+            In<u64>,
+        )>::erase(twin)
+    }
+
+    pub(super) fn unique<T: Scalar>() -> HostTwin {
+        let twin = |_: &Grid, x: &[T], out: &mut [T], count: &mut [u64], _: u64, len: &[u64]| {
+            let x = counted(x, len);
+            let is_first = |at: usize| at == 0 || x[at].computed() != x[at - 1].computed();
+            count[0] = split(x, is_first, out, None);
+        };
+        TwinFn::<(In<T>, InOut<T>, Out<u64>, u64, In<u64>)>::erase(twin)
+    }
+
+    pub(super) fn select<T: Scalar>() -> HostTwin {
+        let twin = |_: &Grid,
+                    x: &[T],
+                    flags: &[u8],
+                    out: &mut [T],
+                    count: &mut [u64],
+                    _: u64,
+                    len: &[u64]| {
+            count[0] = split(counted(x, len), |at| flags[at] != 0, out, None);
+        };
+        TwinFn::<(In<T>, In<u8>, InOut<T>, Out<u64>, u64, In<u64>)>::erase(twin)
+    }
+
+    pub(super) fn partition_flagged<T: Scalar>() -> HostTwin {
+        let twin = |_: &Grid,
+                    x: &[T],
+                    flags: &[u8],
+                    out: &mut [T],
+                    others: &mut [T],
+                    count: &mut [u64],
+                    _: u64,
+                    len: &[u64]| {
+            count[0] = split(counted(x, len), |at| flags[at] != 0, out, Some(others));
+        };
+        TwinFn::<(In<T>, In<u8>, InOut<T>, InOut<T>, Out<u64>, u64, In<u64>)>::erase(twin)
+    }
+
+    pub(super) fn positions() -> HostTwin {
+        let twin =
+            |_: &Grid, flags: &[u8], out: &mut [u64], count: &mut [u64], _: u64, len: &[u64]| {
+                let flags = counted(flags, len);
+                let places: Vec<u64> = (0..flags.len() as u64).collect();
+                count[0] = split(&places, |at| flags[at] != 0, out, None);
+            };
+        TwinFn::<(In<u8>, InOut<u64>, Out<u64>, u64, In<u64>)>::erase(twin)
+    }
+}

@@ -1,0 +1,133 @@
+//! [`Sequence`]: elements whose number the host knows, or the device alone.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use crate::memory::Element;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::view::{Extent, Readable, Span, View, Writable};
+
+/// Elements of type `T` that an algorithm reads: a buffer or a view, or the first so many of one, where the device alone knows
+/// how many ([`UpTo`]). Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory of `{T}` that an algorithm reads",
+    label = "not elements of `{T}`",
+    note = "pass `&DeviceBuffer<{T}>`, `&View<{T}>`, or `&buffer.up_to(&count)`; host memory is uploaded first: `stream.upload(vec)`"
+)]
+pub trait Sequence<T> {
+    #[doc(hidden)]
+    fn elements(&self) -> Elements<'_>;
+}
+
+/// Elements of type `T` that an algorithm reads and writes in place. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory of `{T}` that an algorithm changes",
+    label = "not elements of `{T}` that can be written",
+    note = "pass `&mut DeviceBuffer<{T}>`, `&mut ViewMut<{T}>`, or `&mut buffer.up_to_mut(&count)`"
+)]
+pub trait SequenceMut<T> {
+    #[doc(hidden)]
+    fn elements_mut(&mut self) -> Elements<'_>;
+}
+
+/// Memory, and how much of it counts.
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct Elements<'a> {
+    pub(super) span: Span<'a>,
+    pub(super) length: ElementCount<'a>,
+}
+
+/// How many elements there are.
+#[derive(Clone)]
+pub(super) struct ElementCount<'a> {
+    /// At most so many; exactly, if the device does not say.
+    pub(super) most: usize,
+    /// A `u64` on the device.
+    pub(super) count: Option<Span<'a>>,
+}
+
+/// The first elements of memory, as many as a number on the device says: what [`copy_if`](crate::Stream::copy_if) selected, for
+/// the next algorithm, without a host wait.
+///
+/// A number that is larger than the memory counts as the memory's length.
+pub struct UpTo<'a, T> {
+    memory: View<'a, T>,
+    count: View<'a, u64>,
+}
+
+/// [`UpTo`], to be changed in place.
+pub struct UpToMut<'a, M: ?Sized> {
+    memory: &'a mut M,
+    count: View<'a, u64>,
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    /// The first `count[0]` elements.
+    ///
+    /// # Panics
+    /// If `count` has not exactly one element.
+    #[must_use]
+    pub fn up_to<'a>(&'a self, count: &'a DeviceBuffer<u64>) -> UpTo<'a, T> {
+        UpTo { memory: self.view(), count: one(count) }
+    }
+
+    /// The first `count[0]` elements, to be changed in place.
+    ///
+    /// # Panics
+    /// If `count` has not exactly one element.
+    #[must_use]
+    pub fn up_to_mut<'a>(&'a mut self, count: &'a DeviceBuffer<u64>) -> UpToMut<'a, Self> {
+        UpToMut { memory: self, count: one(count) }
+    }
+}
+
+fn one(count: &DeviceBuffer<u64>) -> View<'_, u64> {
+    assert_eq!(count.len(), 1, "a number of elements is one element");
+    count.view()
+}
+
+impl<T, M: Readable<T>> Sequence<T> for M {
+    fn elements(&self) -> Elements<'_> {
+        Elements { span: self.span(), length: ElementCount { most: self.len(), count: None } }
+    }
+}
+
+impl<T: Element> Sequence<T> for UpTo<'_, T> {
+    fn elements(&self) -> Elements<'_> {
+        let length = ElementCount { most: self.memory.len(), count: Some(self.count.span()) };
+        Elements { span: self.memory.span(), length }
+    }
+}
+
+impl<T, M: Writable<T>> SequenceMut<T> for M {
+    fn elements_mut(&mut self) -> Elements<'_> {
+        let most = self.len();
+        Elements { span: self.span_mut(), length: ElementCount { most, count: None } }
+    }
+}
+
+impl<T, M: Writable<T>> SequenceMut<T> for UpToMut<'_, M> {
+    fn elements_mut(&mut self) -> Elements<'_> {
+        let length = ElementCount { most: self.memory.len(), count: Some(self.count.span()) };
+        Elements { span: self.memory.span_mut(), length }
+    }
+}
+
+impl<T: Element> fmt::Debug for UpTo<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UpTo({} elements at most)", self.memory.len())
+    }
+}
+
+impl<M: Extent> fmt::Debug for UpToMut<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UpToMut({} elements at most)", self.memory.len())
+    }
+}
+
+/// The elements of an array that count: as many as the number says, if there is one.
+pub(super) fn counted<'x, T>(x: &'x [T], count: &[u64]) -> &'x [T] {
+    let most = count.first().and_then(|count| usize::try_from(*count).ok());
+    &x[..most.map_or(x.len(), |most| most.min(x.len()))]
+}

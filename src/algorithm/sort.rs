@@ -1,0 +1,433 @@
+//! Radix sorts, in place and stable.
+//!
+//! | elements | launches |
+//! |---|---|
+//! | at most a tile, or on a host device | one |
+//! | more | the counts are zeroed, the digits of all passes counted, the counts summed up; then a pass a byte of the key |
+//!
+//! A pass goes over the elements in portions, as the look-back counts in 30 bits; before each, its state is zeroed, all at once
+//! where that is little. Keys go to and fro between their memory and as much again.
+//!
+//! From 2^32 elements on other kernels are used, which count in 64 bits.
+//!
+//! Types are sorted by the bits of an unsigned word of their width: how these are ordered is an argument of the kernels, up
+//! and down. Floating point numbers come in the order of [`f32::total_cmp`].
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
+use super::launch::AlgorithmLaunch;
+use super::scalar::Scalar;
+use super::sequence::{ElementCount, Elements, SequenceMut};
+use crate::backend::{Grid, HostTwin};
+use crate::batch::queue::Queue;
+use crate::device::home::Home;
+use crate::error::{ErrorDetail, Result};
+use crate::kernel::signature::{In, InOut, TwinFn};
+use crate::memory::Element;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::view::{Span, View, Writable};
+
+/// Values of a digit.
+const DIGITS: u64 = 256;
+/// A word that the launch which zeroes writes at once.
+const ZEROED: u64 = 16;
+const INIT_THREADS: u32 = 256;
+const INIT_MOST_BLOCKS: u64 = 1024;
+/// Look-back state of all passes together that is zeroed by one launch.
+const AT_ONCE_BYTES: u64 = 16 << 20;
+/// Elements that one pass of the look-back counts.
+const PORTION: u64 = (1 << 28) - 1;
+
+struct SortKernels {
+    small: Arc<AlgorithmKernel>,
+    passes: Option<SortPasses>,
+}
+
+struct SortPasses {
+    init: Arc<AlgorithmKernel>,
+    count: Arc<AlgorithmKernel>,
+    offsets: Arc<AlgorithmKernel>,
+    pass: Arc<AlgorithmKernel>,
+    small_threads: u32,
+    small_tile: u32,
+    count_threads: u32,
+    count_tile: u32,
+    count_most_blocks: u32,
+    offsets_threads: u32,
+    pass_threads: u32,
+    pass_tile: u32,
+    /// Bytes of what counts are kept in.
+    place_bytes: u64,
+}
+
+/// What is sorted: keys, and values that go with them.
+struct Sorted<'k> {
+    op: &'static str,
+    keys: Span<'k>,
+    values: Option<(Span<'k>, usize)>,
+    length: ElementCount<'k>,
+    order: Order,
+}
+
+/// How keys of a width are ordered.
+#[derive(Clone, Copy)]
+struct Order {
+    width: usize,
+    if_negative: u64,
+    always: u64,
+}
+
+/// What a pass is about, as the kernel has it.
+#[derive(Clone, Copy, bytemuck::NoUninit)]
+#[repr(C)]
+struct Portion {
+    first: u64,
+    if_negative: u64,
+    always: u64,
+    items: i32,
+    bit: i32,
+}
+
+impl Order {
+    fn of<K: Scalar>(descending: bool) -> Self {
+        let always = if descending { !K::ALWAYS } else { K::ALWAYS };
+        Order { width: size_of::<K>(), if_negative: K::IF_NEGATIVE, always }
+    }
+
+    fn push(self, launch: AlgorithmLaunch<'_>) -> AlgorithmLaunch<'_> {
+        // Little-endian, as every GPU: the first bytes are the word of the keys' width.
+        let launch = launch.bytes(&self.if_negative.to_le_bytes()[..self.width]);
+        launch.bytes(&self.always.to_le_bytes()[..self.width])
+    }
+}
+
+impl SortKernels {
+    fn of<K: Scalar>(
+        home: &Home,
+        value_bytes: Option<usize>,
+        is_wide: bool,
+        (op, twin): (&'static str, impl FnOnce() -> HostTwin),
+    ) -> Result<Arc<SortKernels>> {
+        let value = match value_bytes {
+            None => "",
+            Some(4) => "u32",
+            Some(_) => "u64",
+        };
+        let key = if home.engine.backend.kind() == crate::DeviceKind::Host {
+            // A twin for each type.
+            (op, K::NAME, value)
+        } else {
+            (if is_wide { "sort wide" } else { "sort" }, K::WORD, value)
+        };
+        Algorithms::get(home, key, || {
+            let parts = [K::WORD, value, if is_wide { "wide" } else { "" }];
+            let words: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+            let words = words.join("_");
+            let Some(image) = LoadedImage::of(home, "sort", &words)? else {
+                return Ok(SortKernels { small: AlgorithmKernel::twin(op, twin()), passes: None });
+            };
+            let count = image.kernel("sort_count")?;
+            let count_threads = image.fact("count_threads");
+            let passes = SortPasses {
+                init: image.kernel("sort_init")?,
+                count_most_blocks: image.resident_blocks(&count, count_threads)?,
+                count,
+                offsets: image.kernel("sort_offsets")?,
+                pass: image.kernel("sort_pass")?,
+                small_threads: image.fact("small_threads"),
+                small_tile: image.fact("small_tile"),
+                count_threads,
+                count_tile: image.fact("count_tile"),
+                offsets_threads: image.fact("offsets_threads"),
+                pass_threads: image.fact("pass_threads"),
+                pass_tile: image.fact("pass_tile"),
+                place_bytes: u64::from(image.fact("place_bytes")),
+            };
+            Ok(SortKernels { small: image.kernel("sort_small")?, passes: Some(passes) })
+        })
+    }
+}
+
+/// Where things are in the memory that a sort keeps its books in, in bytes; and how much of it there is.
+struct SortScratch {
+    lookback_bytes: u64,
+    at_once: bool,
+    bins: u64,
+    counters: u64,
+    all: u64,
+}
+
+impl SortPasses {
+    fn books(&self, most: u64, passes: u64) -> SortScratch {
+        let portions = most.div_ceil(self.portion());
+        let blocks = most.min(self.portion()).div_ceil(u64::from(self.pass_tile));
+        let lookback_bytes = blocks * DIGITS * 4;
+        let at_once = lookback_bytes * passes * portions <= AT_ONCE_BYTES;
+        let bins = if at_once { lookback_bytes * passes * portions } else { lookback_bytes };
+        let counters = bins + portions * passes * DIGITS * self.place_bytes;
+        let all = (counters + portions * passes * 4).next_multiple_of(ZEROED);
+        SortScratch { lookback_bytes, at_once, bins, counters, all }
+    }
+
+    /// Elements of a portion: whole tiles.
+    fn portion(&self) -> u64 {
+        PORTION / u64::from(self.pass_tile) * u64::from(self.pass_tile)
+    }
+
+    /// Zeroes some of the books.
+    fn zero(
+        &self,
+        queue: &Queue<'_>,
+        op: &'static str,
+        books: &Span<'_>,
+        (from, bytes): (u64, u64),
+        are_new: bool,
+    ) -> Result<()> {
+        let words = bytes.div_ceil(ZEROED);
+        let blocks = words.div_ceil(u64::from(INIT_THREADS)).min(INIT_MOST_BLOCKS) as u32;
+        let launch = AlgorithmLaunch::new(op);
+        let launch = if are_new {
+            launch.overwrites(books)
+        } else {
+            launch.part_of(books).address(books, from)
+        };
+        launch.value(words).run(queue, &self.init, (blocks, INIT_THREADS))
+    }
+}
+
+impl Queue<'_> {
+    /// See [`Stream::sort`](crate::Stream::sort).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Result<()> {
+        self.here();
+        self.sort_keys("sort", x, false)
+    }
+
+    /// See [`Stream::sort_descending`](crate::Stream::sort_descending).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Result<()> {
+        self.here();
+        self.sort_keys("sort_descending", x, true)
+    }
+
+    /// See [`Stream::sort_by_key`](crate::Stream::sort_by_key).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn sort_by_key<K: Scalar, V: Element>(
+        &self,
+        keys: &mut impl SequenceMut<K>,
+        values: &mut impl Writable<V>,
+    ) -> Result<()> {
+        self.here();
+        self.sort_pairs("sort_by_key", keys, values, false)
+    }
+
+    /// See [`Stream::sort_by_key_descending`](crate::Stream::sort_by_key_descending).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn sort_by_key_descending<K: Scalar, V: Element>(
+        &self,
+        keys: &mut impl SequenceMut<K>,
+        values: &mut impl Writable<V>,
+    ) -> Result<()> {
+        self.here();
+        self.sort_pairs("sort_by_key_descending", keys, values, true)
+    }
+
+    fn sort_keys<T: Scalar>(
+        &self,
+        op: &'static str,
+        keys: &mut impl SequenceMut<T>,
+        descending: bool,
+    ) -> Result<()> {
+        let Elements { span: keys, length } = keys.elements_mut();
+        let order = Order::of::<T>(descending);
+        let sorted = Sorted { op, keys, values: None, length, order };
+        self.sort_all::<T>(&sorted, || twin::keys::<T>(descending))
+    }
+
+    fn sort_pairs<K: Scalar, V: Element>(
+        &self,
+        op: &'static str,
+        keys: &mut impl SequenceMut<K>,
+        values: &mut impl Writable<V>,
+        descending: bool,
+    ) -> Result<()> {
+        const {
+            assert!(
+                size_of::<V>() == 4 || size_of::<V>() == 8,
+                "values that are sorted by keys have 4 or 8 bytes: sort the numbers of others, and gather those"
+            );
+        };
+        let Elements { span: keys, length } = keys.elements_mut();
+        let found = values.len();
+        let values = values.span_mut();
+        if found != length.most {
+            let (what, expected) = ("the values", length.most);
+            let error = ErrorDetail::WrongLength { op, what, expected, found }.into();
+            return Err(AlgorithmLaunch::new(op).updates(&keys).updates(&values).refuse(error));
+        }
+        let (values, order) = (Some((values, size_of::<V>())), Order::of::<K>(descending));
+        let sorted = Sorted { op, keys, values, length, order };
+        self.sort_all::<K>(&sorted, || twin::pairs::<K, V>(descending))
+    }
+
+    fn sort_all<K: Scalar>(
+        &self,
+        sorted: &Sorted<'_>,
+        twin: impl FnOnce() -> HostTwin,
+    ) -> Result<()> {
+        let Sorted { op, keys, values, length, .. } = sorted;
+        if length.most < 2 {
+            return Ok(());
+        }
+        let value_bytes = values.as_ref().map(|(_, bytes)| *bytes);
+        let is_wide = length.most as u64 > u64::from(u32::MAX);
+        let kernels = SortKernels::of::<K>(self.home(), value_bytes, is_wide, (op, twin));
+        let put = kernels.and_then(|kernels| match &kernels.passes {
+            None => {
+                let launch = AlgorithmLaunch::new(op).updates(keys);
+                let launch =
+                    values.iter().fold(launch, |launch, (values, _)| launch.updates(values));
+                launch.length(length).run(self, &kernels.small, (1, 1))
+            }
+            Some(passes) if length.most <= passes.small_tile as usize => {
+                let launch = AlgorithmLaunch::new(op).updates(keys).address(keys, 0);
+                let launch = match values {
+                    Some((values, _)) => launch.updates(values).address(values, 0),
+                    None => launch.nothing().nothing(),
+                };
+                let launch = sorted.order.push(launch.length(length));
+                launch.run(self, &kernels.small, (1, passes.small_threads))
+            }
+            Some(passes) => self.sort_in_passes::<K>(passes, sorted),
+        });
+        put.map_err(|error| {
+            let launch = AlgorithmLaunch::new(op).updates(keys);
+            values.iter().fold(launch, |launch, (values, _)| launch.updates(values)).refuse(error)
+        })
+    }
+
+    fn sort_in_passes<K: Scalar>(&self, by: &SortPasses, sorted: &Sorted<'_>) -> Result<()> {
+        let Sorted { op, keys, values, length, order } = sorted;
+        let (most, passes) = (length.most as u64, order.width as u64);
+        let books_of = by.books(most, passes);
+        let mut books = self.empty::<u8>(books_of.all as usize)?;
+        let books = books.span_mut();
+        let mut other_keys = self.empty::<K>(length.most)?;
+        let value_bytes = values.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let mut other_values: DeviceBuffer<u8> = self.empty(length.most * value_bytes)?;
+        let has_values = values.is_some();
+        if passes % 2 == 1 {
+            // It ends where it should only if it begins elsewhere.
+            self.copy(&View::<K>::over(keys.clone(), length.most), &mut other_keys)?;
+            if let Some((values, _)) = values {
+                let bytes = View::<u8>::over(values.clone(), length.most * value_bytes);
+                self.copy(&bytes, &mut other_values)?;
+            }
+        }
+        by.zero(self, op, &books, (0, books_of.all), true)?;
+        let (other_keys, other_values) = (other_keys.span_mut(), other_values.span_mut());
+        let (mut from, mut to) = (
+            (keys, values.as_ref().map(|(values, _)| values)),
+            (&other_keys, has_values.then_some(&other_values)),
+        );
+        if passes % 2 == 1 {
+            std::mem::swap(&mut from, &mut to);
+        }
+        let blocks = most.div_ceil(u64::from(by.count_tile)).min(u64::from(by.count_most_blocks));
+        let count =
+            AlgorithmLaunch::new(op).part_of(&books).address(&books, books_of.bins).reads(from.0);
+        let count = order.push(count.length(length));
+        count.run(self, &by.count, (blocks as u32, by.count_threads))?;
+        let offsets = AlgorithmLaunch::new(op).part_of(&books).address(&books, books_of.bins);
+        offsets.run(self, &by.offsets, (passes as u32, by.offsets_threads))?;
+        let portions = most.div_ceil(by.portion());
+        for pass in 0..passes {
+            for portion in 0..portions {
+                let step = pass * portions + portion;
+                let lookback = if books_of.at_once { step * books_of.lookback_bytes } else { 0 };
+                if !books_of.at_once && step > 0 {
+                    by.zero(self, op, &books, (0, books_of.lookback_bytes), false)?;
+                }
+                let bins = |portion: u64| {
+                    books_of.bins + (portion * passes + pass) * DIGITS * by.place_bytes
+                };
+                let first = portion * by.portion();
+                let items = (most - first).min(by.portion());
+                let launch = AlgorithmLaunch::new(op).part_of(&books).address(&books, lookback);
+                let launch =
+                    launch.address(&books, books_of.counters + 4 * (portion * passes + pass));
+                let launch = match portion + 1 < portions {
+                    true => launch.address(&books, bins(portion + 1)),
+                    false => launch.nothing(),
+                };
+                // In part, as each portion writes some of it; all is written in the end.
+                let launch = launch.address(&books, bins(portion)).overwrites(to.0).reads(from.0);
+                let launch = match (to.1, from.1) {
+                    (Some(to), Some(from)) => launch.overwrites(to).reads(from),
+                    _ => launch.nothing().nothing(),
+                };
+                let Order { if_negative, always, .. } = *order;
+                let (items_there, bit) = (items as i32, 8 * pass as i32);
+                let of = Portion { first, if_negative, always, items: items_there, bit };
+                let launch = launch.length(length).value(of);
+                let blocks = items.div_ceil(u64::from(by.pass_tile)) as u32;
+                launch.run(self, &by.pass, (blocks, by.pass_threads))?;
+            }
+            std::mem::swap(&mut from, &mut to);
+        }
+        Ok(())
+    }
+}
+
+/// The sorts on the CPU.
+mod twin {
+    use super::{Element, Grid, HostTwin, In, InOut, Scalar, TwinFn};
+
+    /// The place of a key's bits in the order.
+    fn rank<K: Scalar>(key: &K, descending: bool) -> u64 {
+        let (bits, ones) = (key.key_bits(), u64::MAX >> (64 - 8 * size_of::<K>()));
+        let is_negative = bits > ones >> 1;
+        let rank = bits ^ if is_negative { K::IF_NEGATIVE } else { 0 } ^ K::ALWAYS;
+        if descending { !rank & ones } else { rank }
+    }
+
+    fn len_of<T>(x: &[T], len: &[u64]) -> usize {
+        super::super::sequence::counted(x, len).len()
+    }
+
+    pub(super) fn keys<K: Scalar>(descending: bool) -> HostTwin {
+        let sort = move |_: &Grid, keys: &mut [K], _most: u64, len: &[u64]| {
+            let len = len_of(keys, len);
+            keys[..len].sort_by_key(|key| rank(key, descending));
+        };
+        TwinFn::<(InOut<K>, u64, In<u64>)>::erase(sort)
+    }
+
+    pub(super) fn pairs<K: Scalar, V: Element>(descending: bool) -> HostTwin {
+        let sort = move |_: &Grid, keys: &mut [K], values: &mut [V], _most: u64, len: &[u64]| {
+            let len = len_of(keys, len);
+            let (keys, values) = (&mut keys[..len], &mut values[..len]);
+            let mut pairs: Vec<(K, V)> = keys.iter().copied().zip(values.iter().copied()).collect();
+            pairs.sort_by_key(|(key, _)| rank(key, descending));
+            let places = keys.iter_mut().zip(values);
+            for ((key, value), pair) in places.zip(pairs) {
+                (*key, *value) = pair;
+            }
+        };
+        TwinFn::<(InOut<K>, InOut<V>, u64, In<u64>)>::erase(sort)
+    }
+}

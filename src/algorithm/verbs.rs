@@ -1,0 +1,853 @@
+//! The verbs of algorithms, of a stream and of a device on its current stream: each is a batch of one.
+//!
+//! More than 500 lines: a method of one line for each verb, and its docs.
+#![forbid(unsafe_code)]
+
+use super::compare::Compare;
+use super::scalar::Scalar;
+use super::scan::ScanOp;
+use super::sequence::{Sequence, SequenceMut};
+use crate::device::Device;
+use crate::memory::Element;
+use crate::memory::view::{Readable, Writable};
+use crate::op::Op;
+use crate::stream::Stream;
+use crate::stream::verbs::verbs;
+
+verbs! {
+    // ---- many elements, one value -----------------------------------------------------------
+
+    /// Sums the elements up. Ready proves that the value is *visible to the host*.
+    ///
+    /// Of nothing the sum is 0. Integers are summed up in 64 bits, `f16` and `bf16` in `f32`. A floating point
+    /// result is the same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![1.0f32, 2.0, 3.5]).queued()?;
+    /// assert_eq!(stream.sum(&x).await?, 6.5);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Sum`
+    pub fn sum<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<T::Total> {
+        self.batch(|queue| queue.sum(x))
+    }
+
+    /// Sums the elements up, on the device. The result goes to `out`, memory of one element. Ready proves
+    /// *complete on the device*.
+    ///
+    /// See [`sum`](Stream::sum).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![200u8; 1000]).queued()?;
+    /// let mut sum = stream.empty::<u64>(1).queued()?;
+    /// stream.sum_into(&x, &mut sum).queued()?;
+    /// assert_eq!(stream.download(&sum).await?[0], 200_000);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Sum`
+    pub fn sum_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T::Total>) -> Op<()> {
+        self.batch(|queue| queue.sum_into(x, out))
+    }
+
+    /// Finds the least element. Ready proves that the value is *visible to the host*.
+    ///
+    /// A NaN, if there is one; of nothing the greatest value of the type, an infinity for floats.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Min`
+    pub fn min<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<T> {
+        self.batch(|queue| queue.min(x))
+    }
+
+    /// Finds the least element, on the device. The result goes to `out`, memory of one element. Ready proves
+    /// *complete on the device*.
+    ///
+    /// See [`min`](Stream::min).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Min`
+    pub fn min_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.min_into(x, out))
+    }
+
+    /// Finds where the least element is, the first of equal ones. Ready proves that the value is *visible to the host*.
+    ///
+    /// The first NaN, if there is one; `None` of nothing.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![3i32, 1, 2, 1]).queued()?;
+    /// assert_eq!(stream.arg_min(&x).await?, Some(1));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::ArgMin`
+    pub fn arg_min<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<Option<usize>> {
+        self.batch(|queue| queue.arg_min(x))
+    }
+
+    /// Finds where the least element is, on the device. The result goes to `out`, memory of one element. Ready
+    /// proves *complete on the device*.
+    ///
+    /// See [`arg_min`](Stream::arg_min). Of nothing it is `u64::MAX`.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::ArgMin`
+    pub fn arg_min_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.arg_min_into(x, out))
+    }
+
+    /// Finds the greatest element. Ready proves that the value is *visible to the host*.
+    ///
+    /// A NaN, if there is one; of nothing the least value of the type, an infinity for floats.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Max`
+    pub fn max<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<T> {
+        self.batch(|queue| queue.max(x))
+    }
+
+    /// Finds the greatest element, on the device. The result goes to `out`, memory of one element. Ready proves
+    /// *complete on the device*.
+    ///
+    /// See [`max`](Stream::max).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Max`
+    pub fn max_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.max_into(x, out))
+    }
+
+    /// Finds where the greatest element is, the first of equal ones. Ready proves that the value is *visible to the host*.
+    ///
+    /// The first NaN, if there is one; `None` of nothing.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![3i32, 1, 2, 1]).queued()?;
+    /// assert_eq!(stream.arg_max(&x).await?, Some(0));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::ArgMax`
+    pub fn arg_max<T: Scalar>(&self, x: &impl Sequence<T>) -> Op<Option<usize>> {
+        self.batch(|queue| queue.arg_max(x))
+    }
+
+    /// Finds where the greatest element is, on the device. The result goes to `out`, memory of one element. Ready
+    /// proves *complete on the device*.
+    ///
+    /// See [`arg_max`](Stream::arg_max). Of nothing it is `u64::MAX`.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::ArgMax`
+    pub fn arg_max_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.arg_max_into(x, out))
+    }
+
+    /// Sums the products of two arrays' elements up. Ready proves that the value is *visible to the host*.
+    ///
+    /// See [`sum`](Stream::sum). The arrays have the same length.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![1i32, 2, 3]).queued()?;
+    /// assert_eq!(stream.dot(&x, &x).await?, 14);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Reduce`
+    pub fn dot<T: Scalar>(&self, x: &impl Readable<T>, y: &impl Readable<T>) -> Op<T::Total> {
+        self.batch(|queue| queue.dot(x, y))
+    }
+
+    /// Sums the products of two arrays' elements up, on the device. The result goes to `out`, memory of one
+    /// element. Ready proves *complete on the device*.
+    ///
+    /// See [`dot`](Stream::dot).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Reduce`
+    pub fn dot_into<T: Scalar>(&self, x: &impl Readable<T>, y: &impl Readable<T>, out: &mut impl Writable<T::Total>) -> Op<()> {
+        self.batch(|queue| queue.dot_into(x, y, out))
+    }
+
+    /// Counts the elements that satisfy a condition. Ready proves that the value is *visible to the host*.
+    ///
+    /// See [`Compare`].
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::Compare;
+    /// let x = stream.upload(vec![1.0f32, -2.0, 3.0]).queued()?;
+    /// assert_eq!(stream.count_if(&x, Compare::Greater(0.0)).await?, 2);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::TransformReduce`
+    pub fn count_if<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>) -> Op<usize> {
+        self.batch(|queue| queue.count_if(x, condition))
+    }
+
+    /// Counts the elements that satisfy a condition, on the device. The result goes to `out`, memory of one
+    /// element. Ready proves *complete on the device*.
+    ///
+    /// See [`count_if`](Stream::count_if).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::TransformReduce`
+    pub fn count_if_into<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, out: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.count_if_into(x, condition, out))
+    }
+
+    // ---- for each element, what those up to it come to --------------------------------------
+
+    /// Combines each element with all before it. Ready proves *complete on the device*.
+    ///
+    /// The output is as long as the input. Where the device alone knows how many elements there are
+    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
+    /// result is the same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::ScanOp;
+    /// let x = stream.upload(vec![1u32, 2, 3]).queued()?;
+    /// let mut sums = stream.empty(3).queued()?;
+    /// stream.inclusive_scan(&x, ScanOp::Sum, &mut sums).queued()?;
+    /// assert_eq!(stream.download(&sums).await?, [1, 3, 6]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceScan``::InclusiveScan`
+    pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ScanOp, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.inclusive_scan(x, op, out))
+    }
+
+    /// Combines all elements before each with `init`. Ready proves *complete on the device*.
+    ///
+    /// The output is as long as the input. Where the device alone knows how many elements there are
+    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
+    /// result is the same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::ScanOp;
+    /// let x = stream.upload(vec![1u32, 2, 3]).queued()?;
+    /// let mut sums = stream.empty(3).queued()?;
+    /// stream.exclusive_scan(&x, ScanOp::Sum, 10, &mut sums).queued()?;
+    /// assert_eq!(stream.download(&sums).await?, [10, 11, 13]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceScan``::ExclusiveScan`
+    pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ScanOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.exclusive_scan(x, op, init, out))
+    }
+
+    // ---- all elements, in another order -----------------------------------------------------
+
+    /// Sorts the elements in place, the least first. Ready proves *complete on the device*.
+    ///
+    /// Floating point numbers come in the order of [`f32::total_cmp`]: -NaN, -inf, .., -0, 0, .., inf, NaN. It
+    /// takes device memory as large as the elements while it runs.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let mut x = stream.upload(vec![3.0f32, -1.0, 2.0]).queued()?;
+    /// stream.sort(&mut x).queued()?;
+    /// assert_eq!(stream.download(&x).await?, [-1.0, 2.0, 3.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortKeys`
+    pub fn sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Op<()> {
+        self.batch(|queue| queue.sort(x))
+    }
+
+    /// Sorts the elements in place, the greatest first. Ready proves *complete on the device*.
+    ///
+    /// Floating point numbers come in the reverse order of [`f32::total_cmp`]: NaN, inf, .., 0, -0, .., -inf,
+    /// -NaN. It takes device memory as large as the elements while it runs.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortKeysDescending`
+    pub fn sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Op<()> {
+        self.batch(|queue| queue.sort_descending(x))
+    }
+
+    /// Sorts keys in place, the least first, and values with them. Ready proves *complete on the device*.
+    ///
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See [`sort`](Stream::sort).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let mut keys = stream.upload(vec![2u8, 1, 2]).queued()?;
+    /// let mut values = stream.upload(vec![10u32, 20, 30]).queued()?;
+    /// stream.sort_by_key(&mut keys, &mut values).queued()?;
+    /// assert_eq!(stream.download(&values).await?, [20, 10, 30]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortPairs`
+    pub fn sort_by_key<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>) -> Op<()> {
+        self.batch(|queue| queue.sort_by_key(keys, values))
+    }
+
+    /// Sorts keys in place, the greatest first, and values with them. Ready proves *complete on the device*.
+    ///
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// [`sort_descending`](Stream::sort_descending).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortPairsDescending`
+    pub fn sort_by_key_descending<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>) -> Op<()> {
+        self.batch(|queue| queue.sort_by_key_descending(keys, values))
+    }
+
+    // ---- some elements, in their order ------------------------------------------------------
+
+    /// Copies the elements that satisfy a condition, in their order. Ready proves that the count, which it
+    /// resolves with, is *visible to the host*.
+    ///
+    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
+    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::Compare;
+    /// let x = stream.upload(vec![4i32, -1, 5, -6]).queued()?;
+    /// let mut kept = stream.zeros(4).queued()?;
+    /// assert_eq!(stream.copy_if(&x, Compare::Greater(0), &mut kept).await?, 2);
+    /// assert_eq!(stream.download(&kept.slice(..2)?).await?, [4, 5]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::If`
+    pub fn copy_if<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>) -> Op<usize> {
+        self.batch(|queue| queue.copy_if(x, condition, selected))
+    }
+
+    /// Copies the elements that satisfy a condition, in their order. The count goes to `count`, memory of one
+    /// element: [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on without a host wait. Ready
+    /// proves *complete on the device*.
+    ///
+    /// See [`copy_if`](Stream::copy_if). An output is at least as long as the input, as nobody knows before how
+    /// much of it is taken; the rest stays as it was, and so all of it must have been written before
+    /// ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::Compare;
+    /// let x = stream.upload(vec![4i32, -1, 5, -6]).queued()?;
+    /// let mut kept = stream.zeros(4).queued()?;
+    /// let mut count = stream.empty::<u64>(1).queued()?;
+    /// stream.copy_if_into(&x, Compare::Greater(0), &mut kept, &mut count).queued()?;
+    /// assert_eq!(stream.sum(&kept.up_to(&count)).await?, 9);        // the one host wait
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::If`
+    pub fn copy_if_into<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.copy_if_into(x, condition, selected, count))
+    }
+
+    /// Copies the elements that satisfy a condition to one place and the others to another, both in their order.
+    /// Ready proves that the count, which it resolves with, is *visible to the host*.
+    ///
+    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
+    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DevicePartition::If`
+    pub fn partition<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>) -> Op<usize> {
+        self.batch(|queue| queue.partition(x, condition, selected, others))
+    }
+
+    /// Copies the elements that satisfy a condition to one place and the others to another, both in their order.
+    /// The count goes to `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes what was
+    /// selected on without a host wait. Ready proves *complete on the device*.
+    ///
+    /// See [`partition`](Stream::partition). An output is at least as long as the input, as nobody knows before
+    /// how much of it is taken; the rest stays as it was, and so all of it must have been written before
+    /// ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DevicePartition::If`
+    pub fn partition_into<T: Scalar>(&self, x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.partition_into(x, condition, selected, others, count))
+    }
+
+    /// Copies the first of each run of equal elements. Ready proves that the count, which it resolves with, is
+    /// *visible to the host*.
+    ///
+    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
+    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![1u8, 1, 2, 1]).queued()?;
+    /// let mut firsts = stream.zeros(4).queued()?;
+    /// assert_eq!(stream.unique(&x, &mut firsts).await?, 3);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::Unique`
+    pub fn unique<T: Scalar>(&self, x: &impl Sequence<T>, selected: &mut impl Writable<T>) -> Op<usize> {
+        self.batch(|queue| queue.unique(x, selected))
+    }
+
+    /// Copies the first of each run of equal elements. The count goes to `count`, memory of one element:
+    /// [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on without a host wait. Ready proves
+    /// *complete on the device*.
+    ///
+    /// See [`unique`](Stream::unique). An output is at least as long as the input, as nobody knows before how much
+    /// of it is taken; the rest stays as it was, and so all of it must have been written before
+    /// ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::Unique`
+    pub fn unique_into<T: Scalar>(&self, x: &impl Sequence<T>, selected: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.unique_into(x, selected, count))
+    }
+
+    /// Copies the elements whose flag is not 0, in their order. There are as many flags as elements. Ready proves
+    /// that the count, which it resolves with, is *visible to the host*.
+    ///
+    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
+    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::Flagged`
+    pub fn select<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>) -> Op<usize> {
+        self.batch(|queue| queue.select(x, flags, selected))
+    }
+
+    /// Copies the elements whose flag is not 0, in their order. There are as many flags as elements. The count
+    /// goes to `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on
+    /// without a host wait. Ready proves *complete on the device*.
+    ///
+    /// See [`select`](Stream::select). An output is at least as long as the input, as nobody knows before how much
+    /// of it is taken; the rest stays as it was, and so all of it must have been written before
+    /// ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::Flagged`
+    pub fn select_into<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.select_into(x, flags, selected, count))
+    }
+
+    /// Copies the elements whose flag is not 0 to one place and the others to another, both in their order. Ready
+    /// proves that the count, which it resolves with, is *visible to the host*.
+    ///
+    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
+    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DevicePartition::Flagged`
+    pub fn partition_flagged<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>) -> Op<usize> {
+        self.batch(|queue| queue.partition_flagged(x, flags, selected, others))
+    }
+
+    /// Copies the elements whose flag is not 0 to one place and the others to another, both in their order. The
+    /// count goes to `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes what was
+    /// selected on without a host wait. Ready proves *complete on the device*.
+    ///
+    /// See [`partition_flagged`](Stream::partition_flagged). An output is at least as long as the input, as nobody
+    /// knows before how much of it is taken; the rest stays as it was, and so all of it must have been written
+    /// before ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DevicePartition::Flagged`
+    pub fn partition_flagged_into<T: Scalar>(&self, x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.partition_flagged_into(x, flags, selected, others, count))
+    }
+
+    /// Writes the positions of the flags that are not 0, in their order. Ready proves that the count, which it
+    /// resolves with, is *visible to the host*.
+    ///
+    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
+    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::Flagged`
+    pub fn positions(&self, flags: &impl Sequence<u8>, places: &mut impl Writable<u64>) -> Op<usize> {
+        self.batch(|queue| queue.positions(flags, places))
+    }
+
+    /// Writes the positions of the flags that are not 0, in their order. The count goes to `count`, memory of one
+    /// element: [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on without a host wait. Ready
+    /// proves *complete on the device*.
+    ///
+    /// See [`positions`](Stream::positions). An output is at least as long as the input, as nobody knows before
+    /// how much of it is taken; the rest stays as it was, and so all of it must have been written before
+    /// ([`zeros`](Stream::zeros)).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSelect``::Flagged`
+    pub fn positions_into(&self, flags: &impl Sequence<u8>, places: &mut impl Writable<u64>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.positions_into(flags, places, count))
+    }
+}

@@ -1,0 +1,586 @@
+//! Reductions, scans, sorts and selections beside the same in plain Rust: every type, lengths at the boundaries of blocks, tiles and
+//! grids, keys of every bit pattern, parts at odd offsets, numbers of elements that the device alone knows.
+
+use std::fmt::Debug;
+
+use futures::executor::block_on;
+use gpu_await::{
+    Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out, Region, Scalar,
+    ScanOp, Stream, testing,
+};
+use half::{bf16, f16};
+
+use under_test::random::Random;
+
+mod under_test {
+    pub(crate) mod random;
+}
+
+/// What plain Rust does with an element.
+trait Plain: Scalar + Debug + PartialEq + PartialOrd {
+    /// Of any bits; of 64 random ones.
+    fn of_bits(bits: u64) -> Self;
+    /// A small whole number, which sums keep exact.
+    fn small(number: i32) -> Self;
+    fn as_f64(self) -> f64;
+    fn total_as_f64(total: Self::Total) -> f64;
+    fn order(&self, other: &Self) -> std::cmp::Ordering;
+    /// The same bits, or both NaN.
+    fn same(&self, other: &Self) -> bool;
+    fn is_nan(&self) -> bool;
+    fn add(self, other: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($type:ident)+) => {$(
+        impl Plain for $type {
+            fn of_bits(bits: u64) -> Self {
+                bits as $type
+            }
+            fn small(number: i32) -> Self {
+                (number & 63) as $type
+            }
+            fn as_f64(self) -> f64 {
+                self as f64
+            }
+            fn total_as_f64(total: Self::Total) -> f64 {
+                total as f64
+            }
+            fn order(&self, other: &Self) -> std::cmp::Ordering {
+                self.cmp(other)
+            }
+            fn same(&self, other: &Self) -> bool {
+                self == other
+            }
+            fn is_nan(&self) -> bool {
+                false
+            }
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+        }
+    )+};
+}
+integers! { u8 u16 u32 u64 i8 i16 i32 i64 }
+
+macro_rules! floats {
+    ($($type:ident: $bits:ident, $small:expr, $add:expr;)+) => {$(
+        impl Plain for $type {
+            fn of_bits(bits: u64) -> Self {
+                $type::from_bits(bits as $bits)
+            }
+            fn small(number: i32) -> Self {
+                $small((number & 15) as f32 - 7.0)
+            }
+            fn as_f64(self) -> f64 {
+                f64::from(self)
+            }
+            fn total_as_f64(total: Self::Total) -> f64 {
+                f64::from(total)
+            }
+            fn order(&self, other: &Self) -> std::cmp::Ordering {
+                self.total_cmp(other)
+            }
+            fn same(&self, other: &Self) -> bool {
+                self.to_bits() == other.to_bits() || (self.is_nan() && other.is_nan())
+            }
+            fn is_nan(&self) -> bool {
+                $type::is_nan(*self)
+            }
+            fn add(self, other: Self) -> Self {
+                $add(self, other)
+            }
+        }
+    )+};
+}
+floats! {
+    f16: u16, f16::from_f32, |a: f16, b: f16| f16::from_f32(a.to_f32() + b.to_f32());
+    bf16: u16, bf16::from_f32, |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32());
+    f32: u32, std::convert::identity, |a: f32, b: f32| a + b;
+    f64: u64, f64::from, |a: f64, b: f64| a + b;
+}
+
+/// Calls a generic function for each type.
+macro_rules! for_each_type {
+    ($function:ident($($argument:expr),*)) => {
+        $function::<u8>($($argument),*);
+        $function::<u16>($($argument),*);
+        $function::<u32>($($argument),*);
+        $function::<u64>($($argument),*);
+        $function::<i8>($($argument),*);
+        $function::<i16>($($argument),*);
+        $function::<i32>($($argument),*);
+        $function::<i64>($($argument),*);
+        $function::<f16>($($argument),*);
+        $function::<bf16>($($argument),*);
+        $function::<f32>($($argument),*);
+        $function::<f64>($($argument),*);
+    };
+}
+
+fn stream() -> Stream {
+    testing::device().stream().expect("a stream")
+}
+
+/// Around warps, blocks and tiles; on a GPU also around grids.
+fn lengths(stream: &Stream) -> Vec<usize> {
+    let mut lengths = vec![0, 1, 2, 31, 32, 33, 255, 256, 257, 2047, 2049, 4095, 4096, 4097, 9_999];
+    if stream.device().kind() == DeviceKind::Cuda {
+        lengths.extend([65_537, (1 << 20) - 1, (1 << 20) + 1, 5_000_011]);
+    }
+    lengths
+}
+
+/// Bit patterns of every kind, then all equal, sorted, and in reverse.
+fn patterns<T: Plain>(len: usize, seed: u64) -> Vec<Vec<T>> {
+    let mut random = Random(seed | 1);
+    let mut any =
+        || T::of_bits((random.below(1 << 32) as u64) << 32 | random.below(1 << 32) as u64);
+    let wild: Vec<T> = (0..len).map(|_| any()).collect();
+    let mut sorted = wild.clone();
+    sorted.sort_by(T::order);
+    let reverse: Vec<T> = sorted.iter().rev().copied().collect();
+    let few: Vec<T> = (0..len).map(|at| T::of_bits((at as u64 * 7919) % 3)).collect();
+    vec![vec![T::of_bits(seed); len], sorted, reverse, few, wild]
+}
+
+fn small<T: Plain>(len: usize, seed: u64) -> Vec<T> {
+    let mut random = Random(seed | 1);
+    (0..len).map(|_| T::small(random.below(1 << 20) as i32)).collect()
+}
+
+fn up<T: Plain>(stream: &Stream, x: &[T]) -> DeviceBuffer<T> {
+    stream.upload(x.to_vec()).queued().expect("memory")
+}
+
+fn down<T: Plain>(stream: &Stream, x: &DeviceBuffer<T>) -> Vec<T> {
+    stream.download(x).synchronize().expect("data").to_vec()
+}
+
+fn assert_same<T: Plain>(found: &[T], expected: &[T], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let differ = found.iter().zip(expected).position(|(found, expected)| !found.same(expected));
+    if let Some(at) = differ {
+        panic!("{what}: at {at} {:?} instead of {:?}", found[at], expected[at]);
+    }
+}
+
+#[test]
+fn sums_are_right() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            let x = small::<T>(len, len as u64 + 3);
+            let buffer = up(stream, &x);
+            let what = format!("{} of {}", len, std::any::type_name::<T>());
+            let exact: f64 = x.iter().map(|x| x.as_f64()).sum();
+            let sum = T::total_as_f64(stream.sum(&buffer).synchronize().expect("a sum"));
+            assert_eq!(sum, exact, "the sum of {what}");
+            let squares: f64 = x.iter().map(|x| x.as_f64() * x.as_f64()).sum();
+            let dot = T::total_as_f64(stream.dot(&buffer, &buffer).synchronize().expect("a sum"));
+            let most = if size_of::<T::Total>() == 4 { 16_777_216.0 } else { f64::MAX };
+            if squares < most {
+                assert_eq!(dot, squares, "the product of {what}");
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn the_least_and_the_greatest() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            for (which, x) in patterns::<T>(len, 0x1234_5678_9abc_def0).iter().enumerate() {
+                let buffer = up(stream, x);
+                let what = format!("{len} of {}, pattern {which}", std::any::type_name::<T>());
+                let nan = x.iter().position(|x| x.is_nan());
+                let before = |a: &T, b: &T| a.partial_cmp(b) == Some(std::cmp::Ordering::Less);
+                let first = |better: &dyn Fn(&T, &T) -> bool| match nan {
+                    Some(nan) => Some(nan),
+                    None => {
+                        (0..len).reduce(|best, at| if better(&x[at], &x[best]) { at } else { best })
+                    }
+                };
+                let (least, greatest) = (first(&before), first(&|a, b| before(b, a)));
+                assert_eq!(
+                    stream.arg_min(&buffer).synchronize().expect("a place"),
+                    least,
+                    "{what}"
+                );
+                assert_eq!(
+                    stream.arg_max(&buffer).synchronize().expect("a place"),
+                    greatest,
+                    "{what}"
+                );
+                let (min, max) =
+                    (stream.min(&buffer).synchronize(), stream.max(&buffer).synchronize());
+                let (min, max) = (min.expect("a value"), max.expect("a value"));
+                let Some((least, greatest)) = least.zip(greatest) else { continue };
+                // Which of -0 and 0 is open.
+                assert!(min == x[least] || min.same(&x[least]), "{what}: {min:?} {:?}", x[least]);
+                assert!(max == x[greatest] || max.same(&x[greatest]), "{what}: {max:?}");
+            }
+        }
+        let nothing = stream.empty::<T>(0).queued().expect("nothing");
+        let (min, max) = (stream.min(&nothing).synchronize(), stream.max(&nothing).synchronize());
+        assert!(min.expect("a value") > max.expect("a value"));
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+fn conditions<T: Plain>(with: T) -> [Compare<T>; 6] {
+    [
+        Compare::Less(with),
+        Compare::LessOrEqual(with),
+        Compare::Greater(with),
+        Compare::GreaterOrEqual(with),
+        Compare::Equal(with),
+        Compare::NotEqual(with),
+    ]
+}
+
+fn holds<T: Plain>(condition: &Compare<T>, x: &T) -> bool {
+    match condition {
+        Compare::Less(with) => x < with,
+        Compare::LessOrEqual(with) => x <= with,
+        Compare::Greater(with) => x > with,
+        Compare::GreaterOrEqual(with) => x >= with,
+        Compare::Equal(with) => x == with,
+        Compare::NotEqual(with) => x != with,
+    }
+}
+
+#[test]
+fn what_satisfies_a_condition() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            let x = patterns::<T>(len, 77).pop().expect("some");
+            let buffer = up(stream, &x);
+            let with = x.get(len / 2).copied().unwrap_or(T::small(1));
+            for condition in conditions(with) {
+                let what = format!("{len} of {}, {condition:?}", std::any::type_name::<T>());
+                let (yes, no): (Vec<T>, Vec<T>) = x.iter().partition(|x| holds(&condition, x));
+                let count = stream.count_if(&buffer, condition).synchronize().expect("a count");
+                assert_eq!(count, yes.len(), "{what}");
+                let (mut kept, mut others) = (up(stream, &x), up(stream, &x));
+                let count = stream.copy_if(&buffer, condition, &mut kept).synchronize();
+                assert_eq!(count.expect("a count"), yes.len(), "{what}");
+                let found = down(stream, &kept);
+                assert_same(&found[..yes.len()], &yes, &what);
+                assert_same(&found[yes.len()..], &x[yes.len()..], "what is behind stays");
+                let count = stream.partition(&buffer, condition, &mut kept, &mut others);
+                assert_eq!(count.synchronize().expect("a count"), yes.len(), "{what}");
+                assert_same(&down(stream, &kept)[..yes.len()], &yes, &what);
+                assert_same(&down(stream, &others)[..no.len()], &no, &what);
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn what_is_flagged() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            let x = patterns::<T>(len, 99).pop().expect("some");
+            let mut random = Random(len as u64 | 1);
+            let flags: Vec<u8> = (0..len).map(|_| [0, 0, 1, 255, 2][random.below(5)]).collect();
+            let what = format!("{len} of {}", std::any::type_name::<T>());
+            let (buffer, set) = (up(stream, &x), up(stream, &flags));
+            let yes: Vec<T> =
+                x.iter().zip(&flags).filter(|(_, flag)| **flag != 0).map(|(x, _)| *x).collect();
+            let no: Vec<T> =
+                x.iter().zip(&flags).filter(|(_, flag)| **flag == 0).map(|(x, _)| *x).collect();
+            let (mut kept, mut others) = (up(stream, &x), up(stream, &x));
+            let count = stream.select(&buffer, &set, &mut kept).synchronize().expect("a count");
+            assert_eq!(count, yes.len(), "{what}");
+            assert_same(&down(stream, &kept)[..count], &yes, &what);
+            let count = stream.partition_flagged(&buffer, &set, &mut kept, &mut others);
+            assert_eq!(count.synchronize().expect("a count"), yes.len(), "{what}");
+            assert_same(&down(stream, &kept)[..yes.len()], &yes, &what);
+            assert_same(&down(stream, &others)[..no.len()], &no, &what);
+            let mut places = stream.zeros::<u64>(len).queued().expect("memory");
+            let count = stream.positions(&set, &mut places).synchronize().expect("a count");
+            let expected: Vec<u64> =
+                (0..len as u64).filter(|at| flags[*at as usize] != 0).collect();
+            assert_eq!(down(stream, &places)[..count], expected, "{what}");
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn runs_leave_their_first() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            for x in patterns::<T>(len, 5) {
+                let mut expected = x.clone();
+                expected.dedup_by(|a, b| a == b);
+                let mut firsts = up(stream, &x);
+                let count = stream.unique(&up(stream, &x), &mut firsts).synchronize();
+                assert_eq!(count.expect("a count"), expected.len());
+                assert_same(&down(stream, &firsts)[..expected.len()], &expected, "runs");
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn scans_are_right() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            // Sums of 16-bit floats are rounded: whole numbers as long as they are small.
+            let is_short = size_of::<T>() == 2 && T::small(0).as_f64() < 0.0;
+            let x = small::<T>(if is_short { len.min(33) } else { len }, len as u64);
+            let buffer = up(stream, &x);
+            let least = |a: T, b: T| if b < a { b } else { a };
+            let greatest = |a: T, b: T| if b > a { b } else { a };
+            let ops: [(ScanOp, &dyn Fn(T, T) -> T); 3] =
+                [(ScanOp::Sum, &T::add), (ScanOp::Min, &least), (ScanOp::Max, &greatest)];
+            for (op, combine) in ops {
+                let what = format!("{op:?} of {} of {}", x.len(), std::any::type_name::<T>());
+                let mut inclusive = Vec::new();
+                for x in &x {
+                    let with = inclusive.last().map_or(*x, |so_far| combine(*so_far, *x));
+                    inclusive.push(with);
+                }
+                let mut out = stream.empty::<T>(x.len()).queued().expect("memory");
+                stream.inclusive_scan(&buffer, op, &mut out).queued().expect("a scan");
+                assert_same(&down(stream, &out), &inclusive, &what);
+                let init = T::small(9);
+                let shifted =
+                    std::iter::once(init).chain(inclusive.iter().map(|x| combine(init, *x)));
+                let exclusive: Vec<T> = shifted.take(x.len()).collect();
+                let mut out = stream.empty::<T>(x.len()).queued().expect("memory");
+                stream.exclusive_scan(&buffer, op, init, &mut out).queued().expect("a scan");
+                assert_same(&down(stream, &out), &exclusive, &what);
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn sorts_are_right_and_stable() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            for (which, x) in patterns::<T>(len, 0xfedc_ba98_7654_3210).into_iter().enumerate() {
+                let what = format!("{len} of {}, pattern {which}", std::any::type_name::<T>());
+                let mut order: Vec<u32> = (0..len as u32).collect();
+                order.sort_by(|a, b| x[*a as usize].order(&x[*b as usize]));
+                let sorted: Vec<T> = order.iter().map(|at| x[*at as usize]).collect();
+                let mut buffer = up(stream, &x);
+                stream.sort(&mut buffer).queued().expect("a sort");
+                assert_bits(&down(stream, &buffer), &sorted, &what);
+                let (mut keys, mut values) =
+                    (up(stream, &x), up(stream, &(0..len as u32).collect::<Vec<_>>()));
+                stream.sort_by_key(&mut keys, &mut values).queued().expect("a sort");
+                assert_bits(&down(stream, &keys), &sorted, &what);
+                assert_eq!(down(stream, &values), order, "{what}");
+
+                order.sort();
+                order.sort_by(|a, b| x[*b as usize].order(&x[*a as usize]));
+                let sorted: Vec<T> = order.iter().map(|at| x[*at as usize]).collect();
+                let mut buffer = up(stream, &x);
+                stream.sort_descending(&mut buffer).queued().expect("a sort");
+                assert_bits(&down(stream, &buffer), &sorted, &what);
+                let wide: Vec<u64> = (0..len as u64).collect();
+                let (mut keys, mut values) = (up(stream, &x), up(stream, &wide));
+                stream.sort_by_key_descending(&mut keys, &mut values).queued().expect("a sort");
+                let found: Vec<u32> = down(stream, &values).iter().map(|at| *at as u32).collect();
+                assert_eq!(found, order, "{what}");
+            }
+        }
+    }
+    /// Sorts keep every bit, also a NaN's.
+    fn assert_bits<T: Plain>(found: &[T], expected: &[T], what: &str) {
+        let differ = found
+            .iter()
+            .zip(expected)
+            .position(|(a, b)| bytemuck::bytes_of(a) != bytemuck::bytes_of(b));
+        assert_eq!(differ, None, "{what}");
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+/// What was selected goes on into other algorithms, and the host waits once.
+#[test]
+fn the_device_alone_knows_how_many() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            let x = small::<T>(len, len as u64 + 11);
+            let condition = Compare::GreaterOrEqual(T::small(9));
+            let mut expected: Vec<T> = x.iter().filter(|x| holds(&condition, x)).copied().collect();
+            let mut kept = up(stream, &x);
+            let mut count = stream.empty::<u64>(1).queued().expect("memory");
+            stream
+                .copy_if_into(&up(stream, &x), condition, &mut kept, &mut count)
+                .queued()
+                .expect("it goes on");
+            let sum = stream.sum(&kept.up_to(&count)).synchronize().expect("a sum");
+            assert_eq!(T::total_as_f64(sum), expected.iter().map(|x| x.as_f64()).sum::<f64>());
+            let least = stream.arg_min(&kept.up_to(&count)).synchronize().expect("a place");
+            assert_eq!(least.is_none(), expected.is_empty());
+            let again = stream.count_if(&kept.up_to(&count), condition).synchronize();
+            assert_eq!(again.expect("a count"), expected.len());
+            let mut running = up(stream, &x);
+            let scan = stream.inclusive_scan(&kept.up_to(&count), ScanOp::Max, &mut running);
+            scan.queued().expect("a scan");
+            let running = down(stream, &running);
+            assert_same(&running[expected.len()..], &x[expected.len()..], "what is behind stays");
+            let mut unique = up(stream, &x);
+            let runs =
+                stream.unique(&kept.up_to(&count), &mut unique).synchronize().expect("a count");
+            let before = down(stream, &kept);
+            stream.sort_descending(&mut kept.up_to_mut(&count)).queued().expect("a sort");
+            let after = down(stream, &kept);
+            let mut runs_expected = expected.clone();
+            runs_expected.dedup_by(|a, b| a == b);
+            assert_eq!(runs, runs_expected.len());
+            expected.sort_by(|a, b| b.order(a));
+            assert_same(&after[..expected.len()], &expected, "sorted");
+            assert_same(
+                &after[expected.len()..],
+                &before[expected.len()..],
+                "what is behind stays",
+            );
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn parts_at_odd_offsets() {
+    fn check<T: Plain>(stream: &Stream) {
+        let x = small::<T>(9_000, 17);
+        for start in [1, 3, 7] {
+            for len in [1, 40, 5_000] {
+                let mut buffer = up(stream, &x);
+                let part = &x[start..start + len];
+                let view = buffer.slice(start..start + len).expect("inside");
+                let sum = T::total_as_f64(stream.sum(&view).synchronize().expect("a sum"));
+                assert_eq!(sum, part.iter().map(|x| x.as_f64()).sum::<f64>());
+                let mut out = up(stream, &x);
+                let count = {
+                    let mut kept = out.slice_mut(start..start + len).expect("inside");
+                    stream.copy_if(&view, Compare::NotEqual(T::small(1)), &mut kept).synchronize()
+                };
+                let kept: Vec<T> = part.iter().filter(|x| **x != T::small(1)).copied().collect();
+                assert_eq!(count.expect("a count"), kept.len());
+                assert_same(&down(stream, &out)[start..start + kept.len()], &kept, "kept");
+                {
+                    let mut view = buffer.slice_mut(start..start + len).expect("inside");
+                    stream.sort(&mut view).queued().expect("a sort");
+                }
+                let mut expected = x.clone();
+                expected[start..start + len].sort_by(T::order);
+                assert_same(&down(stream, &buffer), &expected, "a sorted part");
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+/// The same program eagerly, as a batch, as a replayed batch and as a graph.
+#[test]
+fn wherever_launches_go() {
+    let device = testing::device();
+    let stream = device.stream().expect("a stream");
+    let mut region = Region::new();
+    type Slots = (In<u32>, Out<u32>, Out<u32>);
+    let graph: Graph<Slots> = device.graph((), |q, (), (x, mut sums, mut total)| {
+        q.inclusive_scan(&x, ScanOp::Sum, &mut sums)?;
+        q.sort_descending(&mut sums)?;
+        q.max_into(&sums, &mut total)
+    });
+    for (round, len) in [100_usize, 20_000, 100, 20_000, 20_000, 300].into_iter().enumerate() {
+        let x: Vec<u32> = (0..len).map(|at| (at + round) as u32 % 5).collect();
+        let total: u32 = x.iter().sum();
+        let x = up(&stream, &x);
+        let replayed = stream.replay(&mut region, |q| {
+            let mut sums = q.empty::<u32>(len)?;
+            q.inclusive_scan(&x, ScanOp::Sum, &mut sums)?;
+            q.sort_descending(&mut sums)?;
+            q.max(&sums)
+        });
+        assert_eq!(replayed.synchronize().expect("a value"), total, "replay, round {round}");
+        let batched = stream.batch(|q| {
+            let mut sums = q.empty::<u32>(len)?;
+            q.inclusive_scan(&x, ScanOp::Sum, &mut sums)?;
+            q.sort_descending(&mut sums)?;
+            q.max(&sums)
+        });
+        assert_eq!(batched.synchronize().expect("a value"), total, "batch, round {round}");
+        let (mut sums, mut most) = (
+            stream.empty::<u32>(len).queued().expect("memory"),
+            stream.empty::<u32>(1).queued().expect("memory"),
+        );
+        graph.launch(&stream, (&x, &mut sums, &mut most)).queued().expect("a launch");
+        assert_eq!(down(&stream, &most), [total], "graph, round {round}");
+    }
+}
+
+#[test]
+fn two_streams_at_once() {
+    let device = testing::device();
+    let (a, b) = (device.stream().expect("a stream"), device.stream().expect("a stream"));
+    let x: Vec<u32> = (0..50_000u32).map(|at| at.wrapping_mul(2_654_435_761) % 1_000_003).collect();
+    for _ in 0..20 {
+        let mut left = up(&a, &x);
+        let mut right = up(&b, &x);
+        a.sort(&mut left).queued().expect("a sort");
+        b.sort_descending(&mut right).queued().expect("a sort");
+        // Each goes on with what the other made.
+        let (least, most) = block_on(async { futures::join!(b.min(&left), a.max(&right)) });
+        let (least, most) = (least.expect("a value"), most.expect("a value"));
+        assert_eq!((Some(&least), Some(&most)), (x.iter().min(), x.iter().max()));
+    }
+}
+
+#[test]
+fn refusals() {
+    let stream = stream();
+    let x = up(&stream, &[1.0f32, 2.0, 3.0]);
+    let mut short = stream.zeros::<f32>(2).queued().expect("memory");
+    let error = stream.inclusive_scan(&x, ScanOp::Sum, &mut short).queued().expect_err("too short");
+    assert!(
+        matches!(error.detail(), ErrorDetail::WrongLength { expected: 3, found: 2, .. }),
+        "{error}"
+    );
+    let error = stream.download(&short).synchronize().expect_err("poisoned");
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    let mut short = stream.zeros::<f32>(2).queued().expect("memory");
+    let error =
+        stream.copy_if(&x, Compare::Less(2.0), &mut short).synchronize().expect_err("too short");
+    assert!(matches!(error.detail(), ErrorDetail::WrongLength { .. }), "{error}");
+    let mut two = stream.zeros::<f32>(2).queued().expect("memory");
+    let error = stream.sum_into(&x, &mut two).queued().expect_err("two results");
+    assert!(
+        matches!(error.detail(), ErrorDetail::WrongLength { expected: 1, found: 2, .. }),
+        "{error}"
+    );
+    let other = up(&stream, &[1.0f32]);
+    let error = stream.dot(&x, &other).synchronize().expect_err("lengths");
+    assert!(matches!(error.detail(), ErrorDetail::WrongLength { .. }), "{error}");
+    let unwritten = stream.empty::<f32>(3).queued().expect("memory");
+    let error = stream.sum(&unwritten).synchronize().expect_err("unwritten");
+    assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+    let mut unwritten = stream.empty::<f32>(3).queued().expect("memory");
+    let error = stream.copy_if(&x, Compare::Less(2.0), &mut unwritten).synchronize();
+    let error = error.expect_err("what is not selected would be read unwritten");
+    assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    let device = testing::device();
+    let elsewhere = up(&device.stream().expect("a stream"), &[1.0f32]);
+    assert!(stream.sum(&elsewhere).synchronize().is_err());
+}
