@@ -34,6 +34,7 @@
 //! | never to name a stream, or to name it once for many calls | [`Device::current_stream`], [`Stream::scope`] |
 //! | streams and events of other libraries and processes | [`Stream::from_raw`], [`Device::import_event`] |
 //! | to find the operation that faults | [`DeviceBuilder::verify`] |
+//! | arithmetic on arrays, without a kernel of your own | `transform!`, `Stream::transform` (feature `algorithms`) |
 //! | a kernel of your own | [`kernel!`](crate::kernel!), [`Kernel`], [`Module`] |
 //! | to compile CUDA C++ at run time | [`Module::compile`], [`CudaSource`] |
 //! | a geometry, and one that fills the device | [`LaunchConfig`], [`Occupancy`] |
@@ -57,7 +58,7 @@
 //! # Features
 //! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
 //! version of `cudarc` chosen by you; `tokio` (default): operations take part in the
-//! cooperative budget of tokio's tasks; `blas`, `fft`: matrix products by cuBLASLt and Fourier transforms by cuFFT;
+//! cooperative budget of tokio's tasks; `algorithms`: arithmetic on arrays as verbs; `blas`, `fft`: matrix products by cuBLASLt and Fourier transforms by cuFFT;
 //! `tower`: pools and batchers as services; `test-util`: the `testing` module. The core runs on any executor.
 
 #![cfg_attr(
@@ -65,6 +66,8 @@
     allow(dead_code, reason = "some parts serve one backend, or the tests, alone")
 )]
 
+#[cfg(feature = "algorithms")]
+pub(crate) mod algorithm;
 pub(crate) mod backend;
 pub(crate) mod batch;
 #[cfg(feature = "blas")]
@@ -108,6 +111,14 @@ pub(crate) mod thread;
 /// ```
 pub use bytemuck;
 
+#[cfg(feature = "algorithms")]
+pub use algorithm::elementwise::{
+    arithmetic::Arithmetic,
+    formula::{Formula, IntoTerm, Mask, Outcome, Term},
+    operand::Operand,
+    operands::{FormulaOver, OperandType, Operands},
+    put::Index,
+};
 pub use backend::{DeviceKind, Grid, KernelAttributes};
 pub use batch::queue::Queue;
 pub use batch::region::Region;
@@ -189,6 +200,6 @@ pub mod __private {
 }
 
 /// The README's examples run as well.
-#[cfg(all(doctest, feature = "test-util"))]
+#[cfg(all(doctest, feature = "algorithms", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -51,6 +51,8 @@ mod counts;
 mod cudarc_types;
 #[path = "driver_calls/drops.rs"]
 mod drops;
+#[path = "driver_calls/elementwise.rs"]
+mod elementwise;
 #[path = "driver_calls/errors.rs"]
 mod errors;
 #[path = "driver_calls/events.rs"]

@@ -526,6 +526,8 @@ const PLAIN: &[&str] = &[
     "Error",
     "Grid",
     "Image",
+    "Mask",
+    "Term",
     "LaunchConfig",
     "Len",
     "BatcherBuilder",

@@ -76,6 +76,10 @@ impl<'s> Queue<'s> {
         self.stream
     }
 
+    pub(crate) fn home(&self) -> &'s Arc<Home> {
+        self.home
+    }
+
     pub(crate) fn handle(&self) -> &'s Arc<StreamHandle> {
         self.stream
     }

@@ -18,7 +18,7 @@ use gpu_await::{
     Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer,
     DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Mapped,
     Module, Op, PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all,
-    kernels,
+    kernels, transform,
 };
 use tower::Service;
 
@@ -585,6 +585,19 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::full" "Device::full", s => s.full(10, 7u8).queued());
     both!(refuses "Stream::full" "Device::full", s => s.full(usize::MAX / 2, 7u8).queued());
     both!(refuses "Stream::fill" "Device::fill", s, mut b = buffer()? => s.fill(&mut b, 1.0).queued());
+    let twice = transform!(|x| x * 2.0);
+    both!(refuses "Stream::transform" "Device::transform", s, (b, mut to) = (other.clone(), buffer()?) => s.transform(twice, (&*b,), &mut to).queued());
+    both!(refuses "Stream::transform_in_place" "Device::transform_in_place", s, mut b = buffer()? => s.transform_in_place(twice, (), &mut b).queued());
+    let flags = || full.zeros::<u8>(8).queued();
+    both!(refuses "Stream::transform_flags" "Device::transform_flags", s, (b, mut to) = (buffer()?, flags()?) => s.transform_flags(transform!(|x| x.gt(0.0)), (&b,), &mut to).queued());
+    both!(refuses "Stream::sequence" "Device::sequence", s, mut b = buffer()? => s.sequence(0.0, 1.0, &mut b).queued());
+    both!(refuses "Stream::cast" "Device::cast", s, (b, mut to) = (buffer()?, flags()?) => s.cast(&b, &mut to).queued());
+    let index = || full.zeros::<u32>(8).queued();
+    both!(refuses "Stream::gather" "Device::gather", s, (b, i, mut to) = (other.clone(), index()?, buffer()?) => s.gather(&*b, &i, &mut to).queued());
+    both!(refuses "Stream::scatter" "Device::scatter", s, (b, i, mut to) = (other.clone(), index()?, buffer()?) => s.scatter(&*b, &i, &mut to).queued());
+    each! { refuses:
+        "Device::preload_transform", device => |d| at_once(d.preload_transform::<(gpu_await::In<f32>,)>(twice));
+    }
     both!(refuses "Stream::host_fn" "Device::host_fn", s => s.host_fn(|| ()).queued());
     // SAFETY: it is not used, and refused first.
     both!(refuses "Stream::adopt_memory" "Device::adopt_memory", s => unsafe { s.adopt_memory::<u8>(0, 0, ()) });
@@ -627,6 +640,18 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::ones", q => q.ones::<u8>(10));
     queue!("Queue::full", q => q.full(10, 7u8));
     queue!("Queue::fill", q, mut b = buffer()? => q.fill(&mut b, 1.0));
+    queue!("Queue::transform", q, (b, mut to) = (other.clone(), buffer()?) => q
+        .transform(twice, (&*b,), &mut to));
+    queue!("Queue::transform_in_place", q, mut b = buffer()? => q
+        .transform_in_place(twice, (), &mut b));
+    queue!("Queue::transform_flags", q, (b, mut to) = (buffer()?, flags()?) => q
+        .transform_flags(transform!(|x| x.gt(0.0)), (&b,), &mut to));
+    queue!("Queue::sequence", q, mut b = buffer()? => q.sequence(0.0, 1.0, &mut b));
+    queue!("Queue::cast", q, (b, mut to) = (buffer()?, flags()?) => q.cast(&b, &mut to));
+    queue!("Queue::gather", q, (b, i, mut to) = (other.clone(), index()?, buffer()?) => q
+        .gather(&*b, &i, &mut to));
+    queue!("Queue::scatter", q, (b, i, mut to) = (other.clone(), index()?, buffer()?) => q
+        .scatter(&*b, &i, &mut to));
     queue!("Queue::host_fn", q => q.host_fn(|| ()));
     // SAFETY: nothing is put on the stream.
     queue!("Queue::enqueue", q => unsafe { q.enqueue(Uses::new("none"), nothing) });
