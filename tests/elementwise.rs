@@ -903,6 +903,10 @@ async fn replayed_and_in_a_graph() -> Result<()> {
         graph.launch(&stream, (&x, &mut z)).queued()?;
     }
     assert!(download(&stream, &z).iter().all(|z| *z == 1.0 + 3.0 * 4.5));
+    // Other addresses, which are no multiples of a vector, and another length.
+    graph.launch(&stream, (&x.slice(3..)?, &mut z.slice_mut(1..LEN - 2)?)).queued()?;
+    let found = download(&stream, &z);
+    assert_eq!((found[0], found[1], found[LEN - 3], found[LEN - 2]), (14.5, 19.0, 19.0, 14.5));
     Ok(())
 }
 

@@ -94,12 +94,15 @@ pub(crate) struct Expression {
     pub(crate) result: At,
 }
 
-/// The steps of a formula, while it is run to be written down.
-#[derive(Default)]
+/// The steps of a formula, while it is run to be written down. Nobody else makes one: a term of another tape would name another step.
 #[doc(hidden)]
 pub struct Tape(RefCell<Vec<Step>>);
 
 impl Tape {
+    pub(super) fn new() -> Self {
+        Tape(RefCell::default())
+    }
+
     pub(super) fn push(&self, step: Step) -> At {
         let mut steps = self.0.borrow_mut();
         steps.push(step);

@@ -85,7 +85,7 @@ mod sealed {
 
 /// A formula, written down for elements of type `T`.
 pub(super) fn written<T: Arithmetic, F: Formula<N>, const N: usize>() -> Expression {
-    let tape = Tape::default();
+    let tape = Tape::new();
     let result = {
         let argument = |number| Term::new(&tape, Step::Argument(number as u32));
         let arguments: [Term<'_, T>; N] = std::array::from_fn(argument);
@@ -409,4 +409,9 @@ macro_rules! transform {
         }
         Transform
     }};
+    ($($other:tt)*) => {
+        ::core::compile_error!(
+            "`transform!` takes names between bars and one expression, `transform!(|a, x| a * x)`: their types come from what is passed"
+        )
+    };
 }

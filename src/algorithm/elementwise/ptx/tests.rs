@@ -406,3 +406,35 @@ mod kernels_are_as_their_twins {
         check_indices::<u8, u64>(|index| index);
     }
 }
+
+/// The last block of more than 2^32 elements: of the arrays, only what it reaches is there.
+#[test]
+fn the_end_of_a_long_array() {
+    let steps = vec![Step::Argument(0), Step::Unary(Unary::Neg, 0)];
+    let expression = Expression { steps, result: 1 };
+    let recipe = Recipe::Formula {
+        kind: NumberKind::F32,
+        expression: &expression,
+        scalars: &[false],
+        flags: false,
+    };
+    let tile = u64::from(recipe.tiling().tile());
+    let text = generate(&recipe, Target::Ampere);
+    let code = KernelText::read(&text);
+    for last in [tile, 259] {
+        let block = 3 * (1 << 32) / tile;
+        let first = block * tile;
+        let mut memory = FakeMemory::default();
+        let numbers: Vec<f32> = (0..last).map(|at| at as f32 + 1.0).collect();
+        let window = bytemuck::cast_slice(&numbers).to_vec();
+        let from = memory.add(window.clone(), 0).wrapping_sub(4 * first);
+        let to = memory.add(vec![0; window.len()], 0).wrapping_sub(4 * first);
+        for thread in 0..u64::from(THREADS) {
+            code.run(&mut memory, &[from, to, first + last, 1], (block, thread));
+        }
+        let found: Vec<f32> =
+            memory.arrays[1].chunks(4).map(bytemuck::pod_read_unaligned).collect();
+        assert!(found.iter().zip(&numbers).all(|(found, number)| *found == -number), "{last}");
+        assert!(memory.written[1].iter().all(|times| *times == 1), "{last}");
+    }
+}
