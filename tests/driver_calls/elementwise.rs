@@ -13,6 +13,11 @@ fn named(driver: &StandIn) -> Vec<String> {
     names
 }
 
+/// How many calls have to do with loading.
+fn modules(driver: &StandIn) -> usize {
+    my_names(driver).iter().filter(|name| name.starts_with("cuModule")).count()
+}
+
 #[test]
 fn one_launch_each_once_loaded() {
     async_under_the_stand_in(async |driver| {
@@ -101,7 +106,19 @@ fn loaded_once() {
         let mut y = stream.full(8, 1.0f32).queued().unwrap();
         driver.clear();
         stream.transform_in_place(axpy, (3.0, &x), &mut y).queued().unwrap();
-        assert!(!my_names(driver).iter().any(|name| name.starts_with("cuModule")), "preloaded");
+        assert_eq!(modules(driver), 0, "preloaded");
+        soon(device.preload_sequence::<f32>()).await.unwrap();
+        soon(device.preload_cast::<f32, u8>()).await.unwrap();
+        soon(device.preload_gather::<f32, u32>()).await.unwrap();
+        soon(device.preload_scatter::<f32, u32>()).await.unwrap();
+        let mut bytes = stream.zeros::<u8>(8).queued().unwrap();
+        let index = stream.zeros::<u32>(8).queued().unwrap();
+        driver.clear();
+        stream.sequence(0.0, 1.0, &mut y).queued().unwrap();
+        stream.cast(&y, &mut bytes).queued().unwrap();
+        stream.gather(&x, &index, &mut y).queued().unwrap();
+        stream.scatter(&x, &index, &mut y).queued().unwrap();
+        assert_eq!(modules(driver), 0, "preloaded");
         soon(device.done()).await.unwrap();
     });
 }

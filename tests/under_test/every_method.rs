@@ -596,6 +596,10 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::gather" "Device::gather", s, (b, i, mut to) = (other.clone(), index()?, buffer()?) => s.gather(&*b, &i, &mut to).queued());
     both!(refuses "Stream::scatter" "Device::scatter", s, (b, i, mut to) = (other.clone(), index()?, buffer()?) => s.scatter(&*b, &i, &mut to).queued());
     each! { refuses:
+        "Device::preload_sequence", device => |d| at_once(d.preload_sequence::<f32>());
+        "Device::preload_cast", device => |d| at_once(d.preload_cast::<f32, u8>());
+        "Device::preload_gather", device => |d| at_once(d.preload_gather::<f32, u32>());
+        "Device::preload_scatter", device => |d| at_once(d.preload_scatter::<f32, u32>());
         "Device::preload_transform", device => |d| at_once(d.preload_transform::<(gpu_await::In<f32>,)>(twice));
     }
     both!(refuses "Stream::host_fn" "Device::host_fn", s => s.host_fn(|| ()).queued());

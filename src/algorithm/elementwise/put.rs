@@ -90,6 +90,37 @@ fn pointed_into<'k>(span: Span<'k>, len: usize) -> impl FnOnce(&mut PassedOperan
     }
 }
 
+type Loaded = Result<Arc<ElementwiseKernel>>;
+
+/// The kernels; the first to ask for one loads it.
+pub(super) fn kernel_of_sequence<T: Arithmetic>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<SequenceOf, T>(), |loader| {
+        let recipe = Recipe::Sequence { kind: T::KIND };
+        loader.load(&Blueprint { name: "sequence", recipe, twin: twin::sequence::<T>() })
+    })
+}
+
+pub(super) fn kernel_of_cast<T: Arithmetic, U: Arithmetic>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<CastTo<U>, T>(), |loader| {
+        let recipe = Recipe::Cast { from: T::KIND, to: U::KIND };
+        loader.load(&Blueprint { name: "cast", recipe, twin: twin::cast::<T, U>() })
+    })
+}
+
+pub(super) fn kernel_of_gather<T: Arithmetic, I: Index>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<GatherBy<I>, T>(), |loader| {
+        let recipe = Recipe::Gather { bits: bits_of(T::KIND), index: I::KIND };
+        loader.load(&Blueprint { name: "gather", recipe, twin: twin::gather::<T, I>() })
+    })
+}
+
+pub(super) fn kernel_of_scatter<T: Arithmetic, I: Index>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<ScatterBy<I>, T>(), |loader| {
+        let recipe = Recipe::Scatter { bits: bits_of(T::KIND), index: I::KIND };
+        loader.load(&Blueprint { name: "scatter", recipe, twin: twin::scatter::<T, I>() })
+    })
+}
+
 impl Queue<'_> {
     /// See [`Stream::transform`](crate::Stream::transform).
     ///
@@ -182,19 +213,7 @@ impl Queue<'_> {
         passed.number(start);
         passed.number(step);
         let count = passed.overwrites(output);
-        put(
-            self,
-            ("sequence", count),
-            passed,
-            |_| {},
-            |home, _| {
-                ElementwiseKernel::get(home, id::<SequenceOf, T>(), |loader| {
-                    let recipe = Recipe::Sequence { kind: T::KIND };
-                    let twin = twin::sequence::<T>();
-                    loader.load(&Blueprint { name: "sequence", recipe, twin })
-                })
-            },
-        )
+        put(self, ("sequence", count), passed, |_| {}, |home, _| kernel_of_sequence::<T>(home))
     }
 
     /// See [`Stream::cast`](crate::Stream::cast).
@@ -211,18 +230,7 @@ impl Queue<'_> {
         let mut passed = PassedOperands::new("cast");
         passed.reads(source);
         let count = passed.overwrites(output);
-        put(
-            self,
-            ("cast", count),
-            passed,
-            |_| {},
-            |home, _| {
-                ElementwiseKernel::get(home, id::<CastTo<U>, T>(), |loader| {
-                    let recipe = Recipe::Cast { from: T::KIND, to: U::KIND };
-                    loader.load(&Blueprint { name: "cast", recipe, twin: twin::cast::<T, U>() })
-                })
-            },
-        )
+        put(self, ("cast", count), passed, |_| {}, |home, _| kernel_of_cast::<T, U>(home))
     }
 
     /// See [`Stream::gather`](crate::Stream::gather).
@@ -243,10 +251,7 @@ impl Queue<'_> {
         let span = source.span();
         passed.footprint.reads(&span);
         put(self, ("gather", count), passed, pointed_into(span, source.len()), |home, _| {
-            ElementwiseKernel::get(home, id::<GatherBy<I>, T>(), |loader| {
-                let recipe = Recipe::Gather { bits: bits_of(T::KIND), index: I::KIND };
-                loader.load(&Blueprint { name: "gather", recipe, twin: twin::gather::<T, I>() })
-            })
+            kernel_of_gather::<T, I>(home)
         })
     }
 
@@ -269,10 +274,7 @@ impl Queue<'_> {
         let span = target.span_mut();
         passed.footprint.updates(&span);
         put(self, ("scatter", count), passed, pointed_into(span, len), |home, _| {
-            ElementwiseKernel::get(home, id::<ScatterBy<I>, T>(), |loader| {
-                let recipe = Recipe::Scatter { bits: bits_of(T::KIND), index: I::KIND };
-                loader.load(&Blueprint { name: "scatter", recipe, twin: twin::scatter::<T, I>() })
-            })
+            kernel_of_scatter::<T, I>(home)
         })
     }
 }

@@ -1,11 +1,15 @@
 //! The verbs of a [`Stream`] and a [`Device`]: batches of one.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
 use super::arithmetic::Arithmetic;
 use super::formula::Formula;
+use super::loaded::ElementwiseKernel;
 use super::operands::{FormulaOver, Operands};
-use super::put::Index;
+use super::put::{Index, kernel_of_cast, kernel_of_gather, kernel_of_scatter, kernel_of_sequence};
 use crate::device::Device;
+use crate::device::home::Home;
 use crate::error::Result;
 use crate::memory::view::{Readable, Writable};
 use crate::op::Op;
@@ -147,7 +151,7 @@ verbs! {
     /// index.
     ///
     /// # Blocking
-    /// The first use for a type, as [`transform`](Self::transform).
+    /// The first use for a type, as [`transform`](Self::transform); [`Device`] has a method that loads it ahead.
     ///
     /// # Errors
     /// Memory of another device; a device that is lost or closed.
@@ -170,7 +174,7 @@ verbs! {
     /// point number, also `f16` and `bf16`, it rounds to the nearest once, half-way cases to even.
     ///
     /// # Blocking
-    /// The first use for two types, as [`transform`](Self::transform).
+    /// The first use for two types, as [`transform`](Self::transform); [`preload_cast`](Device::preload_cast) loads it ahead.
     ///
     /// # Errors
     /// As [`transform`](Self::transform).
@@ -196,7 +200,7 @@ verbs! {
     /// `output` is as long as `indices`. An index that is not below `source.len()` reads nothing, and gives 0.
     ///
     /// # Blocking
-    /// The first use for a type, as [`transform`](Self::transform).
+    /// The first use for a type, as [`transform`](Self::transform); [`Device`] has a method that loads it ahead.
     ///
     /// # Errors
     /// As [`transform`](Self::transform).
@@ -225,7 +229,7 @@ verbs! {
     /// there in the end, any of them. What no index names stays, so all of `target` must have been written before.
     ///
     /// # Blocking
-    /// The first use for a type, as [`transform`](Self::transform).
+    /// The first use for a type, as [`transform`](Self::transform); [`Device`] has a method that loads it ahead.
     ///
     /// # Errors
     /// As [`transform`](Self::transform).
@@ -275,9 +279,53 @@ impl Device {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub async fn preload_transform<S>(&self, formula: impl FormulaOver<S>) -> Result<()> {
+        let prepared = formula.prepare();
+        self.preload(move |home| prepared.kernel(home)).await
+    }
+
+    /// Loads the kernel of [`sequence`](Self::sequence) for a type ahead of its first use; see
+    /// [`preload_transform`](Self::preload_transform).
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub async fn preload_sequence<T: Arithmetic>(&self) -> Result<()> {
+        self.preload(kernel_of_sequence::<T>).await
+    }
+
+    /// Loads the kernel of [`cast`](Self::cast) from `T` to `U` ahead of its first use; see
+    /// [`preload_transform`](Self::preload_transform).
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub async fn preload_cast<T: Arithmetic, U: Arithmetic>(&self) -> Result<()> {
+        self.preload(kernel_of_cast::<T, U>).await
+    }
+
+    /// Loads the kernel of [`gather`](Self::gather) for a type and its indices ahead of its first use; see
+    /// [`preload_transform`](Self::preload_transform).
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub async fn preload_gather<T: Arithmetic, I: Index>(&self) -> Result<()> {
+        self.preload(kernel_of_gather::<T, I>).await
+    }
+
+    /// Loads the kernel of [`scatter`](Self::scatter) for a type and its indices ahead of its first use; see
+    /// [`preload_transform`](Self::preload_transform).
+    ///
+    /// # Errors
+    /// A device that is lost or closed.
+    pub async fn preload_scatter<T: Arithmetic, I: Index>(&self) -> Result<()> {
+        self.preload(kernel_of_scatter::<T, I>).await
+    }
+
+    async fn preload(
+        &self,
+        kernel: impl FnOnce(&Home) -> Result<Arc<ElementwiseKernel>> + Send + 'static,
+    ) -> Result<()> {
         coop::proceed().await;
         role::check_driver("loading a kernel")?;
-        let (home, prepared) = (self.home().clone(), formula.prepare());
-        offload(move || prepared.kernel(&home).map(|_| ())).await?
+        let home = self.home().clone();
+        offload(move || kernel(&home).map(drop)).await?
     }
 }
