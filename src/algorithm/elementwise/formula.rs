@@ -34,7 +34,7 @@ pub trait Formula<const N: usize>: Copy + Send + Sync + 'static {
 /// | integers | wrap; `x / 0` is 0, `x % 0` is `x`; a shift takes its distance modulo the bits of the type, as `wrapping_shl` |
 /// | `f16`, `bf16` | in `f32`, and rounded once, when the element is stored |
 /// | `+ - * / sqrt rsqrt recip mul_add abs min max floor ceil round trunc %` | as the host does it, bit for bit: rounded to nearest, and never fused where `mul_add` is not written |
-/// | `exp ln sin cos tanh powf` | by functions of the CUDA library, which differ from the exact result by at most so many units in the last place: 2, 1, 2, 2, 2, 8 for `f32`; 1, 1, 2, 2, 2, 2 for `f64` |
+/// | `exp ln sin cos tanh powf` | by functions of the CUDA library, which differ from the exact result by at most so many units in the last place: 2, 1, 2, 2, 2, 8 for `f32`; 1, 1, 2, 2, 2, 2 for `f64`; 1 of theirs for `f16` and `bf16` |
 ///
 /// What a type does not have (`&` of floats, `sqrt` of integers) does not compile, in the line where the formula is used. Payload and
 /// sign of a NaN are any.
