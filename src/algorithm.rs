@@ -1,4 +1,4 @@
-//! Algorithms on device memory: reductions, scans, sorts, selections, elementwise transforms.
+//! Algorithms on device memory: reductions, scans, sorts, selections, formulas over elements.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -7,25 +7,28 @@
 //! | [`compare`] | a condition on an element |
 //! | [`images`] | the kernels' images, packed |
 //! | [`code`] | the kernels of a device, loaded at first use |
+//! | [`preload`] | kernels that are loaded before they are needed |
 //! | [`launch`] | one launch of one of them |
 //! | [`lookback`] | kernels whose tiles look back at those before them |
-//! | [`preload`] | kernels that are loaded before they are needed |
+//! | [`queue`] | the verbs of a queue |
 //! | [`reduce`] | many elements, one value |
 //! | [`scan`] | for each element, what those up to it come to |
 //! | [`select`] | some elements, in their order |
 //! | [`sort`] | all elements, in another order |
-//! | [`verbs`] | the verbs of streams and devices |
+//! | [`verbs`] | the verbs of streams and devices for all of those |
+//! | [`elementwise`] | `transform`, `sequence`, `cast`, `gather`, `scatter`: kernels that are made when they are used first |
 //!
-//! The kernels are CUB's, prebuilt (`kernels/algorithms`); each algorithm is some launches of a queue, so that it goes wherever a
-//! launch goes: on a stream, into a batch, a replayed batch, a graph. On the host device it is one launch of a twin.
-#![forbid(unsafe_code)]
+//! The kernels of all but the last are CUB's, prebuilt (`kernels/algorithms`). Each algorithm is some launches of a queue, so that it
+//! goes wherever a launch goes: on a stream, into a batch, a replayed batch, a graph. On the host device it is one launch of a twin.
 
 mod code;
 pub(crate) mod compare;
+pub(crate) mod elementwise;
 mod images;
 mod launch;
 mod lookback;
 pub(crate) mod preload;
+mod queue;
 mod reduce;
 pub(crate) mod scalar;
 pub(crate) mod scan;

@@ -236,6 +236,9 @@ pub enum ErrorDetail {
     /// An argument of an operation has another length than its plan, or the operation, asks for (in elements).
     #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
+    /// A number in a formula of `transform!` is none of the integers that it is used for.
+    #[error("{op}: {value} in the formula is no `{element}`")]
+    LiteralOutOfRange { op: &'static str, value: i128, element: &'static str },
     /// An argument of an operation begins at an address that is not aligned as its plan says.
     #[error("{op}: {what} begins at {ptr:#x}, the plan wants a multiple of {alignment}")]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
@@ -489,6 +492,7 @@ impl ErrorDetail {
             | D::LengthMismatch { .. }
             | D::OutOfBounds { .. }
             | D::WrongLength { .. }
+            | D::LiteralOutOfRange { .. }
             | D::Misaligned { .. }
             | D::TooLarge { .. }
             | D::Reinterpret { .. }

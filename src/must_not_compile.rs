@@ -407,4 +407,60 @@
 //!     let _ = s.upload(vec![String::new()]);
 //! }
 //! ```
+//! Formulas: of a type that has the operators.
+//! ```
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<u32>, y: &mut DeviceBuffer<u32>, flags: &mut DeviceBuffer<u8>) {
+//!     let _ = s.transform(transform!(|x| x & 1), (x,), y).queued();
+//!     let _ = s.transform_flags(transform!(|x| x.gt(1)), (x,), flags).queued();
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # let x = s.full(1, 3u32).queued().unwrap();
+//! # f(&s, &x, &mut s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
+//! ```
+//! Bits of a floating point number:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) {
+//!     let _ = s.transform(transform!(|x| x & 1), (x,), y).queued();
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
+//! ```
+//! The root of an integer:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<u32>, y: &mut DeviceBuffer<u32>) {
+//!     let _ = s.transform(transform!(|x| x.sqrt()), (x,), y).queued();
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
+//! ```
+//! A number with a point beside integers:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<u32>, y: &mut DeviceBuffer<u32>) {
+//!     let _ = s.transform(transform!(|x| x + 0.5), (x,), y).queued();
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
+//! ```
+//! A comparison where numbers are stored:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<u8>, y: &mut DeviceBuffer<u8>) {
+//!     let _ = s.transform(transform!(|x| x.gt(1)), (x,), y).queued();
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
+//! ```
+//! A number where flags are stored:
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<u8>, y: &mut DeviceBuffer<u8>) {
+//!     let _ = s.transform_flags(transform!(|x| x + 1), (x,), y).queued();
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
+//! ```
 #![forbid(unsafe_code)]

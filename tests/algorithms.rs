@@ -3,10 +3,12 @@
 
 use std::fmt::Debug;
 
+use futures::FutureExt;
 use futures::executor::block_on;
+use gpu_await::testing::{DriverCall, Gate};
 use gpu_await::{
-    Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out, Region, Scalar,
-    ScanOp, Stream, testing,
+    AlgorithmFamily, Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out,
+    Region, Scalar, ScanOp, Stream, testing,
 };
 use half::{bf16, f16};
 
@@ -333,6 +335,7 @@ fn runs_leave_their_first() {
 
 #[test]
 fn scans_are_right() {
+    type Combine<'f, T> = &'f dyn Fn(T, T) -> T;
     fn check<T: Plain>(stream: &Stream) {
         for len in lengths(stream) {
             // Sums of 16-bit floats are rounded: whole numbers as long as they are small.
@@ -341,7 +344,7 @@ fn scans_are_right() {
             let buffer = up(stream, &x);
             let least = |a: T, b: T| if b < a { b } else { a };
             let greatest = |a: T, b: T| if b > a { b } else { a };
-            let ops: [(ScanOp, &dyn Fn(T, T) -> T); 3] =
+            let ops: [(ScanOp, Combine<'_, T>); 3] =
                 [(ScanOp::Sum, &T::add), (ScanOp::Min, &least), (ScanOp::Max, &greatest)];
             for (op, combine) in ops {
                 let what = format!("{op:?} of {} of {}", x.len(), std::any::type_name::<T>());
@@ -425,22 +428,29 @@ fn the_device_alone_knows_how_many() {
                 .copy_if_into(&up(stream, &x), condition, &mut kept, &mut count)
                 .queued()
                 .expect("it goes on");
-            let sum = stream.sum(&kept.up_to(&count)).synchronize().expect("a sum");
+            let sum = stream.sum(&kept.up_to(&count).expect("one")).synchronize().expect("a sum");
             assert_eq!(T::total_as_f64(sum), expected.iter().map(|x| x.as_f64()).sum::<f64>());
-            let least = stream.arg_min(&kept.up_to(&count)).synchronize().expect("a place");
+            let least =
+                stream.arg_min(&kept.up_to(&count).expect("one")).synchronize().expect("a place");
             assert_eq!(least.is_none(), expected.is_empty());
-            let again = stream.count_if(&kept.up_to(&count), condition).synchronize();
+            let again = stream.count_if(&kept.up_to(&count).expect("one"), condition).synchronize();
             assert_eq!(again.expect("a count"), expected.len());
             let mut running = up(stream, &x);
-            let scan = stream.inclusive_scan(&kept.up_to(&count), ScanOp::Max, &mut running);
+            let scan =
+                stream.inclusive_scan(&kept.up_to(&count).expect("one"), ScanOp::Max, &mut running);
             scan.queued().expect("a scan");
             let running = down(stream, &running);
             assert_same(&running[expected.len()..], &x[expected.len()..], "what is behind stays");
             let mut unique = up(stream, &x);
-            let runs =
-                stream.unique(&kept.up_to(&count), &mut unique).synchronize().expect("a count");
+            let runs = stream
+                .unique(&kept.up_to(&count).expect("one"), &mut unique)
+                .synchronize()
+                .expect("a count");
             let before = down(stream, &kept);
-            stream.sort_descending(&mut kept.up_to_mut(&count)).queued().expect("a sort");
+            stream
+                .sort_descending(&mut kept.up_to_mut(&count).expect("one"))
+                .queued()
+                .expect("a sort");
             let after = down(stream, &kept);
             let mut runs_expected = expected.clone();
             runs_expected.dedup_by(|a, b| a == b);
@@ -580,7 +590,102 @@ fn refusals() {
     let error = error.expect_err("what is not selected would be read unwritten");
     assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    let two = stream.zeros::<u64>(2).queued().expect("memory");
+    assert!(x.up_to(&two).is_err_and(|error| error.to_string().contains("expected 1")));
     let device = testing::device();
     let elsewhere = up(&device.stream().expect("a stream"), &[1.0f32]);
     assert!(stream.sum(&elsewhere).synchronize().is_err());
+}
+
+/// A device's algorithms go to its current stream; one that is named is another.
+#[test]
+fn on_the_current_stream() {
+    let device = testing::device();
+    let (named, current) = (device.stream().expect("a stream"), device.stream().expect("a stream"));
+    let x = up(&named, &[3u32, 1, 2]);
+    let gate = Gate::close(&current).expect("a gate");
+    let sum = named.sum(&x).synchronize().expect("a sum");
+    let held = current.scope_sync(|| device.sum(&x));
+    assert_eq!(sum, 6);
+    assert!(!held.is_complete());
+    gate.open();
+    assert_eq!(held.synchronize().expect("a sum"), 6);
+}
+
+/// Whatever they are chained to, algorithms leave the host alone: their stream is held up all the while.
+#[test]
+fn nothing_waits_in_a_chain() {
+    let device = testing::device();
+    device_is_warm(&device.stream().expect("a stream"));
+    let stream = device.stream().expect("a stream");
+    let x: Vec<u32> = (0..20_000).rev().collect();
+    let x = up(&stream, &x);
+    let mut kept = stream.zeros::<u32>(20_000).queued().expect("memory");
+    let mut count = stream.empty::<u64>(1).queued().expect("memory");
+    let gate = Gate::close(&stream).expect("a gate");
+    stream.copy_if_into(&x, Compare::Less(10_000), &mut kept, &mut count).queued().expect("queued");
+    stream.sort(&mut kept.up_to_mut(&count).expect("one")).queued().expect("queued");
+    let sum = stream.sum(&kept.up_to(&count).expect("one"));
+    assert!(!sum.is_complete());
+    gate.open();
+    assert_eq!(sum.synchronize().expect("a sum"), 10_000 * 9_999 / 2);
+}
+
+/// Loading kernels waits for what runs, and a gate waits for the host.
+fn device_is_warm(stream: &Stream) {
+    let families = [
+        AlgorithmFamily::Reduce,
+        AlgorithmFamily::Scan,
+        AlgorithmFamily::Select,
+        AlgorithmFamily::Sort,
+    ];
+    block_on(stream.device().preload::<u32>(&families)).expect("loaded");
+    let mut x = up(stream, &[1u32; 20_000]);
+    let mut kept = stream.zeros::<u32>(20_000).queued().expect("memory");
+    let count = stream.copy_if(&x, Compare::Less(2), &mut kept).synchronize().expect("a count");
+    stream.sort(&mut x).queued().expect("a sort");
+    assert_eq!(stream.sum(&x).synchronize().expect("a sum"), count as u64);
+}
+
+/// Each call of the driver refused in turn: an error, or the right values; and nothing is left behind.
+#[test]
+fn every_call_refused_once() {
+    for nth in 1..40 {
+        for kind in [DriverCall::Launch, DriverCall::Alloc, DriverCall::CopyToHost] {
+            let (faults, handle) = testing::faults();
+            let device = testing::host_with(faults);
+            let stream = device.stream().expect("a stream");
+            let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
+            let buffer = up(&stream, &x);
+            let mut kept = up(&stream, &x);
+            let mut count = stream.zeros::<u64>(1).queued().expect("memory");
+            stream.done().synchronize().expect("done");
+            handle.fail_nth(kind, nth, ErrorKind::Driver);
+            let condition = Compare::Less(250);
+            stream.copy_if_into(&buffer, condition, &mut kept, &mut count).abandon();
+            stream.sort(&mut kept.up_to_mut(&count).expect("one")).abandon();
+            let mut sums = stream
+                .zeros::<u32>(500)
+                .queued()
+                .or_else(|_| stream.zeros::<u32>(500).queued())
+                .expect("memory");
+            let kept_now = kept.up_to(&count).expect("one");
+            stream.inclusive_scan(&kept_now, ScanOp::Sum, &mut sums).abandon();
+            let expected: Vec<u32> = x.iter().copied().filter(|x| *x < 250).collect();
+            if let Ok(sum) = stream.sum(&kept.up_to(&count).expect("one")).synchronize() {
+                assert_eq!(
+                    sum,
+                    expected.iter().map(|x| u64::from(*x)).sum::<u64>(),
+                    "{kind:?} {nth}"
+                );
+            }
+            if let Ok(most) = stream.max(&sums).synchronize() {
+                assert_eq!(most, expected.iter().sum::<u32>(), "{kind:?} {nth}");
+            }
+            drop((buffer, kept, count, sums));
+            assert!(device.lost().now_or_never().is_none(), "{kind:?} {nth}");
+            stream.done().synchronize().expect("done");
+            block_on(device.trim(0)).ok();
+        }
+    }
 }

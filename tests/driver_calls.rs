@@ -41,6 +41,8 @@ mod random;
 #[path = "under_test/slices.rs"]
 mod slices;
 
+#[path = "driver_calls/algorithms.rs"]
+mod algorithms;
 #[path = "driver_calls/compile.rs"]
 mod compile;
 #[path = "driver_calls/context.rs"]
@@ -51,6 +53,8 @@ mod counts;
 mod cudarc_types;
 #[path = "driver_calls/drops.rs"]
 mod drops;
+#[path = "driver_calls/elementwise.rs"]
+mod elementwise;
 #[path = "driver_calls/errors.rs"]
 mod errors;
 #[path = "driver_calls/events.rs"]

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 /// Files without `unsafe` that cannot forbid it, because a file below them may not.
 const PARENTS: &[&str] = &[
     "lib",
+    "algorithm",
+    "algorithm/elementwise",
     "blas",
     "fft",
     "backend/host",

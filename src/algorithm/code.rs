@@ -118,7 +118,19 @@ impl LoadedImage {
             let device = engine.label().to_owned();
             return Err(ErrorDetail::Unsupported { what: "an algorithm", device }.into());
         }
-        let tuned = if capability == (9, 0) { Tuned::Hopper } else { Tuned::General };
+        // PTX is for every device; a driver that refuses the machine code compiles that.
+        let hopper = (capability == (9, 0)).then_some(Tuned::Hopper);
+        let loaded = hopper.map(|tuned| LoadedImage::load_tuned(engine, image, tuned));
+        match loaded {
+            Some(Err(error)) if !matches!(error.detail(), ErrorDetail::BadImage { .. }) => {
+                Err(error)
+            }
+            Some(Ok(loaded)) => Ok(loaded),
+            _ => LoadedImage::load_tuned(engine, image, Tuned::General),
+        }
+    }
+
+    fn load_tuned(engine: &Arc<Engine>, image: &'static PackedImage, tuned: Tuned) -> Result<Self> {
         let (name, code) = (image.name, image.code(tuned));
         let form = if tuned == Tuned::Hopper { Form::Binary } else { Form::Ptx };
         let bytes = code.unpack().unwrap_or_else(|| unreachable!("{name} is in the archive"));

@@ -52,7 +52,7 @@ impl<'k> Inputs<'k> {
 
 /// Where a result goes.
 #[derive(Clone)]
-pub(super) enum Target<'k> {
+pub(super) enum ResultTarget<'k> {
     Memory(Span<'k>),
     Pinned(&'k Arc<PinnedBlock>, u64),
 }
@@ -112,10 +112,10 @@ impl<'k> AlgorithmLaunch<'k> {
         self
     }
 
-    pub(super) fn target(mut self, target: &Target<'k>) -> Self {
+    pub(super) fn target(mut self, target: &ResultTarget<'k>) -> Self {
         match target {
-            Target::Memory(span) => return self.overwrites(span),
-            Target::Pinned(block, bytes) => {
+            ResultTarget::Memory(span) => return self.overwrites(span),
+            ResultTarget::Pinned(block, bytes) => {
                 self.footprint.lends(block);
                 self.args.push_memory(block.device().0, *bytes);
             }
@@ -183,18 +183,18 @@ impl<'k> AlgorithmLaunch<'k> {
 pub(super) fn to_host<R: Element, H: Send + 'static>(
     queue: &Queue<'_>,
     is_gpu: bool,
-    put: impl FnOnce(&Target<'_>) -> Result<()>,
+    put: impl FnOnce(&ResultTarget<'_>) -> Result<()>,
     read: impl FnOnce(R) -> H + Send + 'static,
 ) -> Result<Lent<H>> {
     if !is_gpu {
         let mut out = queue.empty::<R>(1)?;
-        put(&Target::Memory(out.span_mut()))?;
+        put(&ResultTarget::Memory(out.span_mut()))?;
         let Lent(Settled { value, points }) = queue.download(&out)?;
         let value = HostValue::Later(Box::new(move || Ok(read(value.take()?[0]))));
         return Ok(Lent(Settled { value, points }));
     }
     let result = PinnedBuffer::<R>::new(&queue.home().pinned, 1)?;
-    put(&Target::Pinned(result.block(), result.size_bytes()))?;
+    put(&ResultTarget::Pinned(result.block(), result.size_bytes()))?;
     let value = HostValue::Later(Box::new(move || Ok(read(result[0]))));
     Ok(Lent::to(queue.stream(), queue.last_ticket(), value))
 }

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::compare::{Compare, Within};
-use super::launch::{AlgorithmLaunch, Inputs, Target, to_host};
+use super::launch::{AlgorithmLaunch, Inputs, ResultTarget, to_host};
 use super::scalar::{Scalar, is_greater, is_less};
-use super::sequence::{ElementCount, Elements, Sequence};
+use super::sequence::ElementCount;
 use crate::backend::{Grid, HostTwin};
 use crate::batch::queue::Queue;
 use crate::batch::settle::Lent;
@@ -22,7 +22,7 @@ use crate::device::home::Home;
 use crate::error::{ErrorDetail, Result};
 use crate::kernel::signature::{In, Out, TwinFn, Value};
 use crate::memory::Element;
-use crate::memory::view::{Readable, Span, Writable};
+use crate::memory::view::{Span, Writable};
 
 /// Blocks for each that the device holds at once, as CUB has it: blocks that end early leave their place to others.
 const ROUNDS: u32 = 5;
@@ -82,7 +82,7 @@ impl ReduceKernels {
         queue: &Queue<'_>,
         op: &'static str,
         (inputs, length): (&Inputs<'_>, &ElementCount<'_>),
-        target: &Target<'_>,
+        target: &ResultTarget<'_>,
     ) -> Result<()> {
         let most = length.most as u64;
         let tiles = match &self.tiles {
@@ -107,7 +107,7 @@ impl ReduceKernels {
 }
 
 impl Queue<'_> {
-    fn reduce_into<T: Scalar, R: Element>(
+    pub(super) fn reduce_into<T: Scalar, R: Element>(
         &self,
         op: &'static str,
         twin: impl FnOnce() -> HostTwin,
@@ -115,7 +115,7 @@ impl Queue<'_> {
         out: &mut impl Writable<R>,
     ) -> Result<()> {
         let found = out.len();
-        let target = Target::Memory(out.span_mut());
+        let target = ResultTarget::Memory(out.span_mut());
         let refuse = |error| AlgorithmLaunch::new(op).target(&target).refuse(error);
         if found != 1 {
             let what = "the output";
@@ -125,7 +125,7 @@ impl Queue<'_> {
         kernels.put(self, op, (inputs, length), &target)
     }
 
-    fn reduce_to_host<T: Scalar, R: Element, H: Send + 'static>(
+    pub(super) fn reduce_to_host<T: Scalar, R: Element, H: Send + 'static>(
         &self,
         op: &'static str,
         twin: impl FnOnce() -> HostTwin,
@@ -133,186 +133,22 @@ impl Queue<'_> {
         read: impl FnOnce(R) -> H + Send + 'static,
     ) -> Result<Lent<H>> {
         let kernels = ReduceKernels::of::<T>(self.home(), op, twin)?;
-        let put = |target: &Target<'_>| kernels.put(self, op, (inputs, length), target);
+        let put = |target: &ResultTarget<'_>| kernels.put(self, op, (inputs, length), target);
         to_host(self, kernels.tiles.is_some(), put, read)
     }
 }
 
-/// Makes a reduction of one array: to the host, and into memory.
-macro_rules! reductions {
-    ($(
-        $(#[$meta:meta])*
-        $name:ident, $(#[$into_meta:meta])* $into:ident: $result:ty => $host:ty, $read:expr;
-    )+) => {
-        impl Queue<'_> {$(
-            $(#[$meta])*
-            #[track_caller]
-            pub fn $name<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<$host>> {
-                self.here();
-                let Elements { span, length } = x.elements();
-                self.reduce_to_host::<T, $result, _>(
-                    stringify!($name),
-                    twin::$name::<T>,
-                    (&Inputs::of(span), &length),
-                    $read,
-                )
-            }
-
-            $(#[$into_meta])*
-            #[track_caller]
-            pub fn $into<T: Scalar>(
-                &self,
-                x: &impl Sequence<T>,
-                out: &mut impl Writable<$result>,
-            ) -> Result<()> {
-                self.here();
-                let Elements { span, length } = x.elements();
-                self.reduce_into::<T, $result>(
-                    stringify!($name),
-                    twin::$name::<T>,
-                    (&Inputs::of(span), &length),
-                    out,
-                )
-            }
-        )+}
-    };
-}
-reductions! {
-    /// See [`Stream::sum`](crate::Stream::sum).
-    ///
-    /// # Errors
-    /// As there.
-    sum,
-    /// See [`Stream::sum_into`](crate::Stream::sum_into).
-    ///
-    /// # Errors
-    /// As there.
-    sum_into: T::Total => T::Total, |sum| sum;
-    /// See [`Stream::min`](crate::Stream::min).
-    ///
-    /// # Errors
-    /// As there.
-    min,
-    /// See [`Stream::min_into`](crate::Stream::min_into).
-    ///
-    /// # Errors
-    /// As there.
-    min_into: T => T, |least| least;
-    /// See [`Stream::max`](crate::Stream::max).
-    ///
-    /// # Errors
-    /// As there.
-    max,
-    /// See [`Stream::max_into`](crate::Stream::max_into).
-    ///
-    /// # Errors
-    /// As there.
-    max_into: T => T, |greatest| greatest;
-    /// See [`Stream::arg_min`](crate::Stream::arg_min).
-    ///
-    /// # Errors
-    /// As there.
-    arg_min,
-    /// See [`Stream::arg_min_into`](crate::Stream::arg_min_into).
-    ///
-    /// # Errors
-    /// As there.
-    arg_min_into: u64 => Option<usize>, place;
-    /// See [`Stream::arg_max`](crate::Stream::arg_max).
-    ///
-    /// # Errors
-    /// As there.
-    arg_max,
-    /// See [`Stream::arg_max_into`](crate::Stream::arg_max_into).
-    ///
-    /// # Errors
-    /// As there.
-    arg_max_into: u64 => Option<usize>, place;
-}
-
 /// Where an element is; `u64::MAX` stands for nowhere.
-fn place(at: u64) -> Option<usize> {
+pub(super) fn place(at: u64) -> Option<usize> {
     usize::try_from(at).ok().filter(|_| at != u64::MAX)
 }
 
-impl Queue<'_> {
-    /// See [`Stream::dot`](crate::Stream::dot).
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn dot<T: Scalar>(
-        &self,
-        x: &impl Readable<T>,
-        y: &impl Readable<T>,
-    ) -> Result<Lent<T::Total>> {
-        self.here();
-        let length = same_length(x.len(), y.len())?;
-        let inputs = Inputs::of(x.span()).and(y.span());
-        self.reduce_to_host::<T, T::Total, _>("dot", twin::dot::<T>, (&inputs, &length), |sum| sum)
-    }
-
-    /// See [`Stream::dot_into`](crate::Stream::dot_into).
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn dot_into<T: Scalar>(
-        &self,
-        x: &impl Readable<T>,
-        y: &impl Readable<T>,
-        out: &mut impl Writable<T::Total>,
-    ) -> Result<()> {
-        self.here();
-        let length = same_length(x.len(), y.len()).map_err(|error| {
-            AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
-        })?;
-        let inputs = Inputs::of(x.span()).and(y.span());
-        self.reduce_into::<T, T::Total>("dot", twin::dot::<T>, (&inputs, &length), out)
-    }
-
-    /// See [`Stream::count_if`](crate::Stream::count_if).
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn count_if<T: Scalar>(
-        &self,
-        x: &impl Sequence<T>,
-        condition: Compare<T>,
-    ) -> Result<Lent<usize>> {
-        self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = compared(span, condition);
-        let twin = twin::count_if::<T>;
-        let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        self.reduce_to_host::<T, u64, _>("count_if", twin, (&inputs, &length), read)
-    }
-
-    /// See [`Stream::count_if_into`](crate::Stream::count_if_into).
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn count_if_into<T: Scalar>(
-        &self,
-        x: &impl Sequence<T>,
-        condition: Compare<T>,
-        out: &mut impl Writable<u64>,
-    ) -> Result<()> {
-        self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = compared(span, condition);
-        self.reduce_into::<T, u64>("count_if", twin::count_if::<T>, (&inputs, &length), out)
-    }
-}
-
-fn compared<T: Scalar>(span: Span<'_>, condition: Compare<T>) -> Inputs<'_> {
+pub(super) fn compared<T: Scalar>(span: Span<'_>, condition: Compare<T>) -> Inputs<'_> {
     let Within { from, to, is_not } = condition.within();
     Inputs::of(span).value(from).value(to).value(is_not)
 }
 
-fn same_length(x: usize, y: usize) -> Result<ElementCount<'static>> {
+pub(super) fn same_length(x: usize, y: usize) -> Result<ElementCount<'static>> {
     if x != y {
         let (op, what) = ("dot", "the second array");
         return Err(ErrorDetail::WrongLength { op, what, expected: x, found: y }.into());
@@ -321,7 +157,7 @@ fn same_length(x: usize, y: usize) -> Result<ElementCount<'static>> {
 }
 
 /// The reductions on the CPU.
-mod twin {
+pub(super) mod twin {
     use super::{Grid, HostTwin, In, Out, Scalar, TwinFn, Value, Within, is_greater, is_less};
     use crate::algorithm::scalar::ScalarParts;
     use crate::algorithm::sequence::counted;
@@ -338,14 +174,14 @@ mod twin {
         T::add_totals(total::<T, I>(left, of), total::<T, I>(right, of))
     }
 
-    pub(super) fn sum<T: Scalar>() -> HostTwin {
+    pub(in crate::algorithm) fn sum<T: Scalar>() -> HostTwin {
         let sum = |_: &Grid, x: &[T], out: &mut [T::Total], _most: u64, len: &[u64]| {
             out[0] = total::<T, T>(counted(x, len), &T::total);
         };
         TwinFn::<(In<T>, Out<T::Total>, u64, In<u64>)>::erase(sum)
     }
 
-    pub(super) fn dot<T: Scalar>() -> HostTwin {
+    pub(in crate::algorithm) fn dot<T: Scalar>() -> HostTwin {
         let dot = |_: &Grid, x: &[T], y: &[T], out: &mut [T::Total], _most: u64, _len: &[u64]| {
             let places: Vec<usize> = (0..x.len()).collect();
             let product = |at: usize| T::multiply_totals(x[at].total(), y[at].total());
@@ -354,11 +190,11 @@ mod twin {
         TwinFn::<(In<T>, In<T>, Out<T::Total>, u64, In<u64>)>::erase(dot)
     }
 
-    pub(super) fn min<T: Scalar>() -> HostTwin {
+    pub(in crate::algorithm) fn min<T: Scalar>() -> HostTwin {
         extreme::<T>(T::GREATEST, is_less)
     }
 
-    pub(super) fn max<T: Scalar>() -> HostTwin {
+    pub(in crate::algorithm) fn max<T: Scalar>() -> HostTwin {
         extreme::<T>(T::LEAST, is_greater)
     }
 
@@ -372,11 +208,11 @@ mod twin {
         TwinFn::<(In<T>, Out<T>, u64, In<u64>)>::erase(found)
     }
 
-    pub(super) fn arg_min<T: Scalar>() -> HostTwin {
+    pub(in crate::algorithm) fn arg_min<T: Scalar>() -> HostTwin {
         place_of::<T>(is_less)
     }
 
-    pub(super) fn arg_max<T: Scalar>() -> HostTwin {
+    pub(in crate::algorithm) fn arg_max<T: Scalar>() -> HostTwin {
         place_of::<T>(is_greater)
     }
 
@@ -393,7 +229,7 @@ mod twin {
         TwinFn::<(In<T>, Out<u64>, u64, In<u64>)>::erase(found)
     }
 
-    pub(super) fn count_if<T: Scalar>() -> HostTwin {
+    pub(in crate::algorithm) fn count_if<T: Scalar>() -> HostTwin {
         type Bound<T> = Value<<T as ScalarParts>::Computed>;
         let count = |_: &Grid,
                      x: &[T],

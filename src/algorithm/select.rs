@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::compare::{Compare, Within};
-use super::launch::{AlgorithmLaunch, Inputs, Target, to_host};
+use super::launch::{AlgorithmLaunch, Inputs, ResultTarget, to_host};
 use super::lookback::Lookback;
 use super::scalar::Scalar;
 use super::sequence::{ElementCount, Elements, Sequence};
@@ -26,7 +26,7 @@ struct SelectKernels {
 
 /// One of the kernels.
 #[derive(Clone, Copy)]
-struct Which {
+pub(super) struct Which {
     /// As errors call the operation.
     op: &'static str,
     /// Its name in the image.
@@ -38,7 +38,7 @@ struct Which {
 }
 
 /// What is selected from, and where it goes.
-struct Selection<'k> {
+pub(super) struct Selection<'k> {
     inputs: Inputs<'k>,
     /// In the order of the kernel's parameters, with their lengths.
     outputs: [Option<(Span<'k>, usize)>; 2],
@@ -101,7 +101,12 @@ impl<'k> Selection<'k> {
     }
 
     /// Poisons what would have been written, and hands the error back.
-    fn refuse(&self, op: &'static str, target: &Target<'_>, error: crate::Error) -> crate::Error {
+    fn refuse(
+        &self,
+        op: &'static str,
+        target: &ResultTarget<'_>,
+        error: crate::Error,
+    ) -> crate::Error {
         let launch = AlgorithmLaunch::new(op).target(target);
         self.outputs
             .iter()
@@ -116,7 +121,7 @@ impl Queue<'_> {
         &self,
         which: &Which,
         selection: &Selection<'_>,
-        target: &Target<'_>,
+        target: &ResultTarget<'_>,
     ) -> Result<()> {
         let put = self.put_selection::<T>(which, selection, target);
         put.map_err(|error| selection.refuse(which.op, target, error))
@@ -126,7 +131,7 @@ impl Queue<'_> {
         &self,
         which: &Which,
         selection: &Selection<'_>,
-        target: &Target<'_>,
+        target: &ResultTarget<'_>,
     ) -> Result<()> {
         let (op, length) = (which.op, &selection.length);
         selection.check(op)?;
@@ -167,22 +172,23 @@ impl Queue<'_> {
         Ok(())
     }
 
-    fn select_to_host<T: Scalar>(
+    pub(super) fn select_to_host<T: Scalar>(
         &self,
         (which, selection): &(Which, Selection<'_>),
     ) -> Result<Lent<usize>> {
         let is_gpu = self.stream().engine().backend.kind() == DeviceKind::Cuda;
-        let put = |target: &Target<'_>| self.select_into_target::<T>(which, selection, target);
+        let put =
+            |target: &ResultTarget<'_>| self.select_into_target::<T>(which, selection, target);
         to_host(self, is_gpu, put, |count: u64| usize::try_from(count).unwrap_or(usize::MAX))
     }
 
-    fn select_to_memory<T: Scalar>(
+    pub(super) fn select_to_memory<T: Scalar>(
         &self,
         (which, selection): &(Which, Selection<'_>),
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
         let found = count.len();
-        let target = Target::Memory(count.span_mut());
+        let target = ResultTarget::Memory(count.span_mut());
         if found != 1 {
             let (op, what) = (which.op, "the count");
             let error = ErrorDetail::WrongLength { op, what, expected: 1, found }.into();
@@ -210,7 +216,7 @@ fn condition<T: Scalar>(compare: Compare<T>) -> Option<(Vec<u8>, u32)> {
     Some(([bytemuck::bytes_of(&from), bytemuck::bytes_of(&to)].concat(), is_not))
 }
 
-fn copy_if<'k, T: Scalar>(
+pub(super) fn copy_if<'k, T: Scalar>(
     x: &'k impl Sequence<T>,
     compare: Compare<T>,
     selected: &'k mut impl Writable<T>,
@@ -222,7 +228,7 @@ fn copy_if<'k, T: Scalar>(
     (typed::<T>("copy_if", "select_if", twin::copy_if::<T>), selection)
 }
 
-fn partition<'k, T: Scalar>(
+pub(super) fn partition<'k, T: Scalar>(
     x: &'k impl Sequence<T>,
     compare: Compare<T>,
     selected: &'k mut impl Writable<T>,
@@ -235,7 +241,7 @@ fn partition<'k, T: Scalar>(
     (typed::<T>("partition", "partition_if", twin::partition::<T>), selection)
 }
 
-fn unique<'k, T: Scalar>(
+pub(super) fn unique<'k, T: Scalar>(
     x: &'k impl Sequence<T>,
     selected: &'k mut impl Writable<T>,
 ) -> (Which, Selection<'k>) {
@@ -245,7 +251,7 @@ fn unique<'k, T: Scalar>(
     (typed::<T>("unique", "unique", twin::unique::<T>), selection)
 }
 
-fn select<'k, T: Scalar>(
+pub(super) fn select<'k, T: Scalar>(
     x: &'k impl Sequence<T>,
     flags: &'k impl Readable<u8>,
     selected: &'k mut impl Writable<T>,
@@ -257,7 +263,7 @@ fn select<'k, T: Scalar>(
     (by_width::<T>("select", "select_flagged", twin::select::<T>), selection)
 }
 
-fn partition_flagged<'k, T: Scalar>(
+pub(super) fn partition_flagged<'k, T: Scalar>(
     x: &'k impl Sequence<T>,
     flags: &'k impl Readable<u8>,
     selected: &'k mut impl Writable<T>,
@@ -273,7 +279,7 @@ fn partition_flagged<'k, T: Scalar>(
     )
 }
 
-fn positions<'k>(
+pub(super) fn positions<'k>(
     flags: &'k impl Sequence<u8>,
     places: &'k mut impl Writable<u64>,
 ) -> (Which, Selection<'k>) {
@@ -281,54 +287,6 @@ fn positions<'k>(
     let (inputs, outputs) = (Inputs::of(span), [out(places), None]);
     let selection = Selection { inputs, outputs, flags: None, condition: None, length };
     (by_width::<u8>("positions", "select_places", twin::positions), selection)
-}
-
-/// Makes the two forms of each selection: the host waits for the count, or the device has it.
-macro_rules! selections {
-    ($(
-        $name:ident $into:ident $(<$T:ident>)? for $key:ty:
-        $($argument:ident: $type:ty),+;
-    )+) => {
-        impl Queue<'_> {$(
-            #[doc = concat!("See [`Stream::", stringify!($name), "`](crate::Stream::", stringify!($name), ").")]
-            ///
-            /// # Errors
-            /// As there.
-            #[track_caller]
-            pub fn $name$(<$T: Scalar>)?(&self, $($argument: $type),+) -> Result<Lent<usize>> {
-                self.here();
-                self.select_to_host::<$key>(&$name($($argument),+))
-            }
-
-            #[doc = concat!("See [`Stream::", stringify!($into), "`](crate::Stream::", stringify!($into), ").")]
-            ///
-            /// # Errors
-            /// As there.
-            #[track_caller]
-            pub fn $into$(<$T: Scalar>)?(
-                &self,
-                $($argument: $type,)+
-                count: &mut impl Writable<u64>,
-            ) -> Result<()> {
-                self.here();
-                self.select_to_memory::<$key>(&$name($($argument),+), count)
-            }
-        )+}
-    };
-}
-selections! {
-    copy_if copy_if_into<T> for T:
-        x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>;
-    partition partition_into<T> for T:
-        x: &impl Sequence<T>, condition: Compare<T>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>;
-    unique unique_into<T> for T:
-        x: &impl Sequence<T>, selected: &mut impl Writable<T>;
-    select select_into<T> for T:
-        x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>;
-    partition_flagged partition_flagged_into<T> for T:
-        x: &impl Sequence<T>, flags: &impl Readable<u8>, selected: &mut impl Writable<T>, others: &mut impl Writable<T>;
-    positions positions_into for u8:
-        flags: &impl Sequence<u8>, places: &mut impl Writable<u64>;
 }
 
 /// The selections on the CPU.

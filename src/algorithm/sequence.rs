@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use crate::error::{ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::view::{Extent, Readable, Span, View, Writable};
@@ -12,7 +13,7 @@ use crate::memory::view::{Extent, Readable, Span, View, Writable};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory of `{T}` that an algorithm reads",
     label = "not elements of `{T}`",
-    note = "pass `&DeviceBuffer<{T}>`, `&View<{T}>`, or `&buffer.up_to(&count)`; host memory is uploaded first: `stream.upload(vec)`"
+    note = "pass `&DeviceBuffer<{T}>`, `&View<{T}>`, or `&buffer.up_to(&count)?`; host memory is uploaded first: `stream.upload(vec)`"
 )]
 pub trait Sequence<T> {
     #[doc(hidden)]
@@ -23,7 +24,7 @@ pub trait Sequence<T> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory of `{T}` that an algorithm changes",
     label = "not elements of `{T}` that can be written",
-    note = "pass `&mut DeviceBuffer<{T}>`, `&mut ViewMut<{T}>`, or `&mut buffer.up_to_mut(&count)`"
+    note = "pass `&mut DeviceBuffer<{T}>`, `&mut ViewMut<{T}>`, or `&mut buffer.up_to_mut(&count)?`"
 )]
 pub trait SequenceMut<T> {
     #[doc(hidden)]
@@ -65,26 +66,29 @@ pub struct UpToMut<'a, M: ?Sized> {
 impl<T: Element> DeviceBuffer<T> {
     /// The first `count[0]` elements.
     ///
-    /// # Panics
-    /// If `count` has not exactly one element.
-    #[must_use]
-    pub fn up_to<'a>(&'a self, count: &'a DeviceBuffer<u64>) -> UpTo<'a, T> {
-        UpTo { memory: self.view(), count: one(count) }
+    /// # Errors
+    /// A `count` of not exactly one element.
+    pub fn up_to<'a>(&'a self, count: &'a DeviceBuffer<u64>) -> Result<UpTo<'a, T>> {
+        Ok(UpTo { memory: self.view(), count: one("up_to", count)? })
     }
 
     /// The first `count[0]` elements, to be changed in place.
     ///
-    /// # Panics
-    /// If `count` has not exactly one element.
-    #[must_use]
-    pub fn up_to_mut<'a>(&'a mut self, count: &'a DeviceBuffer<u64>) -> UpToMut<'a, Self> {
-        UpToMut { memory: self, count: one(count) }
+    /// # Errors
+    /// A `count` of not exactly one element.
+    pub fn up_to_mut<'a>(&'a mut self, count: &'a DeviceBuffer<u64>) -> Result<UpToMut<'a, Self>> {
+        Ok(UpToMut { memory: self, count: one("up_to_mut", count)? })
     }
 }
 
-fn one(count: &DeviceBuffer<u64>) -> View<'_, u64> {
-    assert_eq!(count.len(), 1, "a number of elements is one element");
-    count.view()
+fn one<'a>(op: &'static str, count: &'a DeviceBuffer<u64>) -> Result<View<'a, u64>> {
+    match count.len() {
+        1 => Ok(count.view()),
+        found => {
+            let what = "the number of elements";
+            Err(ErrorDetail::WrongLength { op, what, expected: 1, found }.into())
+        }
+    }
 }
 
 impl<T, M: Readable<T>> Sequence<T> for M {

@@ -601,7 +601,7 @@ verbs! {
     /// let mut kept = stream.zeros(4).queued()?;
     /// let mut count = stream.empty::<u64>(1).queued()?;
     /// stream.copy_if_into(&x, Compare::Greater(0), &mut kept, &mut count).queued()?;
-    /// assert_eq!(stream.sum(&kept.up_to(&count)).await?, 9);        // the one host wait
+    /// assert_eq!(stream.sum(&kept.up_to(&count)?).await?, 9);       // the one host wait
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///

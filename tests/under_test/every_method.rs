@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Batcher, Blas, Complex, ComplexFft, Copy2d, CudaSource, Device, DeviceKind, DlpackConsumer,
-    DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut, Kernel, LaunchConfig, Mapped,
-    Module, Op, PooledStream, RawQueue, RealFft, Result, Stream, StreamPool, Uses, join_all,
-    kernels,
+    AlgorithmFamily, Batcher, Blas, Compare, Complex, ComplexFft, Copy2d, CudaSource, Device,
+    DeviceKind, DlpackConsumer, DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut,
+    Kernel, LaunchConfig, Mapped, Module, Op, PooledStream, RawQueue, RealFft, Result, ScanOp,
+    Stream, StreamPool, Uses, join_all, kernels, transform,
 };
 use tower::Service;
 
@@ -585,6 +585,59 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::full" "Device::full", s => s.full(10, 7u8).queued());
     both!(refuses "Stream::full" "Device::full", s => s.full(usize::MAX / 2, 7u8).queued());
     both!(refuses "Stream::fill" "Device::fill", s, mut b = buffer()? => s.fill(&mut b, 1.0).queued());
+    let twice = transform!(|x| x * 2.0);
+    both!(refuses "Stream::transform" "Device::transform", s, (b, mut to) = (other.clone(), buffer()?) => s.transform(twice, (&*b,), &mut to).queued());
+    both!(refuses "Stream::transform_in_place" "Device::transform_in_place", s, mut b = buffer()? => s.transform_in_place(twice, (), &mut b).queued());
+    let flags = || full.zeros::<u8>(8).queued();
+    both!(refuses "Stream::transform_flags" "Device::transform_flags", s, (b, mut to) = (buffer()?, flags()?) => s.transform_flags(transform!(|x| x.gt(0.0)), (&b,), &mut to).queued());
+    both!(refuses "Stream::sequence" "Device::sequence", s, mut b = buffer()? => s.sequence(0.0, 1.0, &mut b).queued());
+    both!(refuses "Stream::cast" "Device::cast", s, (b, mut to) = (buffer()?, flags()?) => s.cast(&b, &mut to).queued());
+    let index = || full.zeros::<u32>(8).queued();
+    both!(refuses "Stream::gather" "Device::gather", s, (b, i, mut to) = (other.clone(), index()?, buffer()?) => s.gather(&*b, &i, &mut to).queued());
+    both!(refuses "Stream::scatter" "Device::scatter", s, (b, i, mut to) = (other.clone(), index()?, buffer()?) => s.scatter(&*b, &i, &mut to).queued());
+    let count = || full.zeros::<u64>(1).queued();
+    let places = || full.zeros::<u64>(8).queued();
+    let one = || full.zeros::<f32>(1).queued();
+    both!(refuses "Stream::sum" "Device::sum", s, b = buffer()? => s.sum(&b).submitted());
+    both!(refuses "Stream::min" "Device::min", s, b = buffer()? => s.min(&b).submitted());
+    both!(refuses "Stream::max" "Device::max", s, b = buffer()? => s.max(&b).submitted());
+    both!(refuses "Stream::arg_min" "Device::arg_min", s, b = buffer()? => s.arg_min(&b).submitted());
+    both!(refuses "Stream::arg_max" "Device::arg_max", s, b = buffer()? => s.arg_max(&b).submitted());
+    both!(refuses "Stream::sum_into" "Device::sum_into", s, (b, mut to) = (buffer()?, one()?) => s.sum_into(&b, &mut to).queued());
+    both!(refuses "Stream::min_into" "Device::min_into", s, (b, mut to) = (buffer()?, one()?) => s.min_into(&b, &mut to).queued());
+    both!(refuses "Stream::max_into" "Device::max_into", s, (b, mut to) = (buffer()?, one()?) => s.max_into(&b, &mut to).queued());
+    both!(refuses "Stream::arg_min_into" "Device::arg_min_into", s, (b, mut to) = (buffer()?, count()?) => s.arg_min_into(&b, &mut to).queued());
+    both!(refuses "Stream::arg_max_into" "Device::arg_max_into", s, (b, mut to) = (buffer()?, count()?) => s.arg_max_into(&b, &mut to).queued());
+    both!(refuses "Stream::dot" "Device::dot", s, b = buffer()? => s.dot(&b, &b).submitted());
+    both!(refuses "Stream::dot_into" "Device::dot_into", s, (b, mut to) = (buffer()?, one()?) => s.dot_into(&b, &b, &mut to).queued());
+    both!(refuses "Stream::count_if" "Device::count_if", s, b = buffer()? => s.count_if(&b, Compare::Less(1.0)).submitted());
+    both!(refuses "Stream::count_if_into" "Device::count_if_into", s, (b, mut to) = (buffer()?, count()?) => s.count_if_into(&b, Compare::Less(1.0), &mut to).queued());
+    both!(refuses "Stream::inclusive_scan" "Device::inclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.inclusive_scan(&b, ScanOp::Sum, &mut to).queued());
+    both!(refuses "Stream::exclusive_scan" "Device::exclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.exclusive_scan(&b, ScanOp::Sum, 0.0, &mut to).queued());
+    both!(refuses "Stream::sort" "Device::sort", s, mut b = buffer()? => s.sort(&mut b).queued());
+    both!(refuses "Stream::sort_descending" "Device::sort_descending", s, mut b = buffer()? => s.sort_descending(&mut b).queued());
+    both!(refuses "Stream::sort_by_key" "Device::sort_by_key", s, (mut b, mut v) = (buffer()?, buffer()?) => s.sort_by_key(&mut b, &mut v).queued());
+    both!(refuses "Stream::sort_by_key_descending" "Device::sort_by_key_descending", s, (mut b, mut v) = (buffer()?, buffer()?) => s.sort_by_key_descending(&mut b, &mut v).queued());
+    both!(refuses "Stream::copy_if" "Device::copy_if", s, (b, mut to) = (buffer()?, buffer()?) => s.copy_if(&b, Compare::Less(1.0), &mut to).submitted());
+    both!(refuses "Stream::copy_if_into" "Device::copy_if_into", s, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => s.copy_if_into(&b, Compare::Less(1.0), &mut to, &mut n).queued());
+    both!(refuses "Stream::partition" "Device::partition", s, (b, mut to, mut others) = (buffer()?, buffer()?, buffer()?) => s.partition(&b, Compare::Less(1.0), &mut to, &mut others).submitted());
+    both!(refuses "Stream::partition_into" "Device::partition_into", s, (b, mut to, mut others, mut n) = (buffer()?, buffer()?, buffer()?, count()?) => s.partition_into(&b, Compare::Less(1.0), &mut to, &mut others, &mut n).queued());
+    both!(refuses "Stream::unique" "Device::unique", s, (b, mut to) = (buffer()?, buffer()?) => s.unique(&b, &mut to).submitted());
+    both!(refuses "Stream::unique_into" "Device::unique_into", s, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => s.unique_into(&b, &mut to, &mut n).queued());
+    both!(refuses "Stream::select" "Device::select", s, (b, f, mut to) = (buffer()?, flags()?, buffer()?) => s.select(&b, &f, &mut to).submitted());
+    both!(refuses "Stream::select_into" "Device::select_into", s, (b, f, mut to, mut n) = (buffer()?, flags()?, buffer()?, count()?) => s.select_into(&b, &f, &mut to, &mut n).queued());
+    both!(refuses "Stream::partition_flagged" "Device::partition_flagged", s, (b, f, mut to, mut others) = (buffer()?, flags()?, buffer()?, buffer()?) => s.partition_flagged(&b, &f, &mut to, &mut others).submitted());
+    both!(refuses "Stream::partition_flagged_into" "Device::partition_flagged_into", s, (b, f, mut to, mut others, mut n) = (buffer()?, flags()?, buffer()?, buffer()?, count()?) => s.partition_flagged_into(&b, &f, &mut to, &mut others, &mut n).queued());
+    both!(refuses "Stream::positions" "Device::positions", s, (f, mut to) = (flags()?, places()?) => s.positions(&f, &mut to).submitted());
+    both!(refuses "Stream::positions_into" "Device::positions_into", s, (f, mut to, mut n) = (flags()?, places()?, count()?) => s.positions_into(&f, &mut to, &mut n).queued());
+    each! { refuses:
+        "Device::preload", device => |d| at_once(d.preload::<f32>(&[AlgorithmFamily::Scan]));
+        "Device::preload_sequence", device => |d| at_once(d.preload_sequence::<f32>());
+        "Device::preload_cast", device => |d| at_once(d.preload_cast::<f32, u8>());
+        "Device::preload_gather", device => |d| at_once(d.preload_gather::<f32, u32>());
+        "Device::preload_scatter", device => |d| at_once(d.preload_scatter::<f32, u32>());
+        "Device::preload_transform", device => |d| at_once(d.preload_transform::<(gpu_await::In<f32>,)>(twice));
+    }
     both!(refuses "Stream::host_fn" "Device::host_fn", s => s.host_fn(|| ()).queued());
     // SAFETY: it is not used, and refused first.
     both!(refuses "Stream::adopt_memory" "Device::adopt_memory", s => unsafe { s.adopt_memory::<u8>(0, 0, ()) });
@@ -627,6 +680,50 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::ones", q => q.ones::<u8>(10));
     queue!("Queue::full", q => q.full(10, 7u8));
     queue!("Queue::fill", q, mut b = buffer()? => q.fill(&mut b, 1.0));
+    queue!("Queue::transform", q, (b, mut to) = (other.clone(), buffer()?) => q
+        .transform(twice, (&*b,), &mut to));
+    queue!("Queue::transform_in_place", q, mut b = buffer()? => q
+        .transform_in_place(twice, (), &mut b));
+    queue!("Queue::transform_flags", q, (b, mut to) = (buffer()?, flags()?) => q
+        .transform_flags(transform!(|x| x.gt(0.0)), (&b,), &mut to));
+    queue!("Queue::sequence", q, mut b = buffer()? => q.sequence(0.0, 1.0, &mut b));
+    queue!("Queue::cast", q, (b, mut to) = (buffer()?, flags()?) => q.cast(&b, &mut to));
+    queue!("Queue::gather", q, (b, i, mut to) = (other.clone(), index()?, buffer()?) => q
+        .gather(&*b, &i, &mut to));
+    queue!("Queue::scatter", q, (b, i, mut to) = (other.clone(), index()?, buffer()?) => q
+        .scatter(&*b, &i, &mut to));
+    queue!("Queue::sum", q, b = buffer()? => q.sum(&b));
+    queue!("Queue::min", q, b = buffer()? => q.min(&b));
+    queue!("Queue::max", q, b = buffer()? => q.max(&b));
+    queue!("Queue::arg_min", q, b = buffer()? => q.arg_min(&b));
+    queue!("Queue::arg_max", q, b = buffer()? => q.arg_max(&b));
+    queue!("Queue::sum_into", q, (b, mut to) = (buffer()?, one()?) => q.sum_into(&b, &mut to));
+    queue!("Queue::min_into", q, (b, mut to) = (buffer()?, one()?) => q.min_into(&b, &mut to));
+    queue!("Queue::max_into", q, (b, mut to) = (buffer()?, one()?) => q.max_into(&b, &mut to));
+    queue!("Queue::arg_min_into", q, (b, mut to) = (buffer()?, count()?) => q.arg_min_into(&b, &mut to));
+    queue!("Queue::arg_max_into", q, (b, mut to) = (buffer()?, count()?) => q.arg_max_into(&b, &mut to));
+    queue!("Queue::dot", q, b = buffer()? => q.dot(&b, &b));
+    queue!("Queue::dot_into", q, (b, mut to) = (buffer()?, one()?) => q.dot_into(&b, &b, &mut to));
+    queue!("Queue::count_if", q, b = buffer()? => q.count_if(&b, Compare::Less(1.0)));
+    queue!("Queue::count_if_into", q, (b, mut to) = (buffer()?, count()?) => q.count_if_into(&b, Compare::Less(1.0), &mut to));
+    queue!("Queue::inclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.inclusive_scan(&b, ScanOp::Sum, &mut to));
+    queue!("Queue::exclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.exclusive_scan(&b, ScanOp::Sum, 0.0, &mut to));
+    queue!("Queue::sort", q, mut b = buffer()? => q.sort(&mut b));
+    queue!("Queue::sort_descending", q, mut b = buffer()? => q.sort_descending(&mut b));
+    queue!("Queue::sort_by_key", q, (mut b, mut v) = (buffer()?, buffer()?) => q.sort_by_key(&mut b, &mut v));
+    queue!("Queue::sort_by_key_descending", q, (mut b, mut v) = (buffer()?, buffer()?) => q.sort_by_key_descending(&mut b, &mut v));
+    queue!("Queue::copy_if", q, (b, mut to) = (buffer()?, buffer()?) => q.copy_if(&b, Compare::Less(1.0), &mut to));
+    queue!("Queue::copy_if_into", q, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => q.copy_if_into(&b, Compare::Less(1.0), &mut to, &mut n));
+    queue!("Queue::partition", q, (b, mut to, mut others) = (buffer()?, buffer()?, buffer()?) => q.partition(&b, Compare::Less(1.0), &mut to, &mut others));
+    queue!("Queue::partition_into", q, (b, mut to, mut others, mut n) = (buffer()?, buffer()?, buffer()?, count()?) => q.partition_into(&b, Compare::Less(1.0), &mut to, &mut others, &mut n));
+    queue!("Queue::unique", q, (b, mut to) = (buffer()?, buffer()?) => q.unique(&b, &mut to));
+    queue!("Queue::unique_into", q, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => q.unique_into(&b, &mut to, &mut n));
+    queue!("Queue::select", q, (b, f, mut to) = (buffer()?, flags()?, buffer()?) => q.select(&b, &f, &mut to));
+    queue!("Queue::select_into", q, (b, f, mut to, mut n) = (buffer()?, flags()?, buffer()?, count()?) => q.select_into(&b, &f, &mut to, &mut n));
+    queue!("Queue::partition_flagged", q, (b, f, mut to, mut others) = (buffer()?, flags()?, buffer()?, buffer()?) => q.partition_flagged(&b, &f, &mut to, &mut others));
+    queue!("Queue::partition_flagged_into", q, (b, f, mut to, mut others, mut n) = (buffer()?, flags()?, buffer()?, buffer()?, count()?) => q.partition_flagged_into(&b, &f, &mut to, &mut others, &mut n));
+    queue!("Queue::positions", q, (f, mut to) = (flags()?, places()?) => q.positions(&f, &mut to));
+    queue!("Queue::positions_into", q, (f, mut to, mut n) = (flags()?, places()?, count()?) => q.positions_into(&f, &mut to, &mut n));
     queue!("Queue::host_fn", q => q.host_fn(|| ()));
     // SAFETY: nothing is put on the stream.
     queue!("Queue::enqueue", q => unsafe { q.enqueue(Uses::new("none"), nothing) });

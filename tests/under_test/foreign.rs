@@ -7,7 +7,7 @@
 use futures::executor::block_on;
 use gpu_await::{
     Copy2d, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event, Kernel,
-    LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses, kernels,
+    LaunchConfig, PinnedBuffer, RawQueue, Result, Stream, Uses, kernels, transform,
 };
 
 const LEN: usize = 64;
@@ -404,6 +404,42 @@ pub(crate) const PROBES: &[Probe] = &[
         run: |pair| {
             let (x, mut y) = (pair.buffer(), pair.their_buffer());
             pair.tries(|stream| stream.copy(&x, &mut y).queued())
+        },
+    },
+    Probe {
+        calls: &["transform", "transform_in_place", "transform_flags"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, mut y) = (pair.their_buffer(), pair.buffer());
+            let sum = transform!(|x, y| x + y);
+            pair.tries(|stream| stream.transform(sum, (&x, 1.0), &mut y).queued())?;
+            pair.tries(|stream| stream.transform_in_place(sum, (&x,), &mut y).queued())?;
+            let mut x = x;
+            pair.tries(|stream| stream.transform(sum, (1.0, 2.0), &mut x).queued())?;
+            let mut flags = pair.stream.zeros::<u8>(LEN).queued()?;
+            pair.tries(|stream| {
+                stream.transform_flags(transform!(|x| x.gt(0.0)), (&x,), &mut flags).queued()
+            })
+        },
+    },
+    Probe {
+        calls: &["sequence", "cast"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let mut x = pair.their_buffer();
+            pair.tries(|stream| stream.sequence(0.0, 1.0, &mut x).queued())?;
+            let mut bytes = pair.stream.zeros::<u8>(LEN).queued()?;
+            pair.tries(|stream| stream.cast(&x, &mut bytes).queued())
+        },
+    },
+    Probe {
+        calls: &["gather", "scatter"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, mut y) = (pair.their_buffer(), pair.buffer());
+            let index = pair.stream.zeros::<u32>(LEN).queued()?;
+            pair.tries(|stream| stream.gather(&x, &index, &mut y).queued())?;
+            pair.tries(|stream| stream.scatter(&x, &index, &mut y).queued())
         },
     },
     Probe {

@@ -1,0 +1,196 @@
+//! Elementwise kernels of a device: generated and loaded when they are used first, and kept.
+//!
+//! | a kernel is another one for | because |
+//! |---|---|
+//! | another formula, another element type | the text is another |
+//! | another choice of which arguments are numbers | a number is no address |
+//!
+//! # Invariants
+//! 1. A kernel is loaded once a device, whoever asks first; others who want the same one wait, and those who want another do not
+//!    (`loaded_once`).
+
+use std::any::TypeId;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::ptx;
+use super::ptx::{Recipe, Target, Tiling};
+use crate::DeviceKind;
+use crate::backend::{ArgBlock, Function, Grid, HostTwin, LaunchShape, RawModule};
+use crate::batch::queue::Queue;
+use crate::device::home::Home;
+use crate::error::image::ImageProblem;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::reclaim::retired::Remnant;
+use crate::runtime::{Engine, UserList};
+use crate::submit::{Footprint, KernelCode, KernelLaunch};
+use crate::thread::role;
+
+/// Which kernel is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct KernelId {
+    /// The formula's type, or what stands for another algorithm.
+    pub(super) of: TypeId,
+    pub(super) element: TypeId,
+    /// Which of its arguments are numbers, a bit each.
+    pub(super) scalars: u8,
+}
+
+/// What a kernel does, on either kind of device.
+pub(super) struct Blueprint<'e> {
+    pub(super) name: &'static str,
+    pub(super) recipe: Recipe<'e>,
+    pub(super) twin: HostTwin,
+}
+
+/// The kernels of a device.
+#[derive(Default)]
+struct ElementwiseKernels {
+    kernels: Mutex<HashMap<KernelId, Arc<KernelCell>>>,
+}
+
+/// A kernel that is loaded, or will be.
+#[derive(Default)]
+struct KernelCell {
+    loading: Mutex<()>,
+    kernel: OnceLock<Arc<ElementwiseKernel>>,
+}
+
+/// A kernel, and how it cuts its elements.
+pub(super) struct ElementwiseKernel {
+    engine: Arc<Engine>,
+    name: Arc<str>,
+    function: Function,
+    tiling: Tiling,
+    /// On a CUDA device.
+    module: Option<RawModule>,
+    /// It was launched before: the driver has made what a first launch makes.
+    launched: AtomicBool,
+}
+
+/// Loads what a kernel turns out to be.
+pub(super) struct Loader<'h> {
+    engine: &'h Arc<Engine>,
+}
+
+impl Loader<'_> {
+    pub(super) fn load(&self, blueprint: &Blueprint<'_>) -> Result<ElementwiseKernel> {
+        let engine = self.engine;
+        engine.check_open()?;
+        let name: Arc<str> = Arc::from(blueprint.name);
+        let (function, module) = match engine.backend.kind() {
+            DeviceKind::Host => (Function::Host(blueprint.twin.clone(), name.clone()), None),
+            DeviceKind::Cuda => {
+                let (function, module) = compile(engine, blueprint)?;
+                (function, Some(module))
+            }
+        };
+        let (engine, tiling) = (engine.clone(), blueprint.recipe.tiling());
+        let launched = AtomicBool::new(false);
+        Ok(ElementwiseKernel { engine, name, function, tiling, module, launched })
+    }
+}
+
+impl ElementwiseKernel {
+    /// The device's; the first to ask loads it.
+    pub(super) fn get(
+        home: &Home,
+        id: KernelId,
+        define: impl FnOnce(&Loader<'_>) -> Result<Self>,
+    ) -> Result<Arc<Self>> {
+        let all = home.get_or_load(|| Ok::<_, Infallible>(ElementwiseKernels::default()));
+        let all = match all {
+            Ok(all) => all,
+            Err(never) => match never {},
+        };
+        let cell = all.kernels.lock().entry(id).or_default().clone();
+        if let Some(kernel) = cell.kernel.get() {
+            return Ok(kernel.clone());
+        }
+        role::check("loading a kernel")?;
+        let _loading = cell.loading.lock();
+        if let Some(kernel) = cell.kernel.get() {
+            return Ok(kernel.clone());
+        }
+        let kernel = Arc::new(define(&Loader { engine: &home.engine })?);
+        Ok(cell.kernel.get_or_init(|| kernel).clone())
+    }
+
+    /// How it cuts its elements.
+    pub(super) fn tiling(&self) -> Tiling {
+        self.tiling
+    }
+
+    /// Puts a launch for so many elements on the queue's stream.
+    pub(super) fn launch(
+        self: &Arc<Self>,
+        queue: &Queue<'_>,
+        footprint: &mut Footprint<'_>,
+        count: u64,
+        args: &ArgBlock,
+    ) -> Result<()> {
+        // ORDERING: Relaxed, here and below: a hint.
+        if !self.launched.load(Ordering::Relaxed) {
+            self.launched.store(true, Ordering::Relaxed);
+            footprint.may_block();
+        }
+        // No memory has as many elements as the grid can have blocks.
+        let blocks =
+            u32::try_from(count.div_ceil(u64::from(self.tiling.tile()))).unwrap_or(u32::MAX);
+        let grid = Grid {
+            grid_dim: [blocks, 1, 1],
+            block_dim: [ptx::THREADS, 1, 1],
+            cluster_dim: [1, 1, 1],
+            shared_mem_bytes: 0,
+        };
+        let shape = LaunchShape { grid, cooperative: false };
+        let launch = KernelLaunch { code: self, function: &self.function, shape, args };
+        Ok(queue.submit_launch(footprint, &launch)?)
+    }
+}
+
+fn compile(engine: &Engine, blueprint: &Blueprint<'_>) -> Result<(Function, RawModule)> {
+    let target = Target::of(engine.backend.limits().compute_capability);
+    let mut image = ptx::generate(&blueprint.recipe, target).into_bytes();
+    // The driver wants the end of a text marked.
+    image.push(0);
+    let mut log = String::new();
+    let module = engine.backend.load(&image, &mut log).map_err(|code| {
+        let error = engine.refused(code);
+        if error.is_device_lost() {
+            return error;
+        }
+        let (image, problem) = (blueprint.name.to_owned(), ImageProblem::Driver(code));
+        ErrorDetail::BadImage { image, problem, log }.into()
+    })?;
+    // SAFETY: the module was loaded just now, and whoever gets the function keeps it.
+    let function = unsafe { engine.backend.function(module, ptx::ENTRY) };
+    match function {
+        Ok(function) => Ok((Function::Device(function), module)),
+        Err(code) => {
+            // SAFETY: nothing of it was launched. Refused, it stays loaded.
+            unsafe { engine.backend.unload(module) }.ok();
+            Err(engine.refused(code))
+        }
+    }
+}
+
+impl KernelCode for ElementwiseKernel {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+}
+
+impl Drop for ElementwiseKernel {
+    fn drop(&mut self) {
+        let Some(module) = self.module.take() else { return };
+        if self.engine.lost().is_none() && !crate::thread::exit::begun() {
+            self.engine.retire_behind_all(Remnant::Module(module), UserList::new());
+        }
+    }
+}

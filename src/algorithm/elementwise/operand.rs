@@ -1,0 +1,100 @@
+//! What is passed for an argument of a formula.
+//!
+//! | passed | the argument is |
+//! |---|---|
+//! | a number | the same for all elements |
+//! | `&buffer`, `&view` | an element of an array |
+//! | nothing, in place | the element that is overwritten |
+#![forbid(unsafe_code)]
+
+use smallvec::SmallVec;
+
+use crate::backend::ArgBlock;
+use crate::memory::view::{Readable, Span, Writable};
+use crate::submit::Footprint;
+
+/// The most arguments of a formula.
+const MOST: usize = 6;
+
+/// What a launch passes, as it is collected.
+#[doc(hidden)]
+pub struct PassedOperands<'k> {
+    pub(super) args: ArgBlock,
+    pub(super) footprint: Footprint<'k>,
+    /// Which of the arguments are numbers.
+    pub(super) scalars: SmallVec<[bool; MOST]>,
+    /// Of each array that is walked through: its address, its length and the size of an element.
+    pub(super) arrays: SmallVec<[(u64, usize, u32); MOST + 1]>,
+}
+
+impl<'k> PassedOperands<'k> {
+    pub(super) fn new(verb: &'static str) -> Self {
+        PassedOperands {
+            args: ArgBlock::default(),
+            footprint: Footprint::new(verb),
+            scalars: SmallVec::new(),
+            arrays: SmallVec::new(),
+        }
+    }
+
+    pub(super) fn number<N: bytemuck::Pod>(&mut self, number: N) {
+        self.args.push_value(bytemuck::bytes_of(&number));
+        self.scalars.push(true);
+    }
+
+    /// An array that is walked through; its use is entered elsewhere.
+    pub(super) fn walks<T>(&mut self, span: &Span<'k>, len: usize) {
+        self.arrays.push((span.ptr().0, len, size_of::<T>() as u32));
+        self.touches(span);
+    }
+
+    /// An array, as the kernel gets it.
+    pub(super) fn touches(&mut self, span: &Span<'k>) {
+        self.args.push_memory(span.ptr().0, span.range.end - span.range.start);
+    }
+
+    /// An array that is overwritten, and none of the arguments.
+    pub(super) fn overwrites<T>(&mut self, array: &'k mut impl Writable<T>) -> usize {
+        let len = array.len();
+        let span = array.span_mut();
+        self.footprint.overwrites(&span);
+        self.walks::<T>(&span, len);
+        len
+    }
+
+    /// An array that is read as the last argument, and then overwritten.
+    pub(super) fn updates<T>(&mut self, array: &'k mut impl Writable<T>) -> usize {
+        let len = array.len();
+        let span = array.span_mut();
+        self.footprint.updates(&span);
+        self.walks::<T>(&span, len);
+        self.scalars.push(false);
+        self.walks::<T>(&span, len);
+        len
+    }
+
+    /// An array that is read.
+    pub(super) fn reads<T>(&mut self, array: &'k impl Readable<T>) {
+        let span = array.span();
+        self.footprint.reads(&span);
+        self.walks::<T>(&span, array.len());
+        self.scalars.push(false);
+    }
+}
+
+/// What is passed for one argument of a formula: a number, or device memory of them by `&`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be passed for an argument of a formula over `{T}`",
+    label = "neither a `{T}` nor device memory of `{T}`",
+    note = "pass the number itself, or `&DeviceBuffer<{T}>`, `&View<{T}>` or `&Frozen<{T}>`; the output says what the elements are"
+)]
+pub trait Operand<'k, T> {
+    #[doc(hidden)]
+    fn pass(self, passed: &mut PassedOperands<'k>);
+}
+
+impl<'k, T, B: Readable<T>> Operand<'k, T> for &'k B {
+    fn pass(self, passed: &mut PassedOperands<'k>) {
+        passed.reads(self);
+    }
+}

@@ -1,0 +1,54 @@
+//! A formula with the types of its arguments, and its kernel.
+#![forbid(unsafe_code)]
+
+use std::any::TypeId;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::arithmetic::Arithmetic;
+use super::formula::{Formula, gives_flags, written};
+use super::loaded::{Blueprint, ElementwiseKernel, KernelId};
+use super::ptx::Recipe;
+use super::twin;
+use crate::device::home::Home;
+use crate::error::{ErrorDetail, Result};
+
+/// A formula over elements of one type, and which of its arguments are numbers.
+#[doc(hidden)]
+pub struct Prepared {
+    scalars: SmallVec<[bool; 6]>,
+    load: fn(&Home, &[bool]) -> Result<Arc<ElementwiseKernel>>,
+}
+
+impl Prepared {
+    pub(super) fn new<T: Arithmetic, F: Formula<N>, const N: usize>(scalars: &[bool]) -> Self {
+        Prepared { scalars: scalars.into(), load: kernel_of::<T, F, N> }
+    }
+
+    /// Its kernel; the first to ask loads it.
+    pub(super) fn kernel(&self, home: &Home) -> Result<Arc<ElementwiseKernel>> {
+        (self.load)(home, &self.scalars)
+    }
+}
+
+/// The kernel of a formula; the first to ask loads it.
+pub(super) fn kernel_of<T: Arithmetic, F: Formula<N>, const N: usize>(
+    home: &Home,
+    scalars: &[bool],
+) -> Result<Arc<ElementwiseKernel>> {
+    let bits = scalars.iter().enumerate().map(|(at, is_scalar)| u8::from(*is_scalar) << at).sum();
+    let id = KernelId { of: TypeId::of::<F>(), element: TypeId::of::<T>(), scalars: bits };
+    ElementwiseKernel::get(home, id, |loader| {
+        let (expression, flags) = (Arc::new(written::<T, F, N>()), gives_flags::<T, F, N>());
+        if let Some(value) = expression.unfit_literal(T::KIND) {
+            let (op, element) = ("transform", std::any::type_name::<T>());
+            return Err(ErrorDetail::LiteralOutOfRange { op, value, element }.into());
+        }
+        loader.load(&Blueprint {
+            name: if flags { "transform_flags" } else { "transform" },
+            recipe: Recipe::Formula { kind: T::KIND, expression: &expression, scalars, flags },
+            twin: twin::formula::<T>(&expression, scalars, flags),
+        })
+    })
+}

@@ -1,0 +1,540 @@
+//! Runs a generated kernel's text on the CPU, a thread at a time, for tests: the instructions that the generator writes, each access
+//! checked against its array and for its alignment. What it does not know it refuses.
+//!
+//! More than 500 lines: a table of instructions.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+
+use half::{bf16, f16};
+
+/// Where registers of a class begin.
+const CLASS: usize = 1 << 12;
+
+#[derive(Clone, Debug)]
+enum ReadOperand {
+    Register(usize),
+    Number(u64),
+    Registers(Vec<usize>),
+    /// Of memory: a register and an offset.
+    Place(usize, u64),
+    /// Of a parameter, or of what a function is passed or returns.
+    Named(String),
+}
+
+#[derive(Debug)]
+struct Instruction<'t> {
+    guard: Option<usize>,
+    op: Vec<&'t str>,
+    operands: Vec<ReadOperand>,
+}
+
+/// A kernel's instructions.
+pub(super) struct KernelText<'t> {
+    instructions: Vec<Instruction<'t>>,
+    labels: HashMap<String, usize>,
+}
+
+/// Arrays, far from one another.
+#[derive(Default)]
+pub(super) struct FakeMemory {
+    pub(super) arrays: Vec<Vec<u8>>,
+    starts: Vec<u64>,
+    /// How often each byte was written, of each array.
+    pub(super) written: Vec<Vec<u8>>,
+}
+
+impl FakeMemory {
+    /// Adds an array at an address that is a multiple of 256, and so many bytes more.
+    pub(super) fn add(&mut self, bytes: Vec<u8>, offset: u64) -> u64 {
+        let start = ((self.arrays.len() as u64 + 1) << 40) + offset;
+        self.written.push(vec![0; bytes.len()]);
+        self.arrays.push(bytes);
+        self.starts.push(start);
+        start
+    }
+
+    fn find(&self, address: u64, bytes: usize, of: usize) -> (usize, usize) {
+        assert!(address.is_multiple_of(of as u64), "{address:#x} is not aligned to {of}");
+        let inside = |(start, array): (&u64, &Vec<u8>)| {
+            let at = address.checked_sub(*start)? as usize;
+            (at + bytes <= array.len()).then_some(at)
+        };
+        let mut all = self.starts.iter().zip(&self.arrays).enumerate();
+        let found = all.find_map(|(number, array)| Some((number, inside(array)?)));
+        found.unwrap_or_else(|| panic!("{bytes} bytes at {address:#x} are outside of the arrays"))
+    }
+
+    fn read(&self, address: u64, bytes: usize) -> u64 {
+        let (array, at) = self.find(address, bytes, bytes);
+        let mut value = [0; 8];
+        value[..bytes].copy_from_slice(&self.arrays[array][at..at + bytes]);
+        u64::from_le_bytes(value)
+    }
+
+    fn write(&mut self, address: u64, bytes: usize, value: u64) {
+        let (array, at) = self.find(address, bytes, bytes);
+        self.arrays[array][at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
+        self.written[array][at..at + bytes].iter_mut().for_each(|times| *times += 1);
+    }
+}
+
+fn register(name: &str) -> usize {
+    let class = "hrlfdp".find(&name[1..2]).expect("a class");
+    CLASS * class + name[2..].parse::<usize>().expect("a number")
+}
+
+fn operand(text: &str) -> ReadOperand {
+    let text = text.trim();
+    if let Some(list) = text.strip_prefix('{') {
+        let list = list.trim_end_matches('}').split(',');
+        return ReadOperand::Registers(list.map(|name| register(name.trim())).collect());
+    }
+    if let Some(place) = text.strip_prefix('[') {
+        let place = place.trim_end_matches(']');
+        return match place.split_once('+') {
+            Some((base, offset)) => {
+                ReadOperand::Place(register(base), offset.parse().expect("bytes"))
+            }
+            None => ReadOperand::Named(place.to_owned()),
+        };
+    }
+    let hexadecimal = |digits| u64::from_str_radix(digits, 16).expect("digits");
+    match text {
+        _ if text.starts_with("%tid") || text.starts_with("%ctaid") => {
+            ReadOperand::Named(text.to_owned())
+        }
+        _ if text.starts_with('%') => ReadOperand::Register(register(text)),
+        _ if ["0f", "0d", "0x"].iter().any(|prefix| text.starts_with(prefix)) => {
+            ReadOperand::Number(hexadecimal(&text[2..]))
+        }
+        _ => match text.parse::<i64>() {
+            Ok(number) => ReadOperand::Number(number as u64),
+            Err(_) => ReadOperand::Named(text.to_owned()),
+        },
+    }
+}
+
+/// Splits at commas outside of brackets.
+fn split(text: &str) -> Vec<ReadOperand> {
+    let (mut parts, mut depth, mut part) = (Vec::new(), 0, String::new());
+    for letter in text.chars() {
+        match letter {
+            '{' | '(' => depth += 1,
+            '}' | ')' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(operand(&std::mem::take(&mut part)));
+                continue;
+            }
+            _ => {}
+        }
+        part.push(letter);
+    }
+    if !part.trim().is_empty() {
+        parts.push(operand(&part));
+    }
+    parts
+}
+
+/// A thread's registers, of which none is read that nothing set.
+struct Registers(Vec<Option<u64>>);
+
+impl Registers {
+    fn get(&self, register: usize) -> u64 {
+        self.0[register].expect("a register that was set")
+    }
+
+    fn set(&mut self, register: usize, value: u64) {
+        self.0[register] = Some(value);
+    }
+}
+
+impl<'t> KernelText<'t> {
+    pub(super) fn read(text: &'t str) -> KernelText<'t> {
+        let (_, kernel) = text.split_once(".visible .entry").expect("a kernel");
+        let (_, body) = kernel.split_once('{').expect("a body");
+        let mut code = KernelText { instructions: Vec::new(), labels: HashMap::new() };
+        for line in body.lines().map(str::trim) {
+            if let Some(label) = line.strip_suffix(':') {
+                code.labels.insert(label.to_owned(), code.instructions.len());
+                continue;
+            }
+            let Some(line) = line.strip_suffix(';') else { continue };
+            if line.starts_with('.') {
+                continue;
+            }
+            let (guard, line) = match line.strip_prefix('@') {
+                Some(line) => {
+                    let (guard, line) = line.split_once(' ').expect("an instruction");
+                    (Some(register(guard)), line)
+                }
+                None => (None, line),
+            };
+            let (op, rest) = line.split_once(' ').unwrap_or((line, ""));
+            code.instructions.push(Instruction {
+                guard,
+                op: op.split('.').collect(),
+                operands: split(rest),
+            });
+        }
+        code
+    }
+
+    /// Runs one thread.
+    pub(super) fn run(&self, memory: &mut FakeMemory, params: &[u64], (block, thread): (u64, u64)) {
+        let mut registers = Registers(vec![None; 6 * CLASS]);
+        let mut passed: HashMap<String, u64> = HashMap::new();
+        passed.insert("%tid.x".into(), thread);
+        passed.insert("%ctaid.x".into(), block);
+        for (number, value) in params.iter().enumerate() {
+            passed.insert(format!("p{number}"), *value);
+        }
+        let (mut next, mut steps) = (0, 0);
+        while let Some(Instruction { guard, op, operands }) = self.instructions.get(next) {
+            next += 1;
+            steps += 1;
+            assert!(steps < 1_000_000, "it does not end");
+            if guard.is_some_and(|guard| registers.get(guard) == 0) {
+                continue;
+            }
+            let value = |at: usize| -> u64 {
+                match &operands[at] {
+                    ReadOperand::Register(register) => registers.get(*register),
+                    ReadOperand::Number(number) => *number,
+                    ReadOperand::Named(name) => passed[name],
+                    other => panic!("{op:?}: {other:?}"),
+                }
+            };
+            match op[..] {
+                ["ret"] => return,
+                ["bra"] => {
+                    let ReadOperand::Named(label) = &operands[0] else { panic!("a label") };
+                    next = self.labels[label];
+                }
+                ["st", "param", _] => {
+                    let ReadOperand::Named(name) = &operands[0] else { panic!("a name") };
+                    let value = value(1);
+                    passed.insert(name.clone(), value);
+                }
+                ["call"] => {
+                    let ReadOperand::Named(name) = &operands[1] else { panic!("a name") };
+                    let result = function(name, |name| passed.get(name).copied().unwrap_or(0));
+                    passed.insert("result".into(), result);
+                }
+                ["ld", "param", kind] => {
+                    let value = extended(kind, value(1));
+                    let ReadOperand::Register(to) = operands[0] else { panic!("a register") };
+                    registers.set(to, value);
+                }
+                ["ld", "global", .., kind] => {
+                    let ReadOperand::Place(base, offset) = operands[1] else { panic!("a place") };
+                    let (bytes, address) = (bytes_of(kind), registers.get(base) + offset);
+                    let to = targets(&operands[0]);
+                    memory.find(address, 1, bytes * to.len());
+                    for (at, to) in to.iter().enumerate() {
+                        let value = memory.read(address + (at * bytes) as u64, bytes);
+                        registers.set(*to, extended(kind, value));
+                    }
+                }
+                ["st", "global", .., kind] => {
+                    let ReadOperand::Place(base, offset) = operands[0] else { panic!("a place") };
+                    let (bytes, address) = (bytes_of(kind), registers.get(base) + offset);
+                    let from = targets(&operands[1]);
+                    memory.find(address, 1, bytes * from.len());
+                    for (at, from) in from.iter().enumerate() {
+                        memory.write(address + (at * bytes) as u64, bytes, registers.get(*from));
+                    }
+                }
+                ["mov", "b32"] if matches!(operands[0], ReadOperand::Registers(_)) => {
+                    let value = value(1);
+                    let to = targets(&operands[0]);
+                    registers.set(to[0], value & 0xFFFF);
+                    registers.set(to[1], value >> 16);
+                }
+                ["mov", "b32"] if matches!(operands[1], ReadOperand::Registers(_)) => {
+                    let from = targets(&operands[1]);
+                    let value = registers.get(from[0]) | registers.get(from[1]) << 16;
+                    registers.set(targets(&operands[0])[0], value);
+                }
+                _ => {
+                    let values: Vec<u64> = (1..operands.len()).map(value).collect();
+                    let result = compute(op, &values);
+                    registers.set(targets(&operands[0])[0], result);
+                }
+            }
+        }
+        panic!("it ends without `ret`");
+    }
+}
+
+fn targets(operand: &ReadOperand) -> Vec<usize> {
+    match operand {
+        ReadOperand::Register(register) => vec![*register],
+        ReadOperand::Registers(registers) => registers.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn bytes_of(kind: &str) -> usize {
+    kind[1..].parse::<usize>().expect("bits") / 8
+}
+
+/// What a register has of a value that was loaded as that type.
+fn extended(kind: &str, value: u64) -> u64 {
+    match kind {
+        "s8" => value as i8 as u32 as u64,
+        "s16" => value as i16 as u32 as u64,
+        "u8" => value as u8 as u64,
+        "u16" | "b16" => value as u16 as u64,
+        "u32" | "s32" | "b32" | "f32" => value as u32 as u64,
+        _ => value,
+    }
+}
+
+fn single(bits: u64) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
+fn double(bits: u64) -> f64 {
+    f64::from_bits(bits)
+}
+
+/// A number, or its answer to a question, as bits.
+trait Bits {
+    fn bits(self) -> u64;
+}
+impl Bits for f32 {
+    fn bits(self) -> u64 {
+        self.to_bits().into()
+    }
+}
+impl Bits for f64 {
+    fn bits(self) -> u64 {
+        self.to_bits()
+    }
+}
+impl Bits for bool {
+    fn bits(self) -> u64 {
+        self.into()
+    }
+}
+impl Bits for u32 {
+    fn bits(self) -> u64 {
+        self.into()
+    }
+}
+impl Bits for i32 {
+    fn bits(self) -> u64 {
+        (self as u32).into()
+    }
+}
+impl Bits for u64 {
+    fn bits(self) -> u64 {
+        self
+    }
+}
+impl Bits for i64 {
+    fn bits(self) -> u64 {
+        self as u64
+    }
+}
+
+/// The functions that are not in the text: the host's.
+fn function(name: &str, passed: impl Fn(&str) -> u64) -> u64 {
+    let (x, y) = (passed("a0"), passed("a1"));
+    let (f, g, d, e) = (single(x), single(y), double(x), double(y));
+    match name.trim_start_matches("gpu_await_") {
+        "exp_f32" => f.exp().bits(),
+        "exp_f64" => d.exp().bits(),
+        "ln_f32" => f.ln().bits(),
+        "ln_f64" => d.ln().bits(),
+        "sin_f32" => f.sin().bits(),
+        "sin_f64" => d.sin().bits(),
+        "cos_f32" => f.cos().bits(),
+        "cos_f64" => d.cos().bits(),
+        "tanh_f32" => f.tanh().bits(),
+        "tanh_f64" => d.tanh().bits(),
+        "powf_f32" => f.powf(g).bits(),
+        "powf_f64" => d.powf(e).bits(),
+        "rem_f32" => (f % g).bits(),
+        "rem_f64" => (d % e).bits(),
+        other => panic!("{other}"),
+    }
+}
+
+/// The lesser, with -0 before +0 and numbers before NaNs.
+macro_rules! least {
+    ($a:expr, $b:expr) => {
+        match ($a, $b) {
+            (a, b) if a.is_nan() => b,
+            (a, b) if b.is_nan() => a,
+            (a, b) if a < b || (a == b && a.is_sign_negative()) => a,
+            (_, b) => b,
+        }
+    };
+}
+
+macro_rules! of_integers {
+    ($parts:expr, $v:expr; $($name:literal $type:ident;)+) => {
+        match $parts {
+            $(
+                ["add", $name] => ($v[0] as $type).wrapping_add($v[1] as $type).bits(),
+                ["sub", $name] => ($v[0] as $type).wrapping_sub($v[1] as $type).bits(),
+                ["mul", "lo", $name] => ($v[0] as $type).wrapping_mul($v[1] as $type).bits(),
+                ["mad", "lo", $name] => {
+                    ($v[0] as $type).wrapping_mul($v[1] as $type).wrapping_add($v[2] as $type).bits()
+                }
+                // By zero it panics, and the least number by -1 as well: the text must avoid both.
+                ["div", $name] => ($v[0] as $type / $v[1] as $type).bits(),
+                ["rem", $name] => ($v[0] as $type % $v[1] as $type).bits(),
+                ["min", $name] => ($v[0] as $type).min($v[1] as $type).bits(),
+                ["max", $name] => ($v[0] as $type).max($v[1] as $type).bits(),
+                ["neg", $name] => ($v[0] as $type).wrapping_neg().bits(),
+                ["shr", $name] => (($v[0] as $type) >> $v[1]).bits(),
+                ["setp", "lt", $name] => (($v[0] as $type) < $v[1] as $type).bits(),
+                ["setp", "le", $name] => ($v[0] as $type <= $v[1] as $type).bits(),
+                ["setp", "gt", $name] => ($v[0] as $type > $v[1] as $type).bits(),
+                ["setp", "ge", $name] => ($v[0] as $type >= $v[1] as $type).bits(),
+                ["setp", "eq", $name] => ($v[0] as $type == $v[1] as $type).bits(),
+                ["setp", "ne", $name] => ($v[0] as $type != $v[1] as $type).bits(),
+                ["cvt", "rn", "f32", $name] => ($v[0] as $type as f32).bits(),
+                ["cvt", "rn", "f64", $name] => ($v[0] as $type as f64).bits(),
+                ["cvt", "rz", "f32", $name] => toward_zero($v[0] as $type as i128).bits(),
+                // Of a NaN it is 0 only where both have 32 bits.
+                ["cvt", "rzi", $name, "f32"] => match single($v[0]) {
+                    x if x.is_nan() && $type::BITS == 64 => 1 << 63,
+                    x => (x as $type).bits(),
+                },
+                ["cvt", "rzi", $name, "f64"] => match double($v[0]) {
+                    x if x.is_nan() => 1 << ($type::BITS - 1),
+                    x => (x as $type).bits(),
+                },
+            )+
+            _ => of_floats(&$parts, $v),
+        }
+    };
+}
+
+fn compute(parts: &[&str], v: &[u64]) -> u64 {
+    match *parts {
+        ["setp", "eq", "or", "u32"] => (v[0] as u32 == v[1] as u32 || v[2] != 0).bits(),
+        ["mul", "wide", "u32"] => u64::from(v[0] as u32) * u64::from(v[1] as u32),
+        ["mad", "wide", "u32"] => u64::from(v[0] as u32) * u64::from(v[1] as u32) + v[2],
+        ["cvta", ..] => v[0],
+        ["mov", "b32" | "u32" | "f32"] => (v[0] as u32).bits(),
+        ["mov", _] => v[0],
+        ["shl", "b32"] => ((v[0] as u32) << v[1]).bits(),
+        ["shl", "b64"] => v[0] << v[1],
+        ["shr", "b32"] => ((v[0] as u32) >> v[1]).bits(),
+        ["and", _] => v[0] & v[1],
+        ["or", _] => v[0] | v[1],
+        ["xor", _] => v[0] ^ v[1],
+        ["not", "pred"] => v[0] ^ 1,
+        ["not", "b32"] => (!v[0] as u32).bits(),
+        ["not", "b64"] => !v[0],
+        ["selp", "b32" | "f32"] => ((if v[2] != 0 { v[0] } else { v[1] }) as u32).bits(),
+        ["selp", _] => {
+            if v[2] != 0 {
+                v[0]
+            } else {
+                v[1]
+            }
+        }
+        ["bfe", "u32"] => ((v[0] as u32) >> v[1] & (u32::MAX >> (32 - v[2]))).bits(),
+        ["bfe", "s32"] => (((v[0] as i32) << (32 - v[1] - v[2])) >> (32 - v[2])).bits(),
+        ["prmt", "b32"] => {
+            let bytes = [(v[0] as u32).to_le_bytes(), (v[1] as u32).to_le_bytes()].concat();
+            let byte = |at: u32| bytes[(v[2] >> (4 * at) & 7) as usize];
+            u32::from_le_bytes([0, 1, 2, 3].map(byte)).bits()
+        }
+        ["cvt", "u32", "u64" | "u16"] => (v[0] as u32).bits(),
+        ["cvt", "u64", "u32"] => u64::from(v[0] as u32),
+        ["cvt", "s64", "s32"] => i64::from(v[0] as i32).bits(),
+        _ => of_integers! { *parts, v; "u32" u32; "s32" i32; "u64" u64; "s64" i64; },
+    }
+}
+
+/// Rounds an integer toward zero.
+fn toward_zero(value: i128) -> f32 {
+    let near = value as f32;
+    let is_farther = (near as i128).unsigned_abs() > value.unsigned_abs();
+    f32::from_bits(near.to_bits() - u32::from(is_farther))
+}
+
+fn of_floats(parts: &[&str], v: &[u64]) -> u64 {
+    let half = |value: u64| u64::from(f16::from_f32(single(value)).to_bits());
+    let brain = |value: u64| u64::from(bf16::from_f32(single(value)).to_bits());
+    match *parts {
+        ["cvt", "f32", "f16"] => f16::from_bits(v[0] as u16).to_f32().bits(),
+        ["cvt", "rn", "f16", "f32"] => half(v[0]),
+        ["cvt", "rn", "bf16", "f32"] => brain(v[0]),
+        ["cvt", "rn", "f16x2", "f32"] => half(v[0]) << 16 | half(v[1]),
+        ["cvt", "rn", "bf16x2", "f32"] => brain(v[0]) << 16 | brain(v[1]),
+        ["cvt", "f64", "f32"] => f64::from(single(v[0])).bits(),
+        ["cvt", "rn", "f32", "f64"] => (double(v[0]) as f32).bits(),
+        ["cvt", "rz", "f32", "f64"] => {
+            let (value, near) = (double(v[0]), double(v[0]) as f32);
+            let is_farther = f64::from(near).abs() > value.abs();
+            f32::from_bits(near.to_bits() - u32::from(is_farther)).bits()
+        }
+        [.., "f32"] => {
+            let x: Vec<f32> = v.iter().map(|bits| single(*bits)).collect();
+            match parts[..parts.len() - 1] {
+                ["cvt", "rmi", _] => x[0].floor().bits(),
+                ["cvt", "rpi", _] => x[0].ceil().bits(),
+                ["cvt", "rzi", _] => x[0].trunc().bits(),
+                ["add", "rn"] => (x[0] + x[1]).bits(),
+                ["sub", "rn"] => (x[0] - x[1]).bits(),
+                ["mul", "rn"] => (x[0] * x[1]).bits(),
+                ["div", "rn"] => (x[0] / x[1]).bits(),
+                ["fma", "rn"] => x[0].mul_add(x[1], x[2]).bits(),
+                ["sqrt", "rn"] => x[0].sqrt().bits(),
+                ["rcp", "rn"] => (1.0 / x[0]).bits(),
+                ["neg"] => (-x[0]).bits(),
+                ["abs"] => x[0].abs().bits(),
+                ["copysign"] => x[1].copysign(x[0]).bits(),
+                ["min"] => least!(x[0], x[1]).bits(),
+                ["max"] => (-least!(-x[0], -x[1])).bits(),
+                ["setp", compare] => holds(compare, x[0].partial_cmp(&x[1])),
+                _ => panic!("{parts:?}"),
+            }
+        }
+        [.., "f64"] => {
+            let x: Vec<f64> = v.iter().map(|bits| double(*bits)).collect();
+            match parts[..parts.len() - 1] {
+                ["cvt", "rmi", _] => x[0].floor().bits(),
+                ["cvt", "rpi", _] => x[0].ceil().bits(),
+                ["cvt", "rzi", _] => x[0].trunc().bits(),
+                ["add", "rn"] => (x[0] + x[1]).bits(),
+                ["sub", "rn"] => (x[0] - x[1]).bits(),
+                ["mul", "rn"] => (x[0] * x[1]).bits(),
+                ["div", "rn"] => (x[0] / x[1]).bits(),
+                ["fma", "rn"] => x[0].mul_add(x[1], x[2]).bits(),
+                ["sqrt", "rn"] => x[0].sqrt().bits(),
+                ["rcp", "rn"] => (1.0 / x[0]).bits(),
+                ["neg"] => (-x[0]).bits(),
+                ["abs"] => x[0].abs().bits(),
+                ["copysign"] => x[1].copysign(x[0]).bits(),
+                ["min"] => least!(x[0], x[1]).bits(),
+                ["max"] => (-least!(-x[0], -x[1])).bits(),
+                ["setp", compare] => holds(compare, x[0].partial_cmp(&x[1])),
+                _ => panic!("{parts:?}"),
+            }
+        }
+        _ => panic!("{parts:?}"),
+    }
+}
+
+fn holds(compare: &str, order: Option<std::cmp::Ordering>) -> u64 {
+    let holds = match compare {
+        "lt" => order.is_some_and(|order| order.is_lt()),
+        "le" => order.is_some_and(|order| order.is_le()),
+        "gt" => order.is_some_and(|order| order.is_gt()),
+        "ge" => order.is_some_and(|order| order.is_ge()),
+        "eq" => order.is_some_and(|order| order.is_eq()),
+        "neu" => order.is_none_or(|order| order.is_ne()),
+        "nan" => order.is_none(),
+        other => panic!("{other}"),
+    };
+    holds.bits()
+}

@@ -1,0 +1,280 @@
+//! What the verbs of a [`Queue`] do.
+#![forbid(unsafe_code)]
+
+use std::any::TypeId;
+use std::sync::Arc;
+
+use super::arithmetic::Arithmetic;
+use super::formula::{Formula, gives_flags};
+use super::loaded::{Blueprint, ElementwiseKernel, KernelId};
+use super::number_kind::NumberKind;
+use super::operand::PassedOperands;
+use super::operands::Operands;
+use super::prepared::kernel_of;
+use super::ptx::Recipe;
+use super::twin;
+use crate::batch::queue::Queue;
+use crate::device::home::Home;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::view::{Readable, Span, Writable};
+use crate::submit::wrong_device;
+
+/// A type of indices: `u32` or `u64`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a type of indices",
+    label = "not a type of indices",
+    note = "`u32` and `u64` are"
+)]
+pub trait Index: Arithmetic + Into<u64> {}
+impl Index for u32 {}
+impl Index for u64 {}
+
+/// Stand for algorithms in a [`KernelId`].
+struct CastTo<T>(std::marker::PhantomData<T>);
+struct SequenceOf;
+struct GatherBy<I>(std::marker::PhantomData<I>);
+struct ScatterBy<I>(std::marker::PhantomData<I>);
+
+fn id<Algorithm: 'static, T: 'static>() -> KernelId {
+    KernelId { of: TypeId::of::<Algorithm>(), element: TypeId::of::<T>(), scalars: 0 }
+}
+
+/// The unsigned integer of the same size.
+fn bits_of(kind: NumberKind) -> NumberKind {
+    match kind.bytes() {
+        1 => NumberKind::U8,
+        2 => NumberKind::U16,
+        4 => NumberKind::U32,
+        _ => NumberKind::U64,
+    }
+}
+
+/// Puts a launch on the queue's stream: of `count` elements, with what was passed, and `elsewhere` behind that.
+fn put<'k>(
+    queue: &Queue<'_>,
+    (op, count): (&'static str, usize),
+    mut passed: PassedOperands<'k>,
+    elsewhere: impl FnOnce(&mut PassedOperands<'k>),
+    kernel: impl FnOnce(&Home, &[bool]) -> Result<Arc<ElementwiseKernel>>,
+) -> Result<()> {
+    if let Some((_, len, _)) = passed.arrays.iter().find(|(_, len, _)| *len != count) {
+        let (source_len, destination_len) = (*len, count);
+        let error = ErrorDetail::LengthMismatch { op, source_len, destination_len }.into();
+        return Err(passed.footprint.poison(error));
+    }
+    // Before anything is loaded for it.
+    let engine = queue.stream().engine();
+    if let Some(other) = passed.footprint.memory().find(|memory| memory.engine().id != engine.id) {
+        let error = wrong_device("a buffer", engine, other.engine());
+        return Err(passed.footprint.poison(error));
+    }
+    if count == 0 {
+        return Ok(());
+    }
+    let kernel = kernel(queue.home(), &passed.scalars);
+    let kernel = kernel.map_err(|error| passed.footprint.poison(error))?;
+    let tiling = kernel.tiling();
+    let aligned = passed.arrays.iter().all(|(at, _, bytes)| tiling.fits(*at, *bytes));
+    passed.args.push_value(&(count as u64).to_ne_bytes());
+    passed.args.push_value(&u32::from(aligned).to_ne_bytes());
+    elsewhere(&mut passed);
+    let PassedOperands { args, footprint, .. } = &mut passed;
+    kernel.launch(queue, footprint, count as u64, args)
+}
+
+/// With an array of so many elements that indices point into.
+fn pointed_into<'k>(span: Span<'k>, len: usize) -> impl FnOnce(&mut PassedOperands<'k>) {
+    move |passed| {
+        passed.touches(&span);
+        passed.args.push_value(&(len as u64).to_ne_bytes());
+    }
+}
+
+type Loaded = Result<Arc<ElementwiseKernel>>;
+
+/// The kernels; the first to ask for one loads it.
+pub(super) fn kernel_of_sequence<T: Arithmetic>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<SequenceOf, T>(), |loader| {
+        let recipe = Recipe::Sequence { kind: T::KIND };
+        loader.load(&Blueprint { name: "sequence", recipe, twin: twin::sequence::<T>() })
+    })
+}
+
+pub(super) fn kernel_of_cast<T: Arithmetic, U: Arithmetic>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<CastTo<U>, T>(), |loader| {
+        let recipe = Recipe::Cast { from: T::KIND, to: U::KIND };
+        loader.load(&Blueprint { name: "cast", recipe, twin: twin::cast::<T, U>() })
+    })
+}
+
+pub(super) fn kernel_of_gather<T: Arithmetic, I: Index>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<GatherBy<I>, T>(), |loader| {
+        let recipe = Recipe::Gather { bits: bits_of(T::KIND), index: I::KIND };
+        loader.load(&Blueprint { name: "gather", recipe, twin: twin::gather::<T, I>() })
+    })
+}
+
+pub(super) fn kernel_of_scatter<T: Arithmetic, I: Index>(home: &Home) -> Loaded {
+    ElementwiseKernel::get(home, id::<ScatterBy<I>, T>(), |loader| {
+        let recipe = Recipe::Scatter { bits: bits_of(T::KIND), index: I::KIND };
+        loader.load(&Blueprint { name: "scatter", recipe, twin: twin::scatter::<T, I>() })
+    })
+}
+
+impl Queue<'_> {
+    /// See [`Stream::transform`](crate::Stream::transform).
+    ///
+    /// # Errors
+    /// As [`Stream::transform`](crate::Stream::transform).
+    #[track_caller]
+    pub fn transform<'k, T: Arithmetic, F: Formula<N>, const N: usize>(
+        &self,
+        formula: F,
+        operands: impl Operands<'k, T, N, false>,
+        output: &'k mut impl Writable<T>,
+    ) -> Result<()> {
+        const {
+            assert!(
+                !gives_flags::<T, F, N>(),
+                "a formula that ends with a comparison is for `transform_flags`"
+            )
+        };
+        let _ = formula;
+        self.here();
+        let mut passed = PassedOperands::new("transform");
+        operands.pass(&mut passed);
+        let count = passed.overwrites(output);
+        put(self, ("transform", count), passed, |_| {}, kernel_of::<T, F, N>)
+    }
+
+    /// See [`Stream::transform_in_place`](crate::Stream::transform_in_place).
+    ///
+    /// # Errors
+    /// As [`Stream::transform_in_place`](crate::Stream::transform_in_place).
+    #[track_caller]
+    pub fn transform_in_place<'k, T: Arithmetic, F: Formula<N>, const N: usize>(
+        &self,
+        formula: F,
+        operands: impl Operands<'k, T, N, true>,
+        updated: &'k mut impl Writable<T>,
+    ) -> Result<()> {
+        const {
+            assert!(
+                !gives_flags::<T, F, N>(),
+                "a formula that ends with a comparison is for `transform_flags`"
+            )
+        };
+        let _ = formula;
+        self.here();
+        let mut passed = PassedOperands::new("transform_in_place");
+        operands.pass(&mut passed);
+        let count = passed.updates(updated);
+        put(self, ("transform_in_place", count), passed, |_| {}, kernel_of::<T, F, N>)
+    }
+
+    /// See [`Stream::transform_flags`](crate::Stream::transform_flags).
+    ///
+    /// # Errors
+    /// As [`Stream::transform_flags`](crate::Stream::transform_flags).
+    #[track_caller]
+    pub fn transform_flags<'k, T: Arithmetic, F: Formula<N>, const N: usize>(
+        &self,
+        formula: F,
+        operands: impl Operands<'k, T, N, false>,
+        flags: &'k mut impl Writable<u8>,
+    ) -> Result<()> {
+        const {
+            assert!(
+                gives_flags::<T, F, N>(),
+                "a formula of `transform_flags` ends with a comparison"
+            )
+        };
+        let _ = formula;
+        self.here();
+        let mut passed = PassedOperands::new("transform_flags");
+        operands.pass(&mut passed);
+        let count = passed.overwrites(flags);
+        put(self, ("transform_flags", count), passed, |_| {}, kernel_of::<T, F, N>)
+    }
+
+    /// See [`Stream::sequence`](crate::Stream::sequence).
+    ///
+    /// # Errors
+    /// As [`Stream::sequence`](crate::Stream::sequence).
+    #[track_caller]
+    pub fn sequence<T: Arithmetic>(
+        &self,
+        start: T,
+        step: T,
+        output: &mut impl Writable<T>,
+    ) -> Result<()> {
+        self.here();
+        let mut passed = PassedOperands::new("sequence");
+        passed.number(start);
+        passed.number(step);
+        let count = passed.overwrites(output);
+        put(self, ("sequence", count), passed, |_| {}, |home, _| kernel_of_sequence::<T>(home))
+    }
+
+    /// See [`Stream::cast`](crate::Stream::cast).
+    ///
+    /// # Errors
+    /// As [`Stream::cast`](crate::Stream::cast).
+    #[track_caller]
+    pub fn cast<T: Arithmetic, U: Arithmetic>(
+        &self,
+        source: &impl Readable<T>,
+        output: &mut impl Writable<U>,
+    ) -> Result<()> {
+        self.here();
+        let mut passed = PassedOperands::new("cast");
+        passed.reads(source);
+        let count = passed.overwrites(output);
+        put(self, ("cast", count), passed, |_| {}, |home, _| kernel_of_cast::<T, U>(home))
+    }
+
+    /// See [`Stream::gather`](crate::Stream::gather).
+    ///
+    /// # Errors
+    /// As [`Stream::gather`](crate::Stream::gather).
+    #[track_caller]
+    pub fn gather<T: Arithmetic, I: Index>(
+        &self,
+        source: &impl Readable<T>,
+        indices: &impl Readable<I>,
+        output: &mut impl Writable<T>,
+    ) -> Result<()> {
+        self.here();
+        let mut passed = PassedOperands::new("gather");
+        passed.reads(indices);
+        let count = passed.overwrites(output);
+        let span = source.span();
+        passed.footprint.reads(&span);
+        put(self, ("gather", count), passed, pointed_into(span, source.len()), |home, _| {
+            kernel_of_gather::<T, I>(home)
+        })
+    }
+
+    /// See [`Stream::scatter`](crate::Stream::scatter).
+    ///
+    /// # Errors
+    /// As [`Stream::scatter`](crate::Stream::scatter).
+    #[track_caller]
+    pub fn scatter<T: Arithmetic, I: Index>(
+        &self,
+        source: &impl Readable<T>,
+        indices: &impl Readable<I>,
+        target: &mut impl Writable<T>,
+    ) -> Result<()> {
+        self.here();
+        let mut passed = PassedOperands::new("scatter");
+        passed.reads(source);
+        passed.reads(indices);
+        let (count, len) = (source.len(), target.len());
+        let span = target.span_mut();
+        passed.footprint.updates(&span);
+        put(self, ("scatter", count), passed, pointed_into(span, len), |home, _| {
+            kernel_of_scatter::<T, I>(home)
+        })
+    }
+}

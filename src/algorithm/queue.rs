@@ -1,0 +1,405 @@
+//! The verbs of a queue for reductions and selections; those of scans and sorts are beside their launches.
+#![forbid(unsafe_code)]
+
+use super::compare::Compare;
+use super::launch::{AlgorithmLaunch, Inputs};
+use super::reduce::{compared, place, same_length, twin};
+use super::scalar::Scalar;
+use super::select;
+use super::sequence::{Elements, Sequence};
+use crate::batch::queue::Queue;
+use crate::batch::settle::Lent;
+use crate::error::Result;
+use crate::memory::view::{Readable, Writable};
+
+impl Queue<'_> {
+    /// See [`Stream::sum`](crate::Stream::sum).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn sum<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T::Total>> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = (&Inputs::of(span), &length);
+        self.reduce_to_host::<T, T::Total, _>("sum", twin::sum::<T>, inputs, |sum| sum)
+    }
+
+    /// See [`Stream::sum_into`](crate::Stream::sum_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn sum_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        out: &mut impl Writable<T::Total>,
+    ) -> Result<()> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        self.reduce_into::<T, T::Total>("sum", twin::sum::<T>, (&Inputs::of(span), &length), out)
+    }
+
+    /// See [`Stream::min`](crate::Stream::min).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = (&Inputs::of(span), &length);
+        self.reduce_to_host::<T, T, _>("min", twin::min::<T>, inputs, |least| least)
+    }
+
+    /// See [`Stream::min_into`](crate::Stream::min_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn min_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        out: &mut impl Writable<T>,
+    ) -> Result<()> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        self.reduce_into::<T, T>("min", twin::min::<T>, (&Inputs::of(span), &length), out)
+    }
+
+    /// See [`Stream::max`](crate::Stream::max).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = (&Inputs::of(span), &length);
+        self.reduce_to_host::<T, T, _>("max", twin::max::<T>, inputs, |greatest| greatest)
+    }
+
+    /// See [`Stream::max_into`](crate::Stream::max_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn max_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        out: &mut impl Writable<T>,
+    ) -> Result<()> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        self.reduce_into::<T, T>("max", twin::max::<T>, (&Inputs::of(span), &length), out)
+    }
+
+    /// See [`Stream::arg_min`](crate::Stream::arg_min).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn arg_min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = (&Inputs::of(span), &length);
+        self.reduce_to_host::<T, u64, _>("arg_min", twin::arg_min::<T>, inputs, place)
+    }
+
+    /// See [`Stream::arg_min_into`](crate::Stream::arg_min_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn arg_min_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        out: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        self.reduce_into::<T, u64>("arg_min", twin::arg_min::<T>, (&Inputs::of(span), &length), out)
+    }
+
+    /// See [`Stream::arg_max`](crate::Stream::arg_max).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn arg_max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = (&Inputs::of(span), &length);
+        self.reduce_to_host::<T, u64, _>("arg_max", twin::arg_max::<T>, inputs, place)
+    }
+
+    /// See [`Stream::arg_max_into`](crate::Stream::arg_max_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn arg_max_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        out: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        self.reduce_into::<T, u64>("arg_max", twin::arg_max::<T>, (&Inputs::of(span), &length), out)
+    }
+
+    /// See [`Stream::dot`](crate::Stream::dot).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn dot<T: Scalar>(
+        &self,
+        x: &impl Readable<T>,
+        y: &impl Readable<T>,
+    ) -> Result<Lent<T::Total>> {
+        self.here();
+        let length = same_length(x.len(), y.len())?;
+        let inputs = Inputs::of(x.span()).and(y.span());
+        self.reduce_to_host::<T, T::Total, _>("dot", twin::dot::<T>, (&inputs, &length), |sum| sum)
+    }
+
+    /// See [`Stream::dot_into`](crate::Stream::dot_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn dot_into<T: Scalar>(
+        &self,
+        x: &impl Readable<T>,
+        y: &impl Readable<T>,
+        out: &mut impl Writable<T::Total>,
+    ) -> Result<()> {
+        self.here();
+        let length = same_length(x.len(), y.len()).map_err(|error| {
+            AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
+        })?;
+        let inputs = Inputs::of(x.span()).and(y.span());
+        self.reduce_into::<T, T::Total>("dot", twin::dot::<T>, (&inputs, &length), out)
+    }
+
+    /// See [`Stream::count_if`](crate::Stream::count_if).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn count_if<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = compared(span, condition);
+        let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        self.reduce_to_host::<T, u64, _>("count_if", twin::count_if::<T>, (&inputs, &length), read)
+    }
+
+    /// See [`Stream::count_if_into`](crate::Stream::count_if_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn count_if_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+        out: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        let Elements { span, length } = x.elements();
+        let inputs = compared(span, condition);
+        self.reduce_into::<T, u64>("count_if", twin::count_if::<T>, (&inputs, &length), out)
+    }
+
+    /// See [`Stream::copy_if`](crate::Stream::copy_if).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn copy_if<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+        selected: &mut impl Writable<T>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<T>(&select::copy_if(x, condition, selected))
+    }
+
+    /// See [`Stream::copy_if_into`](crate::Stream::copy_if_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn copy_if_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+        selected: &mut impl Writable<T>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<T>(&select::copy_if(x, condition, selected), count)
+    }
+
+    /// See [`Stream::partition`](crate::Stream::partition).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn partition<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+        selected: &mut impl Writable<T>,
+        others: &mut impl Writable<T>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<T>(&select::partition(x, condition, selected, others))
+    }
+
+    /// See [`Stream::partition_into`](crate::Stream::partition_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn partition_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        condition: Compare<T>,
+        selected: &mut impl Writable<T>,
+        others: &mut impl Writable<T>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<T>(&select::partition(x, condition, selected, others), count)
+    }
+
+    /// See [`Stream::unique`](crate::Stream::unique).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn unique<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        selected: &mut impl Writable<T>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<T>(&select::unique(x, selected))
+    }
+
+    /// See [`Stream::unique_into`](crate::Stream::unique_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn unique_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        selected: &mut impl Writable<T>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<T>(&select::unique(x, selected), count)
+    }
+
+    /// See [`Stream::select`](crate::Stream::select).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn select<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        flags: &impl Readable<u8>,
+        selected: &mut impl Writable<T>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<T>(&select::select(x, flags, selected))
+    }
+
+    /// See [`Stream::select_into`](crate::Stream::select_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn select_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        flags: &impl Readable<u8>,
+        selected: &mut impl Writable<T>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<T>(&select::select(x, flags, selected), count)
+    }
+
+    /// See [`Stream::partition_flagged`](crate::Stream::partition_flagged).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn partition_flagged<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        flags: &impl Readable<u8>,
+        selected: &mut impl Writable<T>,
+        others: &mut impl Writable<T>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<T>(&select::partition_flagged(x, flags, selected, others))
+    }
+
+    /// See [`Stream::partition_flagged_into`](crate::Stream::partition_flagged_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn partition_flagged_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        flags: &impl Readable<u8>,
+        selected: &mut impl Writable<T>,
+        others: &mut impl Writable<T>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<T>(&select::partition_flagged(x, flags, selected, others), count)
+    }
+
+    /// See [`Stream::positions`](crate::Stream::positions).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn positions(
+        &self,
+        flags: &impl Sequence<u8>,
+        places: &mut impl Writable<u64>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<u8>(&select::positions(flags, places))
+    }
+
+    /// See [`Stream::positions_into`](crate::Stream::positions_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn positions_into(
+        &self,
+        flags: &impl Sequence<u8>,
+        places: &mut impl Writable<u64>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<u8>(&select::positions(flags, places), count)
+    }
+}

@@ -1,0 +1,65 @@
+//! Algorithms as the driver sees them: an image once, then some launches, on the stream that they were called on.
+
+use gpu_await::{AlgorithmFamily, Compare, Completion, ScanOp};
+
+use super::{Line, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
+
+const LEN: usize = 100_000;
+
+/// The launches, and whatever else is no memory of the pool and no context.
+fn calls(driver: &StandIn) -> Vec<String> {
+    let mut calls = my_calls(driver);
+    calls.retain(|line| {
+        let name = Line(line).name();
+        !name.starts_with("cuCtx")
+            && !name.starts_with("cuMemAlloc")
+            && !name.starts_with("cuMemFree")
+    });
+    calls
+}
+
+fn launches(driver: &StandIn) -> usize {
+    let calls = calls(driver);
+    assert!(calls.iter().all(|line| Line(line).name() == "cuLaunchKernel"), "{calls:?}");
+    let mut streams: Vec<_> = calls.iter().map(|line| Line(line).value("stream")).collect();
+    streams.dedup();
+    assert!(streams.len() <= 1 && streams != [None], "{calls:?}");
+    driver.clear();
+    calls.len()
+}
+
+#[test]
+fn all_is_on_the_stream() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let mut x = stream.full(LEN, 1u32).queued().unwrap();
+        let mut y = stream.full(LEN, 1u32).queued().unwrap();
+        let mut sum = stream.zeros::<u64>(1).queued().unwrap();
+        use AlgorithmFamily::{Reduce, Scan, Select, Sort};
+        device.preload::<u32>(&[Reduce, Scan, Select, Sort]).await.unwrap();
+        let mut all = |launches: &dyn Fn(&StandIn) -> usize| {
+            let mut counts = Vec::new();
+            let few = x.slice(..100).unwrap();
+            stream.sum_into(&few, &mut sum).queued().unwrap();
+            counts.push(launches(driver));
+            stream.sum_into(&x, &mut sum).queued().unwrap();
+            counts.push(launches(driver));
+            stream.inclusive_scan(&x, ScanOp::Sum, &mut y).queued().unwrap();
+            counts.push(launches(driver));
+            stream.copy_if_into(&x, Compare::Less(7), &mut y, &mut sum).queued().unwrap();
+            counts.push(launches(driver));
+            stream.sort(&mut y.slice_mut(..100).unwrap()).queued().unwrap();
+            counts.push(launches(driver));
+            stream.sort(&mut x).queued().unwrap();
+            counts.push(launches(driver));
+            counts
+        };
+        // Counts, offsets, four passes, and the zeroes in front.
+        all(&|_| 0);
+        driver.clear();
+        assert_eq!(all(&launches), [1, 2, 2, 2, 1, 7]);
+        assert_eq!(driver.live("module") - OURS, 7);
+        soon(stream.done()).await.unwrap();
+    });
+}
