@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cases::config;
 use futures::executor::block_on;
-use gpu_await::testing::{self, Gate};
+use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
     Device, DeviceBuffer, DlpackConsumer, ErrorDetail, ErrorKind, Graph, In, InOut, Mapped, Out,
     Queue, Region, Result, Stream, Uses, ViewMut, kernels,
@@ -847,4 +847,82 @@ fn many_threads_launch_one_graph() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// A launch that is refused leaves the compiled graph with other arguments than those it was refused for: the next one with the
+/// same sets them. Refused for its data, or by the driver, wherever that is asked.
+#[test]
+fn a_refused_launch_leaves_what_was_set() {
+    type Slots = (In<f32>, InOut<f32>, f32);
+    use DriverCall as Call;
+    let driver = [
+        Call::GraphCompile,
+        Call::GraphSet,
+        Call::GraphLaunch,
+        Call::Launch,
+        Call::Alloc,
+        Call::StreamWaitEvent,
+        Call::EventRecord,
+        Call::EventCreate,
+    ];
+    let refusals: Vec<Option<(Call, u64, bool)>> = driver
+        .into_iter()
+        .flat_map(|call| {
+            (1..4).flat_map(move |nth| [false, true].map(|after| Some((call, nth, after))))
+        })
+        .chain([None])
+        .collect();
+    let mut refused = 0;
+    for has_temporary in [false, true] {
+        for refusal in &refusals {
+            for retries in [1, 2] {
+                let (faults, handle) = testing::faults();
+                let device = testing::host_with(faults);
+                let axpy = kernels::axpy::load_blocking(&device).unwrap();
+                let graph: Graph<Slots> = if has_temporary {
+                    device.graph::<Slots, _, _>(axpy, |q, axpy, (x, mut y, a)| {
+                        let mut through = q.zeros::<f32>(x.len())?;
+                        axpy.launch(q, a, &x, &mut through)?;
+                        axpy.launch(q, 1.0, &through, &mut y)
+                    })
+                } else {
+                    device.graph::<Slots, _, _>(axpy, |q, axpy, (x, mut y, a)| {
+                        axpy.launch(q, a, &x, &mut y)
+                    })
+                };
+                let (stream, other) = (device.stream().unwrap(), device.stream().unwrap());
+                let x = stream.full(8, 1.0f32).queued().unwrap();
+                let mut first = stream.full(8, 0.0f32).queued().unwrap();
+                let mut second = match refusal {
+                    // Memory that nothing wrote.
+                    None => stream.empty::<f32>(8).queued().unwrap(),
+                    Some(_) => stream.full(8, 0.0f32).queued().unwrap(),
+                };
+                graph.launch(&stream, (&x, &mut first, 3.0)).synchronize().unwrap();
+                if let Some((call, nth, after)) = *refusal {
+                    // Something to wait for, in front.
+                    other.fill(&mut second, 0.0).queued().unwrap();
+                    match after {
+                        true => handle.fail_nth_after_effect(call, nth, ErrorKind::Driver),
+                        false => handle.fail_nth(call, nth, ErrorKind::Driver),
+                    }
+                }
+                for _ in 0..retries {
+                    let launched = graph.launch(&stream, (&x, &mut second, 3.0)).synchronize();
+                    refused += u32::from(launched.is_err());
+                    while stream.fill(&mut second, 0.0).synchronize().is_err() {}
+                }
+                // One more may be refused: the n-th call was not reached before.
+                while graph.launch(&stream, (&x, &mut second, 3.0)).synchronize().is_err() {
+                    while stream.fill(&mut second, 0.0).synchronize().is_err() {}
+                }
+                let what = format!("temporary {has_temporary}, {refusal:?}, {retries}");
+                for y in [&first, &second] {
+                    let found = (0..3).find_map(|_| stream.download(y).synchronize().ok());
+                    assert_eq!(found.expect(&what)[..], [3.0; 8], "{what}");
+                }
+            }
+        }
+    }
+    assert!(refused > 30, "{refused}");
 }

@@ -9,7 +9,7 @@
 //!
 //! # Invariants
 //! 1. What is launched is what the closure wrote for these arguments, whatever was set or refused before
-//!    (`arguments_are_never_stale`).
+//!    (`arguments_are_never_stale`, `a_refused_launch_leaves_what_was_set`).
 //! 2. It keeps the memory that the graph owns, and none that was passed (`what_was_passed_is_not_kept`).
 #![forbid(unsafe_code)]
 
@@ -151,15 +151,21 @@ impl Instance {
             // What is compiled keeps it.
             footprint.keeps(Box::new(state.clone()));
         }
+        // Refused before any call of the driver, the nodes are as they were.
+        let mut was_prepared = false;
         let submitted = queue.submit(&mut footprint, commands, |raw| {
-            match prepare(raw, list, graph, (to_set, is_refused), state, report)? {
+            let prepared = prepare(raw, list, graph, (to_set, is_refused), state, report);
+            was_prepared = true;
+            match prepared? {
                 Some(graph) => raw.launch_graph(graph)?,
                 None => list.launch_each(raw)?,
             }
             Ok::<_, Refusal>(())
         });
-        // It is launched, or nothing is compiled of it.
-        to_set.clear();
+        if was_prepared {
+            // They are set, or nothing is compiled.
+            to_set.clear();
+        }
         if *is_refused {
             *compiled = None;
         }
