@@ -30,7 +30,7 @@ mod compared {
     use std::time::Instant;
 
     use bytemuck::Pod;
-    use gpu_await::{Compare, DeviceBuffer, Element, Op, ScanOp, Stream};
+    use gpu_await::{Compare, DeviceBuffer, Element, Op, ScanOp, Stream, transform};
     use tokio::runtime::Runtime;
 
     use super::measure::{self, Sorted, is_smoke, on_cuda, print, rounds, us};
@@ -178,6 +178,10 @@ mod compared {
             let len = 1 << power;
             {
                 let mut memory = bench.memory(len, |bits| (bits >> 40) as f32 - 8_388_608.0);
+                let axpy = |stream: &Stream, m: &mut Memory<f32>| {
+                    stream.transform(transform!(|x, v| 2.0 * x + v), (&m.x, &m.v), &mut m.y)
+                };
+                bench.measure(("transform_f32", 8, power), &mut memory, axpy);
                 bench.measure(("sum_f32", 0, power), &mut memory, |stream, m| stream.sum(&m.x));
                 bench.measure(("sort_f32", 6, power), &mut memory, |stream, m| {
                     stream.sort(&mut m.x)

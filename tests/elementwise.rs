@@ -844,16 +844,19 @@ async fn two_streams_at_once() -> Result<()> {
     let device = testing::device();
     let (a, b) = (device.stream()?, device.stream()?);
     let mut x = a.full(LEN, 1i32).queued()?;
+    let (double, next) = (transform!(|x| x * 2), transform!(|x| x + 1));
+    // Loading their kernels would wait for what the gate holds up.
+    device.preload_transform::<(InOut<i32>,)>(double).await?;
+    device.preload_transform::<(InOut<i32>,)>(next).await?;
     a.done().await?;
     let gate = Gate::close(&a)?;
     let (mut low, mut high) = x.split_at_mut(LEN / 2 + 1)?;
-    let double = transform!(|x| x * 2);
     let behind = a.transform_in_place(double, (), &mut low);
     // It does not wait for the other half.
     b.transform_in_place(double, (), &mut high).await?;
     assert!(!behind.is_complete());
     // And this waits for both, on the device.
-    let all = b.transform_in_place(transform!(|x| x + 1), (), &mut x);
+    let all = b.transform_in_place(next, (), &mut x);
     assert!(!all.is_complete());
     gate.open();
     behind.await?;

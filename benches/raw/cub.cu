@@ -5,10 +5,18 @@
 // `cub_measure` calls one of them again and again: microseconds of the device, and until cudaStreamSynchronize returns; the
 // medians. Keys are put back before each call, which is not counted.
 #include <cub/cub.cuh>
+#if __has_include(<cub/device/device_transform.cuh>)
+#include <cub/device/device_transform.cuh>
+#endif
+#include <cuda/std/tuple>
 
 #include <algorithm>
 #include <chrono>
 #include <vector>
+
+struct axpy {
+    __host__ __device__ float operator()(float x, float v) const { return 2.0f * x + v; }
+};
 
 struct less_than {
     unsigned limit;
@@ -36,6 +44,12 @@ static cudaError_t call(int which, void* temp, size_t& bytes, void* x, void* y, 
         case 4: return pairs<unsigned, unsigned>(temp, bytes, x, y, v, w, n, stream);
         case 5: return keys<unsigned long long>(temp, bytes, x, y, n, stream);
         case 6: return keys<float>(temp, bytes, x, y, n, stream);
+#if __has_include(<cub/device/device_transform.cuh>)
+        case 8:
+            bytes = 1;
+            if (temp == nullptr) { return cudaSuccess; }
+            return cub::DeviceTransform::Transform(cuda::std::make_tuple((float*)x, (float*)v), (float*)y, n, axpy{}, stream);
+#endif
         default: return cub::DeviceReduce::Max(temp, bytes, (unsigned*)x, (unsigned*)w, (int)n, stream);
     }
 }

@@ -86,8 +86,14 @@ __device__ __forceinline__ void select(In in, Flags flags, Out out, void* state,
     agent(storage, in, flags, out, chosen, same, items, where).ConsumeRange(tiles, status, where.after);
 }
 
-#define PART void *state, int part_most, u64 most, const u64 *len, u64 first, const u64 *before, u64 *after
-#define PASSED state, part_most, most, len, part{first, before, after}
+// Where a part begins, and how long it is at most.
+struct place {
+    u64 first;
+    u64 items;
+};
+
+#define PART void *state, u64 most, const u64 *len, place of, const u64 *before, u64 *after
+#define PASSED state, int(of.items), most, len, part{of.first, before, after}
 
 #define KERNEL(NAME, IN, FLAGS_T, OUT, WHICH, PARAMETERS, FROM, BY, TO, IF_T, IF, EQUAL_T)                    \
     using NAME##_tuning = tuning<IN, FLAGS_T, OUT, cub::SelectImpl::WHICH>;                                  \

@@ -115,14 +115,21 @@ __device__ __forceinline__ u64 length(u64 most, const u64* on_device) {
     return found < most ? found : most;
 }
 
-// A comparison that is chosen at run time: whether a value is from `from` up to `to`, or whether it is not. A NaN is not.
+// A comparison that is chosen at run time: whether a value is from `from` up to `to`, which is not below that, or whether it is
+// not. A NaN is not.
 template <class T> struct comparison {
     compute_t<T> from;
     compute_t<T> to;
     bool is_not;
     __device__ __forceinline__ bool operator()(T element) const {
         compute_t<T> value = compute_t<T>(element);
-        return (value >= from && value <= to) != is_not;
+        if constexpr (cuda::std::is_integral_v<T>) {
+            using word = cuda::std::make_unsigned_t<T>;
+            // One comparison: below `from` the difference is above all others.
+            return (word(word(value) - word(from)) <= word(word(to) - word(from))) != is_not;
+        } else {
+            return (value >= from && value <= to) != is_not;
+        }
     }
 };
 }

@@ -55,7 +55,11 @@ impl<T: Scalar> Compare<T> {
 
 /// No value is.
 fn nothing<T: Scalar>() -> Within<T::Computed> {
-    Within { from: T::GREATEST, to: T::LEAST, is_not: 0 }
+    // Of floats a NaN is in no range, and in nothing.
+    match T::NOTHING {
+        Some((from, to)) => Within { from, to, is_not: 0 },
+        None => Within { from: T::LEAST, to: T::GREATEST, is_not: 1 },
+    }
 }
 
 impl<C: PartialOrd> Within<C> {

@@ -51,6 +51,8 @@ pub trait ScalarParts: Copy + Send + Sync + 'static {
     fn computed(self) -> Self::Computed;
     /// Rounded to nearest even.
     fn rounded(computed: Self::Computed) -> Self;
+    /// A range without a value, if the kernels know one: of integers they want one that begins before it ends.
+    const NOTHING: Option<(Self::Computed, Self::Computed)>;
     /// The greatest value below another one, if there is one; a NaN's is a NaN.
     fn before(computed: Self::Computed) -> Option<Self::Computed>;
     /// The least value above another one.
@@ -85,6 +87,7 @@ macro_rules! integers {
             type Computed = $type;
             const LEAST: $type = $type::MIN;
             const GREATEST: $type = $type::MAX;
+            const NOTHING: Option<($type, $type)> = None;
             fn computed(self) -> $type {
                 self
             }
@@ -139,6 +142,7 @@ macro_rules! floats {
             type Computed = $computed;
             const LEAST: $computed = $computed::NEG_INFINITY;
             const GREATEST: $computed = $computed::INFINITY;
+            const NOTHING: Option<($computed, $computed)> = Some((1.0, 0.0));
             fn computed(self) -> $computed {
                 $wide(self)
             }

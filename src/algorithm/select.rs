@@ -154,8 +154,8 @@ impl Queue<'_> {
             let items = (most - first).min(part);
             let tiles = tiles_of(items);
             lookback.begin(self, op, &state, tiles)?;
-            let launch = selection.launch(op).updates(&state).value(items as i32).length(length);
-            let launch = launch.value(first);
+            let launch = selection.launch(op).updates(&state).length(length);
+            let launch = launch.value([first, items]);
             let slot = |part: u64| part % 2 * 8;
             let launch = match at.checked_sub(1) {
                 Some(before) => launch.part_of(&counts).address(&counts, slot(before)),

@@ -63,3 +63,54 @@ fn all_is_on_the_stream() {
         soon(stream.done()).await.unwrap();
     });
 }
+
+/// Every verb's kernels are found, and take what they are passed.
+#[test]
+fn every_verb_is_launched() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        fn all<T: gpu_await::Scalar>(stream: &gpu_await::Stream, one: T) -> gpu_await::Result<()> {
+            let x = stream.full(LEN, one).queued()?;
+            let flags = stream.zeros::<u8>(LEN).queued()?;
+            let (mut y, mut z) = (stream.full(LEN, one).queued()?, stream.full(LEN, one).queued()?);
+            let (mut values, mut wide) =
+                (stream.zeros::<f32>(LEN).queued()?, stream.zeros::<f64>(LEN).queued()?);
+            let (mut value, mut total) = (stream.full(1, one).queued()?, stream.empty(1).queued()?);
+            let mut count = stream.zeros::<u64>(1).queued()?;
+            let mut places = stream.zeros::<u64>(LEN).queued()?;
+            stream.sum_into(&x, &mut total).queued()?;
+            stream.dot_into(&x, &x, &mut total).queued()?;
+            stream.min_into(&x, &mut value).queued()?;
+            stream.max_into(&x, &mut value).queued()?;
+            stream.arg_min_into(&x, &mut count).queued()?;
+            stream.arg_max_into(&x, &mut count).queued()?;
+            stream.count_if_into(&x, Compare::Less(one), &mut count).queued()?;
+            for op in [ScanOp::Sum, ScanOp::Min, ScanOp::Max] {
+                stream.inclusive_scan(&x, op, &mut y).queued()?;
+                stream.exclusive_scan(&x, op, one, &mut y).queued()?;
+            }
+            let condition = Compare::Less(one);
+            stream.copy_if_into(&x, condition, &mut y, &mut count).queued()?;
+            stream.partition_into(&x, condition, &mut y, &mut z, &mut count).queued()?;
+            stream.unique_into(&x, &mut y, &mut count).queued()?;
+            stream.select_into(&x, &flags, &mut y, &mut count).queued()?;
+            stream.partition_flagged_into(&x, &flags, &mut y, &mut z, &mut count).queued()?;
+            stream.positions_into(&flags, &mut places, &mut count).queued()?;
+            for len in [100, LEN] {
+                stream.sort(&mut y.slice_mut(..len)?).queued()?;
+                stream.sort_descending(&mut y.slice_mut(..len)?).queued()?;
+                let mut keys = z.slice_mut(..len)?;
+                stream.sort_by_key(&mut keys, &mut values.slice_mut(..len)?).queued()?;
+                stream.sort_by_key_descending(&mut keys, &mut wide.slice_mut(..len)?).queued()?;
+            }
+            Ok(())
+        }
+        all(&stream, 1u8).unwrap();
+        all(&stream, half::f16::ONE).unwrap();
+        all(&stream, 1i32).unwrap();
+        all(&stream, 1.0f64).unwrap();
+        assert!(driver.live("module") > OURS);
+        soon(stream.done()).await.unwrap();
+    });
+}
