@@ -189,11 +189,17 @@ pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};
 pub use runtime::protocol::cadence::Completion;
-pub use serve::batcher::{BatchWorker, Batcher, BatcherBuilder, BatcherStats, Call};
-pub use serve::pool::builder::StreamPoolBuilder;
-pub use serve::pool::{Acquire, Drained, PoolStats, PooledStream, PooledStreamStats, StreamPool};
+pub use serve::batcher::builder::BatcherBuilder;
+pub use serve::batcher::running::{Batch, BatchTask};
+pub use serve::batcher::worker::BatchWorker;
+pub use serve::batcher::{Batcher, BatcherStats, Call};
+pub use serve::pool::acquire::Acquire;
+pub use serve::pool::builder::{PoolShare, StreamPoolBuilder};
+pub use serve::pool::{
+    Drained, PoolShareStats, PoolStats, PooledStream, PooledStreamStats, StreamPool,
+};
 #[cfg(feature = "tower")]
-pub use serve::tower::{BatchService, PoolService};
+pub use serve::tower::{BatchService, PoolCall, PoolService};
 pub use stream::scope::Scope;
 pub use stream::{Marks, Stream};
 pub use submit::{Append, RawQueue, Uses};

@@ -4,7 +4,8 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`pool`] | [`StreamPool`](pool::StreamPool): streams, lent with a bound on what is in flight |
-//! | [`admission`] | who is let in and who waits (pure) |
+//! | [`admission`] | who is admitted, who waits and who is refused (pure) |
+//! | [`took`] | what permits and batches took lately (pure) |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
 //! | [`batching`] | when a batch is ready (pure) |
 //! | [`timer`] | one time-out on any executor, exact to some microseconds |
@@ -16,5 +17,6 @@ pub(crate) mod batcher;
 pub(crate) mod batching;
 pub(crate) mod pool;
 pub(crate) mod timer;
+pub(crate) mod took;
 #[cfg(feature = "tower")]
 pub(crate) mod tower;

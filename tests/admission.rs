@@ -11,28 +11,49 @@ mod cases;
 #[expect(dead_code, reason = "as above")]
 #[path = "../src/serve/batching.rs"]
 mod gather;
+#[path = "admission/overload.rs"]
+mod overload;
+#[path = "../src/serve/took.rs"]
+mod took;
 
 use std::task::Waker;
 
-use admission::{Admission, Class, Entered, Key, OVERTAKES, Patience, Waited};
+use admission::{
+    Admission, Ask, Class, Entered, Key, NoPermit, OVERTAKES, Patience, ShareLimits, Waited,
+};
 use cases::{config, size};
-use gather::{BatchLimits, Gather, Next};
+use gather::{BatchLimits, Demand, Gather, Next, RequestKey};
 use proptest::prelude::*;
 
-const LIMIT: usize = 3;
+const LIMIT: u64 = 4;
 const MAX_WAITING: usize = 5;
+const HEAVIEST: u32 = 3;
+const MS: u64 = 1_000_000;
 const SLOTS: [Class; 3] = [Class::Normal, Class::Normal, Class::High];
 
+/// The second may not have everything.
+const SHARES: [ShareLimits; 2] =
+    [ShareLimits { part: 2, limit: u64::MAX }, ShareLimits { part: 1, limit: 3 }];
+const ONE: [ShareLimits; 1] = [ShareLimits { part: 1, limit: u64::MAX }];
+
+/// A request of weight 1 without a deadline.
+fn plain(class: Class, patience: Patience) -> Ask {
+    Ask { class, share: 0, weight: 1, deadline: None, patience }
+}
+
 /// Somebody who wants to get in.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 enum Guest {
-    Waiting(Key, Class),
+    Waiting(Key, Ask),
     In(usize),
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Enter(Class, Patience),
+    /// The deadline counts from then.
+    Enter(Ask),
+    /// Time passes, and whose deadline passed is told.
+    Pass(u64),
     /// Somebody waiting looks.
     Poll(usize),
     /// Somebody goes, whether in or not.
@@ -50,8 +71,13 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Patience::UpToTheLimit),
         1 => Just(Patience::Always),
     ];
+    let deadline = prop::option::of(0..400 * MS);
+    let ask = (class(), patience, deadline, 0..SHARES.len(), 1..=HEAVIEST);
     prop_oneof![
-        8 => (class(), patience).prop_map(|(class, patience)| Step::Enter(class, patience)),
+        8 => ask.prop_map(|(class, patience, deadline, share, weight)| {
+            Step::Enter(Ask { class, share, weight, deadline, patience })
+        }),
+        4 => (0..100 * MS).prop_map(Step::Pass),
         6 => any::<usize>().prop_map(Step::Poll),
         6 => any::<usize>().prop_map(Step::Go),
     ]
@@ -64,63 +90,57 @@ fn with_losses() -> impl Strategy<Value = Step> {
 /// The pool, with who is in it.
 struct House {
     admission: Admission,
+    now: u64,
     guests: Vec<Guest>,
     lost: Vec<usize>,
+    /// Everybody looks after each step.
+    polls_all: bool,
 }
 
 impl House {
     fn new() -> Self {
-        let admission = Admission::new(LIMIT, MAX_WAITING, SLOTS);
-        House { admission, guests: Vec::new(), lost: Vec::new() }
+        let admission = Admission::new(LIMIT, MAX_WAITING, SLOTS, SHARES);
+        House { admission, now: 0, guests: Vec::new(), lost: Vec::new(), polls_all: false }
     }
 
-    /// Does the step; the class of who came in by it.
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match *step {
-            Step::Enter(class, patience) => {
-                let (waiting, taken) = (self.admission.waiting(), self.admission.taken());
-                match self.admission.enter(class, patience) {
-                    Entered::In(slot) => {
-                        prop_assert!(taken < LIMIT && waiting == 0);
-                        self.check_slot(slot, class)?;
-                        self.guests.push(Guest::In(slot));
-                    }
+            Step::Enter(mut ask) => {
+                ask.deadline = ask.deadline.map(|patience| self.now + patience);
+                let waiting = self.admission.waiting_of(ask.share);
+                match self.admission.enter(self.now, ask).0 {
+                    Entered::In(permit) => self.admitted(permit, ask)?,
                     Entered::Waits(key) => {
-                        prop_assert_eq!(taken, LIMIT);
-                        prop_assert_ne!(patience, Patience::Never);
-                        let bounded = patience == Patience::UpToTheLimit;
-                        prop_assert!(!bounded || waiting < MAX_WAITING);
-                        self.guests.push(Guest::Waiting(key, class));
+                        prop_assert_ne!(ask.patience, Patience::Never);
+                        let bounded = ask.patience == Patience::UpToTheLimit;
+                        let most = waiting.max(MAX_WAITING);
+                        prop_assert!(!bounded || self.admission.waiting_of(ask.share) <= most);
+                        self.guests.push(Guest::Waiting(key, ask));
                     }
-                    Entered::Full => {
-                        prop_assert_eq!(taken, LIMIT);
-                        prop_assert_ne!(patience, Patience::Always);
-                        prop_assert!(patience == Patience::Never || waiting >= MAX_WAITING);
+                    Entered::Refused(NoPermit::Full) => {
+                        prop_assert_ne!(ask.patience, Patience::Always);
+                        prop_assert!(ask.patience == Patience::Never || waiting >= MAX_WAITING);
                     }
-                    Entered::Gone => prop_assert_eq!(self.lost.len(), SLOTS.len()),
-                    Entered::Closed => prop_assert!(false, "nobody closed it"),
+                    Entered::Refused(NoPermit::Late { .. } | NoPermit::Expired { .. }) => {
+                        prop_assert!(ask.deadline.is_some());
+                    }
+                    Entered::Refused(NoPermit::Gone) => {
+                        prop_assert_eq!(self.lost.len(), SLOTS.len());
+                    }
+                    Entered::Refused(NoPermit::Closed) => prop_assert!(false, "nobody closed it"),
                 }
+            }
+            Step::Pass(time) => {
+                self.now += time;
+                drop(self.admission.expire(self.now));
+                prop_assert!(self.admission.next_deadline().is_none_or(|next| next > self.now));
             }
             Step::Poll(which) => {
                 let waiting = |guest: &Guest| matches!(guest, Guest::Waiting(..));
-                let permits: Vec<_> =
+                let waiters: Vec<_> =
                     (0..self.guests.len()).filter(|at| waiting(&self.guests[*at])).collect();
-                if permits.is_empty() {
-                    return Ok(());
-                }
-                let at = permits[which % permits.len()];
-                let Guest::Waiting(key, class) = self.guests[at] else { return Ok(()) };
-                match self.admission.poll(key, Waker::noop().clone()).0 {
-                    Waited::Wait => {}
-                    Waited::In(slot) => {
-                        self.guests[at] = Guest::In(slot);
-                        self.check_class(slot, class)?;
-                    }
-                    Waited::Gone => {
-                        prop_assert_eq!(self.lost.len(), SLOTS.len());
-                        self.guests.remove(at);
-                    }
-                    Waited::Closed => prop_assert!(false, "nobody closed it"),
+                if !waiters.is_empty() {
+                    self.poll(waiters[which % waiters.len()])?;
                 }
             }
             Step::Go(which) => {
@@ -128,8 +148,8 @@ impl House {
                     return Ok(());
                 }
                 match self.guests.remove(which % self.guests.len()) {
-                    Guest::Waiting(key, _) => drop(self.admission.leave(key)),
-                    Guest::In(slot) => drop(self.admission.give_back(slot)),
+                    Guest::Waiting(key, _) => drop(self.admission.leave(self.now, key)),
+                    Guest::In(permit) => drop(self.admission.give_back(self.now, permit)),
                 }
             }
             Step::Lose(slot) => {
@@ -142,18 +162,47 @@ impl House {
         Ok(())
     }
 
-    /// A slot that was just given: of its class, and none has fewer.
-    fn check_slot(&self, slot: usize, class: Class) -> Result<(), TestCaseError> {
-        self.check_class(slot, class)?;
-        let before = self.admission.taken_on(slot) - 1;
+    /// A guest looks what became of it.
+    fn poll(&mut self, at: usize) -> Result<(), TestCaseError> {
+        let Guest::Waiting(key, ask) = self.guests[at] else { return Ok(()) };
+        let is_early = ask.deadline.is_none_or(|deadline| deadline > self.now);
+        match self.admission.poll(key, Waker::noop().clone()).0 {
+            Waited::Wait => {
+                prop_assert!(is_early || !self.polls_all);
+                return Ok(());
+            }
+            Waited::In(permit) => {
+                prop_assert!(is_early || !self.polls_all);
+                self.guests[at] = Guest::In(permit);
+                return self.check_class(permit, ask.class);
+            }
+            Waited::Refused(NoPermit::Full) => prop_assert!(ask.deadline.is_some()),
+            Waited::Refused(NoPermit::Late { .. } | NoPermit::Expired { .. }) => {
+                prop_assert!(ask.deadline.is_some());
+            }
+            Waited::Refused(NoPermit::Gone) => prop_assert_eq!(self.lost.len(), SLOTS.len()),
+            Waited::Refused(NoPermit::Closed) => prop_assert!(false, "nobody closed it"),
+        }
+        self.guests.remove(at);
+        Ok(())
+    }
+
+    /// A permit that was just given: on a slot of its class, and none has fewer.
+    fn admitted(&mut self, permit: usize, ask: Ask) -> Result<(), TestCaseError> {
+        self.check_class(permit, ask.class)?;
+        let slot = self.admission.slot_of(permit);
+        let most = SHARES[ask.share].limit.min(LIMIT);
+        let before = self.admission.taken_on(slot) - u64::from(ask.weight).min(most);
         for other in (0..SLOTS.len()).filter(|other| SLOTS[*other] == SLOTS[slot] && *other != slot)
         {
             prop_assert!(self.lost.contains(&other) || before <= self.admission.taken_on(other));
         }
+        self.guests.push(Guest::In(permit));
         Ok(())
     }
 
-    fn check_class(&self, slot: usize, class: Class) -> Result<(), TestCaseError> {
+    fn check_class(&self, permit: usize, class: Class) -> Result<(), TestCaseError> {
+        let slot = self.admission.slot_of(permit);
         let has_class = (0..SLOTS.len()).any(|s| SLOTS[s] == class && !self.lost.contains(&s));
         prop_assert!(SLOTS[slot] == class || !has_class || !self.lost.is_empty());
         Ok(())
@@ -170,25 +219,33 @@ proptest! {
             house.step(step)?;
             let admission = &house.admission;
             prop_assert!(admission.taken() <= LIMIT);
-            let slots: usize = (0..SLOTS.len()).map(|slot| admission.taken_on(slot)).sum();
+            prop_assert!(admission.taken_by(1) <= SHARES[1].limit);
+            let slots: u64 = (0..SLOTS.len()).map(|slot| admission.taken_on(slot)).sum();
             prop_assert_eq!(slots, admission.taken());
+            prop_assert_eq!(admission.taken_by(0) + admission.taken_by(1), slots);
         }
         for guest in std::mem::take(&mut house.guests) {
             match guest {
-                Guest::Waiting(key, _) => drop(house.admission.leave(key)),
-                Guest::In(slot) => drop(house.admission.give_back(slot)),
+                Guest::Waiting(key, _) => drop(house.admission.leave(house.now, key)),
+                Guest::In(permit) => drop(house.admission.give_back(house.now, permit)),
             }
         }
         prop_assert_eq!((house.admission.taken(), house.admission.waiting()), (0, 0));
+        prop_assert_eq!(house.admission.next_deadline(), None);
     }
 
     #[test]
     fn nobody_waits_beside_a_free_permit(steps in prop::collection::vec(step(), 1..size(80))) {
         let mut house = House::new();
+        let heaviest = u64::from(HEAVIEST);
         for step in &steps {
             house.step(step)?;
             let admission = &house.admission;
-            prop_assert!(admission.waiting() == 0 || admission.taken() == LIMIT);
+            // Whoever is in front may be the heaviest.
+            let is_full = admission.taken() + heaviest > LIMIT;
+            prop_assert!(admission.waiting_of(0) == 0 || is_full);
+            let has_its_share = admission.taken_by(1) + heaviest > SHARES[1].limit;
+            prop_assert!(admission.waiting_of(1) == 0 || is_full || has_its_share);
         }
     }
 
@@ -198,17 +255,33 @@ proptest! {
         steps.iter().try_for_each(|step| house.step(step))?;
     }
 
+    #[test]
+    fn nobody_is_admitted_past_its_deadline(steps in prop::collection::vec(step(), 1..size(80))) {
+        let mut house = House::new();
+        for step in &steps {
+            house.step(step)?;
+            // Whoever is in now and was not before was admitted now.
+            house.polls_all = true;
+            (0..house.guests.len()).rev().try_for_each(|at| house.poll(at))?;
+            house.polls_all = false;
+        }
+    }
+
     /// Whoever is called is the first of the class that waits.
     #[test]
     fn first_come_first_served_within_a_class(
         classes in prop::collection::vec(class(), 1..size(30)),
         leavers in prop::collection::vec(any::<bool>(), 30),
     ) {
-        let mut admission = Admission::new(1, usize::MAX, SLOTS);
-        prop_assert!(matches!(admission.enter(Class::Normal, Patience::Never), Entered::In(_)));
+        let mut admission = Admission::new(1, usize::MAX, SLOTS, ONE);
+        let first = admission.enter(0, plain(Class::Normal, Patience::Never)).0;
+        let Entered::In(mut permit) = first else {
+            return Err(TestCaseError::fail("it is empty"));
+        };
         let mut waiting = Vec::new();
         for class in classes {
-            let Entered::Waits(key) = admission.enter(class, Patience::UpToTheLimit) else {
+            let asked = admission.enter(0, plain(class, Patience::UpToTheLimit)).0;
+            let Entered::Waits(key) = asked else {
                 return Err(TestCaseError::fail("the permit is taken"));
             };
             waiting.push((key, class));
@@ -217,18 +290,17 @@ proptest! {
         waiting.retain(|(key, _)| {
             let leaves = leavers.next() == Some(true);
             if leaves {
-                drop(admission.leave(*key));
+                drop(admission.leave(0, *key));
             }
             !leaves
         });
-        let mut slot = 0;
         while !waiting.is_empty() {
-            drop(admission.give_back(slot));
+            drop(admission.give_back(0, permit));
             let called: Vec<_> = waiting
                 .iter()
                 .enumerate()
                 .filter_map(|(at, (key, _))| match admission.poll(*key, Waker::noop().clone()).0 {
-                    Waited::In(slot) => Some((at, slot)),
+                    Waited::In(permit) => Some((at, permit)),
                     _ => None,
                 })
                 .collect();
@@ -237,18 +309,52 @@ proptest! {
             let class = waiting[at].1;
             prop_assert!(!waiting[..at].iter().any(|(_, earlier)| *earlier == class));
             waiting.remove(at);
-            slot = given;
+            permit = given;
         }
+    }
+
+    #[test]
+    fn an_estimate_stays_within_its_samples(
+        samples in prop::collection::vec((1..9u64, 0..1_000_000u64), 1..size(60)),
+    ) {
+        let mut took = took::Took::default();
+        let (mut least, mut most) = (u64::MAX, 0);
+        for (in_flight, sample) in samples {
+            took.add(in_flight, sample);
+            (least, most) = (least.min(sample), most.max(sample));
+            let mean = took.mean_ns().unwrap_or(0);
+            prop_assert!((least.saturating_sub(1)..=most).contains(&mean));
+            // At most in proportion to the number, and two deviations.
+            let steepest = 9 * most;
+            prop_assert!((1..9).all(|n| took.likely_ns(n) <= steepest + 2 * steepest));
+        }
+    }
+}
+
+/// A device that runs one after the other, and one that runs all at once.
+#[test]
+fn a_line_is_learned() {
+    let (mut serial, mut parallel) = (took::Took::default(), took::Took::default());
+    for n in (0..100).map(|at| 1 + at % 4) {
+        serial.add(n, n * 10 * MS);
+        parallel.add(n, 10 * MS);
+    }
+    for n in [1, 4, 8] {
+        let (one, all) = (serial.likely_ns(n), parallel.likely_ns(n));
+        let off = one.abs_diff(n * 10 * MS);
+        assert!(off <= n.max(4) * 3 * MS, "{n}: {one}");
+        assert!((10 * MS..11 * MS).contains(&all), "{n}: {all}");
     }
 }
 
 #[test]
 fn high_priority_does_not_starve_the_others() {
-    let mut admission = Admission::new(1, usize::MAX, SLOTS);
-    let Entered::In(mut slot) = admission.enter(Class::High, Patience::Never) else {
+    let mut admission = Admission::new(1, usize::MAX, SLOTS, ONE);
+    let (Entered::In(mut permit), _) = admission.enter(0, plain(Class::High, Patience::Never))
+    else {
         panic!("it is empty");
     };
-    let mut wait = |class| match admission.enter(class, Patience::UpToTheLimit) {
+    let mut wait = |class| match admission.enter(0, plain(class, Patience::UpToTheLimit)).0 {
         Entered::Waits(key) => (key, class),
         other => panic!("{other:?}"),
     };
@@ -256,10 +362,10 @@ fn high_priority_does_not_starve_the_others() {
     waiting.extend((0..40).map(|_| wait(Class::High)));
     let mut order = Vec::new();
     while !waiting.is_empty() {
-        drop(admission.give_back(slot));
+        drop(admission.give_back(0, permit));
         waiting.retain(|(key, class)| match admission.poll(*key, Waker::noop().clone()).0 {
             Waited::In(given) => {
-                slot = given;
+                permit = given;
                 order.push(*class);
                 false
             }
@@ -273,16 +379,15 @@ fn high_priority_does_not_starve_the_others() {
 
 #[test]
 fn closed_it_admits_nobody_and_ends_the_waits() {
-    let mut admission = Admission::new(1, 9, [Class::Normal]);
-    assert_eq!(admission.enter(Class::Normal, Patience::Never), Entered::In(0));
-    let Entered::Waits(key) = admission.enter(Class::Normal, Patience::UpToTheLimit) else {
-        panic!("the permit is taken");
-    };
+    let mut admission = Admission::new(1, 9, [Class::Normal], ONE);
+    let ask = plain(Class::Normal, Patience::UpToTheLimit);
+    let (Entered::In(permit), _) = admission.enter(0, ask) else { panic!("it is empty") };
+    let (Entered::Waits(key), _) = admission.enter(0, ask) else { panic!("the permit is taken") };
     assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Wait);
     assert_eq!(admission.close().len(), 1);
-    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Closed);
-    assert!(admission.give_back(0).is_none());
-    assert_eq!(admission.enter(Class::Normal, Patience::UpToTheLimit), Entered::Closed);
+    assert_eq!(admission.poll(key, Waker::noop().clone()).0, Waited::Refused(NoPermit::Closed));
+    assert!(admission.give_back(0, permit).is_empty());
+    assert_eq!(admission.enter(0, ask).0, Entered::Refused(NoPermit::Closed));
 }
 
 // ---- batches --------------------------------------------------------------------------------
@@ -291,15 +396,16 @@ const DELAY: u64 = 100;
 
 #[derive(Clone, Debug)]
 enum Move {
-    Add,
+    /// With that weight, and a deadline so much later.
+    Add(u64, Option<u64>),
     Leave(usize),
     Pass(u64),
     Finish,
 }
 
-fn moves() -> impl Strategy<Value = Vec<Move>> {
+fn moves(patience: impl Strategy<Value = Option<u64>>) -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
-        6 => Just(Move::Add),
+        6 => (1..4u64, patience).prop_map(|(weight, patience)| Move::Add(weight, patience)),
         2 => any::<usize>().prop_map(Move::Leave),
         3 => (1..DELAY).prop_map(Move::Pass),
         2 => Just(Move::Finish),
@@ -307,56 +413,79 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(one, 1..size(100))
 }
 
+fn limits(max_len: usize, max_weight: u64, max_in_flight: usize) -> BatchLimits {
+    let (max_delay_ns, max_waiting) = (DELAY, usize::MAX);
+    BatchLimits { max_len, max_weight, max_delay_ns, max_in_flight, max_waiting }
+}
+
+fn demand(weight: u64, deadline: Option<u64>) -> Demand {
+    Demand { high_priority: false, weight, deadline }
+}
+
 proptest! {
     #![proptest_config(config(256))]
 
     /// Nobody waits longer than the delay, and who left is in no batch: both are in the model.
     #[test]
-    fn batches_are_whole_and_in_order(moves in moves(), max_len in 1..5usize, slots in 1..3usize) {
-        let limits = BatchLimits { max_len, max_delay_ns: DELAY, max_in_flight: slots };
-        let mut gather = Gather::new(limits);
-        // Key and time of who should be there.
-        let mut waiting: Vec<(u64, u64)> = Vec::new();
-        let (mut now, mut in_flight) = (0, 0);
+    fn batches_are_whole_and_in_order(
+        moves in moves(Just(None)),
+        max_len in 1..5usize,
+        max_weight in 1..9u64,
+        slots in 1..3usize,
+    ) {
+        let mut gather = Gather::new(limits(max_len, max_weight, slots));
+        // Key, time and weight of who should be there.
+        let mut waiting: Vec<(RequestKey, u64, u64)> = Vec::new();
+        let mut in_flight = Vec::new();
+        let mut now = 0;
         for step in moves {
             match step {
-                Move::Add => {
-                    let (key, _) = gather.add(now, now);
-                    prop_assert!(waiting.last().is_none_or(|(last, _)| *last < key));
-                    waiting.push((key, now));
+                Move::Add(weight, _) => {
+                    let Ok((key, _)) = gather.add(now, demand(weight, None), now) else {
+                        return Err(TestCaseError::fail("it is not full"));
+                    };
+                    prop_assert!(waiting.last().is_none_or(|(last, ..)| *last < key));
+                    waiting.push((key, now, weight));
                 }
                 Move::Leave(which) if !waiting.is_empty() => {
-                    let (key, came) = waiting.remove(which % waiting.len());
+                    let (key, came, _) = waiting.remove(which % waiting.len());
                     prop_assert_eq!(gather.leave(key), Some(came));
                     prop_assert_eq!(gather.leave(key), None);
                 }
                 Move::Leave(_) => {}
                 Move::Pass(time) => now += time,
-                Move::Finish if in_flight > 0 => {
-                    in_flight -= 1;
-                    gather.finished();
+                Move::Finish => {
+                    if let Some(begun) = in_flight.pop() {
+                        gather.finished(now, begun);
+                    }
                 }
-                Move::Finish => {}
             }
             loop {
-                let due = waiting.first().map(|(_, came)| came + DELAY);
-                let may_start = in_flight < slots;
+                let due = waiting.first().map(|(_, came, _)| came + DELAY);
+                let may_start = in_flight.len() < slots;
+                let weight: u64 = waiting.iter().map(|(.., weight)| weight).sum();
+                let is_whole = waiting.len() >= max_len || weight >= max_weight;
                 match gather.next(now) {
-                    Next::Run(batch) => {
-                        let len = waiting.len().min(max_len);
-                        prop_assert!(may_start && len > 0);
-                        prop_assert!(len == max_len || due <= Some(now));
-                        let expected: Vec<u64> = waiting.drain(..len).map(|(_, came)| came).collect();
+                    Next::Due => {
+                        prop_assert!(may_start && (is_whole || due <= Some(now)));
+                        let taken = gather.take(now);
+                        let mut len = waiting.len().min(max_len);
+                        while len > 1
+                            && waiting[..len].iter().map(|(.., weight)| weight).sum::<u64>() > max_weight
+                        {
+                            len -= 1;
+                        }
+                        let expected: Vec<u64> = waiting.drain(..len).map(|(_, came, _)| came).collect();
+                        let batch: Vec<u64> = taken.requests.iter().map(|one| one.request).collect();
+                        prop_assert!(!batch.is_empty() && taken.late.is_empty());
                         prop_assert_eq!(batch, expected);
-                        in_flight += 1;
-                    }
-                    Next::At(at) => {
-                        prop_assert!(may_start && waiting.len() < max_len && at > now);
-                        prop_assert_eq!(Some(at), due);
-                        break;
+                        in_flight.push(taken.begun);
                     }
                     Next::Idle => {
-                        prop_assert!(waiting.is_empty() || !may_start);
+                        prop_assert!(waiting.is_empty() || !may_start || !is_whole);
+                        let wakes_at = gather.wakes_at(now);
+                        prop_assert_eq!(wakes_at, due.filter(|_| may_start));
+                        prop_assert!(wakes_at.is_none_or(|at| at > now));
                         break;
                     }
                     Next::End => return Err(TestCaseError::fail("nobody ended it")),
@@ -364,15 +493,15 @@ proptest! {
             }
         }
         gather.end();
-        while in_flight > 0 || !waiting.is_empty() {
+        while !in_flight.is_empty() || !waiting.is_empty() {
             match gather.next(now) {
-                Next::Run(batch) => {
-                    drop(waiting.drain(..batch.len()));
-                    in_flight += 1;
+                Next::Due => {
+                    let taken = gather.take(now);
+                    drop(waiting.drain(..taken.requests.len()));
+                    in_flight.push(taken.begun);
                 }
-                Next::Idle if in_flight > 0 => {
-                    in_flight -= 1;
-                    gather.finished();
+                Next::Idle if !in_flight.is_empty() => {
+                    in_flight.pop().into_iter().for_each(|begun| gather.finished(now, begun));
                 }
                 other => return Err(TestCaseError::fail(format!("{other:?}"))),
             }
@@ -382,38 +511,120 @@ proptest! {
 
     /// Who adds is told when the worker has something to do.
     #[test]
-    fn whoever_changes_what_is_next_is_told(moves in moves(), max_len in 1..5usize) {
-        let limits = BatchLimits { max_len, max_delay_ns: DELAY, max_in_flight: 1 };
-        let mut gather = Gather::new(limits);
-        let mut known = Next::Idle;
-        let mut in_flight = false;
+    fn whoever_changes_what_is_next_is_told(
+        moves in moves(prop::option::of(0..4 * DELAY)),
+        max_len in 1..5usize,
+    ) {
+        let mut gather = Gather::new(limits(max_len, u64::MAX, 1));
+        // When the worker looks again by itself.
+        let mut known = None;
+        let mut in_flight = None;
         let mut now = 0;
         for step in moves {
             match step {
-                Move::Add => {
-                    let (_, told) = gather.add(now, ());
+                Move::Add(weight, patience) => {
+                    let deadline = patience.map(|patience| now + patience);
+                    let Ok((_, told)) = gather.add(now, demand(weight, deadline), ()) else {
+                        continue;
+                    };
                     // What the worker was told last still holds, unless it is told anew.
-                    if !told && !in_flight {
-                        prop_assert!(matches!(known, Next::At(_)));
-                        prop_assert!(gather.waiting() < max_len);
-                    }
                     if !told {
+                        let looks_at = known.filter(|at| *at > now);
+                        prop_assert!(gather.next(now) == Next::Idle || looks_at.is_none());
+                        prop_assert!(gather.wakes_at(now).is_none_or(|at| known <= Some(at)));
                         continue;
                     }
                 }
                 Move::Pass(time) => now += time,
-                Move::Finish if in_flight => {
-                    in_flight = false;
-                    gather.finished();
-                }
-                Move::Finish | Move::Leave(_) => continue,
+                Move::Finish => match in_flight.take() {
+                    Some(begun) => gather.finished(now, begun),
+                    None => continue,
+                },
+                Move::Leave(_) => continue,
             }
-            known = gather.next(now);
-            if let Next::Run(_) = known {
-                in_flight = true;
-                known = gather.next(now);
-                prop_assert_eq!(&known, &Next::Idle);
+            drop(gather.expire(now));
+            if gather.next(now) == Next::Due {
+                let taken = gather.take(now);
+                in_flight = (!taken.requests.is_empty()).then_some(taken.begun);
             }
+            known = gather.wakes_at(now);
         }
     }
+
+    #[test]
+    fn no_batch_has_the_late(moves in moves(prop::option::of(0..4 * DELAY)), max_len in 1..5usize) {
+        let mut gather = Gather::new(limits(max_len, u64::MAX, 2));
+        let mut in_flight = Vec::new();
+        let (mut now, mut added, mut answered) = (0, 0, 0);
+        for step in moves {
+            match step {
+                Move::Add(weight, patience) => {
+                    let deadline = patience.map(|patience| now + patience);
+                    let is_late = gather.add(now, demand(weight, deadline), deadline).is_err();
+                    prop_assert!(!is_late || deadline.is_some());
+                    added += usize::from(!is_late);
+                }
+                Move::Pass(time) => now += time,
+                Move::Finish => {
+                    if let Some(begun) = in_flight.pop() {
+                        gather.finished(now, begun);
+                    }
+                }
+                Move::Leave(_) => {}
+            }
+            answered += gather.expire(now).len();
+            let next = gather.wakes_at(now);
+            prop_assert!(next.is_none_or(|at| at > now));
+            while gather.next(now) == Next::Due {
+                let taken = gather.take(now);
+                let mut batch = taken.requests.iter().map(|one| one.request);
+                prop_assert!(batch.all(|deadline| deadline.is_none_or(|deadline| deadline > now)));
+                answered += taken.requests.len() + taken.late.len();
+                if !taken.requests.is_empty() {
+                    in_flight.push(taken.begun);
+                }
+            }
+        }
+        prop_assert_eq!(answered + gather.waiting(), added);
+    }
+}
+
+#[test]
+fn priority_in_batches() {
+    let mut gather = Gather::new(limits(10, u64::MAX, 100));
+    let mut add = |high_priority| {
+        let demand = Demand { high_priority, weight: 1, deadline: None };
+        gather.add(0, demand, high_priority).expect("it is not full")
+    };
+    for at in 0..60 {
+        let _ = add(at >= 20);
+    }
+    let mut order = Vec::new();
+    while gather.next(DELAY) == Next::Due {
+        order.extend(gather.take(DELAY).requests.into_iter().map(|one| one.request));
+    }
+    let every = OVERTAKES as usize + 1;
+    assert!((0..40).all(|at| order[at] == ((at + 1) % every != 0)), "{order:?}");
+}
+
+/// It waits with time enough, until another batch left it too little.
+#[test]
+fn the_late_are_told_when_a_batch_begins() {
+    let mut gather = Gather::new(limits(1, u64::MAX, 2));
+    let mut add = |gather: &mut Gather<u32>, now, deadline, request| {
+        let _ = gather.add(now, demand(1, deadline), request).expect("it waits");
+    };
+    add(&mut gather, 0, None, 0);
+    let first = gather.take(0);
+    gather.finished(100, first.begun);
+    add(&mut gather, 100, None, 1);
+    let second = gather.take(100);
+    assert_eq!((second.requests.len(), gather.in_flight()), (1, 1));
+    add(&mut gather, 100, Some(350), 2);
+    add(&mut gather, 100, None, 3);
+    let third = gather.take(300);
+    let of = |gathered: &[gather::Gathered<u32>]| -> Vec<u32> {
+        gathered.iter().map(|one| one.request).collect()
+    };
+    assert_eq!((of(&third.requests), of(&third.late)), (vec![3], vec![2]));
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    BatchWorker, Batcher, BatcherBuilder, Error, ErrorDetail, ErrorKind, Result, kernels,
+    Batch, BatchWorker, Batcher, BatcherBuilder, Error, ErrorDetail, ErrorKind, PooledStream,
+    Result, StreamPool, kernels,
 };
 use parking::Seen;
 use tokio::sync::Semaphore;
@@ -291,78 +292,336 @@ async fn a_batch_that_is_timed_out_keeps_its_stream() -> Result<()> {
     Ok(())
 }
 
-mod layers {
-    use std::task::Poll;
+/// Says its numbers back, of a batch with a stream of the pool.
+fn echo(builder: BatcherBuilder<StreamPool>, seen: &Seen) -> (Batcher<u32, u32>, BatchWorker) {
+    let seen = seen.clone();
+    builder.build(move |stream: PooledStream, batch: Batch<u32>| {
+        seen.enter(&batch);
+        async move {
+            let x = stream.upload(batch.into_requests()).queued()?;
+            Ok::<_, Error>(stream.download(&x).await?.iter().map(|x| Ok(*x)).collect())
+        }
+    })
+}
 
+/// A pool of one permit, which is held.
+async fn held_pool() -> Result<(StreamPool, PooledStream)> {
+    let device = testing::device();
+    let builder = StreamPool::builder().streams(&device, 1).max_in_flight(1).max_waiting(0);
+    let pool = builder.build()?;
+    let held = pool.acquire().await?;
+    Ok((pool, held))
+}
+
+/// Lets the worker see what was entered.
+async fn let_it_run(batcher: &Batcher<u32, u32>, waiting: usize) {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(batcher.stats().waiting, waiting);
+}
+
+/// The pool is full, and nobody may wait there: the batch does all the same, and takes its requests when it has its stream.
+#[tokio::test]
+async fn a_full_pool_makes_one_large_batch() -> Result<()> {
+    let seen = Seen::new(ANY);
+    let (pool, held) = held_pool().await?;
+    let (batcher, worker) = echo(Batcher::builder().max_len(64).pool(&pool), &seen);
+    tokio::spawn(worker);
+    let mut calls = Vec::new();
+    for i in 0..64 {
+        calls.push(batcher.call(i));
+        if i < 3 {
+            let_it_run(&batcher, calls.len()).await;
+        }
+    }
+    let_it_run(&batcher, 64).await;
+    assert_eq!((batcher.stats().in_flight, pool.stats().waiting), (0, 1));
+    drop(held);
+    assert_eq!(soon(futures::future::try_join_all(calls)).await?, (0..64).collect::<Vec<_>>());
+    assert_eq!(seen.batches(), [(0..64).collect::<Vec<_>>()]);
+    soon(pool.drained()).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_went_while_the_pool_was_full_is_not_computed() -> Result<()> {
+    let seen = Seen::new(ANY);
+    let (pool, held) = held_pool().await?;
+    let (batcher, worker) = echo(Batcher::builder().pool(&pool), &seen);
+    tokio::spawn(worker);
+    let mut calls: Vec<_> = (0..64).map(|i| batcher.call(i)).collect();
+    let_it_run(&batcher, 64).await;
+    let last = calls.pop().expect("there are 64");
+    drop(calls);
+    drop(held);
+    assert_eq!(soon(last).await?, 63);
+    assert_eq!(seen.batches(), [[63]]);
+
+    // All of them: the permit is not even waited for any more.
+    let held = soon(pool.acquire()).await?;
+    let call = batcher.call(1);
+    let_it_run(&batcher, 1).await;
+    assert_eq!(pool.stats().waiting, 1);
+    drop(call);
+    drop(held);
+    soon(pool.drained()).await;
+    assert_eq!((seen.batches().len(), batcher.stats().in_flight), (1, 0));
+    Ok(())
+}
+
+/// The worker keeps the time, on any executor, and no batch has who was told.
+#[test]
+fn a_request_is_told_at_its_deadline() -> Result<()> {
+    let seen = Seen::new(ANY);
+    let device = testing::device();
+    let pool = StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
+    let held = pool.try_acquire()?;
+    let (batcher, worker) = echo(Batcher::builder().pool(&pool), &seen);
+    let limit = Duration::from_millis(5);
+    let start = Instant::now();
+    let (by, patient) = (batcher.call_by(1, start + limit), batcher.with_patience(limit).call(2));
+    let as_long_as_it_takes = batcher.call(3);
+    let work = async move {
+        for call in [by, patient] {
+            let error = call.await.expect_err("it is too late");
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            assert!(matches!(error.detail(), ErrorDetail::Expired { .. }), "{error}");
+        }
+        assert!(start.elapsed() >= limit);
+        let error = batcher.call_by(4, start).await.expect_err("it has passed");
+        assert_eq!(error.kind(), ErrorKind::Overloaded);
+        assert_eq!((batcher.stats().expired, batcher.stats().refused), (2, 1));
+        drop((batcher, held));
+        as_long_as_it_takes.await
+    };
+    let (answer, ()) = futures::executor::block_on(futures::future::join(work, worker));
+    assert_eq!((answer?, seen.batches()), (3, vec![vec![3]]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn batches_are_bounded_by_weight_and_padded() -> Result<()> {
+    let lens = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let device = testing::device();
+    let pool = device.streams(1)?;
+    let builder = Batcher::builder().max_len(4).max_weight(10).max_delay(LONG).pool(&pool);
+    let kept = lens.clone();
+    let run = move |stream: PooledStream, batch: Batch<u32>| {
+        let seen = (batch.len(), batch.weight(), batch.padded_len());
+        kept.lock().expect("no panic").push(seen);
+        async move {
+            stream.done().await?;
+            Ok::<_, Error>(batch.into_iter().map(Ok).collect())
+        }
+    };
+    let (batcher, worker) = builder.pad_to([4, 2]).build(run);
+    let worker = tokio::spawn(worker);
+    let weights = [4, 4, 4, 20, 1, 1, 1, 1];
+    let calls: Vec<_> = weights.into_iter().map(|w| batcher.with_weight(w).call(1)).collect();
+    drop(batcher);
+    soon(futures::future::try_join_all(calls)).await?;
+    soon(worker).await.expect("no panic");
+    let expected = [(2, 8, 2), (1, 4, 2), (1, 20, 2), (4, 4, 4)];
+    assert_eq!(*lens.lock().expect("no panic"), expected);
+    Ok(())
+}
+
+/// The second batch ends first; its replies wait for those of the first, whose future is dropped.
+#[tokio::test]
+async fn replies_in_order() -> Result<()> {
+    let gates: Arc<[Semaphore; 3]> = Arc::new([0, 0, 0].map(Semaphore::new));
+    let kept = gates.clone();
+    let run = move |batch: Vec<u32>| {
+        let gates = kept.clone();
+        async move {
+            gates[batch[0] as usize].acquire().await.expect("open").forget();
+            Ok::<_, Error>(batch.into_iter().map(Ok).collect())
+        }
+    };
+    let tasks: Arc<std::sync::Mutex<Vec<tokio::task::JoinHandle<()>>>> = Arc::default();
+    let spawned = tasks.clone();
+    let builder = Batcher::builder().max_len(1).max_in_flight(3).in_order(true);
+    let spawn = move |batch| spawned.lock().expect("no panic").push(tokio::spawn(batch));
+    let (batcher, worker) = builder.spawn(spawn).build(run);
+    tokio::spawn(worker);
+    let mut calls: Vec<_> = (0..3).map(|i| batcher.call(i)).collect();
+    while batcher.stats().in_flight < 3 {
+        tokio::task::yield_now().await;
+    }
+    gates[2].add_permits(1);
+    gates[1].add_permits(1);
+    let_it_run(&batcher, 0).await;
+    assert!(calls.iter_mut().all(|call| call.now_or_never().is_none()));
+    tasks.lock().expect("no panic")[0].abort();
+    let (last, second) = (calls.pop().expect("three"), calls.pop().expect("three"));
+    assert_eq!(soon(async { tokio::try_join!(second, last) }).await?, (1, 2));
+    let first = soon(calls.pop().expect("three")).await;
+    assert_eq!(first.expect_err("it was not run").kind(), ErrorKind::Closed);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_batch_that_is_not_run_ends() {
+    for panics in [false, true] {
+        let spawn = move |batch: gpu_await::BatchTask| {
+            assert!(!panics, "it spawns nothing");
+            drop(batch);
+        };
+        let builder = Batcher::builder().max_in_flight(1).spawn(spawn);
+        let run = |batch: Vec<u32>| async { Ok::<_, Error>(batch.into_iter().map(Ok).collect()) };
+        let (batcher, worker) = builder.build(run);
+        let worker = tokio::spawn(worker);
+        for i in 0..3 {
+            let error = soon(batcher.call(i)).await.expect_err("nobody runs it");
+            assert_eq!(error.kind(), ErrorKind::Closed);
+        }
+        drop(batcher);
+        soon(worker).await.expect("no panic");
+    }
+}
+
+/// Each batch keeps its thread until the other one runs: in one task neither would.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn batches_run_beside_the_worker() -> Result<()> {
+    let barrier = Arc::new(std::sync::Barrier::new(2));
+    let builder = Batcher::builder().max_len(1).spawn(|batch| drop(tokio::spawn(batch)));
+    let (batcher, worker) = builder.build(move |batch: Vec<u32>| {
+        let barrier = barrier.clone();
+        async move {
+            barrier.wait();
+            Ok::<_, Error>(batch.into_iter().map(Ok).collect())
+        }
+    });
+    tokio::spawn(worker);
+    let both = async { tokio::try_join!(batcher.call(1), batcher.call(2)) };
+    assert_eq!(soon(both).await?, (1, 2));
+    Ok(())
+}
+
+#[tokio::test]
+async fn high_priority_is_in_the_next_batch() -> Result<()> {
+    let seen = Seen::new(ANY);
+    let device = testing::device();
+    let builder = StreamPool::builder().streams(&device, 1).high_priority_streams(&device, 1);
+    let pool = builder.max_in_flight(1).build()?;
+    let held = pool.acquire().await?;
+    // Its batches go ahead in the pool as well.
+    let mut behind = pool.acquire();
+    assert!((&mut behind).now_or_never().is_none());
+    let builder = Batcher::builder().max_len(2).pool(&pool.with_high_priority());
+    let (batcher, worker) = echo(builder, &seen);
+    tokio::spawn(worker);
+    let urgent = batcher.with_high_priority();
+    let calls = [batcher.call(1), batcher.call(2), urgent.call(3), batcher.call(4)];
+    let_it_run(&batcher, 4).await;
+    drop(held);
+    assert_eq!(soon(futures::future::try_join_all(calls)).await?, [1, 2, 3, 4]);
+    assert_eq!(seen.batches(), [[3, 1], [2, 4]]);
+    drop(soon(behind).await?);
+    Ok(())
+}
+
+/// A pool that is closed fails the batches that wait for a stream, and nobody hangs.
+#[tokio::test]
+async fn a_closed_pool_answers_the_batch() -> Result<()> {
+    let seen = Seen::new(ANY);
+    let (pool, held) = held_pool().await?;
+    let (batcher, worker) = echo(Batcher::builder().pool(&pool), &seen);
+    let worker = tokio::spawn(worker);
+    let calls = [batcher.call(1), batcher.call(2)];
+    let_it_run(&batcher, 2).await;
+    pool.close();
+    for call in calls {
+        assert_eq!(soon(call).await.expect_err("closed").kind(), ErrorKind::Closed);
+    }
+    drop((batcher, held));
+    soon(worker).await.expect("no panic");
+    assert!(seen.batches().is_empty());
+    Ok(())
+}
+
+mod layers {
     use gpu_await::PooledStream;
     use tower::{Service, ServiceBuilder, ServiceExt};
 
     use super::*;
 
+    /// From the call on: the wait for the permit, and the work. `tower` waits until a service is ready in
+    /// front of that, without a limit.
     #[tokio::test]
-    async fn a_pool_behind_layers_sheds_what_would_wait() -> Result<()> {
+    async fn a_timeout_layer_bounds_the_wait_for_a_permit() -> Result<()> {
         let device = testing::device();
-        let pool = gpu_await::StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
-        let sum = pool.service(|stream: PooledStream, x: Vec<u32>| async move {
+        // Without a patience of its own.
+        let pool = StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
+        let held = pool.acquire().await?;
+        let run = |stream: PooledStream, ()| async move { stream.done().await };
+        let limit = Duration::from_millis(5);
+        let service = ServiceBuilder::new().timeout(limit).service(pool.service(run));
+        let error = soon(service.clone().oneshot(())).await.expect_err("there is no permit");
+        assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
+        assert_eq!(pool.stats().waiting, 0);
+        drop(held);
+        soon(service.oneshot(())).await.expect("a permit");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_service_without_patience_sheds_what_would_wait() -> Result<()> {
+        let device = testing::device();
+        // Others may wait here.
+        let pool = StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
+        let held = pool.acquire().await?;
+        let sum = |stream: PooledStream, x: Vec<u32>| async move {
             let x = stream.upload(x).queued()?;
             Ok::<_, Error>(stream.download(&x).await?.iter().sum::<u32>())
-        });
-        let service = ServiceBuilder::new().load_shed().timeout(SOON).service(sum);
-        let held = pool.acquire().await?;
-        let shed = service.clone().oneshot(vec![1]).await.expect_err("it would wait");
-        assert!(shed.is::<tower::load_shed::error::Overloaded>());
+        };
+        let service = pool.with_patience(Duration::ZERO).service(sum);
+        let shed = soon(service.clone().oneshot(vec![1])).await.expect_err("it would wait");
+        assert_eq!(shed.kind(), ErrorKind::Overloaded);
         drop(held);
-        assert_eq!(soon(service.oneshot(vec![1, 2])).await.expect("well"), 3);
+        assert_eq!(soon(service.oneshot(vec![1, 2])).await?, 3);
         soon(pool.drained()).await;
         Ok(())
     }
 
     #[tokio::test]
-    async fn a_ready_service_holds_its_permit_until_its_drop() -> Result<()> {
+    async fn a_ready_service_holds_no_permit() -> Result<()> {
         let device = testing::device();
-        let pool = gpu_await::StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
+        let pool = StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
         let run = |stream: PooledStream, (): ()| async move { stream.done().await };
         let (mut a, mut b) = (pool.service(run), pool.service(run));
         soon(ServiceExt::<()>::ready(&mut a)).await?;
-        let mut waits = Box::pin(ServiceExt::<()>::ready(&mut b));
-        assert!(waits.as_mut().now_or_never().is_none());
-        drop(a);
-        soon(waits).await?.call(()).await
+        soon(soon(b.ready()).await?.call(())).await?;
+        soon(a.call(())).await
     }
 
     #[tokio::test]
-    async fn a_batcher_behind_layers_waits_for_room() -> Result<()> {
+    async fn a_batcher_refuses_what_is_too_much() -> Result<()> {
         let seen = Seen::new(0);
         let builder = Batcher::builder().max_len(1).max_in_flight(1).max_waiting(1);
         let (batcher, worker) = doubling(builder, &seen);
         tokio::spawn(worker);
-        let mut service = batcher.service();
+        let limit = Duration::from_secs(3600);
+        let mut service = ServiceBuilder::new().timeout(limit).service(batcher.service());
         let mut answers = Vec::new();
         for x in [1, 2] {
-            answers.push(tokio::spawn(soon(service.ready()).await?.call(x)));
+            answers.push(tokio::spawn(soon(service.ready()).await.expect("always").call(x)));
             while batcher.stats().in_flight == 0 {
                 tokio::task::yield_now().await;
             }
         }
-        // One runs, one waits: that was all the room.
-        let mut ready = service.clone();
-        let is_ready = |s: &mut gpu_await::BatchService<u32, u32>| {
-            futures::future::poll_fn(|cx| Poll::Ready(s.poll_ready(cx).is_ready())).now_or_never()
-        };
-        assert_eq!(is_ready(&mut ready), Some(false));
-        let shed = ServiceBuilder::new().load_shed().service(batcher.service());
-        let error = shed.oneshot(3).await.expect_err("no room");
-        assert!(error.is::<tower::load_shed::error::Overloaded>());
+        // One runs, one waits: that was all.
+        let error = soon(service.oneshot(3)).await.expect_err("too much");
+        let error: &Error = error.downcast_ref().expect("the batcher's");
+        assert_eq!(error.kind(), ErrorKind::Overloaded);
         seen.may_end.add_permits(9);
-        assert_eq!(soon(ready.ready().await?.call(4)).await?, 8);
         for (answer, expected) in answers.into_iter().zip([2, 4]) {
-            assert_eq!(soon(answer).await.expect("no panic")?, expected);
+            assert_eq!(soon(answer).await.expect("no panic").expect("well"), expected);
         }
-        // Room that was made for nothing is given back.
-        soon(service.ready()).await?;
-        assert!(batcher.call(5).now_or_never().expect("refused at once").is_err());
-        drop(service);
-        assert_eq!(soon(batcher.call(5)).await?, 10);
+        // The handle's options are the service's.
+        let urgent = batcher.with_high_priority().with_patience(limit).service();
+        assert_eq!(soon(urgent.oneshot(5)).await?, 10);
         Ok(())
     }
 }

@@ -531,6 +531,7 @@ const PLAIN: &[&str] = &[
     "LaunchConfig",
     "Len",
     "BatcherBuilder",
+    "PoolShare",
 ];
 
 /// Methods of other types that neither call the driver nor take a lock that is held over a driver call.
@@ -631,7 +632,21 @@ const CALL_NO_DRIVER: &[&str] = &[
     "StreamPoolBuilder::high_priority_streams",
     "StreamPoolBuilder::max_in_flight",
     "StreamPoolBuilder::max_waiting",
+    "StreamPoolBuilder::patience",
+    "StreamPoolBuilder::share",
+    "StreamPool::with_high_priority",
+    "StreamPool::with_patience",
+    "StreamPool::with_share",
+    "StreamPool::with_weight",
     "Batcher::builder",
+    "Batcher::with_high_priority",
+    "Batcher::with_patience",
+    "Batcher::with_weight",
+    "Batch::into_requests",
+    // Runs the function of a batch: what that calls is refused there.
+    "BatchTask::poll",
+    "Batch::padded_len",
+    "Batch::weight",
     // numbers and names
     "Stream::submitted",
     "Stream::completed",

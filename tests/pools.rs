@@ -8,13 +8,13 @@ mod host_threads;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use eventually::eventually;
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Acquire, Device, ErrorDetail, ErrorKind, PooledStream, Result, StreamPool, kernels,
+    Acquire, Device, ErrorDetail, ErrorKind, PoolShare, PooledStream, Result, StreamPool, kernels,
 };
 use host_threads::threads_of_host;
 
@@ -148,6 +148,33 @@ async fn a_cancelled_waiter_passes_its_permit_on() -> Result<()> {
     drop(soon(third).await.expect("no panic")?);
     assert_eq!((pool.stats().in_flight, pool.stats().waiting), (0, 0));
     Ok(())
+}
+
+/// It has the permit and never comes for it: nobody else releases one after that.
+#[tokio::test]
+async fn a_granted_waiter_that_goes_lets_the_pool_drain() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 4);
+    let stream = pool.acquire().await?;
+    let mut granted = pool.acquire();
+    queue_up(&mut granted);
+    drop(stream);
+    let woken = Arc::new(Counts(AtomicUsize::new(0)));
+    let waker = Waker::from(woken.clone());
+    let mut drained = pool.drained();
+    assert!(drained.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+    drop(granted);
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    assert!(drained.poll_unpin(&mut Context::from_waker(&waker)).is_ready());
+    Ok(())
+}
+
+struct Counts(AtomicUsize);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 #[tokio::test]
@@ -477,5 +504,138 @@ async fn never_more_is_on_the_device_than_the_limit_says() -> Result<()> {
     assert_eq!(on_device.load(Ordering::SeqCst), 0);
     assert!((1..=LIMIT).contains(&most.load(Ordering::SeqCst)), "{most:?}");
     assert_eq!(pool.stats().granted, 16 * 50);
+    Ok(())
+}
+
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// Nobody polls it, no permit comes back: the pool keeps the time.
+#[test]
+fn a_waiter_is_told_at_its_deadline() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 4);
+    let held = pool.try_acquire()?;
+    // A later one first: the earlier one is not held up by it.
+    let mut patient = pool.acquire_by(Instant::now() + 1000 * MOMENT);
+    queue_up(&mut patient);
+    let start = Instant::now();
+    let told = kind(futures::executor::block_on(pool.acquire_by(start + MOMENT)));
+    assert_eq!(told, ErrorKind::TimedOut);
+    assert!(start.elapsed() >= MOMENT && start.elapsed() < SOON);
+    let told = futures::executor::block_on(pool.with_patience(MOMENT).acquire()).map(drop);
+    let error = told.expect_err("the permit is held");
+    assert!(matches!(error.detail(), ErrorDetail::Expired { waiting: 1, .. }), "{error}");
+    assert_eq!((pool.stats().expired, pool.stats().waiting), (2, 1));
+    drop(held);
+    drop(futures::executor::block_on(patient)?);
+    // One that has passed is not asked for long.
+    assert_eq!(kind(futures::executor::block_on(pool.acquire_by(start))), ErrorKind::TimedOut);
+    Ok(())
+}
+
+/// The pool has no patience left for a request whose predecessors took longer than it has time.
+#[tokio::test]
+async fn who_cannot_be_answered_is_refused_at_once() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 1, 100);
+    // One that is held for longer than what follows has time.
+    let stream = pool.acquire().await?;
+    let gate = Gate::close(&stream)?;
+    drop(stream);
+    let taken = Instant::now();
+    while taken.elapsed() < 2 * MOMENT {
+        tokio::task::yield_now().await;
+    }
+    gate.open();
+    let held = soon(pool.acquire()).await?;
+    let mut late = pool.acquire_by(Instant::now() + MOMENT);
+    let error = (&mut late).now_or_never().expect("at once").map(drop).expect_err("too late");
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    let ErrorDetail::TooLate { remaining_us, takes_us, .. } = error.detail() else {
+        panic!("{error}");
+    };
+    assert!(remaining_us < takes_us, "{error}");
+    // Whoever has time waits, and so does who has no deadline.
+    let mut in_time = pool.acquire_by(Instant::now() + SOON);
+    queue_up(&mut in_time);
+    let mut patient = pool.acquire();
+    queue_up(&mut patient);
+    assert_eq!((pool.stats().refused, pool.stats().waiting), (1, 2));
+    drop(held);
+    drop(soon(in_time).await?);
+    drop(soon(patient).await?);
+    // A free permit, and nobody else has one: the estimate is put to the test.
+    drop(soon(pool.acquire_by(Instant::now() + MOMENT)).await?);
+    // Without patience: refused while it would wait, admitted else.
+    let eager = pool.with_patience(Duration::ZERO);
+    let held = soon(eager.acquire()).await?;
+    assert!(is_full(soon(eager.acquire()).await));
+    drop(held);
+    drop(soon(eager.acquire()).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_patience_for_all_is_a_deadline_for_each() -> Result<()> {
+    let device = testing::device();
+    let builder = StreamPool::builder().streams(&device, 1).max_in_flight(1).patience(MOMENT);
+    let pool = builder.build()?;
+    let held = pool.acquire().await?;
+    for waiting in [pool.acquire(), pool.acquire_high_priority(), pool.with_weight(3).acquire()] {
+        assert_eq!(kind(soon(waiting).await), ErrorKind::TimedOut);
+    }
+    drop(held);
+    drop(soon(pool.acquire()).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_heavy_request_takes_several_permits() -> Result<()> {
+    let device = testing::device();
+    let pool = pool(&device, 4, 9);
+    let heavy = pool.with_weight(3).acquire().await?;
+    let light = pool.acquire().await?;
+    assert_eq!(pool.stats().in_flight, 4);
+    let (mut second, mut behind) = (pool.with_weight(2).acquire(), pool.acquire());
+    queue_up(&mut second);
+    queue_up(&mut behind);
+    drop(light);
+    // One is free, the next wants two, and nobody overtakes it.
+    queue_up(&mut behind);
+    drop(heavy);
+    let (second, behind) = (soon(second).await?, soon(behind).await?);
+    assert_eq!(pool.stats().in_flight, 3);
+    drop((second, behind));
+    // More than there are is all there are.
+    drop(soon(pool.with_weight(99).acquire()).await?);
+    assert_eq!(pool.stats().in_flight, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_share_has_its_own_limit_and_queue() -> Result<()> {
+    let device = testing::device();
+    let builder = StreamPool::builder().streams(&device, 1).max_in_flight(3).max_waiting(1);
+    let pool = builder.share(PoolShare::new("big").max_in_flight(2)).build()?;
+    let big = pool.with_share("big")?;
+    let held = [big.acquire().await?, big.acquire().await?];
+    let mut waiting = big.acquire();
+    queue_up(&mut waiting);
+    assert!(is_full(big.acquire().await), "its queue is full");
+    // The third permit is not for it, but for everybody else.
+    let other = soon(pool.acquire()).await?;
+    let mut behind = pool.acquire();
+    queue_up(&mut behind);
+    let stats = pool.stats();
+    let of = |name: &str| stats.shares.iter().find(|share| share.name == name).expect("there");
+    assert_eq!((of("big").in_flight, of("big").waiting), (2, 1));
+    assert_eq!((of("").in_flight, of("").waiting), (1, 1));
+    drop(other);
+    drop(soon(behind).await?);
+    drop(held);
+    drop(soon(waiting).await?);
+    let error = pool.with_share("small").map(drop).expect_err("no such share");
+    assert_eq!(error.kind(), ErrorKind::InvalidCall);
+    assert!(error.to_string().contains("`small`"), "{error}");
     Ok(())
 }

@@ -1,28 +1,70 @@
-//! Admission: which requests get a permit, on which slot, and which wait (pure).
+//! Admission: which requests get a permit, on which slot, which wait, and which are refused (pure). The clock is the
+//! caller's: times are nanoseconds since a point of its choice.
 //!
-//! Each slot belongs to one of two classes and is shared by several permits; one limit bounds all permits.
-//! Requests beyond it wait. A released permit goes to the oldest waiter, high priority first.
+//! A request weighs one permit or several, has a class (high priority or not) and counts for one of the pool's shares. One
+//! limit bounds all permits; a share may have a limit of its own. Requests beyond that wait. Each slot belongs to one of the
+//! two classes.
 //!
 //! | a waiter is | left by |
 //! |---|---|
-//! | waiting | a permit, the end of all slots, being closed, its drop |
+//! | waiting | a permit, a refusal, the end of all slots, being closed, its drop |
 //! | called: a permit is counted as taken for it | taking it; its drop, which passes it on |
+//! | refused: too late, or past its deadline | being told; its drop |
+//!
+//! Who goes next, when there are permits to be had:
+//!
+//! 1. the class: high priority, but for every ninth;
+//! 2. the share that used the least, by the time that its permits were held and its part;
+//! 3. in the lane of that class and share the oldest; or, under overload, the newest of those that have a deadline, when the
+//!    oldest is one of these.
+//!
+//! Overload is what CoDel takes for it (Nichols and Jacobson, "Controlling queue delay", 2012): for a whole [`INTERVAL_NS`]
+//! everybody waited longer than a target. The target is what permits take lately. It lasts until nobody waits. Newest first then keeps
+//! the permits from those that are about to expire: under overload somebody comes too late in any case, and the oldest
+//! have the least time left.
+//!
+//! A deadline is that of the answer: a request that gets a permit at t is answered at t plus what permits take. So
+//! whoever is last in its lane and cannot make it any more (by what is in front of it and by what permits took lately) is refused, which
+//! is the newcomer while the oldest go first, and the oldest under overload. No permit, free or released, goes to who would be late,
+//! so that fewer are taken where all of them keep the device busy for longer than callers wait. A share without any is not
+//! asked: the estimate can be wrong, and only permits correct it.
 //!
 //! # Invariants
-//! 1. At most `limit` permits are taken (`never_more_than_the_limit`).
-//! 2. Somebody waits only while the limit is reached (`nobody_waits_beside_a_free_permit`).
-//! 3. Within a class requests are admitted in FIFO order
+//! 1. At most `limit` permits are taken, and a share's limit of its own (`never_more_than_the_limit`).
+//! 2. Somebody waits only while it does not fit, or who goes next does not (`nobody_waits_beside_a_free_permit`).
+//! 3. Within a lane requests are admitted in FIFO order while there is no overload
 //!    (`first_come_first_served_within_a_class`).
 //! 4. After [`OVERTAKES`] of high priority in a row, one of normal priority is admitted, if one waits
 //!    (`high_priority_does_not_starve_the_others`).
 //! 5. A permit goes to a slot of its class that fewest share (`the_least_loaded_slot_is_taken`).
+//! 6. Nobody is granted a permit after its deadline, and nobody waits past it (`nobody_is_admitted_past_its_deadline`).
+//! 7. At several times its capacity a pool answers in time about as much as it can (`overload_costs_no_goodput`), whatever permits took
+//!    before (`a_slow_request_locks_nobody_out`).
+//! 8. Overload changes nothing for who has no deadline (`without_deadlines_overload_changes_nothing`).
+//! 9. A share that wants little gets it beside one that wants everything (`a_greedy_share_starves_nobody`), and shares that want
+//!    everything divide the time by their parts (`shares_divide_the_time`).
+//! 10. No permit goes to who would be late (`a_permit_goes_to_who_can_use_it`).
+//!
+//! More than 500 lines: one state, and the few decisions that change it.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
+
+use slab::Slab;
+use smallvec::SmallVec;
+
+use super::took::Took;
 
 /// Requests of high priority that overtake one of normal priority, in a row.
 pub(crate) const OVERTAKES: u32 = 8;
+
+/// How long everybody must have waited too long before that counts as overload. CoDel's 100 ms: longer than a burst that
+/// passes by itself, shorter than the patience of people.
+const INTERVAL_NS: u64 = 100_000_000;
+
+/// Whom to wake, when the lock is released.
+pub(crate) type Wakers = SmallVec<[Waker; 2]>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
@@ -30,19 +72,45 @@ pub(crate) enum Class {
     High,
 }
 
+/// A request for permits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub(crate) class: Class,
+    /// Which share it counts for.
+    pub(crate) share: usize,
+    /// How many permits it takes: at least 1, and what can be had at most.
+    pub(crate) weight: u32,
+    /// By when it must be answered.
+    pub(crate) deadline: Option<u64>,
+    pub(crate) patience: Patience,
+}
+
+/// How many may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Never,
+    UpToTheLimit,
+    Always,
+}
+
+/// A share, and what it may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShareLimits {
+    /// Its part of the time that permits are held while others wait as well; at least 1.
+    pub(crate) part: u32,
+    /// Permits that it may have at once.
+    pub(crate) limit: u64,
+}
+
 /// What came of asking for admission.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Entered {
-    /// A permit on that slot.
+    /// A permit.
     In(usize),
     /// Nothing free: ask with the key.
     Waits(Key),
-    /// Too many wait already, or it was not to wait.
-    Full,
-    /// No slot is left.
-    Gone,
-    Closed,
+    Refused(NoPermit),
 }
 
 /// What became of a waiter.
@@ -51,148 +119,276 @@ pub(crate) enum Entered {
 pub(crate) enum Waited {
     Wait,
     In(usize),
+    Refused(NoPermit),
+}
+
+/// Why there is no permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoPermit {
+    /// Too many wait already, or it was not to wait.
+    Full,
+    /// With `remaining_ns` left, it would have waited another `expected_ns` and been late.
+    Late {
+        remaining_ns: u64,
+        expected_ns: u64,
+    },
+    /// Its deadline passed, or is nearer than what permits take.
+    Expired {
+        waited_ns: u64,
+    },
+    /// No slot is left.
     Gone,
     Closed,
 }
 
 /// Names a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key(Class, u64);
+pub(crate) struct Key {
+    lane: usize,
+    hurried: bool,
+    came: u64,
+}
 
-/// How many may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    Never,
-    UpToTheLimit,
-    #[cfg(feature = "tower")]
-    Always,
+#[derive(Debug)]
+struct Waiter {
+    weight: u32,
+    /// `u64::MAX` if there is none.
+    deadline: u64,
+    since: u64,
+    waker: Option<Waker>,
+}
+
+/// Who waits of one class and share, by the order in which they came.
+#[derive(Debug, Default)]
+struct Lane {
+    /// Without a deadline.
+    patient: BTreeMap<u64, Waiter>,
+    hurried: BTreeMap<u64, Waiter>,
+    /// The weight of all.
+    weight: u64,
+}
+
+#[derive(Debug)]
+struct Share {
+    limits: ShareLimits,
+    taken: u64,
+    took: Took,
+    /// The time that its permits were held, over its part; more than it was, if it did without while others did not.
+    used_ns: u64,
+    /// Since when everybody who was admitted had waited too long.
+    standing: Option<u64>,
 }
 
 #[derive(Debug)]
 struct PermitSlot {
     class: Class,
-    taken: usize,
+    taken: u64,
     usable: bool,
+}
+
+/// A permit that is taken.
+#[derive(Debug)]
+struct Grant {
+    slot: usize,
+    share: usize,
+    weight: u32,
+    since: u64,
+    /// Permits that were taken then, its own among them.
+    in_flight: u64,
+    /// What its share was charged in advance.
+    charged_ns: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Admission {
-    limit: usize,
+    limit: u64,
+    /// For each share.
     max_waiting: usize,
     slots: Vec<PermitSlot>,
-    taken: usize,
-    /// Who waits, with what wakes them.
-    waiting: BTreeMap<Key, Option<Waker>>,
-    /// Who was granted a permit on a slot and has not come for it.
-    called: BTreeMap<Key, usize>,
+    shares: Vec<Share>,
+    /// Two for each share: normal, high.
+    lanes: Vec<Lane>,
+    grants: Slab<Grant>,
+    taken: u64,
+    waiting: usize,
+    /// Those with a deadline, by it.
+    deadlines: BTreeSet<(u64, Key)>,
+    /// What became of those that have not come for it.
+    ended: BTreeMap<Key, Result<usize, NoPermit>>,
     /// Who came to wait, in all: the next key.
     came: u64,
     /// Those of high priority admitted since the last of normal priority, while one of these waited.
     overtaken: u32,
+    /// What the share that was admitted last had used: where one begins that was away.
+    used_ns: u64,
     closed: bool,
     granted: u64,
     refused: u64,
+    expired: u64,
 }
 
 impl Admission {
-    /// Slots of these classes.
+    /// Slots of these classes, for these shares.
     pub(crate) fn new(
-        limit: usize,
+        limit: u64,
         max_waiting: usize,
         slots: impl IntoIterator<Item = Class>,
+        shares: impl IntoIterator<Item = ShareLimits>,
     ) -> Self {
         let slot = |class| PermitSlot { class, taken: 0, usable: true };
+        let share =
+            |limits| Share { limits, taken: 0, took: Took::default(), used_ns: 0, standing: None };
+        let shares: Vec<_> = shares.into_iter().map(share).collect();
         Admission {
             limit,
             max_waiting,
             slots: slots.into_iter().map(slot).collect(),
+            lanes: (0..2 * shares.len()).map(|_| Lane::default()).collect(),
+            shares,
+            grants: Slab::new(),
             taken: 0,
-            waiting: BTreeMap::new(),
-            called: BTreeMap::new(),
+            waiting: 0,
+            deadlines: BTreeSet::new(),
+            ended: BTreeMap::new(),
             came: 0,
             overtaken: 0,
+            used_ns: 0,
             closed: false,
             granted: 0,
             refused: 0,
+            expired: 0,
         }
     }
 
-    /// Asks for admission.
-    pub(crate) fn enter(&mut self, class: Class, patience: Patience) -> Entered {
-        if self.closed {
-            return Entered::Closed;
-        }
-        if self.is_gone() {
-            return Entered::Gone;
-        }
-        // A free permit implies an empty queue, so this overtakes no waiter.
-        if self.taken < self.limit
-            && let Some(slot) = self.give(class)
-        {
-            return Entered::In(slot);
-        }
-        let may_wait = match patience {
-            Patience::Never => false,
-            Patience::UpToTheLimit => self.waiting.len() < self.max_waiting,
-            #[cfg(feature = "tower")]
-            Patience::Always => true,
+    /// Asks for admission at `now`.
+    pub(crate) fn enter(&mut self, now: u64, mut ask: Ask) -> (Entered, Wakers) {
+        let mut wakers = Wakers::new();
+        let ended = match (self.closed, self.is_gone()) {
+            (true, _) => Some(NoPermit::Closed),
+            (false, true) => Some(NoPermit::Gone),
+            (false, false) => None,
         };
-        if !may_wait {
-            self.refused += 1;
-            return Entered::Full;
+        if let Some(refusal) = ended {
+            return (Entered::Refused(refusal), wakers);
         }
-        let key = Key(class, self.came);
-        self.came += 1;
-        self.waiting.insert(key, None);
-        Entered::Waits(key)
+        if ask.deadline.is_some_and(|deadline| deadline <= now) {
+            self.expired += 1;
+            return (Entered::Refused(NoPermit::Expired { waited_ns: 0 }), wakers);
+        }
+        let share = &mut self.shares[ask.share];
+        let most = self.limit.min(share.limits.limit);
+        ask.weight = ask.weight.clamp(1, u32::try_from(most).unwrap_or(u32::MAX));
+        let lane = lane(ask.class, ask.share);
+        if share.taken == 0 && self.waiting_of(ask.share) == 0 {
+            // What it did without while it wanted nothing is not made up for.
+            let share = &mut self.shares[ask.share];
+            share.used_ns = share.used_ns.max(self.used_ns);
+        }
+        if let Some(refusal) = self.is_hopeless(now, ask) {
+            self.refused += 1;
+            return (Entered::Refused(refusal), wakers);
+        }
+        if self.waiting == 0 && self.fits(ask.share, ask.weight) {
+            return (Entered::In(self.grant(now, ask.class, ask.share, ask.weight)), wakers);
+        }
+        // Whoever it would overtake waits for something that this one does not need.
+        let key = self.push(now, lane, ask);
+        self.admit(now, &mut wakers);
+        if !self.ended.contains_key(&key) {
+            self.bound(now, key, ask.patience, &mut wakers);
+        }
+        let entered = match self.ended.remove(&key) {
+            Some(Ok(permit)) => Entered::In(permit),
+            Some(Err(refusal)) => Entered::Refused(refusal),
+            None => Entered::Waits(key),
+        };
+        (entered, wakers)
     }
 
     /// Looks what became of a waiter, and leaves `waker` for it. After any other answer than
     /// [`Waited::Wait`] the key is used up. What else is returned is to be dropped outside of the lock.
     pub(crate) fn poll(&mut self, key: Key, waker: Waker) -> (Waited, Option<Waker>) {
-        if let Some(slot) = self.called.remove(&key) {
-            return (Waited::In(slot), Some(waker));
+        match self.ended.remove(&key) {
+            Some(Ok(permit)) => return (Waited::In(permit), Some(waker)),
+            Some(Err(refusal)) => return (Waited::Refused(refusal), Some(waker)),
+            None => {}
         }
-        let ended = match (self.closed, self.is_gone()) {
-            (true, _) => Waited::Closed,
-            (false, true) => Waited::Gone,
+        let refusal = match (self.closed, self.is_gone()) {
+            (true, _) => NoPermit::Closed,
+            (false, true) => NoPermit::Gone,
             (false, false) => {
-                let stale = self.waiting.get_mut(&key).map(|known| known.replace(waker));
-                return (Waited::Wait, stale.flatten());
+                let stale = self.waiter(key).and_then(|waiter| waiter.waker.replace(waker));
+                return (Waited::Wait, stale);
             }
         };
-        (ended, self.waiting.remove(&key).flatten())
+        let left = self.remove(key);
+        (Waited::Refused(refusal), left.and_then(|waiter| waiter.waker))
     }
 
-    /// Removes a waiter whose future is dropped. Returns the waker to wake (a permit already granted to it
-    /// goes to the next waiter) and the one to drop, both for after the lock is released.
-    pub(crate) fn leave(&mut self, key: Key) -> (Option<Waker>, Option<Waker>) {
-        match self.called.remove(&key) {
-            Some(slot) => (self.give_back(slot), None),
-            None => (None, self.waiting.remove(&key).flatten()),
+    /// Removes a waiter whose future is dropped. Returns the wakers to wake (a permit already granted to it
+    /// goes to the next waiter) and the one to drop, all for after the lock is released.
+    pub(crate) fn leave(&mut self, now: u64, key: Key) -> (Wakers, Option<Waker>) {
+        let mut wakers = Wakers::new();
+        let stale = match self.ended.remove(&key) {
+            Some(Ok(permit)) => return (self.hand_back(now, permit), None),
+            Some(Err(_)) => None,
+            None => self.remove(key).and_then(|waiter| waiter.waker),
+        };
+        // It may have kept lighter ones waiting.
+        self.admit(now, &mut wakers);
+        (wakers, stale)
+    }
+
+    /// [`give_back`](Self::give_back) of a permit that nobody used: that it took no time says nothing.
+    pub(crate) fn hand_back(&mut self, now: u64, permit: usize) -> Wakers {
+        let mut wakers = Wakers::new();
+        let grant = self.release(permit);
+        self.settle(&grant, 0);
+        self.admit(now, &mut wakers);
+        wakers
+    }
+
+    /// Takes a permit back; returns the wakers of the requests that have it now, or are told that they came too late.
+    pub(crate) fn give_back(&mut self, now: u64, permit: usize) -> Wakers {
+        let mut wakers = Wakers::new();
+        let grant = self.release(permit);
+        let held_ns = now.saturating_sub(grant.since);
+        self.shares[grant.share].took.add(grant.in_flight, held_ns);
+        self.settle(&grant, held_ns);
+        self.admit(now, &mut wakers);
+        wakers
+    }
+
+    /// Tells those whose deadline is not after `now`; returns their wakers.
+    pub(crate) fn expire(&mut self, now: u64) -> Wakers {
+        let mut wakers = Wakers::new();
+        while let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now)
+        {
+            self.expire_one(now, key, &mut wakers);
         }
+        // Whoever went may have kept lighter ones waiting.
+        self.admit(now, &mut wakers);
+        wakers
     }
 
-    /// Takes a permit back; returns the waker of the request that has it now.
-    pub(crate) fn give_back(&mut self, slot: usize) -> Option<Waker> {
-        self.slots[slot].taken -= 1;
-        self.taken -= 1;
-        self.admit()
+    /// When to [`expire`](Self::expire).
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
     /// Removes a slot permanently. Returns the wakers to wake: all of them if it was the last slot.
-    pub(crate) fn lose(&mut self, slot: usize) -> Vec<Waker> {
+    pub(crate) fn lose(&mut self, slot: usize) -> Wakers {
         self.slots[slot].usable = false;
-        if self.is_gone() { self.wake_all() } else { Vec::new() }
+        if self.is_gone() { self.wake_all() } else { Wakers::new() }
     }
 
     /// Closes admission. Returns the wakers to wake.
-    pub(crate) fn close(&mut self) -> Vec<Waker> {
+    pub(crate) fn close(&mut self) -> Wakers {
         self.closed = true;
         self.wake_all()
     }
 
-    pub(crate) fn limit(&self) -> usize {
+    pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
@@ -201,28 +397,59 @@ impl Admission {
     }
 
     /// Permits taken.
-    pub(crate) fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> u64 {
         self.taken
     }
 
     /// Permits taken on a slot.
-    pub(crate) fn taken_on(&self, slot: usize) -> usize {
+    pub(crate) fn taken_on(&self, slot: usize) -> u64 {
         self.slots[slot].taken
+    }
+
+    /// Permits taken by a share.
+    pub(crate) fn taken_by(&self, share: usize) -> u64 {
+        self.shares[share].taken
+    }
+
+    /// The slot of a permit.
+    pub(crate) fn slot_of(&self, permit: usize) -> usize {
+        self.grants[permit].slot
     }
 
     /// How many wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting
     }
 
-    /// Permits given so far.
+    /// How many of a share wait.
+    pub(crate) fn waiting_of(&self, share: usize) -> usize {
+        [Class::Normal, Class::High].map(|class| self.lanes[lane(class, share)].len()).iter().sum()
+    }
+
+    /// Requests admitted so far.
     pub(crate) fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// Who was sent away because too many waited.
+    /// Who was refused because too many waited, or because it could not be answered in time.
     pub(crate) fn refused(&self) -> u64 {
         self.refused
+    }
+
+    /// Who waited until it was too late.
+    pub(crate) fn expired(&self) -> u64 {
+        self.expired
+    }
+
+    /// What permits of a share took lately; `None` before the first came back.
+    pub(crate) fn took_ns(&self, share: usize) -> Option<u64> {
+        self.shares[share].took.mean_ns()
+    }
+
+    /// Whether, of this share, the newest go first.
+    pub(crate) fn is_overloaded(&self, now: u64, share: usize) -> bool {
+        let standing = self.shares[share].standing;
+        standing.is_some_and(|since| now.saturating_sub(since) >= INTERVAL_NS)
     }
 
     /// Whether the slot was not taken away.
@@ -234,47 +461,297 @@ impl Admission {
         !self.slots.iter().any(|slot| slot.usable)
     }
 
-    fn wake_all(&mut self) -> Vec<Waker> {
-        self.waiting.values_mut().filter_map(Option::take).collect()
-    }
-
-    /// Admits the next one, if somebody waits.
-    fn admit(&mut self) -> Option<Waker> {
-        if self.closed || self.taken == self.limit {
-            return None;
-        }
-        let first = |class, end| self.waiting.range(Key(class, 0)..end).next().map(|(key, _)| *key);
-        let normal = first(Class::Normal, Key(Class::High, 0));
-        let high = first(Class::High, Key(Class::High, u64::MAX));
-        let key = match (high, normal) {
-            (Some(_), Some(normal)) if self.overtaken == OVERTAKES => normal,
-            (Some(high), Some(_)) => {
-                self.overtaken += 1;
-                high
-            }
-            (Some(only), None) | (None, Some(only)) => only,
-            (None, None) => return None,
+    fn wake_all(&mut self) -> Wakers {
+        let waiters = |lane: &'_ mut Lane| -> Wakers {
+            let waiters = lane.patient.values_mut().chain(lane.hurried.values_mut());
+            waiters.filter_map(|waiter| waiter.waker.take()).collect()
         };
-        if key.0 == Class::Normal {
-            self.overtaken = 0;
-        }
-        let slot = self.give(key.0)?;
-        self.called.insert(key, slot);
-        self.waiting.remove(&key).flatten()
+        self.lanes.iter_mut().flat_map(waiters).collect()
     }
 
-    /// Takes a permit on the slot of the class that fewest share, of these the first: a stream that
+    /// Whether a request would be late if it were admitted now, by what permits of its share take beside as many. While the
+    /// share has none that is not asked: see above.
+    fn is_hopeless(&self, now: u64, ask: Ask) -> Option<NoPermit> {
+        let remaining_ns = ask.deadline?.saturating_sub(now);
+        let share = &self.shares[ask.share];
+        let late = share.taken > 0
+            && share.took.likely_ns(self.taken + u64::from(ask.weight)) > remaining_ns;
+        late.then_some(NoPermit::Late { remaining_ns, expected_ns: 0 })
+    }
+
+    fn fits(&self, share: usize, weight: u32) -> bool {
+        let (share, weight) = (&self.shares[share], u64::from(weight));
+        self.taken + weight <= self.limit && share.taken + weight <= share.limits.limit
+    }
+
+    // ---- who waits ------------------------------------------------------------------------------
+
+    fn push(&mut self, now: u64, lane: usize, ask: Ask) -> Key {
+        let key = Key { lane, hurried: ask.deadline.is_some(), came: self.came };
+        self.came += 1;
+        let deadline = ask.deadline.unwrap_or(u64::MAX);
+        let waiter = Waiter { weight: ask.weight, deadline, since: now, waker: None };
+        let lane = &mut self.lanes[lane];
+        lane.weight += u64::from(ask.weight);
+        self.waiting += 1;
+        if key.hurried {
+            lane.hurried.insert(key.came, waiter);
+            self.deadlines.insert((deadline, key));
+        } else {
+            lane.patient.insert(key.came, waiter);
+        }
+        key
+    }
+
+    fn waiter(&mut self, key: Key) -> Option<&mut Waiter> {
+        self.lanes[key.lane].of(key).get_mut(&key.came)
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Waiter> {
+        let lane = &mut self.lanes[key.lane];
+        let waiter = lane.of(key).remove(&key.came)?;
+        lane.weight -= u64::from(waiter.weight);
+        self.waiting -= 1;
+        if key.hurried {
+            self.deadlines.remove(&(waiter.deadline, key));
+        }
+        if self.waiting_of(share_of(key.lane)) == 0 {
+            self.shares[share_of(key.lane)].standing = None;
+        }
+        Some(waiter)
+    }
+
+    fn end(&mut self, key: Key, ended: Result<usize, NoPermit>, wakers: &mut Wakers) {
+        let waiter = self.remove(key);
+        wakers.extend(waiter.and_then(|waiter| waiter.waker));
+        self.ended.insert(key, ended);
+    }
+
+    fn expire_one(&mut self, now: u64, key: Key, wakers: &mut Wakers) {
+        let waited_ns = self.waiter(key).map_or(0, |waiter| now.saturating_sub(waiter.since));
+        self.expired += 1;
+        self.end(key, Err(NoPermit::Expired { waited_ns }), wakers);
+    }
+
+    /// Refuses whoever is too many, or cannot be answered in time, now that `key` waits as well.
+    fn bound(&mut self, now: u64, key: Key, patience: Patience, wakers: &mut Wakers) {
+        let share = share_of(key.lane);
+        let newest_first = key.hurried && self.is_overloaded(now, share);
+        // Who is admitted last.
+        let last = |admission: &Self| {
+            let oldest = admission.lanes[key.lane].hurried.keys().next().copied();
+            Key { came: oldest.filter(|_| newest_first).unwrap_or(key.came), ..key }
+        };
+        let refused = match patience {
+            Patience::Never => Some(key),
+            Patience::UpToTheLimit if self.waiting_of(share) > self.max_waiting => Some(last(self)),
+            Patience::UpToTheLimit | Patience::Always => None,
+        };
+        if let Some(refused) = refused {
+            self.refused += 1;
+            self.end(refused, Err(NoPermit::Full), wakers);
+        }
+        let Some(mean_ns) = self.shares[share].took.mean_ns().filter(|_| key.hurried) else {
+            return;
+        };
+        let (likely_ns, permits) =
+            (self.shares[share].took.likely_ns(self.taken), self.permits_of(share));
+        let until_free = |weight: u64| {
+            let ns = u128::from(weight) * u128::from(mean_ns) / u128::from(permits);
+            u64::try_from(ns).unwrap_or(u64::MAX)
+        };
+        // Under overload nobody is in front of the newcomer, who is looked at first.
+        let mut own = newest_first;
+        loop {
+            let last = if own { key } else { last(self) };
+            let in_front = match (own, key.lane % 2) {
+                (true, _) => 0,
+                // High priority goes first.
+                (false, 0) => self.lanes[key.lane].weight + self.lanes[key.lane + 1].weight,
+                (false, _) => self.lanes[key.lane].weight,
+            };
+            let Some(waiter) = self.waiter(last) else { return };
+            // In front of it is also its own weight, counted above.
+            let expected_ns = until_free(in_front.max(u64::from(waiter.weight)));
+            let remaining_ns = waiter.deadline.saturating_sub(now);
+            if expected_ns.saturating_add(likely_ns) > remaining_ns {
+                self.refused += 1;
+                self.end(last, Err(NoPermit::Late { remaining_ns, expected_ns }), wakers);
+            } else if !own {
+                return;
+            }
+            own = false;
+        }
+    }
+
+    /// The permits that a share can count on beside those that want some as well; at least 1.
+    fn permits_of(&self, share: usize) -> u64 {
+        let wants =
+            |at: &usize| *at == share || self.shares[*at].taken > 0 || self.waiting_of(*at) > 0;
+        let parts: u64 = (0..self.shares.len())
+            .filter(wants)
+            .map(|at| u64::from(self.shares[at].limits.part))
+            .sum();
+        let limits = self.shares[share].limits;
+        (self.limit * u64::from(limits.part) / parts).min(limits.limit).max(1)
+    }
+
+    // ---- who is admitted ------------------------------------------------------------------------
+
+    /// Admits whoever goes next, as long as there are permits.
+    fn admit(&mut self, now: u64, wakers: &mut Wakers) {
+        if self.closed || self.is_gone() {
+            return;
+        }
+        while self.waiting > 0
+            && self.taken < self.limit
+            && let Some(key) = self.next(now)
+        {
+            let share = share_of(key.lane);
+            let Some(waiter) = self.waiter(key) else { return };
+            let (weight, since, deadline) = (waiter.weight, waiter.since, waiter.deadline);
+            let in_flight = self.taken + u64::from(weight);
+            let likely_ns = self.shares[share].took.likely_ns(in_flight);
+            if key.hurried && now.saturating_add(likely_ns) >= deadline {
+                self.expire_one(now, key, wakers);
+                continue;
+            }
+            if !self.fits(share, weight) {
+                return;
+            }
+            self.overtakes(key);
+            self.waited(now, share, now.saturating_sub(since));
+            let permit = self.grant(now, class_of(key.lane), share, weight);
+            self.end(key, Ok(permit), wakers);
+        }
+    }
+
+    /// Who goes next, whether it fits or not; nobody whose share has what it may have.
+    fn next(&self, now: u64) -> Option<Key> {
+        let of_class = |class| {
+            let may = |share: &usize| self.next_in(now, lane(class, *share)).is_some();
+            (0..self.shares.len()).filter(may).min_by_key(|share| self.shares[*share].used_ns)
+        };
+        let (high, normal) = (of_class(Class::High), of_class(Class::Normal));
+        let (class, share) = match (high, normal) {
+            (Some(_), Some(normal)) if self.overtaken == OVERTAKES => (Class::Normal, normal),
+            (Some(high), _) => (Class::High, high),
+            (None, normal) => (Class::Normal, normal?),
+        };
+        self.next_in(now, lane(class, share))
+    }
+
+    fn next_in(&self, now: u64, lane: usize) -> Option<Key> {
+        let share = &self.shares[share_of(lane)];
+        let waiting = &self.lanes[lane];
+        let (patient, hurried) =
+            (waiting.patient.first_key_value(), waiting.hurried.first_key_value());
+        let is_hurried = match (patient, hurried) {
+            (Some((patient, _)), Some((hurried, _))) => hurried < patient,
+            (patient, _) => patient.is_none(),
+        };
+        let (came, waiter) = if !is_hurried {
+            patient?
+        } else if self.is_overloaded(now, share_of(lane)) {
+            waiting.hurried.last_key_value()?
+        } else {
+            hurried?
+        };
+        let may = share.taken + u64::from(waiter.weight) <= share.limits.limit;
+        may.then_some(Key { lane, hurried: is_hurried, came: *came })
+    }
+
+    fn overtakes(&mut self, key: Key) {
+        let waits = |lane: &Lane| !lane.is_empty();
+        if class_of(key.lane) == Class::Normal {
+            self.overtaken = 0;
+        } else if self.lanes.iter().step_by(2).any(waits) && self.overtaken < OVERTAKES {
+            self.overtaken += 1;
+        }
+    }
+
+    /// Says that somebody who waited so long is admitted.
+    fn waited(&mut self, now: u64, share: usize, waited_ns: u64) {
+        // Newest first, a short wait says nothing: only an empty queue ends it.
+        if self.is_overloaded(now, share) {
+            return;
+        }
+        let share = &mut self.shares[share];
+        if share.took.mean_ns().is_some_and(|mean_ns| waited_ns > mean_ns) {
+            share.standing.get_or_insert(now);
+        } else {
+            share.standing = None;
+        }
+    }
+
+    /// Takes permits on the slot of the class that fewest share, of these the first: a stream that
     /// was used lately has memory to reuse, and is known. Where there is none of the class, any other
     /// will do.
-    fn give(&mut self, class: Class) -> Option<usize> {
+    fn grant(&mut self, now: u64, class: Class, share: usize, weight: u32) -> usize {
         let slots = || self.slots.iter().enumerate().filter(|(_, slot)| slot.usable);
         let has_class = slots().any(|(_, slot)| slot.class == class);
-        let (slot, _) = slots()
+        let slot = slots()
             .filter(|(_, slot)| slot.class == class || !has_class)
-            .min_by_key(|(_, slot)| slot.taken)?;
+            .min_by_key(|(_, slot)| slot.taken)
+            .map_or(0, |(slot, _)| slot);
         self.granted += 1;
-        self.taken += 1;
-        self.slots[slot].taken += 1;
-        Some(slot)
+        self.taken += u64::from(weight);
+        self.slots[slot].taken += u64::from(weight);
+        let of = &mut self.shares[share];
+        self.used_ns = self.used_ns.max(of.used_ns);
+        // At least something, so that shares take turns before the first permit came back.
+        let charged_ns = of.charge(weight, of.took.mean_ns().unwrap_or(0)).max(1);
+        of.taken += u64::from(weight);
+        of.used_ns = of.used_ns.saturating_add(charged_ns);
+        let in_flight = self.taken;
+        self.grants.insert(Grant { slot, share, weight, since: now, in_flight, charged_ns })
     }
+
+    fn release(&mut self, permit: usize) -> Grant {
+        let grant = self.grants.remove(permit);
+        let weight = u64::from(grant.weight);
+        self.taken -= weight;
+        self.slots[grant.slot].taken -= weight;
+        self.shares[grant.share].taken -= weight;
+        grant
+    }
+
+    /// Charges a share what its permit took, instead of what was expected.
+    fn settle(&mut self, grant: &Grant, held_ns: u64) {
+        let share = &mut self.shares[grant.share];
+        let owed_ns = share.charge(grant.weight, held_ns);
+        share.used_ns = share.used_ns.saturating_add(owed_ns).saturating_sub(grant.charged_ns);
+    }
+}
+
+impl Share {
+    fn charge(&self, weight: u32, held_ns: u64) -> u64 {
+        held_ns.saturating_mul(u64::from(weight)) / u64::from(self.limits.part)
+    }
+}
+
+impl Lane {
+    fn of(&mut self, key: Key) -> &mut BTreeMap<u64, Waiter> {
+        if key.hurried { &mut self.hurried } else { &mut self.patient }
+    }
+
+    fn len(&self) -> usize {
+        self.patient.len() + self.hurried.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+fn lane(class: Class, share: usize) -> usize {
+    2 * share + usize::from(class == Class::High)
+}
+
+fn share_of(lane: usize) -> usize {
+    lane / 2
+}
+
+fn class_of(lane: usize) -> Class {
+    if lane.is_multiple_of(2) { Class::Normal } else { Class::High }
 }

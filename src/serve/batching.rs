@@ -1,105 +1,249 @@
-//! When a batch is ready, and who is in it (pure).
+//! When a batch is due, and who is in it (pure). The clock is the caller's, in nanoseconds.
+//!
+//! A batch is due before it has anybody: whoever runs it gets what it needs for it (a permit and a stream), and only then
+//! takes whoever waits. So batches grow while a permit is waited for, and nobody in them has gone.
 //!
 //! | there are | and | then |
 //! |---|---|---|
-//! | as many requests as a batch may have | a batch may start | it starts with these |
-//! | fewer | the oldest has waited long enough, or no further one can come | it starts with these |
-//! | fewer | neither | it starts when the oldest has waited long enough, or more come |
+//! | as many requests as a batch may have, or as heavy ones | a batch may start | one is due |
+//! | fewer | the oldest has waited long enough, or no further one can come | one is due |
+//! | fewer | neither | one is due when the oldest has waited long enough, or more come |
 //! | any | as many batches are in flight as may be | they wait for the end of one |
 //! | none | none in flight, no further one can come | that was all |
 //!
+//! A deadline is that of the answer, as in [`admission`](super::admission): a request that cannot be answered by then, by what batches
+//! took lately, is refused when it comes; one that waited too long is in no batch.
+//!
 //! # Invariants
-//! 1. Batches are made in the order in which requests came, and none has more than `max_len`
-//!    (`batches_are_whole_and_in_order`).
+//! 1. Within a priority requests are batched in FIFO order, and no batch has more than `max_len`, or more than `max_weight`
+//!    and more than one (`batches_are_whole_and_in_order`).
 //! 2. A request waits no longer than `max_delay` while a batch may start
 //!    (`batches_are_whole_and_in_order`).
 //! 3. Who left is in no later batch, and changes nothing for the others
 //!    (`batches_are_whole_and_in_order`).
+//! 4. Nobody is in a batch after its deadline, and nobody waits past it (`no_batch_has_the_late`), nor with too little time
+//!    left (`the_late_are_told_when_a_batch_begins`).
+//! 5. While both wait, every ninth request is one of normal priority (`priority_in_batches`).
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::admission::OVERTAKES;
+use super::took::Took;
 
 /// The limits of a batcher.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchLimits {
     pub(crate) max_len: usize,
+    pub(crate) max_weight: u64,
     pub(crate) max_delay_ns: u64,
     /// Batches at once.
     pub(crate) max_in_flight: usize,
+    pub(crate) max_waiting: usize,
+}
+
+/// What a request wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    pub(crate) high_priority: bool,
+    pub(crate) weight: u64,
+    pub(crate) deadline: Option<u64>,
 }
 
 /// What to do now.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Next<T> {
-    /// Run these; say [`Gather::finished`] afterwards.
-    Run(Vec<T>),
-    /// Ask again at that time.
-    At(u64),
-    /// Ask again when something changes.
+pub(crate) enum Next {
+    /// Get what a batch needs, then [`Gather::take`] it.
+    Due,
+    /// Ask again at [`Gather::wakes_at`], or when something changes.
     Idle,
     /// Nothing is left and nothing can come.
     End,
 }
 
+/// Why a request does not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotGathered {
+    Full,
+    Late { remaining_ns: u64, expected_ns: u64 },
+}
+
+/// A request that waits, by priority and then by the order in which they came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestKey {
+    is_normal: bool,
+    came: u64,
+}
+
+/// A request, and since when it waited.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Gathered<T> {
+    pub(crate) since: u64,
+    pub(crate) weight: u64,
+    deadline: u64,
+    pub(crate) request: T,
+}
+
+/// A batch.
+#[derive(Debug)]
+pub(crate) struct TakenBatch<T> {
+    /// Perhaps nobody: then it is not in flight.
+    pub(crate) requests: Vec<Gathered<T>>,
+    /// Who was too late for it.
+    pub(crate) late: Vec<Gathered<T>>,
+    pub(crate) begun: Begun,
+}
+
+/// When a batch began, for [`Gather::finished`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    /// When what it needs was asked for.
+    pub(crate) asked_ns: u64,
+    pub(crate) at_ns: u64,
+    in_flight: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Gather<T> {
     limits: BatchLimits,
-    /// By the order in which they came, with the time.
-    waiting: BTreeMap<u64, (u64, T)>,
+    waiting: BTreeMap<RequestKey, Gathered<T>>,
+    /// Those with a deadline, by it.
+    deadlines: BTreeSet<(u64, RequestKey)>,
+    weight: u64,
     came: u64,
     in_flight: usize,
+    /// Since when the next batch's needs are asked for.
+    asked_ns: Option<u64>,
+    /// From the asking, and from the taking, to the end.
+    turns: Took,
+    runs: Took,
+    /// Those of high priority in a row, while one of normal priority waited.
+    overtaken: u32,
     ended: bool,
 }
 
 impl<T> Gather<T> {
     pub(crate) fn new(limits: BatchLimits) -> Self {
-        Gather { limits, waiting: BTreeMap::new(), came: 0, in_flight: 0, ended: false }
+        Gather {
+            limits,
+            waiting: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            weight: 0,
+            came: 0,
+            in_flight: 0,
+            asked_ns: None,
+            turns: Took::default(),
+            runs: Took::default(),
+            overtaken: 0,
+            ended: false,
+        }
     }
 
-    /// Enters a request. The key is for [`leave`](Self::leave); true: [`next`](Self::next) has
-    /// something new to say.
-    pub(crate) fn add(&mut self, now: u64, request: T) -> (u64, bool) {
-        let key = self.came;
+    /// Enters a request. The key is for [`leave`](Self::leave); true: [`next`](Self::next) or
+    /// [`wakes_at`](Self::wakes_at) has something new to say. Refused, it comes back.
+    pub(crate) fn add(
+        &mut self,
+        now: u64,
+        demand: Demand,
+        request: T,
+    ) -> Result<(RequestKey, bool), (NotGathered, T)> {
+        if self.waiting.len() >= self.limits.max_waiting {
+            return Err((NotGathered::Full, request));
+        }
+        let deadline = demand.deadline.unwrap_or(u64::MAX);
+        if let Some(unwanted) = demand.deadline.and_then(|deadline| self.too_late(now, deadline)) {
+            return Err((unwanted, request));
+        }
+        let key = RequestKey { is_normal: !demand.high_priority, came: self.came };
         self.came += 1;
-        self.waiting.insert(key, (now, request));
-        let len = self.waiting.len();
-        let tells =
-            self.in_flight < self.limits.max_in_flight && (len == 1 || len >= self.limits.max_len);
-        (key, tells)
+        self.weight += demand.weight;
+        let is_next = demand.deadline.is_some()
+            && self.deadlines.first().is_none_or(|(first, _)| deadline < *first);
+        if demand.deadline.is_some() {
+            self.deadlines.insert((deadline, key));
+        }
+        let gathered = Gathered { since: now, weight: demand.weight, deadline, request };
+        self.waiting.insert(key, gathered);
+        let is_due = self.may_start() && (self.waiting.len() == 1 || self.is_whole());
+        Ok((key, is_due || is_next))
     }
 
     /// Takes a request out that is not in a batch yet.
-    pub(crate) fn leave(&mut self, key: u64) -> Option<T> {
-        self.waiting.remove(&key).map(|(_, request)| request)
+    pub(crate) fn leave(&mut self, key: RequestKey) -> Option<T> {
+        self.remove(key).map(|gathered| gathered.request)
     }
 
-    /// Says what to do at `now`.
-    pub(crate) fn next(&mut self, now: u64) -> Next<T> {
-        let Some((_, &(oldest, _))) = self.waiting.first_key_value() else {
-            let over = self.ended && self.in_flight == 0;
-            return if over { Next::End } else { Next::Idle };
+    /// Says what to do at `now`. Whoever's deadline has passed is to be [taken out](Self::expire) first.
+    pub(crate) fn next(&mut self, now: u64) -> Next {
+        let next = match self.due_at() {
+            None if self.waiting.is_empty() && self.ended && self.in_flight == 0 => Next::End,
+            Some(due) if due <= now => Next::Due,
+            _ => Next::Idle,
         };
-        if self.in_flight == self.limits.max_in_flight {
-            return Next::Idle;
+        if next != Next::Due {
+            self.asked_ns = None;
         }
-        let due = oldest.saturating_add(self.limits.max_delay_ns);
-        let is_whole = self.waiting.len() >= self.limits.max_len;
-        if !is_whole && !self.ended && now < due {
-            return Next::At(due);
+        next
+    }
+
+    /// When [`next`](Self::next) has something new to say, or somebody's deadline passes.
+    pub(crate) fn wakes_at(&self, now: u64) -> Option<u64> {
+        let due = self.due_at().filter(|due| *due > now);
+        let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
+        due.into_iter().chain(deadline).min()
+    }
+
+    /// What the next batch needs is asked for.
+    pub(crate) fn asks(&mut self, now: u64) {
+        self.asked_ns.get_or_insert(now);
+    }
+
+    /// Takes out whose deadline is not after `now`.
+    pub(crate) fn expire(&mut self, now: u64) -> Vec<Gathered<T>> {
+        let mut expired = Vec::new();
+        while let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now)
+        {
+            expired.extend(self.remove(key));
         }
-        self.in_flight += 1;
-        let rest = match self.waiting.keys().nth(self.limits.max_len).copied() {
-            Some(first_of_rest) => self.waiting.split_off(&first_of_rest),
-            None => BTreeMap::new(),
+        expired
+    }
+
+    /// Takes a batch; say [`finished`](Self::finished) afterwards, unless there is nobody in it.
+    pub(crate) fn take(&mut self, now: u64) -> TakenBatch<T> {
+        let (mut requests, mut late, mut weight) = (Vec::new(), Vec::new(), 0u64);
+        let begun = Begun {
+            asked_ns: self.asked_ns.take().unwrap_or(now),
+            at_ns: now,
+            in_flight: self.in_flight as u64 + 1,
         };
-        let batch = std::mem::replace(&mut self.waiting, rest);
-        Next::Run(batch.into_values().map(|(_, request)| request).collect())
+        // Alone, it may be late by an estimate that is wrong: that is how it mends.
+        let likely_ns = if self.in_flight == 0 { 0 } else { self.runs.likely_ns(begun.in_flight) };
+        while requests.len() < self.limits.max_len
+            && let Some((key, gathered)) = self.first()
+        {
+            let fits = weight + gathered.weight <= self.limits.max_weight || requests.is_empty();
+            let is_late =
+                now.saturating_add(likely_ns) >= gathered.deadline && gathered.deadline != u64::MAX;
+            if !is_late && !fits {
+                break;
+            }
+            if !is_late {
+                weight += gathered.weight;
+                self.overtakes(key);
+            }
+            let Some(gathered) = self.remove(key) else { break };
+            if is_late { late.push(gathered) } else { requests.push(gathered) }
+        }
+        self.in_flight += usize::from(!requests.is_empty());
+        TakenBatch { requests, late, begun }
     }
 
     /// A batch has ended.
-    pub(crate) fn finished(&mut self) {
+    pub(crate) fn finished(&mut self, now: u64, begun: Begun) {
         self.in_flight -= 1;
+        self.turns.add(begun.in_flight, now.saturating_sub(begun.asked_ns));
+        self.runs.add(begun.in_flight, now.saturating_sub(begun.at_ns));
     }
 
     /// No further request will come.
@@ -109,7 +253,9 @@ impl<T> Gather<T> {
 
     /// Takes out everybody who waits.
     pub(crate) fn clear(&mut self) -> Vec<T> {
-        std::mem::take(&mut self.waiting).into_values().map(|(_, request)| request).collect()
+        (self.weight, self.deadlines) = (0, BTreeSet::new());
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_values().map(|gathered| gathered.request).collect()
     }
 
     /// Batches in flight.
@@ -120,5 +266,68 @@ impl<T> Gather<T> {
     /// Requests that wait for a batch.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// What batches took lately, with what they needed; `None` before the first ended.
+    pub(crate) fn took_ns(&self) -> Option<u64> {
+        self.turns.mean_ns()
+    }
+
+    fn may_start(&self) -> bool {
+        self.in_flight < self.limits.max_in_flight
+    }
+
+    fn is_whole(&self) -> bool {
+        self.waiting.len() >= self.limits.max_len || self.weight >= self.limits.max_weight
+    }
+
+    /// When a batch is due; `None` while none may start, or nobody waits.
+    fn due_at(&self) -> Option<u64> {
+        let oldest = |is_normal| {
+            let from = RequestKey { is_normal, came: 0 };
+            let until = RequestKey { is_normal, came: u64::MAX };
+            self.waiting.range(from..until).next().map(|(_, gathered)| gathered.since)
+        };
+        let oldest = [true, false].into_iter().filter_map(oldest).min()?;
+        let at_once = self.is_whole() || self.ended;
+        let due = if at_once { 0 } else { oldest.saturating_add(self.limits.max_delay_ns) };
+        self.may_start().then_some(due)
+    }
+
+    /// Whether a request that comes now cannot be answered by `deadline`.
+    fn too_late(&self, now: u64, deadline: u64) -> Option<NotGathered> {
+        let remaining_ns = deadline.saturating_sub(now);
+        let mean_ns = self.turns.mean_ns().unwrap_or(0);
+        // As in `take`.
+        let is_alone = self.in_flight == 0 && self.waiting.is_empty();
+        let likely_ns =
+            if is_alone { 0 } else { self.turns.likely_ns(self.limits.max_in_flight as u64) };
+        // As many batches are in front of it, of which so many run at once.
+        let in_front = (self.waiting.len() / self.limits.max_len) as u64;
+        let by_weight = (self.weight / self.limits.max_weight).max(in_front);
+        let expected_ns = mean_ns.saturating_mul(by_weight) / self.limits.max_in_flight as u64;
+        let is_late = remaining_ns == 0 || expected_ns.saturating_add(likely_ns) > remaining_ns;
+        is_late.then_some(NotGathered::Late { remaining_ns, expected_ns })
+    }
+
+    fn first(&self) -> Option<(RequestKey, &Gathered<T>)> {
+        let (first, gathered) = self.waiting.first_key_value()?;
+        if first.is_normal || self.overtaken < OVERTAKES {
+            return Some((*first, gathered));
+        }
+        let normal = self.waiting.range(RequestKey { is_normal: true, came: 0 }..).next();
+        normal.or(Some((first, gathered))).map(|(key, gathered)| (*key, gathered))
+    }
+
+    fn overtakes(&mut self, key: RequestKey) {
+        let waits = self.waiting.last_key_value().is_some_and(|(last, _)| last.is_normal);
+        self.overtaken = if key.is_normal || !waits { 0 } else { self.overtaken + 1 };
+    }
+
+    fn remove(&mut self, key: RequestKey) -> Option<Gathered<T>> {
+        let gathered = self.waiting.remove(&key)?;
+        self.weight -= gathered.weight;
+        self.deadlines.remove(&(gathered.deadline, key));
+        Some(gathered)
     }
 }

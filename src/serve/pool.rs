@@ -10,8 +10,9 @@
 //! polled, when a permit is released, and while requests wait from the device's engine, which holds
 //! a waker with a [`Weak`] reference to the pool.
 //!
-//! Who is admitted next is decided in [`admission`](super::admission), how a permit comes back in
-//! [`lease`](crate::stream::lease).
+//! Who is admitted next and who is refused is decided in [`admission`](super::admission), how a permit comes back in
+//! [`lease`](crate::stream::lease). A waiter is in [`acquire`]; its deadline is kept by a [`Timer`], whose waker has a
+//! [`Weak`] reference as well.
 //!
 //! # Invariants
 //! 1. A request that is given up keeps its permit until the device has finished
@@ -21,8 +22,15 @@
 //! 3. The loss or the close of the last device ends every wait, also while all permits are held
 //!    (`a_loss_ends_waits_for_held_permits`, `a_close_ends_waits_for_held_permits`), and the devices
 //!    do not keep the pool (`a_pool_that_waited_keeps_no_device`).
+//! 4. The end of the last permit ends the wait for that, whoever released it
+//!    (`a_granted_waiter_that_goes_lets_the_pool_drain`).
+//! 5. Whoever has a deadline is told when it passes, if nobody polls and no permit is released
+//!    (`a_waiter_is_told_at_its_deadline`).
+//!
+//! More than 500 lines, most of them the documentation of what is public: one state under one lock, and the handles of it.
 #![forbid(unsafe_code)]
 
+pub(crate) mod acquire;
 pub(crate) mod builder;
 mod ending;
 
@@ -30,15 +38,17 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use parking_lot::Mutex;
 
+use self::acquire::Acquire;
 use self::builder::StreamPoolBuilder;
-use super::admission::{Admission, Class, Entered, Key, Patience, Waited};
+use super::admission::{Admission, Class, Patience, Wakers};
+use super::timer::Timer;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
@@ -63,23 +73,53 @@ const MAX_WAITING: usize = 1024;
 /// Streams are shared by several requests at once, so that the device has work while tasks wake up. A GPU
 /// runs few streams at once: four to eight for each device are plenty.
 ///
+/// # Overload
+/// Without deadlines requests are admitted in FIFO order, which under overload means: to those whose callers are about to
+/// give up. [`acquire_by`](Self::acquire_by), or a [`patience`](StreamPoolBuilder::patience) for all, tells the pool when an answer is still of
+/// use. It then refuses at once whoever cannot be answered by then, by what permits took lately; tells whoever waits when its time is up;
+/// and admits the newest first while it is overloaded (for 100 ms everybody waited longer than permits take).
+///
+/// # Classes, shares and weights
+/// A handle says how its requests are admitted: [`with_high_priority`](Self::with_high_priority),
+/// [`with_share`](Self::with_share), [`with_weight`](Self::with_weight), [`with_patience`](Self::with_patience). Each
+/// returns another handle of the same pool, for a [`Batcher`](crate::Batcher) or a `tower` service as well.
+///
 /// Cheap to clone, `Send + Sync`; the clones are one pool.
 ///
 /// # Examples
 /// ```
 /// # futures::executor::block_on(async {
-/// let device = gpu_await::Device::host();
-/// let pool = device.streams(4)?;
-/// let stream = pool.acquire().await?;                  // waits while the pool is full
+/// use std::time::{Duration, Instant};
+/// use gpu_await::{Device, PoolShare, StreamPool};
+///
+/// let device = Device::host();
+/// let pool = StreamPool::builder()
+///     .streams(&device, 4)
+///     .share(PoolShare::new("train").max_in_flight(2))     // however many it asks for
+///     .build()?;
+/// let stream = pool.acquire_by(Instant::now() + Duration::from_millis(250)).await?;
 /// let x = stream.upload(vec![1.0f32, 2.0]).queued()?;
 /// let host = stream.download(&x).await?;
-/// drop(stream);                                        // the next may come in
+/// drop(stream);                                            // the next may come in
 /// assert_eq!(host, [1.0, 2.0]);
+///
+/// let train = pool.with_share("train")?;
+/// train.acquire().await?.zeros::<f32>(8).await?;
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
 pub struct StreamPool {
     shared: Arc<PoolCore>,
+    asks: Asks,
+}
+
+/// How the requests of a handle are admitted.
+#[derive(Clone, Copy)]
+struct Asks {
+    class: Class,
+    share: usize,
+    weight: u32,
+    patience: Option<Duration>,
 }
 
 /// A stream of a [`StreamPool`], and a permit in it.
@@ -97,24 +137,6 @@ pub struct PooledStream {
     waited: Duration,
 }
 
-/// Resolves with a stream when there is a permit for the request.
-///
-/// # Cancel safety
-/// Dropped, it leaves the queue; a permit that it was granted goes to the next. Polled first when it
-/// is first awaited: that is when it takes its turn in the queue.
-///
-/// Forgotten (`mem::forget`) while it waits, it keeps its turn, and the permit that it is then granted never
-/// comes back: [`drained`](StreamPool::drained) does not resolve, and once no other permit is left, those
-/// behind it wait until the pool closes.
-#[must_use = "a future does nothing unless it is awaited"]
-pub struct Acquire {
-    shared: Arc<PoolCore>,
-    class: Class,
-    patience: Patience,
-    state: AcquireState,
-    budget: Budget,
-}
-
 /// Resolves when nothing is in flight; see [`StreamPool::drained`].
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Drained {
@@ -126,20 +148,40 @@ pub struct Drained {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Requests in flight: they hold a stream, or the device is not through with them.
+    /// Permits in flight: requests that hold a stream, or that the device is not through with, by their weights.
     pub in_flight: usize,
     /// How many may be.
     pub max_in_flight: usize,
     /// Requests that wait for a permit.
     pub waiting: usize,
-    /// How many may.
+    /// How many may, of each share.
     pub max_waiting: usize,
     /// Requests admitted so far.
     pub granted: u64,
-    /// Requests refused so far because the pool was full.
+    /// Requests refused so far because the pool was full, or because they could not be answered in time.
     pub refused: u64,
+    /// Requests with a deadline that waited until it was too late.
+    pub expired: u64,
+    /// The shares, first that of requests which name none.
+    pub shares: Vec<PoolShareStats>,
     /// The streams.
     pub streams: Vec<PooledStreamStats>,
+}
+
+/// What a share of a [`StreamPool`] is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolShareStats {
+    /// Its name; empty for that of requests which name none.
+    pub name: String,
+    /// Permits of it in flight.
+    pub in_flight: usize,
+    /// Requests of it that wait.
+    pub waiting: usize,
+    /// How long its permits were held lately; `None` before the first came back.
+    pub held: Option<Duration>,
+    /// Whether the newest of its requests go first.
+    pub is_overloaded: bool,
 }
 
 /// What a stream of a [`StreamPool`] is doing.
@@ -167,6 +209,11 @@ struct PoolCore {
     devices: Vec<usize>,
     /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
     watches: OnceLock<Vec<Option<usize>>>,
+    /// By number; the first has none.
+    share_names: Vec<String>,
+    /// The admission's zero.
+    epoch: Instant,
+    timer: Timer,
     book: Mutex<PoolState>,
 }
 
@@ -176,13 +223,12 @@ struct PoolState {
     draining: Vec<Waker>,
     /// Why the last slot went.
     gone: Option<Error>,
+    /// When the timer wakes the pool.
+    wakes_at: Option<u64>,
 }
 
-enum AcquireState {
-    New,
-    Waiting { key: Key, since: Instant },
-    Done,
-}
+/// Wakes a pool in which a deadline passed.
+struct DeadlinePassed(Weak<PoolCore>);
 
 impl StreamPool {
     /// Makes a pool, options first.
@@ -190,8 +236,8 @@ impl StreamPool {
         StreamPoolBuilder::default()
     }
 
-    /// Waits for a permit and hands out the stream that the fewest requests share. First come, first
-    /// served.
+    /// Waits for a permit and hands out the stream that the fewest requests share. In FIFO order, unless the handle has a
+    /// [patience](Self::with_patience): then as [`acquire_by`](Self::acquire_by) that long from now.
     ///
     /// A task that acquires a second permit while it holds one can dead-lock: as many tasks as there are
     /// permits may each hold one and wait for another, for ever. A request that needs more streams takes
@@ -210,15 +256,86 @@ impl StreamPool {
     /// Yes: put a time-out around it. Who gives up loses the place in the queue and nothing else. Do not
     /// forget an [`Acquire`] (`mem::forget`): it keeps its turn.
     pub fn acquire(&self) -> Acquire {
-        self.enter(Class::Normal, Patience::UpToTheLimit)
+        self.enter(self.asks, self.patient_until(), Patience::UpToTheLimit)
     }
 
-    /// Like [`acquire`](Self::acquire), ahead of those who wait there, and on a stream for
+    /// Like [`acquire`](Self::acquire), for a request whose *answer* is of use until `deadline`: for a caller that gives up at some time,
+    /// this is the time.
+    ///
+    /// What is bounded is the wait for the permit, and by an estimate the work behind it. A permit goes to a request only
+    /// if what its share's permits took lately, beside as many, fits in the time that is left.
+    ///
+    /// # Ordering
+    /// FIFO in its class and share, until that is overloaded: then the newest first of those with a deadline. Requests without
+    /// one keep their turn among these, in FIFO order.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), and [`ErrorDetail::TooLate`] (its kind is `Overloaded`), at once or as soon as newer ones pushed it too far
+    /// back: it cannot be answered in time. [`ErrorDetail::Expired`] (its kind is `TimedOut`): it waited, and at its deadline at the latest is told that there was no
+    /// permit in time; on any executor, by a thread of the pool's that keeps the time.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use std::time::{Duration, Instant};
+    /// use gpu_await::{Device, ErrorKind, StreamPool};
+    ///
+    /// let device = Device::host();
+    /// let pool = StreamPool::builder().streams(&device, 1).max_in_flight(1).build()?;
+    /// let held = pool.acquire().await?;
+    /// let waits = pool.acquire_by(Instant::now() + Duration::from_millis(5));
+    /// assert_eq!(waits.await.unwrap_err().kind(), ErrorKind::TimedOut);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn acquire_by(&self, deadline: Instant) -> Acquire {
+        self.enter(self.asks, Some(deadline), Patience::UpToTheLimit)
+    }
+
+    /// [`with_high_priority`](Self::with_high_priority), then [`acquire`](Self::acquire).
+    pub fn acquire_high_priority(&self) -> Acquire {
+        self.with_high_priority().acquire()
+    }
+
+    /// A handle whose requests go ahead of those that wait, and on a stream for
     /// requests of high priority if the pool has any: the device prefers what is on these.
     ///
     /// Of those who wait, every ninth to be admitted is one of normal priority, so nobody starves.
-    pub fn acquire_high_priority(&self) -> Acquire {
-        self.enter(Class::High, Patience::UpToTheLimit)
+    #[must_use]
+    pub fn with_high_priority(&self) -> StreamPool {
+        self.with(Asks { class: Class::High, ..self.asks })
+    }
+
+    /// A handle whose requests count for the [share](StreamPoolBuilder::share) of that name.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::NoSuchShare`].
+    pub fn with_share(&self, name: &str) -> Result<StreamPool> {
+        let share = self.shared.share_names.iter().position(|known| known == name);
+        match share {
+            Some(share) => Ok(self.with(Asks { share, ..self.asks })),
+            None => Err(ErrorDetail::NoSuchShare { name: name.to_owned() }.into()),
+        }
+    }
+
+    /// A handle whose requests take `permits` permits each (of [`max_in_flight`](StreamPoolBuilder::max_in_flight)) on one stream: for what
+    /// costs as much as that many. At least 1; what is more than there are takes all there are.
+    ///
+    /// A heavy request that is next waits until all of its permits are free, and those behind it wait as well: lighter
+    /// ones do not starve it.
+    #[must_use]
+    pub fn with_weight(&self, permits: u32) -> StreamPool {
+        self.with(Asks { weight: permits, ..self.asks })
+    }
+
+    /// A handle whose callers wait that long for an *answer*: its [`acquire`](Self::acquire) is
+    /// [`acquire_by`](Self::acquire_by) the time of the call plus that. Zero: who would wait is refused at once
+    /// ([`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded)).
+    #[must_use]
+    pub fn with_patience(&self, patience: Duration) -> StreamPool {
+        self.with(Asks { patience: Some(patience), ..self.asks })
     }
 
     /// A stream, if there is a permit right now.
@@ -227,7 +344,7 @@ impl StreamPool {
     /// As [`acquire`](Self::acquire); `Overloaded` also while nobody waits. A device that is gone
     /// is reported rather than `Overloaded`.
     pub fn try_acquire(&self) -> Result<PooledStream> {
-        let acquired = self.enter(Class::Normal, Patience::Never).now_or_never();
+        let acquired = self.enter(self.asks, None, Patience::Never).now_or_never();
         acquired.unwrap_or_else(|| unreachable!("who never waits is answered at once"))
     }
 
@@ -257,23 +374,51 @@ impl StreamPool {
             device: stream.engine().label().to_owned(),
             priority: stream.priority(),
             high_priority: *class == Class::High,
-            in_flight: admission.taken_on(slot),
+            in_flight: admission.taken_on(slot) as usize,
             backlog: backlogs[slot],
         };
+        let now = self.shared.now();
+        let share = |(share, name): (usize, &String)| PoolShareStats {
+            name: name.clone(),
+            in_flight: admission.taken_by(share) as usize,
+            waiting: admission.waiting_of(share),
+            held: admission.took_ns(share).map(Duration::from_nanos),
+            is_overloaded: admission.is_overloaded(now, share),
+        };
         PoolStats {
-            in_flight: admission.taken(),
-            max_in_flight: admission.limit(),
+            in_flight: admission.taken() as usize,
+            max_in_flight: admission.limit() as usize,
             waiting: admission.waiting(),
             max_waiting: admission.max_waiting(),
             granted: admission.granted(),
             refused: admission.refused(),
+            expired: admission.expired(),
+            shares: self.shared.share_names.iter().enumerate().map(share).collect(),
             streams: self.shared.slots.iter().enumerate().map(stream).collect(),
         }
     }
 
-    pub(crate) fn enter(&self, class: Class, patience: Patience) -> Acquire {
-        let (shared, budget) = (self.shared.clone(), Budget::default());
-        Acquire { shared, class, patience, state: AcquireState::New, budget }
+    /// [`acquire`](Self::acquire), however many wait, and whatever the patience: for a batch, whose requests have their own.
+    pub(crate) fn acquire_for_batch(&self) -> Acquire {
+        self.enter(self.asks, None, Patience::Always)
+    }
+
+    fn enter(&self, asks: Asks, deadline: Option<Instant>, patience: Patience) -> Acquire {
+        // Zero is no deadline that has passed, but nothing to be waited for.
+        let zero = patience == Patience::UpToTheLimit && asks.patience == Some(Duration::ZERO);
+        let (deadline, patience) =
+            if zero && deadline.is_none() { (None, Patience::Never) } else { (deadline, patience) };
+        Acquire::new(&self.shared, asks, deadline, patience)
+    }
+
+    /// When the handle's patience ends that begins now; `None` if it has no end, or no time to begin with.
+    fn patient_until(&self) -> Option<Instant> {
+        let patience = self.asks.patience.filter(|patience| !patience.is_zero())?;
+        Instant::now().checked_add(patience)
+    }
+
+    fn with(&self, asks: Asks) -> StreamPool {
+        StreamPool { shared: self.shared.clone(), asks }
     }
 }
 
@@ -301,90 +446,6 @@ impl Marks for PooledStream {
     }
 }
 
-impl Future for Acquire {
-    type Output = Result<PooledStream>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut budget = self.budget;
-        let polled = budget.poll(cx, |cx| self.poll_permit(cx));
-        self.budget = budget;
-        polled
-    }
-}
-
-impl Acquire {
-    fn poll_permit(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
-        loop {
-            let ended = match self.state {
-                AcquireState::New => {
-                    let mut book = self.shared.book.lock();
-                    let wakers = self.shared.look_after(&mut book);
-                    let ended = match book.admission.enter(self.class, self.patience) {
-                        Entered::In(slot) => Some(Ok((slot, Duration::ZERO))),
-                        Entered::Waits(key) => {
-                            self.state = AcquireState::Waiting { key, since: Instant::now() };
-                            None
-                        }
-                        Entered::Full => Some(Err(full(&book.admission))),
-                        Entered::Gone => Some(Err(book.gone())),
-                        Entered::Closed => Some(Err(closed())),
-                    };
-                    drop(book);
-                    wakers.into_iter().for_each(contain::wake);
-                    match ended {
-                        Some(ended) => ended,
-                        None => {
-                            self.shared.watch();
-                            continue;
-                        }
-                    }
-                }
-                AcquireState::Waiting { key, since } => {
-                    // Cloned in front of the lock, dropped behind it: a waker is foreign code.
-                    let waker = cx.waker().clone();
-                    let mut book = self.shared.book.lock();
-                    // Behind the registration: a device that ended in front of it wakes nobody.
-                    let wakers = self.shared.look_after(&mut book);
-                    let (turn, stale) = book.admission.poll(key, waker);
-                    let ended = match turn {
-                        Waited::Wait => None,
-                        Waited::In(slot) => Some(Ok((slot, since.elapsed()))),
-                        Waited::Gone => Some(Err(book.gone())),
-                        Waited::Closed => Some(Err(closed())),
-                    };
-                    drop(book);
-                    drop(stale);
-                    wakers.into_iter().for_each(contain::wake);
-                    match ended {
-                        None => return Poll::Pending,
-                        Some(ended) => ended,
-                    }
-                }
-                AcquireState::Done => panic!("`Acquire` polled after it was ready"),
-            };
-            self.state = AcquireState::Done;
-            match ended {
-                Err(error) => return Poll::Ready(Err(error)),
-                Ok((slot, waited)) => match self.shared.stream(slot) {
-                    Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
-                    // Its device is gone: another slot will do.
-                    None => self.state = AcquireState::New,
-                },
-            }
-        }
-    }
-}
-
-impl Drop for Acquire {
-    fn drop(&mut self) {
-        if let AcquireState::Waiting { key, .. } = self.state {
-            let (next, stale) = self.shared.book.lock().admission.leave(key);
-            drop(stale);
-            next.into_iter().for_each(contain::wake);
-        }
-    }
-}
-
 impl Future for Drained {
     type Output = ();
 
@@ -408,33 +469,77 @@ impl PoolCore {
         Poll::Pending
     }
 
-    /// The stream of a slot on which a permit was granted, holding that; `None`, and the permit goes back, if its
+    /// The stream of a permit, holding that; `None`, and the permit goes back, if its
     /// device takes no work any more.
-    fn stream(self: &Arc<Self>, slot: usize) -> Option<Stream> {
+    fn stream(self: &Arc<Self>, permit: usize, slot: usize) -> Option<Stream> {
         let stream = &self.slots[slot].0;
         if stream.engine().check_open().is_err() {
-            self.give_back(slot);
+            self.take_back(permit, Admission::hand_back);
             return None;
         }
-        Some(stream.leased(Lease::new(stream.state().progress().clone(), slot, self.clone())))
+        Some(stream.leased(Lease::new(stream.state().progress().clone(), permit, self.clone())))
+    }
+
+    /// Nanoseconds since the pool was made.
+    fn now(&self) -> u64 {
+        self.time_of(Instant::now())
+    }
+
+    fn time_of(&self, at: Instant) -> u64 {
+        let ns = at.saturating_duration_since(self.epoch).as_nanos();
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    /// Has the timer wake the pool at the next deadline, if it does not earlier. Under the lock, so that the timer is set
+    /// in the order of the decisions. Without a thread for it whoever expires is told when the next permit is released.
+    fn keep_time(self: &Arc<Self>, book: &mut PoolState) {
+        let Some(next) = book.admission.next_deadline() else { return };
+        let Some(at) = self.epoch.checked_add(Duration::from_nanos(next)) else { return };
+        if book.wakes_at.is_none_or(|known| next < known) {
+            let waker = Waker::from(Arc::new(DeadlinePassed(Arc::downgrade(self))));
+            book.wakes_at = self.timer.set(at, waker).then_some(next);
+        }
+    }
+
+    fn take_back(&self, permit: usize, take: fn(&mut Admission, u64, usize) -> Wakers) {
+        let wakers = {
+            let mut book = self.book.lock();
+            let mut wakers = self.look_after(&mut book);
+            wakers.extend(take(&mut book.admission, self.now(), permit));
+            wakers.extend(book.drained());
+            wakers
+        };
+        wakers.into_iter().for_each(contain::wake);
     }
 }
 
 impl Permits for PoolCore {
-    fn give_back(&self, slot: usize) {
-        let (mut wakers, drained) = {
-            let mut book = self.book.lock();
-            let mut wakers = self.look_after(&mut book);
-            wakers.extend(book.admission.give_back(slot));
-            let is_drained = book.admission.taken() == 0;
-            (wakers, if is_drained { std::mem::take(&mut book.draining) } else { Vec::new() })
+    fn give_back(&self, permit: usize) {
+        self.take_back(permit, Admission::give_back);
+    }
+}
+
+impl Wake for DeadlinePassed {
+    fn wake(self: Arc<Self>) {
+        let Some(shared) = self.0.upgrade() else { return };
+        let wakers = {
+            let mut book = shared.book.lock();
+            book.wakes_at = None;
+            let wakers = book.admission.expire(shared.now());
+            shared.keep_time(&mut book);
+            wakers
         };
-        wakers.extend(drained);
         wakers.into_iter().for_each(contain::wake);
     }
 }
 
 impl PoolState {
+    /// Who is to be woken as nothing is in flight any more. Asked whenever a permit may have been released.
+    fn drained(&mut self) -> Vec<Waker> {
+        let is_drained = self.admission.taken() == 0;
+        if is_drained { std::mem::take(&mut self.draining) } else { Vec::new() }
+    }
+
     /// Why there is no slot.
     fn gone(&self) -> Error {
         self.gone.clone().unwrap_or_else(closed)
@@ -443,17 +548,6 @@ impl PoolState {
 
 fn closed() -> Error {
     ErrorDetail::Closed { device: "the stream pool".to_owned() }.into()
-}
-
-fn full(admission: &Admission) -> Error {
-    ErrorDetail::Overloaded {
-        what: "the stream pool",
-        in_flight: admission.taken() as u64,
-        limit: admission.limit() as u64,
-        waiting: admission.waiting() as u64,
-        max_waiting: admission.max_waiting() as u64,
-    }
-    .into()
 }
 
 impl fmt::Debug for StreamPool {
@@ -468,16 +562,6 @@ impl fmt::Debug for StreamPool {
 impl fmt::Debug for PooledStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pooled{:?}", self.stream)
-    }
-}
-
-impl fmt::Debug for Acquire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.state {
-            AcquireState::New => "Acquire(new)",
-            AcquireState::Waiting { .. } => "Acquire(waiting)",
-            AcquireState::Done => "Acquire(done)",
-        })
     }
 }
 

@@ -1,8 +1,8 @@
 //! One time-out, on any executor, exact to some microseconds.
 //!
-//! A runtime's own timers are too coarse for a batch: tokio's go by the millisecond. So a batcher
-//! that may wait has a thread of its own for it, which starts with the first time-out and ends with
-//! the batcher.
+//! A runtime's own timers are too coarse for a batch (tokio's go by the millisecond), and a pool has no runtime. So a batcher
+//! that may wait, and a pool whose requests have deadlines, each have a thread for it, which starts with the first
+//! time-out and ends with its owner.
 #![forbid(unsafe_code)]
 
 use std::task::Waker;
@@ -21,13 +21,12 @@ pub(crate) struct Timer {
     worker: Worker<Set>,
 }
 
-impl Default for Timer {
-    fn default() -> Self {
-        Timer { worker: Worker::new("gpu-await-batch") }
-    }
-}
-
 impl Timer {
+    /// One whose thread will have that name.
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Timer { worker: Worker::new(name) }
+    }
+
     /// Wakes `waker` at `at`, instead of what was set before; false if there is no thread to be had.
     pub(crate) fn set(&self, at: Instant, waker: Waker) -> bool {
         self.worker.send((at, waker), run).is_ok()

@@ -1,26 +1,25 @@
-//! Stream pools and batchers as `tower::Service`, so that time-outs, load shedding, concurrency
+//! Stream pools and batchers as `tower::Service`, so that time-outs, retries, rate
 //! limits and tracing layers apply to them.
 //!
-//! Both are ready when there is a permit for the request, and hold it until the call or their drop:
-//! behind a `load_shed` layer a request that would wait is refused at once, behind a `timeout` layer
-//! it is given up. A clone holds none of the permit.
+//! Both are always ready, and wait in the future of the call: what a `timeout` layer bounds is then the wait for a permit as well as the
+//! work, for `tower` starts its time with the call, and a service that is kept ready and not called keeps no permit. The
+//! bound on who waits is the pool's or the batcher's own.
 #![forbid(unsafe_code)]
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use futures::ready;
+use pin_project::pin_project;
 use tower_service::Service;
 
-use super::admission::{Class, Entered, Key, Patience, Waited};
-use super::batcher::{Batcher, BatcherCore, Call, SLOT, closed};
-use super::pool::{Acquire, PooledStream, StreamPool};
+use super::batcher::{Batcher, Call};
+use super::pool::acquire::Acquire;
+use super::pool::{PooledStream, StreamPool};
 use crate::error::Error;
-use crate::thread::contain;
 
-/// A function of a stream and a request, as a service: ready when the [`StreamPool`] has a stream.
+/// A function of a stream and a request, as a service: each call waits for a permit of the [`StreamPool`], then runs it.
 ///
 /// # Examples
 /// ```
@@ -29,124 +28,106 @@ use crate::thread::contain;
 /// use gpu_await::{Device, Error, PooledStream};
 /// use tower::{Service, ServiceBuilder, ServiceExt};
 ///
-/// let pool = Device::host().streams(4)?;
+/// let limit = Duration::from_secs(1);
+/// let pool = Device::host().streams(4)?.with_patience(limit);
 /// let sum = pool.service(|stream: PooledStream, x: Vec<f32>| async move {
 ///     let x = stream.upload(x).queued()?;
 ///     Ok::<_, Error>(stream.download(&x).await?.iter().sum::<f32>())
 /// });
-/// let mut service = ServiceBuilder::new().load_shed().timeout(Duration::from_secs(1)).service(sum);
+/// let mut service = ServiceBuilder::new().timeout(limit).service(sum);
 /// assert_eq!(service.ready().await.unwrap().call(vec![1.0, 2.0]).await.unwrap(), 3.0);
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
+#[derive(Clone)]
 pub struct PoolService<F> {
     pool: StreamPool,
     run: F,
-    acquiring: Option<Acquire>,
-    stream: Option<PooledStream>,
 }
 
-/// A [`Batcher`] as a service: ready when a request may wait for a batch.
+/// A call of a [`PoolService`].
+///
+/// # Cancel safety
+/// Dropped, it leaves the pool's queue, or drops the future of the function with its stream: what was submitted goes on, and keeps its permit until the
+/// device has finished.
+#[pin_project]
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct PoolCall<F, Q, Fut> {
+    waiting: Option<(Acquire, F, Q)>,
+    #[pin]
+    running: Option<Fut>,
+}
+
+/// A [`Batcher`] as a service: each call enters a request.
 pub struct BatchService<Q, R, E = Error> {
     batcher: Batcher<Q, R, E>,
-    waiting: Option<Key>,
-    reserved: bool,
 }
 
 impl StreamPool {
-    /// Makes a service that calls `run` with a stream of the pool and each request. It is ready
-    /// when there is a stream, however many wait: bound these with a layer.
+    /// Makes a service that waits for a permit for each request, as this handle's [`acquire`](Self::acquire) does, and calls `run` with the stream.
+    ///
+    /// It is always ready: a `timeout` layer bounds the wait for the permit and the work together, and no permit is kept between calls. `load_shed` and
+    /// `concurrency_limit` see no load; who would wait is refused with [`with_patience`](Self::with_patience) of zero, who waits too long with
+    /// the time limit as the patience, and the rest with [`max_waiting`](crate::StreamPoolBuilder::max_waiting).
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire) but for `Overloaded`, turned into the error of `run`'s future.
-    ///
-    /// # Panics
-    /// Called before it was ready, as every such service.
+    /// As [`acquire`](Self::acquire), turned into the error of `run`'s future.
     pub fn service<F>(&self, run: F) -> PoolService<F> {
-        PoolService { pool: self.clone(), run, acquiring: None, stream: None }
+        PoolService { pool: self.clone(), run }
     }
 }
 
 impl<Q, R, E> Batcher<Q, R, E> {
-    /// The batcher as a service: ready when a request may wait for a batch.
+    /// The handle as a service, whose calls are this handle's [`call`](Self::call)s. It is always ready, and refuses what is too much: a
+    /// `timeout` layer bounds the wait for a batch and the batch together.
     ///
     /// # Errors
     /// As [`Call`].
-    ///
-    /// # Panics
-    /// Called before it was ready, as every such service.
     #[must_use]
     pub fn service(&self) -> BatchService<Q, R, E> {
-        BatchService { batcher: self.clone(), waiting: None, reserved: false }
+        BatchService { batcher: self.clone() }
     }
 }
 
 impl<F, Q, Fut, R, E> Service<Q> for PoolService<F>
 where
-    F: FnMut(PooledStream, Q) -> Fut,
+    F: FnMut(PooledStream, Q) -> Fut + Clone,
     Fut: Future<Output = Result<R, E>>,
     E: From<Error>,
 {
     type Response = R;
     type Error = E;
-    type Future = Fut;
+    type Future = PoolCall<F, Q, Fut>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), E>> {
-        if self.stream.is_none() {
-            let pool = &self.pool;
-            let acquiring =
-                self.acquiring.get_or_insert_with(|| pool.enter(Class::Normal, Patience::Always));
-            let acquired = ready!(Pin::new(acquiring).poll(cx));
-            self.acquiring = None;
-            self.stream = Some(acquired?);
-        }
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), E>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Q) -> Fut {
-        let stream = self.stream.take().expect("`poll_ready` said ready first");
-        (self.run)(stream, request)
+    fn call(&mut self, request: Q) -> PoolCall<F, Q, Fut> {
+        let waiting = (self.pool.acquire(), self.run.clone(), request);
+        PoolCall { waiting: Some(waiting), running: None }
     }
 }
 
-impl<Q, R, E> BatcherCore<Q, R, E> {
-    /// Makes a permit for a request that is to come, when there is one.
-    fn reserve(&self, waiting: &mut Option<Key>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let waker = cx.waker().clone();
-        let mut book = self.book.lock();
-        let key = match waiting.take() {
-            Some(key) => key,
-            None => match book.admission.enter(Class::Normal, Patience::Always) {
-                Entered::In(_) => return Poll::Ready(Ok(())),
-                Entered::Waits(key) => key,
-                Entered::Full | Entered::Gone | Entered::Closed => {
-                    return Poll::Ready(Err(closed()));
-                }
-            },
-        };
-        let (waited, stale) = book.admission.poll(key, waker);
-        drop(book);
-        drop(stale);
-        match waited {
-            Waited::Wait => {
-                *waiting = Some(key);
-                Poll::Pending
-            }
-            Waited::In(_) => Poll::Ready(Ok(())),
-            Waited::Gone | Waited::Closed => Poll::Ready(Err(closed())),
-        }
-    }
+impl<F, Q, Fut, R, E> Future for PoolCall<F, Q, Fut>
+where
+    F: FnMut(PooledStream, Q) -> Fut,
+    Fut: Future<Output = Result<R, E>>,
+    E: From<Error>,
+{
+    type Output = Result<R, E>;
 
-    /// Gives up a permit that was made, or waited for.
-    fn unreserve(&self, waiting: Option<Key>, reserved: bool) {
-        let mut book = self.book.lock();
-        let (next, stale) = match waiting {
-            Some(key) => book.admission.leave(key),
-            None if reserved => (book.admission.give_back(SLOT), None),
-            None => (None, None),
-        };
-        drop(book);
-        drop(stale);
-        next.into_iter().for_each(contain::wake);
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<R, E>> {
+        let mut call = self.project();
+        if let Some((acquire, ..)) = call.waiting {
+            let stream = ready!(Pin::new(acquire).poll(cx));
+            if let Some((_, mut run, request)) = call.waiting.take() {
+                call.running.set(Some(run(stream?, request)));
+            }
+        }
+        match call.running.as_pin_mut() {
+            Some(running) => running.poll(cx),
+            None => panic!("`PoolCall` polled after it was ready"),
+        }
     }
 }
 
@@ -155,35 +136,25 @@ impl<Q, R, E: From<Error>> Service<Q> for BatchService<Q, R, E> {
     type Error = E;
     type Future = Call<Q, R, E>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), E>> {
-        if !self.reserved {
-            ready!(self.batcher.shared.reserve(&mut self.waiting, cx))?;
-            self.reserved = true;
-        }
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), E>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Q) -> Call<Q, R, E> {
-        assert!(std::mem::take(&mut self.reserved), "`poll_ready` said ready first");
-        Call::new(&self.batcher.shared, request, true)
-    }
-}
-
-impl<Q, R, E> Drop for BatchService<Q, R, E> {
-    fn drop(&mut self) {
-        self.batcher.shared.unreserve(self.waiting.take(), self.reserved);
-    }
-}
-
-impl<F: Clone> Clone for PoolService<F> {
-    fn clone(&self) -> Self {
-        self.pool.service(self.run.clone())
+        self.batcher.call(request)
     }
 }
 
 impl<Q, R, E> Clone for BatchService<Q, R, E> {
     fn clone(&self) -> Self {
         self.batcher.service()
+    }
+}
+
+impl<F, Q, Fut> fmt::Debug for PoolCall<F, Q, Fut> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waits = self.waiting.is_some();
+        f.write_str(if waits { "PoolCall(waiting)" } else { "PoolCall(running)" })
     }
 }
 

@@ -28,7 +28,7 @@ use crate::thread::exit;
 
 /// Whom a permit is given back to.
 pub(crate) trait Permits: Send + Sync {
-    fn give_back(&self, slot: usize);
+    fn give_back(&self, permit: usize);
 }
 
 /// A permit; dropped, it is released when the device has finished.
@@ -36,13 +36,13 @@ pub(crate) struct Lease {
     stream: Arc<Progress>,
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
-    slot: usize,
+    permit: usize,
     permits: Arc<dyn Permits>,
 }
 
 impl Lease {
-    pub(crate) fn new(stream: Arc<Progress>, slot: usize, permits: Arc<dyn Permits>) -> Self {
-        Lease { stream, last: AtomicU64::new(0), slot, permits }
+    pub(crate) fn new(stream: Arc<Progress>, permit: usize, permits: Arc<dyn Permits>) -> Self {
+        Lease { stream, last: AtomicU64::new(0), permit, permits }
     }
 
     /// Says that a handle submitted `ticket`.
@@ -62,7 +62,7 @@ impl Drop for Lease {
         let last = *self.last.get_mut();
         // After `main` nobody asks the driver any more.
         if self.stream.is_settled(last) || exit::begun() {
-            self.permits.give_back(self.slot);
+            self.permits.give_back(self.permit);
             return;
         }
         let mut op = Op::until(Point { stream: self.stream.clone(), ticket: last });
@@ -70,7 +70,7 @@ impl Drop for Lease {
         let return_ = Return {
             gate: SweepGate::new(),
             op: Mutex::new(Some(op)),
-            slot: self.slot,
+            permit: self.permit,
             permits: self.permits.clone(),
         };
         Arc::new(return_).look();
@@ -82,7 +82,7 @@ struct Return {
     gate: SweepGate,
     /// Taken when it is complete.
     op: Mutex<Option<Op<()>>>,
-    slot: usize,
+    permit: usize,
     permits: Arc<dyn Permits>,
 }
 
@@ -96,7 +96,7 @@ impl Return {
             let Some(mut op) = self.op.lock().take() else { return };
             // Complete or lost: the device will not touch anything more of it.
             if Pin::new(&mut op).poll(&mut Context::from_waker(&waker)).is_ready() {
-                self.permits.give_back(self.slot);
+                self.permits.give_back(self.permit);
             } else {
                 *self.op.lock() = Some(op);
             }

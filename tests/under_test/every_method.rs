@@ -881,6 +881,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let held = pool.try_acquire()?;
     each! { answers:
         "StreamPool::acquire", pool => |p| once(p.acquire());
+        "StreamPool::acquire_by", pool => |p| once(p.acquire_by(Instant::now()));
         "StreamPool::acquire_high_priority", pool => |p| once(p.acquire_high_priority());
         "Acquire::poll", pool => |p| once(p.acquire());
         "StreamPool::try_acquire", pool => |p| drop(p.try_acquire());
@@ -894,18 +895,19 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let service = move || {
         free.service(|stream: PooledStream, ()| async move { stream.zeros::<u8>(1).queued() })
     };
-    let (mut waiting, mut ready) = (service(), service());
+    let (mut waiting, mut called, mut polled) = (service(), service(), service());
     list.answers("StreamPool::service", service);
     list.answers("PoolService::poll_ready", move || {
         drop(waiting.poll_ready(&mut Context::from_waker(Waker::noop())));
     });
-    drop(ready.poll_ready(&mut Context::from_waker(Waker::noop())));
-    list.refuses("PoolService::call", move || at_once(ready.call(())));
+    list.answers("PoolService::call", move || drop(called.call(())));
+    list.refuses("PoolCall::poll", move || at_once(polled.call(())));
     let (batcher, worker) = Batcher::builder().build(|numbers: Vec<u32>| async move {
         Ok::<_, Error>(numbers.into_iter().map(Ok).collect())
     });
     each! { answers:
         "Batcher::call", batcher => |b| b.call(1);
+        "Batcher::call_by", batcher => |b| b.call_by(1, Instant::now());
         "Call::poll", batcher => |b| once(b.call(1));
         "Batcher::stats", batcher => |b| b.stats();
         "Batcher::service", batcher => |b| b.service();

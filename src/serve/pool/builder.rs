@@ -2,13 +2,15 @@
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolState, StreamPool};
+use super::{Asks, IN_FLIGHT_A_STREAM, MAX_WAITING, PoolCore, PoolState, StreamPool};
 use crate::device::Device;
 use crate::error::{ErrorDetail, Result};
-use crate::serve::admission::{Admission, Class};
+use crate::serve::admission::{Admission, Class, ShareLimits};
+use crate::serve::timer::Timer;
 use crate::thread::role;
 
 /// Options for making a [`StreamPool`].
@@ -18,6 +20,39 @@ pub struct StreamPoolBuilder {
     pub(super) groups: Vec<(Device, usize, bool)>,
     pub(super) max_in_flight: Option<usize>,
     pub(super) max_waiting: Option<usize>,
+    patience: Option<Duration>,
+    shares: Vec<PoolShare>,
+}
+
+/// A share of a [`StreamPool`]: requests that are admitted beside those of the other shares, so that none starves another.
+#[must_use = "a share does nothing until a builder has it"]
+#[derive(Clone, Debug)]
+pub struct PoolShare {
+    name: String,
+    part: u32,
+    max_in_flight: Option<usize>,
+}
+
+impl PoolShare {
+    /// One of part 1, without a limit of its own.
+    pub fn new(name: &str) -> Self {
+        PoolShare { name: name.to_owned(), part: 1, max_in_flight: None }
+    }
+
+    /// Its part, beside those of the other shares that have requests waiting, of the time that permits are held; at least 1.
+    pub fn part(mut self, part: u32) -> Self {
+        self.part = part.max(1);
+        self
+    }
+
+    /// How many permits its requests may have at once, also while nobody else wants any; at least 1.
+    ///
+    /// A part divides the permits as they come back; this bounds what is in front of the others *on the device*, which finishes what
+    /// it began. A share of long kernels beside one of short ones wants both.
+    pub fn max_in_flight(mut self, permits: usize) -> Self {
+        self.max_in_flight = Some(permits.max(1));
+        self
+    }
 }
 
 impl StreamPoolBuilder {
@@ -45,10 +80,28 @@ impl StreamPoolBuilder {
         self
     }
 
-    /// How many requests may wait for a permit: further ones are refused at once, which is better
+    /// How many requests of each share may wait for a permit: further ones are refused at once, which is better
     /// than an answer that comes too late. 1024 unless said otherwise.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.max_waiting = Some(requests);
+        self
+    }
+
+    /// How long callers wait for an *answer*: [`acquire`](StreamPool::acquire) is then
+    /// [`acquire_by`](StreamPool::acquire_by) that long from the call. Without it requests wait as long as it takes, and under overload permits
+    /// go to callers that are about to give up. Say here what the service's time limit is.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// Adds a share, for [`with_share`](StreamPool::with_share). Requests that name none are another one, of part 1.
+    ///
+    /// While several shares have requests waiting, the next permit goes to the one whose permits were held for the shortest time, over its part.
+    /// Of two shares with one name the later one counts.
+    pub fn share(mut self, share: PoolShare) -> Self {
+        self.shares.retain(|known| known.name != share.name);
+        self.shares.push(share);
         self
     }
 
@@ -81,14 +134,29 @@ impl StreamPoolBuilder {
         }
         let limit = self.max_in_flight.unwrap_or(IN_FLIGHT_A_STREAM * slots.len());
         let max_waiting = self.max_waiting.unwrap_or(MAX_WAITING);
-        let admission = Admission::new(limit, max_waiting, slots.iter().map(|(_, class)| *class));
-        let book = Mutex::new(PoolState { admission, draining: Vec::new(), gone: None });
+        let mut shares = vec![PoolShare::new("")];
+        shares.extend(self.shares);
+        let limits = shares.iter().map(|share| ShareLimits {
+            part: share.part,
+            limit: share.max_in_flight.map_or(u64::MAX, |permits| permits as u64),
+        });
+        let classes = slots.iter().map(|(_, class)| *class);
+        let admission = Admission::new(limit as u64, max_waiting, classes, limits);
+        let book = PoolState { admission, draining: Vec::new(), gone: None, wakes_at: None };
         let engine_id = |slot: usize| slots[slot].0.engine().id;
         let is_first = |slot: &usize| (0..*slot).all(|other| engine_id(other) != engine_id(*slot));
         let devices = (0..slots.len()).filter(is_first).collect();
-        Ok(StreamPool {
-            shared: Arc::new(PoolCore { slots, devices, watches: OnceLock::new(), book }),
-        })
+        let shared = PoolCore {
+            slots,
+            devices,
+            watches: OnceLock::new(),
+            share_names: shares.into_iter().map(|share| share.name).collect(),
+            epoch: Instant::now(),
+            timer: Timer::new("gpu-await-pool"),
+            book: Mutex::new(book),
+        };
+        let asks = Asks { class: Class::Normal, share: 0, weight: 1, patience: self.patience };
+        Ok(StreamPool { shared: Arc::new(shared), asks })
     }
 }
 

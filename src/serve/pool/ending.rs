@@ -6,6 +6,7 @@ use std::task::{Wake, Waker};
 
 use super::{PoolCore, PoolState};
 use crate::runtime::Engine;
+use crate::serve::admission::Wakers;
 use crate::thread::contain;
 
 /// Wakes a pool that has requests waiting: a device was lost or closed.
@@ -18,8 +19,8 @@ impl PoolCore {
 
     /// Takes the slots of devices away that take no work any more. Returns whom to wake, outside of
     /// the lock.
-    pub(super) fn look_after(&self, book: &mut PoolState) -> Vec<Waker> {
-        let mut wakers = Vec::new();
+    pub(super) fn look_after(&self, book: &mut PoolState) -> Wakers {
+        let mut wakers = Wakers::new();
         for &first in &self.devices {
             if !book.admission.is_usable(first) {
                 continue;

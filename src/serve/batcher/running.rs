@@ -1,0 +1,325 @@
+//! A batch that runs: what its function is given, how its replies come to the callers, and its span.
+//!
+//! A batch counts as in flight until it has answered. Its [`InFlight`] says so when it is dropped, whatever
+//! became of the future that holds it.
+//!
+//! # Invariants
+//! 1. A batch ends once, also if its future is dropped before it began or its function panics
+//!    (`a_batch_that_is_not_run_ends`).
+//! 2. With `in_order` no reply is given before those to earlier batches (`replies_in_order`).
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::channel::oneshot;
+use parking_lot::Mutex;
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
+
+use super::{BatcherCore, Request};
+use crate::error::{Error, ErrorDetail};
+use crate::serve::batching::{Begun, Gathered};
+use crate::thread::contain;
+
+/// The requests of a batch, in the order in which their replies are to be. Dereferences to a slice of them.
+#[derive(Clone, Debug)]
+pub struct Batch<Q> {
+    requests: Vec<Q>,
+    weight: u64,
+    padded_len: usize,
+}
+
+impl<Q> Batch<Q> {
+    /// The requests.
+    #[must_use]
+    pub fn into_requests(self) -> Vec<Q> {
+        self.requests
+    }
+
+    /// What they [weigh](super::Batcher::with_weight) together.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        self.weight
+    }
+
+    /// The least length of those [declared](super::builder::BatcherBuilder::pad_to) that they fit in, or else their number. Replies are still one
+    /// for each request.
+    #[must_use]
+    pub fn padded_len(&self) -> usize {
+        self.padded_len
+    }
+}
+
+impl<Q> Deref for Batch<Q> {
+    type Target = [Q];
+
+    fn deref(&self) -> &[Q] {
+        &self.requests
+    }
+}
+
+impl<Q> IntoIterator for Batch<Q> {
+    type Item = Q;
+    type IntoIter = std::vec::IntoIter<Q>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.requests.into_iter()
+    }
+}
+
+/// A batch that is to be run: a future for the task that [`spawn`](super::builder::BatcherBuilder::spawn) makes.
+#[must_use = "a batch is not run unless its future is spawned"]
+pub struct BatchTask(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl Future for BatchTask {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for BatchTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BatchTask")
+    }
+}
+
+type Caller<R, E> = oneshot::Sender<Result<R, E>>;
+
+/// The replies of batches that ended before earlier ones.
+pub(super) struct Deliveries<R, E> {
+    next: u64,
+    ended: BTreeMap<u64, Replies<R, E>>,
+    /// Somebody hands them out: what is entered meanwhile is for that one.
+    is_delivering: bool,
+    send: fn(Replies<R, E>),
+}
+
+/// Who is to be told what.
+struct Replies<R, E> {
+    callers: Vec<Caller<R, E>>,
+    replies: Result<Vec<Result<R, E>>, E>,
+}
+
+/// A batch that counts as in flight.
+pub(super) struct InFlight<Q, R, E> {
+    shared: Arc<BatcherCore<Q, R, E>>,
+    number: u64,
+    begun: Begun,
+    /// Of its first request.
+    since_ns: u64,
+    span: Span,
+    answered: bool,
+    /// Whether the worker is to be told of its end: it is no part of the worker.
+    tells: bool,
+}
+
+impl<R, E: Clone> Deliveries<R, E> {
+    pub(super) fn new() -> Self {
+        Deliveries { next: 0, ended: BTreeMap::new(), is_delivering: false, send: Replies::send }
+    }
+}
+
+/// What became of the requests of a batch: what the function is given, and who is to be told.
+pub(super) fn unpack<Q, R, E>(
+    requests: Vec<Gathered<Request<Q, R, E>>>,
+    padded: &[usize],
+) -> (Batch<Q>, Vec<Caller<R, E>>, Vec<Span>) {
+    let weight = requests.iter().map(|gathered| gathered.weight).sum();
+    let (mut batch, mut callers, mut spans) = (Vec::new(), Vec::new(), Vec::new());
+    for Gathered { request: Request { request, reply, span }, .. } in requests {
+        batch.push(request);
+        callers.push(reply);
+        spans.push(span);
+    }
+    let len = batch.len();
+    let padded_len = padded.iter().copied().find(|padded| *padded >= len).unwrap_or(len);
+    (Batch { requests: batch, weight, padded_len }, callers, spans)
+}
+
+impl<Q, R, E> InFlight<Q, R, E> {
+    /// A batch with its span, which follows from those of its requests.
+    pub(super) fn new(
+        shared: Arc<BatcherCore<Q, R, E>>,
+        number: u64,
+        begun: Begun,
+        batch: &Batch<Q>,
+        (since_ns, spans): (u64, Vec<Span>),
+        tells: bool,
+    ) -> Self {
+        let us = |from, to: u64| Duration::from_nanos(to.saturating_sub(from)).as_micros() as u64;
+        // A subscriber is foreign code: what it panics with costs the trace alone.
+        let span = contain::catch(|| {
+            let span = tracing::debug_span!(
+                target: "gpu_await::batch", parent: None, "batch",
+                requests = batch.len(), weight = batch.weight,
+                queue_us = us(since_ns, begun.at_ns), permit_us = us(begun.asked_ns, begun.at_ns),
+                run_us = Empty, answer_us = Empty,
+            );
+            for request in spans {
+                span.follows_from(&request);
+            }
+            span
+        });
+        let span = span.unwrap_or_else(|_| Span::none());
+        InFlight { shared, number, begun, since_ns, span, answered: false, tells }
+    }
+
+    /// Gives the callers their replies.
+    fn answer(&mut self, callers: Vec<Caller<R, E>>, replies: Result<Vec<Result<R, E>>, E>)
+    where
+        E: Clone,
+    {
+        self.answered = true;
+        self.shared.deliver(self.number, Replies { callers, replies });
+        let now = self.shared.now();
+        contain::log(|| {
+            self.span.record("answer_us", now.saturating_sub(self.since_ns) / 1000);
+        });
+    }
+}
+
+impl<Q, R, E> Drop for InFlight<Q, R, E> {
+    fn drop(&mut self) {
+        if !self.answered {
+            // Its callers see that nobody answers; with `in_order` those behind it go on.
+            self.shared.skip(self.number);
+        }
+        let now = self.shared.now();
+        let worker = {
+            let mut book = self.shared.book.lock();
+            book.gather.finished(now, self.begun);
+            if self.tells { book.worker.take() } else { None }
+        };
+        worker.into_iter().for_each(contain::wake);
+        let span = std::mem::replace(&mut self.span, Span::none());
+        contain::contain("a subscriber", || drop(span));
+    }
+}
+
+/// Runs a batch and gives each of its requests the reply. `begun` is what the function's call said.
+pub(super) fn task<Q, R, E, Fut>(
+    mut in_flight: InFlight<Q, R, E>,
+    callers: Vec<Caller<R, E>>,
+    begun: Result<Fut, Failed<E>>,
+) -> BatchTask
+where
+    Q: Send + 'static,
+    R: Send + 'static,
+    E: From<Error> + Clone + Send + 'static,
+    Fut: Future<Output = Result<Vec<Result<R, E>>, E>> + Send + 'static,
+{
+    BatchTask(Box::pin(async move {
+        let requests = callers.len();
+        let ended = match begun {
+            Ok(running) => {
+                let running = running.instrument(in_flight.span.clone());
+                contain::catch_future(running).await.map_err(Failed::Panicked)
+            }
+            Err(failed) => Err(failed),
+        };
+        let run_us = in_flight.shared.now().saturating_sub(in_flight.begun.at_ns) / 1000;
+        contain::log(|| {
+            in_flight.span.record("run_us", run_us);
+        });
+        let replies = match ended {
+            Ok(Ok(replies)) if replies.len() != requests => {
+                let replies = replies.len();
+                Err(Error::from(ErrorDetail::Replies { requests, replies }).into())
+            }
+            Ok(replies) => replies,
+            Err(Failed::NoStream(error)) => Err(error),
+            Err(Failed::Panicked(message)) => {
+                contain::log(|| {
+                    tracing::error!(requests, message, "what ran a batch panicked");
+                });
+                Err(Error::from(ErrorDetail::BatchPanicked { requests, message }).into())
+            }
+        };
+        in_flight.answer(callers, replies);
+    }))
+}
+
+/// Why a batch did not run to its end.
+pub(super) enum Failed<E> {
+    NoStream(E),
+    Panicked(String),
+}
+
+impl<Q, R, E> BatcherCore<Q, R, E> {
+    fn deliver(&self, number: u64, replies: Replies<R, E>)
+    where
+        E: Clone,
+    {
+        match &self.deliveries {
+            None => replies.send(),
+            Some(deliveries) => deliver_in_order(deliveries, number, replies),
+        }
+    }
+
+    /// Has replies of later batches go on behind one that gives none.
+    fn skip(&self, number: u64) {
+        if let Some(deliveries) = &self.deliveries {
+            deliver_in_order(
+                deliveries,
+                number,
+                Replies { callers: Vec::new(), replies: Ok(Vec::new()) },
+            );
+        }
+    }
+}
+
+fn deliver_in_order<R, E>(
+    deliveries: &Mutex<Deliveries<R, E>>,
+    number: u64,
+    replies: Replies<R, E>,
+) {
+    let mut book = deliveries.lock();
+    let send = book.send;
+    book.ended.insert(number, replies);
+    if book.is_delivering {
+        return;
+    }
+    book.is_delivering = true;
+    loop {
+        let next = book.next;
+        let Some(replies) = book.ended.remove(&next) else { break };
+        book.next += 1;
+        // Wakers and replies are foreign code.
+        drop(book);
+        send(replies);
+        book = deliveries.lock();
+    }
+    book.is_delivering = false;
+}
+
+impl<R, E: Clone> Replies<R, E> {
+    fn send(self) {
+        match self.replies {
+            Ok(replies) => {
+                for (caller, reply) in self.callers.into_iter().zip(replies) {
+                    send(caller, || reply);
+                }
+            }
+            Err(error) => {
+                for caller in self.callers {
+                    send(caller, || Err(error.clone()));
+                }
+            }
+        }
+    }
+}
+
+/// Answers a request. The reply is dropped if the caller is gone; whatever that, its waker or
+/// `reply` does, the others of the batch are answered as well.
+pub(super) fn send<T>(caller: oneshot::Sender<T>, reply: impl FnOnce() -> T) {
+    contain::contain("the reply to a request of a batch", || drop(caller.send(reply())));
+}

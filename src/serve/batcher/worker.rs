@@ -1,0 +1,260 @@
+//! [`BatchWorker`]: gets each batch what it needs, makes it and runs it.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use futures::stream::{FuturesUnordered, StreamExt};
+
+use super::running::{self, Batch, BatchTask, Failed, InFlight};
+use super::{BatcherCore, Request};
+use crate::error::{Error, ErrorDetail, Result as PoolResult};
+use crate::serve::batching::{Gathered, Next, TakenBatch};
+use crate::serve::pool::acquire::Acquire;
+use crate::serve::pool::{PooledStream, StreamPool};
+use crate::serve::timer::Timer;
+use crate::thread::contain;
+
+/// Puts a batch on a task of its own.
+pub(super) type Spawner = Arc<dyn Fn(BatchTask) + Send + Sync>;
+
+/// Makes a batcher's batches and runs them: a future to be spawned.
+///
+/// It ends when the last [`Batcher`](super::Batcher) is gone and everything is answered. Dropped before, whoever
+/// waits is told that the batcher is closed.
+#[must_use = "a batcher does nothing unless its worker is spawned"]
+pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+/// What a worker does.
+pub(super) struct BatchWork<Q, R, E, F> {
+    end: End<Q, R, E>,
+    pool: Option<StreamPool>,
+    spawn: Option<Spawner>,
+    padded: Arc<[usize]>,
+    run: F,
+    /// While a batch is due and has no permit.
+    acquiring: Option<Acquire>,
+    running: FuturesUnordered<BatchTask>,
+    timer: WorkerTimer,
+}
+
+/// The end of a worker: who still waits is told.
+struct End<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
+
+/// A worker's time-out.
+struct WorkerTimer {
+    timer: Timer,
+    set: Option<(u64, Waker)>,
+}
+
+impl BatchWorker {
+    pub(super) fn new<Q, R, E, F, Fut>(mut work: BatchWork<Q, R, E, F>) -> Self
+    where
+        Q: Send + 'static,
+        R: Send + 'static,
+        E: From<Error> + Clone + Send + 'static,
+        F: FnMut(Option<PooledStream>, Batch<Q>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Vec<Result<R, E>>, E>> + Send + 'static,
+    {
+        BatchWorker(Box::pin(async move {
+            std::future::poll_fn(|cx| work.poll(cx)).await;
+        }))
+    }
+}
+
+impl Future for BatchWorker {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl<Q, R, E, F, Fut> BatchWork<Q, R, E, F>
+where
+    Q: Send + 'static,
+    R: Send + 'static,
+    E: From<Error> + Clone + Send + 'static,
+    F: FnMut(Option<PooledStream>, Batch<Q>) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<Vec<Result<R, E>>, E>> + Send + 'static,
+{
+    pub(super) fn new(
+        shared: Arc<BatcherCore<Q, R, E>>,
+        pool: Option<StreamPool>,
+        spawn: Option<Spawner>,
+        padded: Arc<[usize]>,
+        run: F,
+    ) -> Self {
+        BatchWork {
+            end: End(shared),
+            pool,
+            spawn,
+            padded,
+            run,
+            acquiring: None,
+            running: FuturesUnordered::new(),
+            timer: WorkerTimer { timer: Timer::new("gpu-await-batch"), set: None },
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let shared = self.end.0.clone();
+        // Without a thread for a time-out, whoever waits for it goes now.
+        let mut early = 0;
+        loop {
+            while let Poll::Ready(Some(())) = self.running.poll_next_unpin(cx) {}
+            let now = shared.now().max(early);
+            let (next, wakes_at) = shared.next(now, cx.waker());
+            match next {
+                Next::End => return Poll::Ready(()),
+                Next::Due => {
+                    if let Poll::Ready(permit) = self.poll_permit(now, cx) {
+                        self.start(permit);
+                        continue;
+                    }
+                }
+                // Those for whom it asked have gone.
+                Next::Idle => self.acquiring = None,
+            }
+            match wakes_at {
+                Some(at) if !self.timer.set(shared.epoch, at, cx.waker()) => early = at,
+                _ => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Gets a batch its permit, where there is a pool.
+    fn poll_permit(
+        &mut self,
+        now: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<PoolResult<Option<PooledStream>>> {
+        let Some(pool) = &self.pool else { return Poll::Ready(Ok(None)) };
+        let shared = &self.end.0;
+        let acquiring = self.acquiring.get_or_insert_with(|| {
+            shared.book.lock().gather.asks(now);
+            pool.acquire_for_batch()
+        });
+        let acquired = std::task::ready!(Pin::new(acquiring).poll(cx));
+        self.acquiring = None;
+        Poll::Ready(acquired.map(Some))
+    }
+
+    /// Takes a batch, now that it has what it needs, and runs it.
+    fn start(&mut self, permit: PoolResult<Option<PooledStream>>) {
+        let shared = &self.end.0;
+        let (number, TakenBatch { requests, late, begun }) = {
+            let mut book = shared.book.lock();
+            let (number, taken) = (book.batches, book.gather.take(shared.now()));
+            book.batches += u64::from(!taken.requests.is_empty());
+            book.requests += taken.requests.len() as u64;
+            (number, taken)
+        };
+        shared.tell_expired(late);
+        // All of them were too late: the permit goes back.
+        if requests.is_empty() {
+            return;
+        }
+        let since_ns = requests.iter().map(|gathered| gathered.since).min().unwrap_or(0);
+        let (batch, callers, spans) = running::unpack(requests, &self.padded);
+        let tells = self.spawn.is_some();
+        let trace = (since_ns, spans);
+        let in_flight = InFlight::new(shared.clone(), number, begun, &batch, trace, tells);
+        let run = &mut self.run;
+        let begun = match permit {
+            Ok(stream) => contain::catch(|| run(stream, batch)).map_err(Failed::Panicked),
+            Err(error) => {
+                contain::contain("the drop of requests", || drop(batch));
+                Err(Failed::NoStream(error.into()))
+            }
+        };
+        let task = running::task(in_flight, callers, begun);
+        match &self.spawn {
+            Some(spawn) => {
+                contain::contain("what spawns a batch", || spawn(task));
+            }
+            None => self.running.push(task),
+        }
+    }
+}
+
+impl<Q, R, E> BatcherCore<Q, R, E> {
+    /// Says what to do at `now`, and when to ask again; `worker` is woken when that changes.
+    fn next(&self, now: u64, worker: &Waker) -> (Next, Option<u64>)
+    where
+        E: From<Error>,
+    {
+        let fresh = worker.clone();
+        let (next, wakes_at, expired, stale) = {
+            let mut book = self.book.lock();
+            let stale = book.worker.replace(fresh);
+            let expired = book.gather.expire(now);
+            let next = book.gather.next(now);
+            (next, book.gather.wakes_at(now), expired, stale)
+        };
+        drop(stale);
+        self.tell_expired(expired);
+        (next, wakes_at)
+    }
+
+    /// Tells those who were too late for any batch.
+    fn tell_expired(&self, expired: Vec<Gathered<Request<Q, R, E>>>)
+    where
+        E: From<Error>,
+    {
+        if expired.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let (waiting, took_ns) = {
+            let mut book = self.book.lock();
+            book.expired += expired.len() as u64;
+            (book.gather.waiting() as u64, book.gather.took_ns().unwrap_or(0))
+        };
+        for Gathered { since, request: Request { request, reply, span }, .. } in expired {
+            let waited_us = now.saturating_sub(since) / 1000;
+            let takes_us = took_ns / 1000;
+            let error = ErrorDetail::Expired { what: "the batcher", waited_us, takes_us, waiting };
+            running::send(reply, || Err(Error::from(error).into()));
+            contain::contain("the drop of a request", || drop((request, span)));
+        }
+    }
+}
+
+impl WorkerTimer {
+    /// Wakes `worker` at `at`; false if there is no thread to be had for it.
+    fn set(&mut self, epoch: Instant, at: u64, worker: &Waker) -> bool {
+        let known = self.set.as_ref();
+        if known.is_some_and(|(known, waker)| *known == at && waker.will_wake(worker)) {
+            return true;
+        }
+        self.set = Some((at, worker.clone()));
+        // One that is never in any case.
+        let Some(at) = epoch.checked_add(Duration::from_nanos(at)) else { return true };
+        self.timer.set(at, worker.clone())
+    }
+}
+
+impl<Q, R, E> Drop for End<Q, R, E> {
+    fn drop(&mut self) {
+        let mut book = self.0.book.lock();
+        book.closed = true;
+        let waiting = book.gather.clear();
+        let worker = book.worker.take();
+        drop(book);
+        drop(worker);
+        for request in waiting {
+            contain::contain("the drop of a request", || drop(request));
+        }
+    }
+}
+
+impl fmt::Debug for BatchWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BatchWorker")
+    }
+}

@@ -1,0 +1,194 @@
+//! A request that waits for a permit.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::{Asks, PoolCore, PoolState, PooledStream, closed};
+use crate::error::{Error, ErrorDetail, Result};
+use crate::runtime::coop::Budget;
+use crate::serve::admission::{Ask, Entered, Key, NoPermit, Patience, Waited};
+use crate::thread::contain;
+
+/// Resolves with a stream when there is a permit for the request.
+///
+/// # Cancel safety
+/// Dropped, it leaves the queue; a permit that it was granted goes to the next. Polled first when it
+/// is first awaited: that is when it takes its turn in the queue.
+///
+/// Forgotten (`mem::forget`) while it waits, it keeps its turn, and the permit that it is then granted never
+/// comes back: [`drained`](super::StreamPool::drained) does not resolve, and once no other permit is left, those
+/// behind it wait until the pool closes.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Acquire {
+    shared: Arc<PoolCore>,
+    asks: Asks,
+    deadline: Option<Instant>,
+    patience: Patience,
+    state: AcquireState,
+    budget: Budget,
+}
+
+enum AcquireState {
+    New,
+    Waiting { key: Key, since: Instant },
+    Done,
+}
+
+/// A permit, its slot, and how long it was waited for.
+type Permit = (usize, usize, Duration);
+
+impl Acquire {
+    pub(super) fn new(
+        shared: &Arc<PoolCore>,
+        asks: Asks,
+        deadline: Option<Instant>,
+        patience: Patience,
+    ) -> Self {
+        let (state, budget) = (AcquireState::New, Budget::default());
+        Acquire { shared: shared.clone(), asks, deadline, patience, state, budget }
+    }
+
+    fn poll_permit(&mut self, cx: &mut Context<'_>) -> Poll<Result<PooledStream>> {
+        loop {
+            let ended = match self.state {
+                AcquireState::New => match self.enter() {
+                    Some(ended) => ended,
+                    None => {
+                        self.shared.watch();
+                        continue;
+                    }
+                },
+                AcquireState::Waiting { key, since } => match self.look(key, since, cx) {
+                    Some(ended) => ended,
+                    None => return Poll::Pending,
+                },
+                AcquireState::Done => panic!("`Acquire` polled after it was ready"),
+            };
+            self.state = AcquireState::Done;
+            match ended {
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok((permit, slot, waited)) => match self.shared.stream(permit, slot) {
+                    Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
+                    // Its device is gone: another slot will do.
+                    None => self.state = AcquireState::New,
+                },
+            }
+        }
+    }
+
+    /// Asks for a permit; `None`: it waits from now on.
+    fn enter(&mut self) -> Option<Result<Permit>> {
+        let Asks { class, share, weight, .. } = self.asks;
+        let deadline = self.deadline.map(|at| self.shared.time_of(at));
+        let ask = Ask { class, share, weight, deadline, patience: self.patience };
+        let mut book = self.shared.book.lock();
+        let mut wakers = self.shared.look_after(&mut book);
+        let (entered, told) = book.admission.enter(self.shared.now(), ask);
+        wakers.extend(told);
+        let ended = match entered {
+            Entered::In(permit) => {
+                Some(Ok((permit, book.admission.slot_of(permit), Duration::ZERO)))
+            }
+            Entered::Refused(refusal) => Some(Err(book.error(refusal, share))),
+            Entered::Waits(key) => {
+                self.shared.keep_time(&mut book);
+                self.state = AcquireState::Waiting { key, since: Instant::now() };
+                None
+            }
+        };
+        drop(book);
+        wakers.into_iter().for_each(contain::wake);
+        ended
+    }
+
+    /// Looks what became of the wait; `None`: it goes on.
+    fn look(&self, key: Key, since: Instant, cx: &Context<'_>) -> Option<Result<Permit>> {
+        // Cloned in front of the lock, dropped behind it: a waker is foreign code.
+        let waker = cx.waker().clone();
+        let mut book = self.shared.book.lock();
+        // Behind the registration: a device that ended in front of it wakes nobody.
+        let wakers = self.shared.look_after(&mut book);
+        let (waited, stale) = book.admission.poll(key, waker);
+        let ended = match waited {
+            Waited::Wait => None,
+            Waited::In(permit) => {
+                Some(Ok((permit, book.admission.slot_of(permit), since.elapsed())))
+            }
+            Waited::Refused(refusal) => Some(Err(book.error(refusal, self.asks.share))),
+        };
+        drop(book);
+        drop(stale);
+        wakers.into_iter().for_each(contain::wake);
+        ended
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<PooledStream>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut budget = self.budget;
+        let polled = budget.poll(cx, |cx| self.poll_permit(cx));
+        self.budget = budget;
+        polled
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        if let AcquireState::Waiting { key, .. } = self.state {
+            let now = self.shared.now();
+            let mut book = self.shared.book.lock();
+            let (mut wakers, stale) = book.admission.leave(now, key);
+            wakers.extend(book.drained());
+            drop(book);
+            drop(stale);
+            wakers.into_iter().for_each(contain::wake);
+        }
+    }
+}
+
+impl PoolState {
+    fn error(&self, refusal: NoPermit, share: usize) -> Error {
+        let (what, admission) = ("the stream pool", &self.admission);
+        let waiting = admission.waiting() as u64;
+        let takes_us = admission.took_ns(share).unwrap_or(0) / 1000;
+        match refusal {
+            NoPermit::Full => ErrorDetail::Overloaded {
+                what,
+                in_flight: admission.taken(),
+                limit: admission.limit(),
+                waiting,
+                max_waiting: admission.max_waiting() as u64,
+            },
+            NoPermit::Late { remaining_ns, expected_ns } => ErrorDetail::TooLate {
+                what,
+                remaining_us: remaining_ns / 1000,
+                expected_us: expected_ns / 1000,
+                takes_us,
+                waiting,
+            },
+            NoPermit::Expired { waited_ns } => {
+                ErrorDetail::Expired { what, waited_us: waited_ns / 1000, takes_us, waiting }
+            }
+            NoPermit::Gone => return self.gone(),
+            NoPermit::Closed => return closed(),
+        }
+        .into()
+    }
+}
+
+impl fmt::Debug for Acquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            AcquireState::New => "Acquire(new)",
+            AcquireState::Waiting { .. } => "Acquire(waiting)",
+            AcquireState::Done => "Acquire(done)",
+        })
+    }
+}

@@ -1,0 +1,72 @@
+//! [`Took`]: what something took lately, by how much there was beside it (pure).
+//!
+//! How long a permit is held depends on how many are: on a device that is full, twice as many take twice as long; on one that is not, as
+//! long as one. So it is a line that is estimated, time over number in flight, by moving averages. Where the number hardly
+//! varied the line is flat, and it is never steeper than in proportion to the number.
+//!
+//! The averages and the mean deviation from the line have the gains of TCP's estimate of round trips (Jacobson, "Congestion
+//! avoidance and control", 1988): an eighth, so that one outlier moves them little and sixteen samples replace it; a quarter
+//! for the deviation, which has to widen before the mean has moved.
+//!
+//! # Invariants
+//! 1. The mean stays within what was seen, and an estimate for as many as were in flight then within twice that
+//!    (`an_estimate_stays_within_its_samples`).
+//! 2. Both kinds of device are told apart (`a_line_is_learned`).
+#![forbid(unsafe_code)]
+
+const GAIN: f64 = 1.0 / 8.0;
+const DEVIATION_GAIN: f64 = 1.0 / 4.0;
+/// Mean deviations that are added for [`Took::likely_ns`]. Two hold 19 of 20 samples of a normal distribution, for which the
+/// mean deviation is 0.8 standard deviations; TCP's four are for losses, which cost it more than a wrong guess costs here.
+const DEVIATIONS: f64 = 2.0;
+/// A variance of the number in flight that says half of what it seems to say about the slope: that of a number which is
+/// one off every fourth time.
+const LITTLE: f64 = 0.25;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Took {
+    samples: u64,
+    ns: f64,
+    in_flight: f64,
+    /// Variance of the number in flight, and its covariance with the time.
+    variance: f64,
+    covariance: f64,
+    /// From the line.
+    deviation_ns: f64,
+}
+
+impl Took {
+    /// Enters a sample: what took so long while so many were in flight, itself among them.
+    pub(crate) fn add(&mut self, in_flight: u64, ns: u64) {
+        let (n, t) = (in_flight as f64, ns as f64);
+        self.samples += 1;
+        if self.samples == 1 {
+            (self.ns, self.in_flight, self.deviation_ns) = (t, n, t / 2.0);
+            return;
+        }
+        let error = (t - self.at(n)).abs();
+        self.deviation_ns += DEVIATION_GAIN * (error - self.deviation_ns);
+        let (dn, dt) = (n - self.in_flight, t - self.ns);
+        self.in_flight += GAIN * dn;
+        self.ns += GAIN * dt;
+        self.variance = (1.0 - GAIN) * (self.variance + GAIN * dn * dn);
+        self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * dn * dt);
+    }
+
+    /// The mean; `None` before the first sample.
+    pub(crate) fn mean_ns(&self) -> Option<u64> {
+        (self.samples > 0).then_some(self.ns as u64)
+    }
+
+    /// What nearly all take while so many are in flight; 0 before the first sample.
+    pub(crate) fn likely_ns(&self, in_flight: u64) -> u64 {
+        // A float that is too large for the integer becomes the largest.
+        (self.at(in_flight as f64) + DEVIATIONS * self.deviation_ns) as u64
+    }
+
+    fn at(&self, in_flight: f64) -> f64 {
+        let steepest = self.ns / self.in_flight.max(1.0);
+        let slope = (self.covariance / (self.variance + LITTLE)).clamp(0.0, steepest);
+        (self.ns + slope * (in_flight - self.in_flight)).max(0.0)
+    }
+}
