@@ -574,6 +574,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "MemoryLoan::end",
     "MemoryLoan::fail",
     "MemoryLoan::detach",
+    "MemoryLoan::ready",
     "StreamLoan::handle",
     "DeviceBuffer::device_ptr",
     "Frozen::device_ptr",
