@@ -557,6 +557,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     // They exist inside `enqueue` alone.
     "RawQueue::host",
     "RawQueue::host_each",
+    "RawQueue::try_host",
     "RawQueue::cudarc_stream",
     "RawSlice::cudarc",
     "MemoryLoan::slices",

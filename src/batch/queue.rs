@@ -36,7 +36,9 @@ use crate::runtime::MarkedPoint;
 use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
-use crate::submit::{Footprint, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device};
+use crate::submit::{
+    Footprint, Raw, Refusal, RunOutcome, SubmitError, check_can_wait, submit, wrong_device,
+};
 use crate::thread::role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
@@ -56,6 +58,8 @@ pub struct Queue<'s> {
     /// Where the user opened it.
     /// Of what is written down first: where the last operation was written.
     pub(super) at: Cell<&'static Location<'static>>,
+    /// Of work of other libraries that can fail when it runs.
+    pub(super) outcomes: Cell<Vec<Arc<RunOutcome>>>,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
@@ -69,7 +73,8 @@ impl<'s> Queue<'s> {
     ) -> Self {
         let at = Cell::new(Location::caller());
         let (last, writer) = (Cell::new(0), None);
-        Queue { stream, home, last, refused, lease, writer, at, not_send: PhantomData }
+        let (outcomes, not_send) = (Cell::default(), PhantomData);
+        Queue { stream, home, last, refused, lease, writer, at, outcomes, not_send }
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
@@ -84,7 +89,7 @@ impl<'s> Queue<'s> {
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {
             Ok(value) => {
-                let Settled { value, points } = value.settle();
+                let Settled { value, points } = value.settle().unless_failed(self.outcomes.take());
                 // Nothing was submitted, which would have failed.
                 if self.last.get() == 0
                     && let Some(lost) = self.stream.engine().lost()
@@ -184,6 +189,18 @@ impl<'s> Queue<'s> {
     ) -> Result<(u64, R), SubmitError> {
         self.release_last();
         submit(self.stream, self.at.get(), footprint, commands, calls)
+    }
+
+    /// Has the future look how an operation ended when that has run; in verify mode it has.
+    pub(crate) fn may_fail_late(&self, outcome: Arc<RunOutcome>) -> Result<()> {
+        if self.stream.engine().options.verify {
+            let (op, at) = (outcome.op().clone(), self.at.get());
+            outcome.check().map_err(|cause| ErrorDetail::Verify { op, at, cause })?;
+        }
+        let mut outcomes = self.outcomes.take();
+        outcomes.push(outcome);
+        self.outcomes.set(outcomes);
+        Ok(())
     }
 
     /// Gives up the last operation's marker: another follows.

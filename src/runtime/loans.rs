@@ -10,11 +10,11 @@ use crate::thread::contain;
 
 #[derive(Default)]
 pub(crate) struct Loans {
-    state: Mutex<State>,
+    state: Mutex<LoanCount>,
 }
 
 #[derive(Default)]
-struct State {
+struct LoanCount {
     open: u64,
     /// Of those who wait, each under a number of its own.
     wakers: Vec<(u64, Waker)>,
