@@ -600,8 +600,11 @@ async fn a_late_failure_is_the_operations() -> Result<()> {
     // One that succeeds changes nothing, and its value comes.
     let uses = Uses::new("their run").writes(&mut y);
     let good = |queue: &RawQueue<'_>, (y,): (RawSlice<u8>,)| {
-        // SAFETY: the stream runs this in an operation that declared it as written.
-        queue.try_host(move || Theirs::Ok(unsafe { y.as_mut_slice() }.fill(4)))?;
+        queue.try_host(move || {
+            // SAFETY: the stream runs this in an operation that declared it as written.
+            unsafe { y.as_mut_slice() }.fill(4);
+            Theirs::Ok(())
+        })?;
         Ok::<_, gpu_await::Error>(7)
     };
     // SAFETY: what is declared is written.

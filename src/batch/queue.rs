@@ -37,7 +37,7 @@ use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
 use crate::submit::{
-    Footprint, Raw, Refusal, RunOutcome, SubmitError, check_can_wait, submit, wrong_device,
+    Footprint, Outcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
 };
 use crate::thread::role;
 
@@ -58,8 +58,8 @@ pub struct Queue<'s> {
     /// Where the user opened it.
     /// Of what is written down first: where the last operation was written.
     pub(super) at: Cell<&'static Location<'static>>,
-    /// Of work of other libraries that can fail when it runs.
-    pub(super) outcomes: Cell<Vec<Arc<RunOutcome>>>,
+    /// Of work of other libraries that can fail when it runs; of a queue that users have.
+    pub(super) outcomes: Option<&'s Outcomes>,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
@@ -73,7 +73,7 @@ impl<'s> Queue<'s> {
     ) -> Self {
         let at = Cell::new(Location::caller());
         let (last, writer) = (Cell::new(0), None);
-        let (outcomes, not_send) = (Cell::default(), PhantomData);
+        let (outcomes, not_send) = (None, PhantomData);
         Queue { stream, home, last, refused, lease, writer, at, outcomes, not_send }
     }
 
@@ -88,8 +88,9 @@ impl<'s> Queue<'s> {
     /// Turns what the closure of a batch returned into its future.
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {
+            Ok(value) if self.may_fail_late() => self.finish_late(value),
             Ok(value) => {
-                let Settled { value, points } = value.settle().unless_failed(self.outcomes.take());
+                let Settled { value, points } = value.settle();
                 // Nothing was submitted, which would have failed.
                 if self.last.get() == 0
                     && let Some(lost) = self.stream.engine().lost()
@@ -189,18 +190,6 @@ impl<'s> Queue<'s> {
     ) -> Result<(u64, R), SubmitError> {
         self.release_last();
         submit(self.stream, self.at.get(), footprint, commands, calls)
-    }
-
-    /// Has the future look how an operation ended when that has run; in verify mode it has.
-    pub(crate) fn may_fail_late(&self, outcome: Arc<RunOutcome>) -> Result<()> {
-        if self.stream.engine().options.verify {
-            let (op, at) = (outcome.op().clone(), self.at.get());
-            outcome.check().map_err(|cause| ErrorDetail::Verify { op, at, cause })?;
-        }
-        let mut outcomes = self.outcomes.take();
-        outcomes.push(outcome);
-        self.outcomes.set(outcomes);
-        Ok(())
     }
 
     /// Gives up the last operation's marker: another follows.
@@ -434,19 +423,19 @@ impl<'s> Queue<'s> {
     /// A lost or closed device.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
-        Ok(Event::recorded(self.stream.engine(), self.mark_in_queue(true)?, true))
+        Ok(Event::recorded(self.stream.engine(), self.mark_in_queue("record_timed", true)?, true))
     }
 
     /// The point behind everything on the queue, with an event of its own.
     #[track_caller]
-    pub(crate) fn mark_in_queue(&self, timing: bool) -> Result<MarkedPoint> {
+    pub(crate) fn mark_in_queue(&self, op: &'static str, timing: bool) -> Result<MarkedPoint> {
         self.here();
         role::check("submitting work")?;
         let engine = self.stream.engine();
         engine.check_open()?;
         let event = if timing { engine.timed_event() } else { engine.event() };
         let event = event.map_err(|code| engine.refused(code))?;
-        let mut footprint = Footprint::new(if timing { "record_timed" } else { "record" });
+        let mut footprint = Footprint::new(op);
         footprint.records(event.clone());
         let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
         Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))

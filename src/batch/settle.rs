@@ -58,11 +58,8 @@ impl<T> Settled<T> {
 }
 
 impl<T: Send + 'static> Settled<T> {
-    /// The value, unless something failed by the time that it is ready.
+    /// The value, unless one of those failed by the time that it is taken.
     pub(super) fn unless_failed(self, outcomes: Vec<Arc<RunOutcome>>) -> Self {
-        if outcomes.is_empty() {
-            return self;
-        }
         let Settled { value, points } = self;
         let checked = move || {
             outcomes.iter().try_for_each(|outcome| outcome.check())?;

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::op::{HostValue, Op};
 use crate::stream::Stream;
-use crate::submit::{Footprint, Raw, RawQueue, Recorder, Refusal, Uses};
+use crate::submit::{Footprint, Outcomes, Raw, RawQueue, Recorder, Refusal, Uses};
 
 type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
 
@@ -99,7 +99,9 @@ impl Stream {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let queue = self.queue();
+        let outcomes = Outcomes::default();
+        let mut queue = self.queue();
+        queue.note_in(&outcomes);
         // SAFETY: the caller's promise is the same.
         let returned = unsafe { queue.enqueue(uses, call) };
         // The queue's last point is the operation's.
@@ -156,14 +158,11 @@ impl Queue<'_> {
             return self.enqueue_captured(uses, call);
         }
         let submit = |footprint: &mut Footprint<'_>, commands: u32, calls: Calls<'_>| {
-            Ok(self.submit(footprint, commands, calls)?.0)
+            self.submit(footprint, commands, calls)?;
+            Ok(())
         };
-        let put = uses.put(self.stream(), (), call, submit);
-        let (value, outcome) = put.unwrap_or_else(|panic| resume_unwind(panic))?;
-        if let Some(outcome) = outcome {
-            self.may_fail_late(outcome)?;
-        }
-        Ok(value)
+        let put = uses.put(self.stream(), (), self.outcomes(), call, submit);
+        put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 
@@ -180,12 +179,10 @@ impl Queue<'_> {
     {
         let recorder = Recorder::default();
         let draw = |footprint: &mut Footprint<'_>, _: u32, calls: Calls<'_>| {
-            self.draw_captured(footprint, &recorder, calls)?;
-            Ok(0)
+            Ok(self.draw_captured(footprint, &recorder, calls)?)
         };
-        let put = uses.put(self.stream(), &recorder, call, draw);
-        // Nothing in a graph can fail later.
-        put.unwrap_or_else(|panic| resume_unwind(panic)).map(|(value, _)| value)
+        let put = uses.put(self.stream(), &recorder, None, call, draw);
+        put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 

@@ -25,18 +25,18 @@ use crate::thread::role;
 impl Device {
     /// Adopts device memory of another library: `len` elements at `ptr`, complete now. Puts nothing on a stream.
     ///
-    /// The buffer is like any other: its uses are ordered across streams, errors follow it, it can be sliced and
-    /// frozen. It is in no figure of [`memory`](Self::memory) and under no limit. On a host device it is memory of
-    /// the process.
+    /// The buffer is like any other: its uses are ordered across streams, errors follow it, and it can be sliced and
+    /// frozen. [`memory`](Self::memory) does not count it, and no limit applies to it. For a host device it is ordinary
+    /// memory of the process.
     ///
     /// # Ownership
-    /// `owner` keeps the memory. It is dropped on a thread of this crate, with the device's context current, when the
-    /// buffer is gone and every use of it is complete, or the device is lost and runs nothing any more. It is leaked at the
-    /// end of the process, and if another device still uses the memory when this one is lost.
+    /// `owner` keeps the memory. A thread of this crate drops it, with the device's context current, when the
+    /// buffer is dropped and every use of it is complete, or when the device is lost and runs nothing any more. It is leaked
+    /// at the end of the process, and if another device still uses the memory when this one is lost.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadMemory`]: an address that the driver does not know as device memory, that is not aligned
-    /// for `T`, or a range that leaves its allocation; [`ErrorDetail::WrongDevice`]: memory of another device;
+    /// [`ErrorDetail::BadMemory`]: an address that is null, that the driver does not know as device memory, or that is not
+    /// aligned for `T`; a range that leaves its allocation; [`ErrorDetail::WrongDevice`]: memory of another device;
     /// [`ErrorDetail::TooLarge`]; a device that is lost or closed. `owner` is dropped then.
     ///
     /// # Safety
@@ -371,7 +371,10 @@ impl<T: Element> Adoptable<T> {
 /// Refuses what the driver knows to be wrong.
 fn check(engine: &Engine, ptr: u64, bytes: u64, alignment: usize) -> Result<()> {
     let bad = |problem| ErrorDetail::BadMemory { ptr, bytes, problem }.into();
-    let end = ptr.checked_add(bytes).filter(|_| ptr != 0);
+    if ptr == 0 {
+        return Err(bad(MemoryProblem::Null));
+    }
+    let end = ptr.checked_add(bytes);
     let Some(end) = end else { return Err(bad(MemoryProblem::NotDeviceMemory)) };
     if !ptr.is_multiple_of(alignment as u64) {
         return Err(bad(MemoryProblem::Misaligned { alignment }));

@@ -8,7 +8,7 @@
 //! |---|---|---|---|
 //! | returns `Ok` | published | written | – |
 //! | returns `Err` | published: a part may be on the stream | failed | [`ErrorDetail::Foreign`], with theirs as its source; the loss of the device, if that is the reason |
-//! | returns `Ok`, and what it left to a host device fails when it runs | published, and complete | failed from then on | likewise, when the future is ready: [`RunOutcome`] |
+//! | returns `Ok`, and what it left to a host device fails when it runs | published, and complete | failed from then on | likewise, when the future is ready: [`RunOutcome`](super::outcome::RunOutcome) |
 //! | panics | published | failed | the panic goes on after the unlock; readers see [`ErrorDetail::EnqueuePanicked`] |
 //! | is not called: a bad use, another device's memory, a closed device | none | failed | as of any operation |
 //!
@@ -19,15 +19,15 @@
 //!    (`kept_until_complete`, `kept_after_an_error`).
 #![forbid(unsafe_code)]
 
-use std::cell::OnceCell;
 use std::error::Error as StdError;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::footprint::Footprint;
-use super::outcome::{RunOutcome, foreign};
+use super::outcome::{Outcomes, foreign, submitted_with};
 use super::raw::{Raw, Refusal};
 use super::raw_queue::{Ranges, RawQueue};
 use crate::backend::DevicePtr;
@@ -199,20 +199,20 @@ impl<'a, P> Uses<'a, P> {
         Uses { footprint, memory, work, pointers: pointers.with(slice) }
     }
 
-    /// Has `submit` put what `call` does on `stream`, as the ticket that it returns. Returns what `call` returned, and how
-    /// its work will end where only the run can tell. A panic of `call` is the caller's to go on
-    /// with, outside of the lock.
+    /// Has `submit` put what `call` does on `stream`. How work ends of which only the run can tell goes to `outcomes`.
+    /// A panic of `call` is the caller's to go on with, outside of the lock.
     pub(crate) fn put<R, E>(
         mut self,
         stream: &Arc<StreamState>,
         recorder: impl RecordedBy,
+        outcomes: Option<&Outcomes>,
         call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
         submit: impl FnOnce(
             &mut Footprint<'a>,
             u32,
             &mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>,
-        ) -> Result<u64>,
-    ) -> std::thread::Result<Result<(R, Option<Arc<RunOutcome>>)>>
+        ) -> Result<()>,
+    ) -> std::thread::Result<Result<R>>
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
@@ -225,13 +225,12 @@ impl<'a, P> Uses<'a, P> {
         let (name, engine) = (self.footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
-        let outcome = OnceCell::new();
+        let before = outcomes.map_or(0, |outcomes| outcomes.borrow().len());
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
             let memory = &self.memory;
             let recorder = recorder.recorder();
-            let outcome = &outcome;
-            let queue = RawQueue::new(raw, name, memory, (recorder, outcome));
+            let queue = RawQueue { raw, name, memory, recorder, outcomes, not_send: PhantomData };
             if let Some(recorder) = recorder {
                 *recorder.args.borrow_mut() = queue.ranges();
             }
@@ -258,16 +257,16 @@ impl<'a, P> Uses<'a, P> {
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };
         let submitted = submit(&mut self.footprint, self.work.commands, &mut calls);
-        if let Some(payload) = thrown {
-            return Err(payload);
+        if let Some(outcomes) = outcomes
+            && outcomes.borrow().len() > before
+        {
+            submitted_with(outcomes, before, submitted.is_ok(), &self.footprint);
         }
-        Ok(submitted.map(|ticket| {
-            let outcome: Option<Arc<RunOutcome>> = outcome.into_inner();
-            if let Some(outcome) = &outcome {
-                outcome.submitted(stream.id(), ticket, &self.footprint.accesses);
-            }
-            (returned.unwrap_or_else(|| unreachable!("the backend ran the closure")), outcome)
-        }))
+        match thrown {
+            Some(payload) => Err(payload),
+            None => Ok(submitted
+                .map(|()| returned.unwrap_or_else(|| unreachable!("the backend ran the closure")))),
+        }
     }
 }
 

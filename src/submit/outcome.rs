@@ -14,18 +14,25 @@
 //! 2. It keeps no memory (`a_late_failure_of_memory_that_is_gone`).
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::footprint::Access;
+use super::footprint::{Access, Footprint};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, Poison};
+use crate::runtime::stream_state::StreamState;
+
+/// Those of a batch.
+pub(crate) type Outcomes = RefCell<Vec<Arc<RunOutcome>>>;
 
 pub(crate) struct RunOutcome {
     op: Arc<str>,
+    stream: u64,
+    ticket: u64,
     state: Mutex<RunState>,
 }
 
@@ -37,18 +44,17 @@ struct RunState {
     written: Vec<WrittenRange>,
 }
 
-/// A range that ticket `ticket` of stream `stream` was declared to write.
+/// A range that the operation was declared to write.
 struct WrittenRange {
     memory: Weak<Allocation>,
     range: Range<u64>,
-    stream: u64,
-    ticket: u64,
 }
 
 impl RunOutcome {
-    /// That of the operation of that name.
-    pub(super) fn new(op: Arc<str>) -> Self {
-        RunOutcome { op, state: Mutex::default() }
+    /// That of the operation of that name that is being submitted to `stream`, whose lock the caller has.
+    pub(super) fn of(op: Arc<str>, stream: &StreamState) -> Self {
+        let (stream, ticket) = (stream.id(), stream.submitted() + 1);
+        RunOutcome { op, stream, ticket, state: Mutex::default() }
     }
 
     /// The function failed.
@@ -60,11 +66,11 @@ impl RunOutcome {
         }
     }
 
-    /// The operation was submitted as ticket `ticket` of stream `stream`.
-    pub(super) fn submitted(&self, stream: u64, ticket: u64, accesses: &[Access<'_>]) {
+    /// The operation was submitted.
+    fn submitted(&self, accesses: &[Access<'_>]) {
         let written = accesses.iter().filter(|access| access.mode.writes()).map(|access| {
             let (memory, range) = (Arc::downgrade(access.memory), access.range.clone());
-            WrittenRange { memory, range, stream, ticket }
+            WrittenRange { memory, range }
         });
         let mut state = self.state.lock();
         state.written.extend(written);
@@ -86,13 +92,30 @@ impl RunOutcome {
         let written = std::mem::take(&mut state.written);
         drop(state);
         let poison = Poison::of(&error, || self.op.clone());
-        for WrittenRange { memory, range, stream, ticket } in written {
+        for WrittenRange { memory, range } in written {
             if let Some(memory) = memory.upgrade() {
                 memory.with_hazards(|hazards| {
-                    hazards.poison_written(&range, (stream, ticket), &poison);
+                    hazards.poison_written(&range, (self.stream, self.ticket), &poison);
                 });
             }
         }
+    }
+}
+
+/// Tells the outcomes behind the first `known` what their operation writes, if it was submitted; otherwise it has none.
+#[cold]
+#[inline(never)]
+pub(super) fn submitted_with(
+    outcomes: &Outcomes,
+    known: usize,
+    is_submitted: bool,
+    footprint: &Footprint<'_>,
+) {
+    let mut outcomes = outcomes.borrow_mut();
+    if is_submitted {
+        outcomes[known..].iter().for_each(|outcome| outcome.submitted(&footprint.accesses));
+    } else {
+        outcomes.truncate(known);
     }
 }
 

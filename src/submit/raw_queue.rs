@@ -1,7 +1,6 @@
 //! [`RawQueue`]: what the closure of `enqueue` sees of the stream.
 #![forbid(unsafe_code)]
 
-use std::cell::OnceCell;
 use std::error::Error as StdError;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::name::Name;
-use super::outcome::RunOutcome;
+use super::outcome::{Outcomes, RunOutcome};
 use super::raw::Raw;
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
@@ -23,25 +22,14 @@ pub(super) type Ranges = SmallVec<[(DevicePtr, u64); 4]>;
 /// A stream inside the closure of [`enqueue`](crate::Stream::enqueue): the driver's handles, and host functions in place
 /// of device work on a host device.
 pub struct RawQueue<'q> {
-    raw: &'q Raw<'q>,
-    name: Name<'q>,
-    memory: &'q Ranges,
+    pub(super) raw: &'q Raw<'q>,
+    pub(super) name: Name<'q>,
+    pub(super) memory: &'q Ranges,
     /// If its work is captured.
-    recorder: Option<&'q Recorder>,
-    /// There once something may fail when it runs.
-    outcome: &'q OnceCell<Arc<RunOutcome>>,
-    not_send: PhantomData<*const ()>,
-}
-
-impl<'q> RawQueue<'q> {
-    pub(super) fn new(
-        raw: &'q Raw<'q>,
-        name: Name<'q>,
-        memory: &'q Ranges,
-        (recorder, outcome): (Option<&'q Recorder>, &'q OnceCell<Arc<RunOutcome>>),
-    ) -> Self {
-        RawQueue { raw, name, memory, recorder, outcome, not_send: PhantomData }
-    }
+    pub(super) recorder: Option<&'q Recorder>,
+    /// Where what can fail when it runs is noted.
+    pub(super) outcomes: Option<&'q Outcomes>,
+    pub(super) not_send: PhantomData<*const ()>,
 }
 
 impl RawQueue<'_> {
@@ -167,13 +155,17 @@ impl RawQueue<'_> {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let new = || Arc::new(RunOutcome::new(self.name.to_arc()));
-        let outcome = self.outcome.get_or_init(new).clone();
+        let outcome = Arc::new(RunOutcome::of(self.name.to_arc(), self.raw.stream));
+        let told = outcome.clone();
         self.host(move || {
             if let Err(error) = twin() {
-                outcome.fail(error.into());
+                told.fail(error.into());
             }
-        })
+        })?;
+        if let Some(outcomes) = self.outcomes {
+            outcomes.borrow_mut().push(outcome);
+        }
+        Ok(())
     }
 
     /// [`host`](Self::host) for work that [can be captured](crate::Uses::can_be_captured): in a graph each launch calls the
