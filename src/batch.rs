@@ -5,6 +5,7 @@
 //! | [`queue`] | the verbs, and what a closure sees of the stream |
 //! | [`region`] | what a batch remembers that is replayed |
 //! | [`draft`] | the list of a graph, while its closure runs |
+//! | [`late`] | what becomes of a batch whose work fails when it runs |
 //! | [`launch`] | launches, which replayed batches and graphs write down |
 //! | [`report`] | what became of lists and graphs, and why |
 //! | [`fill`] | new memory, and filling it |
@@ -16,6 +17,7 @@
 
 pub(crate) mod draft;
 mod fill;
+mod late;
 mod launch;
 pub(crate) mod peer;
 pub(crate) mod queue;

@@ -242,9 +242,9 @@ pub enum ErrorDetail {
     /// An argument of an operation begins at an address that is not aligned as its plan says.
     #[error("{op}: {what} begins at {ptr:#x}, the plan wants a multiple of {alignment}")]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
-    /// A range lies outside its buffer (in elements).
-    #[error("range {start}..{end} is outside a buffer of {len} elements")]
-    OutOfBounds { start: usize, end: usize, len: usize },
+    /// A range leaves its buffer, or the rows or columns of a view; `unit` says what it counts.
+    #[error("range {start}..{end} is out of bounds: there are {len} {unit}")]
+    OutOfBounds { start: usize, end: usize, len: usize, unit: &'static str },
     /// Bytes cannot be taken as elements of another type: a rest is left, or they are not aligned.
     #[error(
         "{bytes} bytes from byte {start} on are no array of elements of {element_bytes} bytes that \
@@ -255,7 +255,7 @@ pub enum ErrorDetail {
     #[error("{op}: rows of {width} elements overlap at a pitch of {pitch}")]
     Pitch { op: &'static str, width: usize, pitch: usize },
     /// Elements are no whole number of rows.
-    #[error("{len} elements are no whole number of rows of {columns}")]
+    #[error("{len} elements are not a whole number of rows of {columns}")]
     Ragged { len: usize, columns: usize },
     /// A length in bytes does not fit the address space.
     #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
@@ -265,9 +265,9 @@ pub enum ErrorDetail {
     HostValue { op: &'static str },
     /// The operation cannot be a part of a [`Graph`](crate::Graph).
     #[error(
-        "{op} cannot be a part of a graph: launches, fills and copies within the device are (kernels that wait for a \
-         flag, are cooperative or have clusters are not), and work that `Uses::can_be_captured` without lent memory; put it on \
-         the stream around the graph, or use `replay`"
+        "{op} cannot be a part of a graph: launches, fills and copies within the device can (kernels that wait for a \
+         flag, are cooperative or have clusters cannot), events by `Event::record_in`, and work that `Uses::can_be_captured` \
+         without lent memory; put it on the stream around the graph, or use `replay`"
     )]
     NotInGraph { op: Arc<str> },
     /// A [`Graph`](crate::Graph) uses the memory in each of its launches.
@@ -422,10 +422,11 @@ pub enum EventProblem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryProblem {
-    /// The driver knows it as no device memory.
-    #[error(
-        "the driver knows no device memory there: host memory is uploaded, and null is an address of no elements alone"
-    )]
+    /// The address is null, and the range is not empty.
+    #[error("its address is null, which only a range of no elements may have")]
+    Null,
+    /// The device has no memory there: the driver does not know it, or the range leaves the address space.
+    #[error("the device has no memory there; host memory has to be uploaded or pinned")]
     NotDeviceMemory,
     /// The address is no multiple of the element's alignment.
     #[error("the address is not aligned to {alignment} bytes")]

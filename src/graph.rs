@@ -46,6 +46,8 @@ use slots::{GraphArgs, GraphSlots, Passed};
 /// transforms, and whatever other libraries do that [can be captured](crate::Uses::can_be_captured), are captured when the closure runs: other
 /// arguments are another graph then, which is compiled anew.
 ///
+/// [`Event::record_in`](crate::Event::record_in) records an event at a place in the graph, for its time.
+///
 /// Launches run as wide as their data allows: those that touch different memory run beside each other, whatever the order in
 /// which they are written.
 ///
@@ -73,6 +75,38 @@ use slots::{GraphArgs, GraphSlots, Passed};
 ///     twice.launch(&stream, (&x, &mut y, step as f32)).await?;
 /// }
 /// assert_eq!(stream.download(&y).await?, [6.0; 4]);
+/// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+/// ```
+/// Slots have one dimension. A function that makes rows of a [`View`](crate::View) and a [`ViewMut`](crate::ViewMut) serves a stream, the
+/// closures of `batch` and `replay`, and a graph alike:
+/// ```
+/// # use gpu_await::{Device, Grid, LaunchConfig, Slice2, SliceMut2, kernel};
+/// # kernel! {
+/// #     unsafe fn transpose(x: &[[f32]], y: &mut [[f32]])
+/// #     where x.rows() == y.columns(), x.columns() == y.rows();
+/// #     launch = LaunchConfig::for_elements(y.rows() * y.columns());
+/// #     host = transpose_twin;
+/// # }
+/// # fn transpose_twin(_: &Grid, x: Slice2<'_, f32>, mut y: SliceMut2<'_, f32>) {
+/// #     for (i, row) in x.iter().enumerate() { for (j, x) in row.iter().enumerate() { y[(j, i)] = *x; } }
+/// # }
+/// # futures::executor::block_on(async {
+/// # let device = Device::host();
+/// # let stream = device.stream()?;
+/// use gpu_await::{In, InOut, Queue, Result, View, ViewMut};
+///
+/// fn transposed(q: &Queue<'_>, k: &transpose, n: usize, x: &View<'_, f32>, y: &mut ViewMut<'_, f32>) -> Result<()> {
+///     let m = x.len() / n;
+///     k.launch(q, &x.rows_of(n)?, &mut y.slice_mut(..)?.rows_of_mut(m)?)
+/// }
+///
+/// let state = (transpose::load(&device).await?, 3);
+/// let graph = device.graph::<(In<f32>, InOut<f32>), _, _>(state, |q, (k, n), (x, mut y)| {
+///     transposed(q, k, *n, &x, &mut y)
+/// });
+/// let (x, mut y) = (stream.upload(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]).queued()?, stream.zeros(6).queued()?);
+/// graph.launch(&stream, (&x, &mut y)).await?;
+/// assert_eq!(stream.download(&y).await?, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 pub struct Graph<S: GraphSlots> {
@@ -128,12 +162,13 @@ impl Device {
     /// Makes a graph of the launches that `closure` writes to the queue; see [`Graph`].
     ///
     /// The closure runs when the graph is launched with arguments that it was not written for, and not each time: what it
-    /// does besides writing launches is done then alone. It captures nothing, which is checked when the program is
-    /// compiled: it gets the queue, `state`, which the graph owns, and what was passed for each slot, so that nothing that it
-    /// computes with changes behind its back.
+    /// does besides writing launches is done then alone. It captures nothing: it gets the queue, `state`, which the graph owns, and
+    /// what was passed for each slot, so that nothing that it computes with changes behind its back. A closure that captures does not
+    /// compile; `cargo build` says so and `cargo check` may not, since that is known only for the finished type. The last note of the error
+    /// names the line of the call.
     ///
-    /// On the queue there are launches, fills and copies within the device, fresh memory, which the graph keeps, and work that [can be
-    /// captured](crate::Uses::can_be_captured). Everything else is [`ErrorDetail::NotInGraph`]. What the closure puts on a stream beside its
+    /// On the queue there are launches, fills and copies within the device, fresh memory, which the graph keeps, events by
+    /// [`Event::record_in`](crate::Event::record_in), and work that [can be captured](crate::Uses::can_be_captured). Everything else is [`ErrorDetail::NotInGraph`]. What the closure puts on a stream beside its
     /// queue is no part of the graph: it runs in front of the whole launch, and only when the closure runs.
     pub fn graph<S, State, F>(&self, state: State, closure: F) -> Graph<S>
     where

@@ -1,14 +1,14 @@
 //! Streams and events shared with other users of the driver.
 //!
-//! A stream that somebody else also puts work on is *shared*: each operation of ours is followed by a
-//! marker, so that awaiting it waits for nothing of theirs that came later. Their work is covered by
+//! A stream on which somebody else also puts work is *shared*: a marker follows each operation of this crate, so that
+//! awaiting the operation does not wait for foreign work behind it. Foreign work is covered only by
 //! [`done`](Stream::done), [`record`](Stream::record) and [`wait`](Stream::wait), which stand for
-//! everything that is on the stream when they are called, and by nothing else.
+//! everything that is on the stream when they are called.
 //!
 //! | you have | and want | call |
 //! |---|---|---|
 //! | a call of another library that takes a stream | it as an operation | [`Stream::enqueue`] |
-//! | a `CUstream` of another library | to put work on it here | [`Stream::from_raw`] |
+//! | a `CUstream` of another library | to put operations on it | [`Stream::from_raw`] |
 //! | memory of another library | it as a buffer | [`Device::adopt_memory`], [`Stream::adopt_memory`] |
 //! | a buffer | another library to use it for a while | [`Stream::lend_memory`] |
 //! | a stream of this crate | another library to use it for a while | [`Stream::lend_raw`] |
@@ -40,22 +40,22 @@ impl Stream {
     /// Adopts a stream of another library: a `CUstream` of this device's context, as a number. Zero
     /// is the legacy default stream.
     ///
-    /// It is never destroyed by this crate. Two adoptions of one handle are two [`Stream`]s that know
-    /// nothing of each other, as the driver reuses handles.
+    /// This crate never destroys it. Adopting a handle twice makes two independent [`Stream`]s, because the driver
+    /// reuses handles.
     ///
     /// # Ownership
-    /// `owner` is kept until the last handle of the stream, and the last buffer that was made on it,
-    /// are gone and what was put on the stream here is complete.
+    /// `owner` is kept until the last handle of the stream and the last buffer that was made on it
+    /// are dropped, and what this crate put on the stream is complete.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadStream`]: the per-thread handle (2), which means another stream on every
-    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context; what the driver says of a
+    /// [`ErrorDetail::BadStream`]: the per-thread handle (2), which is a different stream on every
+    /// thread; [`ErrorDetail::WrongDevice`]: a stream of another context; the driver's error for a
     /// handle that it does not know.
     ///
     /// # Safety
     /// The handle is that of a stream of the driver behind `device` (for a host device, of any host
     /// device), and the stream lives at least as long as `owner`. Nobody captures the stream into a
-    /// graph while work is put on it here.
+    /// graph while this crate puts work on it.
     ///
     /// # Examples
     /// ```
@@ -104,10 +104,10 @@ impl Stream {
         Ok(Stream::new(stream, device.default_stream().home().clone()))
     }
 
-    /// Lends the driver's handle to another library, until the loan is dropped: so long the stream is shared,
-    /// as after [`as_raw`](Self::as_raw), and after that it is as before.
+    /// Lends the driver's handle to another library until the loan is dropped. While it lasts, the stream is shared, as
+    /// after [`as_raw`](Self::as_raw).
     ///
-    /// For one call that takes a stream, [`enqueue`](Self::enqueue) is better: its work is an operation with
+    /// For one call that takes a stream, prefer [`enqueue`](Self::enqueue), which makes an operation of it, with
     /// declared memory.
     ///
     /// # Ordering
@@ -116,7 +116,7 @@ impl Stream {
     /// submitted later.
     ///
     /// # Safety
-    /// As [`as_raw`](Self::as_raw), and the handle is not used once the loan is dropped.
+    /// As [`as_raw`](Self::as_raw), and the handle is not used after the loan is dropped.
     ///
     /// # Examples
     /// ```
@@ -137,19 +137,19 @@ impl Stream {
         StreamLoan { stream: self.clone() }
     }
 
-    /// Hands out the driver's handle, a `CUstream` as a number; from now on the stream is shared.
+    /// Returns the driver's handle, a `CUstream` as a number. From then on the stream is shared.
     ///
     /// On the host device it is a number that [`from_raw`](Self::from_raw) understands.
     ///
     /// # Ordering
-    /// What others put on the stream is in order with what is put on it here. An operation of this crate
-    /// awaits nothing of theirs that came behind it. Their work is covered by [`done`](Self::done),
+    /// Foreign work and operations run in the order in which they were put on the stream. Awaiting an operation does not
+    /// wait for foreign work behind it. Foreign work is covered only by [`done`](Self::done),
     /// [`record`](Self::record) and [`wait`](Self::wait), which stand for everything that is on the stream
-    /// when they are called, and by nothing else: memory that only they use is theirs to keep alive.
+    /// when they are called. Memory that only foreign work uses is its owner's to keep alive.
     ///
     /// # Safety
     /// The handle is used only while a handle of this stream, or a buffer made on it, lives. Nobody
-    /// destroys the stream, and nobody captures it into a graph while work is put on it here.
+    /// destroys the stream, and nobody captures it into a graph while this crate puts work on it.
     #[must_use]
     pub unsafe fn as_raw(&self) -> u64 {
         self.state().sharing().for_good();
@@ -184,8 +184,8 @@ impl Device {
     /// It is recorded, waited for and awaited like one of this process; it has no timing.
     ///
     /// # Errors
-    /// [`ErrorDetail::Unsupported`] on a device that has none, such as the host device; what the
-    /// driver says of the handle. The process that exported it cannot import it.
+    /// [`ErrorDetail::Unsupported`] on a device without such events, such as the host device; the driver's error
+    /// for a handle that it does not know. The exporting process cannot import its own event.
     ///
     /// # Safety
     /// The bytes are from [`Event::export`] (or the driver), and the event that they came from lives

@@ -300,7 +300,9 @@ impl LaunchOn for Stream {
     type Launched = Op<()>;
 
     fn batch_of_one(&self, put: impl FnOnce(&Queue<'_>) -> Result<()>) -> Op<()> {
-        self.batch(put)
+        let queue = self.queue();
+        let result = put(&queue);
+        queue.finish(result)
     }
 }
 

@@ -368,7 +368,7 @@ impl Stream {
     /// The same, with a time stamp.
     #[track_caller]
     pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
-        let at = self.queue().mark_in_queue(true)?;
+        let at = self.queue().mark_in_queue("record_timed", true)?;
         self.state.release(at.point.ticket);
         Ok(at)
     }

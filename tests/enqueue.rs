@@ -554,3 +554,159 @@ fn close_waits_for_what_is_being_enqueued() -> Result<()> {
     }
     Ok(())
 }
+
+// ---- failures of the run ------------------------------------------------------------------------
+
+/// An operation of the other library whose function fails when the stream of a host device runs it.
+fn fail_late(stream: &Stream, to: &mut impl Writable<u8>) -> gpu_await::Op<()> {
+    let uses = Uses::new("their run").updates(to);
+    // SAFETY: nothing is written.
+    unsafe { stream.enqueue(uses, |queue, _| queue.try_host(|| Theirs::Err(TheirError(5)))) }
+}
+
+fn their_error(error: &gpu_await::Error) -> Option<&TheirError> {
+    let mut source = error.source();
+    while let Some(theirs) = source {
+        if let Some(theirs) = theirs.downcast_ref() {
+            return Some(theirs);
+        }
+        source = theirs.source();
+    }
+    None
+}
+
+fn assert_upstream(error: &gpu_await::Error) {
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    assert_eq!(their_error(error), Some(&TheirError(5)), "{error}");
+}
+
+#[tokio::test]
+async fn a_late_failure_is_the_operations() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    for round in 0..200 {
+        // Behind the call, or at any time.
+        let gate = (round % 2 == 0).then(|| Gate::close(&stream)).transpose()?;
+        let op = fail_late(&stream, &mut y);
+        drop(gate);
+        let error = op.await.unwrap_err();
+        assert_eq!((error.kind(), their_error(&error)), (ErrorKind::Foreign, Some(&TheirError(5))));
+        assert_eq!(error.to_string(), "their run: their status 5");
+        assert_upstream(&stream.download(&y).await.unwrap_err());
+        stream.fill(&mut y, 1).queued()?;
+        assert_eq!(stream.download(&y).await?, [1; LEN]);
+    }
+    // One that succeeds changes nothing, and its value comes.
+    let uses = Uses::new("their run").writes(&mut y);
+    let good = |queue: &RawQueue<'_>, (y,): (RawSlice<u8>,)| {
+        queue.try_host(move || {
+            // SAFETY: the stream runs this in an operation that declared it as written.
+            unsafe { y.as_mut_slice() }.fill(4);
+            Theirs::Ok(())
+        })?;
+        Ok::<_, gpu_await::Error>(7)
+    };
+    // SAFETY: what is declared is written.
+    assert_eq!(unsafe { stream.enqueue(uses, good) }.await?, 7);
+    assert_eq!(stream.download(&y).await?, [4; LEN]);
+    Ok(())
+}
+
+/// Only the future waits: device order goes on, and later readers are refused.
+#[tokio::test]
+async fn a_late_failure_of_queued_work() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    fail_late(&stream, &mut y).queued()?;
+    stream.done().await?;
+    assert_upstream(&device.stream()?.download(&y).await.unwrap_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_failure_fails_its_batch() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let (x, mut y) = (stream.full(LEN, 3u8).queued()?, stream.zeros::<u8>(LEN).queued()?);
+    let mut z = stream.zeros::<u8>(LEN).queued()?;
+    let op = stream.batch(|queue| {
+        let uses = Uses::new("their run").updates(&mut y);
+        // SAFETY: nothing is written.
+        unsafe { queue.enqueue(uses, |queue, _| queue.try_host(|| Theirs::Err(TheirError(5)))) }?;
+        queue.copy(&x, &mut z)?;
+        queue.download(&z)
+    });
+    assert_eq!(their_error(&op.await.unwrap_err()), Some(&TheirError(5)));
+    assert_upstream(&stream.download(&y).await.unwrap_err());
+    // What is not its data is good.
+    assert_eq!(stream.download(&z).await?, [3; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_failure_leaves_what_was_overwritten() -> Result<()> {
+    let device = Device::host();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let gate = Gate::close(&stream)?;
+    let op = fail_late(&stream, &mut y);
+    stream.fill(&mut y.slice_mut(..100)?, 1).queued()?;
+    other.fill(&mut y.slice_mut(100..200)?, 2).queued()?;
+    gate.open();
+    op.await.unwrap_err();
+    assert_eq!(&stream.download(&y.slice(..200)?).await?[99..101], [1, 2]);
+    assert_upstream(&stream.download(&y.slice(200..)?).await.unwrap_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_failure_of_memory_that_is_gone() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let gate = Gate::close(&stream)?;
+    let op = fail_late(&stream, &mut y);
+    drop(y);
+    // The next buffer, in the same memory.
+    let y = stream.full(LEN, 1u8).queued()?;
+    gate.open();
+    op.await.unwrap_err();
+    assert_eq!(stream.download(&y).await?, [1; LEN]);
+    Ok(())
+}
+
+/// Who waits for the work to run, and for nothing else, is not given what it should have written.
+#[tokio::test]
+async fn a_late_failure_before_the_host_looks() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let (mut mapped, mut pinned) =
+        (stream.pinned::<u8>(LEN)?.into_mapped(), stream.pinned::<u8>(LEN)?.into_mapped());
+    let gate = Gate::close(&stream)?;
+    fail_late(&stream, &mut y).queued()?;
+    fail_late(&stream, &mut mapped).queued()?;
+    fail_late(&stream, &mut pinned).queued()?;
+    let (frozen, pinned) = (y.freeze(), pinned.into_pinned());
+    let mut host = Box::pin(mapped.host());
+    assert!((&mut host).now_or_never().is_none());
+    gate.open();
+    assert_upstream(&frozen.await.unwrap_err());
+    assert_upstream(&pinned.await.unwrap_err());
+    assert_upstream(&host.await.unwrap_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_failure_in_verify_mode() -> Result<()> {
+    let device = Device::builder().verify(true).named("host")?;
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let error = fail_late(&stream, &mut y).queued().unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Verify { .. }), "{error}");
+    assert_eq!(their_error(&error), Some(&TheirError(5)));
+    assert_upstream(&stream.download(&y).await.unwrap_err());
+    Ok(())
+}

@@ -178,6 +178,8 @@ async fn what_is_refused() -> Result<()> {
         let refused = fft.complex::<f32>(extents).plan().await.unwrap_err();
         assert!(matches!(refused.detail(), ErrorDetail::TooFew { .. }), "{refused}");
     }
+    let told = fft.real::<f32>(&[8]).batch(0).plan().await.unwrap_err().to_string();
+    assert_eq!(told, "the batch of a transform: 0, at least 1 needed");
     let refused = fft.complex::<f32>(&[2; 4]).plan().await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     let refused = fft.complex::<f32>(&[1 << 40, 1 << 40]).plan().await.unwrap_err();

@@ -157,7 +157,9 @@ fn what_is_wrong_with_an_address() -> Result<()> {
         ErrorDetail::BadMemory { problem, .. } => problem.clone(),
         _ => panic!("{error}"),
     };
-    assert_eq!(problem(&adopt(0, 1)), MemoryProblem::NotDeviceMemory);
+    let error = adopt(0, 1);
+    assert_eq!(problem(&error), MemoryProblem::Null);
+    assert!(!error.to_string().contains("driver"), "a host device has none: {error}");
     assert_eq!(problem(&adopt(u64::MAX - 3, 4)), MemoryProblem::NotDeviceMemory);
     let error = adopt(ptr + 2, 1);
     assert_eq!(problem(&error), MemoryProblem::Misaligned { alignment: 4 });
@@ -346,6 +348,41 @@ async fn a_loan_that_outlives_its_borrows() -> Result<()> {
     Ok(())
 }
 
+/// A library that uses no stream: its thread waits until what the others did is complete, and they find what it wrote.
+#[tokio::test]
+async fn a_loan_for_a_thread_of_the_host() -> Result<()> {
+    let device = testing::device();
+    let (ours, other) = (device.stream()?, device.stream()?);
+    let mut y = ours.full(LEN, 1.0f32).queued()?;
+    let gate = Gate::close(&other)?;
+    other.fill(&mut y, 9.0).queued()?;
+    // SAFETY: nothing is used until it is ready.
+    let loan = unsafe { ours.lend_memory(Uses::new("theirs").updates(&mut y)) }?;
+    // SAFETY: nothing else uses `y` until the end.
+    let loan = unsafe { loan.detach() };
+    // What comes later is not waited for.
+    let later = Gate::close(&ours)?;
+    let ready = loan.ready();
+    assert!(!ready.is_complete(), "somebody else writes it");
+    gate.open();
+    ready.await?;
+    assert!(!later.timed_out());
+    let theirs = std::thread::spawn(move || {
+        if loan.slices().0.len() == LEN && device.kind() == DeviceKind::Host {
+            // SAFETY: it is a host device, and the loan is ready.
+            let there = unsafe { loan.slices().0.as_mut_slice() };
+            assert_eq!(there, [9.0; LEN]);
+            there.fill(3.0);
+        }
+        loan.end().map(|()| device.kind())
+    });
+    let kind = theirs.join().expect("it does not panic")?;
+    later.open();
+    let expected = if kind == DeviceKind::Host { 3.0 } else { 9.0 };
+    assert_eq!(other.download(&y).await?, [expected; LEN]);
+    Ok(())
+}
+
 /// Where nothing can be submitted, the loan cannot end: nobody reads the memory, and it is never freed.
 #[tokio::test]
 async fn a_loan_that_cannot_end() -> Result<()> {
@@ -467,7 +504,7 @@ async fn a_kept_value_may_close_its_device() -> Result<()> {
     closed.recv_timeout(SOON).expect("in time")
 }
 
-/// What is on the stream is there: the loan ends behind it, and everything comes back.
+/// A close waits for loans, within its limit; afterwards they end behind what is on the stream, and everything comes back.
 #[tokio::test]
 async fn a_loan_ends_after_the_close() -> Result<()> {
     for with_work in [false, true] {
@@ -479,16 +516,87 @@ async fn a_loan_ends_after_the_close() -> Result<()> {
         let uses = Uses::new("lent").updates(&mut x).keeps(kept.clone());
         // SAFETY: nobody uses it but what is enqueued here.
         let loan = unsafe { stream.lend_memory(uses) }?;
+        assert_eq!(device.stats().loans, 1);
         if with_work {
             stream.fill(&mut z, 1.0).queued()?;
         }
-        device.close(SOON).await?;
+        let error = device.close(Duration::from_millis(20)).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::TimedOut { .. }), "{error}");
+        assert!(error.to_string().contains("on loan"), "{error}");
         loan.end()?;
-        drop((x, z, stream));
-        let allocated = || device.stats().allocations;
-        eventually("its memory is freed", || allocated() == 0);
-        drop(device);
-        eventually("what it kept", || Arc::strong_count(&kept) == 1);
+        assert_eq!(device.stats().loans, 0);
+        drop((x, z));
+        device.close(SOON).await?;
+        assert_eq!(Arc::strong_count(&kept), 1);
+        assert_eq!((device.stats().allocations, device.memory()?.used_bytes), (0, 0));
+        drop((stream, device));
     }
+    Ok(())
+}
+
+/// The last loan that ends, or cannot, lets the close go on, which waits for what the library left on its stream.
+#[tokio::test]
+async fn a_close_waits_for_loans() -> Result<()> {
+    for can_end in [true, false] {
+        let device = testing::device();
+        let (ours, raw) = (device.stream()?, device.stream()?);
+        let stream = adopted(&device, &raw)?;
+        let lend = || -> Result<_> {
+            let mut x = ours.zeros::<f32>(LEN).queued()?;
+            // SAFETY: they do nothing.
+            let loan = unsafe { stream.lend_memory(Uses::new("lent").updates(&mut x)) }?;
+            // SAFETY: nothing else uses it.
+            Ok((unsafe { loan.detach() }, x))
+        };
+        let ((first, x), (second, y)) = (lend()?, lend()?);
+        let gate = Gate::close(&raw)?;
+        let mut close = tokio::spawn({
+            let device = device.clone();
+            async move { device.close(SOON).await }
+        });
+        let mut is_over = async || {
+            let some = Duration::from_millis(20);
+            tokio::time::timeout(some, &mut close).await.is_ok()
+        };
+        drop((first, x));
+        gate.open();
+        assert!(!is_over().await, "a loan is open");
+        if can_end {
+            std::thread::spawn(move || second.end()).join().expect("no panic")?;
+            drop(y);
+        } else {
+            // As in a twin: nothing can be submitted there.
+            let other = testing::device();
+            let theirs = other.stream()?;
+            theirs.host_fn(move || drop((second, y))).await?;
+        }
+        close.await.expect("no panic")?;
+        assert_eq!(device.stats().loans, 0);
+    }
+    Ok(())
+}
+
+/// A loan does not keep the loss of the device from who closes it.
+#[tokio::test]
+async fn a_close_with_a_loan_is_told_of_a_loss() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    let mut x = stream.zeros::<f32>(LEN).queued()?;
+    // SAFETY: they do nothing.
+    let loan = unsafe { stream.lend_memory(Uses::new("lent").updates(&mut x)) }?;
+    stream.done().await?;
+    let close = tokio::spawn({
+        let device = device.clone();
+        async move { device.close(Duration::MAX).await }
+    });
+    while stream.zeros::<u8>(1).queued().is_ok() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!close.is_finished(), "a loan is open");
+    handle.lose_device("unplugged");
+    assert!(close.await.expect("no panic").unwrap_err().is_device_lost());
+    assert!(loan.end().unwrap_err().is_device_lost());
+    assert_eq!(device.stats().loans, 0);
     Ok(())
 }

@@ -4,7 +4,7 @@
 mod cases;
 
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cases::config;
@@ -623,7 +623,7 @@ async fn memory_of_a_graph_is_ordered_wherever_it_is() -> Result<()> {
     let frozen = a.freeze().await.unwrap_err();
     assert!(matches!(frozen.detail(), ErrorDetail::KeptByGraph { .. }), "{frozen}");
     let host = mapped.host().await.unwrap_err();
-    assert!(matches!(host.detail(), ErrorDetail::KeptByGraph { .. }), "{host}");
+    assert!(matches!(host.detail(), ErrorDetail::KeptByGraph { op: "host" }), "{host}");
     // SAFETY: refused.
     let lent = unsafe { stream.lend_memory(Uses::new("theirs").updates(&mut b)) }.map(drop);
     let lent = lent.unwrap_err();
@@ -925,4 +925,19 @@ fn a_refused_launch_leaves_what_was_set() {
         }
     }
     assert!(refused > 30, "{refused}");
+}
+
+#[tokio::test]
+async fn what_is_told_of_kept_pinned_memory() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mapped = Arc::new(Mutex::new(Some(stream.pinned::<f32>(LEN)?.into_mapped())));
+    let graph = device.graph::<(f32,), _, _>(mapped.clone(), |q, mapped, (value,)| {
+        q.fill(mapped.lock().unwrap().as_mut().unwrap(), value)
+    });
+    graph.launch(&stream, (2.0,)).await?;
+    let mapped = mapped.lock().unwrap().take().unwrap();
+    let error = mapped.into_pinned().await.unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::KeptByGraph { op: "into_pinned" }), "{error}");
+    Ok(())
 }

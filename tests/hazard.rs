@@ -70,6 +70,12 @@ enum Step {
         range: Range<u64>,
         poison: Poison,
     },
+    /// What the stream's last ticket was the last to write.
+    PoisonWritten {
+        range: Range<u64>,
+        stream: u64,
+        poison: Poison,
+    },
     /// Everything that the stream has is complete.
     Complete {
         stream: u64,
@@ -152,6 +158,15 @@ impl Twins {
             Step::Poison { range, poison } => {
                 self.hazards.poison(range, poison);
                 self.set_content(range, &Content::Poisoned(*poison));
+            }
+            Step::PoisonWritten { range, stream, poison } => {
+                let by = (*stream, self.tickets[*stream as usize]);
+                self.hazards.poison_written(range, by, poison);
+                for byte in &mut self.bytes[range.start as usize..range.end as usize] {
+                    if byte.writer == Some(by) {
+                        byte.content = Content::Poisoned(*poison);
+                    }
+                }
             }
         }
     }
@@ -259,6 +274,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (range(), mode, 0..STREAMS)
             .prop_map(|(range, mode, stream)| Step::Use { range, mode, stream }),
         1 => (range(), 0..2_u32).prop_map(|(range, poison)| Step::Poison { range, poison }),
+        1 => (range(), 0..STREAMS, 0..2_u32)
+            .prop_map(|(range, stream, poison)| Step::PoisonWritten { range, stream, poison }),
         2 => (0..STREAMS).prop_map(|stream| Step::Complete { stream }),
     ]
 }

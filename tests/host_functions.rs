@@ -560,6 +560,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     // They exist inside `enqueue` alone.
     "RawQueue::host",
     "RawQueue::host_each",
+    "RawQueue::try_host",
     "RawQueue::cudarc_stream",
     "RawSlice::cudarc",
     "MemoryLoan::slices",
@@ -577,6 +578,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "MemoryLoan::end",
     "MemoryLoan::fail",
     "MemoryLoan::detach",
+    "MemoryLoan::ready",
     "StreamLoan::handle",
     "DeviceBuffer::device_ptr",
     "Frozen::device_ptr",

@@ -247,3 +247,22 @@ fn gaps_stay_unwritten() -> Result<()> {
     assert!(matches!(error.detail(), ErrorDetail::Unwritten { start: 16, end: 20, .. }), "{error}");
     Ok(())
 }
+
+/// A range that is wrong is told in what it counts.
+#[tokio::test]
+async fn what_is_out_of_bounds() -> Result<()> {
+    let device = testing::device();
+    let x = device.zeros::<f32>(6).queued()?;
+    let told = |wrong: Result<()>| wrong.unwrap_err().to_string();
+    let rows = x.rows_of(2)?;
+    assert_eq!(
+        told(rows.slice(1..9, ..).map(drop)),
+        "range 1..9 is out of bounds: there are 3 rows"
+    );
+    assert_eq!(
+        told(rows.slice(.., 1..9).map(drop)),
+        "range 1..9 is out of bounds: there are 2 columns"
+    );
+    assert_eq!(told(x.slice(1..9).map(drop)), "range 1..9 is out of bounds: there are 6 elements");
+    Ok(())
+}

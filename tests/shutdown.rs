@@ -17,7 +17,10 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::executor::block_on;
 use gpu_await::testing::{self, FaultHandle, Gate};
-use gpu_await::{Completion, Device, ErrorDetail, ErrorKind, Op, PinnedBuffer};
+use gpu_await::{
+    Completion, Device, DeviceKind, ErrorDetail, ErrorKind, InOut, Op, PinnedBuffer, RawQueue,
+    RawSlice, Uses, kernels,
+};
 
 fn mode(name: &str) -> Completion {
     *modes::ALL.iter().find(|mode| format!("{mode:?}") == name).expect("a mode's name")
@@ -26,6 +29,58 @@ fn mode(name: &str) -> Completion {
 fn runtime() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).enable_all().build().expect("tokio")
+}
+
+/// What the crate's own threads drop, frozen memory among it, is free when the close is over.
+#[test]
+fn close_frees_what_the_crate_drops() -> gpu_await::Result<()> {
+    let nothing = |_: &RawQueue<'_>, _: (RawSlice<f32>,)| Ok::<_, gpu_await::Error>(());
+    for round in 0..400 {
+        let device = testing::device_with(modes::ALL[round % modes::ALL.len()]);
+        let (stream, other) = (device.stream()?, device.stream()?);
+        let fill = || stream.full(1000, 1.0f32).queued();
+        let freeze = || block_on(fill()?.freeze());
+        let (mut x, mut y) = (fill()?, fill()?);
+        match round % 4 {
+            // Kept by an operation.
+            0 => {
+                let uses = Uses::new("kept").updates(&mut x).keeps((freeze()?, fill()?));
+                // SAFETY: nothing is put on the stream.
+                unsafe { stream.enqueue(uses, nothing) }.queued()?;
+            }
+            // Kept by the memory of another library, which an operation keeps.
+            1 => {
+                let memory = vec![1.0f32; 10];
+                let (ptr, owner) = (memory.as_ptr() as u64, (memory, freeze()?));
+                if device.kind() == DeviceKind::Host {
+                    // SAFETY: the owner keeps the memory, and nobody else uses it.
+                    let adopted = unsafe { device.adopt_memory::<f32>(ptr, 10, owner) }?;
+                    let uses = Uses::new("kept").updates(&mut x).keeps(adopted);
+                    // SAFETY: nothing is put on the stream.
+                    unsafe { stream.enqueue(uses, nothing) }.queued()?;
+                }
+            }
+            // The state of a graph, and what it left on another stream.
+            2 => {
+                let axpy = block_on(kernels::axpy::load(&device))?;
+                let graph = device.graph::<(InOut<f32>,), _, _>(
+                    (axpy, freeze()?),
+                    |q, (axpy, weights), (mut y,)| axpy.launch(q, 1.0, weights, &mut y),
+                );
+                graph.launch(&stream, (&mut y,)).queued()?;
+                graph.launch(&other, (&mut x,)).queued()?;
+            }
+            // By a host function, on the thread of the stream.
+            _ => {
+                let kept = (freeze()?, fill()?);
+                stream.host_fn(move || std::hint::black_box(&kept).0.len()).abandon();
+            }
+        }
+        drop((x, y));
+        block_on(device.close(Duration::from_secs(20)))?;
+        assert_eq!(device.memory()?.used_bytes, 0, "round {round}: {:?}", device.stats());
+    }
+    Ok(())
 }
 
 /// A download behind a closed gate, polled once, so that the poller has it.

@@ -27,7 +27,8 @@ impl<'s> Queue<'s> {
     pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
-        Queue { stream, home, last, refused: None, lease: None, writer, at, not_send: PhantomData }
+        let (outcomes, not_send) = (None, PhantomData);
+        Queue { stream, home, last, refused: None, lease: None, writer, at, outcomes, not_send }
     }
 
     /// Whether launches are written down before they are on the stream.

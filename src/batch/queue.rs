@@ -36,7 +36,9 @@ use crate::runtime::MarkedPoint;
 use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
-use crate::submit::{Footprint, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device};
+use crate::submit::{
+    Footprint, Outcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
+};
 use crate::thread::role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
@@ -56,6 +58,8 @@ pub struct Queue<'s> {
     /// Where the user opened it.
     /// Of what is written down first: where the last operation was written.
     pub(super) at: Cell<&'static Location<'static>>,
+    /// Of work of other libraries that can fail when it runs; of a queue that users have.
+    pub(super) outcomes: Option<&'s Outcomes>,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
@@ -81,7 +85,8 @@ impl<'s> Queue<'s> {
     ) -> Self {
         let at = Cell::new(Location::caller());
         let (last, writer) = (Cell::new(0), None);
-        Queue { stream, home, last, refused, lease, writer, at, not_send: PhantomData }
+        let (outcomes, not_send) = (None, PhantomData);
+        Queue { stream, home, last, refused, lease, writer, at, outcomes, not_send }
     }
 
     pub(crate) fn stream(&self) -> &'s Arc<StreamState> {
@@ -95,6 +100,7 @@ impl<'s> Queue<'s> {
     /// Turns what the closure of a batch returned into its future.
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {
+            Ok(value) if self.may_fail_late() => self.finish_late(value),
             Ok(value) => {
                 let Settled { value, points } = value.settle();
                 // Nothing was submitted, which would have failed.
@@ -429,19 +435,19 @@ impl<'s> Queue<'s> {
     /// A lost or closed device.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
-        Ok(Event::recorded(self.stream.engine(), self.mark_in_queue(true)?, true))
+        Ok(Event::recorded(self.stream.engine(), self.mark_in_queue("record_timed", true)?, true))
     }
 
     /// The point behind everything on the queue, with an event of its own.
     #[track_caller]
-    pub(crate) fn mark_in_queue(&self, timing: bool) -> Result<MarkedPoint> {
+    pub(crate) fn mark_in_queue(&self, op: &'static str, timing: bool) -> Result<MarkedPoint> {
         self.here();
         role::check("submitting work")?;
         let engine = self.stream.engine();
         engine.check_open()?;
         let event = if timing { engine.timed_event() } else { engine.event() };
         let event = event.map_err(|code| engine.refused(code))?;
-        let mut footprint = Footprint::new(if timing { "record_timed" } else { "record" });
+        let mut footprint = Footprint::new(op);
         footprint.records(event.clone());
         let (ticket, ()) = self.submit(&mut footprint, 1, |_| Ok(()))?;
         Ok(MarkedPoint::at(self.stream.progress().clone(), Marker { ticket, event }))

@@ -15,6 +15,7 @@ use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::op::{HostValue, Points};
 use crate::runtime::stream_state::StreamState;
+use crate::submit::RunOutcome;
 
 /// A host value that is with the device until its operation is complete.
 ///
@@ -53,6 +54,18 @@ impl<T> Settled<T> {
     /// A value that waits for nothing of its own.
     fn here(value: T) -> Self {
         Settled { value: HostValue::Here(value), points: Points::NONE }
+    }
+}
+
+impl<T: Send + 'static> Settled<T> {
+    /// The value, unless one of those failed by the time that it is taken.
+    pub(super) fn unless_failed(self, outcomes: Vec<Arc<RunOutcome>>) -> Self {
+        let Settled { value, points } = self;
+        let checked = move || {
+            outcomes.iter().try_for_each(|outcome| outcome.check())?;
+            value.take()
+        };
+        Settled { value: HostValue::Later(Box::new(checked)), points }
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use super::loss::Loss;
 use super::{Device, at};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::Engine;
@@ -15,12 +16,21 @@ use crate::runtime::deadlines::NEVER;
 use crate::thread::role;
 use crate::thread::worker::offload;
 
+/// How often a close looks after memory that is about to be free.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
 impl Device {
-    /// Refuses new work, on every handle, and waits until what was submitted is complete, for at
-    /// most `limit`; [`Duration::MAX`] is no limit. What streams keep is freed as soon as they have finished,
-    /// and of what is dropped later nothing is kept. In the end it gives back what the device's pool holds
-    /// unused, and waits until what its work [kept](crate::Uses::keeps), and the owners of memory that was given up,
-    /// are dropped.
+    /// Refuses new work, on every handle, and waits until nothing uses the device any more, for at
+    /// most `limit`; [`Duration::MAX`] is no limit. It waits, in this order, until
+    /// - what was submitted is complete,
+    /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries put on their streams
+    ///   until then is complete,
+    /// - what the device's work [kept](crate::Uses::keeps) and the owners of memory that was given up are dropped, and
+    ///   the memory that was given up, by whatever thread, is free.
+    ///
+    /// What streams keep is freed as soon as they have finished, and of what is dropped later nothing is kept. In the end
+    /// it gives back what the device's pool holds unused. Buffers that are alive stay valid, and are
+    /// freed when they are dropped. It does not wait for [loans of streams](crate::Stream::lend_raw) to end.
     ///
     /// It holds no thread: the device's poller keeps the time. On a device that is stepped
     /// (`testing::manual`) the limit is in the time of its steps.
@@ -29,57 +39,113 @@ impl Device {
     /// Dropped, it waits no longer; the device stays closed.
     ///
     /// # Errors
-    /// [`ErrorDetail::TimedOut`]: work is still on the device and goes on (its memory is kept);
-    /// the loss of the device; [`ErrorDetail::DependencyLost`]: it is closed, but a stream waits for
+    /// [`ErrorDetail::TimedOut`]: work or a loan is still there and goes on, with its memory
+    /// ([`Stats::in_flight`](crate::Stats::in_flight) and [`Stats::loans`](crate::Stats::loans) count them), and a later call can
+    /// wait again; the loss of the device; [`ErrorDetail::DependencyLost`]: it is closed, but a stream waits for
     /// another device that was lost, so not all that was submitted is complete; inside a host function.
     pub async fn close(&self, limit: Duration) -> Result<()> {
         coop::proceed().await;
         role::check_driver("closing a device")?;
         let engine = self.engine();
         engine.close();
-        let mut deadline = Deadline::after(engine, limit);
-        let late = || -> Error {
-            let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            ErrorDetail::TimedOut { what: "closing the device", limit_ms }.into()
-        };
+        let mut limit = Limit::after(self, limit);
+        self.work_done(&mut limit).await?;
+        if engine.loans.open() > 0 {
+            let ended = limit.before(pin!(engine.loans.ended())).await;
+            ended.ok_or_else(|| limit.passed(LENT))?;
+            // What was on their streams by then.
+            self.work_done(&mut limit).await?;
+        }
+        let freed = self.all_freed(&mut limit).await;
+        // Of a refusal only what the pool holds depends.
+        self.trim(0).await.ok();
+        freed
+    }
+
+    /// Waits until what was submitted is complete.
+    async fn work_done(&self, limit: &mut Limit) -> Result<()> {
+        let engine = self.engine();
         // What is being submitted is waited for as well, once it is known.
         let mut busy = engine.streams();
         busy.retain(|stream| stream.is_submitted_to());
         if !busy.is_empty() {
             let passed = offload(move || busy.iter().for_each(|stream| stream.with(|_| ())));
-            before(&mut deadline, pin!(passed)).await.ok_or_else(late)??;
+            limit.before(pin!(passed)).await.ok_or_else(|| limit.passed(CLOSING))??;
         }
         let mut done = at(self.home.ours());
-        let closed = match before(&mut deadline, &mut done).await {
+        let closed = match limit.before(&mut done).await {
             Some(closed) => closed,
             // By asking the device, once more.
-            None => done.try_take().unwrap_or_else(|| Err(late())),
+            None => done.try_take().unwrap_or_else(|| Err(limit.passed(CLOSING))),
         };
-        if let Some(lost) = engine.lost() {
-            // What is known to be complete was so before; the device is gone all the same.
-            return Err(lost.clone());
+        // What is known to be complete was so before; a device that is lost is gone all the same.
+        engine.lost().map_or(closed, |lost| Err(lost.clone()))
+    }
+
+    /// Waits until what was given up is free, and what was kept dropped. A value that the reaper drops may have kept
+    /// more of it, so it looks until nothing comes any more.
+    async fn all_freed(&self, limit: &mut Limit) -> Result<()> {
+        let engine = self.engine();
+        loop {
+            let before = engine.retirements();
+            engine.streams().iter().for_each(|stream| stream.take_all_back());
+            engine.look_everywhere();
+            engine.sweep_retired(true);
+            let owes = engine.owes_frees();
+            if engine.options.stepped {
+                // Drops take the time of the system's clock.
+                engine.reaped().await;
+            } else {
+                limit.before(pin!(engine.reaped())).await.ok_or_else(|| limit.passed(CLOSING))?;
+            }
+            let is_quiet = engine.retirements() == before;
+            if is_quiet && (engine.options.stepped || !owes && !engine.owes_frees()) {
+                return Ok(());
+            }
+            if !engine.options.stepped {
+                let mut rest = Deadline::after(engine, LOOK_EVERY);
+                limit.before(&mut rest).await.ok_or_else(|| limit.passed(CLOSING))?;
+            }
         }
-        closed?;
-        engine.streams().iter().for_each(|stream| stream.take_all_back());
-        engine.sweep_retired(false);
-        // Of a refusal only what the pool holds depends.
-        self.trim(0).await.ok();
-        if engine.options.stepped {
-            // Drops take the time of the system's clock.
-            engine.reaped().await;
-            return Ok(());
-        }
-        before(&mut deadline, pin!(engine.reaped())).await.ok_or_else(late)
     }
 }
 
-/// What a future resolves to, unless the deadline comes first.
-async fn before<F: Future + Unpin>(deadline: &mut Deadline, mut future: F) -> Option<F::Output> {
-    std::future::poll_fn(|cx| match Pin::new(&mut future).poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => Pin::new(&mut *deadline).poll(cx).map(|()| None),
-    })
-    .await
+/// What did not finish in time.
+const CLOSING: &str = "closing the device";
+const LENT: &str = "closing the device (memory of it is on loan to another library)";
+
+/// When a close gives up: at its limit, or with the device.
+struct Limit {
+    ms: u64,
+    deadline: Deadline,
+    loss: Loss,
+}
+
+impl Limit {
+    fn after(device: &Device, limit: Duration) -> Self {
+        let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let deadline = Deadline::after(device.engine(), limit);
+        Limit { ms, deadline, loss: Loss::of(device.engine()) }
+    }
+
+    /// What a future resolves to, unless the end comes first.
+    async fn before<F: Future + Unpin>(&mut self, mut future: F) -> Option<F::Output> {
+        std::future::poll_fn(|cx| match Pin::new(&mut future).poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => {
+                let passed = Pin::new(&mut self.deadline).poll(cx);
+                let lost = Pin::new(&mut self.loss).poll(cx).map(drop);
+                if passed.is_ready() || lost.is_ready() { Poll::Ready(None) } else { Poll::Pending }
+            }
+        })
+        .await
+    }
+
+    /// Why `what` was not waited for any longer.
+    fn passed(&self, what: &'static str) -> Error {
+        let lost = self.deadline.engine.lost().cloned();
+        lost.unwrap_or_else(|| ErrorDetail::TimedOut { what, limit_ms: self.ms }.into())
+    }
 }
 
 /// Resolves at a moment of a device's clock.

@@ -19,6 +19,9 @@ pub struct Stats {
     /// Host memory set aside for good because the device was lost with it. What was not lent is not in it,
     /// and stays mapped too: see [`Device::lost`].
     pub quarantined_bytes: u64,
+    /// [Loans](crate::Stream::lend_memory) of device memory to other libraries that have not ended, which
+    /// [`close`](Device::close) waits for.
+    pub loans: u64,
     /// Device memory held by buffers, in whole blocks.
     pub allocated_bytes: u64,
     /// Device memory that was given up and waits for device work: other streams use it, or its free is
@@ -71,6 +74,7 @@ impl Device {
             streams: self.home.streams(),
             lent_bytes: read(&counters.lent_bytes),
             quarantined_bytes: read(&counters.quarantined_bytes),
+            loans: engine.loans.open(),
             allocated_bytes: memory.allocated,
             pending_bytes: memory.pending,
             kept_bytes: memory.kept,

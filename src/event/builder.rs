@@ -122,7 +122,9 @@ impl Event {
         Ok(())
     }
 
-    /// Records the event behind everything put on `queue` so far, as [`record`](Self::record).
+    /// Records the event behind everything put on `queue` so far, as [`record`](Self::record). In the closure of
+    /// [`replay`](Stream::replay) it ends the list of launches, because each run records another point; a graph has a
+    /// node for it.
     ///
     /// In the closure of a [`Graph`](crate::Graph) every launch records it: it then stands for the whole launch, and its time is that of
     /// its place in the graph, where what is in front of it runs before what is behind it, as at a
@@ -161,7 +163,7 @@ impl Event {
         }
         let Some(shared) = self.shared() else {
             let timing = self.options().timing;
-            self.set_last(Recorded::behind(queue.mark_in_queue(timing)?, timing));
+            self.set_last(Recorded::behind(queue.mark_in_queue("record_in", timing)?, timing));
             return Ok(());
         };
         queue.submit(&mut Footprint::new("record"), 1, |raw| Ok(raw.record_shared(shared)?))?;

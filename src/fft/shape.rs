@@ -58,10 +58,15 @@ impl FftShape {
 
     /// Refuses extents that no transform has.
     pub(super) fn check(&self, device: &str) -> Result<()> {
-        let no = self.extents.iter().chain([&self.batch]).any(|extent| *extent == 0);
-        if no || self.extents.is_empty() {
-            let what = "an extent of a transform";
-            return Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
+        let too_few = |what| Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
+        if self.extents.is_empty() {
+            return too_few("the dimensions of a transform");
+        }
+        if self.extents.contains(&0) {
+            return too_few("an extent of a transform");
+        }
+        if self.batch == 0 {
+            return too_few("the batch of a transform");
         }
         if self.extents.len() > 3 {
             let what = "a transform of more than three dimensions";

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::op::{HostValue, Op};
 use crate::stream::Stream;
-use crate::submit::{Footprint, Raw, RawQueue, Recorder, Refusal, Uses};
+use crate::submit::{Footprint, Outcomes, Raw, RawQueue, Recorder, Refusal, Uses};
 
 type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
 
@@ -17,11 +17,11 @@ impl Stream {
     /// Puts work of another library on the stream, as one operation: cuBLAS, cuFFT, a C library, a raw driver
     /// call.
     ///
-    /// `call` runs at once on this thread, with the device's context current and stream captures of the thread
-    /// relaxed. It gets the raw stream and the addresses of what `uses` declares, and returns what the future
-    /// resolves with. Ready proves that everything it put on the stream is *complete on the device*.
+    /// `call` runs on this thread before `enqueue` returns, with the device's context current and the thread's stream
+    /// captures relaxed. It gets the raw stream and the addresses of what `uses` declares, and returns the value of the
+    /// future. Ready proves that everything it put on the stream is *complete on the device*.
     ///
-    /// A library that the crate never heard of:
+    /// A library of your own:
     /// ```
     /// # use gpu_await::{Device, DeviceBuffer, DeviceKind, Error, Op, Stream, Uses};
     /// /// Sums `x` into `total`.
@@ -47,42 +47,49 @@ impl Stream {
     /// ```
     ///
     /// # Ordering
-    /// As of any operation: behind what is on the stream, and behind what other streams did with the declared
-    /// ranges. The stream stays this crate's: no marker follows later operations, as it would after
-    /// [`as_raw`](Self::as_raw).
+    /// That of any operation: behind what is on the stream, and behind conflicting uses of the declared ranges on other
+    /// streams. The stream does not become shared, as it does after [`as_raw`](Self::as_raw).
     ///
     /// # Ownership
-    /// Declared memory is borrowed for the call and kept by the operation. What `call` returns is the
-    /// future's, and goes when the future is dropped: what the work needs longer is
-    /// [kept](Uses::keeps) or [lent](Uses::lends).
+    /// Declared memory is borrowed for the call and kept by the operation. The value that `call` returns belongs to the
+    /// future and is dropped with it, complete or not, so values that the work needs are [kept](Uses::keeps) or
+    /// [lent](Uses::lends) instead.
     ///
     /// # Blocking
-    /// As long as `call` does. Other submitters of this stream wait for it. Others who wait for earlier work on the
-    /// stream do not, if this is its first `enqueue` or the one before took more than 50 µs.
+    /// As long as `call` blocks; threads that submit to this stream block as well. Threads and tasks that wait for earlier
+    /// work on the stream are not held up if this is its first `enqueue` or the previous one took more than 50 µs.
     ///
     /// # Cancel safety
     /// Dropped, the future leaves the work running, and everything it uses stays until it is complete.
     ///
     /// # Errors
     /// As of any operation; [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign) with the error of `call` as its
-    /// source (an [`Error`](crate::Error) of this crate is handed on as it is). What was declared as written
-    /// counts as failed then, until it is overwritten.
+    /// source (an [`Error`](crate::Error) of this crate stays as it is). What was declared as written then counts as
+    /// failed until it is overwritten.
     ///
-    /// Inside `call` whatever submits, waits or calls the driver through this crate is
-    /// [`ErrorDetail::WrongThread`](crate::ErrorDetail::WrongThread): the stream is locked.
+    /// `call` reports what is known when the work is submitted. A library whose status is known only when the work has
+    /// run, on a thread of the host, is called in another way:
+    /// - on a host device in [`RawQueue::try_host`], whose error is the operation's;
+    /// - on any device between [`MemoryLoan::ready`](crate::MemoryLoan::ready) and
+    ///   [`end`](crate::MemoryLoan::end) or [`fail`](crate::MemoryLoan::fail) of a loan, see
+    ///   [`lend_memory`](Self::lend_memory).
+    ///
+    /// Inside `call` everything of this crate that submits, waits or calls the driver is
+    /// [`ErrorDetail::WrongThread`](crate::ErrorDetail::WrongThread), because the stream is locked.
     ///
     /// # Panics
-    /// If `call` does; what it put on the stream before is complete when a later operation is.
+    /// If `call` panics. What it had put on the stream is covered by the next operation there.
     ///
     /// # Safety
-    /// - The work touches device memory that `uses` declares, in the way it was declared, or memory that the
-    ///   caller keeps alive and orders; what is declared with [`writes`](Uses::writes) is overwritten entirely.
-    /// - All of it is on the stream that `call` is given, or joined to it by events before `call` returns.
-    ///   The handle is not used later, and the stream is neither captured nor destroyed.
-    /// - Host memory that the work touches is lent, or outlives the work; after the loss of the device
-    ///   nobody knows when that is.
-    /// - [Kept](Uses::keeps) values may be dropped on another thread, with no context current.
-    /// - If `uses` says that the work [can be captured](Uses::can_be_captured), what is said there holds of it.
+    /// - The work touches device memory only as `uses` declares it, apart from memory that the caller keeps alive and
+    ///   orders itself; it overwrites all of what is declared with [`writes`](Uses::writes).
+    /// - All of it is on the stream that `call` is given, or joined to that stream by events before `call` returns.
+    ///   The handle is not used afterwards, and the stream is neither captured nor destroyed.
+    /// - Host memory that the work touches is lent, or outlives the work. After the loss of the device nobody knows
+    ///   how long the work goes on.
+    /// - [Kept](Uses::keeps) values may be dropped on another thread, and without a current context if the operation
+    ///   is refused.
+    /// - Work that is said to be [capturable](Uses::can_be_captured) is what is described there.
     #[track_caller]
     pub unsafe fn enqueue<P, R: Send + 'static, E>(
         &self,
@@ -92,7 +99,9 @@ impl Stream {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let queue = self.queue();
+        let outcomes = Outcomes::default();
+        let mut queue = self.queue();
+        queue.note_in(&outcomes);
         // SAFETY: the caller's promise is the same.
         let returned = unsafe { queue.enqueue(uses, call) };
         // The queue's last point is the operation's.
@@ -121,8 +130,8 @@ impl Device {
 }
 
 impl Queue<'_> {
-    /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns at once what `call` returned:
-    /// the work may not have begun.
+    /// Puts work of another library on the stream; see [`Stream::enqueue`]. Returns what `call` returned, while the
+    /// work may not have begun. An error of [`RawQueue::try_host`] is that of the whole batch.
     ///
     /// In the closure of a [`Graph`](crate::Graph) the work is captured instead.
     ///
@@ -152,7 +161,8 @@ impl Queue<'_> {
             self.submit(footprint, commands, calls)?;
             Ok(())
         };
-        uses.put(self.stream(), (), call, submit).unwrap_or_else(|panic| resume_unwind(panic))
+        let put = uses.put(self.stream(), (), self.outcomes(), call, submit);
+        put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 
@@ -171,7 +181,7 @@ impl Queue<'_> {
         let draw = |footprint: &mut Footprint<'_>, _: u32, calls: Calls<'_>| {
             Ok(self.draw_captured(footprint, &recorder, calls)?)
         };
-        let put = uses.put(self.stream(), &recorder, call, draw);
+        let put = uses.put(self.stream(), &recorder, None, call, draw);
         put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

@@ -3,7 +3,7 @@
 //! | memory | is | until |
 //! |---|---|---|
 //! | theirs, adopted | a [`DeviceBuffer`] like any other: ordered, poisoned, sliced, frozen | every use is complete; then its owner is dropped, on a thread of this crate |
-//! | ours, lent | borrowed from the caller, ordered with their stream at both ends | the loan ends |
+//! | ours, lent | borrowed from the caller, ordered with their stream at both ends; for their threads and other streams when the loan is [ready](MemoryLoan::ready) | the loan ends |
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -15,6 +15,8 @@ use crate::error::{Error, ErrorDetail, MemoryProblem, Result};
 use crate::memory::Element;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::DeviceBuffer;
+use crate::op::Op;
+use crate::runtime::loans::OpenLoan;
 use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
 use crate::submit::{OpenUses, Uses};
@@ -23,18 +25,18 @@ use crate::thread::role;
 impl Device {
     /// Adopts device memory of another library: `len` elements at `ptr`, complete now. Puts nothing on a stream.
     ///
-    /// The buffer is like any other: its uses are ordered across streams, errors follow it, it can be sliced and
-    /// frozen. It is in no figure of [`memory`](Self::memory) and under no limit. On a host device it is memory of
-    /// the process.
+    /// The buffer is like any other: its uses are ordered across streams, errors follow it, and it can be sliced and
+    /// frozen. [`memory`](Self::memory) does not count it, and no limit applies to it. For a host device it is ordinary
+    /// memory of the process.
     ///
     /// # Ownership
-    /// `owner` keeps the memory. It is dropped on a thread of this crate, with the device's context current, when the
-    /// buffer is gone and every use of it is complete, or the device is lost and runs nothing any more. It is leaked at the
-    /// end of the process, and if another device still uses the memory when this one is lost.
+    /// `owner` keeps the memory. A thread of this crate drops it, with the device's context current, when the
+    /// buffer is dropped and every use of it is complete, or when the device is lost and runs nothing any more. It is leaked
+    /// at the end of the process, and if another device still uses the memory when this one is lost.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadMemory`]: an address that the driver does not know as device memory, that is not aligned
-    /// for `T`, or a range that leaves its allocation; [`ErrorDetail::WrongDevice`]: memory of another device;
+    /// [`ErrorDetail::BadMemory`]: an address that is null, that the driver does not know as device memory, or that is not
+    /// aligned for `T`; a range that leaves its allocation; [`ErrorDetail::WrongDevice`]: memory of another device;
     /// [`ErrorDetail::TooLarge`]; a device that is lost or closed. `owner` is dropped then.
     ///
     /// # Safety
@@ -85,24 +87,35 @@ impl Stream {
         Ok(Adoptable::behind(self, ptr, len)?.adopt(Box::new(owner)))
     }
 
-    /// Lends device memory to another library that works on this stream, in any number of calls, until the loan
-    /// ends. For one call, [`enqueue`](Self::enqueue) does with a closure.
+    /// Lends device memory to another library until the loan ends: for work on this stream in any number of calls, on
+    /// the library's own threads, or on other streams of its own. For a single call that takes a stream,
+    /// [`enqueue`](Self::enqueue) is simpler.
     ///
-    /// The stream waits, on the device, for what others did with the declared memory. When the loan ends, whoever
-    /// uses the memory next waits for everything that is on the stream then. Kept and lent values stay until that
-    /// is complete.
+    /// # Ordering
+    /// | the library's work | begins | is complete |
+    /// |---|---|---|
+    /// | is on this stream | at once: the stream waits, on the device, for earlier uses of the memory | whenever: later uses of the memory wait for what is on the stream when the loan ends |
+    /// | runs on a thread of the host, or on another stream | when [`ready`](MemoryLoan::ready) has resolved: **nothing else makes it wait** | before the loan ends |
     ///
-    /// The stream is one that the other library uses: [adopted](Self::from_raw), or [lent](Self::lend_raw).
+    /// The stream is one that the library uses, [adopted](Self::from_raw) or [lent](Self::lend_raw); for a library
+    /// that uses none, any stream.
+    ///
+    /// # Ownership
+    /// What is [kept](Uses::keeps) and [lent](Uses::lends) stays until the loan has ended and what was on the stream
+    /// by then is complete. [`Device::close`] waits for that as well.
     ///
     /// # Errors
     /// As of any operation: a range that is to be read and that nobody wrote, or whose producer failed; memory of
     /// another device; a device that is lost or closed.
     ///
     /// # Safety
-    /// As [`enqueue`](Self::enqueue), of everything that the other library does on the stream while the loan lasts; the
-    /// loan is ended or dropped, and not leaked.
+    /// - The library touches the memory only as declared, while the loan lasts, and begins and finishes as the table
+    ///   above says.
+    /// - What [`enqueue`](Self::enqueue) asks for holds of everything that the library puts on the stream.
+    /// - The loan is ended or dropped, and not leaked.
     ///
     /// # Examples
+    /// A library with a stream of its own:
     /// ```
     /// # futures::executor::block_on(async {
     /// # let device = gpu_await::Device::host();
@@ -110,52 +123,70 @@ impl Stream {
     /// # let theirs = device.stream()?;
     /// use gpu_await::{Stream, Uses};
     /// # let raw = unsafe { theirs.as_raw() };
-    /// // SAFETY: the other library keeps its stream, and does not capture it.
+    /// # let library = their_library::Handle;
+    /// // SAFETY: the library keeps its stream, and does not capture it.
     /// let stream = unsafe { Stream::from_raw(&device, raw, ()) }?;
     /// let x = ours.full(4, 1.5f32).queued()?;
     /// let mut y = ours.zeros::<f32>(4).queued()?;
-    /// // SAFETY: it reads `x`, updates `y`, on that stream, and stops before the loan ends.
+    /// // SAFETY: it reads `x` and updates `y`, on that stream alone, and puts nothing there once the loan has ended.
     /// let loan = unsafe { stream.lend_memory(Uses::new("theirs").reads(&x).updates(&mut y)) }?;
     /// let (from, to) = loan.slices();
-    /// their_library::accumulate(from.address(), to.address(), to.len());
+    /// library.accumulate(from.address(), to.address(), to.len()); // returns when it is on the stream
     /// loan.end()?;
     /// ours.download(&y).await?;
-    /// # mod their_library { pub fn accumulate(_: u64, _: u64, _: usize) {} }
+    /// # mod their_library {
+    /// #     pub struct Handle;
+    /// #     impl Handle { pub fn accumulate(&self, _: u64, _: u64, _: usize) {} }
+    /// # }
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
+    /// One that works on threads of its own: see [`MemoryLoan`].
     #[track_caller]
     pub unsafe fn lend_memory<'a, P>(&self, uses: Uses<'a, P>) -> Result<MemoryLoan<'a, P>> {
-        let queue = self.queue();
-        let uses = uses.open(self.engine(), |footprint| {
-            queue.submit(footprint, 0, |_| Ok(()))?;
+        let (queue, engine) = (self.queue(), self.engine());
+        // Counted before it is submitted: who closes meanwhile finds one or the other.
+        let open = engine.loans.begin();
+        let mut begins = 0;
+        let opened = uses.open(engine, |footprint| {
+            begins = queue.submit(footprint, 0, |_| Ok(()))?.0;
             Ok(())
-        })?;
-        Ok(MemoryLoan { uses, stream: self.clone(), is_over: false, borrowed: PhantomData })
+        });
+        match opened {
+            Ok(uses) => {
+                let (stream, begins) = (self.clone(), self.state().point(begins));
+                Ok(MemoryLoan { uses, stream, begins, open: Some(open), borrowed: PhantomData })
+            }
+            Err(error) => {
+                engine.let_go(open);
+                Err(error)
+            }
+        }
     }
 }
 
-/// Device memory that another library uses; see [`Stream::lend_memory`].
+/// Device memory on loan to another library; see [`Stream::lend_memory`].
 ///
 /// # Examples
-/// A library that works on threads of its own, and calls back when it is done or has failed, on a thread that may
-/// submit: the loan and the buffer go there, and what awaits comes back.
+/// A library that works on threads of its own, and calls back when it has finished or failed, on a thread that may
+/// submit. It uses no stream, so it starts when the loan is [ready](Self::ready). The loan and the buffer go to its
+/// callback, and what the caller awaits comes back from there.
 /// ```
-/// # use std::thread;
 /// use futures::channel::oneshot;
 /// use gpu_await::{Device, DeviceBuffer, Result, Stream, Uses};
 ///
 /// async fn decode(stream: &Stream, mut frame: DeviceBuffer<u8>, picture: Vec<u8>) -> Result<DeviceBuffer<u8>> {
-///     // SAFETY: the decoder overwrites the frame, on this stream, and calls back behind its last call.
+///     // SAFETY: the decoder overwrites the frame, starts when the loan is ready, and has finished when it calls back.
 ///     let loan = unsafe { stream.lend_memory(Uses::new("decode").writes(&mut frame)) }?;
-///     // SAFETY: nothing uses the frame until the loan is over.
+///     // SAFETY: nothing else uses the frame until the loan is over.
 ///     let loan = unsafe { loan.detach() };
-///     let (to, (done, ended)) = (loan.slices().0, oneshot::channel());
+///     loan.ready().await?; // earlier uses of the frame are complete
+///     let ((to,), (done, ended)) = (loan.slices(), oneshot::channel());
 ///     decoder::start(picture, to.address(), to.len(), move |failed: Option<decoder::Failed>| {
 ///         let ended = match failed {
 ///             None => loan.end(),
 ///             Some(failed) => Err(loan.fail(failed)),
 ///         };
-///         // Nobody awaits it any more: the frame goes, behind all that.
+///         // If nobody awaits it any more, the frame is dropped here.
 ///         let _ = done.send(ended.map(|()| frame));
 ///     });
 ///     ended.await.expect("the decoder calls back")
@@ -172,10 +203,11 @@ impl Stream {
 /// # }
 /// # futures::executor::block_on(async {
 /// # let device = Device::host();
-/// # let ours = device.stream()?;
-/// # let raw = unsafe { ours.as_raw() };
-/// # let stream = unsafe { Stream::from_raw(&device, raw, ()) }?;
-/// let frame = decode(&stream, stream.empty(3).await?, vec![1, 2, 3]).await?;
+/// # let (stream, other) = (device.stream()?, device.stream()?);
+/// # let mut frame = stream.empty(3).queued()?;
+/// # other.host_fn(|| std::thread::sleep(std::time::Duration::from_millis(20))).abandon();
+/// # other.fill(&mut frame, 9).queued()?;
+/// let frame = decode(&stream, frame, vec![1, 2, 3]).await?;
 /// assert_eq!(stream.download(&frame).await?, [1, 2, 3]);
 /// let failed = decode(&stream, frame, vec![1]).await.expect_err("it is too short");
 /// assert!(failed.to_string().contains("no picture"));
@@ -185,12 +217,17 @@ impl Stream {
 pub struct MemoryLoan<'a, P> {
     uses: OpenUses<P>,
     stream: Stream,
-    is_over: bool,
+    /// Where the stream has waited for everybody else.
+    begins: Point,
+    /// Until it is over.
+    open: Option<OpenLoan>,
     borrowed: PhantomData<&'a mut ()>,
 }
 
 impl<P: Copy> MemoryLoan<'_, P> {
     /// Returns the addresses of what is lent, in the order of the declarations.
+    ///
+    /// The memory there is for work on the stream of the loan; for anything else when the loan is [ready](Self::ready).
     #[must_use]
     pub fn slices(&self) -> P {
         self.uses.pointers()
@@ -198,23 +235,41 @@ impl<P: Copy> MemoryLoan<'_, P> {
 }
 
 impl<P> MemoryLoan<'_, P> {
-    /// Ends the loan: whoever uses the memory next waits for what is on the stream now. Dropping it does the same.
+    /// Resolves when a thread of the host, or a stream that the crate does not know, may use the memory. Puts nothing on a
+    /// stream. Ready proves *complete on the device*: every earlier use of the memory that the declared ones must
+    /// follow.
+    ///
+    /// A library that works only on the stream of the loan need not wait for this.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up nothing; the loan goes on.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    pub fn ready(&self) -> Op<()> {
+        Op::until(self.begins.clone())
+    }
+
+    /// Ends the loan: later uses of the memory wait for what is on the stream now. What the library does elsewhere has
+    /// finished. Dropping the loan does the same.
     ///
     /// # Blocking
     /// While another thread is submitting to this stream.
     ///
     /// # Errors
-    /// The loss of the device; a thread on which nothing is submitted (a host function, a twin, a waker, the closure of
-    /// `enqueue`). What was declared as written counts as failed then, and in the latter case the memory is never
-    /// freed and what was kept never dropped, as nobody knows when the other library's work is complete. A loan may
-    /// end after the device was closed.
+    /// The loss of the device; a thread that must not submit (a host function, a twin, a waker, the closure of
+    /// `enqueue`). In both cases what was declared as written counts as failed. In the second the memory is also never
+    /// freed, and what was kept never dropped, because nobody knows when the library's work on the stream is complete.
+    ///
+    /// A closed device is no error: a loan may end after [`Device::close`] has timed out.
     pub fn end(mut self) -> Result<()> {
         self.close()
     }
 
-    /// Ends the loan of a library that failed: what was declared as written fails its readers, with this cause. Returns
-    /// that error ([`ErrorDetail::Foreign`], or an error of this crate as it is); the loss of the device, if that came
-    /// before. Whoever overwrites all of the memory waits as behind [`end`](Self::end).
+    /// Ends the loan of a library that failed: what was declared as written counts as failed, with this cause, and
+    /// its readers see [`ErrorDetail::Upstream`]. Returns the error ([`ErrorDetail::Foreign`] with the cause as its source,
+    /// or an error of this crate as it is), or the loss of the device if that came first. An operation that
+    /// overwrites all of the memory heals it, in the order that [`end`](Self::end) describes.
     ///
     /// # Blocking
     /// As [`end`](Self::end).
@@ -225,13 +280,15 @@ impl<P> MemoryLoan<'_, P> {
         }
     }
 
-    /// Lets the loan outlive the borrows of what was declared: for a library that works on threads of its own. It keeps
-    /// the memory; the buffers may be moved, or dropped.
+    /// Lets the loan outlive the borrows of what was declared, for a library that works on threads of its own: the loan can
+    /// move to another thread, and it keeps the memory while the buffers are moved or dropped.
+    ///
+    /// It waits for nothing: before such a thread uses the memory, await [`ready`](Self::ready).
     ///
     /// # Safety
-    /// Until the loan is over nobody puts an operation on any stream that uses the declared memory, other than reads of
-    /// what was declared as read; buffers, views and host addresses of it are used for nothing else either. What
-    /// [`Stream::lend_memory`] asks for holds as long as the loan does.
+    /// Until the loan is over nobody submits an operation that uses the declared memory, on any stream, except
+    /// reads of what was declared as read; nor is the memory used through a buffer, a view or an address in any other
+    /// way. What [`Stream::lend_memory`] asks for holds until then.
     pub unsafe fn detach(mut self) -> MemoryLoan<'static, P>
     where
         P: Clone,
@@ -239,20 +296,22 @@ impl<P> MemoryLoan<'_, P> {
         MemoryLoan {
             uses: self.uses.take(),
             stream: self.stream.clone(),
-            is_over: std::mem::replace(&mut self.is_over, true),
+            begins: self.begins.clone(),
+            open: self.open.take(),
             borrowed: PhantomData,
         }
     }
 
     fn close(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.is_over, true) {
-            return Ok(());
-        }
+        let Some(open) = self.open.take() else { return Ok(()) };
         let queue = self.stream.queue();
-        self.uses.close(self.stream.engine(), |footprint| {
+        let ended = self.uses.close(self.stream.engine(), |footprint| {
             queue.submit(footprint, 0, |_| Ok(()))?;
             Ok(())
-        })
+        });
+        // Who closes the device is woken here, or where users' code may run.
+        self.stream.engine().let_go(open);
+        ended
     }
 }
 
@@ -312,7 +371,10 @@ impl<T: Element> Adoptable<T> {
 /// Refuses what the driver knows to be wrong.
 fn check(engine: &Engine, ptr: u64, bytes: u64, alignment: usize) -> Result<()> {
     let bad = |problem| ErrorDetail::BadMemory { ptr, bytes, problem }.into();
-    let end = ptr.checked_add(bytes).filter(|_| ptr != 0);
+    if ptr == 0 {
+        return Err(bad(MemoryProblem::Null));
+    }
+    let end = ptr.checked_add(bytes);
     let Some(end) = end else { return Err(bad(MemoryProblem::NotDeviceMemory)) };
     if !ptr.is_multiple_of(alignment as u64) {
         return Err(bad(MemoryProblem::Misaligned { alignment }));

@@ -54,7 +54,8 @@
 /// template: `entry = "scale<float>"`.
 ///
 /// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that `entry`
-/// lists, each with its own name in the code, and loaded by itself: `NAME::<f32>::load`. The twin is a function that is
+/// lists, each with its own name in the code, and loaded by itself: `NAME::<f32>::load`. `NAME<T>` needs `T: 'static`, as
+/// every [`Element`](crate::Element) is. The twin is a function that is
 /// generic in the same way, with any bounds. Each is a type of its own, with methods of its own: code that is generic
 /// over the element as well takes a trait of yours, implemented for each type of the list by a line of a macro:
 /// `trait Scale: Element { fn scale(on: &Stream, kernel: &scale<Self>, a: Self, x: &mut DeviceBuffer<Self>) -> Op<()>; }`.
@@ -70,6 +71,9 @@
 /// sizes and alignments of the parameters with those of the compiled kernel
 /// ([`ErrorDetail::WrongParameters`](crate::ErrorDetail::WrongParameters)), where the driver tells them
 /// (CUDA 12.4).
+///
+/// Errors and [reports](crate::Region::last_run) name the line that called `launch`. A function of yours around it wants
+/// `#[track_caller]`, so that they name its caller's line.
 ///
 /// # Safety
 /// `unsafe fn` is your signature under: these types are those of the CUDA source, and for all

@@ -40,6 +40,19 @@ pub(crate) struct Poison {
     pub(crate) cause: Error,
 }
 
+impl Poison {
+    /// What an operation leaves that failed with `error`; one of earlier data is handed on as it is, however many
+    /// operations it goes through.
+    pub(crate) fn of(error: &Error, op: impl FnOnce() -> Arc<str>) -> Self {
+        match error.detail() {
+            ErrorDetail::Upstream { producer, cause, .. } => {
+                Poison { producer: producer.clone(), cause: cause.clone() }
+            }
+            _ => Poison { producer: op(), cause: error.clone() },
+        }
+    }
+}
+
 impl PartialEq for Poison {
     fn eq(&self, other: &Self) -> bool {
         // One kernel's launches share its name.

@@ -94,7 +94,7 @@ impl Copy2d {
         };
         let end = extent.and_then(|extent| start.checked_add(extent)).unwrap_or(usize::MAX);
         if end > len {
-            return Err(ErrorDetail::OutOfBounds { start, end, len }.into());
+            return Err(ErrorDetail::OutOfBounds { start, end, len, unit: "elements" }.into());
         }
         Ok(start..end)
     }

@@ -141,6 +141,21 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         self.merge();
     }
 
+    /// Marks as not worth reading what a ticket of a stream was the last to write.
+    pub(crate) fn poison_written(&mut self, range: &Range<u64>, by: (u64, u64), poison: &P) {
+        if range.is_empty() {
+            return;
+        }
+        let (first, last) = self.cut(range);
+        for span in &mut self.spans[first..last] {
+            let writer = span.writer.as_ref();
+            if writer.is_some_and(|writer| (writer.stream.id(), writer.ticket) == by) {
+                span.content = Content::Poisoned(poison.clone());
+            }
+        }
+        self.merge();
+    }
+
     /// Every stream that used the allocation, with its highest ticket.
     pub(crate) fn users(&self) -> SmallVec<[Point<S>; 2]> {
         let mut users: SmallVec<[Point<S>; 2]> = SmallVec::new();

@@ -7,7 +7,8 @@ use crate::backend::DevicePtr;
 
 /// The address of `len` elements of device memory: plain data, with no claim on the memory.
 ///
-/// The closure of [`enqueue`](crate::Stream::enqueue) gets one for each range that it declared.
+/// The closure of [`enqueue`](crate::Stream::enqueue) gets one for each range that it declared, and
+/// [`MemoryLoan::slices`](crate::MemoryLoan::slices) returns one for each range that is on loan.
 pub struct RawSlice<T> {
     ptr: DevicePtr,
     len: usize,
@@ -20,7 +21,7 @@ impl<T> RawSlice<T> {
     }
 
     /// Returns the device address of the first element, a `CUdeviceptr`. On a host device it is an address
-    /// of this process, valid when the stream gets there.
+    /// of this process, which holds the memory from the moment that the stream reaches the operation.
     #[must_use]
     pub fn address(self) -> u64 {
         self.ptr.0
@@ -44,11 +45,13 @@ impl<T> RawSlice<T> {
         self.len * size_of::<T>()
     }
 
-    /// Borrows the elements, on a host device: inside [`RawQueue::host`](crate::RawQueue::host).
+    /// Borrows the elements, on a host device: inside [`RawQueue::host`](crate::RawQueue::host), or on any thread while the
+    /// range is on a loan that is [ready](crate::MemoryLoan::ready).
     ///
     /// # Safety
-    /// The call is made by the host function that the stream runs, in an operation that declared this range,
-    /// and the result is gone when that function returns. Nothing writes the elements meanwhile.
+    /// The device is a host device. The call is made by the host function of an operation that declared this range, or
+    /// during such a loan of it; the slice is gone when that function returns or the loan ends. Nothing writes the
+    /// elements meanwhile.
     #[must_use]
     pub unsafe fn as_slice<'a>(self) -> &'a [T] {
         if self.len == 0 {
@@ -59,10 +62,10 @@ impl<T> RawSlice<T> {
         unsafe { std::slice::from_raw_parts(self.ptr.0 as *const T, self.len) }
     }
 
-    /// Borrows the elements for writing, on a host device: inside [`RawQueue::host`](crate::RawQueue::host).
+    /// Borrows the elements for writing, on a host device; see [`as_slice`](Self::as_slice).
     ///
     /// # Safety
-    /// As [`as_slice`](Self::as_slice), in an operation that declared the range as written or updated; and
+    /// As [`as_slice`](Self::as_slice), in an operation or a loan that declared the range as written or updated; and
     /// nothing else reads or writes the elements meanwhile.
     #[must_use]
     pub unsafe fn as_mut_slice<'a>(self) -> &'a mut [T] {

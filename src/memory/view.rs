@@ -50,7 +50,7 @@ impl Span<'_> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory",
     label = "not device memory",
-    note = "`DeviceBuffer`, `View`, `ViewMut` and `Frozen` are"
+    note = "`DeviceBuffer`, `View`, `ViewMut`, `Frozen` and `Mapped` are"
 )]
 pub trait Extent: sealed::Sealed {
     /// The number of elements.
@@ -63,23 +63,23 @@ pub trait Extent: sealed::Sealed {
 }
 
 /// Device memory of element type `T` that an operation may read: [`DeviceBuffer`](super::buffer::DeviceBuffer), [`View`],
-/// [`ViewMut`], [`Frozen`](super::frozen::Frozen). Sealed.
+/// [`ViewMut`], [`Frozen`](super::frozen::Frozen), [`Mapped`](super::mapped::Mapped). Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory that can be read as `{T}`",
     label = "not device memory of `{T}`",
-    note = "`DeviceBuffer<{T}>`, `View<{T}>`, `ViewMut<{T}>` and `Frozen<{T}>` are; host memory is uploaded first: `stream.upload(vec)`"
+    note = "`DeviceBuffer<{T}>`, `View<{T}>`, `ViewMut<{T}>`, `Frozen<{T}>` and `Mapped<{T}>` are; host memory is uploaded first: `stream.upload(vec)`"
 )]
 pub trait Readable<T>: Extent {
     #[doc(hidden)]
     fn span(&self) -> Span<'_>;
 }
 
-/// Device memory of element type `T` that an operation may write: [`DeviceBuffer`](super::buffer::DeviceBuffer), [`ViewMut`].
-/// Sealed.
+/// Device memory of element type `T` that an operation may write: [`DeviceBuffer`](super::buffer::DeviceBuffer), [`ViewMut`],
+/// [`Mapped`](super::mapped::Mapped). Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory that can be written as `{T}`",
     label = "not writable device memory of `{T}`",
-    note = "`DeviceBuffer<{T}>` and `ViewMut<{T}>` are, passed by `&mut`; of rows (`ViewMut2`) the view that they were made of"
+    note = "`DeviceBuffer<{T}>`, `ViewMut<{T}>` and `Mapped<{T}>` are, passed by `&mut`; of rows (`ViewMut2`) the view that they were made of"
 )]
 pub trait Writable<T>: Readable<T> {
     #[doc(hidden)]
@@ -359,6 +359,15 @@ fn cast_len<T, U>(memory: &Allocation, start: u64, len: usize) -> Result<usize> 
 
 /// The range in elements, if it lies within `len`.
 pub(super) fn checked(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    checked_of(range, len, "elements")
+}
+
+/// The range, if it lies within `len` of what `unit` says.
+pub(super) fn checked_of(
+    range: impl RangeBounds<usize>,
+    len: usize,
+    unit: &'static str,
+) -> Result<Range<usize>> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
         Bound::Excluded(start) => start.saturating_add(1),
@@ -370,7 +379,7 @@ pub(super) fn checked(range: impl RangeBounds<usize>, len: usize) -> Result<Rang
         Bound::Unbounded => len,
     };
     if start > end || end > len {
-        return Err(ErrorDetail::OutOfBounds { start, end, len }.into());
+        return Err(ErrorDetail::OutOfBounds { start, end, len, unit }.into());
     }
     Ok(start..end)
 }

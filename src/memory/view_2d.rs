@@ -14,7 +14,7 @@ use super::Element;
 use super::allocation::Allocation;
 use super::buffer::DeviceBuffer;
 use super::frozen::Frozen;
-use super::view::{Span, View, ViewMut, bytes_of_elements, checked, span};
+use super::view::{Span, View, ViewMut, bytes_of_elements, checked_of, span};
 use crate::error::{ErrorDetail, Result};
 
 /// The shape of a 2-D range, in elements: of a [`View2`], and as a kernel's conditions see it.
@@ -119,7 +119,8 @@ impl Shape2 {
         rows: impl RangeBounds<usize>,
         columns: impl RangeBounds<usize>,
     ) -> Result<(usize, Shape2)> {
-        let (rows, columns) = (checked(rows, self.rows)?, checked(columns, self.columns)?);
+        let (rows, columns) =
+            (checked_of(rows, self.rows, "rows")?, checked_of(columns, self.columns, "columns")?);
         let shape = Shape2 { rows: rows.len(), columns: columns.len(), pitch: self.pitch };
         let start = if shape.extent() == 0 { 0 } else { rows.start * self.pitch + columns.start };
         Ok((start, shape))

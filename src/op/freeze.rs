@@ -11,7 +11,7 @@ use crate::memory::allocation::NOBODY;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::frozen::Frozen;
 use crate::memory::hazard::Mode;
-use crate::memory::view::Readable;
+use crate::memory::view::{Readable, Span};
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 use crate::submit::Footprint;
@@ -30,7 +30,11 @@ impl<T: Element> DeviceBuffer<T> {
     pub fn freeze(self) -> Op<Frozen<T>> {
         match self.writers() {
             Err(error) => Op::failed(error),
-            Ok(writers) => Op::at_points(writers, HostValue::Here(Frozen::new(self))),
+            Ok(writers) => {
+                // Once more: another library may fail when its work runs.
+                let proved = move || check("freeze", &self.span()).map(|()| Frozen::new(self));
+                Op::at_points(writers, HostValue::Later(Box::new(proved)))
+            }
         }
     }
 
@@ -39,9 +43,7 @@ impl<T: Element> DeviceBuffer<T> {
         let all = self.span();
         all.memory.engine().check_open()?;
         all.memory.check_is_in_no_graph("freeze")?;
-        let mut footprint = Footprint::new("freeze");
-        footprint.reads(&all);
-        footprint.check_contents()?;
+        check("freeze", &all)?;
         let mut writers = Vec::new();
         all.memory.with_hazards(|hazards| {
             hazards.dependencies(&all.range, Mode::Read, NOBODY, |used| {
@@ -52,4 +54,11 @@ impl<T: Element> DeviceBuffer<T> {
         });
         Ok(writers)
     }
+}
+
+/// Refuses, in the name of `op`, what is not worth reading.
+pub(super) fn check(op: &'static str, memory: &Span<'_>) -> Result<()> {
+    let mut footprint = Footprint::new(op);
+    footprint.reads(memory);
+    footprint.check_contents()
 }

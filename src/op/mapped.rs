@@ -8,9 +8,9 @@ use crate::memory::hazard::Mode;
 use crate::memory::mapped::Mapped;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::Readable;
+use crate::op::freeze::check;
 use crate::op::{HostValue, Op};
 use crate::runtime::Point;
-use crate::submit::Footprint;
 
 impl<T: Element> Mapped<T> {
     /// Waits until every use is complete, and lends the memory to the host: to read what a kernel wrote, and to write
@@ -23,7 +23,9 @@ impl<T: Element> Mapped<T> {
     /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
     /// operation overwrites all of it; a device that is lost or closed.
     pub async fn host(&mut self) -> Result<&mut [T]> {
-        Op::at_points(self.uses()?, HostValue::Here(())).await?;
+        Op::at_points(self.uses("host")?, HostValue::Here(())).await?;
+        // Once more: another library may fail when its work runs.
+        check("host", &self.span())?;
         Ok(self.host_mut())
     }
 
@@ -35,7 +37,8 @@ impl<T: Element> Mapped<T> {
     /// # Errors
     /// As [`host`](Self::host); a thread on which it would dead-lock.
     pub fn host_blocking(&mut self) -> Result<&mut [T]> {
-        Op::at_points(self.uses()?, HostValue::Here(())).synchronize()?;
+        Op::at_points(self.uses("host_blocking")?, HostValue::Here(())).synchronize()?;
+        check("host_blocking", &self.span())?;
         Ok(self.host_mut())
     }
 
@@ -47,22 +50,21 @@ impl<T: Element> Mapped<T> {
     /// # Errors
     /// As [`host`](Self::host).
     pub fn into_pinned(self) -> Op<PinnedBuffer<T>> {
-        match self.uses() {
+        match self.uses("into_pinned") {
             Err(error) => Op::failed(error),
             Ok(uses) => {
-                Op::at_points(uses, HostValue::Later(Box::new(move || Ok(self.into_host()))))
+                let checked = move || check("into_pinned", &self.span()).map(|()| self.into_host());
+                Op::at_points(uses, HostValue::Later(Box::new(checked)))
             }
         }
     }
 
-    /// What has to be complete until the host may have it.
-    fn uses(&self) -> Result<Vec<Point>> {
+    /// What has to be complete until the host may have it, for `op`.
+    fn uses(&self, op: &'static str) -> Result<Vec<Point>> {
         let all = self.span();
         all.memory.engine().check_open()?;
-        all.memory.check_is_in_no_graph("host")?;
-        let mut footprint = Footprint::new("host");
-        footprint.reads(&all);
-        footprint.check_contents()?;
+        all.memory.check_is_in_no_graph(op)?;
+        check(op, &all)?;
         let mut uses = Vec::new();
         all.memory.with_hazards(|hazards| {
             hazards.dependencies(&all.range, Mode::ReadWrite, NOBODY, |used| {

@@ -11,6 +11,7 @@
 //! | `deadlines` | moments at which the poller wakes tasks |
 //! | `account` | where the device's memory is, in bytes |
 //! | `retired` | device memory to be freed when several streams are through with it |
+//! | `loans` | what other libraries have on loan, which `close` waits for |
 //! | `reclaimers` | futures that wait for memory |
 //! | `reaper` | drops what users lent |
 //! | `errands` | makes driver calls for the poller and for drops that may be held up |
@@ -40,6 +41,7 @@ use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::event_pool::{Destroy, EventHandle, EventPool};
 use super::graph_budget::GraphBudget;
+use super::loans::Loans;
 use super::progress::{PointStream, Progress};
 use super::protocol::cadence;
 use super::protocol::cadence::Completion;
@@ -98,8 +100,11 @@ pub(crate) struct Engine<S: DeviceStream> {
     /// A stream on which others' work is captured, once there was one. Held while that is done.
     pub(crate) captures: Mutex<Option<RawStream>>,
     pub(crate) graphs: GraphBudget,
+    pub(crate) loans: Arc<Loans>,
     registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
+    /// How often something was retired.
+    retirements: AtomicU64,
     /// Frees of what was retired, each with an event behind it; within a limit.
     freeing: Mutex<VecDeque<(EventHandle, u64)>>,
     pub(crate) account: Mutex<Account>,
@@ -188,8 +193,10 @@ impl<S: DeviceStream> Engine<S> {
             private,
             captures: Mutex::default(),
             graphs: GraphBudget::new(options.graph_limit),
+            loans: Arc::default(),
             registry: Registry::new(),
             retired: Mutex::default(),
+            retirements: AtomicU64::new(0),
             freeing: Mutex::default(),
             account: Mutex::new(Account::new(limit)),
             pressing: Mutex::default(),

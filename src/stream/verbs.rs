@@ -24,6 +24,7 @@ use crate::memory::view::{Readable, Writable};
 use crate::memory::{Element, Number};
 use crate::op::Op;
 use crate::stream::{Marks, Stream};
+use crate::submit::Outcomes;
 
 impl Stream {
     /// A batch of one call that is given pinned memory: refused, it hands that back.
@@ -104,7 +105,9 @@ verbs! {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
-        let queue = self.queue();
+        let outcomes = Outcomes::default();
+        let mut queue = self.queue();
+        queue.note_in(&outcomes);
         let result = work(&queue);
         queue.finish(result)
     }
@@ -152,7 +155,9 @@ verbs! {
         work: impl FnOnce(&Queue<'_>) -> Result<R>,
     ) -> Op<R::Output> {
         let run = Run::new(self.handle(), std::mem::take(region));
-        let queue = self.queue().listing(&run);
+        let outcomes = Outcomes::default();
+        let mut queue = self.queue().listing(&run);
+        queue.note_in(&outcomes);
         let result = work(&queue);
         run.end();
         *region = run.take_region();

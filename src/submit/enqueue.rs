@@ -1,4 +1,4 @@
-//! Work of other libraries as operations: what it uses, and what its closure sees of the stream.
+//! Work of other libraries as operations: what it uses, and how it gets to a stream.
 //!
 //! The closure is the one piece of foreign code that runs under a submission lock, in the role
 //! [`Enqueuing`](crate::thread::role::Role::Enqueuing): every call of this crate that submits or takes that lock is a
@@ -8,6 +8,7 @@
 //! |---|---|---|---|
 //! | returns `Ok` | published | written | – |
 //! | returns `Err` | published: a part may be on the stream | failed | [`ErrorDetail::Foreign`], with theirs as its source; the loss of the device, if that is the reason |
+//! | returns `Ok`, and what it left to a host device fails when it runs | published, and complete | failed from then on | likewise, when the future is ready: [`RunOutcome`](super::outcome::RunOutcome) |
 //! | panics | published | failed | the panic goes on after the unlock; readers see [`ErrorDetail::EnqueuePanicked`] |
 //! | is not called: a bad use, another device's memory, a closed device | none | failed | as of any operation |
 //!
@@ -22,20 +23,19 @@ use std::error::Error as StdError;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::footprint::Footprint;
-use super::name::Name;
+use super::outcome::{Outcomes, foreign, submitted_with};
 use super::raw::{Raw, Refusal};
-use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
-use crate::error::{Error, ErrorDetail, Result};
+use super::raw_queue::{Ranges, RawQueue};
+use crate::backend::DevicePtr;
+use crate::error::{ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::raw_slice::RawSlice;
 use crate::memory::view::{Readable, Span, Writable};
-use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
 
@@ -46,11 +46,13 @@ const LONG_NS: u64 = 50_000;
 const TIMED: u64 = 64;
 
 /// What another library's work uses: memory, and values that must outlive it. For
-/// [`Stream::enqueue`](crate::Stream::enqueue).
+/// [`Stream::enqueue`](crate::Stream::enqueue) and [`Stream::lend_memory`](crate::Stream::lend_memory).
 ///
-/// Each range adds one [`RawSlice`] to the tuple that the closure gets, in the order of the calls.
+/// Each call of [`reads`](Self::reads), [`writes`](Self::writes), [`updates`](Self::updates) and [`lends`](Self::lends) adds
+/// one [`RawSlice`] to the tuple that the library's side gets (the second argument of the closure, or
+/// [`MemoryLoan::slices`](crate::MemoryLoan::slices)), in the order of the calls; there can be nine.
 ///
-/// Memory that the caller orders itself is declared as an [untracked view](crate::View::untracked).
+/// Memory whose order the caller sees to is declared as an [untracked view](crate::View::untracked).
 ///
 /// # Examples
 /// ```
@@ -75,10 +77,10 @@ const TIMED: u64 = 64;
 /// assert_eq!(stream.download(&y).await?, [2.0, 4.0]);
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
-#[must_use = "pass it to `enqueue`"]
+#[must_use = "pass it to `enqueue` or `lend_memory`"]
 pub struct Uses<'a, P = ()> {
     pub(super) footprint: Footprint<'a>,
-    memory: Memory,
+    memory: Ranges,
     work: Work,
     pub(super) pointers: P,
 }
@@ -90,11 +92,8 @@ struct Work {
     can_be_captured: bool,
 }
 
-/// The ranges that an operation declared, tracked or not.
-type Memory = SmallVec<[(DevicePtr, u64); 4]>;
-
 impl Uses<'_> {
-    /// Uses nothing yet. Errors call the operation `name`.
+    /// Makes one that uses nothing yet. `name` is what errors and traces call the operation.
     pub fn new(name: &'static str) -> Self {
         let memory = SmallVec::new();
         let footprint = Footprint::new(name);
@@ -114,7 +113,7 @@ impl<'a, P> Uses<'a, P> {
         self.with_range(&span, memory.len())
     }
 
-    /// Declares memory that the work overwrites, all of it: what was there is not read.
+    /// Declares memory that the work overwrites entirely, without reading it.
     pub fn writes<T: Element, M: Writable<T>>(mut self, memory: &'a mut M) -> Uses<'a, P::With>
     where
         P: Append<RawSlice<T>>,
@@ -136,10 +135,11 @@ impl<'a, P> Uses<'a, P> {
         self.with_range(&span, len)
     }
 
-    /// Lends pinned memory to the work, which reaches it under its device address. The memory itself stays
-    /// until the work is complete, whatever becomes of the buffer; after the loss of the device it is never
-    /// used again. Its contents are the caller's: they are touched by nobody else until then, and the buffer is
-    /// neither lent to anything else, mapped nor exported, which would not be ordered behind this.
+    /// Lends pinned memory to the work, at its device address. The memory stays until the work is complete, even if
+    /// the buffer is dropped; after the loss of the device it is never used again.
+    ///
+    /// Nothing orders other uses of it. Until the work is complete the caller neither reads nor writes the buffer, nor
+    /// lends, maps or exports it. (The caller of `enqueue` vouches for that.)
     pub fn lends<T: Element>(mut self, pinned: &PinnedBuffer<T>) -> Uses<'a, P::With>
     where
         P: Append<RawSlice<T>>,
@@ -149,29 +149,30 @@ impl<'a, P> Uses<'a, P> {
         self.with_slice(slice)
     }
 
-    /// Keeps `value` until the work is complete: a plan, a workspace, a handle.
+    /// Keeps `value` until the work is complete: a plan, a workspace, a handle of the library's.
     ///
-    /// It is dropped on a thread of this crate with the device's context current, also if the call fails after it began,
-    /// and after the loss of the device once nothing runs there any more. It may be a handle of the device itself. Host memory
-    /// that the work touches is [lent](Self::lends) instead.
+    /// A thread of this crate drops it then, with the device's context current, even if the call fails halfway; after
+    /// the loss of the device, once nothing runs there any more. If the operation is refused before the call, the value is
+    /// dropped at once on the calling thread. It may hold the device itself. Host memory that the work touches is
+    /// [lent](Self::lends) instead.
     pub fn keeps(mut self, value: impl Send + 'static) -> Self {
         self.footprint.keeps(Box::new(value));
         self
     }
 
-    /// Says how many launches, copies and fills the work consists of, 1 unless said: for
-    /// [`throttle`](crate::Stream::throttle), and so that a stream whose queue fills up holds nobody up.
+    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count is what
+    /// [`throttle`](crate::Stream::throttle) goes by, and tells the crate when the stream's queue may be full.
     pub fn commands(mut self, commands: u32) -> Self {
         self.work.commands = commands;
         self
     }
 
-    /// Says that the work may be captured, and so be a part of a [`Graph`](crate::Graph): the closure puts work on the stream that it is
-    /// given and nothing else, and that work may run any number of times with the same addresses and values, also on another stream
-    /// than the one that the closure saw, as long as what it [keeps](Self::keeps) is there.
+    /// Allows the work to be a part of a [`Graph`](crate::Graph), by capturing it. The closure then does nothing but put
+    /// work on the stream that it is given, and that work may run any number of times with the same addresses and
+    /// values, on any stream, while what it [keeps](Self::keeps) is there.
     ///
-    /// Without a graph it changes nothing. In one, the closure is called where the graph's closure is, on a stream that is
-    /// being captured: it does not wait for that. What is kept is dropped with the graph; nothing can be [lent](Self::lends).
+    /// Outside of a graph this changes nothing. In the closure of a graph, the closure of `enqueue` is called with a stream that is
+    /// being captured, for which it must not wait. What is kept is dropped with the graph; nothing can be [lent](Self::lends).
     pub fn can_be_captured(mut self) -> Self {
         self.work.can_be_captured = true;
         self
@@ -198,12 +199,13 @@ impl<'a, P> Uses<'a, P> {
         Uses { footprint, memory, work, pointers: pointers.with(slice) }
     }
 
-    /// Has `submit` put what `call` does on `stream`. A panic of `call` is the caller's to go on
-    /// with, outside of the lock.
+    /// Has `submit` put what `call` does on `stream`. How work ends of which only the run can tell goes to `outcomes`.
+    /// A panic of `call` is the caller's to go on with, outside of the lock.
     pub(crate) fn put<R, E>(
         mut self,
         stream: &Arc<StreamState>,
         recorder: impl RecordedBy,
+        outcomes: Option<&Outcomes>,
         call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
         submit: impl FnOnce(
             &mut Footprint<'a>,
@@ -223,11 +225,12 @@ impl<'a, P> Uses<'a, P> {
         let (name, engine) = (self.footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
+        let before = outcomes.map_or(0, |outcomes| outcomes.borrow().len());
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
             let memory = &self.memory;
             let recorder = recorder.recorder();
-            let queue = RawQueue { raw, name, memory, recorder, not_send: PhantomData };
+            let queue = RawQueue { raw, name, memory, recorder, outcomes, not_send: PhantomData };
             if let Some(recorder) = recorder {
                 *recorder.args.borrow_mut() = queue.ranges();
             }
@@ -254,6 +257,11 @@ impl<'a, P> Uses<'a, P> {
             failed.map_or(Ok(()), |error| Err(Refusal::Foreign(error)))
         };
         let submitted = submit(&mut self.footprint, self.work.commands, &mut calls);
+        if let Some(outcomes) = outcomes
+            && outcomes.borrow().len() > before
+        {
+            submitted_with(outcomes, before, submitted.is_ok(), &self.footprint);
+        }
         match thrown {
             Some(payload) => Err(payload),
             None => Ok(submitted
@@ -304,16 +312,8 @@ impl<'a, P> Uses<'a, P> {
     }
 
     /// Poisons what would have been written, and hands the error back.
-    pub(crate) fn refuse(self, error: Error) -> Error {
+    pub(crate) fn refuse(self, error: crate::Error) -> crate::Error {
         self.footprint.poison(error)
-    }
-}
-
-/// What the error of another library's becomes; one of this crate's stays as it is.
-pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> Error {
-    match error.downcast::<Error>() {
-        Ok(ours) => *ours,
-        Err(theirs) => ErrorDetail::Foreign { op, cause: theirs.into() }.into(),
     }
 }
 
@@ -331,106 +331,6 @@ impl RecordedBy for () {
 impl RecordedBy for &Recorder {
     fn recorder(&self) -> Option<&Recorder> {
         Some(self)
-    }
-}
-
-/// The stream as the closure of [`enqueue`](crate::Stream::enqueue) sees it.
-pub struct RawQueue<'q> {
-    raw: &'q Raw<'q>,
-    name: Name<'q>,
-    memory: &'q Memory,
-    /// If its work is captured.
-    recorder: Option<&'q Recorder>,
-    not_send: PhantomData<*const ()>,
-}
-
-impl RawQueue<'_> {
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        self.raw.stream.engine()
-    }
-
-    fn ranges(&self) -> ArgBlock {
-        let mut args = ArgBlock::default();
-        self.memory.iter().for_each(|(ptr, bytes)| args.push_memory(ptr.0, *bytes));
-        args
-    }
-
-    fn check_host(&self) -> Result<()> {
-        if self.kind() != DeviceKind::Host {
-            return Err(self.unsupported("a host function in place of device work"));
-        }
-        Ok(())
-    }
-
-    fn unsupported(&self, what: &'static str) -> Error {
-        ErrorDetail::Unsupported { what, device: self.engine().label().to_owned() }.into()
-    }
-
-    /// Returns the driver's handle of the stream: a `CUstream`, as a number.
-    #[must_use]
-    pub fn stream(&self) -> u64 {
-        self.raw.handle()
-    }
-
-    /// Returns the driver's handle of the device's context, which is current: a `CUcontext`, as a number; 0 on
-    /// a host device.
-    #[must_use]
-    pub fn context(&self) -> u64 {
-        self.engine().backend.context()
-    }
-
-    /// Returns the kind of the device.
-    #[must_use]
-    pub fn kind(&self) -> DeviceKind {
-        self.engine().backend.kind()
-    }
-
-    /// Returns the device's number among those of its kind.
-    #[must_use]
-    pub fn ordinal(&self) -> usize {
-        self.engine().backend.ordinal()
-    }
-
-    /// Puts a Rust function on the stream of a host device: what the other library would do on a GPU.
-    ///
-    /// The stream's worker runs it once, in stream order, after a check that every declared range is live. If it
-    /// panics the device is lost, as by a fault of a kernel.
-    ///
-    /// # Errors
-    /// [`ErrorDetail::Unsupported`]: not a host device, or in a [`Graph`](crate::Graph), which calls it again and again; the loss of the
-    /// device.
-    pub fn host(&self, twin: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.check_host()?;
-        if self.recorder.is_some() {
-            return Err(self.unsupported("a host function that runs once, in a graph"));
-        }
-        let args = self.ranges();
-        let twin = Mutex::new(Some(twin));
-        let once = move |_: &Grid, _: &ArgBlock| {
-            let twin = twin.lock().take();
-            if let Some(twin) = twin {
-                twin();
-            }
-        };
-        let (grid_dim, block_dim, cluster_dim) = ([1; 3], [1; 3], [1; 3]);
-        let grid = Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 };
-        let function = Function::Host(Arc::new(once), self.name.to_arc());
-        let shape = LaunchShape { grid, cooperative: false };
-        self.raw.launch(&function, &shape, &args).map_err(|code| self.engine().refused(code))
-    }
-
-    /// [`host`](Self::host) for work that [can be captured](Uses::can_be_captured): in a graph each launch calls the function, by one thread
-    /// at a time.
-    ///
-    /// # Errors
-    /// [`ErrorDetail::Unsupported`]: not a host device; the loss of the device.
-    pub fn host_each(&self, twin: impl FnMut() + Send + 'static) -> Result<()> {
-        self.check_host()?;
-        match self.recorder {
-            Some(recorder) => recorder.twins.borrow_mut().push(Box::new(twin)),
-            None => self.host(twin)?,
-        }
-        Ok(())
     }
 }
 

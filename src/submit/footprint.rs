@@ -174,13 +174,7 @@ impl<'a> Footprint<'a> {
     pub(crate) fn poison(&self, error: Error) -> Error {
         let mut poison = None;
         for access in self.accesses.iter().filter(|access| access.mode.writes()) {
-            let poison = poison.get_or_insert_with(|| match error.detail() {
-                // Handed on as it is, however many operations it goes through.
-                ErrorDetail::Upstream { producer, cause, .. } => {
-                    Poison { producer: producer.clone(), cause: cause.clone() }
-                }
-                _ => Poison { producer: self.name.to_arc(), cause: error.clone() },
-            });
+            let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
             access.memory.poison(&access.range, poison);
         }
         error

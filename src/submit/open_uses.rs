@@ -5,9 +5,10 @@ use std::mem::take;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::enqueue::{Uses, foreign};
+use super::enqueue::Uses;
 use super::footprint::{Access, Footprint, Loans};
 use super::name::Name;
+use super::outcome::foreign;
 use crate::error::{Error, Result};
 use crate::memory::allocation::Allocation;
 use crate::memory::hazard::Mode;

@@ -15,10 +15,10 @@ use crate::error::tensor::TensorProblem;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::Engine;
 
-/// A tensor of DLPack that nobody adopted yet: memory of another library, or memory exported for one.
+/// A DLPack tensor in transit: memory of another library that is not yet adopted, or memory exported for one.
 ///
 /// # Ownership
-/// Dropped, it calls its producer's deleter.
+/// Dropping it calls the deleter of its producer.
 pub struct DlpackTensor {
     pub(super) managed: Managed,
 }
@@ -65,7 +65,7 @@ impl DlpackTensor {
         DlpackTensor { managed: Managed::Unversioned(tensor) }
     }
 
-    /// Hands out the tensor for a consumer that knows version 1, and calls the deleter when it has finished with it.
+    /// Hands out the tensor to a consumer that knows version 1, which calls the deleter when it has finished.
     #[must_use]
     pub fn into_raw(self) -> NonNull<DLManagedTensorVersioned> {
         let is_versioned = match self.managed {
@@ -87,10 +87,10 @@ impl DlpackTensor {
         }
     }
 
-    /// Hands out the tensor for a consumer that knows the layout before version 1 alone.
+    /// Hands out the tensor to a consumer that knows only the layout before version 1.
     ///
     /// # Errors
-    /// [`TensorProblem::ReadOnly`]: that layout cannot say so. [`Refused`] has the tensor.
+    /// [`TensorProblem::ReadOnly`]: that layout cannot express it. [`Refused`] has the tensor.
     pub fn into_raw_unversioned(self) -> Result<NonNull<DLManagedTensor>, Refused<DlpackTensor>> {
         if self.is_read_only() {
             return Err(Refused { error: bad(TensorProblem::ReadOnly), value: Some(self) });

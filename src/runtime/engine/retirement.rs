@@ -1,6 +1,7 @@
 //! What was given up goes when every stream that may use it is through; no stream waits for that.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -23,6 +24,8 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
         let engine = self.clone();
         self.retired.lock().push(Retired { what, users, engine });
+        // ORDERING: Relaxed: who compares waited for the thread that retired, or comes again.
+        self.retirements.fetch_add(1, Ordering::Relaxed);
         if self.state.lost().is_some() {
             // There is no poller any more.
             self.sweep_retired(false);
@@ -44,6 +47,25 @@ impl<S: DeviceStream> Engine<S> {
     /// Whether something is to be freed when work is complete.
     pub(crate) fn has_retired(&self) -> bool {
         !self.retired.lock().is_empty() || !self.freeing.lock().is_empty()
+    }
+
+    /// How often something was retired.
+    pub(crate) fn retirements(&self) -> u64 {
+        // ORDERING: Relaxed, see `retire`.
+        self.retirements.load(Ordering::Relaxed)
+    }
+
+    /// Whether something is to be freed that no other device's stream uses.
+    pub(crate) fn owes_frees(&self) -> bool {
+        let mut used_elsewhere = 0;
+        for Retired { what, users, .. } in &*self.retired.lock() {
+            if users.iter().all(|used| used.stream.device().id == self.state.id) {
+                return true;
+            }
+            used_elsewhere += what.bytes();
+        }
+        // Looked at behind that: memory is counted before it is retired, until it is free.
+        self.account.lock().figures().pending > used_elsewhere
     }
 
     fn has_retired_module(&self) -> bool {

@@ -1,0 +1,45 @@
+//! Work of a batch that can fail when it runs: the future of the batch tells of it.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+
+use crate::batch::queue::Queue;
+use crate::batch::settle::{Settle, Settled};
+use crate::error::ErrorDetail;
+use crate::op::Op;
+use crate::submit::Outcomes;
+
+impl<'s> Queue<'s> {
+    /// For a closure of the user's, which may enqueue work that fails when it runs.
+    pub(crate) fn note_in(&mut self, outcomes: &'s Outcomes) {
+        self.outcomes = Some(outcomes);
+    }
+
+    pub(crate) fn outcomes(&self) -> Option<&'s Outcomes> {
+        self.outcomes
+    }
+
+    /// Whether it has work that can fail when it runs.
+    #[inline]
+    pub(super) fn may_fail_late(&self) -> bool {
+        self.outcomes.is_some_and(|outcomes| !outcomes.borrow().is_empty())
+    }
+
+    /// [`finish`](Self::finish) then.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn finish_late<R: Settle>(&self, value: R) -> Op<R::Output> {
+        let outcomes = self.outcomes.map(RefCell::take).unwrap_or_default();
+        if self.stream.engine().options.verify {
+            // They have run.
+            let failed =
+                outcomes.iter().find_map(|outcome| Some((outcome, outcome.check().err()?)));
+            if let Some((outcome, cause)) = failed {
+                let (op, at) = (outcome.op().clone(), self.at.get());
+                return Op::failed(ErrorDetail::Verify { op, at, cause }.into());
+            }
+        }
+        let Settled { value, points } = value.settle().unless_failed(outcomes);
+        Op::at(points.reaching(self.stream, self.last.get()), value)
+    }
+}

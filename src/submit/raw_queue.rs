@@ -1,0 +1,184 @@
+//! [`RawQueue`]: what the closure of `enqueue` sees of the stream.
+#![forbid(unsafe_code)]
+
+use std::error::Error as StdError;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::captured::Recorder;
+use super::name::Name;
+use super::outcome::{Outcomes, RunOutcome};
+use super::raw::Raw;
+use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
+use crate::error::{Error, ErrorDetail, Result};
+use crate::runtime::Engine;
+
+/// The ranges that an operation declared, tracked or not.
+pub(super) type Ranges = SmallVec<[(DevicePtr, u64); 4]>;
+
+/// A stream inside the closure of [`enqueue`](crate::Stream::enqueue): the driver's handles, and host functions in place
+/// of device work on a host device.
+pub struct RawQueue<'q> {
+    pub(super) raw: &'q Raw<'q>,
+    pub(super) name: Name<'q>,
+    pub(super) memory: &'q Ranges,
+    /// If its work is captured.
+    pub(super) recorder: Option<&'q Recorder>,
+    /// Where what can fail when it runs is noted.
+    pub(super) outcomes: Option<&'q Outcomes>,
+    pub(super) not_send: PhantomData<*const ()>,
+}
+
+impl RawQueue<'_> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        self.raw.stream.engine()
+    }
+
+    /// What the operation declared, as arguments.
+    pub(super) fn ranges(&self) -> ArgBlock {
+        let mut args = ArgBlock::default();
+        self.memory.iter().for_each(|(ptr, bytes)| args.push_memory(ptr.0, *bytes));
+        args
+    }
+
+    fn check_host(&self) -> Result<()> {
+        if self.kind() != DeviceKind::Host {
+            return Err(self.unsupported("a host function in place of device work"));
+        }
+        Ok(())
+    }
+
+    fn unsupported(&self, what: &'static str) -> Error {
+        ErrorDetail::Unsupported { what, device: self.engine().label().to_owned() }.into()
+    }
+
+    /// Returns the driver's handle of the stream: a `CUstream` as a number. On a host device it means nothing to a library.
+    #[must_use]
+    pub fn stream(&self) -> u64 {
+        self.raw.handle()
+    }
+
+    /// Returns the driver's handle of the device's context, which is current: a `CUcontext` as a number; 0 on
+    /// a host device.
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.engine().backend.context()
+    }
+
+    /// Returns the kind of the device.
+    #[must_use]
+    pub fn kind(&self) -> DeviceKind {
+        self.engine().backend.kind()
+    }
+
+    /// Returns the ordinal of the device: its number among the devices of its kind.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.engine().backend.ordinal()
+    }
+
+    /// Puts a Rust function on the stream of a host device, in place of what the library does on a GPU.
+    ///
+    /// The stream's worker runs it once, in stream order, after checking that every declared range is live. A panic in
+    /// it loses the device, as a fault of a kernel does. A function that can fail goes to [`try_host`](Self::try_host).
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Unsupported`]: not a host device; in a [`Graph`](crate::Graph), which needs a function that can run
+    /// more than once ([`host_each`](Self::host_each)). The loss of the device.
+    pub fn host(&self, twin: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.check_host()?;
+        if self.recorder.is_some() {
+            return Err(self.unsupported("a host function that runs once, in a graph"));
+        }
+        let args = self.ranges();
+        let twin = Mutex::new(Some(twin));
+        let once = move |_: &Grid, _: &ArgBlock| {
+            let twin = twin.lock().take();
+            if let Some(twin) = twin {
+                twin();
+            }
+        };
+        let (grid_dim, block_dim, cluster_dim) = ([1; 3], [1; 3], [1; 3]);
+        let grid = Grid { grid_dim, block_dim, cluster_dim, shared_mem_bytes: 0 };
+        let function = Function::Host(Arc::new(once), self.name.to_arc());
+        let shape = LaunchShape { grid, cooperative: false };
+        self.raw.launch(&function, &shape, &args).map_err(|code| self.engine().refused(code))
+    }
+
+    /// [`host`](Self::host) for a function that can fail: a library whose status is known only when it has run.
+    ///
+    /// If it fails, the future of the operation (or of its batch) resolves with [`ErrorDetail::Foreign`], whose source is
+    /// the function's error; an [`Error`] of this crate stays as it is. What the operation was declared to write counts as
+    /// failed from then on, until it is overwritten: operations that are submitted later and read it fail with
+    /// [`ErrorDetail::Upstream`].
+    ///
+    /// An operation that was submitted *before* the failure does not know of it, and uses whatever the memory holds. Where
+    /// that matters, await this operation first.
+    ///
+    /// There is nothing like it on a GPU, where device work has no status. Work that the library does on the host goes
+    /// between [`MemoryLoan::ready`](crate::MemoryLoan::ready) and [`MemoryLoan::fail`](crate::MemoryLoan::fail) on
+    /// every device.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use gpu_await::{ErrorDetail, Uses};
+    /// # fn lib_run(_: u64, _: usize) -> i32 { 5 }
+    /// let mut y = stream.empty::<f32>(4).queued()?;
+    /// // SAFETY: the library overwrites `y`, if it succeeds.
+    /// let op = unsafe {
+    ///     stream.enqueue(Uses::new("lib_run").writes(&mut y), |queue, (y,)| {
+    ///         queue.try_host(move || match lib_run(y.address(), y.len()) {
+    ///             0 => Ok(()),
+    ///             status => Err(format!("status {status}")),
+    ///         })
+    ///     })
+    /// };
+    /// let error = op.await.unwrap_err();
+    /// assert_eq!(error.to_string(), "lib_run: status 5");
+    /// let error = stream.download(&y).await.unwrap_err();
+    /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`host`](Self::host).
+    pub fn try_host<E>(
+        &self,
+        twin: impl FnOnce() -> std::result::Result<(), E> + Send + 'static,
+    ) -> Result<()>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let outcome = Arc::new(RunOutcome::of(self.name.to_arc(), self.raw.stream));
+        let told = outcome.clone();
+        self.host(move || {
+            if let Err(error) = twin() {
+                told.fail(error.into());
+            }
+        })?;
+        if let Some(outcomes) = self.outcomes {
+            outcomes.borrow_mut().push(outcome);
+        }
+        Ok(())
+    }
+
+    /// [`host`](Self::host) for work that [can be captured](crate::Uses::can_be_captured): in a graph each launch calls the
+    /// function, on one thread at a time.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Unsupported`]: not a host device; the loss of the device.
+    pub fn host_each(&self, twin: impl FnMut() + Send + 'static) -> Result<()> {
+        self.check_host()?;
+        match self.recorder {
+            Some(recorder) => recorder.twins.borrow_mut().push(Box::new(twin)),
+            None => self.host(twin)?,
+        }
+        Ok(())
+    }
+}
