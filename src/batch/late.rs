@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use crate::batch::queue::Queue;
 use crate::batch::settle::{Settle, Settled};
-use crate::error::ErrorDetail;
+use crate::error::{ErrorDetail, Result};
 use crate::op::Op;
 use crate::submit::Outcomes;
 
@@ -21,14 +21,23 @@ impl<'s> Queue<'s> {
 
     /// Whether it has work that can fail when it runs.
     #[inline]
-    pub(super) fn may_fail_late(&self) -> bool {
+    fn may_fail_late(&self) -> bool {
         self.outcomes.is_some_and(|outcomes| !outcomes.borrow().is_empty())
     }
 
-    /// [`finish`](Self::finish) then.
+    /// [`finish`](Self::finish) of a closure of the user's.
+    #[inline]
+    pub(crate) fn finish_noted<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
+        match result {
+            Ok(value) if self.may_fail_late() => self.finish_late(value),
+            result => self.finish(result),
+        }
+    }
+
+    /// What becomes of a value whose work may fail when it runs.
     #[cold]
     #[inline(never)]
-    pub(super) fn finish_late<R: Settle>(&self, value: R) -> Op<R::Output> {
+    fn finish_late<R: Settle>(&self, value: R) -> Op<R::Output> {
         let outcomes = self.outcomes.map(RefCell::take).unwrap_or_default();
         if self.stream.engine().options.verify {
             // They have run.

@@ -100,7 +100,6 @@ impl<'s> Queue<'s> {
     /// Turns what the closure of a batch returned into its future.
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {
-            Ok(value) if self.may_fail_late() => self.finish_late(value),
             Ok(value) => {
                 let Settled { value, points } = value.settle();
                 // Nothing was submitted, which would have failed.

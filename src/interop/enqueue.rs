@@ -106,7 +106,7 @@ impl Stream {
         let returned = unsafe { queue.enqueue(uses, call) };
         // The queue's last point is the operation's.
         let value = returned.map(|value| Lent::to(self.state(), 0, HostValue::Here(value)));
-        queue.finish(value)
+        queue.finish_noted(value)
     }
 }
 

@@ -109,7 +109,7 @@ verbs! {
         let mut queue = self.queue();
         queue.note_in(&outcomes);
         let result = work(&queue);
-        queue.finish(result)
+        queue.finish_noted(result)
     }
 
     /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list whose shape came
@@ -162,7 +162,7 @@ verbs! {
         run.end();
         *region = run.take_region();
         let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
-        queue.finish(result)
+        queue.finish_noted(result)
     }
 
     // ---- copies and fills -----------------------------------------------------------------
