@@ -131,8 +131,14 @@ struct portion {
 };
 
 // Orders a portion of the keys by a digit. Its last block leaves in `next` where the next portion goes on.
-// Two blocks of a multiprocessor, as CUB has them: with one, which other registers would allow, pairs took half as long again.
-extern "C" __global__ void __launch_bounds__(pass.threads_per_block, 2)
+// With values, two blocks of a multiprocessor: in as many registers as the compiler takes by itself there is one, and pairs
+// take half as long again. Keys alone fit three times, if nothing is said.
+#ifdef VALUE
+#define PASS_BOUNDS __launch_bounds__(pass.threads_per_block, 2)
+#else
+#define PASS_BOUNDS __launch_bounds__(pass.threads_per_block)
+#endif
+extern "C" __global__ void PASS_BOUNDS
 sort_pass(int* lookback, int* counter, place* next, const place* bins, key* keys_out, const key* keys_in, value* values_out,
           const value* values_in, u64 most, const u64* len, portion of) {
     using policy_t = cub::detail::agent_radix_sort_onesweep_policy<
