@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::LaunchOn;
 use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
-use crate::runtime::stream_state::StreamHandle;
+use crate::runtime::stream_state::{OfStream, StreamHandle};
 use crate::submit::{Footprint, Kept, wrong_device};
 use crate::thread::role;
 use instance::Instance;
@@ -53,7 +53,7 @@ use slots::{GraphArgs, GraphSlots, Passed};
 ///
 /// # Ownership
 /// A graph owns its state (kernels, weights), which nobody changes, and keeps memory that the closure made, for each stream by
-/// itself; nothing that is passed to a launch. Dropped in flight, all of that stays until the launches are complete, and is then dropped
+/// itself; nothing that is passed to a launch. It keeps no stream open: what it has for a stream goes when nobody else has that. Dropped in flight, all of that stays until the launches are complete, and is then dropped
 /// by a thread of this crate.
 ///
 /// # Examples
@@ -92,11 +92,9 @@ struct OnOneStream {
 }
 
 impl OnOneStream {
-    /// Whether nobody has the stream, but for memory of this.
+    /// Whether nobody has the stream. The instance is empty then.
     fn is_gone(&self) -> bool {
-        let handles = |instance: &Instance| instance.handles_of(self.stream.as_ptr());
-        let own = self.instance.try_lock().map(|instance| handles(&instance));
-        own.is_some_and(|own| self.stream.strong_count() <= own)
+        self.stream.strong_count() == 0
     }
 }
 
@@ -190,7 +188,8 @@ impl<S: GraphSlots> Graph<S> {
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
-        for (stream, on) in self.instances.lock().iter().enumerate() {
+        let instances = self.instances.lock();
+        for (stream, on) in instances.iter().filter(|on| !on.is_gone()).enumerate() {
             let Some(instance) = on.instance.try_lock() else { continue };
             first += instance.draw(&mut clusters, &format!("stream {stream}"), first);
         }
@@ -222,9 +221,9 @@ impl<S: GraphSlots> Graph<S> {
         let drawn = self.definition.draw(&drawing, slots);
         drawing.release_last();
         drawn.map_err(|error| poisoned(&passed, error))?;
-        let (list, _kept, events) = draft.finish();
+        let drawn = draft.finish();
         let mut instance = instance.lock();
-        instance.redraw(list, events, &passed);
+        instance.redraw(drawn, &passed);
         self.submit(&mut instance, queue, &passed)
     }
 
@@ -249,10 +248,12 @@ impl<S: GraphSlots> Graph<S> {
         }
         let gone = instances.extract_if(.., |on| on.is_gone());
         let gone: Vec<OnOneStream> = gone.collect();
-        let instance = Arc::default();
+        let instance: Arc<Mutex<Instance>> = Arc::default();
         instances
             .push(OnOneStream { stream: Arc::downgrade(stream), instance: Arc::clone(&instance) });
         drop(instances);
+        let weak: Weak<dyn OfStream> = Arc::<Mutex<Instance>>::downgrade(&instance);
+        stream.has(weak);
         drop(gone);
         instance
     }
@@ -280,7 +281,7 @@ impl<S: GraphSlots> Clone for Graph<S> {
 
 impl<S: GraphSlots> fmt::Debug for Graph<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let streams = self.instances.lock().len();
+        let streams = self.instances.lock().iter().filter(|on| !on.is_gone()).count();
         write!(f, "Graph(on {}, {streams} streams)", self.engine.label())
     }
 }

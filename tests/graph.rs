@@ -513,6 +513,52 @@ async fn streams_that_go_take_what_they_had() -> Result<()> {
     Ok(())
 }
 
+/// Streams go when nobody has them but a graph and a region, complete, and take what was compiled for them.
+#[tokio::test]
+async fn streams_go_without_another_launch() -> Result<()> {
+    const STREAMS: usize = 10;
+    let device = testing::device();
+    let kept = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(scale.clone(), |q, scale, (mut y,)| {
+        let mut a = q.full(LEN, 5.0f32)?;
+        scale.launch(q, 1.0, &mut a)?;
+        q.copy(&a, &mut y)
+    });
+    let (mut region, mut y) = (Region::new(), kept.full(LEN, 0.0f32).queued()?);
+    scale.launch(&kept, 1.0, &mut y).await?;
+    let before = device.stats();
+    let streams = (0..STREAMS).map(|_| device.stream()).collect::<Result<Vec<Stream>>>()?;
+    for stream in &streams {
+        graph.launch(stream, (&mut y,)).queued()?;
+        for _ in 0..3 {
+            let twice = stream.replay(&mut region, |q| {
+                scale.launch(q, 1.0, &mut y)?;
+                scale.launch(q, 1.0, &mut y)
+            });
+            twice.queued()?;
+        }
+    }
+    kept.download(&y).await?;
+    assert_eq!(device.stats().graphs, 2 * STREAMS as u64);
+    let gate = Gate::close(&streams[0])?;
+    graph.launch(&streams[0], (&mut y,)).queued()?;
+    drop(streams);
+    gate.open();
+    drop(gate);
+    assert_eq!(kept.download(&y).await?, [5.0; LEN]);
+    eventually("they go", || {
+        let now = device.stats();
+        now.graphs == 0 && now.streams == before.streams && now.allocations == before.allocations
+    });
+    // It computes the same on another one.
+    let stream = device.stream()?;
+    kept.fill(&mut y, 0.0).queued()?;
+    graph.launch(&stream, (&mut y,)).await?;
+    assert_eq!(kept.download(&y).await?, [5.0; LEN]);
+    Ok(())
+}
+
 /// The state may be what keeps something else that the launches use.
 #[tokio::test]
 async fn the_state_stays_until_the_launches_are_complete() -> Result<()> {

@@ -40,7 +40,8 @@ use crate::submit::{
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
-/// It keeps the kernels of what it compiled, and no buffers. Used on several streams, it remembers each of them.
+/// It keeps the kernels of what it compiled, and no buffers. Used on several streams, it remembers each of them, and keeps none open:
+/// what was compiled for a stream goes with that.
 ///
 /// # Examples
 /// See [`Stream::replay`](crate::Stream::replay).
@@ -138,7 +139,7 @@ impl Region {
     /// Launches the list, which is number `number` of its run, as the turn's next ticket; returns how many commands that were.
     pub(super) fn launch(
         &mut self,
-        turn: &mut Turn<'_, '_>,
+        (turn, handle): (&mut Turn<'_, '_>, &StreamHandle),
         list: &mut List,
         number: usize,
     ) -> u32 {
@@ -167,7 +168,7 @@ impl Region {
                 Some(graph) => slot.set(&Raw::of(turn), graph, list, report),
                 None => {
                     slot.remember(list);
-                    new = GraphCell::reserve(turn.stream.engine(), false);
+                    new = GraphCell::reserve(handle, false);
                     slot.graph.clone_from(&new);
                     graph = new.as_ref().and_then(|cell| cell.lock());
                     let place = graph.as_deref_mut();
@@ -379,7 +380,7 @@ impl<'s> Run<'s> {
             let Some(mut list) = turn.take_list(self.owner()) else { return };
             let ticket = turn.stream.submitted() + 1;
             let commands = match (&mut *list as &mut dyn Any).downcast_mut::<List>() {
-                Some(list) => region.launch(turn, list, number),
+                Some(list) => region.launch((turn, self.stream), list, number),
                 None => 0,
             };
             turn.publish(ticket, commands, true);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | has the launches of its last list | a setter that changes a node |
 //! | uncertain: a setter failed | being dropped |
-//! | given up for another one: [`GraphCell`] | being dropped |
+//! | given up for another one, or as nobody has its stream any more: [`GraphCell`] | being dropped |
 //! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, the driver's part is left where it is |
 
 use std::any::Any;
@@ -19,7 +19,7 @@ use super::raw::{Raw, Refusal};
 use crate::backend::{DevicePtr, DriverResult, NodeLaunch, RawGraph};
 use crate::memory::reclaim::retired::{Remnant, UserList};
 use crate::runtime::graph_budget::Evictable;
-use crate::runtime::stream_state::Turn;
+use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::{Engine, Point};
 use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
@@ -38,7 +38,7 @@ pub(crate) struct CompiledGraph {
     last: Option<Point>,
 }
 
-/// Where a graph is, for who has it compiled: one that nobody launches goes when the device has too many.
+/// Where a graph is, for who has it compiled: one that nobody launches goes when the device has too many, or with its stream.
 pub(crate) struct GraphCell {
     engine: Arc<Engine>,
     graph: Mutex<Option<CompiledGraph>>,
@@ -49,7 +49,8 @@ pub(crate) struct GraphCell {
 
 impl GraphCell {
     /// An empty one, if the device has a place for its graph.
-    pub(crate) fn reserve(engine: &Arc<Engine>, in_any_case: bool) -> Option<Arc<Self>> {
+    pub(crate) fn reserve(stream: &StreamHandle, in_any_case: bool) -> Option<Arc<Self>> {
+        let engine = stream.engine();
         let cell = Arc::new(GraphCell {
             engine: engine.clone(),
             graph: Mutex::default(),
@@ -63,7 +64,12 @@ impl GraphCell {
         // ORDERING: Relaxed: the lock orders it.
         cell.has_place.store(entered, Ordering::Relaxed);
         drop(new);
-        entered.then_some(cell)
+        if !entered {
+            return None;
+        }
+        let weak: Weak<dyn OfStream> = Arc::<GraphCell>::downgrade(&cell);
+        stream.has(weak);
+        Some(cell)
     }
 
     /// Its graph, which stays while this is held. Nothing if it was given up, and the place with it.
@@ -102,6 +108,13 @@ impl Evictable for GraphCell {
         let Some(mut graph) = self.graph.try_lock() else { return false };
         *graph = None;
         self.leave()
+    }
+}
+
+impl OfStream for GraphCell {
+    fn stream_is_gone(&self) {
+        // In use it is given up already: nobody launches it any more.
+        self.give_up();
     }
 }
 
