@@ -36,7 +36,7 @@ use slots::{GraphArgs, GraphSlots, Passed};
 /// changes: buffers and values.
 ///
 /// [`Device::graph`] makes it of a closure, which writes its launches to a [`Queue`]. A launch takes one argument for each slot,
-/// is one operation like any other ([`Op`](crate::Op)), and puts one command on its stream. The first launch on a stream runs the closure and
+/// is one operation like any other ([`Op`](crate::Op)), and puts one command on its stream, whatever the number of its nodes. The first launch on a stream runs the closure and
 /// compiles the graph there; a launch with other arguments than the last one on that stream (another buffer, another part,
 /// another value) runs the closure again and sets the nodes that differ; if kernels or their order differ as well it is compiled
 /// again. With the same arguments nothing but the launch is left. [`replay`](crate::Stream::replay) runs the closure each time,

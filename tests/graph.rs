@@ -559,6 +559,39 @@ async fn streams_go_without_another_launch() -> Result<()> {
     Ok(())
 }
 
+/// Of what the queue of a stream holds.
+#[tokio::test]
+async fn a_launch_is_one_command() -> Result<()> {
+    const NODES: usize = 10;
+    const LAUNCHES: u64 = 400;
+    let device = testing::device();
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(scale.clone(), |q, scale, (mut y,)| {
+        (0..NODES).try_for_each(|_| scale.launch(q, 1.0, &mut y))
+    });
+    let (mut region, mut y) = (Region::new(), stream.full(LEN, 2.0f32).queued()?);
+    let each = |region: &mut Region, y: &mut DeviceBuffer<f32>| {
+        stream.replay(region, |q| (0..NODES).try_for_each(|_| scale.launch(q, 1.0, y)))
+    };
+    for _ in 0..3 {
+        graph.launch(&stream, (&mut y,)).await?;
+        each(&mut region, &mut y).await?;
+    }
+    let gate = Gate::close_for(&stream, SOON)?;
+    let before = stream.submitted();
+    for _ in 0..LAUNCHES {
+        graph.launch(&stream, (&mut y,)).queued()?;
+        each(&mut region, &mut y).queued()?;
+    }
+    assert!(!gate.timed_out(), "the queue is full");
+    assert_eq!(stream.submitted() - before, 2 * LAUNCHES);
+    assert!(stream.backlog() >= 2 * LAUNCHES);
+    gate.open();
+    assert_eq!(stream.download(&y).await?, [2.0; LEN]);
+    Ok(())
+}
+
 /// The state may be what keeps something else that the launches use.
 #[tokio::test]
 async fn the_state_stays_until_the_launches_are_complete() -> Result<()> {
