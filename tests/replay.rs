@@ -683,3 +683,36 @@ fn readers_of_a_list_that_is_refused_fail() {
         }
     }
 }
+
+/// It keeps what it counted and compiled.
+#[tokio::test]
+async fn a_panic_leaves_what_the_region_knows() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    for _ in 0..5 {
+        let twice = stream.replay(&mut region, |q| {
+            scale.launch(q, 2.0, &mut x)?;
+            scale.launch(q, 0.5, &mut x)
+        });
+        twice.await?;
+    }
+    let before = region.report();
+    assert_eq!((before.replayed, before.compiled, before.plain), (3, 1, 1));
+    let panicking = std::panic::AssertUnwindSafe(|| {
+        stream.replay(&mut region, |q| -> Result<()> {
+            scale.launch(q, 4.0, &mut x)?;
+            scale.launch(q, 0.25, &mut x)?;
+            std::panic::resume_unwind(Box::new("in the closure"))
+        })
+    });
+    assert!(std::panic::catch_unwind(panicking).is_err());
+    // What precedes it was launched.
+    let after = region.report();
+    assert_eq!((after.replayed, after.compiled, after.plain), (4, 1, 1));
+    assert_eq!((region.last_run().len(), device.stats().graphs), (1, 1));
+    assert_eq!(stream.download(&x).await?, [1.0; LEN]);
+    Ok(())
+}

@@ -88,7 +88,7 @@ impl Region {
         Region::default()
     }
 
-    /// What became of its lists so far.
+    /// What became of its lists so far, those of runs that panicked included.
     #[must_use]
     pub fn report(&self) -> Report {
         self.report
@@ -319,8 +319,31 @@ pub(crate) struct Run<'s> {
     refused: RefCell<Option<Error>>,
 }
 
+/// A run, whose region has what it taught it when this is dropped: also by a panic, in front of which what was written is submitted.
+pub(crate) struct RunOf<'r, 's> {
+    run: Run<'s>,
+    region: &'r mut Region,
+}
+
+impl<'r, 's> RunOf<'r, 's> {
+    pub(crate) fn new(stream: &'s Arc<StreamHandle>, region: &'r mut Region) -> Self {
+        RunOf { run: Run::new(stream, std::mem::take(region)), region }
+    }
+
+    pub(crate) fn run(&self) -> &Run<'s> {
+        &self.run
+    }
+}
+
+impl Drop for RunOf<'_, '_> {
+    fn drop(&mut self) {
+        self.run.end();
+        *self.region = self.run.region.take();
+    }
+}
+
 impl<'s> Run<'s> {
-    pub(crate) fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
+    fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
         let (number, is_open, barrier) = (Cell::new(0), Cell::new(false), Cell::new(false));
@@ -399,20 +422,8 @@ impl<'s> Run<'s> {
         }
     }
 
-    /// The region, with what this run taught it.
-    pub(crate) fn take_region(&self) -> Region {
-        self.region.take()
-    }
-
     /// Why some of what was written down was not launched.
     pub(crate) fn take_refused(&self) -> Option<Error> {
         self.refused.borrow_mut().take()
-    }
-}
-
-/// Submits what precedes a panic.
-impl Drop for Run<'_> {
-    fn drop(&mut self) {
-        self.end();
     }
 }
