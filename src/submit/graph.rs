@@ -8,7 +8,7 @@
 //! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, the driver's part is left where it is |
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -42,7 +42,8 @@ pub(crate) struct CompiledGraph {
 pub(crate) struct GraphCell {
     engine: Arc<Engine>,
     graph: Mutex<Option<CompiledGraph>>,
-    is_used: AtomicBool,
+    /// When it was launched last.
+    used_ns: AtomicU64,
     /// Of the device's.
     has_place: AtomicBool,
 }
@@ -54,7 +55,7 @@ impl GraphCell {
         let cell = Arc::new(GraphCell {
             engine: engine.clone(),
             graph: Mutex::default(),
-            is_used: AtomicBool::new(true),
+            used_ns: AtomicU64::new(engine.now()),
             has_place: AtomicBool::new(false),
         });
         // Until it is known to have a place, nobody gives that up.
@@ -79,7 +80,7 @@ impl GraphCell {
         if !self.has_place.load(Ordering::Relaxed) {
             return None;
         }
-        self.is_used.store(true, Ordering::Relaxed);
+        self.used_ns.store(self.engine.now(), Ordering::Relaxed);
         Some(graph)
     }
 
@@ -95,8 +96,9 @@ impl GraphCell {
 }
 
 impl Evictable for GraphCell {
-    fn is_used(&self) -> &AtomicBool {
-        &self.is_used
+    fn used_ns(&self) -> u64 {
+        // ORDERING: Relaxed: a hint.
+        self.used_ns.load(Ordering::Relaxed)
     }
 
     fn has_place(&self) -> bool {
