@@ -9,7 +9,7 @@ use cases::config;
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, ErrorDetail, ErrorKind, Lent, PinnedBuffer, Queue, Region, Result,
+    Device, DeviceBuffer, ErrorDetail, ErrorKind, InOut, Lent, PinnedBuffer, Queue, Region, Result,
     Stream, kernels,
 };
 use proptest::prelude::*;
@@ -714,5 +714,63 @@ async fn a_panic_leaves_what_the_region_knows() -> Result<()> {
     assert_eq!((after.replayed, after.compiled, after.plain), (4, 1, 1));
     assert_eq!((region.last_run().len(), device.stats().graphs), (1, 1));
     assert_eq!(stream.download(&x).await?, [1.0; LEN]);
+    Ok(())
+}
+
+/// Of regions and graphs.
+#[tokio::test]
+async fn refusals_are_counted_alike() -> Result<()> {
+    for call in [DriverCall::GraphSet, DriverCall::GraphLaunch, DriverCall::GraphCompile] {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream()?;
+        let scale = kernels::scale::load(&device).await?;
+        let mut x = stream.full(LEN, 1.0f32).queued()?;
+        scale.launch(&stream, 1.0, &mut x).await?;
+        let graph =
+            device.graph::<(InOut<f32>, f32), _, _>(scale.clone(), |q, scale, (mut x, a)| {
+                scale.launch(q, a, &mut x)?;
+                scale.launch(q, a, &mut x)
+            });
+        let mut region = Region::new();
+        let mut replay = |x: &mut DeviceBuffer<f32>, a| {
+            let op = stream.replay(&mut region, |q| {
+                scale.launch(q, a, &mut *x)?;
+                scale.launch(q, a, &mut *x)
+            });
+            let outcome = op.synchronize();
+            (outcome.is_ok(), region.report(), region.last_run()[0].to_string())
+        };
+        // The first is launched one by one.
+        replay(&mut x, 1.0);
+        let warm = if call == DriverCall::GraphCompile { 0 } else { 2 };
+        for _ in 0..warm {
+            replay(&mut x, 1.0);
+            graph.launch(&stream, (&mut x, 1.0)).await?;
+        }
+        let fails = call == DriverCall::GraphLaunch;
+        handle.fail_nth(call, 1, ErrorKind::Driver);
+        let (ok, of_region, line) = replay(&mut x, 2.0);
+        assert_eq!(ok, !fails);
+        assert_eq!(line.contains("failed"), fails, "{line}");
+        stream.fill(&mut x, 1.0).await?;
+        handle.fail_nth(call, 1, ErrorKind::Driver);
+        assert_eq!(graph.launch(&stream, (&mut x, 2.0)).await.is_ok(), !fails);
+        let of_graph = graph.report();
+        let counted = |report: &gpu_await::Report| {
+            (report.replayed, report.refused, report.nodes_set, report.compiled)
+        };
+        // All of them launch it once after it was compiled.
+        let wanted = match call {
+            DriverCall::GraphCompile => (0, 1, 0, 0),
+            DriverCall::GraphSet => (1, 1, 0, 1),
+            _ => (1, 0, 0, 1),
+        };
+        assert_eq!(counted(&of_region), wanted, "{call:?}: {of_region:?}");
+        assert_eq!(counted(&of_graph), wanted, "{call:?}: {of_graph:?}");
+        // The region was launched one by one before.
+        assert_eq!(of_region.plain, of_graph.plain + 1, "{call:?}: {of_region:?} {of_graph:?}");
+        assert_eq!(of_graph.plain, u64::from(!fails), "{call:?}: {of_graph:?}");
+    }
     Ok(())
 }

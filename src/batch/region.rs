@@ -123,13 +123,34 @@ impl Region {
         self.lists.pop().unwrap_or_default()
     }
 
-    /// Takes a list that was submitted for the next runs; returns what was refused of it.
-    pub(super) fn take_back(&mut self, mut list: Box<List>, interrupted: bool) -> Option<Error> {
-        if interrupted {
-            self.report.interrupted += 1;
-            let (launches, outcome) = (list.nodes().len(), ListOutcome::Interrupted);
-            self.last.push(ListReport { launches, outcome, ended_by: None });
+    /// Reports a list that somebody else put on the stream.
+    pub(super) fn enter_interrupted(&mut self, list: &List) {
+        let outcome = self.count(list, Err(ListOutcome::Interrupted));
+        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
+    }
+
+    /// Counts a list that was submitted.
+    fn count(&mut self, list: &List, launched: Launched) -> ListOutcome {
+        let report = &mut self.report;
+        if list.is_refused() {
+            report.failed += 1;
+            return ListOutcome::Failed;
         }
+        match &launched {
+            Ok(ListOutcome::Replayed { nodes_set }) => {
+                report.replayed += 1;
+                report.nodes_set += *nodes_set as u64;
+            }
+            // It was counted.
+            Ok(_) => {}
+            Err(ListOutcome::Interrupted) => report.interrupted += 1,
+            Err(_) => report.plain += 1,
+        }
+        launched.unwrap_or_else(|outcome| outcome)
+    }
+
+    /// Takes a list that was submitted for the next runs; returns what was refused of it.
+    pub(super) fn take_back(&mut self, mut list: Box<List>) -> Option<Error> {
         let refused = list.take_refused();
         list.clear();
         self.lists.push(list);
@@ -181,12 +202,9 @@ impl Region {
         let graph = graph.as_mut().and_then(|graph| graph.as_mut()).filter(|_| outcome.is_ok());
         let commands = match graph {
             Some(graph) => graph.launch(list, turn),
-            None => {
-                report.plain += 1;
-                list.put(turn)
-            }
+            None => list.put(turn),
         };
-        let outcome = outcome.unwrap_or_else(|outcome| outcome);
+        let outcome = self.count(list, outcome);
         self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
         commands
     }
@@ -238,13 +256,11 @@ impl ListSlot {
             Some(first) => raw.set(graph, std::iter::once(first).chain(changes)),
             None => Ok(()),
         };
-        report.nodes_set += nodes_set as u64;
         if set.is_err() {
             report.refused += 1;
             self.remember(list);
             return Err(ListOutcome::Refused);
         }
-        report.replayed += 1;
         Ok(ListOutcome::Replayed { nodes_set })
     }
 
@@ -394,31 +410,38 @@ impl<'s> Run<'s> {
             return;
         }
         let mut region = self.region.borrow_mut();
-        let number = self.number.replace(self.number.get() + 1);
-        let mut done: SmallVec<[(Box<dyn Listed>, bool); 2]> = SmallVec::new();
-        self.stream.with(|turn| {
+        let reported = region.last.len();
+        let mut done: SmallVec<[Box<dyn Listed>; 2]> = SmallVec::new();
+        let is_launched = self.stream.with(|turn| {
             while let Some(list) = turn.fetch_list(self.owner()) {
-                done.push((list, true));
+                if let Some(list) = (&*list as &dyn Any).downcast_ref::<List>() {
+                    region.enter_interrupted(list);
+                }
+                done.push(list);
             }
-            let Some(mut list) = turn.take_list(self.owner()) else { return };
+            let Some(mut list) = turn.take_list(self.owner()) else { return false };
+            let number = self.number.replace(self.number.get() + 1);
             let ticket = turn.stream.submitted() + 1;
             let commands = match (&mut *list as &mut dyn Any).downcast_mut::<List>() {
                 Some(list) => region.launch((turn, self.stream), list, number),
                 None => 0,
             };
             turn.publish(ticket, commands, true);
-            done.push((list, false));
+            done.push(list);
+            true
         });
-        for (list, interrupted) in done {
+        for list in done {
             let list: Box<dyn Any> = list;
             let Ok(list) = list.downcast::<List>() else { continue };
-            if let Some(error) = region.take_back(list, interrupted) {
+            if let Some(error) = region.take_back(list) {
                 self.refused.borrow_mut().get_or_insert(error);
             }
         }
-        if let Some(last) = region.last.last_mut() {
+        if is_launched && let Some(last) = region.last.last_mut() {
             last.ended_by = ended_by();
-            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list = number, report = %last);
+        }
+        for (list, report) in region.last.iter().enumerate().skip(reported) {
+            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
         }
     }
 

@@ -18,14 +18,16 @@ pub struct Report {
     pub replayed: u64,
     /// Nodes of those whose arguments were set.
     pub nodes_set: u64,
-    /// Compiled: of a region, because their shape came twice.
+    /// Compiled, and launched for the first time: of a region, because their shape came twice.
     pub compiled: u64,
     /// Launched one by one: of a shape that did not come before, or with no [place](crate::DeviceBuilder::graph_limit) for its graph.
     pub plain: u64,
     /// Launched one by one, in the middle: something else used the stream, or waited for their work.
     pub interrupted: u64,
-    /// Compilations and changes that the driver refused.
+    /// Compilations and changes that the driver refused: of what was launched one by one instead, if it can be.
     pub refused: u64,
+    /// Not launched, or in part, as the driver refused that or the device is lost or closed. They are in no other figure, but for `compiled`.
+    pub failed: u64,
 }
 
 /// What became of one list of a region's last run.
@@ -62,6 +64,8 @@ pub enum ListOutcome {
     Interrupted,
     /// Launched one by one: the driver refused to compile it or to set its nodes.
     Refused,
+    /// Not launched, or in part: the driver refused that, or the device is lost or closed.
+    Failed,
     /// Launched one by one: the device has as many graphs as it [may](crate::DeviceBuilder::graph_limit), and those are in use.
     NoPlace,
 }
@@ -127,6 +131,7 @@ impl fmt::Display for ListOutcome {
             }
             ListOutcome::Shorter => f.write_str("launched one by one: it is shorter than before"),
             ListOutcome::Interrupted => f.write_str("launched one by one: it was interrupted"),
+            ListOutcome::Failed => f.write_str("failed to launch"),
             ListOutcome::NoPlace => {
                 f.write_str("launched one by one: there are as many graphs as may be, all in use")
             }
@@ -155,6 +160,7 @@ impl Report {
         self.plain += other.plain;
         self.interrupted += other.interrupted;
         self.refused += other.refused;
+        self.failed += other.failed;
     }
 }
 

@@ -178,6 +178,10 @@ impl Instance {
         if *is_refused {
             *compiled = None;
         }
+        if submitted.is_err() {
+            let Report { compiled, refused, .. } = *report;
+            *report = Report { compiled, refused, failed: 1, ..Report::default() };
+        }
         let (ticket, ()) = submitted?;
         for event in events {
             event.set_last(Recorded::in_front_of(queue.stream().point(ticket), event.node()?));
@@ -210,6 +214,7 @@ fn prepare<'p>(
         report.refused += 1;
         *place = None;
         if !list.needs_graph() {
+            report.plain += 1;
             return Ok(None);
         }
     }
@@ -224,6 +229,7 @@ fn prepare<'p>(
                 return Err(code);
             }
             *is_refused = true;
+            report.plain += 1;
             Ok(None)
         }
     }

@@ -131,6 +131,11 @@ impl List {
         nodes.try_for_each(|Node { function, shape, args, .. }| raw.launch(function, shape, args))
     }
 
+    /// Whether some of it was not launched.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
     /// Why some of it was not launched.
     pub(crate) fn take_refused(&mut self) -> Option<Error> {
         self.refused.take()

@@ -38,10 +38,10 @@ impl<L: ?Sized> Lists<L> {
         self.open.as_ref().is_some_and(|(known, _)| *known == owner)
     }
 
-    /// Takes one of the owner's that somebody else put on the stream.
+    /// Takes the first of the owner's that somebody else put on the stream.
     pub(super) fn fetch(&mut self, owner: ListOwner) -> Option<Box<L>> {
         let at = self.put.iter().position(|(known, _)| *known == owner)?;
-        Some(self.put.swap_remove(at).1)
+        Some(self.put.remove(at).1)
     }
 }
 
