@@ -87,7 +87,7 @@ pub(crate) fn submit<R>(
         if engine.is_closed() && !footprint.ends_a_loan {
             return Err(Refusal::Closed);
         }
-        let ticket = ticket_behind_list(turn, footprint)?;
+        let ticket = ticket_behind_list(turn, footprint, at)?;
         if footprint.may_be_held_up || !footprint.after.is_empty() {
             turn.fence_off();
         }
@@ -147,8 +147,12 @@ pub(crate) fn submit<R>(
 fn ticket_behind_list(
     turn: &mut Turn<'_, '_>,
     footprint: &Footprint<'_>,
+    at: &'static Location<'static>,
 ) -> std::result::Result<u64, Refusal> {
     let is_behind_list = turn.list().is_some();
+    if is_behind_list {
+        list::interrupt(turn, footprint, at);
+    }
     let ticket = turn.next_ticket();
     if is_behind_list {
         footprint.check_contents().map_err(Refusal::Foreign)?;

@@ -774,3 +774,127 @@ async fn refusals_are_counted_alike() -> Result<()> {
     }
     Ok(())
 }
+
+fn lines(region: &Region) -> Vec<String> {
+    let here = |line: &gpu_await::ListReport| {
+        let line = line.to_string();
+        // Without the places in this file.
+        let mut words = line.split(' ').map(|word| word.split(':').next().unwrap_or(word));
+        words.next().into_iter().chain(words).collect::<Vec<_>>().join(" ")
+    };
+    region.last_run().iter().map(here).collect()
+}
+
+#[tokio::test]
+async fn last_run_says_what_interrupted() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let [mut x, mut y] = [1.0f32, 1.0].map(|value| stream.full(LEN, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    for _ in 0..3 {
+        let op = stream.replay(&mut region, |q| {
+            scale.launch(q, 2.0, &mut x)?;
+            stream.fill(&mut y, 3.0).queued()?;
+            scale.launch(q, 2.0, &mut x)?;
+            scale.launch(q, 2.0, &mut x)?;
+            let _nothing = q.host_fn(|| ())?;
+            scale.launch(q, 2.0, &mut x)
+        });
+        op.await?;
+    }
+    let file = "tests/replay.rs";
+    let wanted = [
+        format!("1 launches, launched one by one it was interrupted; ended by fill at {file}"),
+        format!("2 launches, replayed, 0 nodes set; ended by host_fn at {file}"),
+        "1 launches, replayed, 0 nodes set".to_owned(),
+    ];
+    assert_eq!(lines(&region), wanted);
+    let other = device.stream()?;
+    let op = stream.replay(&mut region, |q| {
+        scale.launch(q, 2.0, &mut x)?;
+        other.wait(stream).queued()?;
+        scale.launch(q, 2.0, &mut x)
+    });
+    op.await?;
+    assert_eq!(region.last_run()[0].outcome, gpu_await::ListOutcome::Interrupted);
+    assert_eq!(region.last_run().len(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn last_run_says_what_differs() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, scale, fill, .. } = &machine;
+    let [mut x, mut y] = [1.0f32, 1.0].map(|value| stream.full(LEN, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    fill.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    let mut run = |barrier: bool, more: usize, other: bool| {
+        let op = stream.replay(&mut region, |q| {
+            scale.launch(q, 1.0, &mut x)?;
+            if barrier {
+                q.barrier();
+            }
+            if other {
+                return fill.launch(q, 1.0, &mut y);
+            }
+            scale.launch(q, 1.0, &mut y)?;
+            (0..more).try_for_each(|_| scale.launch(q, 1.0, &mut y))
+        });
+        op.synchronize().unwrap();
+        lines(&region).remove(0)
+    };
+    let plainly = "launches, launched one by one";
+    run(false, 0, false);
+    let at = "scale at tests/replay.rs";
+    let wanted = format!("2 {plainly} {at} waits for other launches than before");
+    assert_eq!(run(true, 0, false), wanted);
+    assert_eq!(run(true, 1, false), format!("3 {plainly} {at} is one launch more than before"));
+    assert_eq!(run(true, 0, false), format!("2 {plainly} it is shorter than before"));
+    let wanted = format!("2 {plainly} fill at tests/replay.rs is another launch than before");
+    assert_eq!(run(true, 0, true), wanted);
+    Ok(())
+}
+
+/// Libraries' and all.
+#[cfg(all(feature = "blas", feature = "fft"))]
+#[tokio::test]
+async fn places_are_the_callers() -> Result<()> {
+    use gpu_await::{Blas, Complex, Fft};
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let [mut x, mut z] = [1.0f32, 1.0].map(|value| stream.full(4, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    let plan = Fft::load(device).await?.complex::<f32>(&[4]).plan().await?;
+    let gemm = Blas::load(device).await?.gemm::<f32>(2, 2, 2).plan().await?;
+    let mut s = stream.zeros::<Complex<f32>>(4).queued()?;
+    let mut t = stream.zeros::<Complex<f32>>(4).queued()?;
+    let event = device.event();
+    let mut region = Region::new();
+    let op = stream.replay(&mut region, |q| {
+        scale.launch(q, 1.0, &mut x)?;
+        plan.forward_in_place(q, &mut s)?;
+        scale.launch(q, 1.0, &mut x)?;
+        plan.forward(q, &s, &mut t)?;
+        scale.launch(q, 1.0, &mut x)?;
+        gemm.launch(q, 1.0, &x, &x, 0.0, &mut z)?;
+        scale.launch(q, 1.0, &mut x)?;
+        let _vec = q.download_vec(&x)?;
+        scale.launch(q, 1.0, &mut x)?;
+        event.record_in(q)?;
+        scale.launch(q, 1.0, &mut x)?;
+        let uses = gpu_await::Uses::new("theirs").updates(&mut x);
+        // SAFETY: it does nothing.
+        unsafe { q.enqueue(uses, |_, _| Ok::<(), gpu_await::Error>(())) }?;
+        scale.launch(q, 1.0, &mut x)
+    });
+    op.await?;
+    let sites: Vec<_> =
+        region.last_run().iter().filter_map(|list| list.ended_by.as_ref()).collect();
+    assert_eq!(sites.len(), 6);
+    for site in sites {
+        assert!(site.at().file().ends_with("tests/replay.rs"), "{site}");
+    }
+    Ok(())
+}

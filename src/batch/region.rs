@@ -126,7 +126,11 @@ impl Region {
     /// Reports a list that somebody else put on the stream.
     pub(super) fn enter_interrupted(&mut self, list: &List) {
         let outcome = self.count(list, Err(ListOutcome::Interrupted));
-        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
+        let ended_by = list.interrupted_by().map(|by| match &by.name {
+            Ok(kernel) => OpSite::kernel(kernel, by.at),
+            Err(verb) => OpSite::verb(verb, by.at),
+        });
+        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by });
     }
 
     /// Counts a list that was submitted.
@@ -285,7 +289,14 @@ impl ListSlot {
         });
         let first = other.into_iter().chain(edge).min().unwrap_or(self.nodes.len());
         Some(match nodes.get(first) {
-            Some(node) => ListOutcome::Differs(OpSite::kernel(list.kernel_name(node), node.at)),
+            Some(node) => {
+                let site = OpSite::kernel(list.kernel_name(node), node.at);
+                match other {
+                    _ if first >= self.nodes.len() => ListOutcome::Longer(site),
+                    Some(other) if other == first => ListOutcome::Differs(site),
+                    _ => ListOutcome::Reordered(site),
+                }
+            }
             None => ListOutcome::Shorter,
         })
     }
@@ -388,11 +399,12 @@ impl<'s> Run<'s> {
     pub(super) fn write_in_front<R>(
         &self,
         footprint: &mut Footprint<'_>,
-        commands: u32,
-        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+        at: &'static Location<'static>,
+        (commands, calls): (u32, impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>),
     ) -> Result<(u64, R), SubmitError> {
         let fresh = || self.region.borrow_mut().fresh();
-        submit_in_front(self.stream, footprint, self.owner(), fresh, (commands, calls))
+        let owner = (self.owner(), at);
+        submit_in_front(self.stream, footprint, owner, fresh, (commands, calls))
     }
 
     pub(super) fn is_open(&self) -> bool {

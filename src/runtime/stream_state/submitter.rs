@@ -350,6 +350,11 @@ impl Turn<'_, '_> {
         self.stream.submitted() + 1
     }
 
+    /// Whether the owner's list is the open one.
+    pub(crate) fn has_list_of(&self, owner: ListOwner) -> bool {
+        self.locked.state.lists.is_open_for(owner)
+    }
+
     /// The open list.
     pub(crate) fn list(&mut self) -> Option<&mut dyn Listed> {
         self.locked.state.lists.open.as_mut().map(|(_, list)| &mut **list)
