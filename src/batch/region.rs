@@ -43,6 +43,10 @@ use crate::submit::{
 /// It keeps the kernels of what it compiled, and no buffers. Used on several streams, it remembers each of them, and keeps none open:
 /// what was compiled for a stream goes with that.
 ///
+/// A region is for one closure: it compares the lists of a run with those of the run before, by their numbers. Closures of other shapes
+/// that take turns in one region are launched one by one each time ([`ListOutcome::Differs`]); each of them is compiled and replayed in a
+/// region of its own.
+///
 /// # Examples
 /// See [`Stream::replay`](crate::Stream::replay).
 #[derive(Default)]

@@ -122,6 +122,9 @@ verbs! {
     /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters. Fresh memory (`empty`, `zeros`,
     /// `full`, `upload`) ends none: it is made in front of the list.
     ///
+    /// One region for each closure, and call site: two that take turns in one are never replayed ([`Region`]). Work of other libraries ends
+    /// a list also if it can be captured: a [`Graph`](crate::Graph) captures it.
+    ///
     /// Ready proves the same as that of a batch.
     ///
     /// # Errors

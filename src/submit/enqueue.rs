@@ -159,14 +159,15 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
-    /// Says how many launches, copies and fills the work consists of, 1 unless said: for
-    /// [`throttle`](crate::Stream::throttle), and so that a stream whose queue fills up holds nobody up.
+    /// Says how many launches, copies and fills the work consists of, 1 unless said, so that a stream whose queue fills up holds nobody
+    /// up. [`throttle`](crate::Stream::throttle) counts it as one operation all the same.
     pub fn commands(mut self, commands: u32) -> Self {
         self.work.commands = commands;
         self
     }
 
-    /// Says that the work may be captured, and so be a part of a [`Graph`](crate::Graph): the closure puts work on the stream that it is
+    /// Says that the work may be captured, and so be a part of a [`Graph`](crate::Graph), which has its
+    /// [place](crate::DeviceBuilder::graph_limit) on a GPU in any case: the closure puts work on the stream that it is
     /// given and nothing else, and that work may run any number of times with the same addresses and values, also on another stream
     /// than the one that the closure saw, as long as what it [keeps](Self::keeps) is there.
     ///
