@@ -54,13 +54,13 @@ pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 /// Whose memory an allocation is.
 enum Backing {
     /// Of the device's pool: a block of so many bytes, made on a stream.
-    Pool { home: Home, block: u64 },
+    Pool { home: MadeOn, block: u64 },
     /// Somebody else's. The owner is there until the drop.
     Foreign { engine: Arc<Engine>, owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
 }
 
 /// The stream that memory was made on.
-enum Home {
+enum MadeOn {
     /// It is kept open, so that the memory is freed there.
     Open(Arc<StreamHandle>),
     /// It may go: a graph has the memory, and nobody else.
@@ -99,10 +99,10 @@ impl KeptByGraph {
     pub(crate) fn leave_stream(&mut self) {
         let Some(memory) = Arc::get_mut(&mut self.0) else { return };
         if let Backing::Pool { home, .. } = &mut memory.backing
-            && let Home::Open(stream) = home
+            && let MadeOn::Open(stream) = home
         {
             let (engine, stream) = (stream.engine().clone(), Arc::downgrade(stream));
-            *home = Home::Left { engine, stream };
+            *home = MadeOn::Left { engine, stream };
         }
     }
 }
@@ -125,7 +125,7 @@ impl Allocation {
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| home.point(ticket));
-        let backing = Backing::Pool { home: Home::Open(home.clone()), block };
+        let backing = Backing::Pool { home: MadeOn::Open(home.clone()), block };
         Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, content))
     }
 
@@ -171,8 +171,8 @@ impl Allocation {
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         match &self.backing {
-            Backing::Pool { home: Home::Open(stream), .. } => stream.engine(),
-            Backing::Pool { home: Home::Left { engine, .. }, .. }
+            Backing::Pool { home: MadeOn::Open(stream), .. } => stream.engine(),
+            Backing::Pool { home: MadeOn::Left { engine, .. }, .. }
             | Backing::Foreign { engine, .. } => engine,
         }
     }
@@ -224,8 +224,8 @@ impl Drop for Allocation {
             Backing::Pool { home, block } => {
                 let found;
                 let home = match home {
-                    Home::Open(stream) => Some(&*stream),
-                    Home::Left { stream, .. } => {
+                    MadeOn::Open(stream) => Some(&*stream),
+                    MadeOn::Left { stream, .. } => {
                         found = stream.upgrade();
                         found.as_ref()
                     }

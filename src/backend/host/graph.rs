@@ -5,7 +5,7 @@
 
 use parking_lot::Mutex;
 
-use super::run::{Command, Launch, Step};
+use super::run::{Command, GraphStep, Launch};
 use super::{HostBackend, INVALID_HANDLE, NOT_SUPPORTED, permitted};
 use crate::backend::{
     DriverResult, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawStream,
@@ -74,13 +74,13 @@ impl GraphCalls for HostBackend {
         // Not under the lock: a full queue blocks.
         let nodes = graph.nodes.lock().clone();
         let steps = graph.order.iter().map(|node| match &nodes[*node] {
-            HostNode::Launch(launch) => Ok(Step::Launch(launch.clone())),
+            HostNode::Launch(launch) => Ok(GraphStep::Launch(launch.clone())),
             HostNode::Record(event) => {
                 let (event, generation) = self.next_record(*event, CALL)?;
-                Ok(Step::Record { event, generation })
+                Ok(GraphStep::Record { event, generation })
             }
         });
-        let steps: DriverResult<Vec<Step>> = steps.collect();
+        let steps: DriverResult<Vec<GraphStep>> = steps.collect();
         self.enqueue(stream, CALL, Command::Graph(steps?))
     }
 

@@ -49,7 +49,7 @@ pub(super) enum Command {
     },
     Launch(Box<Launch>),
     /// All of a graph's nodes, in their order.
-    Graph(Vec<Step>),
+    Graph(Vec<GraphStep>),
     HostFn {
         callback: HostCallback,
         data: HostPtr,
@@ -72,7 +72,7 @@ pub(super) enum Command {
 }
 
 /// A node of a graph that is launched.
-pub(super) enum Step {
+pub(super) enum GraphStep {
     Launch(Box<Launch>),
     Record { event: Arc<HostEvent>, generation: u64 },
 }
@@ -112,7 +112,7 @@ impl Command {
     pub(super) fn discard(self) {
         match self {
             Command::Launch(launch) => launch.discard(),
-            Command::Graph(steps) => steps.into_iter().for_each(Step::discard),
+            Command::Graph(steps) => steps.into_iter().for_each(GraphStep::discard),
             Command::Record { event, generation } => event.discard(generation),
             _ => {}
         }
@@ -162,7 +162,7 @@ impl Command {
                 let mut steps = steps.into_iter();
                 let ran = steps.by_ref().try_for_each(|step| step.run(shared));
                 // Behind one that failed there may be more.
-                steps.for_each(Step::discard);
+                steps.for_each(GraphStep::discard);
                 ran
             }
             Command::HostFn { callback, data } => {
@@ -203,11 +203,11 @@ impl Command {
     }
 }
 
-impl Step {
+impl GraphStep {
     fn run(self, shared: &HostCore) -> std::result::Result<(), String> {
         match self {
-            Step::Launch(launch) => launch.run_and_discard(shared),
-            Step::Record { event, generation } => {
+            GraphStep::Launch(launch) => launch.run_and_discard(shared),
+            GraphStep::Record { event, generation } => {
                 event.reach(generation);
                 Ok(())
             }
@@ -216,8 +216,8 @@ impl Step {
 
     fn discard(self) {
         match self {
-            Step::Launch(launch) => launch.discard(),
-            Step::Record { event, generation } => event.discard(generation),
+            GraphStep::Launch(launch) => launch.discard(),
+            GraphStep::Record { event, generation } => event.discard(generation),
         }
     }
 }
