@@ -149,15 +149,13 @@ fn ticket_behind_list(
     footprint: &Footprint<'_>,
     at: &'static Location<'static>,
 ) -> std::result::Result<u64, Refusal> {
-    let is_behind_list = turn.list().is_some();
-    if is_behind_list {
+    if turn.list().is_some() {
         list::interrupt(turn, footprint, at);
-    }
-    let ticket = turn.next_ticket();
-    if is_behind_list {
+        let ticket = turn.next_ticket();
         footprint.check_contents().map_err(Refusal::Foreign)?;
+        return Ok(ticket);
     }
-    Ok(ticket)
+    Ok(turn.next_ticket())
 }
 
 /// Waits until the operation is complete, and names it if it failed.
