@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::LaunchOn;
 use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
-use crate::runtime::stream_state::StreamHandle;
+use crate::runtime::stream_state::{OfStream, StreamHandle};
 use crate::submit::{Footprint, Kept, wrong_device};
 use crate::thread::role;
 use instance::Instance;
@@ -36,7 +36,7 @@ use slots::{GraphArgs, GraphSlots, Passed};
 /// changes: buffers and values.
 ///
 /// [`Device::graph`] makes it of a closure, which writes its launches to a [`Queue`]. A launch takes one argument for each slot,
-/// is one operation like any other ([`Op`](crate::Op)), and puts one command on its stream. The first launch on a stream runs the closure and
+/// is one operation like any other ([`Op`](crate::Op)), and puts one command on its stream, whatever the number of its nodes. The first launch on a stream runs the closure and
 /// compiles the graph there; a launch with other arguments than the last one on that stream (another buffer, another part,
 /// another value) runs the closure again and sets the nodes that differ; if kernels or their order differ as well it is compiled
 /// again. With the same arguments nothing but the launch is left. [`replay`](crate::Stream::replay) runs the closure each time,
@@ -55,7 +55,7 @@ use slots::{GraphArgs, GraphSlots, Passed};
 ///
 /// # Ownership
 /// A graph owns its state (kernels, weights), which nobody changes, and keeps memory that the closure made, for each stream by
-/// itself; nothing that is passed to a launch. Dropped in flight, all of that stays until the launches are complete, and is then dropped
+/// itself; nothing that is passed to a launch. It keeps no stream open: what it has for a stream goes when nobody else has that. Dropped in flight, all of that stays until the launches are complete, and is then dropped
 /// by a thread of this crate.
 ///
 /// # Examples
@@ -126,11 +126,9 @@ struct OnOneStream {
 }
 
 impl OnOneStream {
-    /// Whether nobody has the stream, but for memory of this.
+    /// Whether nobody has the stream. The instance is empty then.
     fn is_gone(&self) -> bool {
-        let handles = |instance: &Instance| instance.handles_of(self.stream.as_ptr());
-        let own = self.instance.try_lock().map(|instance| handles(&instance));
-        own.is_some_and(|own| self.stream.strong_count() <= own)
+        self.stream.strong_count() == 0
     }
 }
 
@@ -225,7 +223,8 @@ impl<S: GraphSlots> Graph<S> {
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
-        for (stream, on) in self.instances.lock().iter().enumerate() {
+        let instances = self.instances.lock();
+        for (stream, on) in instances.iter().filter(|on| !on.is_gone()).enumerate() {
             let Some(instance) = on.instance.try_lock() else { continue };
             first += instance.draw(&mut clusters, &format!("stream {stream}"), first);
         }
@@ -257,9 +256,9 @@ impl<S: GraphSlots> Graph<S> {
         let drawn = self.definition.draw(&drawing, slots);
         drawing.release_last();
         drawn.map_err(|error| poisoned(&passed, error))?;
-        let (list, _kept, events) = draft.finish();
+        let drawn = draft.finish();
         let mut instance = instance.lock();
-        instance.redraw(list, events, &passed);
+        instance.redraw(drawn, &passed);
         self.submit(&mut instance, queue, &passed)
     }
 
@@ -284,10 +283,12 @@ impl<S: GraphSlots> Graph<S> {
         }
         let gone = instances.extract_if(.., |on| on.is_gone());
         let gone: Vec<OnOneStream> = gone.collect();
-        let instance = Arc::default();
+        let instance: Arc<Mutex<Instance>> = Arc::default();
         instances
             .push(OnOneStream { stream: Arc::downgrade(stream), instance: Arc::clone(&instance) });
         drop(instances);
+        let weak: Weak<dyn OfStream> = Arc::<Mutex<Instance>>::downgrade(&instance);
+        stream.has(weak);
         drop(gone);
         instance
     }
@@ -315,7 +316,7 @@ impl<S: GraphSlots> Clone for Graph<S> {
 
 impl<S: GraphSlots> fmt::Debug for Graph<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let streams = self.instances.lock().len();
+        let streams = self.instances.lock().iter().filter(|on| !on.is_gone()).count();
         write!(f, "Graph(on {}, {streams} streams)", self.engine.label())
     }
 }

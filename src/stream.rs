@@ -244,7 +244,8 @@ impl Stream {
 
     // ---- load -----------------------------------------------------------------------------
 
-    /// Operations submitted so far: the ticket of the last one.
+    /// Operations submitted so far: the ticket of the last one. The launch of a [`Graph`](crate::Graph) is one, and so is each list of a
+    /// [replayed batch](Self::replay), however it is launched; any other batch is as many as its closure calls.
     #[must_use]
     pub fn submitted(&self) -> u64 {
         self.state.submitted()
@@ -256,7 +257,7 @@ impl Stream {
         self.state.completed()
     }
 
-    /// Operations in flight, by asking the device. Never blocks. Inside a host function it answers with
+    /// Operations in flight, counted as by [`submitted`](Self::submitted), by asking the device. Never blocks. Inside a host function it answers with
     /// what is known, and the poller asks. After the loss of the device it keeps its last value.
     #[must_use]
     pub fn backlog(&self) -> u64 {
@@ -267,6 +268,10 @@ impl Stream {
 
     /// Waits until at most `max` operations are in flight, so that a producer stays below the
     /// driver's limit: about a thousand launches, after which it blocks the calling thread.
+    ///
+    /// A launch of a [`Graph`](crate::Graph), or a list of a [replayed batch](Self::replay), is one operation. Launched as a graph it is
+    /// one of the driver's thousand too; launched one by one ([`Report::plain`](crate::Report::plain)) it takes as many as it has launches:
+    /// where that is the rule, `max` times those should stay below a thousand.
     ///
     /// Progress is known in steps, which end where somebody awaits, records or waits, and at each call of this:
     /// called in front of each piece of work, it waits for no more than it must. What was queued in one go

@@ -63,6 +63,7 @@ use crate::memory::MemoryInfo;
 use crate::memory::allocation::AllocationHazards;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{StreamState, Turn};
+use crate::thread::role;
 
 /// Puts an operation on `stream`; `calls` makes its driver calls, `commands` in number. Returns the
 /// operation's ticket and what `calls` returned. `at` is where the user submitted it.
@@ -81,6 +82,9 @@ pub(crate) fn submit<R>(
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }
+    if stream.has_list() {
+        put_list_in_front(stream, footprint, at);
+    }
     let ready = footprint.validate(engine).and_then(|()| footprint.find_edges(stream));
     if let Err(error) = ready {
         return Err(footprint.poison(error).into());
@@ -91,7 +95,7 @@ pub(crate) fn submit<R>(
         if engine.is_closed() && !footprint.ends_a_loan {
             return Err(Refusal::Closed);
         }
-        let ticket = ticket_behind_list(turn, footprint)?;
+        let ticket = turn.next_ticket();
         if footprint.may_be_held_up || !footprint.after.is_empty() {
             turn.fence_off();
         }
@@ -145,19 +149,24 @@ pub(crate) fn submit<R>(
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
 }
 
-/// The ticket of the operation, behind an open list. The driver may refuse that list as it is put on the stream, and what it would
-/// have written, which the operation found there before, is not there.
-#[inline]
-fn ticket_behind_list(
-    turn: &mut Turn<'_, '_>,
+/// Puts an open list of the stream on it, before the operation looks at what it reads: the driver may refuse the list, and what
+/// that would have written is not there then.
+#[cold]
+#[inline(never)]
+fn put_list_in_front(
+    stream: &Arc<StreamState>,
     footprint: &Footprint<'_>,
-) -> std::result::Result<u64, Refusal> {
-    let is_behind_list = turn.list().is_some();
-    let ticket = turn.next_ticket();
-    if is_behind_list {
-        footprint.check_contents().map_err(Refusal::Foreign)?;
+    at: &'static Location<'static>,
+) {
+    if !role::may_call_driver() {
+        return;
     }
-    Ok(ticket)
+    stream.with(|turn| {
+        if turn.has_open_list() {
+            list::interrupt(turn, footprint, at);
+            turn.put_list();
+        }
+    });
 }
 
 /// Waits until the operation is complete, and names it if it failed.

@@ -513,6 +513,85 @@ async fn streams_that_go_take_what_they_had() -> Result<()> {
     Ok(())
 }
 
+/// Streams go when nobody has them but a graph and a region, complete, and take what was compiled for them.
+#[tokio::test]
+async fn streams_go_without_another_launch() -> Result<()> {
+    const STREAMS: usize = 10;
+    let device = testing::device();
+    let kept = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(scale.clone(), |q, scale, (mut y,)| {
+        let mut a = q.full(LEN, 5.0f32)?;
+        scale.launch(q, 1.0, &mut a)?;
+        q.copy(&a, &mut y)
+    });
+    let (mut region, mut y) = (Region::new(), kept.full(LEN, 0.0f32).queued()?);
+    scale.launch(&kept, 1.0, &mut y).await?;
+    let before = device.stats();
+    let streams = (0..STREAMS).map(|_| device.stream()).collect::<Result<Vec<Stream>>>()?;
+    for stream in &streams {
+        graph.launch(stream, (&mut y,)).queued()?;
+        for _ in 0..3 {
+            let twice = stream.replay(&mut region, |q| {
+                scale.launch(q, 1.0, &mut y)?;
+                scale.launch(q, 1.0, &mut y)
+            });
+            twice.queued()?;
+        }
+    }
+    kept.download(&y).await?;
+    assert_eq!(device.stats().graphs, 2 * STREAMS as u64);
+    let gate = Gate::close(&streams[0])?;
+    graph.launch(&streams[0], (&mut y,)).queued()?;
+    drop(streams);
+    gate.open();
+    drop(gate);
+    assert_eq!(kept.download(&y).await?, [5.0; LEN]);
+    eventually("they go", || {
+        let now = device.stats();
+        now.graphs == 0 && now.streams == before.streams && now.allocations == before.allocations
+    });
+    // It computes the same on another one.
+    let stream = device.stream()?;
+    kept.fill(&mut y, 0.0).queued()?;
+    graph.launch(&stream, (&mut y,)).await?;
+    assert_eq!(kept.download(&y).await?, [5.0; LEN]);
+    Ok(())
+}
+
+/// Of what the queue of a stream holds.
+#[tokio::test]
+async fn a_launch_is_one_command() -> Result<()> {
+    const NODES: usize = 10;
+    const LAUNCHES: u64 = 400;
+    let device = testing::device();
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(scale.clone(), |q, scale, (mut y,)| {
+        (0..NODES).try_for_each(|_| scale.launch(q, 1.0, &mut y))
+    });
+    let (mut region, mut y) = (Region::new(), stream.full(LEN, 2.0f32).queued()?);
+    let each = |region: &mut Region, y: &mut DeviceBuffer<f32>| {
+        stream.replay(region, |q| (0..NODES).try_for_each(|_| scale.launch(q, 1.0, y)))
+    };
+    for _ in 0..3 {
+        graph.launch(&stream, (&mut y,)).await?;
+        each(&mut region, &mut y).await?;
+    }
+    let gate = Gate::close_for(&stream, SOON)?;
+    let before = stream.submitted();
+    for _ in 0..LAUNCHES {
+        graph.launch(&stream, (&mut y,)).queued()?;
+        each(&mut region, &mut y).queued()?;
+    }
+    assert!(!gate.timed_out(), "the queue is full");
+    assert_eq!(stream.submitted() - before, 2 * LAUNCHES);
+    assert!(stream.backlog() >= 2 * LAUNCHES);
+    gate.open();
+    assert_eq!(stream.download(&y).await?, [2.0; LEN]);
+    Ok(())
+}
+
 /// The state may be what keeps something else that the launches use.
 #[tokio::test]
 async fn the_state_stays_until_the_launches_are_complete() -> Result<()> {

@@ -9,7 +9,7 @@ use cases::config;
 use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, ErrorDetail, ErrorKind, Lent, PinnedBuffer, Queue, Region, Result,
+    Device, DeviceBuffer, ErrorDetail, ErrorKind, InOut, Lent, PinnedBuffer, Queue, Region, Result,
     Stream, kernels,
 };
 use proptest::prelude::*;
@@ -682,4 +682,219 @@ fn readers_of_a_list_that_is_refused_fail() {
             replayed.synchronize().expect_err("the fill was refused");
         }
     }
+}
+
+/// It keeps what it counted and compiled.
+#[tokio::test]
+async fn a_panic_leaves_what_the_region_knows() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let mut x = stream.full(LEN, 1.0f32).queued()?;
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    for _ in 0..5 {
+        let twice = stream.replay(&mut region, |q| {
+            scale.launch(q, 2.0, &mut x)?;
+            scale.launch(q, 0.5, &mut x)
+        });
+        twice.await?;
+    }
+    let before = region.report();
+    assert_eq!((before.replayed, before.compiled, before.plain), (3, 1, 1));
+    let panicking = std::panic::AssertUnwindSafe(|| {
+        stream.replay(&mut region, |q| -> Result<()> {
+            scale.launch(q, 4.0, &mut x)?;
+            scale.launch(q, 0.25, &mut x)?;
+            std::panic::resume_unwind(Box::new("in the closure"))
+        })
+    });
+    assert!(std::panic::catch_unwind(panicking).is_err());
+    // What precedes it was launched.
+    let after = region.report();
+    assert_eq!((after.replayed, after.compiled, after.plain), (4, 1, 1));
+    assert_eq!((region.last_run().len(), device.stats().graphs), (1, 1));
+    assert_eq!(stream.download(&x).await?, [1.0; LEN]);
+    Ok(())
+}
+
+/// Of regions and graphs.
+#[tokio::test]
+async fn refusals_are_counted_alike() -> Result<()> {
+    for call in [DriverCall::GraphSet, DriverCall::GraphLaunch, DriverCall::GraphCompile] {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream()?;
+        let scale = kernels::scale::load(&device).await?;
+        let mut x = stream.full(LEN, 1.0f32).queued()?;
+        scale.launch(&stream, 1.0, &mut x).await?;
+        let graph =
+            device.graph::<(InOut<f32>, f32), _, _>(scale.clone(), |q, scale, (mut x, a)| {
+                scale.launch(q, a, &mut x)?;
+                scale.launch(q, a, &mut x)
+            });
+        let mut region = Region::new();
+        let mut replay = |x: &mut DeviceBuffer<f32>, a| {
+            let op = stream.replay(&mut region, |q| {
+                scale.launch(q, a, &mut *x)?;
+                scale.launch(q, a, &mut *x)
+            });
+            let outcome = op.synchronize();
+            (outcome.is_ok(), region.report(), region.last_run()[0].to_string())
+        };
+        // The first is launched one by one.
+        replay(&mut x, 1.0);
+        let warm = if call == DriverCall::GraphCompile { 0 } else { 2 };
+        for _ in 0..warm {
+            replay(&mut x, 1.0);
+            graph.launch(&stream, (&mut x, 1.0)).await?;
+        }
+        let fails = call == DriverCall::GraphLaunch;
+        handle.fail_nth(call, 1, ErrorKind::Driver);
+        let (ok, of_region, line) = replay(&mut x, 2.0);
+        assert_eq!(ok, !fails);
+        assert_eq!(line.contains("failed"), fails, "{line}");
+        stream.fill(&mut x, 1.0).await?;
+        handle.fail_nth(call, 1, ErrorKind::Driver);
+        assert_eq!(graph.launch(&stream, (&mut x, 2.0)).await.is_ok(), !fails);
+        let of_graph = graph.report();
+        let counted = |report: &gpu_await::Report| {
+            (report.replayed, report.refused, report.nodes_set, report.compiled)
+        };
+        // All of them launch it once after it was compiled.
+        let wanted = match call {
+            DriverCall::GraphCompile => (0, 1, 0, 0),
+            DriverCall::GraphSet => (1, 1, 0, 1),
+            _ => (1, 0, 0, 1),
+        };
+        assert_eq!(counted(&of_region), wanted, "{call:?}: {of_region:?}");
+        assert_eq!(counted(&of_graph), wanted, "{call:?}: {of_graph:?}");
+        // The region was launched one by one before.
+        assert_eq!(of_region.plain, of_graph.plain + 1, "{call:?}: {of_region:?} {of_graph:?}");
+        assert_eq!(of_graph.plain, u64::from(!fails), "{call:?}: {of_graph:?}");
+    }
+    Ok(())
+}
+
+fn lines(region: &Region) -> Vec<String> {
+    let here = |line: &gpu_await::ListReport| {
+        let line = line.to_string();
+        // Without the places in this file.
+        let mut words = line.split(' ').map(|word| word.split(':').next().unwrap_or(word));
+        words.next().into_iter().chain(words).collect::<Vec<_>>().join(" ")
+    };
+    region.last_run().iter().map(here).collect()
+}
+
+#[tokio::test]
+async fn last_run_says_what_interrupted() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let [mut x, mut y] = [1.0f32, 1.0].map(|value| stream.full(LEN, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    for _ in 0..3 {
+        let op = stream.replay(&mut region, |q| {
+            scale.launch(q, 2.0, &mut x)?;
+            stream.fill(&mut y, 3.0).queued()?;
+            scale.launch(q, 2.0, &mut x)?;
+            scale.launch(q, 2.0, &mut x)?;
+            let _nothing = q.host_fn(|| ())?;
+            scale.launch(q, 2.0, &mut x)
+        });
+        op.await?;
+    }
+    let file = "tests/replay.rs";
+    let wanted = [
+        format!("1 launches, launched one by one it was interrupted; ended by fill at {file}"),
+        format!("2 launches, replayed, 0 nodes set; ended by host_fn at {file}"),
+        "1 launches, replayed, 0 nodes set".to_owned(),
+    ];
+    assert_eq!(lines(&region), wanted);
+    let other = device.stream()?;
+    let op = stream.replay(&mut region, |q| {
+        scale.launch(q, 2.0, &mut x)?;
+        other.wait(stream).queued()?;
+        scale.launch(q, 2.0, &mut x)
+    });
+    op.await?;
+    assert_eq!(region.last_run()[0].outcome, gpu_await::ListOutcome::Interrupted);
+    assert_eq!(region.last_run().len(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn last_run_says_what_differs() -> Result<()> {
+    let machine = Machine::new(testing::device());
+    let Machine { stream, scale, fill, .. } = &machine;
+    let [mut x, mut y] = [1.0f32, 1.0].map(|value| stream.full(LEN, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    fill.launch(stream, 1.0, &mut x).await?;
+    let mut region = Region::new();
+    let mut run = |barrier: bool, more: usize, other: bool| {
+        let op = stream.replay(&mut region, |q| {
+            scale.launch(q, 1.0, &mut x)?;
+            if barrier {
+                q.barrier();
+            }
+            if other {
+                return fill.launch(q, 1.0, &mut y);
+            }
+            scale.launch(q, 1.0, &mut y)?;
+            (0..more).try_for_each(|_| scale.launch(q, 1.0, &mut y))
+        });
+        op.synchronize().unwrap();
+        lines(&region).remove(0)
+    };
+    let plainly = "launches, launched one by one";
+    run(false, 0, false);
+    let at = "scale at tests/replay.rs";
+    let wanted = format!("2 {plainly} {at} waits for other launches than before");
+    assert_eq!(run(true, 0, false), wanted);
+    assert_eq!(run(true, 1, false), format!("3 {plainly} {at} is one launch more than before"));
+    assert_eq!(run(true, 0, false), format!("2 {plainly} it is shorter than before"));
+    let wanted = format!("2 {plainly} fill at tests/replay.rs is another launch than before");
+    assert_eq!(run(true, 0, true), wanted);
+    Ok(())
+}
+
+/// Libraries' and all.
+#[cfg(all(feature = "blas", feature = "fft"))]
+#[tokio::test]
+async fn places_are_the_callers() -> Result<()> {
+    use gpu_await::{Blas, Complex, Fft};
+    let machine = Machine::new(testing::device());
+    let Machine { device, stream, scale, .. } = &machine;
+    let [mut x, mut z] = [1.0f32, 1.0].map(|value| stream.full(4, value).queued().unwrap());
+    scale.launch(stream, 1.0, &mut x).await?;
+    let plan = Fft::load(device).await?.complex::<f32>(&[4]).plan().await?;
+    let gemm = Blas::load(device).await?.gemm::<f32>(2, 2, 2).plan().await?;
+    let mut s = stream.zeros::<Complex<f32>>(4).queued()?;
+    let mut t = stream.zeros::<Complex<f32>>(4).queued()?;
+    let event = device.event();
+    let mut region = Region::new();
+    let op = stream.replay(&mut region, |q| {
+        scale.launch(q, 1.0, &mut x)?;
+        plan.forward_in_place(q, &mut s)?;
+        scale.launch(q, 1.0, &mut x)?;
+        plan.forward(q, &s, &mut t)?;
+        scale.launch(q, 1.0, &mut x)?;
+        gemm.launch(q, 1.0, &x, &x, 0.0, &mut z)?;
+        scale.launch(q, 1.0, &mut x)?;
+        let _vec = q.download_vec(&x)?;
+        scale.launch(q, 1.0, &mut x)?;
+        event.record_in(q)?;
+        scale.launch(q, 1.0, &mut x)?;
+        let uses = gpu_await::Uses::new("theirs").updates(&mut x);
+        // SAFETY: it does nothing.
+        unsafe { q.enqueue(uses, |_, _| Ok::<(), gpu_await::Error>(())) }?;
+        scale.launch(q, 1.0, &mut x)
+    });
+    op.await?;
+    let sites: Vec<_> =
+        region.last_run().iter().filter_map(|list| list.ended_by.as_ref()).collect();
+    assert_eq!(sites.len(), 6);
+    for site in sites {
+        assert!(site.at().file().ends_with("tests/replay.rs"), "{site}");
+    }
+    Ok(())
 }

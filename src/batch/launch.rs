@@ -192,7 +192,7 @@ impl<'s> Queue<'s> {
     ) -> Result<(u64, R), SubmitError> {
         match writer {
             Writer::Replay(run) if run.is_open() && footprint.can_be_in_front() => {
-                return run.write_in_front(footprint, commands, calls);
+                return run.write_in_front(footprint, self.at.get(), (commands, calls));
             }
             Writer::Replay(run) => run.submit(|| Some(site(footprint, self.at.get()))),
             Writer::Graph(_) if footprint.only_makes_a_buffer() => {}

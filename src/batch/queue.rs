@@ -247,7 +247,9 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
+    #[track_caller]
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Result<DeviceBuffer<T>> {
+        self.here();
         Ok(self.upload_pinned(&copied(source, &Pool(&self.home.pinned))?)?)
     }
 
@@ -333,6 +335,7 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     /// As [`download`](Self::download).
+    #[track_caller]
     pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<Vec<T>>> {
         let Lent(Settled { value: pinned, points }) = self.download(source)?;
         let value = HostValue::Later(Box::new(move || Ok(pinned.take()?.to_vec())));

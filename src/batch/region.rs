@@ -40,7 +40,12 @@ use crate::submit::{
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
-/// It keeps the kernels of what it compiled, and no buffers. Used on several streams, it remembers each of them.
+/// It keeps the kernels of what it compiled, and no buffers. Used on several streams, it remembers each of them, and keeps none open:
+/// what was compiled for a stream goes with that.
+///
+/// A region is for one closure: it compares the lists of a run with those of the run before, by their numbers. Closures of other shapes
+/// that take turns in one region are launched one by one each time ([`ListOutcome::Differs`]); each of them is compiled and replayed in a
+/// region of its own.
 ///
 /// # Examples
 /// See [`Stream::replay`](crate::Stream::replay).
@@ -87,7 +92,7 @@ impl Region {
         Region::default()
     }
 
-    /// What became of its lists so far.
+    /// What became of its lists so far, those of runs that panicked included.
     #[must_use]
     pub fn report(&self) -> Report {
         self.report
@@ -122,13 +127,38 @@ impl Region {
         self.lists.pop().unwrap_or_default()
     }
 
-    /// Takes a list that was submitted for the next runs; returns what was refused of it.
-    pub(super) fn take_back(&mut self, mut list: Box<List>, interrupted: bool) -> Option<Error> {
-        if interrupted {
-            self.report.interrupted += 1;
-            let (launches, outcome) = (list.nodes().len(), ListOutcome::Interrupted);
-            self.last.push(ListReport { launches, outcome, ended_by: None });
+    /// Reports a list that somebody else put on the stream.
+    pub(super) fn enter_interrupted(&mut self, list: &List) {
+        let outcome = self.count(list, Err(ListOutcome::Interrupted));
+        let ended_by = list.interrupted_by().map(|by| match &by.name {
+            Ok(kernel) => OpSite::kernel(kernel, by.at),
+            Err(verb) => OpSite::verb(verb, by.at),
+        });
+        self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by });
+    }
+
+    /// Counts a list that was submitted.
+    fn count(&mut self, list: &List, launched: Launched) -> ListOutcome {
+        let report = &mut self.report;
+        if list.is_refused() {
+            report.failed += 1;
+            return ListOutcome::Failed;
         }
+        match &launched {
+            Ok(ListOutcome::Replayed { nodes_set }) => {
+                report.replayed += 1;
+                report.nodes_set += *nodes_set as u64;
+            }
+            // It was counted.
+            Ok(_) => {}
+            Err(ListOutcome::Interrupted) => report.interrupted += 1,
+            Err(_) => report.plain += 1,
+        }
+        launched.unwrap_or_else(|outcome| outcome)
+    }
+
+    /// Takes a list that was submitted for the next runs; returns what was refused of it.
+    pub(super) fn take_back(&mut self, mut list: Box<List>) -> Option<Error> {
         let refused = list.take_refused();
         list.clear();
         self.lists.push(list);
@@ -138,7 +168,7 @@ impl Region {
     /// Launches the list, which is number `number` of its run, as the turn's next ticket; returns how many commands that were.
     pub(super) fn launch(
         &mut self,
-        turn: &mut Turn<'_, '_>,
+        (turn, handle): (&mut Turn<'_, '_>, &StreamHandle),
         list: &mut List,
         number: usize,
     ) -> u32 {
@@ -167,7 +197,7 @@ impl Region {
                 Some(graph) => slot.set(&Raw::of(turn), graph, list, report),
                 None => {
                     slot.remember(list);
-                    new = GraphCell::reserve(turn.stream.engine(), false);
+                    new = GraphCell::reserve(handle, false);
                     slot.graph.clone_from(&new);
                     graph = new.as_ref().and_then(|cell| cell.lock());
                     let place = graph.as_deref_mut();
@@ -180,12 +210,9 @@ impl Region {
         let graph = graph.as_mut().and_then(|graph| graph.as_mut()).filter(|_| outcome.is_ok());
         let commands = match graph {
             Some(graph) => graph.launch(list, turn),
-            None => {
-                report.plain += 1;
-                list.put(turn)
-            }
+            None => list.put(turn),
         };
-        let outcome = outcome.unwrap_or_else(|outcome| outcome);
+        let outcome = self.count(list, outcome);
         self.last.push(ListReport { launches: list.nodes().len(), outcome, ended_by: None });
         commands
     }
@@ -237,13 +264,11 @@ impl ListSlot {
             Some(first) => raw.set(graph, std::iter::once(first).chain(changes)),
             None => Ok(()),
         };
-        report.nodes_set += nodes_set as u64;
         if set.is_err() {
             report.refused += 1;
             self.remember(list);
             return Err(ListOutcome::Refused);
         }
-        report.replayed += 1;
         Ok(ListOutcome::Replayed { nodes_set })
     }
 
@@ -268,7 +293,14 @@ impl ListSlot {
         });
         let first = other.into_iter().chain(edge).min().unwrap_or(self.nodes.len());
         Some(match nodes.get(first) {
-            Some(node) => ListOutcome::Differs(OpSite::kernel(list.kernel_name(node), node.at)),
+            Some(node) => {
+                let site = OpSite::kernel(list.kernel_name(node), node.at);
+                match other {
+                    _ if first >= self.nodes.len() => ListOutcome::Longer(site),
+                    Some(other) if other == first => ListOutcome::Differs(site),
+                    _ => ListOutcome::Reordered(site),
+                }
+            }
             None => ListOutcome::Shorter,
         })
     }
@@ -318,8 +350,31 @@ pub(crate) struct Run<'s> {
     refused: RefCell<Option<Error>>,
 }
 
+/// A run, whose region has what it taught it when this is dropped: also by a panic, in front of which what was written is submitted.
+pub(crate) struct RunOf<'r, 's> {
+    run: Run<'s>,
+    region: &'r mut Region,
+}
+
+impl<'r, 's> RunOf<'r, 's> {
+    pub(crate) fn new(stream: &'s Arc<StreamHandle>, region: &'r mut Region) -> Self {
+        RunOf { run: Run::new(stream, std::mem::take(region)), region }
+    }
+
+    pub(crate) fn run(&self) -> &Run<'s> {
+        &self.run
+    }
+}
+
+impl Drop for RunOf<'_, '_> {
+    fn drop(&mut self) {
+        self.run.end();
+        *self.region = self.run.region.take();
+    }
+}
+
 impl<'s> Run<'s> {
-    pub(crate) fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
+    fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
         let (number, is_open, barrier) = (Cell::new(0), Cell::new(false), Cell::new(false));
@@ -348,11 +403,12 @@ impl<'s> Run<'s> {
     pub(super) fn write_in_front<R>(
         &self,
         footprint: &mut Footprint<'_>,
-        commands: u32,
-        calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+        at: &'static Location<'static>,
+        (commands, calls): (u32, impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>),
     ) -> Result<(u64, R), SubmitError> {
         let fresh = || self.region.borrow_mut().fresh();
-        submit_in_front(self.stream, footprint, self.owner(), fresh, (commands, calls))
+        let owner = (self.owner(), at);
+        submit_in_front(self.stream, footprint, owner, fresh, (commands, calls))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -370,48 +426,43 @@ impl<'s> Run<'s> {
             return;
         }
         let mut region = self.region.borrow_mut();
-        let number = self.number.replace(self.number.get() + 1);
-        let mut done: SmallVec<[(Box<dyn Listed>, bool); 2]> = SmallVec::new();
-        self.stream.with(|turn| {
+        let reported = region.last.len();
+        let mut done: SmallVec<[Box<dyn Listed>; 2]> = SmallVec::new();
+        let is_launched = self.stream.with(|turn| {
             while let Some(list) = turn.fetch_list(self.owner()) {
-                done.push((list, true));
+                if let Some(list) = (&*list as &dyn Any).downcast_ref::<List>() {
+                    region.enter_interrupted(list);
+                }
+                done.push(list);
             }
-            let Some(mut list) = turn.take_list(self.owner()) else { return };
+            let Some(mut list) = turn.take_list(self.owner()) else { return false };
+            let number = self.number.replace(self.number.get() + 1);
             let ticket = turn.stream.submitted() + 1;
             let commands = match (&mut *list as &mut dyn Any).downcast_mut::<List>() {
-                Some(list) => region.launch(turn, list, number),
+                Some(list) => region.launch((turn, self.stream), list, number),
                 None => 0,
             };
             turn.publish(ticket, commands, true);
-            done.push((list, false));
+            done.push(list);
+            true
         });
-        for (list, interrupted) in done {
+        for list in done {
             let list: Box<dyn Any> = list;
             let Ok(list) = list.downcast::<List>() else { continue };
-            if let Some(error) = region.take_back(list, interrupted) {
+            if let Some(error) = region.take_back(list) {
                 self.refused.borrow_mut().get_or_insert(error);
             }
         }
-        if let Some(last) = region.last.last_mut() {
+        if is_launched && let Some(last) = region.last.last_mut() {
             last.ended_by = ended_by();
-            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list = number, report = %last);
         }
-    }
-
-    /// The region, with what this run taught it.
-    pub(crate) fn take_region(&self) -> Region {
-        self.region.take()
+        for (list, report) in region.last.iter().enumerate().skip(reported) {
+            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
+        }
     }
 
     /// Why some of what was written down was not launched.
     pub(crate) fn take_refused(&self) -> Option<Error> {
         self.refused.borrow_mut().take()
-    }
-}
-
-/// Submits what precedes a panic.
-impl Drop for Run<'_> {
-    fn drop(&mut self) {
-        self.end();
     }
 }

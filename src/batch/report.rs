@@ -18,14 +18,16 @@ pub struct Report {
     pub replayed: u64,
     /// Nodes of those whose arguments were set.
     pub nodes_set: u64,
-    /// Compiled: of a region, because their shape came twice.
+    /// Compiled, and launched for the first time: of a region, because their shape came twice.
     pub compiled: u64,
     /// Launched one by one: of a shape that did not come before, or with no [place](crate::DeviceBuilder::graph_limit) for its graph.
     pub plain: u64,
     /// Launched one by one, in the middle: something else used the stream, or waited for their work.
     pub interrupted: u64,
-    /// Compilations and changes that the driver refused.
+    /// Compilations and changes that the driver refused: of what was launched one by one instead, if it can be.
     pub refused: u64,
+    /// Not launched, or in part, as the driver refused that or the device is lost or closed. They are in no other figure, but for `compiled`.
+    pub failed: u64,
 }
 
 /// What became of one list of a region's last run.
@@ -36,7 +38,8 @@ pub struct ListReport {
     pub launches: usize,
     /// What became of it.
     pub outcome: ListOutcome,
-    /// The operation that ended it, as no graph takes it; `None` at the end of the closure.
+    /// The operation that ended it: no graph takes it, or it used the stream beside the queue, in the middle. `None` at the end of the
+    /// closure, and where something waited for the list's work.
     pub ended_by: Option<OpSite>,
 }
 
@@ -53,15 +56,21 @@ pub enum ListOutcome {
     Compiled,
     /// Launched one by one: no list of its number came before.
     First,
-    /// Launched one by one, as it was not the list of its number of the last run: this launch is of another kernel, or waits for other
-    /// launches, or is one more.
+    /// Launched one by one, as it was not the list of its number of the last run: this launch is of another kernel.
     Differs(OpSite),
+    /// Launched one by one: this launch is of the same kernel as in the last run, and waits for other launches, as it uses other memory or
+    /// there is a [barrier](crate::Queue::barrier) more or less.
+    Reordered(OpSite),
+    /// Launched one by one: this launch is one more than in the last run.
+    Longer(OpSite),
     /// Launched one by one: it has fewer launches than in the last run, which begin as those did.
     Shorter,
-    /// Launched one by one, in the middle: something else used the stream, or waited for its work.
+    /// Launched one by one, in the middle: something else used the stream ([`ended_by`](ListReport::ended_by)), or waited for its work.
     Interrupted,
     /// Launched one by one: the driver refused to compile it or to set its nodes.
     Refused,
+    /// Not launched, or in part: the driver refused that, or the device is lost or closed.
+    Failed,
     /// Launched one by one: the device has as many graphs as it [may](crate::DeviceBuilder::graph_limit), and those are in use.
     NoPlace,
 }
@@ -125,8 +134,15 @@ impl fmt::Display for ListOutcome {
             ListOutcome::Differs(site) => {
                 write!(f, "launched one by one: {site} is another launch than before")
             }
+            ListOutcome::Reordered(site) => {
+                write!(f, "launched one by one: {site} waits for other launches than before")
+            }
+            ListOutcome::Longer(site) => {
+                write!(f, "launched one by one: {site} is one launch more than before")
+            }
             ListOutcome::Shorter => f.write_str("launched one by one: it is shorter than before"),
             ListOutcome::Interrupted => f.write_str("launched one by one: it was interrupted"),
+            ListOutcome::Failed => f.write_str("failed to launch"),
             ListOutcome::NoPlace => {
                 f.write_str("launched one by one: there are as many graphs as may be, all in use")
             }
@@ -142,6 +158,9 @@ impl fmt::Display for ListReport {
         write!(f, "{} launches, {}", self.launches, self.outcome)?;
         match &self.ended_by {
             Some(site) => write!(f, "; ended by {site}"),
+            None if self.outcome == ListOutcome::Interrupted => {
+                f.write_str(": something waited for its work")
+            }
             None => Ok(()),
         }
     }
@@ -155,6 +174,7 @@ impl Report {
         self.plain += other.plain;
         self.interrupted += other.interrupted;
         self.refused += other.refused;
+        self.failed += other.failed;
     }
 }
 

@@ -93,10 +93,15 @@ impl DeviceBuilder {
     /// unless said otherwise. Each takes memory of the device, beside [`memory_limit_bytes`](Self::memory_limit_bytes): 0.1 MiB for a
     /// graph of one launch on an H200, 0.3 for one of a hundred.
     ///
-    /// One more takes the place of one that was not launched for a second ([`Stats::graphs_evicted`](crate::Stats::graphs_evicted)), which
-    /// is compiled again when it comes again. Where all are in use, it is launched one operation after the other; a graph with
-    /// [captured work](crate::Uses::can_be_captured) or [events](crate::Event::record_in) in it, which cannot be, takes a place in any
-    /// case.
+    /// One more takes the place of the one whose last launch is the longest ago, if that is a second or more
+    /// ([`Stats::graphs_evicted`](crate::Stats::graphs_evicted)); that one is compiled again when it comes again. Where all are in
+    /// use, it is launched one operation after the other ([`Report::plain`](crate::Report::plain),
+    /// [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)). A graph of a stream that is gone gives its place back.
+    ///
+    /// A graph with [events](crate::Event::record_in), or on a GPU [captured work](crate::Uses::can_be_captured), cannot be launched like
+    /// that: it takes the place of the one whose last launch is the longest ago, also if that is in use, and has one beyond the limit if
+    /// none can go at that moment. More of them in turns than there are places are compiled at each launch. On a host device captured
+    /// work is called like a launch, and needs no place.
     pub fn graph_limit(mut self, graphs: usize) -> Self {
         self.graph_limit = Some(graphs);
         self

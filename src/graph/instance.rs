@@ -5,20 +5,24 @@
 //! | fresh | | the closure runs; compiled and launched |
 //! | drawn, not compiled: the driver refused | launched one by one; with captured work in it compiled again | the closure runs; compiled again if the shape is another one |
 //! | its graph went for another one, or found no place | compiled, or launched one by one | the closure runs; the same |
+//! | its stream is gone | | |
 //! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape is another one |
 //!
 //! # Invariants
 //! 1. What is launched is what the closure wrote for these arguments, whatever was set or refused before
 //!    (`arguments_are_never_stale`, `a_refused_launch_leaves_what_was_set`).
 //! 2. It keeps the memory that the graph owns, and none that was passed (`what_was_passed_is_not_kept`).
+//! 3. It keeps no stream open, and is empty when its stream is gone (`streams_go_without_another_launch`).
 #![forbid(unsafe_code)]
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::slots::Passed;
 use crate::backend::{ArgBlock, DriverResult};
+use crate::batch::draft::Drawn;
 use crate::batch::queue::Queue;
 use crate::batch::report;
 use crate::batch::report::{Pictured, Report};
@@ -27,7 +31,7 @@ use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::hazard::Mode;
 use crate::memory::view::Span;
-use crate::runtime::stream_state::StreamHandle;
+use crate::runtime::stream_state::OfStream;
 use crate::submit::{
     CompiledGraph, Footprint, GraphCell, Kept, List, Node, Raw, Refusal, Summary, Touched,
 };
@@ -39,6 +43,8 @@ pub(super) struct Instance {
     list: List,
     /// What the list touches, as one operation.
     uses: Vec<Use>,
+    /// The memory in that which was not passed.
+    kept: Vec<KeptByGraph>,
     /// What a launch records.
     events: Vec<Event>,
     compiled: Option<Arc<GraphCell>>,
@@ -56,11 +62,20 @@ struct Use {
     tracked: bool,
 }
 
+#[derive(Clone, Copy, PartialEq)]
 enum Whose {
     /// Of the array that is passed, by its number.
     Passed(usize),
-    /// Of the graph.
-    Kept(Arc<KeptByGraph>),
+    /// Of the graph, by its number as well.
+    Kept(usize),
+}
+
+impl OfStream for Mutex<Instance> {
+    fn stream_is_gone(&self) {
+        // Dropped when it is unlocked.
+        let gone = std::mem::take(&mut *self.lock());
+        drop(gone);
+    }
 }
 
 impl Instance {
@@ -72,23 +87,17 @@ impl Instance {
     /// are the same, so that few nodes differ. Of the list only the shape is of use then.
     pub(super) fn give_up_memory(&mut self) {
         self.drawn_for = None;
-        while self.uses.pop().is_some() {}
-    }
-
-    /// How many handles of a stream its memory has.
-    pub(super) fn handles_of(&self, stream: *const StreamHandle) -> usize {
-        let kept = self.uses.iter().filter_map(|used| match &used.whose {
-            Whose::Kept(kept) => Some(kept.memory()),
-            Whose::Passed(_) => None,
-        });
-        let on_it = kept.filter(|memory| memory.keeps_open(stream)).map(Arc::as_ptr);
-        on_it.collect::<HashSet<_>>().len()
+        self.uses.clear();
+        while self.kept.pop().is_some() {}
     }
 
     /// Takes over what the closure wrote for these arguments.
-    pub(super) fn redraw(&mut self, mut list: List, events: Vec<Event>, passed: &Passed<'_>) {
+    pub(super) fn redraw(&mut self, (mut list, drawn, events): Drawn, passed: &Passed<'_>) {
         self.events = events;
-        self.uses = summarized(list.take_touched(), passed);
+        (self.uses, self.kept) = summarized(list.take_touched(), passed);
+        // Others kept it until here.
+        drop(drawn);
+        self.kept.iter_mut().for_each(KeptByGraph::leave_stream);
         if list.has_shape_of(&self.list) {
             let differ =
                 |(at, (new, old)): (usize, (&Node, &Node))| (!new.launches_as(old)).then_some(at);
@@ -120,7 +129,7 @@ impl Instance {
         state: &Kept,
         report: &mut Report,
     ) -> Result<()> {
-        let Instance { list, uses, events, compiled, to_set, is_refused, .. } = self;
+        let Instance { list, uses, kept, events, compiled, to_set, is_refused, .. } = self;
         if list.nodes().is_empty() {
             return events.iter().try_for_each(|event| event.record_in(queue));
         }
@@ -131,7 +140,7 @@ impl Instance {
                     let (array, _) = &passed.arrays[*number];
                     (array.memory, array.range.start)
                 }
-                Whose::Kept(kept) => (kept.memory(), 0),
+                Whose::Kept(number) => (kept[*number].memory(), 0),
             };
             let range = start + range.start..start + range.end;
             footprint.touches(&Span { memory, range, tracked: *tracked }, *mode);
@@ -141,7 +150,7 @@ impl Instance {
         let mut graph = known.as_ref().and_then(|cell| cell.lock());
         if graph.is_none() && !*is_refused {
             footprint.may_block();
-            new = GraphCell::reserve(queue.stream().engine(), list.needs_graph());
+            new = GraphCell::reserve(queue.handle(), list.needs_graph());
             compiled.clone_from(&new);
             graph = new.as_ref().and_then(|cell| cell.lock());
         }
@@ -168,6 +177,10 @@ impl Instance {
         }
         if *is_refused {
             *compiled = None;
+        }
+        if submitted.is_err() {
+            let Report { compiled, refused, .. } = *report;
+            *report = Report { compiled, refused, failed: 1, ..Report::default() };
         }
         let (ticket, ()) = submitted?;
         for event in events {
@@ -201,6 +214,7 @@ fn prepare<'p>(
         report.refused += 1;
         *place = None;
         if !list.needs_graph() {
+            report.plain += 1;
             return Ok(None);
         }
     }
@@ -215,13 +229,15 @@ fn prepare<'p>(
                 return Err(code);
             }
             *is_refused = true;
+            report.plain += 1;
             Ok(None)
         }
     }
 }
 
-/// What is touched, as one operation: parts of what was passed, and of what the graph keeps.
-fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> Vec<Use> {
+/// What is touched, as one operation: parts of what was passed, and of what the graph keeps, which comes with it.
+fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> (Vec<Use>, Vec<KeptByGraph>) {
+    let mut kept: Vec<KeptByGraph> = Vec::new();
     // In the order in which they come first.
     let mut pieces: Vec<(Whose, bool, Summary)> = Vec::new();
     for Touched { memory, range, mode, tracked } in touched {
@@ -235,9 +251,16 @@ fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> Vec<Use> {
         };
         let (whose, start) = match passed.arrays.iter().position(is_in) {
             Some(number) => (Whose::Passed(number), passed.arrays[number].0.range.start),
-            None => (Whose::Kept(Arc::new(KeptByGraph::new(&memory))), 0),
+            None => {
+                let is_it = |known: &KeptByGraph| Arc::ptr_eq(known.memory(), &memory);
+                let number = kept.iter().position(is_it).unwrap_or_else(|| {
+                    kept.push(KeptByGraph::new(&memory));
+                    kept.len() - 1
+                });
+                (Whose::Kept(number), 0)
+            }
         };
-        let is_known = |piece: &(Whose, bool, Summary)| piece.0.is(&whose) && piece.1 == tracked;
+        let is_known = |piece: &(Whose, bool, Summary)| piece.0 == whose && piece.1 == tracked;
         let at = pieces.iter().position(is_known).unwrap_or_else(|| {
             pieces.push((whose, tracked, Summary::default()));
             pieces.len() - 1
@@ -246,24 +269,7 @@ fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> Vec<Use> {
     }
     let uses = pieces.into_iter().flat_map(|(whose, tracked, summary)| {
         let each = summary.uses().into_iter();
-        each.map(move |(range, mode)| Use { whose: whose.share(), range, mode, tracked })
+        each.map(move |(range, mode)| Use { whose, range, mode, tracked })
     });
-    uses.collect()
-}
-
-impl Whose {
-    fn is(&self, other: &Whose) -> bool {
-        match (self, other) {
-            (Whose::Passed(a), Whose::Passed(b)) => a == b,
-            (Whose::Kept(a), Whose::Kept(b)) => Arc::ptr_eq(a.memory(), b.memory()),
-            _ => false,
-        }
-    }
-
-    fn share(&self) -> Whose {
-        match self {
-            Whose::Passed(number) => Whose::Passed(*number),
-            Whose::Kept(kept) => Whose::Kept(kept.clone()),
-        }
-    }
+    (uses.collect(), kept)
 }

@@ -154,6 +154,22 @@ impl Queue<'_> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         self.here();
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.enqueue_here(uses, call) }
+    }
+
+    /// [`enqueue`](Self::enqueue), written where the last [`here`](Self::here) was called.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn enqueue_here<P, R, E>(
+        &self,
+        uses: Uses<'_, P>,
+        call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
+    ) -> Result<R>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
         if uses.is_for_graphs() && self.is_drawing() {
             return self.enqueue_captured(uses, call);
         }
@@ -188,13 +204,14 @@ impl Queue<'_> {
 
 #[cfg(any(feature = "blas", feature = "fft"))]
 impl Queue<'_> {
-    /// [`enqueue`](Self::enqueue) for a library whose binding is a part of this crate, and keeps the promise.
+    /// [`enqueue`](Self::enqueue) for a library whose binding is a part of this crate, keeps the promise, and
+    /// [remembered the place](Self::here), which is the caller's of the binding.
     pub(crate) fn enqueue_library<P>(
         &self,
         uses: Uses<'_, P>,
         call: impl FnOnce(&RawQueue<'_>, P) -> Result<()>,
     ) -> Result<()> {
         // SAFETY: the binding declares what the library touches, and puts its work on that stream alone.
-        unsafe { self.enqueue(uses, call) }
+        unsafe { self.enqueue_here(uses, call) }
     }
 }

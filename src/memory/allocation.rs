@@ -5,6 +5,7 @@
 //! | its home stream only (other uses complete) | in place: for the next allocation there, or a free behind everything on the home stream |
 //! | nobody knows whom: it was frozen | retired behind all that is on any stream of the device |
 //! | other streams as well | retired with their tickets; freed when all are complete, by the poller |
+//! | launches of a graph alone, whose stream is gone | retired with their tickets |
 //! | nobody any more, device lost or process exiting | not at all: the memory went with the device |
 //!
 //! Memory of somebody else's is not freed: what keeps it is retired with the tickets of all users, and dropped.
@@ -12,8 +13,8 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use sync_wrapper::SyncWrapper;
@@ -66,9 +67,17 @@ pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 /// Whose memory an allocation is.
 enum Backing {
     /// Of the device's pool: a block of so many bytes, made on a stream.
-    Pool { home: Arc<StreamHandle>, block: u64 },
+    Pool { home: MadeOn, block: u64 },
     /// Somebody else's. The owner is there until the drop.
     Foreign { engine: Arc<Engine>, owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
+}
+
+/// The stream that memory was made on.
+enum MadeOn {
+    /// It is kept open, so that the memory is freed there.
+    Open(Arc<StreamHandle>),
+    /// It may go: a graph has the memory, and nobody else.
+    Left { engine: Arc<Engine>, stream: Weak<StreamHandle> },
 }
 
 /// Device memory and its hazards.
@@ -98,6 +107,17 @@ impl KeptByGraph {
     pub(crate) fn memory(&self) -> &Arc<Allocation> {
         &self.0
     }
+
+    /// Keeps the stream open no longer that the memory was made on, if nobody else has the memory.
+    pub(crate) fn leave_stream(&mut self) {
+        let Some(memory) = Arc::get_mut(&mut self.0) else { return };
+        if let Backing::Pool { home, .. } = &mut memory.backing
+            && let MadeOn::Open(stream) = home
+        {
+            let (engine, stream) = (stream.engine().clone(), Arc::downgrade(stream));
+            *home = MadeOn::Left { engine, stream };
+        }
+    }
 }
 
 impl Drop for KeptByGraph {
@@ -118,13 +138,8 @@ impl Allocation {
     ) -> Self {
         let content = if written { Content::Valid } else { Content::Unwritten };
         let writer = (bytes > 0).then(|| home.point(ticket));
-        let backing = Backing::Pool { home: home.clone(), block };
+        let backing = Backing::Pool { home: MadeOn::Open(home.clone()), block };
         Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, content))
-    }
-
-    /// Whether it keeps that stream open, on which it will be freed.
-    pub(crate) fn keeps_open(&self, stream: *const StreamHandle) -> bool {
-        matches!(&self.backing, Backing::Pool { home, .. } if std::ptr::eq(Arc::as_ptr(home), stream))
     }
 
     /// Memory of somebody else's that the backend adopted, behind `writer`.
@@ -156,10 +171,11 @@ impl Allocation {
     /// Gives the memory up to the caller, with its owner if it is somebody else's: nobody frees it here. The caller
     /// orders that behind every use.
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
-        let released = Backing::Foreign { engine: self.engine().clone(), owner: None };
+        let engine = self.engine().clone();
+        let released = Backing::Foreign { engine: engine.clone(), owner: None };
         match std::mem::replace(&mut self.backing, released) {
-            Backing::Pool { home, block } => {
-                home.engine().account.lock().abandon(block);
+            Backing::Pool { block, .. } => {
+                engine.account.lock().abandon(block);
                 None
             }
             Backing::Foreign { owner, .. } => owner.map(SyncWrapper::into_inner),
@@ -168,8 +184,9 @@ impl Allocation {
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         match &self.backing {
-            Backing::Pool { home, .. } => home.engine(),
-            Backing::Foreign { engine, .. } => engine,
+            Backing::Pool { home: MadeOn::Open(stream), .. } => stream.engine(),
+            Backing::Pool { home: MadeOn::Left { engine, .. }, .. }
+            | Backing::Foreign { engine, .. } => engine,
         }
     }
 
@@ -218,9 +235,19 @@ impl Drop for Allocation {
                 return engine.account.lock().abandon(*block);
             }
             Backing::Pool { home, block } => {
-                let mine = |used: &Point| used.stream.id() == home.id() || used.is_complete();
-                if !is_frozen && users.iter().all(mine) {
-                    return home.free_in_order(ptr, *block);
+                let found;
+                let home = match home {
+                    MadeOn::Open(stream) => Some(&*stream),
+                    MadeOn::Left { stream, .. } => {
+                        found = stream.upgrade();
+                        found.as_ref()
+                    }
+                };
+                if let Some(home) = home.filter(|_| !is_frozen) {
+                    let mine = |used: &Point| used.stream.id() == home.id() || used.is_complete();
+                    if users.iter().all(mine) {
+                        return home.free_in_order(ptr, *block);
+                    }
                 }
                 engine.account.lock().retire(*block);
                 Remnant::Memory { ptr, bytes: *block }

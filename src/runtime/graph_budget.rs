@@ -1,11 +1,11 @@
 //! [`GraphBudget`]: how many compiled graphs a device has at once, and which goes when another one needs its place.
 //!
-//! Who asks for a place while there is none has the graphs looked through, once in a [`PERIOD`]: those that were not launched since the
-//! last look are idle, and go, one for each that asks. While none is idle there is no place: what is in use stays, however many take
-//! turns, and no more graphs are compiled in vain than there are places in a period.
+//! Who asks for a place while there is none has the graphs looked through, if one of them may be idle by now: those that were not
+//! launched for a [`PERIOD`] are, and go, one for each that asks, in the order of their last launches. While none is idle there is no
+//! place: what is in use stays, however many take turns, and no more graphs are compiled in vain than there are places in a period.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,10 +17,13 @@ const LIMIT: usize = 1024;
 /// How long a graph that goes was not launched, at least.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// From one look to the next, at least: a thousand graphs take tens of microseconds.
+const APART: Duration = Duration::from_millis(10);
+
 /// A compiled graph, where its owner keeps it.
 pub(crate) trait Evictable: Send + Sync {
-    /// Set by each launch.
-    fn is_used(&self) -> &AtomicBool;
+    /// When it was launched last; a time of the engine's clock, in nanoseconds.
+    fn used_ns(&self) -> u64;
     /// Whether it still has the place that was taken for it.
     fn has_place(&self) -> bool;
     /// Gives it up, and its place, unless it is in use; whether it did.
@@ -38,9 +41,10 @@ pub(crate) struct GraphBudget {
 #[derive(Default)]
 struct Known {
     all: Vec<Weak<dyn Evictable>>,
-    /// Those that were not launched between the last two looks.
+    /// Those that the last look found to be idle, the longest last.
     idle: Vec<Weak<dyn Evictable>>,
-    looked_ns: Option<u64>,
+    /// None is idle before, but those.
+    look_ns: u64,
 }
 
 impl GraphBudget {
@@ -70,15 +74,17 @@ impl GraphBudget {
             let mut is_free = false;
             while let Some(idle) = known.idle.pop() {
                 let idle = idle.upgrade();
-                let is_idle = |graph: &Arc<dyn Evictable>| !graph.is_used().load(Ordering::Relaxed);
+                let is_idle = |graph: &Arc<dyn Evictable>| is_idle(&**graph, now_ns);
                 if idle.filter(is_idle).is_some_and(|graph| graph.give_up()) {
                     is_free = true;
                     break;
                 }
             }
             if !is_free && in_any_case {
-                let mut all = known.all.iter().filter_map(Weak::upgrade);
-                is_free = all.any(|graph| graph.give_up());
+                let all = known.all.iter().filter_map(Weak::upgrade);
+                let mut all: Vec<_> = all.map(|graph| (graph.used_ns(), graph)).collect();
+                all.sort_by_key(|(used_ns, _)| *used_ns);
+                is_free = all.iter().any(|(_, graph)| graph.give_up());
             }
             if is_free {
                 self.evicted.fetch_add(1, Ordering::Relaxed);
@@ -101,43 +107,53 @@ impl GraphBudget {
 }
 
 impl Known {
-    /// Finds out which are idle, if the last look was long ago.
+    /// Finds out which are idle, if any may be that was not.
     fn look(&mut self, now_ns: u64) {
-        let since =
-            self.looked_ns.map(|looked| Duration::from_nanos(now_ns.saturating_sub(looked)));
-        if since.is_some_and(|since| since < PERIOD) {
+        if now_ns < self.look_ns {
             return;
         }
-        self.looked_ns = Some(now_ns);
-        let Known { all, idle, .. } = self;
-        idle.clear();
+        let Known { all, idle: found, look_ns } = self;
+        let mut idle: Vec<(u64, Weak<dyn Evictable>)> = Vec::new();
+        let mut oldest_ns = now_ns;
         all.retain(|graph| {
             let Some(known) = graph.upgrade().filter(|known| known.has_place()) else {
                 return false;
             };
-            if !known.is_used().swap(false, Ordering::Relaxed) {
-                idle.push(graph.clone());
+            let used_ns = known.used_ns();
+            if is_idle(&*known, now_ns) {
+                idle.push((used_ns, graph.clone()));
+            } else {
+                oldest_ns = oldest_ns.min(used_ns);
             }
             true
         });
+        idle.sort_by_key(|(used_ns, _)| std::cmp::Reverse(*used_ns));
+        *found = idle.into_iter().map(|(_, graph)| graph).collect();
+        *look_ns = (oldest_ns + PERIOD.as_nanos() as u64).max(now_ns + APART.as_nanos() as u64);
     }
+}
+
+fn is_idle(graph: &dyn Evictable, now_ns: u64) -> bool {
+    now_ns.saturating_sub(graph.used_ns()) >= PERIOD.as_nanos() as u64
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
 
     struct Owned {
-        is_used: AtomicBool,
+        used_ns: AtomicU64,
         is_held: AtomicBool,
         has_place: AtomicBool,
     }
 
     impl Evictable for Owned {
-        fn is_used(&self) -> &AtomicBool {
-            &self.is_used
+        fn used_ns(&self) -> u64 {
+            self.used_ns.load(Ordering::Relaxed)
         }
 
         fn has_place(&self) -> bool {
@@ -151,7 +167,7 @@ mod tests {
 
     fn enter(budget: &GraphBudget, now_ns: u64, in_any_case: bool) -> Option<Arc<Owned>> {
         let graph = Arc::new(Owned {
-            is_used: AtomicBool::new(true),
+            used_ns: AtomicU64::new(now_ns),
             is_held: AtomicBool::new(false),
             has_place: AtomicBool::new(true),
         });
@@ -163,8 +179,8 @@ mod tests {
         entered
     }
 
-    fn use_all(graphs: &[Arc<Owned>]) {
-        graphs.iter().for_each(|graph| graph.is_used.store(true, Ordering::Relaxed));
+    fn use_all(graphs: &[Arc<Owned>], now_ns: u64) {
+        graphs.iter().for_each(|graph| graph.used_ns.store(now_ns, Ordering::Relaxed));
     }
 
     fn has_place(graph: &Owned) -> bool {
@@ -179,19 +195,32 @@ mod tests {
         // A hundred take turns with them in each period.
         for turn in 0..1000 {
             if turn % 100 == 0 {
-                use_all(&kept);
+                use_all(&kept, turn * SECOND / 100);
             }
             assert!(enter(&budget, turn * SECOND / 100, false).is_none());
         }
         // One of them is not launched any more: it goes when it was not for a period.
-        use_all(&kept);
+        use_all(&kept, 10 * SECOND);
         let gone = (1000..).find(|turn| {
-            use_all(&kept[1..]);
+            use_all(&kept[1..], turn * SECOND / 100);
             enter(&budget, turn * SECOND / 100, false).is_some()
         });
-        assert!(gone.is_some_and(|turn| (1100..=1200).contains(&turn)), "{gone:?}");
+        assert!(gone.is_some_and(|turn| (1100..=1101).contains(&turn)), "{gone:?}");
         assert!(!has_place(&kept[0]) && has_place(&kept[1]) && has_place(&kept[2]));
         assert_eq!((budget.graphs(), budget.evicted()), (3, 1));
+    }
+
+    /// Whoever asked first, and when.
+    #[test]
+    fn the_time_counts_from_the_last_launch() {
+        let budget = GraphBudget::new(Some(2));
+        let kept: Vec<_> =
+            [0, SECOND / 2].iter().filter_map(|now| enter(&budget, *now, false)).collect();
+        let third = enter(&budget, SECOND, false).expect("the first was not launched for a second");
+        assert!(!has_place(&kept[0]) && has_place(&kept[1]));
+        assert!(enter(&budget, SECOND * 5 / 4, false).is_none());
+        assert!(enter(&budget, SECOND * 3 / 2, false).is_some());
+        assert!(!has_place(&kept[1]) && has_place(&third));
     }
 
     /// Seen to be idle, and launched since.
@@ -204,10 +233,10 @@ mod tests {
         kept[1].is_held.store(true, Ordering::Relaxed);
         assert!(enter(&budget, SECOND, false).is_none(), "they cannot go");
         kept[0].is_held.store(false, Ordering::Relaxed);
-        assert!(enter(&budget, 2 * SECOND - 1, false).is_none(), "they were asked in this period");
-        use_all(&kept[..1]);
+        assert!(enter(&budget, SECOND + 1, false).is_none(), "they were asked just now");
+        use_all(&kept[..1], SECOND + 2);
         assert!(enter(&budget, 2 * SECOND, false).is_none());
-        assert!(enter(&budget, 3 * SECOND, false).is_some());
+        assert!(enter(&budget, 2 * SECOND + SECOND / 10, false).is_some());
         assert!(!has_place(&kept[0]) && has_place(&kept[1]));
     }
 

@@ -36,7 +36,7 @@ use std::task::Waker;
 use parking_lot::Mutex;
 
 use self::freed::Freed;
-pub(crate) use self::handle::StreamHandle;
+pub(crate) use self::handle::{OfStream, StreamHandle};
 use self::lent::LentMemory;
 pub(crate) use self::lent::{Callback, LentBlock, Payload};
 use self::markers::Markers;

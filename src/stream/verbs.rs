@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use crate::batch::queue::Queue;
-use crate::batch::region::{Region, Run};
+use crate::batch::region::{Region, RunOf};
 use crate::batch::settle::Settle;
 use crate::batch::source::Source;
 use crate::device::Device;
@@ -89,6 +89,9 @@ verbs! {
     /// a pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an
     /// [`Error`](crate::Error): a closure that ends with one ends with `Ok(q.upload_into(part, &mut x)?)`.
     ///
+    /// # Panics
+    /// If the closure does: what it put on the stream before goes on.
+    ///
     /// # Examples
     /// ```
     /// # futures::executor::block_on(async {
@@ -122,10 +125,17 @@ verbs! {
     /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters. Fresh memory (`empty`, `zeros`,
     /// `full`, `upload`) ends none: it is made in front of the list.
     ///
+    /// One region for each closure, and call site: two that take turns in one are never replayed ([`Region`]). Work of other libraries ends
+    /// a list also if it can be captured: a [`Graph`](crate::Graph) captures it.
+    ///
     /// Ready proves the same as that of a batch.
     ///
     /// # Errors
     /// As [`batch`](Stream::batch); a launch that the driver refused when it came to that, behind the closure.
+    ///
+    /// # Panics
+    /// If the closure does: what it wrote before is on the stream, as a list like any other, and the region keeps what it counted and
+    /// compiled.
     ///
     /// # Examples
     /// ```
@@ -154,13 +164,13 @@ verbs! {
         region: &mut Region,
         work: impl FnOnce(&Queue<'_>) -> Result<R>,
     ) -> Op<R::Output> {
-        let run = Run::new(self.handle(), std::mem::take(region));
+        let run_of = RunOf::new(self.handle(), region);
+        let run = run_of.run();
         let outcomes = Outcomes::default();
-        let mut queue = self.queue().listing(&run);
+        let mut queue = self.queue().listing(run);
         queue.note_in(&outcomes);
         let result = work(&queue);
         run.end();
-        *region = run.take_region();
         let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
         queue.finish_noted(result)
     }

@@ -160,14 +160,15 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
-    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count is what
-    /// [`throttle`](crate::Stream::throttle) goes by, and tells the crate when the stream's queue may be full.
+    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate when the stream's
+    /// queue may be full, so that it holds nobody up; [`throttle`](crate::Stream::throttle) counts the work as one operation all the same.
     pub fn commands(mut self, commands: u32) -> Self {
         self.work.commands = commands;
         self
     }
 
-    /// Allows the work to be a part of a [`Graph`](crate::Graph), by capturing it. The closure then does nothing but put
+    /// Allows the work to be a part of a [`Graph`](crate::Graph), by capturing it; such a graph has its
+    /// [place](crate::DeviceBuilder::graph_limit) on a GPU in any case. The closure then does nothing but put
     /// work on the stream that it is given, and that work may run any number of times with the same addresses and
     /// values, on any stream, while what it [keeps](Self::keeps) is there.
     ///

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | has the launches of its last list | a setter that changes a node |
 //! | uncertain: a setter failed | being dropped |
-//! | given up for another one: [`GraphCell`] | being dropped |
+//! | given up for another one, or as nobody has its stream any more: [`GraphCell`] | being dropped |
 //! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, the driver's part is left where it is |
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -19,7 +19,7 @@ use super::raw::{Raw, Refusal};
 use crate::backend::{DevicePtr, DriverResult, NodeLaunch, RawGraph};
 use crate::memory::reclaim::retired::{Remnant, UserList};
 use crate::runtime::graph_budget::Evictable;
-use crate::runtime::stream_state::Turn;
+use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::{Engine, Point};
 use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
@@ -38,22 +38,24 @@ pub(crate) struct CompiledGraph {
     last: Option<Point>,
 }
 
-/// Where a graph is, for who has it compiled: one that nobody launches goes when the device has too many.
+/// Where a graph is, for who has it compiled: one that nobody launches goes when the device has too many, or with its stream.
 pub(crate) struct GraphCell {
     engine: Arc<Engine>,
     graph: Mutex<Option<CompiledGraph>>,
-    is_used: AtomicBool,
+    /// When it was launched last.
+    used_ns: AtomicU64,
     /// Of the device's.
     has_place: AtomicBool,
 }
 
 impl GraphCell {
     /// An empty one, if the device has a place for its graph.
-    pub(crate) fn reserve(engine: &Arc<Engine>, in_any_case: bool) -> Option<Arc<Self>> {
+    pub(crate) fn reserve(stream: &StreamHandle, in_any_case: bool) -> Option<Arc<Self>> {
+        let engine = stream.engine();
         let cell = Arc::new(GraphCell {
             engine: engine.clone(),
             graph: Mutex::default(),
-            is_used: AtomicBool::new(true),
+            used_ns: AtomicU64::new(engine.now()),
             has_place: AtomicBool::new(false),
         });
         // Until it is known to have a place, nobody gives that up.
@@ -63,7 +65,12 @@ impl GraphCell {
         // ORDERING: Relaxed: the lock orders it.
         cell.has_place.store(entered, Ordering::Relaxed);
         drop(new);
-        entered.then_some(cell)
+        if !entered {
+            return None;
+        }
+        let weak: Weak<dyn OfStream> = Arc::<GraphCell>::downgrade(&cell);
+        stream.has(weak);
+        Some(cell)
     }
 
     /// Its graph, which stays while this is held. Nothing if it was given up, and the place with it.
@@ -73,7 +80,7 @@ impl GraphCell {
         if !self.has_place.load(Ordering::Relaxed) {
             return None;
         }
-        self.is_used.store(true, Ordering::Relaxed);
+        self.used_ns.store(self.engine.now(), Ordering::Relaxed);
         Some(graph)
     }
 
@@ -89,8 +96,9 @@ impl GraphCell {
 }
 
 impl Evictable for GraphCell {
-    fn is_used(&self) -> &AtomicBool {
-        &self.is_used
+    fn used_ns(&self) -> u64 {
+        // ORDERING: Relaxed: a hint.
+        self.used_ns.load(Ordering::Relaxed)
     }
 
     fn has_place(&self) -> bool {
@@ -102,6 +110,13 @@ impl Evictable for GraphCell {
         let Some(mut graph) = self.graph.try_lock() else { return false };
         *graph = None;
         self.leave()
+    }
+}
+
+impl OfStream for GraphCell {
+    fn stream_is_gone(&self) {
+        // In use it is given up already: nobody launches it any more.
+        self.give_up();
     }
 }
 

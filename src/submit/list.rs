@@ -64,6 +64,13 @@ pub(crate) struct Written {
     pub(crate) is_barrier: bool,
 }
 
+/// An operation that used the stream while a list was open.
+pub(crate) struct Interruption {
+    /// A kernel's, or what else it is called.
+    pub(crate) name: Result<Arc<str>, &'static str>,
+    pub(crate) at: &'static Location<'static>,
+}
+
 #[derive(Default)]
 pub(crate) struct List {
     nodes: Vec<Node>,
@@ -72,6 +79,7 @@ pub(crate) struct List {
     /// What keeps the code of the kernels.
     code: SmallVec<[Arc<dyn KernelCode>; 4]>,
     refused: Option<Error>,
+    interrupted_by: Option<Interruption>,
 }
 
 /// What a node touches.
@@ -131,6 +139,16 @@ impl List {
         nodes.try_for_each(|Node { function, shape, args, .. }| raw.launch(function, shape, args))
     }
 
+    /// What had it put on the stream in the middle, if that was an operation.
+    pub(crate) fn interrupted_by(&self) -> Option<&Interruption> {
+        self.interrupted_by.as_ref()
+    }
+
+    /// Whether some of it was not launched.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
     /// Why some of it was not launched.
     pub(crate) fn take_refused(&mut self) -> Option<Error> {
         self.refused.take()
@@ -144,7 +162,7 @@ impl List {
         // differ.
         while self.touched.pop().is_some() {}
         self.code.clear();
-        self.refused = None;
+        (self.refused, self.interrupted_by) = (None, None);
     }
 
     /// Writes a launch down, with what the footprint says of it.
@@ -229,7 +247,7 @@ pub(crate) fn submit_listed(
     (launch, written): (&KernelLaunch<'_>, Written),
 ) -> Result<u64, SubmitError> {
     let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
-        let ticket = open_list(turn, footprint, owner, fresh)?;
+        let ticket = open_list(turn, footprint, (owner, written.at), fresh)?;
         wait_in_front(turn, footprint)?;
         for access in &footprint.accesses {
             let enter = |hazards: &mut AllocationHazards| {
@@ -252,7 +270,7 @@ pub(crate) fn submit_listed(
 pub(crate) fn submit_in_front<R>(
     stream: &Arc<StreamState>,
     footprint: &mut Footprint<'_>,
-    owner: usize,
+    owner: (usize, &'static Location<'static>),
     fresh: impl FnOnce() -> Box<List>,
     (commands, calls): (u32, impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>),
 ) -> Result<(u64, R), SubmitError> {
@@ -272,14 +290,31 @@ pub(crate) fn submit_in_front<R>(
     })
 }
 
+/// Tells the open list, if there is one, which operation has it put on the stream.
+#[cold]
+pub(super) fn interrupt(
+    turn: &mut Turn<'_, '_>,
+    footprint: &Footprint<'_>,
+    at: &'static Location<'static>,
+) {
+    let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
+    if let Some(list) = list {
+        let name = footprint.name.of_kernel().cloned();
+        list.interrupted_by = Some(Interruption { name, at });
+    }
+}
+
 /// Sees to it that the owner's list is the open one. Another's may be refused as it is put on the stream for that: what it would have
 /// written is not there.
 fn open_list(
     turn: &mut Turn<'_, '_>,
     footprint: &Footprint<'_>,
-    owner: usize,
+    (owner, at): (usize, &'static Location<'static>),
     fresh: impl FnOnce() -> Box<List>,
 ) -> Result<u64, Refusal> {
+    if !turn.has_list_of(owner) {
+        interrupt(turn, footprint, at);
+    }
     let next = turn.stream.submitted() + 1;
     let ticket = turn.open_list(owner, || fresh());
     if ticket != next {

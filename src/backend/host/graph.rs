@@ -1,14 +1,14 @@
 //! Graphs of a host device: launches that are kept, and put on a stream together.
 //!
-//! They run one after the other, as far from the order of the program as their edges allow: an edge that is missing
+//! A launch is one command of its stream, as on a GPU. Its nodes run one after the other, as far from the order of the program as their edges allow: an edge that is missing
 //! shows.
 
 use parking_lot::Mutex;
 
-use super::run::{Command, Launch};
+use super::run::{Command, GraphStep, Launch};
 use super::{HostBackend, INVALID_HANDLE, NOT_SUPPORTED, permitted};
 use crate::backend::{
-    DriverResult, EventCalls, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawStream,
+    DriverResult, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawStream,
 };
 use crate::error::DriverCode;
 
@@ -73,11 +73,15 @@ impl GraphCalls for HostBackend {
         let graph = unsafe { host_graph(graph) };
         // Not under the lock: a full queue blocks.
         let nodes = graph.nodes.lock().clone();
-        graph.order.iter().try_for_each(|node| match &nodes[*node] {
-            HostNode::Launch(launch) => self.enqueue(stream, CALL, Command::Launch(launch.clone())),
-            // SAFETY: the nodes keep the event.
-            HostNode::Record(event) => unsafe { self.event_record(*event, stream) },
-        })
+        let steps = graph.order.iter().map(|node| match &nodes[*node] {
+            HostNode::Launch(launch) => Ok(GraphStep::Launch(launch.clone())),
+            HostNode::Record(event) => {
+                let (event, generation) = self.next_record(*event, CALL)?;
+                Ok(GraphStep::Record { event, generation })
+            }
+        });
+        let steps: DriverResult<Vec<GraphStep>> = steps.collect();
+        self.enqueue(stream, CALL, Command::Graph(steps?))
     }
 
     unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()> {

@@ -134,6 +134,19 @@ impl HostBackend {
         Ok(unsafe { Arc::from_raw(event) })
     }
 
+    /// An event, and the number of its next record.
+    pub(super) fn next_record(
+        &self,
+        event: RawEvent,
+        call: &'static str,
+    ) -> DriverResult<(Arc<HostEvent>, u64)> {
+        let event = self.event(event, call)?;
+        // ORDERING: SeqCst, see `stream_wait_event`.
+        let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        *event.recorder.lock() = Arc::downgrade(&self.shared);
+        Ok((event, generation))
+    }
+
     pub(super) fn enqueue(
         &self,
         handle: RawStream,
@@ -286,10 +299,7 @@ impl EventCalls for HostBackend {
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
-        let event = self.event(event, "event_record")?;
-        // ORDERING: SeqCst, see `stream_wait_event`.
-        let generation = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
-        *event.recorder.lock() = Arc::downgrade(&self.shared);
+        let (event, generation) = self.next_record(event, "event_record")?;
         self.enqueue(stream, "event_record", Command::Record { event, generation })
     }
 

@@ -21,18 +21,60 @@ use crate::thread::role::Role;
 pub(super) enum Command {
     Alloc(DevicePtr),
     Free(DevicePtr),
-    CopyIn { dst: DevicePtr, src: HostPtr, bytes: u64 },
-    CopyOut { dst: HostPtr, src: DevicePtr, bytes: u64 },
-    CopyPeer { dst: DevicePtr, src: DevicePtr, bytes: u64 },
-    Copy { dst: DevicePtr, src: DevicePtr, bytes: u64 },
+    CopyIn {
+        dst: DevicePtr,
+        src: HostPtr,
+        bytes: u64,
+    },
+    CopyOut {
+        dst: HostPtr,
+        src: DevicePtr,
+        bytes: u64,
+    },
+    CopyPeer {
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+    },
+    Copy {
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+    },
     CopyRows(Box<RowCopy>),
-    Fill { dst: DevicePtr, pattern: Pattern, count: u64 },
+    Fill {
+        dst: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    },
     Launch(Box<Launch>),
-    HostFn { callback: HostCallback, data: HostPtr },
+    /// All of a graph's nodes, in their order.
+    Graph(Vec<GraphStep>),
+    HostFn {
+        callback: HostCallback,
+        data: HostPtr,
+    },
+    Record {
+        event: Arc<HostEvent>,
+        generation: u64,
+    },
+    Wait {
+        event: Arc<HostEvent>,
+        generation: u64,
+    },
+    Word {
+        word: DevicePtr,
+        value: u64,
+    },
+    Arrive {
+        _everybody: Arc<Everybody>,
+    },
+}
+
+/// A node of a graph that is launched.
+pub(super) enum GraphStep {
+    Launch(Box<Launch>),
     Record { event: Arc<HostEvent>, generation: u64 },
-    Wait { event: Arc<HostEvent>, generation: u64 },
-    Word { word: DevicePtr, value: u64 },
-    Arrive { _everybody: Arc<Everybody> },
 }
 
 #[derive(Clone)]
@@ -61,7 +103,7 @@ impl Command {
     pub(super) fn role(&self) -> Option<Role> {
         match self {
             Command::HostFn { .. } => Some(Role::HostFn),
-            Command::Launch(_) => Some(Role::Twin),
+            Command::Launch(_) | Command::Graph(_) => Some(Role::Twin),
             _ => None,
         }
     }
@@ -70,10 +112,8 @@ impl Command {
     pub(super) fn discard(self) {
         match self {
             Command::Launch(launch) => launch.discard(),
-            Command::Record { event, generation } => {
-                // ORDERING: Relaxed: a stream that waits for the event polls this.
-                event.discarded.fetch_max(generation, Ordering::Relaxed);
-            }
+            Command::Graph(steps) => steps.into_iter().for_each(GraphStep::discard),
+            Command::Record { event, generation } => event.discard(generation),
             _ => {}
         }
     }
@@ -117,9 +157,12 @@ impl Command {
             }
             Command::CopyRows(copy) => shared.copy_rows(&copy),
             Command::Fill { dst, pattern, count } => shared.fill(dst, &pattern, count),
-            Command::Launch(launch) => {
-                let ran = launch.run(shared);
-                launch.discard();
+            Command::Launch(launch) => launch.run_and_discard(shared),
+            Command::Graph(steps) => {
+                let mut steps = steps.into_iter();
+                let ran = steps.by_ref().try_for_each(|step| step.run(shared));
+                // Behind one that failed there may be more.
+                steps.for_each(GraphStep::discard);
                 ran
             }
             Command::HostFn { callback, data } => {
@@ -160,7 +203,32 @@ impl Command {
     }
 }
 
+impl GraphStep {
+    fn run(self, shared: &HostCore) -> std::result::Result<(), String> {
+        match self {
+            GraphStep::Launch(launch) => launch.run_and_discard(shared),
+            GraphStep::Record { event, generation } => {
+                event.reach(generation);
+                Ok(())
+            }
+        }
+    }
+
+    fn discard(self) {
+        match self {
+            GraphStep::Launch(launch) => launch.discard(),
+            GraphStep::Record { event, generation } => event.discard(generation),
+        }
+    }
+}
+
 impl Launch {
+    fn run_and_discard(self: Box<Self>, shared: &HostCore) -> std::result::Result<(), String> {
+        let ran = self.run(shared);
+        self.discard();
+        ran
+    }
+
     /// Drops it: if it is the last to have the twin, that includes whatever a user's twin captured.
     pub(super) fn discard(self: Box<Self>) {
         contain::contain("the drop of what a kernel's host twin captured", || drop(self));

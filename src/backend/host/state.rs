@@ -45,6 +45,12 @@ impl HostEvent {
             || self.recorder.lock().upgrade().is_none_or(|core| core.fault.get().is_some())
     }
 
+    /// A record that a stream was told to make is not made.
+    pub(super) fn discard(&self, generation: u64) {
+        // ORDERING: Relaxed: a stream that waits for the event polls this.
+        self.discarded.fetch_max(generation, Ordering::Relaxed);
+    }
+
     pub(super) fn reach(&self, generation: u64) {
         let mut reached = self.reached.lock();
         reached.generation = reached.generation.max(generation);

@@ -2,7 +2,7 @@
 //!
 //! | a stream is | until |
 //! |---|---|
-//! | open: a handle is there | its last handle is dropped: a user's, or that of a buffer which was made on it and will be freed there |
+//! | open: a handle is there | its last handle is dropped: a user's, or that of a buffer which was made on it and will be freed there; what belongs to it is given up then |
 //! | deserted, its work pending | that is complete; whoever looks after the streams of the device keeps it |
 //! | gone: its driver stream is destroyed, its owner dropped | |
 //!
@@ -10,19 +10,54 @@
 //! [`Progress`](crate::runtime::progress::Progress).
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::StreamState;
 
+/// What was made for one stream, of no use without it, and is somebody's who may have it for longer: compiled graphs, and what
+/// they keep.
+pub(crate) trait OfStream: Send + Sync {
+    /// Nobody has a handle of the stream any more: gives up what there is.
+    fn stream_is_gone(&self);
+}
+
 /// The right to put work on a stream.
-#[derive(Debug)]
-pub(crate) struct StreamHandle(Arc<StreamState>);
+pub(crate) struct StreamHandle {
+    stream: Arc<StreamState>,
+    belongings: Mutex<Belongings>,
+}
+
+#[derive(Default)]
+struct Belongings {
+    all: Vec<Weak<dyn OfStream>>,
+    /// At how many those that are gone are forgotten.
+    tidied_at: usize,
+}
 
 impl StreamHandle {
     pub(super) fn new(stream: Arc<StreamState>) -> Arc<Self> {
-        Arc::new(StreamHandle(stream))
+        Arc::new(StreamHandle { stream, belongings: Mutex::default() })
+    }
+
+    /// Has something given up when the stream is gone.
+    pub(crate) fn has(&self, belonging: Weak<dyn OfStream>) {
+        let mut belongings = self.belongings.lock();
+        if belongings.all.len() >= belongings.tidied_at {
+            belongings.all.retain(|known| known.strong_count() > 0);
+            belongings.tidied_at = 2 * belongings.all.len() + 8;
+        }
+        belongings.all.push(belonging);
+    }
+}
+
+impl fmt::Debug for StreamHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stream.fmt(f)
     }
 }
 
@@ -30,7 +65,7 @@ impl Deref for StreamHandle {
     type Target = Arc<StreamState>;
 
     fn deref(&self) -> &Arc<StreamState> {
-        &self.0
+        &self.stream
     }
 }
 
@@ -60,6 +95,12 @@ impl StreamState {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        self.0.desert();
+        // In front of the rest: what is retired behind the stream's work is among what that is looked at for.
+        for belonging in std::mem::take(&mut self.belongings.get_mut().all) {
+            if let Some(belonging) = belonging.upgrade() {
+                belonging.stream_is_gone();
+            }
+        }
+        self.stream.desert();
     }
 }

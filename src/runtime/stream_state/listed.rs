@@ -38,14 +38,20 @@ impl<L: ?Sized> Lists<L> {
         self.open.as_ref().is_some_and(|(known, _)| *known == owner)
     }
 
-    /// Takes one of the owner's that somebody else put on the stream.
+    /// Takes the first of the owner's that somebody else put on the stream.
     pub(super) fn fetch(&mut self, owner: ListOwner) -> Option<Box<L>> {
         let at = self.put.iter().position(|(known, _)| *known == owner)?;
-        Some(self.put.swap_remove(at).1)
+        Some(self.put.remove(at).1)
     }
 }
 
 impl StreamState {
+    /// Whether a list is open, or was a moment ago.
+    #[inline]
+    pub(crate) fn has_list(&self) -> bool {
+        self.listed.load(Ordering::SeqCst) != 0
+    }
+
     /// Puts the open list on the stream, if it has this ticket or one in front of it.
     #[inline]
     pub(super) fn put_listed(&self, ticket: u64) {

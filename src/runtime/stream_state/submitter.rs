@@ -350,6 +350,17 @@ impl Turn<'_, '_> {
         self.stream.submitted() + 1
     }
 
+    /// Whether a list is open.
+    #[inline]
+    pub(crate) fn has_open_list(&self) -> bool {
+        self.locked.state.lists.open.is_some()
+    }
+
+    /// Whether the owner's list is the open one.
+    pub(crate) fn has_list_of(&self, owner: ListOwner) -> bool {
+        self.locked.state.lists.is_open_for(owner)
+    }
+
     /// The open list.
     pub(crate) fn list(&mut self) -> Option<&mut dyn Listed> {
         self.locked.state.lists.open.as_mut().map(|(_, list)| &mut **list)
@@ -369,7 +380,7 @@ impl Turn<'_, '_> {
 
     /// Puts the open list on the stream, if there is one.
     #[inline]
-    pub(super) fn put_list(&mut self) {
+    pub(crate) fn put_list(&mut self) {
         if self.locked.state.lists.open.is_some() {
             self.put_open_list();
         }
