@@ -611,7 +611,7 @@ fn priority_in_batches() {
 #[test]
 fn the_late_are_told_when_a_batch_begins() {
     let mut gather = Gather::new(limits(1, u64::MAX, 2));
-    let mut add = |gather: &mut Gather<u32>, now, deadline, request| {
+    let add = |gather: &mut Gather<u32>, now, deadline, request| {
         let _ = gather.add(now, demand(1, deadline), request).expect("it waits");
     };
     add(&mut gather, 0, None, 0);

@@ -336,7 +336,7 @@ fn shares_divide_the_time() {
         let held = [30 * MS, 10 * MS];
         let mut now = 0;
         let mut waiting = Vec::new();
-        let mut wait = |admission: &mut Admission, now, share| {
+        let wait = |admission: &mut Admission, now, share| {
             let (class, patience) = (Class::Normal, Patience::UpToTheLimit);
             match admission.enter(now, Ask { class, share, weight: 1, deadline: None, patience }).0
             {
