@@ -4,7 +4,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`pool`] | [`StreamPool`](pool::StreamPool): streams, lent with a bound on what is in flight |
-//! | [`admission`] | who is admitted, who waits and who is refused (pure) |
+//! | [`admission`] | which requests are admitted, wait or are refused (pure) |
 //! | [`took`] | what permits and batches took lately (pure) |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
 //! | [`batching`] | when a batch is ready (pure) |

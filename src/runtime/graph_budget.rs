@@ -1,8 +1,9 @@
 //! [`GraphBudget`]: how many compiled graphs a device has at once, and which goes when another one needs its place.
 //!
-//! Who asks for a place while there is none has the graphs looked through, if one of them may be idle by now: those that were not
-//! launched for a [`PERIOD`] are, and go, one for each that asks, in the order of their last launches. While none is idle there is no
-//! place: what is in use stays, however many take turns, and no more graphs are compiled in vain than there are places in a period.
+//! A graph is idle when its last launch is a [`PERIOD`] ago. A request for a place, while all are taken, evicts one idle graph, the one
+//! whose last launch is the oldest; the scan is skipped while no graph can be idle yet. While none is idle the request is refused,
+//! unless the graph cannot run without a place. So graphs in use stay, however many take turns, and in a period no more graphs are
+//! compiled in vain than there are places.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

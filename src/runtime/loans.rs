@@ -1,4 +1,4 @@
-//! [`Loans`]: the loans of a device's memory to other libraries that have not ended, and who waits for their end.
+//! [`Loans`]: the open loans of a device's memory to other libraries, and the tasks that wait for their end.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Loans {
     }
 }
 
-/// A loan. Its drop wakes who waits, if it is the last: on a thread that may run users' code.
+/// A loan. The drop of the last one wakes the waiting tasks, on a thread that may run users' code.
 pub(crate) struct OpenLoan(Arc<Loans>);
 
 impl Drop for OpenLoan {

@@ -19,8 +19,8 @@
 //!    oldest is one of these.
 //!
 //! Overload is what CoDel takes for it (Nichols and Jacobson, "Controlling queue delay", 2012): for a whole [`INTERVAL_NS`]
-//! everybody waited longer than a target. The target is what permits take lately. It lasts until nobody waits. Newest first then keeps
-//! the permits from those that are about to expire: under overload somebody comes too late in any case, and the oldest
+//! each request waited longer than a target, which is the time that permits took lately. It ends when the queue is empty. Newest first
+//! then keeps the permits from requests that are about to expire: under overload some requests expire in any case, and the oldest
 //! have the least time left.
 //!
 //! A deadline is that of the answer: a request that gets a permit at t is answered at t plus what permits take. So
@@ -37,7 +37,7 @@
 //! 4. After [`OVERTAKES`] of high priority in a row, one of normal priority is admitted, if one waits
 //!    (`high_priority_does_not_starve_the_others`).
 //! 5. A permit goes to a slot of its class that fewest share (`the_least_loaded_slot_is_taken`).
-//! 6. Nobody is granted a permit after its deadline, and nobody waits past it (`nobody_is_admitted_past_its_deadline`).
+//! 6. No request is granted a permit after its deadline, and none waits past it (`nobody_is_admitted_past_its_deadline`).
 //! 7. At several times its capacity a pool answers in time about as much as it can (`overload_costs_no_goodput`), whatever permits took
 //!    before (`a_slow_request_locks_nobody_out`).
 //! 8. Overload changes nothing for who has no deadline (`without_deadlines_overload_changes_nothing`).
@@ -158,7 +158,7 @@ struct Waiter {
     waker: Option<Waker>,
 }
 
-/// Who waits of one class and share, by the order in which they came.
+/// The waiting requests of one class and share, in order of arrival.
 #[derive(Debug, Default)]
 struct Lane {
     /// Without a deadline.
@@ -484,7 +484,7 @@ impl Admission {
         self.taken + weight <= self.limit && share.taken + weight <= share.limits.limit
     }
 
-    // ---- who waits ------------------------------------------------------------------------------
+    // ---- waiting requests -----------------------------------------------------------------------
 
     fn push(&mut self, now: u64, lane: usize, ask: Ask) -> Key {
         let key = Key { lane, hurried: ask.deadline.is_some(), came: self.came };

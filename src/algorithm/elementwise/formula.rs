@@ -2,7 +2,8 @@
 //!
 //! A formula is run once for each element type, with [`Term`]s for its arguments: each operation writes a step of an
 //! [`Expression`] down. From that come the PTX and what the host computes, so that there are no two versions of one formula. A term
-//! holds nothing but where its step is, and safe code makes no steps in another way: whatever a formula does, the PTX is text of ours.
+//! holds only the index of its step, and safe code has no other way to make steps: the crate generates all of the PTX, whatever the
+//! formula.
 #![forbid(unsafe_code)]
 
 use std::marker::PhantomData;
