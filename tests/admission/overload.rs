@@ -9,7 +9,7 @@ use std::task::{Wake, Waker};
 use crate::admission::{
     Admission, Ask, Class, Entered, Key, NoPermit, Patience, ShareLimits, Waited,
 };
-use crate::{MS, ONE};
+use crate::{MS, ONE, plain};
 
 const PERMITS: u64 = 8;
 const PATIENCE: u64 = 250 * MS;
@@ -304,13 +304,7 @@ fn a_greedy_share_starves_nobody() {
 #[test]
 fn a_permit_goes_to_who_can_use_it() {
     let mut admission = Admission::new(1, usize::MAX, [Class::Normal], ONE);
-    let ask = |deadline| Ask {
-        class: Class::Normal,
-        share: 0,
-        weight: 1,
-        deadline,
-        patience: Patience::UpToTheLimit,
-    };
+    let ask = |deadline| Ask { deadline, ..plain(Class::Normal, Patience::UpToTheLimit) };
     let (Entered::In(first), _) = admission.enter(0, ask(None)) else { panic!("empty") };
     drop(admission.give_back(100 * MS, first));
     let (Entered::In(second), _) = admission.enter(100 * MS, ask(None)) else { panic!("free") };
@@ -337,9 +331,8 @@ fn shares_divide_the_time() {
         let mut now = 0;
         let mut waiting = Vec::new();
         let wait = |admission: &mut Admission, now, share| {
-            let (class, patience) = (Class::Normal, Patience::UpToTheLimit);
-            match admission.enter(now, Ask { class, share, weight: 1, deadline: None, patience }).0
-            {
+            let ask = Ask { share, ..plain(Class::Normal, Patience::UpToTheLimit) };
+            match admission.enter(now, ask).0 {
                 Entered::In(permit) => Ok(permit),
                 Entered::Waits(key) => Err(key),
                 Entered::Refused(refusal) => panic!("{refusal:?}"),
@@ -376,13 +369,7 @@ fn shares_divide_the_time() {
 #[test]
 fn without_deadlines_overload_changes_nothing() {
     let mut admission = Admission::new(1, usize::MAX, [Class::Normal], ONE);
-    let ask = |deadline| Ask {
-        class: Class::Normal,
-        share: 0,
-        weight: 1,
-        deadline,
-        patience: Patience::UpToTheLimit,
-    };
+    let ask = |deadline| Ask { deadline, ..plain(Class::Normal, Patience::UpToTheLimit) };
     let (Entered::In(mut permit), _) = admission.enter(0, ask(None)) else { panic!("empty") };
     let mut now = 0;
     let mut keys = std::collections::VecDeque::new();
@@ -415,13 +402,8 @@ fn without_deadlines_overload_changes_nothing() {
 #[test]
 fn under_overload_the_newest_goes_first() {
     let mut admission = Admission::new(1, usize::MAX, [Class::Normal], ONE);
-    let ask = |deadline| Ask {
-        class: Class::Normal,
-        share: 0,
-        weight: 1,
-        deadline: Some(deadline),
-        patience: Patience::UpToTheLimit,
-    };
+    let ask =
+        |deadline| Ask { deadline: Some(deadline), ..plain(Class::Normal, Patience::UpToTheLimit) };
     let far = 100_000 * MS;
     let (Entered::In(mut permit), _) = admission.enter(0, ask(far)) else { panic!("empty") };
     let mut keys = Vec::new();

@@ -374,6 +374,31 @@ macro_rules! least {
     };
 }
 
+macro_rules! of_floats_of {
+    ($type:ident, $of:ident, $parts:ident, $v:ident) => {{
+        let x: Vec<$type> = $v.iter().map(|bits| $of(*bits)).collect();
+        match $parts[..$parts.len() - 1] {
+            ["cvt", "rmi", _] => x[0].floor().bits(),
+            ["cvt", "rpi", _] => x[0].ceil().bits(),
+            ["cvt", "rzi", _] => x[0].trunc().bits(),
+            ["add", "rn"] => (x[0] + x[1]).bits(),
+            ["sub", "rn"] => (x[0] - x[1]).bits(),
+            ["mul", "rn"] => (x[0] * x[1]).bits(),
+            ["div", "rn"] => (x[0] / x[1]).bits(),
+            ["fma", "rn"] => x[0].mul_add(x[1], x[2]).bits(),
+            ["sqrt", "rn"] => x[0].sqrt().bits(),
+            ["rcp", "rn"] => (1.0 / x[0]).bits(),
+            ["neg"] => (-x[0]).bits(),
+            ["abs"] => x[0].abs().bits(),
+            ["copysign"] => x[1].copysign(x[0]).bits(),
+            ["min"] => least!(x[0], x[1]).bits(),
+            ["max"] => (-least!(-x[0], -x[1])).bits(),
+            ["setp", compare] => holds(compare, x[0].partial_cmp(&x[1])),
+            _ => panic!("{:?}", $parts),
+        }
+    }};
+}
+
 macro_rules! of_integers {
     ($parts:expr, $v:expr; $($name:literal $type:ident;)+) => {
         match $parts {
@@ -477,50 +502,8 @@ fn of_floats(parts: &[&str], v: &[u64]) -> u64 {
             let is_farther = f64::from(near).abs() > value.abs();
             f32::from_bits(near.to_bits() - u32::from(is_farther)).bits()
         }
-        [.., "f32"] => {
-            let x: Vec<f32> = v.iter().map(|bits| single(*bits)).collect();
-            match parts[..parts.len() - 1] {
-                ["cvt", "rmi", _] => x[0].floor().bits(),
-                ["cvt", "rpi", _] => x[0].ceil().bits(),
-                ["cvt", "rzi", _] => x[0].trunc().bits(),
-                ["add", "rn"] => (x[0] + x[1]).bits(),
-                ["sub", "rn"] => (x[0] - x[1]).bits(),
-                ["mul", "rn"] => (x[0] * x[1]).bits(),
-                ["div", "rn"] => (x[0] / x[1]).bits(),
-                ["fma", "rn"] => x[0].mul_add(x[1], x[2]).bits(),
-                ["sqrt", "rn"] => x[0].sqrt().bits(),
-                ["rcp", "rn"] => (1.0 / x[0]).bits(),
-                ["neg"] => (-x[0]).bits(),
-                ["abs"] => x[0].abs().bits(),
-                ["copysign"] => x[1].copysign(x[0]).bits(),
-                ["min"] => least!(x[0], x[1]).bits(),
-                ["max"] => (-least!(-x[0], -x[1])).bits(),
-                ["setp", compare] => holds(compare, x[0].partial_cmp(&x[1])),
-                _ => panic!("{parts:?}"),
-            }
-        }
-        [.., "f64"] => {
-            let x: Vec<f64> = v.iter().map(|bits| double(*bits)).collect();
-            match parts[..parts.len() - 1] {
-                ["cvt", "rmi", _] => x[0].floor().bits(),
-                ["cvt", "rpi", _] => x[0].ceil().bits(),
-                ["cvt", "rzi", _] => x[0].trunc().bits(),
-                ["add", "rn"] => (x[0] + x[1]).bits(),
-                ["sub", "rn"] => (x[0] - x[1]).bits(),
-                ["mul", "rn"] => (x[0] * x[1]).bits(),
-                ["div", "rn"] => (x[0] / x[1]).bits(),
-                ["fma", "rn"] => x[0].mul_add(x[1], x[2]).bits(),
-                ["sqrt", "rn"] => x[0].sqrt().bits(),
-                ["rcp", "rn"] => (1.0 / x[0]).bits(),
-                ["neg"] => (-x[0]).bits(),
-                ["abs"] => x[0].abs().bits(),
-                ["copysign"] => x[1].copysign(x[0]).bits(),
-                ["min"] => least!(x[0], x[1]).bits(),
-                ["max"] => (-least!(-x[0], -x[1])).bits(),
-                ["setp", compare] => holds(compare, x[0].partial_cmp(&x[1])),
-                _ => panic!("{parts:?}"),
-            }
-        }
+        [.., "f32"] => of_floats_of!(f32, single, parts, v),
+        [.., "f64"] => of_floats_of!(f64, double, parts, v),
         _ => panic!("{parts:?}"),
     }
 }
