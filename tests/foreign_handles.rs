@@ -55,6 +55,8 @@ const HANDLES: &[&str] = &[
     "Source",
     "Readable",
     "Writable",
+    "Sequence",
+    "SequenceMut",
     "Marks",
     "Args",
     "LaunchOn",

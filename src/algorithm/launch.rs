@@ -14,11 +14,12 @@ use crate::batch::queue::Queue;
 use crate::batch::settle::{Lent, Settled};
 use crate::error::{Error, Result};
 use crate::memory::Element;
+use crate::memory::allocation::Allocation;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::view::{Span, Writable};
 use crate::op::HostValue;
-use crate::submit::{Footprint, KernelLaunch};
+use crate::submit::{Footprint, KernelLaunch, wrong_device};
 
 /// The arguments of a launch, in the order of the kernel's parameters.
 pub(super) struct AlgorithmLaunch<'k> {
@@ -37,6 +38,10 @@ pub(super) struct Inputs<'k> {
 impl<'k> Inputs<'k> {
     pub(super) fn of(span: Span<'k>) -> Self {
         Inputs { reads: [Some(span), None], ..Inputs::default() }
+    }
+
+    pub(super) fn memory(&self) -> impl Iterator<Item = &'k Arc<Allocation>> {
+        self.reads.iter().flatten().map(|span| span.memory)
     }
 
     pub(super) fn and(mut self, span: Span<'k>) -> Self {
@@ -174,6 +179,20 @@ impl<'k> AlgorithmLaunch<'k> {
     /// Poisons what it would have written, and hands the error back.
     pub(super) fn refuse(self, error: Error) -> Error {
         self.footprint.poison(error)
+    }
+}
+
+impl Queue<'_> {
+    /// Refuses memory of another device, before anything is loaded, allocated or put on the stream for an operation.
+    pub(super) fn check_memory<'m>(
+        &self,
+        memory: impl IntoIterator<Item = &'m Arc<Allocation>>,
+    ) -> Result<()> {
+        let engine = self.stream().engine();
+        match memory.into_iter().find(|memory| memory.engine().id != engine.id) {
+            Some(other) => Err(wrong_device("a buffer", engine, other.engine())),
+            None => Ok(()),
+        }
     }
 }
 

@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::compare::Compare;
-use super::launch::{AlgorithmLaunch, Inputs};
-use super::reduce::{compared, place, same_length, twin};
+use super::launch::AlgorithmLaunch;
+use super::reduce::{Reduction, place, twin};
 use super::scalar::Scalar;
 use super::select;
-use super::sequence::{Elements, Sequence};
+use super::sequence::Sequence;
 use crate::batch::queue::Queue;
 use crate::batch::settle::Lent;
 use crate::error::Result;
@@ -20,9 +20,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn sum<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T::Total>> {
         self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = (&Inputs::of(span), &length);
-        self.reduce_to_host::<T, T::Total, _>("sum", twin::sum::<T>, inputs, |sum| sum)
+        self.reduce_to_host::<T, T::Total, _>("sum", twin::sum::<T>, &Reduction::of(x), |sum| sum)
     }
 
     /// See [`Stream::sum_into`](crate::Stream::sum_into).
@@ -36,8 +34,7 @@ impl Queue<'_> {
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
         self.here();
-        let Elements { span, length } = x.elements();
-        self.reduce_into::<T, T::Total>("sum", twin::sum::<T>, (&Inputs::of(span), &length), out)
+        self.reduce_into::<T, T::Total>("sum", twin::sum::<T>, &Reduction::of(x), out)
     }
 
     /// See [`Stream::min`](crate::Stream::min).
@@ -47,9 +44,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
         self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = (&Inputs::of(span), &length);
-        self.reduce_to_host::<T, T, _>("min", twin::min::<T>, inputs, |least| least)
+        self.reduce_to_host::<T, T, _>("min", twin::min::<T>, &Reduction::of(x), |least| least)
     }
 
     /// See [`Stream::min_into`](crate::Stream::min_into).
@@ -63,8 +58,7 @@ impl Queue<'_> {
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        let Elements { span, length } = x.elements();
-        self.reduce_into::<T, T>("min", twin::min::<T>, (&Inputs::of(span), &length), out)
+        self.reduce_into::<T, T>("min", twin::min::<T>, &Reduction::of(x), out)
     }
 
     /// See [`Stream::max`](crate::Stream::max).
@@ -74,9 +68,9 @@ impl Queue<'_> {
     #[track_caller]
     pub fn max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
         self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = (&Inputs::of(span), &length);
-        self.reduce_to_host::<T, T, _>("max", twin::max::<T>, inputs, |greatest| greatest)
+        self.reduce_to_host::<T, T, _>("max", twin::max::<T>, &Reduction::of(x), |greatest| {
+            greatest
+        })
     }
 
     /// See [`Stream::max_into`](crate::Stream::max_into).
@@ -90,8 +84,7 @@ impl Queue<'_> {
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        let Elements { span, length } = x.elements();
-        self.reduce_into::<T, T>("max", twin::max::<T>, (&Inputs::of(span), &length), out)
+        self.reduce_into::<T, T>("max", twin::max::<T>, &Reduction::of(x), out)
     }
 
     /// See [`Stream::arg_min`](crate::Stream::arg_min).
@@ -101,9 +94,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn arg_min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
         self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = (&Inputs::of(span), &length);
-        self.reduce_to_host::<T, u64, _>("arg_min", twin::arg_min::<T>, inputs, place)
+        self.reduce_to_host::<T, u64, _>("arg_min", twin::arg_min::<T>, &Reduction::of(x), place)
     }
 
     /// See [`Stream::arg_min_into`](crate::Stream::arg_min_into).
@@ -117,8 +108,7 @@ impl Queue<'_> {
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
         self.here();
-        let Elements { span, length } = x.elements();
-        self.reduce_into::<T, u64>("arg_min", twin::arg_min::<T>, (&Inputs::of(span), &length), out)
+        self.reduce_into::<T, u64>("arg_min", twin::arg_min::<T>, &Reduction::of(x), out)
     }
 
     /// See [`Stream::arg_max`](crate::Stream::arg_max).
@@ -128,9 +118,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn arg_max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
         self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = (&Inputs::of(span), &length);
-        self.reduce_to_host::<T, u64, _>("arg_max", twin::arg_max::<T>, inputs, place)
+        self.reduce_to_host::<T, u64, _>("arg_max", twin::arg_max::<T>, &Reduction::of(x), place)
     }
 
     /// See [`Stream::arg_max_into`](crate::Stream::arg_max_into).
@@ -144,8 +132,7 @@ impl Queue<'_> {
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
         self.here();
-        let Elements { span, length } = x.elements();
-        self.reduce_into::<T, u64>("arg_max", twin::arg_max::<T>, (&Inputs::of(span), &length), out)
+        self.reduce_into::<T, u64>("arg_max", twin::arg_max::<T>, &Reduction::of(x), out)
     }
 
     /// See [`Stream::dot`](crate::Stream::dot).
@@ -159,9 +146,8 @@ impl Queue<'_> {
         y: &impl Readable<T>,
     ) -> Result<Lent<T::Total>> {
         self.here();
-        let length = same_length(x.len(), y.len())?;
-        let inputs = Inputs::of(x.span()).and(y.span());
-        self.reduce_to_host::<T, T::Total, _>("dot", twin::dot::<T>, (&inputs, &length), |sum| sum)
+        let products = Reduction::of_two("dot", x, y)?;
+        self.reduce_to_host::<T, T::Total, _>("dot", twin::dot::<T>, &products, |sum| sum)
     }
 
     /// See [`Stream::dot_into`](crate::Stream::dot_into).
@@ -176,11 +162,10 @@ impl Queue<'_> {
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
         self.here();
-        let length = same_length(x.len(), y.len()).map_err(|error| {
+        let products = Reduction::of_two("dot", x, y).map_err(|error| {
             AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
         })?;
-        let inputs = Inputs::of(x.span()).and(y.span());
-        self.reduce_into::<T, T::Total>("dot", twin::dot::<T>, (&inputs, &length), out)
+        self.reduce_into::<T, T::Total>("dot", twin::dot::<T>, &products, out)
     }
 
     /// See [`Stream::count_if`](crate::Stream::count_if).
@@ -194,10 +179,9 @@ impl Queue<'_> {
         condition: Compare<T>,
     ) -> Result<Lent<usize>> {
         self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = compared(span, condition);
+        let counted = Reduction::of(x).compared(condition);
         let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        self.reduce_to_host::<T, u64, _>("count_if", twin::count_if::<T>, (&inputs, &length), read)
+        self.reduce_to_host::<T, u64, _>("count_if", twin::count_if::<T>, &counted, read)
     }
 
     /// See [`Stream::count_if_into`](crate::Stream::count_if_into).
@@ -212,9 +196,8 @@ impl Queue<'_> {
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
         self.here();
-        let Elements { span, length } = x.elements();
-        let inputs = compared(span, condition);
-        self.reduce_into::<T, u64>("count_if", twin::count_if::<T>, (&inputs, &length), out)
+        let counted = Reduction::of(x).compared(condition);
+        self.reduce_into::<T, u64>("count_if", twin::count_if::<T>, &counted, out)
     }
 
     /// See [`Stream::copy_if`](crate::Stream::copy_if).

@@ -14,7 +14,7 @@ use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::compare::{Compare, Within};
 use super::launch::{AlgorithmLaunch, Inputs, ResultTarget, to_host};
 use super::scalar::{Scalar, is_greater, is_less};
-use super::sequence::ElementCount;
+use super::sequence::{ElementCount, Elements, Sequence};
 use crate::backend::{Grid, HostTwin};
 use crate::batch::queue::Queue;
 use crate::batch::settle::Lent;
@@ -22,7 +22,8 @@ use crate::device::home::Home;
 use crate::error::{ErrorDetail, Result};
 use crate::kernel::signature::{In, Out, TwinFn, Value};
 use crate::memory::Element;
-use crate::memory::view::{Span, Writable};
+use crate::memory::allocation::Allocation;
+use crate::memory::view::{Readable, Writable};
 
 /// Blocks for each that the device holds at once, as CUB has it: blocks that end early leave their place to others.
 const ROUNDS: u32 = 5;
@@ -42,6 +43,44 @@ struct ReduceTiles {
     tile: u32,
     partial_bytes: u32,
     most_blocks: u32,
+}
+
+/// What is reduced.
+pub(super) struct Reduction<'k> {
+    inputs: Inputs<'k>,
+    length: ElementCount<'k>,
+}
+
+impl<'k> Reduction<'k> {
+    pub(super) fn of<T>(x: &'k impl Sequence<T>) -> Self {
+        let Elements { span, length } = x.elements();
+        Reduction { inputs: Inputs::of(span), length }
+    }
+
+    /// Of two arrays, element by element.
+    pub(super) fn of_two<T>(
+        op: &'static str,
+        x: &'k impl Readable<T>,
+        y: &'k impl Readable<T>,
+    ) -> Result<Self> {
+        let (expected, found) = (x.len(), y.len());
+        if expected != found {
+            let what = "the second array";
+            return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
+        }
+        let length = ElementCount { most: expected, count: None };
+        Ok(Reduction { inputs: Inputs::of(x.span()).and(y.span()), length })
+    }
+
+    /// With a condition on the elements.
+    pub(super) fn compared<T: Scalar>(self, condition: Compare<T>) -> Self {
+        let Within { from, to, is_not } = condition.within();
+        Reduction { inputs: self.inputs.value(from).value(to).value(is_not), ..self }
+    }
+
+    fn memory(&self) -> impl Iterator<Item = &'k Arc<Allocation>> {
+        self.inputs.memory().chain(self.length.memory())
+    }
 }
 
 impl ReduceKernels {
@@ -81,7 +120,7 @@ impl ReduceKernels {
         &self,
         queue: &Queue<'_>,
         op: &'static str,
-        (inputs, length): (&Inputs<'_>, &ElementCount<'_>),
+        Reduction { inputs, length }: &Reduction<'_>,
         target: &ResultTarget<'_>,
     ) -> Result<()> {
         let most = length.most as u64;
@@ -111,29 +150,33 @@ impl Queue<'_> {
         &self,
         op: &'static str,
         twin: impl FnOnce() -> HostTwin,
-        (inputs, length): (&Inputs<'_>, &ElementCount<'_>),
+        reduction: &Reduction<'_>,
         out: &mut impl Writable<R>,
     ) -> Result<()> {
         let found = out.len();
-        let target = ResultTarget::Memory(out.span_mut());
+        let out = out.span_mut();
+        let written = out.memory;
+        let target = ResultTarget::Memory(out);
         let refuse = |error| AlgorithmLaunch::new(op).target(&target).refuse(error);
         if found != 1 {
             let what = "the output";
             return Err(refuse(ErrorDetail::WrongLength { op, what, expected: 1, found }.into()));
         }
+        self.check_memory(reduction.memory().chain([written])).map_err(refuse)?;
         let kernels = ReduceKernels::of::<T>(self.home(), op, twin).map_err(refuse)?;
-        kernels.put(self, op, (inputs, length), &target)
+        kernels.put(self, op, reduction, &target)
     }
 
     pub(super) fn reduce_to_host<T: Scalar, R: Element, H: Send + 'static>(
         &self,
         op: &'static str,
         twin: impl FnOnce() -> HostTwin,
-        (inputs, length): (&Inputs<'_>, &ElementCount<'_>),
+        reduction: &Reduction<'_>,
         read: impl FnOnce(R) -> H + Send + 'static,
     ) -> Result<Lent<H>> {
+        self.check_memory(reduction.memory())?;
         let kernels = ReduceKernels::of::<T>(self.home(), op, twin)?;
-        let put = |target: &ResultTarget<'_>| kernels.put(self, op, (inputs, length), target);
+        let put = |target: &ResultTarget<'_>| kernels.put(self, op, reduction, target);
         to_host(self, kernels.tiles.is_some(), put, read)
     }
 }
@@ -141,19 +184,6 @@ impl Queue<'_> {
 /// Where an element is; `u64::MAX` stands for nowhere.
 pub(super) fn place(at: u64) -> Option<usize> {
     usize::try_from(at).ok().filter(|_| at != u64::MAX)
-}
-
-pub(super) fn compared<T: Scalar>(span: Span<'_>, condition: Compare<T>) -> Inputs<'_> {
-    let Within { from, to, is_not } = condition.within();
-    Inputs::of(span).value(from).value(to).value(is_not)
-}
-
-pub(super) fn same_length(x: usize, y: usize) -> Result<ElementCount<'static>> {
-    if x != y {
-        let (op, what) = ("dot", "the second array");
-        return Err(ErrorDetail::WrongLength { op, what, expected: x, found: y }.into());
-    }
-    Ok(ElementCount { most: x, count: None })
 }
 
 /// The reductions on the CPU.

@@ -118,6 +118,8 @@ impl Queue<'_> {
         if found == 0 {
             return Ok(());
         }
+        let memory = [span.memory, out.memory].into_iter().chain(length.memory());
+        self.check_memory(memory).map_err(refuse)?;
         let kind = if init.is_some() { "exclusive" } else { "inclusive" };
         let kernels = ScanKernels::of::<T>(self.home(), kind, op).map_err(refuse)?;
         let counts = length.count.is_some();

@@ -65,6 +65,24 @@ impl SelectKernels {
 }
 
 impl<'k> Selection<'k> {
+    /// By the elements alone.
+    fn of<T>(x: &'k impl Sequence<T>, outputs: [Option<(Span<'k>, usize)>; 2]) -> Self {
+        let Elements { span, length } = x.elements();
+        Selection { inputs: Inputs::of(span), outputs, flags: None, condition: None, length }
+    }
+
+    /// By their values.
+    fn compared<T: Scalar>(self, condition: Compare<T>) -> Self {
+        let Within { from, to, is_not } = condition.within();
+        let bounds = [bytemuck::bytes_of(&from), bytemuck::bytes_of(&to)].concat();
+        Selection { condition: Some((bounds, is_not)), ..self }
+    }
+
+    /// By an array that is as long.
+    fn flagged(self, flags: &'k impl Readable<u8>) -> Self {
+        Selection { inputs: self.inputs.and(flags.span()), flags: Some(flags.len()), ..self }
+    }
+
     /// A launch with all that comes before the state.
     fn launch(&self, op: &'static str) -> AlgorithmLaunch<'_> {
         let launch = AlgorithmLaunch::new(op).inputs(&self.inputs);
@@ -79,8 +97,8 @@ impl<'k> Selection<'k> {
         }
     }
 
-    /// Each output takes all elements: how many are selected is not known before.
-    fn check(&self, op: &'static str) -> Result<()> {
+    /// Before anything is made for it. Each output takes all elements: how many are selected is not known before.
+    fn check(&self, queue: &Queue<'_>, op: &'static str) -> Result<()> {
         let expected = self.length.most;
         if let Some(found) = self.flags.filter(|found| *found != expected) {
             return Err(ErrorDetail::WrongLength {
@@ -96,7 +114,10 @@ impl<'k> Selection<'k> {
             Some(found) => {
                 Err(ErrorDetail::WrongLength { op, what: "an output", expected, found }.into())
             }
-            None => Ok(()),
+            None => {
+                let outputs = self.outputs.iter().flatten().map(|(out, _)| out.memory);
+                queue.check_memory(self.inputs.memory().chain(outputs).chain(self.length.memory()))
+            }
         }
     }
 
@@ -104,10 +125,10 @@ impl<'k> Selection<'k> {
     fn refuse(
         &self,
         op: &'static str,
-        target: &ResultTarget<'_>,
+        target: Option<&ResultTarget<'_>>,
         error: crate::Error,
     ) -> crate::Error {
-        let launch = AlgorithmLaunch::new(op).target(target);
+        let launch = target.into_iter().fold(AlgorithmLaunch::new(op), AlgorithmLaunch::target);
         self.outputs
             .iter()
             .flatten()
@@ -124,7 +145,7 @@ impl Queue<'_> {
         target: &ResultTarget<'_>,
     ) -> Result<()> {
         let put = self.put_selection::<T>(which, selection, target);
-        put.map_err(|error| selection.refuse(which.op, target, error))
+        put.map_err(|error| selection.refuse(which.op, Some(target), error))
     }
 
     fn put_selection<T: Scalar>(
@@ -134,7 +155,6 @@ impl Queue<'_> {
         target: &ResultTarget<'_>,
     ) -> Result<()> {
         let (op, length) = (which.op, &selection.length);
-        selection.check(op)?;
         let kernels = SelectKernels::of::<T>(self.home(), which)?;
         let Some(lookback) = &kernels.lookback else {
             let launch = selection.launch(op).target(target).length(length);
@@ -176,6 +196,8 @@ impl Queue<'_> {
         &self,
         (which, selection): &(Which, Selection<'_>),
     ) -> Result<Lent<usize>> {
+        let checked = selection.check(self, which.op);
+        checked.map_err(|error| selection.refuse(which.op, None, error))?;
         let is_gpu = self.stream().engine().backend.kind() == DeviceKind::Cuda;
         let put =
             |target: &ResultTarget<'_>| self.select_into_target::<T>(which, selection, target);
@@ -187,13 +209,17 @@ impl Queue<'_> {
         (which, selection): &(Which, Selection<'_>),
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        let found = count.len();
-        let target = ResultTarget::Memory(count.span_mut());
-        if found != 1 {
-            let (op, what) = (which.op, "the count");
-            let error = ErrorDetail::WrongLength { op, what, expected: 1, found }.into();
-            return Err(selection.refuse(op, &target, error));
-        }
+        let (op, found) = (which.op, count.len());
+        let count = count.span_mut();
+        let checked = match found {
+            1 => selection.check(self, op).and_then(|()| self.check_memory([count.memory])),
+            _ => {
+                let what = "the count";
+                Err(ErrorDetail::WrongLength { op, what, expected: 1, found }.into())
+            }
+        };
+        let target = ResultTarget::Memory(count);
+        checked.map_err(|error| selection.refuse(op, Some(&target), error))?;
         self.select_into_target::<T>(which, selection, &target)
     }
 }
@@ -211,20 +237,12 @@ fn out<'k, T>(memory: &'k mut impl Writable<T>) -> Option<(Span<'k>, usize)> {
     Some((memory.span_mut(), len))
 }
 
-fn condition<T: Scalar>(compare: Compare<T>) -> Option<(Vec<u8>, u32)> {
-    let Within { from, to, is_not } = compare.within();
-    Some(([bytemuck::bytes_of(&from), bytemuck::bytes_of(&to)].concat(), is_not))
-}
-
 pub(super) fn copy_if<'k, T: Scalar>(
     x: &'k impl Sequence<T>,
     compare: Compare<T>,
     selected: &'k mut impl Writable<T>,
 ) -> (Which, Selection<'k>) {
-    let Elements { span, length } = x.elements();
-    let (inputs, outputs) = (Inputs::of(span), [out(selected), None]);
-    let condition = condition(compare);
-    let selection = Selection { inputs, outputs, flags: None, condition, length };
+    let selection = Selection::of(x, [out(selected), None]).compared(compare);
     (typed::<T>("copy_if", "select_if", twin::copy_if::<T>), selection)
 }
 
@@ -234,10 +252,7 @@ pub(super) fn partition<'k, T: Scalar>(
     selected: &'k mut impl Writable<T>,
     others: &'k mut impl Writable<T>,
 ) -> (Which, Selection<'k>) {
-    let Elements { span, length } = x.elements();
-    let (inputs, outputs) = (Inputs::of(span), [out(selected), out(others)]);
-    let condition = condition(compare);
-    let selection = Selection { inputs, outputs, flags: None, condition, length };
+    let selection = Selection::of(x, [out(selected), out(others)]).compared(compare);
     (typed::<T>("partition", "partition_if", twin::partition::<T>), selection)
 }
 
@@ -245,9 +260,7 @@ pub(super) fn unique<'k, T: Scalar>(
     x: &'k impl Sequence<T>,
     selected: &'k mut impl Writable<T>,
 ) -> (Which, Selection<'k>) {
-    let Elements { span, length } = x.elements();
-    let (inputs, outputs) = (Inputs::of(span), [out(selected), None]);
-    let selection = Selection { inputs, outputs, flags: None, condition: None, length };
+    let selection = Selection::of(x, [out(selected), None]);
     (typed::<T>("unique", "unique", twin::unique::<T>), selection)
 }
 
@@ -256,10 +269,7 @@ pub(super) fn select<'k, T: Scalar>(
     flags: &'k impl Readable<u8>,
     selected: &'k mut impl Writable<T>,
 ) -> (Which, Selection<'k>) {
-    let Elements { span, length } = x.elements();
-    let (inputs, outputs) = (Inputs::of(span).and(flags.span()), [out(selected), None]);
-    let flags = Some(flags.len());
-    let selection = Selection { inputs, outputs, flags, condition: None, length };
+    let selection = Selection::of(x, [out(selected), None]).flagged(flags);
     (by_width::<T>("select", "select_flagged", twin::select::<T>), selection)
 }
 
@@ -269,10 +279,7 @@ pub(super) fn partition_flagged<'k, T: Scalar>(
     selected: &'k mut impl Writable<T>,
     others: &'k mut impl Writable<T>,
 ) -> (Which, Selection<'k>) {
-    let Elements { span, length } = x.elements();
-    let (inputs, outputs) = (Inputs::of(span).and(flags.span()), [out(selected), out(others)]);
-    let flags = Some(flags.len());
-    let selection = Selection { inputs, outputs, flags, condition: None, length };
+    let selection = Selection::of(x, [out(selected), out(others)]).flagged(flags);
     (
         by_width::<T>("partition_flagged", "partition_flagged", twin::partition_flagged::<T>),
         selection,
@@ -283,9 +290,7 @@ pub(super) fn positions<'k>(
     flags: &'k impl Sequence<u8>,
     places: &'k mut impl Writable<u64>,
 ) -> (Which, Selection<'k>) {
-    let Elements { span, length } = flags.elements();
-    let (inputs, outputs) = (Inputs::of(span), [out(places), None]);
-    let selection = Selection { inputs, outputs, flags: None, condition: None, length };
+    let selection = Selection::of(flags, [out(places), None]);
     (by_width::<u8>("positions", "select_places", twin::positions), selection)
 }
 

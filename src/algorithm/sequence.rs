@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::error::{ErrorDetail, Result};
 use crate::memory::Element;
+use crate::memory::allocation::Allocation;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::view::{Extent, Readable, Span, View, Writable};
 
@@ -46,6 +48,13 @@ pub(super) struct ElementCount<'a> {
     pub(super) most: usize,
     /// A `u64` on the device.
     pub(super) count: Option<Span<'a>>,
+}
+
+impl<'a> ElementCount<'a> {
+    /// What the device reads it from.
+    pub(super) fn memory(&self) -> impl Iterator<Item = &'a Arc<Allocation>> {
+        self.count.iter().map(|count| count.memory)
+    }
 }
 
 /// The first elements of memory, as many as a number on the device says: what [`copy_if`](crate::Stream::copy_if) selected, for

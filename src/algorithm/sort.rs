@@ -295,7 +295,10 @@ impl Queue<'_> {
         }
         let value_bytes = values.as_ref().map(|(_, bytes)| *bytes);
         let is_wide = length.most as u64 > u64::from(u32::MAX);
-        let kernels = SortKernels::of::<K>(self.home(), value_bytes, is_wide, (op, twin));
+        let others = values.iter().map(|(values, _)| values.memory).chain(length.memory());
+        let checked = self.check_memory([keys.memory].into_iter().chain(others));
+        let kernels = checked
+            .and_then(|()| SortKernels::of::<K>(self.home(), value_bytes, is_wide, (op, twin)));
         let put = kernels.and_then(|kernels| match &kernels.passes {
             None => {
                 let launch = AlgorithmLaunch::new(op).updates(keys);

@@ -17,7 +17,6 @@ use crate::batch::queue::Queue;
 use crate::device::home::Home;
 use crate::error::{ErrorDetail, Result};
 use crate::memory::view::{Readable, Span, Writable};
-use crate::submit::wrong_device;
 
 /// A type of indices: `u32` or `u64`. Sealed.
 #[diagnostic::on_unimplemented(
@@ -62,12 +61,8 @@ fn put<'k>(
         let error = ErrorDetail::LengthMismatch { op, source_len, destination_len }.into();
         return Err(passed.footprint.poison(error));
     }
-    // Before anything is loaded for it.
-    let engine = queue.stream().engine();
-    if let Some(other) = passed.footprint.memory().find(|memory| memory.engine().id != engine.id) {
-        let error = wrong_device("a buffer", engine, other.engine());
-        return Err(passed.footprint.poison(error));
-    }
+    let checked = queue.check_memory(passed.footprint.memory());
+    checked.map_err(|error| passed.footprint.poison(error))?;
     if count == 0 {
         return Ok(());
     }
