@@ -101,6 +101,7 @@ impl Module {
         Ok(Module { loaded: Arc::new(loaded) })
     }
 
+    #[cfg(feature = "algorithms")]
     pub(crate) fn loaded(&self) -> &Arc<LoadedModule> {
         &self.loaded
     }
