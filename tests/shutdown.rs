@@ -583,6 +583,54 @@ mod growth {
         assert_eq!(device.stats().unreturned, 0);
     }
 
+    #[test]
+    fn values_go_without_another_thread() {
+        const NAME: &str = "growth::values_go_without_another_thread";
+        static LIVE: AtomicU32 = AtomicU32::new(0);
+        struct Owner;
+        impl Owner {
+            fn new() -> Self {
+                LIVE.fetch_add(1, Ordering::SeqCst);
+                Owner
+            }
+        }
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                LIVE.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        if child::parameter().is_none() {
+            child::run(NAME, "");
+            return;
+        }
+        let device = Device::host();
+        let stream = device.stream().unwrap();
+        let mut x = stream.zeros::<u8>(100).queued().unwrap();
+        stream.synchronize().unwrap();
+        limit_address_space(Some(1 << 20));
+        let spawn = || std::thread::Builder::new().spawn(std::thread::park);
+        let others: Vec<_> = std::iter::from_fn(|| spawn().ok()).collect();
+        for _ in 0..600 {
+            let uses = Uses::new("theirs").updates(&mut x).keeps(Owner::new());
+            // SAFETY: it does nothing.
+            let op = unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) };
+            op.queued().unwrap();
+        }
+        wait_until("what the work kept is dropped", || LIVE.load(Ordering::SeqCst) == 0);
+        wait_until("nothing is left", || device.stats().unreturned == 0);
+        let uses = Uses::new("theirs").updates(&mut x).keeps(Owner::new());
+        // SAFETY: it does nothing.
+        let op = unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) };
+        op.queued().unwrap();
+        block_on(device.close(Duration::from_secs(10))).unwrap();
+        assert_eq!(LIVE.load(Ordering::SeqCst), 0);
+        limit_address_space(None);
+        others.into_iter().for_each(|other| {
+            other.thread().unpark();
+            other.join().unwrap();
+        });
+    }
+
     fn open_and_close(times: usize) {
         for n in 0..times {
             let device = testing::device_with(modes::ALL[n % modes::ALL.len()]);

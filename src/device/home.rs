@@ -64,6 +64,7 @@ impl Home {
         let crew = Arc::new(Crew::new());
         if !engine.options.stepped {
             crew.start();
+            engine.start_reaper();
         }
         let pins_ahead = !engine.options.stepped && !engine.options.pins_on_demand;
         let pinned = PinnedPool::new(engine, pins_ahead.then_some(&crew));

@@ -2,13 +2,14 @@
 //!
 //! A closure or a value of the user's may block or panic in its `Drop`; neither the sweep nor the
 //! driver's callback thread may suffer for it. Some driver calls block as well: the poller leaves them
-//! to another such thread. It starts when something is first sent.
+//! to another such thread.
 //!
-//! If the system refuses the thread, tasks are kept until [`Reaper::send_left`], which the poller calls
+//! A device starts the thread for users' values when it opens (`values_go_without_another_thread`); that for driver calls starts when
+//! something is first sent. If the system refuses the thread, tasks are kept until [`Reaper::send_left`], which the poller calls
 //! (`a_shortage_of_threads_passes`).
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
@@ -18,6 +19,7 @@ use crate::thread::worker::{self, Task, Worker};
 
 pub(crate) struct Reaper {
     worker: Worker<Task>,
+    has_begun: AtomicBool,
     /// Tasks sent while the system refused a thread.
     left: Mutex<Vec<Task>>,
     /// Their number; stored under the lock.
@@ -27,13 +29,23 @@ pub(crate) struct Reaper {
 impl Reaper {
     /// One whose thread has that name.
     pub(crate) fn new(thread: &'static str) -> Self {
-        let (worker, left, left_count) = (Worker::new(thread), Mutex::default(), AtomicU64::new(0));
-        Reaper { worker, left, left_count }
+        Reaper {
+            worker: Worker::new(thread),
+            has_begun: AtomicBool::new(false),
+            left: Mutex::default(),
+            left_count: AtomicU64::new(0),
+        }
+    }
+
+    /// Starts the thread; if the system refuses it, what is sent asks again.
+    pub(crate) fn start(&self) {
+        self.worker.start(bury);
     }
 
     /// Whether anything was ever sent.
     pub(crate) fn has_begun(&self) -> bool {
-        self.worker.has_started() || self.left() > 0
+        // ORDERING: Acquire, of `enqueue`: who learned of a value from another thread sees that it was sent.
+        self.has_begun.load(Ordering::Acquire) || self.left() > 0
     }
 
     /// Whether this is the reaper's thread, or another reaper's.
@@ -59,6 +71,8 @@ impl Reaper {
 
     /// Runs `remains` on the reaper's thread, unless the process ends before.
     pub(crate) fn enqueue(&self, remains: Task) {
+        // ORDERING: Release, see `has_begun`.
+        self.has_begun.store(true, Ordering::Release);
         if let Err(unsent) = self.worker.send(remains, bury) {
             // Not logged: the caller may hold a lock.
             self.keep([unsent]);

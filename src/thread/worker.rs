@@ -44,11 +44,6 @@ impl<T: Send + 'static> Worker<T> {
         self.name
     }
 
-    /// Whether the thread was started.
-    pub(crate) fn has_started(&self) -> bool {
-        self.inbox.get().is_some()
-    }
-
     /// Starts the thread unless it runs; if the system refuses it, the next [`send`](Self::send) asks again.
     pub(crate) fn start(&self, work: impl FnOnce(&Receiver<T>) + Send + 'static) {
         self.sender(work);

@@ -49,6 +49,11 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
+    /// Starts the thread that drops users' values: a process that has no thread left when the first one goes would keep them.
+    pub(crate) fn start_reaper(&self) {
+        self.reaper.start();
+    }
+
     /// How many tasks wait for a thread that the system refused.
     pub(crate) fn left_without_a_thread(&self) -> u64 {
         self.errands.left() + self.reaper.left()
