@@ -1,13 +1,19 @@
 //! The limit of compiled graphs: what goes, what stays, and that it makes no difference to what is computed.
+//!
+//! One test after the other: beside others that compile graphs the driver may wait for all kernels that run, a closed gate included
+//! (`backend/cuda/standstill.rs`), and graphs that were not launched for a second meanwhile are not in use.
 
 use std::time::{Duration, Instant};
 
 use gpu_await::testing::{self, Gate};
 use gpu_await::{Device, DeviceBuffer, Graph, InOut, ListOutcome, Region, Result, Stream, kernels};
+use tokio::sync::Mutex;
 
 const LIMIT: usize = 4;
 const SOON: Duration = Duration::from_secs(10);
 const LEN: usize = 32;
+
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 fn device() -> Result<Device> {
     let builder = Device::builder().graph_limit(LIMIT);
@@ -35,6 +41,7 @@ async fn replay(
 
 #[tokio::test]
 async fn regions_in_use_keep_their_graphs_and_others_lose_them() -> Result<()> {
+    let _alone = ALONE.lock().await;
     let device = device()?;
     let stream = device.stream()?;
     let scale = kernels::scale::load(&device).await?;
@@ -87,6 +94,7 @@ async fn regions_in_use_keep_their_graphs_and_others_lose_them() -> Result<()> {
 /// One with something in it that only a graph runs takes a place in any case, from one whose launch is under way as well.
 #[tokio::test]
 async fn graphs_that_need_a_place_get_it() -> Result<()> {
+    let _alone = ALONE.lock().await;
     let device = device()?;
     let streams = [device.stream()?, device.stream()?];
     let scale = kernels::scale::load(&device).await?;
@@ -120,6 +128,7 @@ async fn graphs_that_need_a_place_get_it() -> Result<()> {
 /// A graph of launches alone is launched one by one where there is no place for it, and says so.
 #[tokio::test]
 async fn a_graph_without_a_place_computes_the_same() -> Result<()> {
+    let _alone = ALONE.lock().await;
     let device = device()?;
     let stream = device.stream()?;
     let scale = kernels::scale::load(&device).await?;
@@ -149,6 +158,7 @@ async fn a_graph_without_a_place_computes_the_same() -> Result<()> {
 fn many_threads_share_few_places() -> Result<()> {
     const THREADS: usize = 6;
     const ROUNDS: usize = 60;
+    let _alone = ALONE.blocking_lock();
     let device = device()?;
     let scale = futures::executor::block_on(kernels::scale::load(&device).into_future())?;
     std::thread::scope(|scope| {

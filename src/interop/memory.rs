@@ -257,9 +257,10 @@ impl<P> MemoryLoan<'_, P> {
     /// While another thread is submitting to this stream.
     ///
     /// # Errors
-    /// The loss of the device; a thread that must not submit (a host function, a twin, a waker, the closure of
-    /// `enqueue`). In both cases what was declared as written counts as failed. In the second the memory is also never
-    /// freed, and what was kept never dropped, because nobody knows when the library's work on the stream is complete.
+    /// The loss of the device, if it is known: the driver is not asked for it, and what uses the memory later tells of one that
+    /// shows afterwards. A thread that must not submit (a host function, a twin, a waker, the closure of `enqueue`). In both cases
+    /// what was declared as written counts as failed. In the second the memory is also never freed, and what was kept never
+    /// dropped, because nobody knows when the library's work on the stream is complete.
     ///
     /// A closed device is no error: a loan may end after [`Device::close`] has timed out.
     pub fn end(mut self) -> Result<()> {

@@ -133,6 +133,9 @@ verbs! {
     /// # Errors
     /// As [`batch`](Stream::batch); a launch that the driver refused when it came to that, behind the closure.
     ///
+    /// # Blocking
+    /// As a batch; a call that compiles takes as long as [`Graph::launch`] says.
+    ///
     /// # Panics
     /// If the closure does: what it wrote before is on the stream, as a list like any other, and the region keeps what it counted and
     /// compiled.
