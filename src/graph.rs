@@ -193,9 +193,9 @@ impl<S: GraphSlots> Graph<S> {
     /// Ready proves that all of its operations are *complete on the device*.
     ///
     /// # Blocking
-    /// The first launch on a stream, and those that compile again, take 0.1 to 1 ms for 100 to 1,000 nodes; where other threads compile
-    /// graphs as well, the driver was seen to wait for all kernels that run first. While another thread launches the same graph on the
-    /// same stream.
+    /// The first launch on a stream, and those that compile again, take 0.1 to 1 ms for 100 to 1,000 nodes. A compilation for which the
+    /// driver needs more memory than all graphs before it took waits for all kernels that run on the GPU, and launches of other threads
+    /// wait with it. While another thread launches the same graph on the same stream.
     ///
     /// # Errors
     /// The first error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read, and that nobody wrote or

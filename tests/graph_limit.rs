@@ -1,21 +1,45 @@
 //! The limit of compiled graphs: what goes, what stays, and that it makes no difference to what is computed.
-//!
-//! One test after the other: beside others that compile graphs the driver may wait for all kernels that run, a closed gate included
-//! (`backend/cuda/standstill.rs`), and graphs that were not launched for a second meanwhile are not in use.
 
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use gpu_await::testing::{self, Gate};
-use gpu_await::{Device, DeviceBuffer, Graph, InOut, ListOutcome, Region, Result, Stream, kernels};
-use tokio::sync::Mutex;
+use gpu_await::{
+    Device, DeviceBuffer, Graph, InOut, ListOutcome, Region, Result, Stream, ViewMut, kernels,
+};
 
 const LIMIT: usize = 4;
 const SOON: Duration = Duration::from_secs(10);
 const LEN: usize = 32;
 
-static ALONE: Mutex<()> = Mutex::const_new(());
+/// More than the tests have at once.
+const GRAPHS: usize = 256;
+
+/// Compiles as many graphs as it takes for the driver to have memory for all later ones: for more it may wait for all kernels that
+/// run, a closed gate included (`backend/cuda/standstill.rs`), and what was not launched for a second meanwhile is not in use.
+fn grow() {
+    static GROWN: Once = Once::new();
+    GROWN.call_once(|| {
+        let device = testing::device();
+        let stream = device.stream().expect("a stream");
+        let scale = kernels::scale::load_blocking(&device).expect("it loads");
+        let mut x = stream.full(LEN, 1.0f32).queued().expect("memory");
+        let graphs = (0..GRAPHS).map(|_| {
+            device.graph(scale.clone(), |q, scale, (mut x, a): (ViewMut<'_, f32>, f32)| {
+                scale.launch(q, a, &mut x)?;
+                scale.launch(q, a, &mut x)
+            })
+        });
+        let graphs: Vec<Graph<(InOut<f32>, f32)>> = graphs.collect();
+        for graph in &graphs {
+            graph.launch(&stream, (&mut x, 1.0)).queued().expect("it is launched");
+        }
+        stream.synchronize().expect("they are complete");
+    });
+}
 
 fn device() -> Result<Device> {
+    grow();
     let builder = Device::builder().graph_limit(LIMIT);
     match testing::device().kind() {
         gpu_await::DeviceKind::Cuda => builder.cuda(0),
@@ -41,7 +65,6 @@ async fn replay(
 
 #[tokio::test]
 async fn regions_in_use_keep_their_graphs_and_others_lose_them() -> Result<()> {
-    let _alone = ALONE.lock().await;
     let device = device()?;
     let stream = device.stream()?;
     let scale = kernels::scale::load(&device).await?;
@@ -94,7 +117,6 @@ async fn regions_in_use_keep_their_graphs_and_others_lose_them() -> Result<()> {
 /// One with something in it that only a graph runs takes a place in any case, from one whose launch is under way as well.
 #[tokio::test]
 async fn graphs_that_need_a_place_get_it() -> Result<()> {
-    let _alone = ALONE.lock().await;
     let device = device()?;
     let streams = [device.stream()?, device.stream()?];
     let scale = kernels::scale::load(&device).await?;
@@ -128,7 +150,6 @@ async fn graphs_that_need_a_place_get_it() -> Result<()> {
 /// A graph of launches alone is launched one by one where there is no place for it, and says so.
 #[tokio::test]
 async fn a_graph_without_a_place_computes_the_same() -> Result<()> {
-    let _alone = ALONE.lock().await;
     let device = device()?;
     let stream = device.stream()?;
     let scale = kernels::scale::load(&device).await?;
@@ -158,7 +179,6 @@ async fn a_graph_without_a_place_computes_the_same() -> Result<()> {
 fn many_threads_share_few_places() -> Result<()> {
     const THREADS: usize = 6;
     const ROUNDS: usize = 60;
-    let _alone = ALONE.blocking_lock();
     let device = device()?;
     let scale = futures::executor::block_on(kernels::scale::load(&device).into_future())?;
     std::thread::scope(|scope| {
