@@ -48,7 +48,7 @@ pub struct Error(Arc<ErrorDetail>);
 /// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device, and what it should have written cannot be read until something overwrites it |
 /// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works |
 /// | [`ErrorKind::Overloaded`] | try later |
-/// | [`ErrorKind::TimedOut`] | what was submitted goes on; wait longer or give up |
+/// | [`ErrorKind::TimedOut`] | what was submitted goes on, and what was not never runs; wait longer or give up |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
 /// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
 /// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), or `main` has returned |
@@ -351,19 +351,20 @@ pub enum ErrorDetail {
     )]
     Overloaded { what: &'static str, in_flight: u64, limit: u64, waiting: u64, max_waiting: u64 },
     /// A request cannot be answered by its deadline, by what requests took lately: refused at once, or under overload
-    /// because newer ones go first. `expected_us` is the wait, `takes_us` what follows it.
+    /// because newer ones go first. `expected_us` is the wait, `takes_us` what nearly all take behind it: both together are more
+    /// than what is left.
     #[error(
         "{what} cannot answer in time: {remaining_us} µs are left, and lately a request with {waiting} waiting waits \
-         {expected_us} µs and takes {takes_us} µs; try later, or elsewhere"
+         {expected_us} µs, behind which nearly all take up to {takes_us} µs; try later, or elsewhere"
     )]
     TooLate { what: &'static str, remaining_us: u64, expected_us: u64, takes_us: u64, waiting: u64 },
-    /// A request waited until its deadline, or until too little time was left for what requests took lately
-    /// (`takes_us`). It never reached the device.
+    /// A request waited until its deadline, with nothing left (its kind is `TimedOut`), or until less was left than what nearly all
+    /// take lately (`takes_us`; `Overloaded`). It never reached the device.
     #[error(
-        "{what} had no turn in time for a request that waited {waited_us} µs: they take {takes_us} µs lately, \
-         and {waiting} wait"
+        "{what} had no turn in time for a request that waited {waited_us} µs: {remaining_us} µs are left, nearly all \
+         take up to {takes_us} µs lately, and {waiting} wait; try later, or elsewhere"
     )]
-    Expired { what: &'static str, waited_us: u64, takes_us: u64, waiting: u64 },
+    Expired { what: &'static str, waited_us: u64, remaining_us: u64, takes_us: u64, waiting: u64 },
     /// A pool has no share of that name.
     #[error("the stream pool has no share `{name}`: declare it with `StreamPoolBuilder::share`")]
     NoSuchShare { name: String },
@@ -542,6 +543,7 @@ impl ErrorDetail {
             D::BatchPanicked { .. } | D::EnqueuePanicked { .. } => ErrorKind::Panicked,
             D::Foreign { .. } => ErrorKind::Foreign,
             D::Overloaded { .. } | D::TooLate { .. } => ErrorKind::Overloaded,
+            D::Expired { remaining_us: 1.., .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } | D::Expired { .. } => ErrorKind::TimedOut,
             D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
             D::Closed { .. } | D::ProcessEnding { .. } => ErrorKind::Closed,

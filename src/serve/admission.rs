@@ -127,14 +127,17 @@ pub(crate) enum Waited {
 pub(crate) enum NoPermit {
     /// Too many wait already, or it was not to wait.
     Full,
-    /// With `remaining_ns` left, it would have waited another `expected_ns` and been late.
+    /// With `remaining_ns` left, it would have waited another `expected_ns`, and been late: nearly all take up to `takes_ns`.
     Late {
         remaining_ns: u64,
         expected_ns: u64,
+        takes_ns: u64,
     },
-    /// Its deadline passed, or is nearer than what permits take.
+    /// Its deadline passed, or is nearer than what nearly all take.
     Expired {
         waited_ns: u64,
+        remaining_ns: u64,
+        takes_ns: u64,
     },
     /// No slot is left.
     Gone,
@@ -273,7 +276,9 @@ impl Admission {
         }
         if ask.deadline.is_some_and(|deadline| deadline <= now) {
             self.expired += 1;
-            return (Entered::Refused(NoPermit::Expired { waited_ns: 0 }), wakers);
+            let takes_ns = self.shares[ask.share].took.likely_ns(self.taken);
+            let expired = NoPermit::Expired { waited_ns: 0, remaining_ns: 0, takes_ns };
+            return (Entered::Refused(expired), wakers);
         }
         let share = &mut self.shares[ask.share];
         let most = self.limit.min(share.limits.limit);
@@ -364,7 +369,8 @@ impl Admission {
         let mut wakers = Wakers::new();
         while let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now)
         {
-            self.expire_one(now, key, &mut wakers);
+            let takes_ns = self.shares[share_of(key.lane)].took.likely_ns(self.taken);
+            self.expire_one(now, key, takes_ns, &mut wakers);
         }
         // Whoever went may have kept lighter ones waiting.
         self.admit(now, &mut wakers);
@@ -474,9 +480,9 @@ impl Admission {
     fn is_hopeless(&self, now: u64, ask: Ask) -> Option<NoPermit> {
         let remaining_ns = ask.deadline?.saturating_sub(now);
         let share = &self.shares[ask.share];
-        let late = share.taken > 0
-            && share.took.likely_ns(self.taken + u64::from(ask.weight)) > remaining_ns;
-        late.then_some(NoPermit::Late { remaining_ns, expected_ns: 0 })
+        let takes_ns = share.took.likely_ns(self.taken + u64::from(ask.weight));
+        let late = share.taken > 0 && takes_ns > remaining_ns;
+        late.then_some(NoPermit::Late { remaining_ns, expected_ns: 0, takes_ns })
     }
 
     fn fits(&self, share: usize, weight: u32) -> bool {
@@ -527,10 +533,11 @@ impl Admission {
         self.ended.insert(key, ended);
     }
 
-    fn expire_one(&mut self, now: u64, key: Key, wakers: &mut Wakers) {
-        let waited_ns = self.waiter(key).map_or(0, |waiter| now.saturating_sub(waiter.since));
+    fn expire_one(&mut self, now: u64, key: Key, takes_ns: u64, wakers: &mut Wakers) {
+        let Some(&mut Waiter { since, deadline, .. }) = self.waiter(key) else { return };
+        let (waited_ns, remaining_ns) = (now.saturating_sub(since), deadline.saturating_sub(now));
         self.expired += 1;
-        self.end(key, Err(NoPermit::Expired { waited_ns }), wakers);
+        self.end(key, Err(NoPermit::Expired { waited_ns, remaining_ns, takes_ns }), wakers);
     }
 
     /// Refuses whoever is too many, or cannot be answered in time, now that `key` waits as well.
@@ -576,7 +583,8 @@ impl Admission {
             let remaining_ns = waiter.deadline.saturating_sub(now);
             if expected_ns.saturating_add(likely_ns) > remaining_ns {
                 self.refused += 1;
-                self.end(last, Err(NoPermit::Late { remaining_ns, expected_ns }), wakers);
+                let late = NoPermit::Late { remaining_ns, expected_ns, takes_ns: likely_ns };
+                self.end(last, Err(late), wakers);
             } else if !own {
                 return;
             }
@@ -613,7 +621,7 @@ impl Admission {
             let in_flight = self.taken + u64::from(weight);
             let likely_ns = self.shares[share].took.likely_ns(in_flight);
             if key.hurried && now.saturating_add(likely_ns) >= deadline {
-                self.expire_one(now, key, wakers);
+                self.expire_one(now, key, likely_ns, wakers);
                 continue;
             }
             if !self.fits(share, weight) {

@@ -329,11 +329,11 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
                 waiting,
                 max_waiting: self.limits.max_waiting as u64,
             },
-            NotGathered::Late { remaining_ns, expected_ns } => ErrorDetail::TooLate {
+            NotGathered::Late { remaining_ns, expected_ns, takes_ns } => ErrorDetail::TooLate {
                 what: "the batcher",
                 remaining_us: remaining_ns / 1000,
                 expected_us: expected_ns / 1000,
-                takes_us: book.gather.took_ns().unwrap_or(0) / 1000,
+                takes_us: takes_ns / 1000,
                 waiting,
             },
         }

@@ -66,7 +66,12 @@ pub(crate) enum Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotGathered {
     Full,
-    Late { remaining_ns: u64, expected_ns: u64 },
+    /// As [`NoPermit::Late`](super::admission::NoPermit::Late).
+    Late {
+        remaining_ns: u64,
+        expected_ns: u64,
+        takes_ns: u64,
+    },
 }
 
 /// A request that waits, by priority and then by the order in which they came.
@@ -81,7 +86,7 @@ pub(crate) struct RequestKey {
 pub(crate) struct Gathered<T> {
     pub(crate) since: u64,
     pub(crate) weight: u64,
-    deadline: u64,
+    pub(crate) deadline: u64,
     pub(crate) request: T,
 }
 
@@ -218,7 +223,7 @@ impl<T> Gather<T> {
             in_flight: self.in_flight as u64 + 1,
         };
         // Alone, it may be late by an estimate that is wrong: that is how it mends.
-        let likely_ns = if self.in_flight == 0 { 0 } else { self.runs.likely_ns(begun.in_flight) };
+        let likely_ns = if self.in_flight == 0 { 0 } else { self.takes_ns() };
         while requests.len() < self.limits.max_len
             && let Some((key, gathered)) = self.first()
         {
@@ -273,6 +278,11 @@ impl<T> Gather<T> {
         self.turns.mean_ns()
     }
 
+    /// What nearly all batches take from their begin on, one more than those in flight.
+    pub(crate) fn takes_ns(&self) -> u64 {
+        self.runs.likely_ns(self.in_flight as u64 + 1)
+    }
+
     fn may_start(&self) -> bool {
         self.in_flight < self.limits.max_in_flight
     }
@@ -307,7 +317,7 @@ impl<T> Gather<T> {
         let by_weight = (self.weight / self.limits.max_weight).max(in_front);
         let expected_ns = mean_ns.saturating_mul(by_weight) / self.limits.max_in_flight as u64;
         let is_late = remaining_ns == 0 || expected_ns.saturating_add(likely_ns) > remaining_ns;
-        is_late.then_some(NotGathered::Late { remaining_ns, expected_ns })
+        is_late.then_some(NotGathered::Late { remaining_ns, expected_ns, takes_ns: likely_ns })
     }
 
     fn first(&self) -> Option<(RequestKey, &Gathered<T>)> {

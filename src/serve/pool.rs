@@ -271,7 +271,7 @@ impl StreamPool {
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), and [`ErrorDetail::TooLate`] (its kind is `Overloaded`), at once or as soon as newer ones pushed it too far
-    /// back: it cannot be answered in time. [`ErrorDetail::Expired`] (its kind is `TimedOut`): it waited, and at its deadline at the latest is told that there was no
+    /// back: it cannot be answered in time. [`ErrorDetail::Expired`]: it waited, and at its deadline at the latest is told that there was no
     /// permit in time; on any executor, by a thread of the pool's that keeps the time.
     ///
     /// # Cancel safety

@@ -315,8 +315,13 @@ fn a_permit_goes_to_who_can_use_it() {
     let (Entered::Waits(next), _) = admission.enter(100 * MS, ask(None)) else { panic!("taken") };
     drop(admission.give_back(400 * MS, second));
     let look = |admission: &mut Admission, key| admission.poll(key, Waker::noop().clone()).0;
-    let expired = NoPermit::Expired { waited_ns: 300 * MS };
-    assert_eq!(look(&mut admission, late), Waited::Refused(expired));
+    let Waited::Refused(NoPermit::Expired { waited_ns, remaining_ns, takes_ns }) =
+        look(&mut admission, late)
+    else {
+        panic!("it would be late")
+    };
+    assert_eq!((waited_ns, remaining_ns), (300 * MS, 50 * MS));
+    assert!(takes_ns > remaining_ns);
     assert!(matches!(look(&mut admission, next), Waited::In(_)));
 }
 

@@ -210,15 +210,16 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
             return;
         }
         let now = self.now();
-        let (waiting, took_ns) = {
+        let (waiting, takes_ns) = {
             let mut book = self.book.lock();
             book.expired += expired.len() as u64;
-            (book.gather.waiting() as u64, book.gather.took_ns().unwrap_or(0))
+            (book.gather.waiting() as u64, book.gather.takes_ns())
         };
-        for Gathered { since, request: Request { request, reply, span }, .. } in expired {
+        for Gathered { since, deadline, request: Request { request, reply, span }, .. } in expired {
             let waited_us = now.saturating_sub(since) / 1000;
-            let takes_us = took_ns / 1000;
-            let error = ErrorDetail::Expired { what: "the batcher", waited_us, takes_us, waiting };
+            let (remaining_us, takes_us) = (deadline.saturating_sub(now) / 1000, takes_ns / 1000);
+            let what = "the batcher";
+            let error = ErrorDetail::Expired { what, waited_us, remaining_us, takes_us, waiting };
             running::send(reply, || Err(Error::from(error).into()));
             contain::contain("the drop of a request", || drop((request, span)));
         }

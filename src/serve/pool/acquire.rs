@@ -94,7 +94,7 @@ impl Acquire {
             Entered::In(permit) => {
                 Some(Ok((permit, book.admission.slot_of(permit), Duration::ZERO)))
             }
-            Entered::Refused(refusal) => Some(Err(book.error(refusal, share))),
+            Entered::Refused(refusal) => Some(Err(book.error(refusal))),
             Entered::Waits(key) => {
                 self.shared.keep_time(&mut book);
                 self.state = AcquireState::Waiting { key, since: Instant::now() };
@@ -119,7 +119,7 @@ impl Acquire {
             Waited::In(permit) => {
                 Some(Ok((permit, book.admission.slot_of(permit), since.elapsed())))
             }
-            Waited::Refused(refusal) => Some(Err(book.error(refusal, self.asks.share))),
+            Waited::Refused(refusal) => Some(Err(book.error(refusal))),
         };
         drop(book);
         drop(stale);
@@ -154,10 +154,9 @@ impl Drop for Acquire {
 }
 
 impl PoolState {
-    fn error(&self, refusal: NoPermit, share: usize) -> Error {
+    fn error(&self, refusal: NoPermit) -> Error {
         let (what, admission) = ("the stream pool", &self.admission);
         let waiting = admission.waiting() as u64;
-        let takes_us = admission.took_ns(share).unwrap_or(0) / 1000;
         match refusal {
             NoPermit::Full => ErrorDetail::Overloaded {
                 what,
@@ -166,16 +165,20 @@ impl PoolState {
                 waiting,
                 max_waiting: admission.max_waiting() as u64,
             },
-            NoPermit::Late { remaining_ns, expected_ns } => ErrorDetail::TooLate {
+            NoPermit::Late { remaining_ns, expected_ns, takes_ns } => ErrorDetail::TooLate {
                 what,
                 remaining_us: remaining_ns / 1000,
                 expected_us: expected_ns / 1000,
-                takes_us,
+                takes_us: takes_ns / 1000,
                 waiting,
             },
-            NoPermit::Expired { waited_ns } => {
-                ErrorDetail::Expired { what, waited_us: waited_ns / 1000, takes_us, waiting }
-            }
+            NoPermit::Expired { waited_ns, remaining_ns, takes_ns } => ErrorDetail::Expired {
+                what,
+                waited_us: waited_ns / 1000,
+                remaining_us: remaining_ns / 1000,
+                takes_us: takes_ns / 1000,
+                waiting,
+            },
             NoPermit::Gone => return self.gone(),
             NoPermit::Closed => return closed(),
         }
