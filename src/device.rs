@@ -233,6 +233,7 @@ impl Device {
         let engine = self.engine().clone();
         engine.check_health()?;
         offload(move || {
+            engine.graph_memory.give_up();
             engine.flush();
             engine.backend.pool_trim(keep_bytes).map_err(|code| engine.refused(code))
         })

@@ -26,6 +26,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::LaunchOn;
 use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
+use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::{OfStream, StreamHandle};
 use crate::submit::{Footprint, Kept, wrong_device};
 use crate::thread::role;
@@ -55,8 +56,9 @@ use slots::{GraphArgs, GraphSlots, Passed};
 ///
 /// # Ownership
 /// A graph owns its state (kernels, weights), which nobody changes, and keeps memory that the closure made, for each stream by
-/// itself; nothing that is passed to a launch. It keeps no stream open: what it has for a stream goes when nobody else has that. Dropped in flight, all of that stays until the launches are complete, and is then dropped
-/// by a thread of this crate.
+/// itself; nothing that is passed to a launch. Where an allocation finds no other memory, it gets what closures made, behind the
+/// launches that use it, and the next launch runs the closure again. It keeps no stream open: what it has for a stream goes when nobody
+/// else has that. Dropped in flight, all of that stays until the launches are complete, and is then dropped by a thread of this crate.
 ///
 /// # Examples
 /// ```
@@ -290,6 +292,8 @@ impl<S: GraphSlots> Graph<S> {
         drop(instances);
         let weak: Weak<dyn OfStream> = Arc::<Mutex<Instance>>::downgrade(&instance);
         stream.has(weak);
+        let weak: Weak<dyn KeepsMemory> = Arc::<Mutex<Instance>>::downgrade(&instance);
+        self.engine.graph_memory.enter(weak);
         drop(gone);
         instance
     }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use cases::config;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceKind, ErrorDetail, ErrorKind, MemoryAdvice, Pressure, Result, kernels,
+    Device, DeviceKind, ErrorDetail, ErrorKind, InOut, MemoryAdvice, Pressure, Result, Stream,
+    kernels,
 };
 use proptest::prelude::*;
 use random::Random;
@@ -627,4 +628,40 @@ fn what_fits_is_not_refused_whatever_other_threads_do() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// What closures of graphs made is there for others, and made again when the graph is launched.
+#[test]
+fn memory_of_graphs_is_given_up_for_others() -> Result<()> {
+    const LEN: usize = MIB / 4;
+    const STREAMS: usize = 7;
+    let (device, _turn) = opened(Device::builder().memory_limit_bytes(8 * MIB as u64));
+    let axpy = kernels::axpy::load_blocking(&device)?;
+    let graph = device.graph::<(InOut<f32>,), _, _>(axpy, |q, axpy, (mut y,)| {
+        let through = q.full(LEN, 1.0f32)?;
+        axpy.launch(q, 1.0, &through, &mut y)
+    });
+    let streams = (0..STREAMS).map(|_| device.stream()).collect::<Result<Vec<_>>>()?;
+    let launch = |stream: &Stream| -> Result<()> {
+        let mut y = stream.full(LEN, 2.0f32).queued()?;
+        graph.launch(stream, (&mut y,)).queued()?;
+        assert_eq!(*stream.download(&y).synchronize()?, [3.0f32; LEN]);
+        Ok(())
+    };
+    let two = || -> Result<()> {
+        let stream = device.stream()?;
+        drop(stream.zeros::<u8>(2 * MIB).queued()?);
+        stream.synchronize()
+    };
+    for _ in 0..2 {
+        streams.iter().try_for_each(launch)?;
+        two()?;
+    }
+    streams.iter().try_for_each(launch)?;
+    futures::executor::block_on(device.stream()?.reclaimed(2 * MIB as u64))?;
+    two()?;
+    streams.iter().try_for_each(launch)?;
+    futures::executor::block_on(device.trim(0))?;
+    assert_eq!(device.stats().allocated_bytes, 0);
+    launch(&streams[0])
 }

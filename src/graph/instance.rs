@@ -12,7 +12,8 @@
 //! 1. What is launched is what the closure wrote for these arguments, whatever was set or refused before
 //!    (`arguments_are_never_stale`, `a_refused_launch_leaves_what_was_set`).
 //! 2. It keeps the memory that the graph owns, and none that was passed (`what_was_passed_is_not_kept`).
-//! 3. It keeps no stream open, and is empty when its stream is gone (`streams_go_without_another_launch`).
+//! 3. Memory that it keeps goes where an allocation finds none (`memory_of_graphs_is_given_up_for_others`).
+//! 4. It keeps no stream open, and is empty when its stream is gone (`streams_go_without_another_launch`).
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -31,6 +32,7 @@ use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::hazard::Mode;
 use crate::memory::view::Span;
+use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::OfStream;
 use crate::submit::{
     CompiledGraph, Footprint, GraphCell, Kept, List, Node, Raw, Refusal, Summary, Touched,
@@ -75,6 +77,18 @@ impl OfStream for Mutex<Instance> {
         // Dropped when it is unlocked.
         let gone = std::mem::take(&mut *self.lock());
         drop(gone);
+    }
+}
+
+impl KeepsMemory for Mutex<Instance> {
+    fn give_up_memory(&self) -> bool {
+        let Some(mut instance) = self.try_lock() else { return false };
+        let is_its_own = |kept: &KeptByGraph| Arc::strong_count(kept.memory()) == 1;
+        let has_any = instance.kept.iter().any(is_its_own);
+        if has_any {
+            instance.give_up_memory();
+        }
+        has_any
     }
 }
 

@@ -41,6 +41,7 @@ use super::device_state::DeviceState;
 use super::doorbell::Bells;
 use super::event_pool::{Destroy, EventHandle, EventPool};
 use super::graph_budget::GraphBudget;
+use super::graph_memory::GraphMemory;
 use super::loans::Loans;
 use super::progress::{PointStream, Progress};
 use super::protocol::cadence;
@@ -100,6 +101,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     /// A stream on which others' work is captured, once there was one. Held while that is done.
     pub(crate) captures: Mutex<Option<RawStream>>,
     pub(crate) graphs: GraphBudget,
+    pub(crate) graph_memory: GraphMemory,
     pub(crate) loans: Arc<Loans>,
     registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
@@ -193,6 +195,7 @@ impl<S: DeviceStream> Engine<S> {
             private,
             captures: Mutex::default(),
             graphs: GraphBudget::new(options.graph_limit),
+            graph_memory: GraphMemory::default(),
             loans: Arc::default(),
             registry: Registry::new(),
             retired: Mutex::default(),

@@ -6,7 +6,8 @@
 //! | 1 | what streams keep: the stream's own, then others', as far as its uses are complete | nobody |
 //! | 2 | what is complete, or was used by this stream alone | nobody |
 //! | 3 | what is pending elsewhere, if its uses have events, and the device is to wait | the stream, on the device |
-//! | 4 | none: out of memory | |
+//! | 4 | what graphs keep for their next launches; then steps 0 to 3 again | as above |
+//! | 5 | none: out of memory | |
 //!
 //! A step is taken if the ones before it were not enough. Steps 1 to 3 are gone through again, for a
 //! while, if what they lacked is there after all: others have it in hand, or hold the lock of a stream
@@ -121,6 +122,10 @@ impl<'l> Claim<'l> {
         }
         role::check("allocating device memory")?;
         let mut backoff = Backoff::default();
+        let mut is_given_up = false;
+        // Nobody uses it now; asked for once an allocation.
+        let mut of_graphs =
+            || !std::mem::replace(&mut is_given_up, true) && engine.graph_memory.give_up();
         loop {
             engine.check_open()?;
             let most = engine.account.lock().most();
@@ -128,6 +133,10 @@ impl<'l> Claim<'l> {
                 claim.shrink();
             }
             if most < claim.block {
+                if of_graphs() {
+                    claim = Claim::of_nothing_yet(stream, bytes);
+                    continue;
+                }
                 // Nobody's memory is touched in vain.
                 return Ok(None);
             }
@@ -145,7 +154,8 @@ impl<'l> Claim<'l> {
             // It puts back what it took: not under the lock.
             drop(claim);
             // Another thread may hold the missing memory, or the lock of a stream to wait for.
-            if forced || !engine.is_there(stream, block(bytes)) || !backoff.pause() {
+            let may_come = !forced && engine.is_there(stream, block(bytes)) && backoff.pause();
+            if !may_come && !of_graphs() {
                 return Ok(None);
             }
             claim = Claim::of_nothing_yet(stream, bytes);
