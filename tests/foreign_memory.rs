@@ -10,10 +10,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use eventually::eventually;
+use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, MemoryProblem, Result, Stream, Uses,
-    kernels,
+    Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, MemoryProblem, RawQueue, Result,
+    Stream, Uses, kernels,
 };
 
 const SOON: Duration = Duration::from_secs(10);
@@ -599,4 +600,82 @@ async fn a_close_with_a_loan_is_told_of_a_loss() -> Result<()> {
     assert!(loan.end().unwrap_err().is_device_lost());
     assert_eq!(device.stats().loans, 0);
     Ok(())
+}
+
+/// What the end of a loan puts behind the work that a close is waiting for is waited for as well.
+#[tokio::test]
+async fn a_loan_ends_while_a_close_waits_for_work() -> Result<()> {
+    for is_dropped in [false, true] {
+        let device = testing::device();
+        let stream = device.stream()?;
+        let mut x = stream.zeros::<f32>(LEN).await?;
+        // SAFETY: nobody uses it.
+        let loan = unsafe { stream.lend_memory(Uses::new("lent").updates(&mut x)) }?;
+        // SAFETY: as above.
+        let loan = unsafe { loan.detach() };
+        let gate = Gate::close(&stream)?;
+        let mut close = Box::pin(device.close(Duration::MAX));
+        // It waits for the gate once it does not go on by itself.
+        for _ in 0..100 {
+            assert!((&mut close).now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+        loan.end()?;
+        let kept = (!is_dropped).then_some(x);
+        gate.open();
+        tokio::time::timeout(SOON, close).await.expect("nothing is left")?;
+        drop(kept);
+    }
+    Ok(())
+}
+
+/// The producer of what a loan reads fails when it runs, when the loan has begun: it ends all the same, and what it wrote has
+/// failed as well.
+#[tokio::test]
+async fn a_loan_ends_whose_producer_failed_late() -> Result<()> {
+    enum How {
+        End,
+        Fail,
+        Drop,
+    }
+    for how in [How::End, How::Fail, How::Drop] {
+        let device = Device::host();
+        let stream = device.stream()?;
+        let kept = Arc::new(());
+        let mut x = stream.zeros::<f32>(LEN).queued()?;
+        let mut y = stream.zeros::<f32>(LEN).queued()?;
+        let gate = Gate::close(&stream)?;
+        let uses = Uses::new("late").writes(&mut x);
+        let fails = |queue: &RawQueue<'_>, _| queue.try_host(|| Err::<(), _>("status 5"));
+        // SAFETY: it does nothing.
+        let late = unsafe { stream.enqueue(uses, fails) };
+        let uses = Uses::new("theirs").reads(&x).writes(&mut y).keeps(kept.clone());
+        // SAFETY: nothing is put on the stream, and nobody uses what it writes.
+        let loan = unsafe { stream.lend_memory(uses) }?;
+        gate.open();
+        assert_eq!(late.await.unwrap_err().kind(), ErrorKind::Foreign);
+        loan.ready().await?;
+        let (said, cause) = match how {
+            How::End => (Some(loan.end().unwrap_err()), "status 5"),
+            How::Fail => (Some(loan.fail("their own")), "their own"),
+            How::Drop => {
+                drop(loan);
+                (None, "status 5")
+            }
+        };
+        for error in said.into_iter().chain(stream.download(&y).await.err()) {
+            let causes: Vec<String> = causes(&error);
+            assert!(causes.iter().any(|found| found.contains(cause)), "{causes:?}");
+        }
+        assert!(stream.download(&y).await.is_err());
+        drop((x, y));
+        device.close(SOON).await?;
+        assert_eq!(Arc::strong_count(&kept), 1);
+        assert_eq!((device.stats().unreturned, device.stats().allocations), (0, 0));
+    }
+    Ok(())
+}
+
+fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect()
 }

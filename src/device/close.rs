@@ -49,8 +49,10 @@ impl Device {
         let engine = self.engine();
         engine.close();
         let mut limit = Limit::after(self, limit);
+        // None begins any more, and one that ends while this waits puts a ticket behind what is waited for.
+        let lends = engine.loans.open() > 0;
         self.work_done(&mut limit).await?;
-        if engine.loans.open() > 0 {
+        if lends {
             let ended = limit.before(pin!(engine.loans.ended())).await;
             ended.ok_or_else(|| limit.passed(LENT))?;
             // What was on their streams by then.

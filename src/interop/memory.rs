@@ -254,7 +254,8 @@ impl<P> MemoryLoan<'_, P> {
     /// finished. Dropping the loan does the same.
     ///
     /// # Blocking
-    /// While another thread is submitting to this stream.
+    /// While another thread is submitting to this stream, which takes long where the stream's queue is full. So does dropping the
+    /// loan: lend on a stream of its own, or [`throttle`](Stream::throttle) who submits.
     ///
     /// # Errors
     /// The loss of the device, if it is known: the driver is not asked for it, and what uses the memory later tells of one that
@@ -262,9 +263,12 @@ impl<P> MemoryLoan<'_, P> {
     /// what was declared as written counts as failed. In the second the memory is also never freed, and what was kept never
     /// dropped, because nobody knows when the library's work on the stream is complete.
     ///
+    /// [`ErrorDetail::Upstream`]: what is declared as read failed after the loan began, where that is known only when it has run
+    /// ([`RawQueue::try_host`](crate::RawQueue::try_host)). What was declared as written counts as failed.
+    ///
     /// A closed device is no error: a loan may end after [`Device::close`] has timed out.
     pub fn end(mut self) -> Result<()> {
-        self.close()
+        self.close()?.map_or(Ok(()), Err)
     }
 
     /// Ends the loan of a library that failed: what was declared as written counts as failed, with this cause, and
@@ -274,9 +278,11 @@ impl<P> MemoryLoan<'_, P> {
     ///
     /// # Blocking
     /// As [`end`](Self::end).
+    ///
+    /// On a thread that must not submit, the error says so, and the cause is lost.
     pub fn fail(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         match self.close() {
-            Ok(()) => self.uses.fail(cause.into()),
+            Ok(_) => self.uses.fail(cause.into()),
             Err(error) => error,
         }
     }
@@ -303,8 +309,9 @@ impl<P> MemoryLoan<'_, P> {
         }
     }
 
-    fn close(&mut self) -> Result<()> {
-        let Some(open) = self.open.take() else { return Ok(()) };
+    /// Ends it, if it has not ended; returns the failure of what was read.
+    fn close(&mut self) -> Result<Option<Error>> {
+        let Some(open) = self.open.take() else { return Ok(None) };
         let queue = self.stream.queue();
         let ended = self.uses.close(self.stream.engine(), |footprint| {
             queue.submit(footprint, 0, |_| Ok(()))?;

@@ -232,9 +232,21 @@ impl<'a> Footprint<'a> {
         Ok(())
     }
 
+    /// The failure of what it reads, if there was one.
+    pub(super) fn failed_content(&self) -> Option<Error> {
+        let reads = self.accesses.iter().filter(|access| access.mode != Mode::Overwrite);
+        reads.into_iter().find_map(|access| {
+            access.memory.with_hazards(|hazards| match hazards.unreadable(&access.range) {
+                Some((_, Content::Poisoned(poison))) => Some(self.upstream(poison)),
+                _ => None,
+            })
+        })
+    }
+
     /// Whether an access finds contents that it can use.
     fn check_content(&self, access: &Access<'_>, hazards: &AllocationHazards) -> Result<()> {
-        if access.mode == Mode::Overwrite {
+        // A loan's were there when it began, and it ends whatever became of them.
+        if access.mode == Mode::Overwrite || self.ends_a_loan {
             return Ok(());
         }
         match hazards.unreadable(&access.range) {

@@ -71,21 +71,24 @@ impl<P> OpenUses<P> {
     }
 
     /// Ends them: `submit` enters the uses behind everything that is on the stream. If it cannot, and the device
-    /// works, nobody knows when the memory is free.
+    /// works, nobody knows when the memory is free. Returns the failure of what was read, if that came meanwhile: what was declared
+    /// as written has failed then as well.
     pub(crate) fn close(
         &mut self,
         engine: &Arc<Engine>,
         submit: impl FnOnce(&mut Footprint<'_>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Option<Error>> {
         let lent = take(&mut self.lent);
         let mut footprint = self.footprint();
         footprint.lent = lent;
         footprint.ends_a_loan = true;
+        let failed = footprint.failed_content();
         submit(&mut footprint).inspect_err(|_| {
             if engine.lost().is_none() {
                 footprint.leak();
             }
-        })
+        })?;
+        Ok(failed.map(|error| footprint.poison(error)))
     }
 
     /// Poisons what was declared as written with another library's error, which is handed back as ours.
