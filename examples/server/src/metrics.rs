@@ -9,6 +9,9 @@
 //! | `server_gpu_seconds{route}` | histogram | time on the device, of a request or of a batch |
 //! | `server_batch_requests` | histogram | requests in a batch of `/embed` |
 //! | `server_pool_*`, `server_embed_*` | gauge | the stream pool, and who waits for a batch |
+//! | `server_body_bytes`, `server_answer_bytes` | gauge | reserved for bodies and large answers (`budget.rs`) |
+//! | `server_healthy` | gauge | 1 while the device runs the launch of `health.rs` in time |
+//! | `server_log_lines_dropped` | gauge | lines of the log that nobody read in time |
 //! | `server_device_*` | gauge | what [`Device::stats`](gpu_await::Device::stats) says, at the time of the scrape |
 #![forbid(unsafe_code)]
 
@@ -76,12 +79,17 @@ pub(crate) fn batch(requests: usize) {
 /// The text for Prometheus.
 pub(crate) fn scrape(app: &App) -> String {
     let (pool, device, embed) = (app.pool.stats(), app.device.stats(), app.embedder.stats());
+    let (bodies, answers) = app.budget.used();
     for (name, value) in [
         ("server_pool_in_flight", pool.in_flight as u64),
         ("server_pool_waiting", pool.waiting as u64),
         ("server_pool_refused", pool.refused),
         ("server_embed_waiting", embed.waiting as u64),
         ("server_embed_refused", embed.refused),
+        ("server_body_bytes", bodies as u64),
+        ("server_answer_bytes", answers as u64),
+        ("server_log_lines_dropped", app.dropped.dropped_lines() as u64),
+        ("server_healthy", app.health.is_good().into()),
         ("server_device_operations_in_flight", device.in_flight),
         ("server_device_wake_ups", device.wake_ups),
         ("server_device_allocated_bytes", device.allocated_bytes),

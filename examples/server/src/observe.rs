@@ -1,19 +1,16 @@
 //! Around every request: an id, a span, one line in the log, and what is counted.
 #![forbid(unsafe_code)]
 
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use futures::FutureExt;
+use axum::response::Response;
 use tracing::Instrument;
 
 use crate::app::App;
-use crate::failure::Failure;
 use crate::metrics;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -48,11 +45,7 @@ pub(crate) async fn observe(
     let id = request_id(&request);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let watched = Watched::new(app, route, span.clone());
-    // A panic is one request's: its client gets an answer, the connection goes on.
-    let work = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
-    let mut response = work.await.unwrap_or_else(|_| {
-        span.in_scope(|| Failure::internal(&"a handler panicked")).into_response()
-    });
+    let mut response = next.run(request).instrument(span).await;
     watched.answered(&response);
     response.headers_mut().insert(REQUEST_ID, id);
     response

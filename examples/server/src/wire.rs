@@ -9,16 +9,19 @@ use std::fmt;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
+use crate::budget::{Budget, Reserved};
 use crate::failure::Failure;
 use crate::model::TOKENS;
+use crate::options::Options;
 
 /// Bytes of a request's body.
 pub(crate) const MAX_BODY: usize = 16 << 20;
@@ -71,15 +74,23 @@ pub(crate) fn format(headers: &HeaderMap) -> Option<Format> {
     }
 }
 
-/// Reads a body of one of these formats: whole, within `limit`.
+/// A body, and the bytes that it takes of the budget: to be kept as long as what is made of it.
+pub(crate) struct Upload {
+    pub format: Format,
+    pub bytes: Vec<u8>,
+    pub reserved: Reserved,
+}
+
+/// Reads a body of one of these formats: whole, within the body timeout, when there is room for it.
 ///
 /// # Errors
-/// 415, 413, 408; 400 when it broke off.
+/// 415, 413, 429, 408; 400 when it broke off.
 pub(crate) async fn body(
     request: Request,
     formats: &[Format],
-    limit: Duration,
-) -> Result<(Format, Bytes), Failure> {
+    budget: &Budget,
+    options: &Options,
+) -> Result<Upload, Failure> {
     let format = format(request.headers()).filter(|format| formats.contains(format));
     // Who sent `Expect: 100-continue` has sent nothing yet and is told at once.
     let waits = request.headers().contains_key(header::EXPECT);
@@ -87,7 +98,7 @@ pub(crate) async fn body(
     let result = match format {
         None => Err(wrong_format(formats)),
         Some(_) if body.size_hint().lower() > MAX_BODY as u64 => Err(too_large()),
-        Some(format) => collect(&mut body, limit).await.map(|bytes| (format, bytes)),
+        Some(format) => read(&mut body, format, budget, options).await,
     };
     if let Err(failure) = &result
         && failure.status != StatusCode::REQUEST_TIMEOUT
@@ -98,22 +109,42 @@ pub(crate) async fn body(
     result
 }
 
-async fn collect(body: &mut Body, limit: Duration) -> Result<Bytes, Failure> {
-    match tokio::time::timeout(limit, Limited::new(body, MAX_BODY).collect()).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => Err(Failure::invalid(format!("the body broke off: {error}"))),
-        Err(_) => {
-            let message = format!("the body was not there within {limit:?}");
-            Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+async fn read(
+    body: &mut Body,
+    format: Format,
+    budget: &Budget,
+    options: &Options,
+) -> Result<Upload, Failure> {
+    let most = body.size_hint().exact().map_or(MAX_BODY, |bytes| bytes as usize);
+    let room = timeout(options.request_timeout_ms, budget.body(most)).await;
+    let mut reserved = room.unwrap_or_else(|_| Err(Failure::overloaded()))?;
+    let limit = options.body_timeout_ms;
+    let bytes = timeout(limit, collect(body, most)).await.unwrap_or_else(|_| {
+        let message = format!("the body was not there within {limit:?}");
+        Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+    })?;
+    reserved.shrink(bytes.len());
+    Ok(Upload { format, bytes, reserved })
+}
+
+async fn collect(body: &mut Body, most: usize) -> Result<Vec<u8>, Failure> {
+    let mut body = Limited::new(body, MAX_BODY);
+    // Takes no memory before it is written to.
+    let mut bytes = Vec::with_capacity(most);
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Ok(frame) => frame.into_data().iter().for_each(|data| bytes.extend_from_slice(data)),
+            Err(error) if error.is::<LengthLimitError>() => return Err(too_large()),
+            Err(_) => return Err(Failure::invalid("the body broke off")),
         }
     }
+    Ok(bytes)
 }
 
 /// Lets a client finish sending, for a moment.
 async fn discard(mut body: Body) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-    tokio::time::timeout(LINGER, rest).await.ok();
+    timeout(LINGER, rest).await.ok();
 }
 
 fn wrong_format(formats: &[Format]) -> Failure {
@@ -161,7 +192,7 @@ pub(crate) async fn compute<T: Send + 'static>(
 /// 400: no JSON, another shape, a number that is not finite.
 pub(crate) fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
+    #[serde(deny_unknown_fields, expecting = "an object with `a` and `b`")]
     struct Wire {
         a: Matrix,
         b: Matrix,
@@ -230,6 +261,14 @@ pub(crate) fn matmul_to_json(c: &[f32], columns: usize) -> Result<Vec<u8>, Failu
     serde_json::to_vec(&Wire { c: (c, columns) }).map_err(|error| Failure::internal(&error))
 }
 
+/// How many bytes an answer of so many numbers takes at most.
+pub(crate) fn answer_bytes(format: Format, numbers: usize) -> usize {
+    match format {
+        Format::Json => 16 * numbers + 1024, // `-1.1754944e-38,`
+        Format::Raw => 4 * numbers,
+    }
+}
+
 fn check_result(values: &[f32]) -> Result<(), Failure> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
@@ -249,11 +288,11 @@ fn check_result(values: &[f32]) -> Result<(), Failure> {
 /// 400: no JSON, too few or too many tokens, a token that there is not.
 pub(crate) fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
+    #[serde(deny_unknown_fields, expecting = "an object with `tokens`")]
     struct Wire {
-        tokens: Vec<u32>,
+        tokens: Tokens,
     }
-    let Wire { tokens } = json(body)?;
+    let Wire { tokens: Tokens(tokens) } = json(body)?;
     if !(1..=MAX_TOKENS).contains(&tokens.len()) {
         return Err(Failure::invalid(format!("{} tokens: 1 to {MAX_TOKENS}", tokens.len())));
     }
@@ -280,7 +319,89 @@ pub(crate) fn embed_to_json(embedding: &[f32]) -> Result<Vec<u8>, Failure> {
 // ---- JSON -------------------------------------------------------------------------------------
 
 fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    // Serde would quote whatever else it is, escaped and in full.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Failure::invalid("the body is not a JSON object"));
+    }
     serde_json::from_slice(body).map_err(|error| Failure::invalid(error.to_string()))
+}
+
+/// The visitor of what is no string: serde's own would quote a string, of whatever length.
+macro_rules! no_string {
+    ($expected:literal) => {
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str($expected)
+        }
+
+        fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
+            Err(E::custom(concat!("a string, expected ", $expected)))
+        }
+    };
+}
+
+/// A number of a matrix.
+struct Number(f32);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct AnyNumber;
+        impl Visitor<'_> for AnyNumber {
+            type Value = Number;
+            no_string!("a number");
+
+            fn visit_f64<E>(self, value: f64) -> Result<Number, E> {
+                Ok(Number(value as f32))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Number, E> {
+                Ok(Number(value as f32))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Number, E> {
+                Ok(Number(value as f32))
+            }
+        }
+        from.deserialize_any(AnyNumber)
+    }
+}
+
+/// A token, in range or not.
+struct Token(u32);
+
+impl<'de> Deserialize<'de> for Token {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct AnyToken;
+        impl Visitor<'_> for AnyToken {
+            type Value = Token;
+            no_string!("a whole number");
+
+            fn visit_u64<E>(self, value: u64) -> Result<Token, E> {
+                Ok(Token(value.try_into().unwrap_or(u32::MAX)))
+            }
+        }
+        from.deserialize_any(AnyToken)
+    }
+}
+
+struct Tokens(Vec<u32>);
+
+impl<'de> Deserialize<'de> for Tokens {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct AnyTokens;
+        impl<'de> Visitor<'de> for AnyTokens {
+            type Value = Tokens;
+            no_string!("an array of tokens");
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Tokens, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some(Token(token)) = seq.next_element()? {
+                    tokens.push(token);
+                }
+                Ok(Tokens(tokens))
+            }
+        }
+        from.deserialize_any(AnyTokens)
+    }
 }
 
 /// Rows of equal length, read into one array: a body full of empty rows costs no more than its bytes.
@@ -292,7 +413,7 @@ struct Matrix {
 
 impl<'de> Deserialize<'de> for Matrix {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_seq(Rows)
+        from.deserialize_any(Rows)
     }
 }
 
@@ -301,9 +422,7 @@ struct Rows;
 impl<'de> Visitor<'de> for Rows {
     type Value = Matrix;
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array of rows, each an array of numbers")
-    }
+    no_string!("an array of rows, each an array of numbers");
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Matrix, A::Error> {
         let mut matrix = Matrix { rows: 0, columns: 0, values: Vec::new() };
@@ -336,20 +455,18 @@ impl<'de> DeserializeSeed<'de> for Row<'_> {
     type Value = usize;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<usize, D::Error> {
-        from.deserialize_seq(self)
+        from.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Row<'_> {
     type Value = usize;
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a row: an array of numbers")
-    }
+    no_string!("a row: an array of numbers");
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<usize, A::Error> {
         let mut columns = 0;
-        while let Some(value) = seq.next_element()? {
+        while let Some(Number(value)) = seq.next_element()? {
             columns += 1;
             if columns > MAX_EXTENT {
                 return Err(A::Error::custom(format_args!("more than {MAX_EXTENT} columns")));
