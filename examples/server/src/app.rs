@@ -22,27 +22,29 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
-use gpu_await::{Batcher, Device, Stream, StreamPool};
+use gpu_await::{Batcher, Device, PinnedBuffer, Stream, StreamPool};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing_appender::non_blocking::ErrorCounter;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Reserved};
 use crate::drill::Drill;
+use crate::embed_mean::WIDTH;
 use crate::embedder::{self, Embed, Embedded};
 use crate::failure::Failure;
 use crate::health::{self, Health};
 use crate::metrics;
 use crate::model::{Model, Product};
 use crate::observe::{self, Route, Times};
+use crate::open_inference;
 use crate::options::Options;
 use crate::status;
 use crate::window::Window;
-use crate::wire::{self, Extents, Format};
+use crate::wire::{self, Extents, Format, Upload};
 
 /// Bytes of an answer that are handed to its connection at once.
 const PART: usize = 64 << 10;
@@ -132,7 +134,9 @@ impl App {
     /// The routes of work.
     pub(crate) fn work(&self) -> Router<App> {
         let work = |path, methods| self.at(Route { path, is_work: true }, methods);
-        work("/matmul", post(matmul)).merge(work("/embed", post(embed)))
+        work("/matmul", post(matmul))
+            .merge(work("/embed", post(embed)))
+            .merge(open_inference::routes(self))
     }
 
     /// The routes that tell of the service.
@@ -154,7 +158,7 @@ impl App {
         other.merge(routes).with_state(self.clone())
     }
 
-    fn at(&self, route: Route, methods: MethodRouter<App>) -> Router<App> {
+    pub(crate) fn at(&self, route: Route, methods: MethodRouter<App>) -> Router<App> {
         let methods = methods.fallback(async || {
             let message = "this path takes another method: see the `Allow` header";
             Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", message)
@@ -200,9 +204,9 @@ async fn matmul(
     extents: Result<Query<Extents>, QueryRejection>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let formats = [Format::Json, Format::Raw];
-    let wire::Upload { format, bytes: body, reserved } =
-        wire::body(request, &formats, &app.budget, &app.options).await?;
+    let format = |headers: &HeaderMap| wire::format(headers, &[Format::Json, Format::Raw]);
+    let (format, Upload { bytes, reserved }) =
+        wire::body(request, &app.budget, &app.options, format).await?;
     let extents = match format {
         Format::Json => None,
         Format::Raw => match extents {
@@ -210,54 +214,66 @@ async fn matmul(
             Err(error) => return Err(Failure::invalid(format!("m, k and n: {error}"))),
         },
     };
-    within(app.options.request_timeout_ms, async {
-        let input = wire::compute(body.len(), move || match extents {
-            None => wire::matmul_from_json(&body),
-            Some(extents) => wire::matmul_from_raw(extents, &body),
+    within(&app, async {
+        let input = wire::compute(bytes.len(), move || match extents {
+            None => wire::matmul_from_json(&bytes),
+            Some(extents) => wire::matmul_from_raw(extents, &bytes),
         });
-        let wire::Matmul { shape, a, b } = input.await??;
-        let [m, _, n] = shape;
+        let input = input.await??;
+        let [m, _, n] = input.shape;
         // In front of the wait for a stream: answers that nobody reads must not keep streams from others.
         let answer_bytes = app.budget.answer(wire::answer_bytes(format, m * n)).await?;
-
-        let stream = app.pool.acquire().await?;
-        let queue = stream.waited();
-        metrics::queued(queue);
-
-        // Behind the wait for a stream, so that pinned memory is bounded by what is in flight.
-        let product = Product::new(&app.device, shape, &a, &b).await?;
-        drop((a, b, reserved));
-        let result = app.model.matmul(&stream, product); // on the device from here on
-        let (c, gpu) = result.await?; // the one wait for it
-        drop(stream);
-        metrics::on_device("/matmul", gpu);
-
+        let (c, times) = multiply(&app, input, reserved).await?;
         let length = size_of_val(&c[..]);
         let encoded = wire::compute(length, move || match format {
             Format::Json => wire::matmul_to_json(&c, n),
             Format::Raw => Ok(bytemuck::cast_slice(&c).to_vec()),
         });
-        Ok(answer(format, answer_bytes.hold(encoded.await??), Times { queue, gpu }))
+        Ok(answer(format, answer_bytes.hold(encoded.await??), times))
     })
     .await
+}
+
+/// The GPU's part of a product. What is `reserved` is for `input`, which goes as soon as it is in pinned memory.
+pub(crate) async fn multiply(
+    app: &App,
+    input: wire::Matmul,
+    reserved: Reserved,
+) -> Result<(PinnedBuffer<f32>, Times), Failure> {
+    let stream = app.pool.acquire().await?;
+    let queue = stream.waited();
+    metrics::queued(queue);
+
+    // Behind the wait for a stream, so that pinned memory is bounded by what is in flight.
+    let product = Product::new(&app.device, input.shape, &input.a, &input.b).await?;
+    drop((input, reserved));
+    let result = app.model.matmul(&stream, product); // on the device from here on
+    let (c, gpu) = result.await?; // the one wait for it
+    metrics::on_device("/matmul", gpu);
+    Ok((c, Times { queue, gpu }))
 }
 
 async fn embed(State(app): State<App>, request: Request) -> Result<Response, Failure> {
-    let wire::Upload { bytes: body, reserved: _reserved, .. } =
-        wire::body(request, &[Format::Json], &app.budget, &app.options).await?;
-    within(app.options.request_timeout_ms, async {
-        let input = wire::compute(body.len(), move || wire::embed_from_json(&body));
-        let request = Embed { tokens: input.await??, since: Instant::now() };
-        // Waits with others for a batch; a request that is dropped before leaves it.
-        let Embedded { embedding, queue, gpu } = app.embedder.call(request).await?;
-        let encoded = wire::embed_to_json(&embedding)?;
-        Ok(answer(Format::Json, encoded.into(), Times { queue, gpu }))
+    let format = |headers: &HeaderMap| wire::format(headers, &[Format::Json]);
+    let (format, Upload { bytes, reserved: _reserved }) =
+        wire::body(request, &app.budget, &app.options, format).await?;
+    within(&app, async {
+        let tokens = wire::compute(bytes.len(), move || wire::embed_from_json(&bytes)).await??;
+        let (embedding, times) = look_up(&app, tokens).await?;
+        Ok(answer(format, wire::embed_to_json(&embedding)?.into(), times))
     })
     .await
 }
 
+/// Waits with others for a batch; a request that is dropped before leaves it.
+pub(crate) async fn look_up(app: &App, tokens: Vec<u32>) -> Result<([f32; WIDTH], Times), Failure> {
+    let request = Embed { tokens, since: Instant::now() };
+    let Embedded { embedding, queue, gpu } = app.embedder.call(request).await?;
+    Ok((embedding, Times { queue, gpu }))
+}
+
 /// Whether whoever runs this should let it live.
-async fn healthy(State(app): State<App>) -> Result<&'static str, Failure> {
+pub(crate) async fn healthy(State(app): State<App>) -> Result<&'static str, Failure> {
     match app.health.is_good() {
         true => Ok("ok"),
         false => Err(unavailable("unhealthy", "the device does no work: the log says more")),
@@ -265,7 +281,7 @@ async fn healthy(State(app): State<App>) -> Result<&'static str, Failure> {
 }
 
 /// Whether a load balancer should send requests here.
-async fn ready(State(app): State<App>) -> Result<&'static str, Failure> {
+pub(crate) async fn ready(State(app): State<App>) -> Result<&'static str, Failure> {
     match app.stopping() {
         None => healthy(State(app)).await.map(|_| "ready"),
         Some(why) => Err(unavailable("not_ready", why)),
@@ -277,21 +293,18 @@ fn unavailable(kind: &'static str, why: &'static str) -> Failure {
 }
 
 /// Time is up for this request; the device goes on with what it was given.
-async fn within(
-    limit: Duration,
+pub(crate) async fn within(
+    app: &App,
     work: impl Future<Output = Result<Response, Failure>>,
 ) -> Result<Response, Failure> {
+    let limit = app.options.request_timeout_ms;
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Failure::timed_out()))
 }
 
 /// In parts, so that a connection can tell a client that reads slowly from one that does not.
-fn answer(format: Format, mut body: Bytes, times: Times) -> Response {
-    let content_type = match format {
-        Format::Json => "application/json",
-        Format::Raw => "application/octet-stream",
-    };
+pub(crate) fn answer(format: Format, mut body: Bytes, times: Times) -> Response {
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (header::CONTENT_TYPE, HeaderValue::from_static(format.content_type())),
         (header::CONTENT_LENGTH, body.len().into()),
     ];
     let parts = std::iter::from_fn(move || {

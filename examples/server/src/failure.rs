@@ -16,12 +16,12 @@ use serde_json::json;
 /// Characters of a message: what it quotes of a request may be of any length.
 const MESSAGE: usize = 200;
 
-/// A request's failure. Becomes `{"error": {"kind": .., "message": ..}}`.
-#[derive(Debug)]
+/// A request's failure. Becomes `{"error": {"kind": .., "message": ..}}`, and stays in the response's extensions.
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub status: StatusCode,
     kind: &'static str,
-    message: String,
+    pub message: String,
 }
 
 impl Failure {
@@ -96,6 +96,7 @@ impl IntoResponse for Failure {
             }
             _ => {}
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -13,6 +13,7 @@ mod health;
 mod metrics;
 mod model;
 mod observe;
+mod open_inference;
 mod options;
 mod status;
 mod window;

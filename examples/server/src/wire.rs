@@ -29,6 +29,8 @@ pub(crate) const MAX_BODY: usize = 16 << 20;
 pub(crate) const MAX_EXTENT: usize = 1024;
 /// Tokens of one `/embed`.
 pub(crate) const MAX_TOKENS: usize = 512;
+/// Bytes of a name in JSON. Nothing else there is text.
+const MAX_STRING: usize = 256;
 /// Bodies above it are decoded, and answers above it encoded, off the threads that serve connections.
 const LONG: usize = 64 << 10;
 /// A client that is told off while it sends gets so long to stop: one that finds its connection reset
@@ -61,44 +63,55 @@ pub(crate) struct Extents {
 
 // ---- bodies -----------------------------------------------------------------------------------
 
-/// What the `Content-Type` says; none is none of ours.
-pub(crate) fn format(headers: &HeaderMap) -> Option<Format> {
-    let named = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
-    let essence = named.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
-        Some(Format::Json)
-    } else if essence.eq_ignore_ascii_case("application/octet-stream") {
-        Some(Format::Raw)
-    } else {
-        None
+/// Which of these formats the `Content-Type` says; none is none of ours.
+///
+/// # Errors
+/// 415.
+pub(crate) fn format(headers: &HeaderMap, formats: &[Format]) -> Result<Format, Failure> {
+    let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = named.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let is_named = |format: &&Format| essence.eq_ignore_ascii_case(format.content_type());
+    formats.iter().find(is_named).copied().ok_or_else(|| {
+        let names: Vec<_> = formats.iter().map(Format::content_type).collect();
+        let message = format!("the content type must be {}", names.join(" or "));
+        Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
+    })
+}
+
+impl Format {
+    pub(crate) fn content_type(&self) -> &'static str {
+        match self {
+            Format::Json => "application/json",
+            Format::Raw => "application/octet-stream",
+        }
     }
 }
 
 /// A body, and the bytes that it takes of the budget: to be kept as long as what is made of it.
 pub(crate) struct Upload {
-    pub format: Format,
     pub bytes: Vec<u8>,
     pub reserved: Reserved,
 }
 
-/// Reads a body of one of these formats: whole, within the body timeout, when there is room for it.
+/// Reads a body, whole, within the body timeout, when there is room for it; and, before that, what `check` finds in
+/// its headers.
 ///
 /// # Errors
-/// 415, 413, 429, 408; 400 when it broke off.
-pub(crate) async fn body(
+/// What `check` says; 413, 429, 408; 400 when it broke off.
+pub(crate) async fn body<T>(
     request: Request,
-    formats: &[Format],
     budget: &Budget,
     options: &Options,
-) -> Result<Upload, Failure> {
-    let format = format(request.headers()).filter(|format| formats.contains(format));
+    check: impl FnOnce(&HeaderMap) -> Result<T, Failure>,
+) -> Result<(T, Upload), Failure> {
+    let checked = check(request.headers());
     // Who sent `Expect: 100-continue` has sent nothing yet and is told at once.
     let waits = request.headers().contains_key(header::EXPECT);
     let mut body = request.into_body();
-    let result = match format {
-        None => Err(wrong_format(formats)),
-        Some(_) if body.size_hint().lower() > MAX_BODY as u64 => Err(too_large()),
-        Some(format) => read(&mut body, format, budget, options).await,
+    let result = match checked {
+        Err(failure) => Err(failure),
+        Ok(_) if body.size_hint().lower() > MAX_BODY as u64 => Err(too_large()),
+        Ok(checked) => read(&mut body, budget, options).await.map(|upload| (checked, upload)),
     };
     if let Err(failure) = &result
         && failure.status != StatusCode::REQUEST_TIMEOUT
@@ -109,12 +122,7 @@ pub(crate) async fn body(
     result
 }
 
-async fn read(
-    body: &mut Body,
-    format: Format,
-    budget: &Budget,
-    options: &Options,
-) -> Result<Upload, Failure> {
+async fn read(body: &mut Body, budget: &Budget, options: &Options) -> Result<Upload, Failure> {
     let most = body.size_hint().exact().map_or(MAX_BODY, |bytes| bytes as usize);
     let room = timeout(options.request_timeout_ms, budget.body(most)).await;
     let mut reserved = room.unwrap_or_else(|_| Err(Failure::overloaded()))?;
@@ -124,7 +132,7 @@ async fn read(
         Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
     })?;
     reserved.shrink(bytes.len());
-    Ok(Upload { format, bytes, reserved })
+    Ok(Upload { bytes, reserved })
 }
 
 async fn collect(body: &mut Body, most: usize) -> Result<Vec<u8>, Failure> {
@@ -145,17 +153,6 @@ async fn collect(body: &mut Body, most: usize) -> Result<Vec<u8>, Failure> {
 async fn discard(mut body: Body) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     timeout(LINGER, rest).await.ok();
-}
-
-fn wrong_format(formats: &[Format]) -> Failure {
-    let json_alone = formats == [Format::Json];
-    let names = if json_alone {
-        "application/json"
-    } else {
-        "application/json or application/octet-stream"
-    };
-    let message = format!("the content type must be {names}");
-    Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
 }
 
 fn too_large() -> Failure {
@@ -198,14 +195,7 @@ pub(crate) fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
         b: Matrix,
     }
     let Wire { a, b } = json(body)?;
-    if a.columns != b.rows {
-        return Err(Failure::invalid(format!(
-            "a is {} x {} and b is {} x {}: a must have as many columns as b has rows",
-            a.rows, a.columns, b.rows, b.columns
-        )));
-    }
-    let product = Matmul { shape: [a.rows, a.columns, b.columns], a: a.values, b: b.values };
-    product.check()
+    Matmul::new(a, b)
 }
 
 /// # Errors
@@ -214,11 +204,7 @@ pub(crate) fn matmul_from_raw(
     Extents { m, k, n }: Extents,
     body: &[u8],
 ) -> Result<Matmul, Failure> {
-    for (name, extent) in [("m", m), ("k", k), ("n", n)] {
-        if !(1..=MAX_EXTENT).contains(&extent) {
-            return Err(Failure::invalid(format!("{name} is {extent}: 1 to {MAX_EXTENT}")));
-        }
-    }
+    check_extents([m, k, n])?;
     let expected = (m * k + k * n) * size_of::<f32>();
     if body.len() != expected {
         return Err(Failure::invalid(format!(
@@ -227,12 +213,38 @@ pub(crate) fn matmul_from_raw(
         )));
     }
     let (a, b) = body.split_at(m * k * size_of::<f32>());
-    let numbers =
-        |bytes: &[u8]| bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    Matmul { shape: [m, k, n], a: numbers(a), b: numbers(b) }.check()
+    Matmul { shape: [m, k, n], a: floats(a), b: floats(b) }.check()
+}
+
+fn check_extents([m, k, n]: [usize; 3]) -> Result<(), Failure> {
+    for (name, extent) in [("m", m), ("k", k), ("n", n)] {
+        if !(1..=MAX_EXTENT).contains(&extent) {
+            return Err(Failure::invalid(format!("{name} is {extent}: 1 to {MAX_EXTENT}")));
+        }
+    }
+    Ok(())
+}
+
+/// Little endian.
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 impl Matmul {
+    /// # Errors
+    /// 400: matrices that do not fit, an extent out of range, a number that is not finite.
+    pub(crate) fn new(a: Matrix, b: Matrix) -> Result<Matmul, Failure> {
+        if a.columns != b.rows {
+            return Err(Failure::invalid(format!(
+                "a is {} x {} and b is {} x {}: a must have as many columns as b has rows",
+                a.rows, a.columns, b.rows, b.columns
+            )));
+        }
+        let shape = [a.rows, a.columns, b.columns];
+        check_extents(shape)?;
+        Matmul { shape, a: a.values, b: b.values }.check()
+    }
+
     fn check(self) -> Result<Matmul, Failure> {
         for (name, values) in [("a", &self.a), ("b", &self.b)] {
             if let Some(at) = values.iter().position(|value| !value.is_finite()) {
@@ -269,7 +281,7 @@ pub(crate) fn answer_bytes(format: Format, numbers: usize) -> usize {
     }
 }
 
-fn check_result(values: &[f32]) -> Result<(), Failure> {
+pub(crate) fn check_result(values: &[f32]) -> Result<(), Failure> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
         Some(at) => {
@@ -290,9 +302,13 @@ pub(crate) fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields, expecting = "an object with `tokens`")]
     struct Wire {
-        tokens: Tokens,
+        tokens: Vec<u32>,
     }
-    let Wire { tokens: Tokens(tokens) } = json(body)?;
+    let Wire { tokens } = json(body)?;
+    check_tokens(tokens)
+}
+
+pub(crate) fn check_tokens(tokens: Vec<u32>) -> Result<Vec<u32>, Failure> {
     if !(1..=MAX_TOKENS).contains(&tokens.len()) {
         return Err(Failure::invalid(format!("{} tokens: 1 to {MAX_TOKENS}", tokens.len())));
     }
@@ -318,102 +334,40 @@ pub(crate) fn embed_to_json(embedding: &[f32]) -> Result<Vec<u8>, Failure> {
 
 // ---- JSON -------------------------------------------------------------------------------------
 
-fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
-    // Serde would quote whatever else it is, escaped and in full.
-    if body.trim_ascii_start().first() != Some(&b'{') {
-        return Err(Failure::invalid("the body is not a JSON object"));
+/// # Errors
+/// 400.
+pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    if has_long_string(body) {
+        return Err(Failure::invalid(format!("a string of more than {MAX_STRING} bytes")));
     }
     serde_json::from_slice(body).map_err(|error| Failure::invalid(error.to_string()))
 }
 
-/// The visitor of what is no string: serde's own would quote a string, of whatever length.
-macro_rules! no_string {
-    ($expected:literal) => {
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str($expected)
+/// Serde quotes strings in its messages, escaped and in full: seven times the body, at worst.
+fn has_long_string(json: &[u8]) -> bool {
+    let (mut start, mut is_escaped) = (None, false);
+    json.iter().enumerate().any(|(at, byte)| {
+        match (start, byte) {
+            (None, b'"') => (start, is_escaped) = (Some(at), false),
+            (None, _) => {}
+            (Some(_), _) if is_escaped => is_escaped = false,
+            (Some(_), b'"') => start = None,
+            (Some(_), byte) => is_escaped = *byte == b'\\',
         }
-
-        fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
-            Err(E::custom(concat!("a string, expected ", $expected)))
-        }
-    };
-}
-
-/// A number of a matrix.
-struct Number(f32);
-
-impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct AnyNumber;
-        impl Visitor<'_> for AnyNumber {
-            type Value = Number;
-            no_string!("a number");
-
-            fn visit_f64<E>(self, value: f64) -> Result<Number, E> {
-                Ok(Number(value as f32))
-            }
-
-            fn visit_i64<E>(self, value: i64) -> Result<Number, E> {
-                Ok(Number(value as f32))
-            }
-
-            fn visit_u64<E>(self, value: u64) -> Result<Number, E> {
-                Ok(Number(value as f32))
-            }
-        }
-        from.deserialize_any(AnyNumber)
-    }
-}
-
-/// A token, in range or not.
-struct Token(u32);
-
-impl<'de> Deserialize<'de> for Token {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct AnyToken;
-        impl Visitor<'_> for AnyToken {
-            type Value = Token;
-            no_string!("a whole number");
-
-            fn visit_u64<E>(self, value: u64) -> Result<Token, E> {
-                Ok(Token(value.try_into().unwrap_or(u32::MAX)))
-            }
-        }
-        from.deserialize_any(AnyToken)
-    }
-}
-
-struct Tokens(Vec<u32>);
-
-impl<'de> Deserialize<'de> for Tokens {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct AnyTokens;
-        impl<'de> Visitor<'de> for AnyTokens {
-            type Value = Tokens;
-            no_string!("an array of tokens");
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Tokens, A::Error> {
-                let mut tokens = Vec::new();
-                while let Some(Token(token)) = seq.next_element()? {
-                    tokens.push(token);
-                }
-                Ok(Tokens(tokens))
-            }
-        }
-        from.deserialize_any(AnyTokens)
-    }
+        start.is_some_and(|start| at - start > MAX_STRING)
+    })
 }
 
 /// Rows of equal length, read into one array: a body full of empty rows costs no more than its bytes.
-struct Matrix {
-    rows: usize,
-    columns: usize,
-    values: Vec<f32>,
+pub(crate) struct Matrix {
+    pub rows: usize,
+    pub columns: usize,
+    pub values: Vec<f32>,
 }
 
 impl<'de> Deserialize<'de> for Matrix {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Rows)
+        from.deserialize_seq(Rows)
     }
 }
 
@@ -422,7 +376,9 @@ struct Rows;
 impl<'de> Visitor<'de> for Rows {
     type Value = Matrix;
 
-    no_string!("an array of rows, each an array of numbers");
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of rows, each an array of numbers")
+    }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Matrix, A::Error> {
         let mut matrix = Matrix { rows: 0, columns: 0, values: Vec::new() };
@@ -455,18 +411,20 @@ impl<'de> DeserializeSeed<'de> for Row<'_> {
     type Value = usize;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<usize, D::Error> {
-        from.deserialize_any(self)
+        from.deserialize_seq(self)
     }
 }
 
 impl<'de> Visitor<'de> for Row<'_> {
     type Value = usize;
 
-    no_string!("a row: an array of numbers");
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a row: an array of numbers")
+    }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<usize, A::Error> {
         let mut columns = 0;
-        while let Some(Number(value)) = seq.next_element()? {
+        while let Some(value) = seq.next_element()? {
             columns += 1;
             if columns > MAX_EXTENT {
                 return Err(A::Error::custom(format_args!("more than {MAX_EXTENT} columns")));
@@ -474,5 +432,30 @@ impl<'de> Visitor<'de> for Row<'_> {
             self.0.push(value);
         }
         Ok(columns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_strings_are_found() {
+        let long = "x".repeat(MAX_STRING + 1);
+        let short = "x".repeat(MAX_STRING - 1);
+        for json in [
+            format!(r#"{{"{long}": 1}}"#),
+            format!(r#"["", "{long}""#),
+            format!(r#"["\"{long}"]"#),
+            format!(r#"["\\", "{long}"]"#),
+            format!("[\"{}\"]", r"\\".repeat(MAX_STRING)),
+            format!("[\"{}\"]", r#"\""#.repeat(MAX_STRING)),
+        ] {
+            assert!(has_long_string(json.as_bytes()), "{json}");
+        }
+        let numbers = "1, ".repeat(MAX_STRING);
+        for json in [format!(r#"{{"a": [{numbers}1], "\"b\\": "{short}"}}"#), long] {
+            assert!(!has_long_string(json.as_bytes()), "{json}");
+        }
     }
 }
