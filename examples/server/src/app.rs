@@ -49,6 +49,9 @@ use crate::wire::{self, Extents, Format, Upload};
 /// Bytes of an answer that are handed to its connection at once.
 const PART: usize = 64 << 10;
 
+/// What is told of a device that runs no launch in time.
+const STALLED: &str = "the device is stalled";
+
 /// What all requests share; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct App(Arc<Shared>);
@@ -185,10 +188,15 @@ impl App {
         self.stopping.get().copied()
     }
 
+    /// Why requests should go elsewhere.
+    pub(crate) fn not_ready(&self) -> Option<&'static str> {
+        self.stopping().or((!self.health.is_good()).then_some(STALLED))
+    }
+
     /// Counts an answered request of work. ORDERING: Relaxed: statistics.
     pub(crate) fn count(&self, status: StatusCode, took: Duration) {
+        self.window.record(status, took);
         if status.is_success() {
-            self.window.record(took);
             self.results.fetch_add(1, Ordering::Relaxed);
         } else {
             self.errors.fetch_add(1, Ordering::Relaxed);
@@ -276,14 +284,14 @@ pub(crate) async fn look_up(app: &App, tokens: Vec<u32>) -> Result<([f32; WIDTH]
 pub(crate) async fn healthy(State(app): State<App>) -> Result<&'static str, Failure> {
     match app.health.is_good() {
         true => Ok("ok"),
-        false => Err(unavailable("unhealthy", "the device does no work: the log says more")),
+        false => Err(unavailable("unhealthy", STALLED)),
     }
 }
 
 /// Whether a load balancer should send requests here.
 pub(crate) async fn ready(State(app): State<App>) -> Result<&'static str, Failure> {
-    match app.stopping() {
-        None => healthy(State(app)).await.map(|_| "ready"),
+    match app.not_ready() {
+        None => Ok("ready"),
         Some(why) => Err(unavailable("not_ready", why)),
     }
 }

@@ -22,6 +22,7 @@
 //! | `health.rs` | whether the device still works |
 //! | `observe.rs`, `metrics.rs` | ids, the log, what Prometheus is told |
 //! | `status.rs`, `window.rs`, `page.html` | the page, and the last minute that it draws |
+//! | `../dashboard.json` | the metrics, for Grafana: import it and choose a Prometheus |
 //! | `options.rs`, `drill.rs` | the command line; failures on purpose (feature `drill`) |
 //!
 //! | it ends with | when |

@@ -691,6 +691,34 @@ async fn metrics_count_what_was_done() {
 }
 
 #[tokio::test]
+async fn the_dashboard_names_what_there_is() {
+    let server = Server::start(&[]);
+    works(&server).await;
+    let text = server.get("/metrics").await.text();
+    let dashboard: Value = serde_json::from_str(include_str!("../dashboard.json")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    let mut named = 0;
+    for target in targets {
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let words = target["expr"].as_str().expect("an expression").split(|c| !is_name(c));
+        for name in words.filter(|word| word.starts_with("server_")) {
+            let is_there = |line: &str| {
+                line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+            };
+            assert!(text.lines().any(is_there), "no {name} in\n{text}");
+            named += 1;
+        }
+    }
+    assert!(named > 20, "{named} names");
+    // Each has a line that says what it is.
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let name = line.split(' ').next().expect("a name");
+        assert!(text.contains(&format!("# HELP {name} ")), "nothing tells what {name} is");
+    }
+}
+
+#[tokio::test]
 async fn each_request_is_one_line_of_the_log_with_its_id_and_times() {
     let server = Server::start(&[]);
     let mut request = post("/matmul", JSON, r#"{"a": [[2]], "b": [[3]]}"#);
@@ -715,6 +743,7 @@ async fn it_says_that_it_lives_is_ready_and_what_it_is_doing() {
     assert_eq!(server.get("/healthz").await.text(), "ok");
     assert_eq!(server.get("/readyz").await.text(), "ready");
     works(&server).await;
+    assert_eq!(server.post("/embed", JSON, "{}").await.status, 400);
     let status = server.status().await;
     assert_eq!(status["streams"].as_array().map(Vec::len), Some(3));
     assert_eq!((&status["ready"], &status["results"]), (&json!(true), &json!(3)));
@@ -722,7 +751,10 @@ async fn it_says_that_it_lives_is_ready_and_what_it_is_doing() {
     // The second in which they were is over at some time.
     eventually("they are in the last ten seconds", async || {
         let ten = server.status().await["ten_seconds"].clone();
-        ten["requests"] == 3 && ten["p50_ms"].as_f64() <= ten["p99_ms"].as_f64()
+        ten["requests"] == 3
+            && ten["errors"] == 1
+            && ten["refused"] == 0
+            && ten["p50_ms"].as_f64() <= ten["p99_ms"].as_f64()
     })
     .await;
     let page = server.get("/").await;
