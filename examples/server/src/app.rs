@@ -26,7 +26,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
-use gpu_await::{Batcher, Device, PinnedBuffer, Stream, StreamPool};
+use gpu_await::{Batcher, Device, PinnedBuffer, PoolShare, Stream, StreamPool};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing_appender::non_blocking::ErrorCounter;
@@ -102,8 +102,17 @@ impl App {
             .streams(&device, options.streams)
             .max_in_flight(options.max_in_flight)
             .max_waiting(options.max_waiting)
+            // A request that cannot be answered by then is refused at once, and nobody computes for callers that have gone.
+            .patience(options.request_timeout_ms)
+            // Neither kind of request starves the other.
+            .share(PoolShare::new("embed"))
             .build()?;
-        let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
+        let (embedder, worker) = embedder::start(
+            &pool.with_share("embed")?,
+            model.clone(),
+            options.max_waiting,
+            options.request_timeout_ms,
+        );
         tokio::spawn(worker);
         let (health, health_stream) = (Health::new(), device.stream()?);
         let launches = health::watch(
@@ -275,8 +284,9 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Fai
 
 /// Waits with others for a batch; a request that is dropped before leaves it.
 pub(crate) async fn look_up(app: &App, tokens: Vec<u32>) -> Result<([f32; WIDTH], Times), Failure> {
+    let embedder = app.embedder.with_weight(tokens.len() as u64);
     let request = Embed { tokens, since: Instant::now() };
-    let Embedded { embedding, queue, gpu } = app.embedder.call(request).await?;
+    let Embedded { embedding, queue, gpu } = embedder.call(request).await?;
     Ok((embedding, Times { queue, gpu }))
 }
 

@@ -30,7 +30,7 @@ pub struct Options {
     /// Requests on the device at once
     #[arg(long, value_name = "N", default_value = "16", value_parser = number(1..=65_536))]
     pub(crate) max_in_flight: usize,
-    /// Requests that wait for that; further ones get 429
+    /// Requests of a kind that wait for that; further ones get 429
     #[arg(long, value_name = "N", default_value = "1024", value_parser = number(0..=1_048_576))]
     pub(crate) max_waiting: usize,
     /// Connections; further ones wait
