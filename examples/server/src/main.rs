@@ -39,9 +39,13 @@ use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use service::{Options, Stop};
 use tracing_appender::non_blocking::NonBlockingBuilder;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Lines that wait for whoever reads stderr. Further ones are dropped, and counted.
 const LOG_LINES: usize = 4096;
@@ -53,10 +57,15 @@ fn main() -> ExitCode {
         .lossy(true)
         .buffered_lines_limit(LOG_LINES)
         .finish(std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(log.clone())
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal());
+    // Spans have trace ids; where they go is yours to say, with an exporter of the provider.
+    let tracer = SdkTracerProvider::builder().build().tracer("server");
+    tracing_subscriber::registry()
+        .with(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+        .with(lines)
+        .with(tracing_opentelemetry::layer().with_tracer(tracer))
         .init();
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 

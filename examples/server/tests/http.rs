@@ -740,6 +740,30 @@ async fn each_request_is_one_line_of_the_log_with_its_id_and_times() {
 }
 
 #[tokio::test]
+async fn a_trace_goes_on_in_the_answer_and_the_log() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let server = Server::start(&[]);
+    let theirs = format!("00-{TRACE}-00f067aa0ba902b7-01");
+    let mut request = post("/embed", JSON, r#"{"tokens": [1]}"#);
+    request.headers_mut().insert("traceparent", theirs.parse().expect("a value"));
+    let reply = server.request(request).await;
+    let ours = reply.header("traceparent");
+    assert!(ours.starts_with(&format!("00-{TRACE}-")) && ours != theirs, "{ours}");
+    eventually("it is logged", async || {
+        server.log().lines().any(|line| line.contains("answered") && line.contains(TRACE))
+    })
+    .await;
+    // One of its own for each request without any, or with what is none.
+    let mut request = post("/embed", JSON, r#"{"tokens": [1]}"#);
+    request.headers_mut().insert("traceparent", "00-x-y-01".parse().expect("a value"));
+    let first = server.request(request).await;
+    let second = server.get("/readyz").await;
+    let [first, second] = [&first, &second].map(|reply| reply.header("traceparent").to_owned());
+    assert!(first.len() == theirs.len() && second.len() == theirs.len(), "{first} {second}");
+    assert_ne!(first[3..35], second[3..35]);
+}
+
+#[tokio::test]
 async fn it_says_that_it_lives_is_ready_and_what_it_is_doing() {
     let server = Server::start(&["--streams", "3"]);
     assert_eq!(server.get("/healthz").await.text(), "ok");
