@@ -201,3 +201,19 @@ async fn the_page_is_not_green_while_the_server_refuses() {
     assert_eq!(browser.value("document.getElementById('banner').textContent"), "");
     assert_eq!(browser.value("document.documentElement.dataset.error ?? 'none'"), "none");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a browser: GPU_AWAIT_TEST_BROWSER=/usr/bin/chromium"]
+async fn the_page_tells_of_a_stalled_device() {
+    let server = Server::start(&["--stall-health-after", "1", "--health-timeout-ms", "100"]);
+    let mut browser = Browser::start();
+    browser.call("Page.navigate", json!({ "url": format!("http://{}/", server.addr) }));
+    browser.until("document.documentElement?.dataset.state === 'ready'");
+    assert_eq!(server.post("/embed", JSON, r#"{"tokens": [1]}"#).await.status, 200);
+    tokio::task::block_in_place(|| {
+        browser.until("document.documentElement?.dataset.state === 'stalled'");
+        browser.until("document.getElementById('banner').textContent.includes('launch')");
+        browser.until("document.documentElement?.dataset.state === 'ready'");
+    });
+    assert_eq!(browser.value("document.documentElement.dataset.error ?? 'none'"), "none");
+}
