@@ -276,8 +276,9 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Fai
         wire::body(request, &app.budget, &app.options, format).await?;
     within(&app, async {
         let tokens = wire::compute(bytes.len(), move || wire::embed_from_json(&bytes)).await??;
+        let answer_bytes = app.budget.answer(wire::answer_bytes(format, WIDTH)).await?;
         let (embedding, times) = look_up(&app, tokens).await?;
-        Ok(answer(format, wire::embed_to_json(&embedding)?.into(), times))
+        Ok(answer(format, answer_bytes.hold(wire::embed_to_json(&embedding)?), times))
     })
     .await
 }

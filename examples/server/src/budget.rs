@@ -2,15 +2,15 @@
 //!
 //! | part | of the budget | who waits for it |
 //! |---|---|---|
-//! | answers above 64 KiB | 4/8 | a request, before it has a stream |
 //! | bodies above 64 KiB, or of unknown length | 3/8 | a request, before its body is read |
-//! | other bodies | 1/8 | the same: large ones do not hold up small ones |
+//! | answers above 64 KiB | 3/8 | a request, before it has a stream |
+//! | smaller bodies, smaller answers | 1/8 each | the same: large ones do not hold up small ones |
 //!
 //! A body is reserved whole and once, so two of them cannot wait for each other's rest. What is decoded from it
 //! takes at most twice as much, and is there as long as its permit. An answer's permit is released when
 //! its last byte has left.
 //!
-//! Not counted are what a connection itself buffers (`connections.rs`) and answers of up to 64 KiB.
+//! Not counted are what a connection itself buffers (`connections.rs`), and the answers that tell of errors and of the service.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -25,7 +25,12 @@ const LARGE: usize = 64 << 10;
 
 #[derive(Clone)]
 pub(crate) struct Budget {
-    answers: Part,
+    bodies: Side,
+    answers: Side,
+}
+
+#[derive(Clone)]
+struct Side {
     large: Part,
     small: Part,
 }
@@ -37,7 +42,7 @@ struct Part {
 }
 
 /// Bytes that may be in memory.
-pub(crate) struct Reserved(Option<OwnedSemaphorePermit>);
+pub(crate) struct Reserved(OwnedSemaphorePermit);
 
 impl Budget {
     pub(crate) fn new(bytes: usize) -> Budget {
@@ -45,25 +50,33 @@ impl Budget {
             let bytes = bytes / 8 * eighths;
             Part { bytes, free: Arc::new(Semaphore::new(bytes)) }
         };
-        Budget { answers: part(4), large: part(3), small: part(1) }
+        let side = || Side { large: part(3), small: part(1) };
+        Budget { bodies: side(), answers: side() }
     }
 
     /// Waits until a body of `bytes` may be read.
     pub(crate) async fn body(&self, bytes: usize) -> Result<Reserved, Failure> {
-        if bytes > LARGE { &self.large } else { &self.small }.reserve(bytes).await
+        self.bodies.part(bytes).reserve(bytes).await
     }
 
     /// Waits until an answer of up to `bytes` may be made.
     pub(crate) async fn answer(&self, bytes: usize) -> Result<Reserved, Failure> {
-        match bytes {
-            0..=LARGE => Ok(Reserved(None)),
-            _ => self.answers.reserve(bytes).await,
-        }
+        self.answers.part(bytes).reserve(bytes).await
     }
 
     /// Bytes reserved for bodies, and for answers.
     pub(crate) fn used(&self) -> (usize, usize) {
-        (self.large.used() + self.small.used(), self.answers.used())
+        (self.bodies.used(), self.answers.used())
+    }
+}
+
+impl Side {
+    fn part(&self, bytes: usize) -> &Part {
+        if bytes > LARGE { &self.large } else { &self.small }
+    }
+
+    fn used(&self) -> usize {
+        self.large.used() + self.small.used()
     }
 }
 
@@ -72,7 +85,7 @@ impl Part {
         // One that is larger than all there is waits until it is alone.
         let bytes = bytes.min(self.bytes).try_into().unwrap_or(u32::MAX);
         let permit = self.free.clone().acquire_many_owned(bytes).await;
-        permit.map(|permit| Reserved(Some(permit))).map_err(|error| Failure::internal(&error))
+        permit.map(Reserved).map_err(|error| Failure::internal(&error))
     }
 
     fn used(&self) -> usize {
@@ -83,9 +96,7 @@ impl Part {
 impl Reserved {
     /// Gives back what is above `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
-        if let Some(permit) = &mut self.0 {
-            drop(permit.split(permit.num_permits().saturating_sub(bytes)));
-        }
+        drop(self.0.split(self.0.num_permits().saturating_sub(bytes)));
     }
 
     /// The bytes themselves. They are reserved until the last clone or slice of them is dropped.
@@ -128,14 +139,17 @@ mod tests {
 
     #[test]
     fn an_answer_is_held_until_its_last_part_left() {
-        let budget = Budget::new(64 * MIB); // 32 MiB of answers
+        let budget = Budget::new(64 * MIB); // 24 MiB of large answers
         let reserved = now(budget.answer(20 * MIB)).unwrap();
         let mut bytes = reserved.hold(vec![0; 2 * MIB]);
         assert_eq!(budget.used(), (0, 2 * MIB));
         let part = bytes.split_to(10);
         drop(bytes);
         assert_eq!(budget.used(), (0, 2 * MIB));
+        let small = now(budget.answer(1000)).unwrap();
         drop(part);
+        assert_eq!(budget.used(), (0, 1000));
+        drop(small);
         assert_eq!(budget.used(), (0, 0));
     }
 

@@ -91,7 +91,7 @@ pub(crate) fn scrape(app: &App) -> String {
         ("server_pool_waiting", pool.waiting as u64, "requests that wait for a stream"),
         ("server_embed_waiting", embed.waiting as u64, "requests that wait for a batch"),
         ("server_body_bytes", bodies as u64, "reserved for bodies"),
-        ("server_answer_bytes", answers as u64, "reserved for large answers"),
+        ("server_answer_bytes", answers as u64, "reserved for answers"),
         ("server_ready", app.not_ready().is_none().into(), "1 while readiness is"),
         ("server_healthy", app.health.is_good().into(), "1 while the device runs launches in time"),
         ("server_device_operations_in_flight", device.in_flight, "operations on the device"),

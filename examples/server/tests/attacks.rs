@@ -155,10 +155,13 @@ async fn clients_that_do_not_read_are_closed() {
     eventually("memory is free", async || server.metric("server_answer_bytes").await == 0.0).await;
 }
 
-async fn http2(addr: SocketAddr) -> (SendRequest<Full<Bytes>>, JoinHandle<hyper::Result<()>>) {
+async fn http2(
+    addr: SocketAddr,
+    window: u32,
+) -> (SendRequest<Full<Bytes>>, JoinHandle<hyper::Result<()>>) {
     let socket = TcpStream::connect(addr).await.expect("it accepts");
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-        .initial_stream_window_size(65_535)
+        .initial_stream_window_size(window)
         .handshake(TokioIo::new(socket))
         .await
         .expect("HTTP/2");
@@ -169,15 +172,20 @@ async fn http2(addr: SocketAddr) -> (SendRequest<Full<Bytes>>, JoinHandle<hyper:
 async fn an_http2_answer_that_is_left_is_closed() {
     let limits = ["--body-timeout-ms", "200", "--write-timeout-ms", "200"];
     let server = Server::start(&[&limits[..], &["--request-timeout-ms", "2000"]].concat());
-    let (mut client, connection) = http2(server.addr).await;
-    let request = post("http://x/matmul?m=1024&k=1&n=1024", RAW, vec![0; 4 * 2048]);
-    let answer = client.send_request(request).await.expect("a head");
-    assert_eq!(answer.status(), StatusCode::OK);
-    assert!(server.metric("server_answer_bytes").await > 0.0);
-    let ended = tokio::time::timeout(SOON, connection).await;
-    ended.expect("it is closed").expect("it does not panic").ok();
-    eventually("memory is free", async || server.metric("server_answer_bytes").await == 0.0).await;
-    drop(answer);
+    let large = post("http://x/matmul?m=1024&k=1&n=1024", RAW, vec![0; 4 * 2048]);
+    let small = post("http://x/embed", JSON, EMBED);
+    for request in [large, small] {
+        // As much as the client lets the server send.
+        let (mut client, connection) = http2(server.addr, 16).await;
+        let answer = client.send_request(request).await.expect("a head");
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert!(server.metric("server_answer_bytes").await > 0.0);
+        let ended = tokio::time::timeout(SOON, connection).await;
+        ended.expect("it is closed").expect("it does not panic").ok();
+        eventually("memory is free", async || server.metric("server_answer_bytes").await == 0.0)
+            .await;
+        drop(answer);
+    }
 }
 
 // ---- the log ----------------------------------------------------------------------------------
@@ -207,7 +215,7 @@ async fn a_log_that_nobody_reads_freezes_nothing() {
 #[tokio::test]
 async fn http2_is_served_and_ends_in_order() {
     let mut server = Server::start(&[]);
-    let (client, connection) = http2(server.addr).await;
+    let (client, connection) = http2(server.addr, 65_535).await;
     let calls: Vec<_> = (1..40)
         .map(|tokens| {
             let mut client = client.clone();
@@ -256,7 +264,7 @@ async fn the_head_timeout_outlasts_keep_alive() {
     let ready = Request::get("/readyz").body(Full::default()).expect("a request");
     assert_eq!(send(&mut used, ready).await.text(), "ready");
     eventually("the idle connection ends", async || used.is_closed()).await;
-    let (idle, connection) = http2(server.addr).await;
+    let (idle, connection) = http2(server.addr, 65_535).await;
     let ready = Request::get("http://x/readyz").body(Full::default()).expect("a request");
     assert_eq!(idle.clone().send_request(ready).await.expect("an answer").status(), 200);
     let ended = tokio::time::timeout(SOON, connection).await.expect("it is told to go away");
