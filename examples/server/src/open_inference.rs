@@ -144,24 +144,24 @@ async fn infer(
     app::within(&app, async {
         let call = wire::compute(bytes.len(), move || Call::decode(model, json_length, &bytes));
         let Call { id, format, input } = call.await??;
-        let (encoded, room, times) = match input {
+        let (encoded, answer_bytes, times) = match input {
             Input::Matmul(input) => {
                 let [m, _, n] = input.shape;
-                let room = app.budget.answer(wire::answer_bytes(format, m * n)).await?;
+                let answer_bytes = app.budget.answer(wire::answer_bytes(format, m * n)).await?;
                 let (c, times) = app::multiply(&app, input, reserved).await?;
                 let length = size_of_val(&c[..]);
                 let encoded = wire::compute(length, move || encode(model, id, format, &[m, n], &c));
-                (encoded.await??, room, times)
+                (encoded.await??, answer_bytes, times)
             }
             Input::Embed(tokens) => {
                 let _until_answered = reserved;
-                let room = app.budget.answer(wire::answer_bytes(format, WIDTH)).await?;
+                let answer_bytes = app.budget.answer(wire::answer_bytes(format, WIDTH)).await?;
                 let (embedding, times) = app::look_up(&app, tokens).await?;
-                (encode(model, id, format, &[WIDTH], &embedding)?, room, times)
+                (encode(model, id, format, &[WIDTH], &embedding)?, answer_bytes, times)
             }
         };
         let (json_length, encoded) = encoded;
-        let mut response = app::answer(format, room.hold(encoded), times);
+        let mut response = app::answer(format, answer_bytes.hold(encoded), times);
         if let Format::Raw = format {
             response.headers_mut().insert(JSON_LENGTH, json_length.into());
         }

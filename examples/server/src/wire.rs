@@ -93,7 +93,7 @@ pub(crate) struct Upload {
     pub reserved: Reserved,
 }
 
-/// Reads a body, whole, within the body timeout, when there is room for it; and, before that, what `check` finds in
+/// Reads a body, whole, within the body timeout, when the budget has as many bytes; and, before that, what `check` finds in
 /// its headers.
 ///
 /// # Errors
@@ -124,8 +124,8 @@ pub(crate) async fn body<T>(
 
 async fn read(body: &mut Body, budget: &Budget, options: &Options) -> Result<Upload, Failure> {
     let most = body.size_hint().exact().map_or(MAX_BODY, |bytes| bytes as usize);
-    let room = timeout(options.request_timeout_ms, budget.body(most)).await;
-    let mut reserved = room.unwrap_or_else(|_| Err(Failure::overloaded()))?;
+    let reserved = timeout(options.request_timeout_ms, budget.body(most)).await;
+    let mut reserved = reserved.unwrap_or_else(|_| Err(Failure::overloaded()))?;
     let limit = options.body_timeout_ms;
     let bytes = timeout(limit, collect(body, most)).await.unwrap_or_else(|_| {
         let message = format!("the body was not there within {limit:?}");
