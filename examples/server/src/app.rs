@@ -2,9 +2,9 @@
 //!
 //! Every route of work has the same shape:
 //!
-//! 1. read and check the body (`wire`), within the time limit for bodies;
+//! 1. read and check the body (`wire`), within the body timeout;
 //! 2. wait for a stream, put the work on it (`model`), await the one future, encode the answer: all
-//!    within the time limit for requests;
+//!    within the request timeout;
 //! 3. hand back the answer with the times that it took (`observe` logs and counts them).
 //!
 //! A client that goes away, or a time limit that passes, drops the handler wherever it is. Nothing has
@@ -12,30 +12,45 @@
 //! finished, and the permit of the pool only then.
 #![forbid(unsafe_code)]
 
+use std::any::Any;
+use std::convert::Infallible;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
-use gpu_await::{Batcher, Device, StreamPool};
+use gpu_await::{Batcher, Device, PinnedBuffer, PoolShare, Stream, StreamPool};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tower_http::catch_panic::CatchPanicLayer;
+use tracing_appender::non_blocking::ErrorCounter;
 
+use crate::budget::{Budget, Reserved};
 use crate::drill::Drill;
+use crate::embed_mean::WIDTH;
 use crate::embedder::{self, Embed, Embedded};
 use crate::failure::Failure;
+use crate::health::{self, Health};
 use crate::metrics;
 use crate::model::{Model, Product};
 use crate::observe::{self, Route, Times};
+use crate::open_inference;
 use crate::options::Options;
 use crate::status;
 use crate::window::Window;
-use crate::wire::{self, Extents, Format};
+use crate::wire::{self, Extents, Format, Upload};
+
+/// Bytes of an answer that are handed to its connection at once.
+const PART: usize = 64 << 10;
+
+/// What is told of a device that runs no launch in time.
+const STALLED: &str = "the device is stalled";
 
 /// What all requests share; cheap to clone.
 #[derive(Clone)]
@@ -47,7 +62,12 @@ pub(crate) struct Shared {
     pub model: Arc<Model>,
     pub embedder: Batcher<Embed, Embedded, gpu_await::Error>,
     pub metrics: PrometheusHandle,
+    /// Lines of the log that nobody read in time.
+    pub dropped: ErrorCounter,
     pub window: Window,
+    pub budget: Budget,
+    pub health: Arc<Health>,
+    health_stream: Stream,
     pub drill: Option<Drill>,
     pub options: Options,
     /// Requests of work answered so far with a result, and with an error.
@@ -74,6 +94,7 @@ impl App {
         device: Device,
         drill: Option<Drill>,
         metrics: PrometheusHandle,
+        dropped: ErrorCounter,
         options: Options,
     ) -> gpu_await::Result<App> {
         let model = Arc::new(Model::load(&device).await?);
@@ -81,16 +102,37 @@ impl App {
             .streams(&device, options.streams)
             .max_in_flight(options.max_in_flight)
             .max_waiting(options.max_waiting)
+            // A request that cannot be answered by then is refused at once, and nobody computes for callers that have gone.
+            .patience(options.request_timeout_ms)
+            // Neither kind of request starves the other.
+            .share(PoolShare::new("embed"))
             .build()?;
-        let (embedder, worker) = embedder::start(pool.clone(), model.clone(), options.max_waiting);
+        let (embedder, worker) = embedder::start(
+            &pool.with_share("embed")?,
+            model.clone(),
+            options.max_waiting,
+            options.request_timeout_ms,
+        );
         tokio::spawn(worker);
+        let (health, health_stream) = (Health::new(), device.stream()?);
+        let launches = health::watch(
+            health.clone(),
+            model.clone(),
+            health_stream.clone(),
+            options.health_timeout_ms,
+        );
+        tokio::spawn(launches);
         let app = App(Arc::new(Shared {
             device,
             pool,
             model,
             embedder,
             metrics,
+            dropped,
             window: Window::new(),
+            budget: Budget::new(options.buffer_budget_mib << 20),
+            health,
+            health_stream,
             drill,
             options,
             results: AtomicU64::new(0),
@@ -101,31 +143,48 @@ impl App {
         Ok(app)
     }
 
-    /// The routes.
-    pub(crate) fn router(&self) -> Router {
-        let observed = |route: Route, router: Router<App>| {
-            router.layer(middleware::from_fn_with_state((self.clone(), route), observe::observe))
-        };
-        let at = |route: Route, methods: MethodRouter<App>| {
-            let methods = methods.fallback(async || {
-                let message = "this path takes another method: see the `Allow` header";
-                Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", message)
-            });
-            observed(route, Router::new().route(route.path, methods))
-        };
-        let work = |path, methods| at(Route { path, is_work: true }, methods);
-        let about = |path, methods| at(Route { path, is_work: false }, methods);
-        let no_such_path =
-            async || Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path");
-        observed(Route::OTHER, Router::new().fallback(no_such_path))
-            .merge(work("/matmul", post(matmul)))
+    /// The routes of work.
+    pub(crate) fn work(&self) -> Router<App> {
+        let work = |path, methods| self.at(Route { path, is_work: true }, methods);
+        work("/matmul", post(matmul))
             .merge(work("/embed", post(embed)))
+            .merge(open_inference::routes(self))
+    }
+
+    /// The routes that tell of the service.
+    pub(crate) fn about(&self) -> Router<App> {
+        let about = |path, methods| self.at(Route { path, is_work: false }, methods);
+        Router::new()
             .merge(about("/", get(async || Html(include_str!("page.html")))))
             .merge(about("/status", get(async |State(app): State<App>| Json(status::of(&app)))))
             .merge(about("/metrics", get(async |State(app): State<App>| metrics::scrape(&app))))
-            .merge(about("/healthz", get(async || "ok")))
+            .merge(about("/healthz", get(healthy)))
             .merge(about("/readyz", get(ready)))
-            .with_state(self.clone())
+    }
+
+    /// These routes, and an answer for any other path.
+    pub(crate) fn serve(&self, routes: Router<App>) -> Router {
+        let no_such_path =
+            async || Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path");
+        let other = self.observed(Route::OTHER, Router::new().fallback(no_such_path));
+        other.merge(routes).with_state(self.clone())
+    }
+
+    pub(crate) fn at(&self, route: Route, methods: MethodRouter<App>) -> Router<App> {
+        let methods = methods.fallback(async || {
+            let message = "this path takes another method: see the `Allow` header";
+            Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method", message)
+        });
+        self.observed(route, Router::new().route(route.path, methods))
+    }
+
+    fn observed(&self, route: Route, router: Router<App>) -> Router<App> {
+        // A panic is one request's: its client gets an answer, the connection goes on.
+        let panicked =
+            |_: Box<dyn Any + Send>| Failure::internal(&"a handler panicked").into_response();
+        router
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(middleware::from_fn_with_state((self.clone(), route), observe::observe))
     }
 
     /// Turns readiness off; the first reason stays.
@@ -138,16 +197,21 @@ impl App {
         self.stopping.get().copied()
     }
 
+    /// Why requests should go elsewhere.
+    pub(crate) fn not_ready(&self) -> Option<&'static str> {
+        self.stopping().or((!self.health.is_good()).then_some(STALLED))
+    }
+
     /// Counts an answered request of work. ORDERING: Relaxed: statistics.
     pub(crate) fn count(&self, status: StatusCode, took: Duration) {
+        self.window.record(status, took);
         if status.is_success() {
-            self.window.record(took);
             self.results.fetch_add(1, Ordering::Relaxed);
         } else {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(drill) = &self.drill {
-            drill.answered();
+            drill.answered(&self.health_stream);
         }
     }
 }
@@ -157,8 +221,9 @@ async fn matmul(
     extents: Result<Query<Extents>, QueryRejection>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let formats = [Format::Json, Format::Raw];
-    let (format, body) = wire::body(request, &formats, app.options.body_limit).await?;
+    let format = |headers: &HeaderMap| wire::format(headers, &[Format::Json, Format::Raw]);
+    let (format, Upload { bytes, reserved }) =
+        wire::body(request, &app.budget, &app.options, format).await?;
     let extents = match format {
         Format::Json => None,
         Format::Raw => match extents {
@@ -166,70 +231,107 @@ async fn matmul(
             Err(error) => return Err(Failure::invalid(format!("m, k and n: {error}"))),
         },
     };
-    within(app.options.request_limit, async {
-        let input = wire::compute(body.len(), move || match extents {
-            None => wire::matmul_from_json(&body),
-            Some(extents) => wire::matmul_from_raw(extents, &body),
+    within(&app, async {
+        let input = wire::compute(bytes.len(), move || match extents {
+            None => wire::matmul_from_json(&bytes),
+            Some(extents) => wire::matmul_from_raw(extents, &bytes),
         });
-        let wire::Matmul { shape, a, b } = input.await??;
-        let [_, _, n] = shape;
-
-        let stream = app.pool.acquire().await?;
-        let queue = stream.waited();
-        metrics::queued(queue);
-
-        // Behind the wait for a stream, so that pinned memory is bounded by what is in flight.
-        let product = Product::new(&app.device, shape, &a, &b).await?;
-        let result = app.model.matmul(&stream, product); // on the device from here on
-        let (c, gpu) = result.await?; // the one wait for it
-        drop(stream);
-        metrics::on_device("/matmul", gpu);
-
+        let input = input.await??;
+        let [m, _, n] = input.shape;
+        // In front of the wait for a stream: answers that nobody reads must not keep streams from others.
+        let answer_bytes = app.budget.answer(wire::answer_bytes(format, m * n)).await?;
+        let (c, times) = multiply(&app, input, reserved).await?;
         let length = size_of_val(&c[..]);
         let encoded = wire::compute(length, move || match format {
             Format::Json => wire::matmul_to_json(&c, n),
             Format::Raw => Ok(bytemuck::cast_slice(&c).to_vec()),
         });
-        Ok(answer(format, encoded.await??, Times { queue, gpu }))
+        Ok(answer(format, answer_bytes.hold(encoded.await??), times))
     })
     .await
+}
+
+/// The GPU's part of a product. What is `reserved` is for `input`, which goes as soon as it is in pinned memory.
+pub(crate) async fn multiply(
+    app: &App,
+    input: wire::Matmul,
+    reserved: Reserved,
+) -> Result<(PinnedBuffer<f32>, Times), Failure> {
+    let stream = app.pool.acquire().await?;
+    let queue = stream.waited();
+    metrics::queued(queue);
+
+    // Behind the wait for a stream, so that pinned memory is bounded by what is in flight.
+    let product = Product::new(&app.device, input.shape, &input.a, &input.b).await?;
+    drop((input, reserved));
+    let result = app.model.matmul(&stream, product); // on the device from here on
+    let (c, gpu) = result.await?; // the one wait for it
+    metrics::on_device("/matmul", gpu);
+    Ok((c, Times { queue, gpu }))
 }
 
 async fn embed(State(app): State<App>, request: Request) -> Result<Response, Failure> {
-    let (_, body) = wire::body(request, &[Format::Json], app.options.body_limit).await?;
-    within(app.options.request_limit, async {
-        let input = wire::compute(body.len(), move || wire::embed_from_json(&body));
-        let request = Embed { tokens: input.await??, since: Instant::now() };
-        // Waits with others for a batch; a request that is dropped before leaves it.
-        let Embedded { embedding, queue, gpu } = app.embedder.call(request).await?;
-        let encoded = wire::embed_to_json(&embedding)?;
-        Ok(answer(Format::Json, encoded, Times { queue, gpu }))
+    let format = |headers: &HeaderMap| wire::format(headers, &[Format::Json]);
+    let (format, Upload { bytes, reserved: _reserved }) =
+        wire::body(request, &app.budget, &app.options, format).await?;
+    within(&app, async {
+        let tokens = wire::compute(bytes.len(), move || wire::embed_from_json(&bytes)).await??;
+        let answer_bytes = app.budget.answer(wire::answer_bytes(format, WIDTH)).await?;
+        let (embedding, times) = look_up(&app, tokens).await?;
+        Ok(answer(format, answer_bytes.hold(wire::embed_to_json(&embedding)?), times))
     })
     .await
 }
 
-/// Whether a load balancer should send requests here.
-async fn ready(State(app): State<App>) -> Result<&'static str, Failure> {
-    match app.stopping() {
-        None => Ok("ready"),
-        Some(why) => Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why)),
+/// Waits with others for a batch; a request that is dropped before leaves it.
+pub(crate) async fn look_up(app: &App, tokens: Vec<u32>) -> Result<([f32; WIDTH], Times), Failure> {
+    let embedder = app.embedder.with_weight(tokens.len() as u64);
+    let request = Embed { tokens, since: Instant::now() };
+    let Embedded { embedding, queue, gpu } = embedder.call(request).await?;
+    Ok((embedding, Times { queue, gpu }))
+}
+
+/// Whether whoever runs this should let it live.
+pub(crate) async fn healthy(State(app): State<App>) -> Result<&'static str, Failure> {
+    match app.health.is_good() {
+        true => Ok("ok"),
+        false => Err(unavailable("unhealthy", STALLED)),
     }
 }
 
+/// Whether a load balancer should send requests here.
+pub(crate) async fn ready(State(app): State<App>) -> Result<&'static str, Failure> {
+    match app.not_ready() {
+        None => Ok("ready"),
+        Some(why) => Err(unavailable("not_ready", why)),
+    }
+}
+
+fn unavailable(kind: &'static str, why: &'static str) -> Failure {
+    Failure::new(StatusCode::SERVICE_UNAVAILABLE, kind, why)
+}
+
 /// Time is up for this request; the device goes on with what it was given.
-async fn within(
-    limit: Duration,
+pub(crate) async fn within(
+    app: &App,
     work: impl Future<Output = Result<Response, Failure>>,
 ) -> Result<Response, Failure> {
+    let limit = app.options.request_timeout_ms;
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Failure::timed_out()))
 }
 
-fn answer(format: Format, body: Vec<u8>, times: Times) -> Response {
-    let content_type = match format {
-        Format::Json => "application/json",
-        Format::Raw => "application/octet-stream",
-    };
-    let mut response = ([(header::CONTENT_TYPE, content_type)], body).into_response();
+/// In parts, so that a connection can tell a client that reads slowly from one that does not.
+pub(crate) fn answer(format: Format, mut body: Bytes, times: Times) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(format.content_type())),
+        (header::CONTENT_LENGTH, body.len().into()),
+    ];
+    let parts = std::iter::from_fn(move || {
+        let part = body.split_to(body.len().min(PART));
+        (!part.is_empty()).then_some(Ok::<_, Infallible>(part))
+    });
+    let body = Body::from_stream(futures::stream::iter(parts));
+    let mut response = (headers, body).into_response();
     response.extensions_mut().insert(times);
     response
 }

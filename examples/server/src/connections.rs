@@ -1,41 +1,58 @@
-//! Accepts connections and serves them until it is told to stop.
+//! Accepts connections and serves them, HTTP/1 and HTTP/2 (cleartext, prior knowledge), until it is told to stop.
 //!
-//! `axum::serve` has no time limit for a request's head and lets any number of connections in; so this is
-//! the same loop with both, on hyper:
+//! `axum::serve` has no timeouts and lets any number of connections in; so this is the same loop on hyper-util:
 //!
 //! | a connection | is |
 //! |---|---|
-//! | idle, or slow to send a request's head | closed after the head limit |
+//! | slow to send a head, idle, or with an answer that its client leaves | closed: see `exchanges.rs` |
+//! | whose socket takes no bytes for the write timeout | closed |
 //! | beyond the most that there may be | left in the listener's queue until another one ends |
 //! | idle when the server stops | closed at once |
-//! | in a request when the server stops | closed behind the answer, or when the drain limit has passed |
-//! | in the listener's queue when the server stops | served one request, within the drain limit |
+//! | in a request when the server stops | closed behind the answer, or when the drain timeout has passed |
+//! | in the listener's queue when the server stops | served one request, within the drain timeout |
 //!
-//! A client that reads its answer slowly is not hurried: it holds a connection and the answer's memory, and
-//! nothing of the device.
+//! Beside bodies and answers (`budget.rs`) a connection buffers up to 64 KiB in HTTP/1 and 256 KiB in HTTP/2.
 #![forbid(unsafe_code)]
 
+use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::http::{Request, Version};
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio_io_timeout::TimeoutWriter;
+use tokio_util::io::InspectReader;
+
+use crate::exchanges::Exchanges;
 
 /// As many as a listener of tokio's queues.
 const QUEUE: usize = 1024;
+/// What HTTP/1 buffers of a connection; and the window of a request's body in HTTP/2.
+const BUFFER: u32 = 64 << 10;
+/// Requests at once on an HTTP/2 connection, and the window of all their bodies.
+const STREAMS: u32 = 64;
+const WINDOW: u32 = 4 * BUFFER;
 
 /// The limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub connections: usize,
     pub head: Duration,
+    pub exchange: Duration,
+    pub keep_alive: Duration,
+    pub write: Duration,
     pub drain: Duration,
 }
 
@@ -61,7 +78,9 @@ pub(crate) async fn serve<S>(
             why = &mut stop => break why,
             (permit, accepted) = accepted => match accepted {
                 Ok((socket, _)) => {
-                    let served = connection(socket, router.clone(), limits.head, stopping.subscribe());
+                    let mut stopping = stopping.subscribe();
+                    let stop = |_| async move { drop(stopping.changed().await) };
+                    let served = connection(socket, router.clone(), limits, stop);
                     open.spawn(async move {
                         let _permit = permit;
                         served.await;
@@ -78,7 +97,9 @@ pub(crate) async fn serve<S>(
         open.spawn(async move {
             let _permit = permits.acquire_owned().await;
             if let Ok(socket) = TcpStream::from_std(socket) {
-                last_request(socket, router, limits.head).await;
+                let one_request =
+                    async |exchanges: Arc<Exchanges>| exchanges.served.notified().await;
+                connection(socket, router, limits, one_request).await;
             }
         });
     }
@@ -103,41 +124,62 @@ fn queue_of(listener: TcpListener) -> Vec<std::net::TcpStream> {
         .collect()
 }
 
-async fn last_request(socket: TcpStream, router: Router, head: Duration) {
-    socket.set_nodelay(true).ok();
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
-    ended(connection.await);
-}
-
-async fn connection(
+/// Serves a connection until it ends, its time is up, or, behind the requests in progress, `stop` resolves.
+async fn connection<F: Future<Output = ()>>(
     socket: TcpStream,
     router: Router,
-    head: Duration,
-    mut stopping: watch::Receiver<()>,
+    limits: Limits,
+    stop: impl FnOnce(Arc<Exchanges>) -> F,
 ) {
     // Answers are small: they leave at once.
     socket.set_nodelay(true).ok();
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head)
-        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
-    let mut connection = pin!(connection);
-    ended(tokio::select! {
-        ended = connection.as_mut() => ended,
-        _ = stopping.changed() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    });
-}
+    let exchanges = Exchanges::new();
+    let (read, write) = socket.into_split();
+    let noted = exchanges.clone();
+    let read = InspectReader::new(read, move |_: &[u8]| noted.read());
+    let mut write = TimeoutWriter::new(write);
+    write.set_timeout(Some(limits.write));
+    let io = TokioIo::new(Box::pin(tokio::io::join(read, write)));
 
-fn ended(ended: hyper::Result<()>) {
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke off");
+    let (router, begun) = (TowerToHyperService::new(router), exchanges.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        let watch = begun.begin(request.version() == Version::HTTP_2);
+        let answer = router.call(request);
+        async move { Ok::<_, Infallible>(answer.await?.map(watch)) }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None);
+    builder.http1().max_buf_size(BUFFER as usize);
+    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS);
+    builder.http2().initial_stream_window_size(BUFFER).initial_connection_window_size(WINDOW);
+    let mut connection = pin!(builder.serve_connection(io, service));
+
+    let mut stop = pin!(stop(exchanges.clone()));
+    let mut timer = pin!(tokio::time::sleep_until(exchanges.deadline(&limits)));
+    let mut is_told = false;
+    loop {
+        // The deadline is looked at behind each poll: what a connection does changes in polls.
+        let ended = poll_fn(|cx| {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                return Poll::Ready(Some(ended));
+            }
+            let deadline = exchanges.deadline(&limits);
+            if timer.deadline() != deadline {
+                timer.as_mut().reset(deadline);
+            }
+            timer.as_mut().poll(cx).map(|()| None)
+        });
+        tokio::select! {
+            ended = ended => match ended {
+                Some(Ok(())) => return,
+                Some(Err(error)) => return tracing::debug!(%error, "a connection broke off"),
+                None if exchanges.is_idle() => {}
+                None => return tracing::debug!("a connection timed out"),
+            },
+            () = &mut stop, if !is_told => is_told = true,
+        }
+        exchanges.close();
+        connection.as_mut().graceful_shutdown();
     }
 }
 

@@ -1,7 +1,7 @@
-//! A drill: the device is lost on purpose, so that what a service does then can be rehearsed.
+//! Drills: the device fails on purpose, so that what a service does then can be rehearsed.
 //!
-//! `--lose-device-after N` opens a host device whose loss can be called for, and calls for it when `N`
-//! requests were answered. It needs the feature `drill`, which turns `test-util` on; a service of yours
+//! `--lose-device-after N` and `--stall-health-after N` open a host device that fails in that way when `N`
+//! requests were answered. They need the feature `drill`, which turns `test-util` on; a service of yours
 //! has no use for this file outside of drills and tests.
 #![forbid(unsafe_code)]
 
@@ -12,29 +12,50 @@ pub(crate) use rehearsed::Drill;
 
 #[cfg(feature = "drill")]
 mod rehearsed {
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
-    use gpu_await::Device;
-    use gpu_await::testing::{self, FaultHandle};
+    use gpu_await::testing::{self, FaultHandle, Gate};
+    use gpu_await::{Device, Stream};
 
-    /// Loses its device after so many answers.
+    use crate::options::Options;
+
+    const STALL: Duration = Duration::from_secs(3);
+
+    /// Fails its device after so many answers.
     pub(crate) struct Drill {
         faults: FaultHandle,
+        loses: bool,
         left: AtomicU64,
+        gate: Mutex<Option<Gate>>,
     }
 
     impl Drill {
-        /// A host device, and the drill on it.
-        pub(crate) fn open(answers: u64) -> Result<(Device, Drill), &'static str> {
+        /// A host device, and the drill on it, if one is asked for.
+        pub(crate) fn open(options: &Options) -> Result<Option<(Device, Drill)>, &'static str> {
+            let Some(answers) = options.lose_device_after.or(options.stall_health_after) else {
+                return Ok(None);
+            };
             let (faults, handle) = testing::faults();
-            let drill = Drill { faults: handle, left: AtomicU64::new(answers) };
-            Ok((testing::host_with(faults), drill))
+            let drill = Drill {
+                faults: handle,
+                loses: options.lose_device_after.is_some(),
+                left: AtomicU64::new(answers),
+                gate: Mutex::new(None),
+            };
+            Ok(Some((testing::host_with(faults), drill)))
         }
 
         /// Counts an answer.
-        pub(crate) fn answered(&self) {
-            if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+        pub(crate) fn answered(&self, health: &Stream) {
+            if self.left.fetch_sub(1, Ordering::SeqCst) != 1 {
+            } else if self.loses {
                 self.faults.lose_device("the drill of --lose-device-after");
+            } else if let (Ok(mut gate), Ok(closed)) =
+                (self.gate.lock(), Gate::close_for(health, STALL))
+            {
+                *gate = Some(closed);
             }
         }
     }
@@ -42,20 +63,25 @@ mod rehearsed {
 
 #[cfg(not(feature = "drill"))]
 mod left_out {
-    use gpu_await::Device;
+    use gpu_await::{Device, Stream};
+
+    use crate::options::Options;
 
     /// There is none in this program.
     pub(crate) enum Drill {}
 
     impl Drill {
         /// # Errors
-        /// Always: it is left out.
-        pub(crate) fn open(_answers: u64) -> Result<(Device, Drill), &'static str> {
-            Err("`--lose-device-after` needs a server that was built with the feature `drill`")
+        /// One is asked for: it is left out.
+        pub(crate) fn open(options: &Options) -> Result<Option<(Device, Drill)>, &'static str> {
+            match options.lose_device_after.or(options.stall_health_after) {
+                None => Ok(None),
+                Some(_) => Err("drills need a server that was built with the feature `drill`"),
+            }
         }
 
         /// Is never called.
-        pub(crate) fn answered(&self) {
+        pub(crate) fn answered(&self, _health: &Stream) {
             match *self {}
         }
     }

@@ -1,20 +1,22 @@
 //! Gathers requests of `/embed` into micro-batches: one launch for many.
 //!
-//! Nobody waits for a batch to fill up: requests are gathered while as many batches as may be are under
-//! way, so a lone request goes at once and batches grow with the load. A batch takes one permit of the
-//! pool, and with it a stream, as a request of `/matmul` does.
+//! Nobody waits for a batch to fill up: a batch waits for a permit of the pool, as a request of `/matmul` does, and takes
+//! the requests that are there when it has one. So a lone request goes at once, batches grow with the load, and
+//! requests that were given up or are too late are in none.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_await::{Batcher, Error, Result, StreamPool};
+use gpu_await::{Batch, BatchWorker, Batcher, Error, PooledStream, Result, StreamPool};
 
 use crate::embed_mean::WIDTH;
 use crate::metrics;
 use crate::model::Model;
 
+/// Requests of a batch, and the tokens of all of them.
 const MAX_BATCH: usize = 64;
+const MAX_TOKENS: u64 = 8192;
 /// Batches under way at once: one is computed while the next is copied.
 const IN_FLIGHT: usize = 2;
 
@@ -31,32 +33,37 @@ pub(crate) struct Embedded {
     pub gpu: Duration,
 }
 
-/// The batcher, and the task that it needs.
+/// The batcher, and the task that it needs. Callers wait up to `patience` for their answers.
 pub(crate) fn start(
-    pool: StreamPool,
+    pool: &StreamPool,
     model: Arc<Model>,
     max_waiting: usize,
-) -> (Batcher<Embed, Embedded, Error>, impl Future<Output = ()> + Send + 'static) {
-    Batcher::builder().max_len(MAX_BATCH).max_in_flight(IN_FLIGHT).max_waiting(max_waiting).build(
-        move |requests: Vec<Embed>| {
-            let (pool, model) = (pool.clone(), model.clone());
-            async move { run(&pool, &model, requests).await }
-        },
-    )
+    patience: Duration,
+) -> (Batcher<Embed, Embedded, Error>, BatchWorker) {
+    Batcher::builder()
+        .max_len(MAX_BATCH)
+        .max_weight(MAX_TOKENS)
+        .max_in_flight(IN_FLIGHT)
+        .max_waiting(max_waiting)
+        .patience(patience)
+        .pool(pool)
+        .build(move |stream, requests| {
+            let model = model.clone();
+            async move { run(&stream, &model, requests).await }
+        })
 }
 
 async fn run(
-    pool: &StreamPool,
+    stream: &PooledStream,
     model: &Model,
-    requests: Vec<Embed>,
+    requests: Batch<Embed>,
 ) -> Result<Vec<Result<Embedded>>> {
-    let stream = pool.acquire().await?;
     let queues: Vec<_> = requests.iter().map(|request| request.since.elapsed()).collect();
     queues.iter().copied().for_each(metrics::queued);
     metrics::batch(requests.len());
 
     let tokens: Vec<&[u32]> = requests.iter().map(|request| &request.tokens[..]).collect();
-    let (rows, gpu) = model.embed(&stream, &tokens).await?;
+    let (rows, gpu) = model.embed(stream, &tokens).await?;
     metrics::on_device("/embed", gpu);
 
     let each = rows.as_chunks::<WIDTH>().0.iter().zip(queues);

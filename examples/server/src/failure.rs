@@ -13,12 +13,15 @@ use axum::response::{IntoResponse, Response};
 use gpu_await::ErrorKind;
 use serde_json::json;
 
-/// A request's failure. Becomes `{"error": {"kind": .., "message": ..}}`.
-#[derive(Debug)]
+/// Characters of a message: what it quotes of a request may be of any length.
+const MESSAGE: usize = 200;
+
+/// A request's failure. Becomes `{"error": {"kind": .., "message": ..}}`, and stays in the response's extensions.
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub status: StatusCode,
     kind: &'static str,
-    message: String,
+    pub message: String,
 }
 
 impl Failure {
@@ -27,12 +30,23 @@ impl Failure {
         kind: &'static str,
         message: impl Into<String>,
     ) -> Failure {
-        Failure { status, kind, message: message.into() }
+        let mut message = message.into();
+        if let Some((end, _)) = message.char_indices().nth(MESSAGE) {
+            message.truncate(end);
+            message.push('…');
+        }
+        Failure { status, kind, message }
     }
 
     /// A request that is wrong in itself: 400.
     pub(crate) fn invalid(message: impl Into<String>) -> Failure {
         Failure::new(StatusCode::BAD_REQUEST, "invalid", message)
+    }
+
+    /// There is too much to do: 429.
+    pub(crate) fn overloaded() -> Failure {
+        let message = "too many requests are waiting: try again in a moment";
+        Failure::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
     }
 
     /// The request's time limit passed: 503. The device goes on; what it was doing is not stopped.
@@ -54,11 +68,7 @@ impl From<gpu_await::Error> for Failure {
         let unavailable =
             |kind, message: &str| Failure::new(StatusCode::SERVICE_UNAVAILABLE, kind, message);
         match error.kind() {
-            ErrorKind::Overloaded => Failure::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "overloaded",
-                "too many requests are waiting: try again in a moment",
-            ),
+            ErrorKind::Overloaded => Failure::overloaded(),
             ErrorKind::TimedOut => Failure::timed_out(),
             ErrorKind::OutOfMemory => {
                 tracing::warn!(%error, "out of memory");
@@ -86,6 +96,7 @@ impl IntoResponse for Failure {
             }
             _ => {}
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -5,66 +5,91 @@
 //! curl http://127.0.0.1:8080/matmul -H 'content-type: application/json' -d '{"a": [[1, 2]], "b": [[3], [4]]}'
 //! ```
 //!
-//! `http://127.0.0.1:8080/` shows what it is doing. Prints `listening on http://ADDR:PORT` when it is ready;
-//! the log goes to stderr.
+//! `http://127.0.0.1:8080/` shows what it is doing, `--help` lists the options. Prints `listening on http://ADDR:PORT`
+//! when it is ready, then `health on http://ADDR:PORT` if that has a listener of its own; the log goes to stderr.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `main.rs` | arguments, the log, exit codes |
+//! | `main.rs` | the log, exit codes |
 //! | `lib.rs` | starts, waits for a reason to stop, stops |
 //! | `app.rs` | the state, the routes, and what they do: read this first |
 //! | `model.rs`, `embed_mean.rs`, `.cu`, `.ptx` | the GPU work: plain functions that queue and never wait; a kernel |
 //! | `embedder.rs` | requests gathered into micro-batches |
 //! | `wire.rs`, `failure.rs` | from bytes to checked requests and back; errors as answers |
-//! | `connections.rs` | the loop that accepts connections, with limits |
+//! | `open_inference.rs` | the Open Inference Protocol, for clients of KServe and Triton |
+//! | `budget.rs` | how many bytes of bodies and answers are in memory |
+//! | `connections.rs`, `exchanges.rs` | the loop that accepts connections; their timeouts |
+//! | `health.rs` | whether the device still works |
 //! | `observe.rs`, `metrics.rs` | ids, the log, what Prometheus is told |
 //! | `status.rs`, `window.rs`, `page.html` | the page, and the last minute that it draws |
-//! | `options.rs`, `drill.rs` | the command line; losing the device on purpose (feature `drill`) |
+//! | `../dashboard.json` | the metrics, for Grafana: import it and choose a Prometheus |
+//! | `options.rs`, `drill.rs` | the command line; failures on purpose (feature `drill`) |
 //!
 //! | it ends with | when |
 //! |---|---|
-//! | 0 | SIGTERM or ctrl-c, after the requests in flight were answered, and those of connections that wait to be accepted |
-//! | 1 | it could not start, or the device was not idle 10 s after the last answer |
-//! | 2 | unknown arguments |
+//! | 0 | SIGTERM or ctrl-c: not ready for the lame duck period, then no new connections; requests in flight were answered, and those of connections that waited to be accepted |
+//! | 1 | it could not start, or the device was not idle 10 s after the last answer, or a second signal ended it at once |
+//! | 2 | options that make no sense |
 //! | 3 | the device is lost: a process cannot get it back, so whoever runs this starts another one |
 
 #![forbid(unsafe_code)]
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
-use service::{Options, Stop, USAGE};
+use clap::Parser as _;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use service::{Options, Stop};
+use tracing_appender::non_blocking::NonBlockingBuilder;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    if std::env::args().any(|argument| argument == "--help") {
-        println!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
-    let options = match Options::from_args(std::env::args().skip(1)) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("server: {error}\n\n{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
+/// Lines that wait for whoever reads stderr. Further ones are dropped, and counted.
+const LOG_LINES: usize = 4096;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    // A reader of stderr that stalls must not stall a request.
+    let (mut log, flush) = NonBlockingBuilder::default()
+        .lossy(true)
+        .buffered_lines_limit(LOG_LINES)
+        .finish(std::io::stderr());
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(log.clone())
+        .with_ansi(std::io::stderr().is_terminal());
+    // Spans have trace ids; where they go is yours to say, with an exporter of the provider.
+    let tracer = SdkTracerProvider::builder().build().tracer("server");
+    tracing_subscriber::registry()
+        .with(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+        .with(lines)
+        .with(tracing_opentelemetry::layer().with_tracer(tracer))
         .init();
-    match service::run(options).await {
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&mut log, &error),
+    };
+    let ended = runtime.block_on(service::run(options, log.error_counter()));
+    // Does not wait for what a request left on the blocking pool.
+    runtime.shutdown_background();
+    let code = match ended {
         Ok(Stop::Asked) => ExitCode::SUCCESS,
         Ok(Stop::Lost(error)) => {
-            eprintln!("server: the device is lost: {error}");
+            writeln!(log, "server: the device is lost: {error}").ok();
             ExitCode::from(3)
         }
-        Err(error) => {
-            eprintln!("server: {error}");
-            ExitCode::FAILURE
-        }
-    }
+        Err(error) => failed(&mut log, &*error),
+    };
+    // Gives up after a second; it complains on stdout then, and panics if nobody has that open.
+    std::panic::catch_unwind(AssertUnwindSafe(|| drop(flush))).ok();
+    code
+}
+
+fn failed(mut log: impl std::io::Write, error: &dyn std::fmt::Display) -> ExitCode {
+    writeln!(log, "server: {error}").ok();
+    ExitCode::FAILURE
 }

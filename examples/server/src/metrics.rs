@@ -8,13 +8,12 @@
 //! | `server_queue_seconds` | histogram | how long a request waited for a stream |
 //! | `server_gpu_seconds{route}` | histogram | time on the device, of a request or of a batch |
 //! | `server_batch_requests` | histogram | requests in a batch of `/embed` |
-//! | `server_pool_*`, `server_embed_*` | gauge | the stream pool, and who waits for a batch |
-//! | `server_device_*` | gauge | what [`Device::stats`](gpu_await::Device::stats) says, at the time of the scrape |
+//! | `server_pool_*`, `server_embed_*`, `server_device_*`, .. | gauge, counter | as of the scrape: see [`scrape`] |
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
 
-use metrics::{counter, gauge, histogram};
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::app::App;
@@ -37,6 +36,16 @@ pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &seconds)?
         .set_buckets_for_metric(Matcher::Suffix("_requests".to_owned()), &requests)?
         .install_recorder()?;
+    describe_counter!("server_requests_total", "answers; status=\"gone\": the client left first");
+    describe_gauge!("server_in_flight", "requests of work that are being answered");
+    for (name, help) in [
+        ("server_request_seconds", "from the head of a request to its answer"),
+        ("server_queue_seconds", "a request's wait for a stream"),
+        ("server_gpu_seconds", "time on the device, of a request or of a batch"),
+        ("server_batch_requests", "requests in a batch"),
+    ] {
+        describe_histogram!(name, help);
+    }
     let upkeep = handle.clone();
     tokio::spawn(async move {
         loop {
@@ -76,22 +85,39 @@ pub(crate) fn batch(requests: usize) {
 /// The text for Prometheus.
 pub(crate) fn scrape(app: &App) -> String {
     let (pool, device, embed) = (app.pool.stats(), app.device.stats(), app.embedder.stats());
-    for (name, value) in [
-        ("server_pool_in_flight", pool.in_flight as u64),
-        ("server_pool_waiting", pool.waiting as u64),
-        ("server_pool_refused", pool.refused),
-        ("server_embed_waiting", embed.waiting as u64),
-        ("server_embed_refused", embed.refused),
-        ("server_device_operations_in_flight", device.in_flight),
-        ("server_device_wake_ups", device.wake_ups),
-        ("server_device_allocated_bytes", device.allocated_bytes),
-        ("server_device_allocations", device.allocations),
-        ("server_device_pending_bytes", device.pending_bytes),
-        ("server_device_lent_bytes", device.lent_bytes),
-        ("server_device_pinned_bytes", device.pinned_bytes),
-        ("server_device_pinned_used_bytes", device.pinned_used_bytes),
+    let (bodies, answers) = app.budget.used();
+    for (name, value, help) in [
+        ("server_pool_in_flight", pool.in_flight as u64, "requests on the device"),
+        ("server_pool_waiting", pool.waiting as u64, "requests that wait for a stream"),
+        ("server_embed_waiting", embed.waiting as u64, "requests that wait for a batch"),
+        ("server_body_bytes", bodies as u64, "reserved for bodies"),
+        ("server_answer_bytes", answers as u64, "reserved for answers"),
+        ("server_ready", app.not_ready().is_none().into(), "1 while readiness is"),
+        ("server_healthy", app.health.is_good().into(), "1 while the device runs launches in time"),
+        ("server_device_operations_in_flight", device.in_flight, "operations on the device"),
+        ("server_device_allocated_bytes", device.allocated_bytes, "device memory"),
+        ("server_device_allocations", device.allocations, "buffers"),
+        (
+            "server_device_pending_bytes",
+            device.pending_bytes,
+            "device memory that waits to be freed",
+        ),
+        ("server_device_lent_bytes", device.lent_bytes, "host memory lent to operations"),
+        ("server_device_pinned_bytes", device.pinned_bytes, "pinned memory"),
+        ("server_device_pinned_used_bytes", device.pinned_used_bytes, "pinned memory in use"),
     ] {
+        describe_gauge!(name, help);
         gauge!(name).set(value as f64);
+    }
+    let dropped = app.dropped.dropped_lines() as u64;
+    for (name, value, help) in [
+        ("server_pool_refused_total", pool.refused, "requests that the pool refused"),
+        ("server_embed_refused_total", embed.refused, "requests that the batcher refused"),
+        ("server_device_wake_ups_total", device.wake_ups, "tasks woken by the device's poller"),
+        ("server_log_lines_dropped_total", dropped, "lines of the log that nobody read in time"),
+    ] {
+        describe_counter!(name, help);
+        counter!(name).absolute(value);
     }
     app.metrics.render()
 }

@@ -1,19 +1,25 @@
 //! Around every request: an id, a span, one line in the log, and what is counted.
+//!
+//! The span continues the trace of a `traceparent` header (W3C Trace Context) or begins one, which the answer's
+//! `traceparent` and the log name. With `RUST_LOG=info,gpu_await::batch=debug` batches have spans, which follow from
+//! those of their requests.
 #![forbid(unsafe_code)]
 
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use futures::FutureExt;
-use tracing::Instrument;
+use axum::response::Response;
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::TraceContextExt;
+use opentelemetry_http::{HeaderExtractor, HeaderInjector};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use tracing::{Instrument, field};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::app::App;
-use crate::failure::Failure;
 use crate::metrics;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,15 +52,18 @@ pub(crate) async fn observe(
     next: Next,
 ) -> Response {
     let id = request_id(&request);
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
+    let id_text = id.to_str().unwrap_or_default();
+    let span = tracing::info_span!("request", id = id_text, trace_id = field::Empty);
+    let traces = TraceContextPropagator::new();
+    // Refused by a span that the filter leaves out: there is no trace then.
+    span.set_parent(traces.extract(&HeaderExtractor(request.headers()))).ok();
+    let context = span.context();
+    span.record("trace_id", field::display(context.span().span_context().trace_id()));
     let watched = Watched::new(app, route, span.clone());
-    // A panic is one request's: its client gets an answer, the connection goes on.
-    let work = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
-    let mut response = work.await.unwrap_or_else(|_| {
-        span.in_scope(|| Failure::internal(&"a handler panicked")).into_response()
-    });
+    let mut response = next.run(request).instrument(span).await;
     watched.answered(&response);
     response.headers_mut().insert(REQUEST_ID, id);
+    traces.inject_context(&context, &mut HeaderInjector(response.headers_mut()));
     response
 }
 

@@ -1,87 +1,82 @@
 //! The command line.
 #![forbid(unsafe_code)]
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// What is told to who asks for something else.
-pub const USAGE: &str = "\
-usage: server [--listen ADDR:PORT] [OPTION N]...
+use clap::Parser;
+use clap::builder::{RangedU64ValueParser, TypedValueParser};
 
-  --listen ADDR:PORT     where to listen; port 0 picks one           127.0.0.1:8080
-  --streams N            streams on the device                       4
-  --max-in-flight N      requests on the device at once              16
-  --max-waiting N        requests that wait for that; further: 429   1024
-  --max-connections N    connections; further ones wait              1024
-  --request-limit-ms N   time from the body to the result            5000
-  --body-limit-ms N      time for a request's head, and its body     10000
-  --drain-limit-ms N     time for open requests when stopping        10000
-  --lose-device-after N  a host device, lost after N answers (feature `drill`)
+const DAY_MS: u64 = 86_400_000;
 
-GPU_AWAIT_DEVICE=cuda:0|host|auto names the device, RUST_LOG what is logged.";
-
-/// What can be chosen.
-#[derive(Clone, Debug)]
+/// An inference service on one GPU
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "server",
+    after_help = "GPU_AWAIT_DEVICE=cuda:0|host|auto names the device, RUST_LOG what is logged."
+)]
 pub struct Options {
+    /// Address of the service; port 0 picks a free one
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
     pub(crate) listen: SocketAddr,
+    /// Address of health, metrics and the page, which then no longer share that of the service
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) health_listen: Option<SocketAddr>,
+
+    /// Streams on the device
+    #[arg(long, value_name = "N", default_value = "4", value_parser = number(1..=128))]
     pub(crate) streams: usize,
+    /// Requests on the device at once
+    #[arg(long, value_name = "N", default_value = "16", value_parser = number(1..=65_536))]
     pub(crate) max_in_flight: usize,
+    /// Requests of a kind that wait for that; further ones get 429
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = number(0..=1_048_576))]
     pub(crate) max_waiting: usize,
+    /// Connections; further ones wait
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = number(1..=1_048_576))]
     pub(crate) max_connections: usize,
-    pub(crate) request_limit: Duration,
-    pub(crate) body_limit: Duration,
-    pub(crate) drain_limit: Duration,
+    /// Bytes of bodies and answers in memory, over all connections, in MiB
+    #[arg(long, value_name = "N", default_value = "256", value_parser = number(64..=1_048_576))]
+    pub(crate) buffer_budget_mib: usize,
+
+    /// From the body to the result
+    #[arg(long, value_name = "N", default_value = "5000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) request_timeout_ms: Duration,
+    /// For a request's body to arrive
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) body_timeout_ms: Duration,
+    /// For a request's head to arrive, from its first byte, and for the first byte of a connection
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) head_timeout_ms: Duration,
+    /// For the next request on a connection
+    #[arg(long, value_name = "N", default_value = "75000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) keep_alive_timeout_ms: Duration,
+    /// For a client to read the next part of its answer
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) write_timeout_ms: Duration,
+    /// For the device to run the launch that health depends on
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) health_timeout_ms: Duration,
+    /// For load balancers to notice the end: not ready, and still serving
+    #[arg(long, value_name = "N", default_value = "2000", value_parser = ms(0..=DAY_MS))]
+    pub(crate) lame_duck_ms: Duration,
+    /// For open requests, after that
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
+    pub(crate) drain_timeout_ms: Duration,
+
+    /// A host device, lost after N answers (feature `drill`)
+    #[arg(long, value_name = "N")]
     pub(crate) lose_device_after: Option<u64>,
+    /// A host device whose health launch stalls for 3 s after N answers (feature `drill`)
+    #[arg(long, value_name = "N", conflicts_with = "lose_device_after")]
+    pub(crate) stall_health_after: Option<u64>,
 }
 
-impl Options {
-    /// Reads the arguments behind the program's name.
-    ///
-    /// # Errors
-    /// What is wrong with the arguments, as a sentence.
-    pub fn from_args(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-        let ms = Duration::from_millis;
-        let mut options = Options {
-            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            streams: 4,
-            max_in_flight: 16,
-            max_waiting: 1024,
-            max_connections: 1024,
-            request_limit: ms(5_000),
-            body_limit: ms(10_000),
-            drain_limit: ms(10_000),
-            lose_device_after: None,
-        };
-        while let Some(name) = args.next() {
-            let value = args.next();
-            let value = value.as_deref();
-            match name.as_str() {
-                "--listen" => options.listen = parse(&name, value)?,
-                "--streams" => options.streams = at_least_one(&name, value)?,
-                "--max-in-flight" => options.max_in_flight = at_least_one(&name, value)?,
-                "--max-waiting" => options.max_waiting = parse(&name, value)?,
-                "--max-connections" => options.max_connections = at_least_one(&name, value)?,
-                "--request-limit-ms" => options.request_limit = ms(parse(&name, value)?),
-                "--body-limit-ms" => options.body_limit = ms(parse(&name, value)?),
-                "--drain-limit-ms" => options.drain_limit = ms(parse(&name, value)?),
-                "--lose-device-after" => options.lose_device_after = Some(parse(&name, value)?),
-                _ => return Err(format!("`{name}` is no argument of this program")),
-            }
-        }
-        Ok(options)
-    }
+fn number(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
-fn parse<T: FromStr<Err: fmt::Display>>(name: &str, value: Option<&str>) -> Result<T, String> {
-    let value = value.ok_or_else(|| format!("`{name}` needs a value"))?;
-    value.parse().map_err(|error| format!("`{name} {value}`: {error}"))
-}
-
-fn at_least_one(name: &str, value: Option<&str>) -> Result<usize, String> {
-    match parse(name, value)? {
-        0 => Err(format!("`{name} 0`: at least 1")),
-        n => Ok(n),
-    }
+fn ms(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = Duration> {
+    RangedU64ValueParser::<u64>::new().range(range).map(Duration::from_millis)
 }

@@ -28,8 +28,8 @@ pub(crate) fn of(app: &App) -> Value {
         .collect();
     json!({
         "device": app.device.to_string(),
-        "ready": app.stopping().is_none(),
-        "reason": app.stopping(),
+        "ready": app.not_ready().is_none(),
+        "reason": app.not_ready(),
         "uptime_s": app.window.uptime().as_secs_f64(),
         "results": app.results.load(Ordering::Relaxed),
         "errors": app.errors.load(Ordering::Relaxed),

@@ -7,6 +7,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use serde::Serialize;
 
 /// Whole seconds that are remembered.
@@ -21,6 +22,8 @@ struct Second {
     /// The second since the start; another one than expected means that nothing was counted.
     number: u64,
     requests: u32,
+    refused: u32,
+    errors: u32,
     classes: [u32; CLASSES],
     samples: u32,
     busy: u32,
@@ -35,29 +38,44 @@ pub(crate) struct Window {
 /// One second, or several, as the page gets them. `null` where there is nothing to tell.
 #[derive(Serialize)]
 pub(crate) struct Summary {
+    /// Results.
     pub requests: u32,
+    /// Answers 429 and 503: the service could not.
+    pub refused: u32,
+    /// Answers that are other errors.
+    pub errors: u32,
     pub p50_ms: Option<f64>,
     pub p99_ms: Option<f64>,
     /// Of the moments at which somebody looked, those at which the device had work.
     pub busy: Option<f64>,
 }
 
+impl Second {
+    fn new(number: u64) -> Second {
+        let classes = [0; CLASSES];
+        Second { number, requests: 0, refused: 0, errors: 0, classes, samples: 0, busy: 0 }
+    }
+}
+
 impl Window {
     pub(crate) fn new() -> Window {
-        let nothing =
-            Second { number: u64::MAX, requests: 0, classes: [0; CLASSES], samples: 0, busy: 0 };
-        Window { start: Instant::now(), seconds: Mutex::new(vec![nothing; SECONDS + 1]) }
+        let nothing = vec![Second::new(u64::MAX); SECONDS + 1];
+        Window { start: Instant::now(), seconds: Mutex::new(nothing) }
     }
 
     pub(crate) fn uptime(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Counts a result that took so long.
-    pub(crate) fn record(&self, latency: Duration) {
-        self.now(|second| {
-            second.requests += 1;
-            second.classes[class(latency)] += 1;
+    /// Counts an answer that took so long.
+    pub(crate) fn record(&self, status: StatusCode, latency: Duration) {
+        self.now(|second| match status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => second.refused += 1,
+            status if !status.is_success() => second.errors += 1,
+            _ => {
+                second.requests += 1;
+                second.classes[class(latency)] += 1;
+            }
         });
     }
 
@@ -87,7 +105,7 @@ impl Window {
         let mut seconds = self.lock();
         let second = &mut seconds[place(number)];
         if second.number != number {
-            *second = Second { number, requests: 0, classes: [0; CLASSES], samples: 0, busy: 0 };
+            *second = Second::new(number);
         }
         count(second);
     }
@@ -109,10 +127,13 @@ fn class(latency: Duration) -> usize {
 }
 
 fn summary<'a>(seconds: impl Iterator<Item = &'a Second>) -> Summary {
-    let mut sum = Summary { requests: 0, p50_ms: None, p99_ms: None, busy: None };
+    let mut sum =
+        Summary { requests: 0, refused: 0, errors: 0, p50_ms: None, p99_ms: None, busy: None };
     let (mut classes, mut samples, mut busy) = ([0; CLASSES], 0, 0);
     for second in seconds {
         sum.requests += second.requests;
+        sum.refused += second.refused;
+        sum.errors += second.errors;
         samples += second.samples;
         busy += second.busy;
         classes.iter_mut().zip(&second.classes).for_each(|(sum, count)| *sum += count);

@@ -9,16 +9,19 @@ use std::fmt;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
+use crate::budget::{Budget, Reserved};
 use crate::failure::Failure;
 use crate::model::TOKENS;
+use crate::options::Options;
 
 /// Bytes of a request's body.
 pub(crate) const MAX_BODY: usize = 16 << 20;
@@ -26,6 +29,8 @@ pub(crate) const MAX_BODY: usize = 16 << 20;
 pub(crate) const MAX_EXTENT: usize = 1024;
 /// Tokens of one `/embed`.
 pub(crate) const MAX_TOKENS: usize = 512;
+/// Bytes of a name in JSON. Nothing else there is text.
+const MAX_STRING: usize = 256;
 /// Bodies above it are decoded, and answers above it encoded, off the threads that serve connections.
 const LONG: usize = 64 << 10;
 /// A client that is told off while it sends gets so long to stop: one that finds its connection reset
@@ -58,36 +63,55 @@ pub(crate) struct Extents {
 
 // ---- bodies -----------------------------------------------------------------------------------
 
-/// What the `Content-Type` says; none is none of ours.
-pub(crate) fn format(headers: &HeaderMap) -> Option<Format> {
-    let named = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
-    let essence = named.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
-        Some(Format::Json)
-    } else if essence.eq_ignore_ascii_case("application/octet-stream") {
-        Some(Format::Raw)
-    } else {
-        None
+/// Which of these formats the `Content-Type` says; none is none of ours.
+///
+/// # Errors
+/// 415.
+pub(crate) fn format(headers: &HeaderMap, formats: &[Format]) -> Result<Format, Failure> {
+    let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = named.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let is_named = |format: &&Format| essence.eq_ignore_ascii_case(format.content_type());
+    formats.iter().find(is_named).copied().ok_or_else(|| {
+        let names: Vec<_> = formats.iter().map(Format::content_type).collect();
+        let message = format!("the content type must be {}", names.join(" or "));
+        Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
+    })
+}
+
+impl Format {
+    pub(crate) fn content_type(&self) -> &'static str {
+        match self {
+            Format::Json => "application/json",
+            Format::Raw => "application/octet-stream",
+        }
     }
 }
 
-/// Reads a body of one of these formats: whole, within `limit`.
+/// A body, and the bytes that it takes of the budget: to be kept as long as what is made of it.
+pub(crate) struct Upload {
+    pub bytes: Vec<u8>,
+    pub reserved: Reserved,
+}
+
+/// Reads a body, whole, within the body timeout, when the budget has as many bytes; and, before that, what `check` finds in
+/// its headers.
 ///
 /// # Errors
-/// 415, 413, 408; 400 when it broke off.
-pub(crate) async fn body(
+/// What `check` says; 413, 429, 408; 400 when it broke off.
+pub(crate) async fn body<T>(
     request: Request,
-    formats: &[Format],
-    limit: Duration,
-) -> Result<(Format, Bytes), Failure> {
-    let format = format(request.headers()).filter(|format| formats.contains(format));
+    budget: &Budget,
+    options: &Options,
+    check: impl FnOnce(&HeaderMap) -> Result<T, Failure>,
+) -> Result<(T, Upload), Failure> {
+    let checked = check(request.headers());
     // Who sent `Expect: 100-continue` has sent nothing yet and is told at once.
     let waits = request.headers().contains_key(header::EXPECT);
     let mut body = request.into_body();
-    let result = match format {
-        None => Err(wrong_format(formats)),
-        Some(_) if body.size_hint().lower() > MAX_BODY as u64 => Err(too_large()),
-        Some(format) => collect(&mut body, limit).await.map(|bytes| (format, bytes)),
+    let result = match checked {
+        Err(failure) => Err(failure),
+        Ok(_) if body.size_hint().lower() > MAX_BODY as u64 => Err(too_large()),
+        Ok(checked) => read(&mut body, budget, options).await.map(|upload| (checked, upload)),
     };
     if let Err(failure) = &result
         && failure.status != StatusCode::REQUEST_TIMEOUT
@@ -98,33 +122,37 @@ pub(crate) async fn body(
     result
 }
 
-async fn collect(body: &mut Body, limit: Duration) -> Result<Bytes, Failure> {
-    match tokio::time::timeout(limit, Limited::new(body, MAX_BODY).collect()).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => Err(Failure::invalid(format!("the body broke off: {error}"))),
-        Err(_) => {
-            let message = format!("the body was not there within {limit:?}");
-            Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+async fn read(body: &mut Body, budget: &Budget, options: &Options) -> Result<Upload, Failure> {
+    let most = body.size_hint().exact().map_or(MAX_BODY, |bytes| bytes as usize);
+    let reserved = timeout(options.request_timeout_ms, budget.body(most)).await;
+    let mut reserved = reserved.unwrap_or_else(|_| Err(Failure::overloaded()))?;
+    let limit = options.body_timeout_ms;
+    let bytes = timeout(limit, collect(body, most)).await.unwrap_or_else(|_| {
+        let message = format!("the body was not there within {limit:?}");
+        Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message))
+    })?;
+    reserved.shrink(bytes.len());
+    Ok(Upload { bytes, reserved })
+}
+
+async fn collect(body: &mut Body, most: usize) -> Result<Vec<u8>, Failure> {
+    let mut body = Limited::new(body, MAX_BODY);
+    // Takes no memory before it is written to.
+    let mut bytes = Vec::with_capacity(most);
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Ok(frame) => frame.into_data().iter().for_each(|data| bytes.extend_from_slice(data)),
+            Err(error) if error.is::<LengthLimitError>() => return Err(too_large()),
+            Err(_) => return Err(Failure::invalid("the body broke off")),
         }
     }
+    Ok(bytes)
 }
 
 /// Lets a client finish sending, for a moment.
 async fn discard(mut body: Body) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-    tokio::time::timeout(LINGER, rest).await.ok();
-}
-
-fn wrong_format(formats: &[Format]) -> Failure {
-    let json_alone = formats == [Format::Json];
-    let names = if json_alone {
-        "application/json"
-    } else {
-        "application/json or application/octet-stream"
-    };
-    let message = format!("the content type must be {names}");
-    Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
+    timeout(LINGER, rest).await.ok();
 }
 
 fn too_large() -> Failure {
@@ -161,20 +189,13 @@ pub(crate) async fn compute<T: Send + 'static>(
 /// 400: no JSON, another shape, a number that is not finite.
 pub(crate) fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
+    #[serde(deny_unknown_fields, expecting = "an object with `a` and `b`")]
     struct Wire {
         a: Matrix,
         b: Matrix,
     }
     let Wire { a, b } = json(body)?;
-    if a.columns != b.rows {
-        return Err(Failure::invalid(format!(
-            "a is {} x {} and b is {} x {}: a must have as many columns as b has rows",
-            a.rows, a.columns, b.rows, b.columns
-        )));
-    }
-    let product = Matmul { shape: [a.rows, a.columns, b.columns], a: a.values, b: b.values };
-    product.check()
+    Matmul::new(a, b)
 }
 
 /// # Errors
@@ -183,11 +204,7 @@ pub(crate) fn matmul_from_raw(
     Extents { m, k, n }: Extents,
     body: &[u8],
 ) -> Result<Matmul, Failure> {
-    for (name, extent) in [("m", m), ("k", k), ("n", n)] {
-        if !(1..=MAX_EXTENT).contains(&extent) {
-            return Err(Failure::invalid(format!("{name} is {extent}: 1 to {MAX_EXTENT}")));
-        }
-    }
+    check_extents([m, k, n])?;
     let expected = (m * k + k * n) * size_of::<f32>();
     if body.len() != expected {
         return Err(Failure::invalid(format!(
@@ -196,12 +213,38 @@ pub(crate) fn matmul_from_raw(
         )));
     }
     let (a, b) = body.split_at(m * k * size_of::<f32>());
-    let numbers =
-        |bytes: &[u8]| bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    Matmul { shape: [m, k, n], a: numbers(a), b: numbers(b) }.check()
+    Matmul { shape: [m, k, n], a: floats(a), b: floats(b) }.check()
+}
+
+fn check_extents([m, k, n]: [usize; 3]) -> Result<(), Failure> {
+    for (name, extent) in [("m", m), ("k", k), ("n", n)] {
+        if !(1..=MAX_EXTENT).contains(&extent) {
+            return Err(Failure::invalid(format!("{name} is {extent}: 1 to {MAX_EXTENT}")));
+        }
+    }
+    Ok(())
+}
+
+/// Little endian.
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 impl Matmul {
+    /// # Errors
+    /// 400: matrices that do not fit, an extent out of range, a number that is not finite.
+    pub(crate) fn new(a: Matrix, b: Matrix) -> Result<Matmul, Failure> {
+        if a.columns != b.rows {
+            return Err(Failure::invalid(format!(
+                "a is {} x {} and b is {} x {}: a must have as many columns as b has rows",
+                a.rows, a.columns, b.rows, b.columns
+            )));
+        }
+        let shape = [a.rows, a.columns, b.columns];
+        check_extents(shape)?;
+        Matmul { shape, a: a.values, b: b.values }.check()
+    }
+
     fn check(self) -> Result<Matmul, Failure> {
         for (name, values) in [("a", &self.a), ("b", &self.b)] {
             if let Some(at) = values.iter().position(|value| !value.is_finite()) {
@@ -230,7 +273,15 @@ pub(crate) fn matmul_to_json(c: &[f32], columns: usize) -> Result<Vec<u8>, Failu
     serde_json::to_vec(&Wire { c: (c, columns) }).map_err(|error| Failure::internal(&error))
 }
 
-fn check_result(values: &[f32]) -> Result<(), Failure> {
+/// How many bytes an answer of so many numbers takes at most.
+pub(crate) fn answer_bytes(format: Format, numbers: usize) -> usize {
+    match format {
+        Format::Json => 16 * numbers + 1024, // `-1.1754944e-38,`
+        Format::Raw => 4 * numbers,
+    }
+}
+
+pub(crate) fn check_result(values: &[f32]) -> Result<(), Failure> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
         Some(at) => {
@@ -249,11 +300,15 @@ fn check_result(values: &[f32]) -> Result<(), Failure> {
 /// 400: no JSON, too few or too many tokens, a token that there is not.
 pub(crate) fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
+    #[serde(deny_unknown_fields, expecting = "an object with `tokens`")]
     struct Wire {
         tokens: Vec<u32>,
     }
     let Wire { tokens } = json(body)?;
+    check_tokens(tokens)
+}
+
+pub(crate) fn check_tokens(tokens: Vec<u32>) -> Result<Vec<u32>, Failure> {
     if !(1..=MAX_TOKENS).contains(&tokens.len()) {
         return Err(Failure::invalid(format!("{} tokens: 1 to {MAX_TOKENS}", tokens.len())));
     }
@@ -279,15 +334,35 @@ pub(crate) fn embed_to_json(embedding: &[f32]) -> Result<Vec<u8>, Failure> {
 
 // ---- JSON -------------------------------------------------------------------------------------
 
-fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+/// # Errors
+/// 400.
+pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    if has_long_string(body) {
+        return Err(Failure::invalid(format!("a string of more than {MAX_STRING} bytes")));
+    }
     serde_json::from_slice(body).map_err(|error| Failure::invalid(error.to_string()))
 }
 
+/// Serde quotes strings in its messages, escaped and in full: seven times the body, at worst.
+fn has_long_string(json: &[u8]) -> bool {
+    let (mut start, mut is_escaped) = (None, false);
+    json.iter().enumerate().any(|(at, byte)| {
+        match (start, byte) {
+            (None, b'"') => (start, is_escaped) = (Some(at), false),
+            (None, _) => {}
+            (Some(_), _) if is_escaped => is_escaped = false,
+            (Some(_), b'"') => start = None,
+            (Some(_), byte) => is_escaped = *byte == b'\\',
+        }
+        start.is_some_and(|start| at - start > MAX_STRING)
+    })
+}
+
 /// Rows of equal length, read into one array: a body full of empty rows costs no more than its bytes.
-struct Matrix {
-    rows: usize,
-    columns: usize,
-    values: Vec<f32>,
+pub(crate) struct Matrix {
+    pub rows: usize,
+    pub columns: usize,
+    pub values: Vec<f32>,
 }
 
 impl<'de> Deserialize<'de> for Matrix {
@@ -357,5 +432,30 @@ impl<'de> Visitor<'de> for Row<'_> {
             self.0.push(value);
         }
         Ok(columns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_strings_are_found() {
+        let long = "x".repeat(MAX_STRING + 1);
+        let short = "x".repeat(MAX_STRING - 1);
+        for json in [
+            format!(r#"{{"{long}": 1}}"#),
+            format!(r#"["", "{long}""#),
+            format!(r#"["\"{long}"]"#),
+            format!(r#"["\\", "{long}"]"#),
+            format!("[\"{}\"]", r"\\".repeat(MAX_STRING)),
+            format!("[\"{}\"]", r#"\""#.repeat(MAX_STRING)),
+        ] {
+            assert!(has_long_string(json.as_bytes()), "{json}");
+        }
+        let numbers = "1, ".repeat(MAX_STRING);
+        for json in [format!(r#"{{"a": [{numbers}1], "\"b\\": "{short}"}}"#), long] {
+            assert!(!has_long_string(json.as_bytes()), "{json}");
+        }
     }
 }

@@ -146,7 +146,7 @@ async fn settles(server: &Server, allocations: &Value) {
         {
             return;
         }
-        assert!(Instant::now() < end, "it does not settle: {last}");
+        assert!(Instant::now() < end, "it does not settle: {last:.400}");
         last = status;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -340,7 +340,7 @@ async fn rest_of(mut socket: TcpStream) -> String {
 
 #[tokio::test]
 async fn a_body_that_comes_too_slowly_is_408_and_a_head_is_hung_up_on() {
-    let server = Server::start(&["--body-limit-ms", "200"]);
+    let server = Server::start(&["--body-timeout-ms", "200", "--head-timeout-ms", "200"]);
     let request = embed_bytes(&[1, 2, 3]);
     let body = begin(&server, &request[..request.len() - 1]).await;
     let head = begin(&server, &request[..20]).await;
@@ -509,7 +509,7 @@ async fn overload_is_429_and_passes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_without_a_result_in_time_is_503_and_the_device_goes_on() {
     // A timer's least, one request at a time, and many of them: some are too late on any device.
-    let limits = ["--request-limit-ms", "0", "--max-in-flight", "1"];
+    let limits = ["--request-timeout-ms", "1", "--max-in-flight", "1"];
     let server = Arc::new(Server::start(&limits));
     let allocations = server.status().await["memory"]["allocations"].clone();
     let product = Arc::new(Product::new([512, 16, 512], &mut Random(4)));
@@ -524,9 +524,11 @@ async fn a_request_without_a_result_in_time_is_503_and_the_device_goes_on() {
                         product.check_raw(&reply);
                         return 0;
                     }
+                    // Told when its time is up, or at once that it will be.
                     let told = (reply.status.as_u16(), reply.error());
-                    assert_eq!(told, (503, "timed_out".to_owned()), "{reply:?}");
-                    1
+                    let told = (told.0, told.1.as_str());
+                    assert!([(503, "timed_out"), (429, "overloaded")].contains(&told), "{reply:?}");
+                    u32::from(reply.status == StatusCode::SERVICE_UNAVAILABLE)
                 })
             })
             .collect();
@@ -600,7 +602,7 @@ async fn sigterm_answers_who_waits_to_be_accepted() {
 
 #[tokio::test]
 async fn a_request_that_never_ends_does_not_hold_the_end_up_for_ever() {
-    let mut server = Server::start(&["--drain-limit-ms", "100", "--body-limit-ms", "60000"]);
+    let mut server = Server::start(&["--drain-timeout-ms", "100", "--body-timeout-ms", "60000"]);
     let request = embed_bytes(&[1, 2, 3]);
     let stuck = begin(&server, &request[..request.len() - 1]).await;
     eventually("in flight", async || server.metric("server_in_flight").await == 1.0).await;
@@ -635,14 +637,19 @@ async fn a_lost_device_turns_readiness_off_and_ends_the_process_with_3() {
 fn arguments_that_it_does_not_know_are_told_and_exit_with_2() {
     for (args, told) in [
         (&["--frobnicate", "1"][..], "--frobnicate"),
-        (&["--listen"], "needs a value"),
+        (&["--listen"], "value is required"),
         (&["--listen", "nowhere"], "nowhere"),
-        (&["--streams", "0"], "at least 1"),
+        (&["--streams", "0"], "not in 1..=128"),
+        (&["--streams", "100000000"], "not in 1..=128"),
+        (&["--max-connections", "18446744073709551615"], "not in 1..="),
+        (&["--request-timeout-ms", "0"], "not in 1..="),
+        (&["--body-timeout-ms", "18446744073709551615"], "not in 1..="),
+        (&["--buffer-budget-mib", "1"], "not in 64..="),
     ] {
         let output = under_test::command(args).output().expect("it runs");
         assert_eq!(output.status.code(), Some(2));
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(text.contains(told) && text.contains("usage: server"), "{text}");
+        assert!(text.contains(told) && text.contains("--help"), "{text}");
         assert!(output.stdout.is_empty());
     }
 }
@@ -686,6 +693,34 @@ async fn metrics_count_what_was_done() {
 }
 
 #[tokio::test]
+async fn the_dashboard_names_what_there_is() {
+    let server = Server::start(&[]);
+    works(&server).await;
+    let text = server.get("/metrics").await.text();
+    let dashboard: Value = serde_json::from_str(include_str!("../dashboard.json")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    let mut named = 0;
+    for target in targets {
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let words = target["expr"].as_str().expect("an expression").split(|c| !is_name(c));
+        for name in words.filter(|word| word.starts_with("server_")) {
+            let is_there = |line: &str| {
+                line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+            };
+            assert!(text.lines().any(is_there), "no {name} in\n{text}");
+            named += 1;
+        }
+    }
+    assert!(named > 20, "{named} names");
+    // Each has a line that says what it is.
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let name = line.split(' ').next().expect("a name");
+        assert!(text.contains(&format!("# HELP {name} ")), "nothing tells what {name} is");
+    }
+}
+
+#[tokio::test]
 async fn each_request_is_one_line_of_the_log_with_its_id_and_times() {
     let server = Server::start(&[]);
     let mut request = post("/matmul", JSON, r#"{"a": [[2]], "b": [[3]]}"#);
@@ -705,11 +740,36 @@ async fn each_request_is_one_line_of_the_log_with_its_id_and_times() {
 }
 
 #[tokio::test]
+async fn a_trace_goes_on_in_the_answer_and_the_log() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let server = Server::start(&[]);
+    let theirs = format!("00-{TRACE}-00f067aa0ba902b7-01");
+    let mut request = post("/embed", JSON, r#"{"tokens": [1]}"#);
+    request.headers_mut().insert("traceparent", theirs.parse().expect("a value"));
+    let reply = server.request(request).await;
+    let ours = reply.header("traceparent");
+    assert!(ours.starts_with(&format!("00-{TRACE}-")) && ours != theirs, "{ours}");
+    eventually("it is logged", async || {
+        server.log().lines().any(|line| line.contains("answered") && line.contains(TRACE))
+    })
+    .await;
+    // One of its own for each request without any, or with what is none.
+    let mut request = post("/embed", JSON, r#"{"tokens": [1]}"#);
+    request.headers_mut().insert("traceparent", "00-x-y-01".parse().expect("a value"));
+    let first = server.request(request).await;
+    let second = server.get("/readyz").await;
+    let [first, second] = [&first, &second].map(|reply| reply.header("traceparent").to_owned());
+    assert!(first.len() == theirs.len() && second.len() == theirs.len(), "{first} {second}");
+    assert_ne!(first[3..35], second[3..35]);
+}
+
+#[tokio::test]
 async fn it_says_that_it_lives_is_ready_and_what_it_is_doing() {
     let server = Server::start(&["--streams", "3"]);
     assert_eq!(server.get("/healthz").await.text(), "ok");
     assert_eq!(server.get("/readyz").await.text(), "ready");
     works(&server).await;
+    assert_eq!(server.post("/embed", JSON, "{}").await.status, 400);
     let status = server.status().await;
     assert_eq!(status["streams"].as_array().map(Vec::len), Some(3));
     assert_eq!((&status["ready"], &status["results"]), (&json!(true), &json!(3)));
@@ -717,7 +777,10 @@ async fn it_says_that_it_lives_is_ready_and_what_it_is_doing() {
     // The second in which they were is over at some time.
     eventually("they are in the last ten seconds", async || {
         let ten = server.status().await["ten_seconds"].clone();
-        ten["requests"] == 3 && ten["p50_ms"].as_f64() <= ten["p99_ms"].as_f64()
+        ten["requests"] == 3
+            && ten["errors"] == 1
+            && ten["refused"] == 0
+            && ten["p50_ms"].as_f64() <= ten["p99_ms"].as_f64()
     })
     .await;
     let page = server.get("/").await;

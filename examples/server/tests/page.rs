@@ -13,11 +13,13 @@ mod under_test;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use under_test::{JSON, Server};
+use under_test::{JSON, RAW, Server};
 
 /// A browser is slow to start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -40,7 +42,10 @@ impl Browser {
     fn start() -> Browser {
         let browser = std::env::var("GPU_AWAIT_TEST_BROWSER")
             .expect("GPU_AWAIT_TEST_BROWSER names a Chromium");
-        let profile = std::env::temp_dir().join(format!("gpu-await-page-{}", std::process::id()));
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let profile =
+            std::env::temp_dir().join(format!("gpu-await-page-{}-{number}", std::process::id()));
         let mut child = Command::new("sh")
             .args(["-c", r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#, "sh", &browser])
             .args(["--remote-debugging-pipe", "--headless", "--no-sandbox", "--disable-gpu"])
@@ -157,12 +162,58 @@ async fn the_page_shows_what_the_server_does_and_when_it_is_gone() {
         "none"
     );
 
+    // Errors of clients are shown, and nothing to worry about.
+    assert_eq!(browser.value("document.documentElement.dataset.state"), "ready");
     server.signal("TERM");
     tokio::task::block_in_place(|| {
         browser.until("document.documentElement?.dataset.state === 'gone'");
         browser.until("document.getElementById('banner').offsetHeight > 0");
         browser.until("document.getElementById('banner').textContent.includes('has not answered')");
         browser.until("document.title.startsWith('no answer')");
+    });
+    assert_eq!(browser.value("document.documentElement.dataset.error ?? 'none'"), "none");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a browser: GPU_AWAIT_TEST_BROWSER=/usr/bin/chromium"]
+async fn the_page_is_not_green_while_the_server_refuses() {
+    let server = Arc::new(Server::start(&["--max-in-flight", "1", "--max-waiting", "0"]));
+    let mut browser = Browser::start();
+    browser.call("Page.navigate", json!({ "url": format!("http://{}/", server.addr) }));
+    browser.until("document.documentElement?.dataset.state === 'ready'");
+    let refused = || async {
+        let path = "/matmul?m=256&k=64&n=256";
+        let calls = (0..16).map(|_| server.post(path, RAW, vec![0; 4 * 2 * 256 * 64]));
+        let replies = futures::future::join_all(calls).await;
+        replies.iter().filter(|reply| reply.status == 429).count()
+    };
+    // Until it has happened: one of sixteen at once has the permit.
+    while refused().await == 0 {}
+    tokio::task::block_in_place(|| {
+        browser.until("document.documentElement?.dataset.state === 'refusing'");
+        browser.until("document.getElementById('banner').textContent.includes('refused')");
+        browser.until("document.title.startsWith('refusing')");
+        browser
+            .until("/[ML]\\d/.test(document.querySelector('#rate-chart .two').getAttribute('d'))");
+        // Ten seconds later that is over.
+        browser.until("document.documentElement?.dataset.state === 'ready'");
+    });
+    assert_eq!(browser.value("document.getElementById('banner').textContent"), "");
+    assert_eq!(browser.value("document.documentElement.dataset.error ?? 'none'"), "none");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a browser: GPU_AWAIT_TEST_BROWSER=/usr/bin/chromium"]
+async fn the_page_tells_of_a_stalled_device() {
+    let server = Server::start(&["--stall-health-after", "1", "--health-timeout-ms", "100"]);
+    let mut browser = Browser::start();
+    browser.call("Page.navigate", json!({ "url": format!("http://{}/", server.addr) }));
+    browser.until("document.documentElement?.dataset.state === 'ready'");
+    assert_eq!(server.post("/embed", JSON, r#"{"tokens": [1]}"#).await.status, 200);
+    tokio::task::block_in_place(|| {
+        browser.until("document.documentElement?.dataset.state === 'stalled'");
+        browser.until("document.getElementById('banner').textContent.includes('launch')");
+        browser.until("document.documentElement?.dataset.state === 'ready'");
     });
     assert_eq!(browser.value("document.documentElement.dataset.error ?? 'none'"), "none");
 }

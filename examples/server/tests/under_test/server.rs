@@ -28,6 +28,8 @@ pub(crate) const RAW: &str = "application/octet-stream";
 pub(crate) struct Server {
     child: Child,
     pub(crate) addr: SocketAddr,
+    /// Of health, if it has a listener of its own.
+    pub(crate) health: Option<SocketAddr>,
     log: Arc<Mutex<String>>,
     /// Copies its stderr into `log`, until that is closed.
     copying: Option<JoinHandle<()>>,
@@ -52,7 +54,11 @@ pub(crate) fn command(args: &[&str]) -> Command {
     assert!(path.exists(), "there is no {}", path.display());
     let device = std::env::var("GPU_AWAIT_TEST_DEVICE").unwrap_or_else(|_| "host".to_owned());
     let mut command = Command::new(path);
-    command.args(args).env("GPU_AWAIT_DEVICE", device).env("RUST_LOG", "info");
+    command.args(args);
+    if !args.contains(&"--lame-duck-ms") {
+        command.args(["--lame-duck-ms", "0"]);
+    }
+    command.env("GPU_AWAIT_DEVICE", device).env("RUST_LOG", "info");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -60,25 +66,48 @@ pub(crate) fn command(args: &[&str]) -> Command {
 impl Server {
     /// Starts one on a free port, and waits until it listens.
     pub(crate) fn start(args: &[&str]) -> Server {
-        let args = [&["--listen", "127.0.0.1:0"], args].concat();
-        let mut child = command(&args).spawn().expect("the server starts");
-        let log = Arc::new(Mutex::new(String::new()));
-        let (stderr, copy) = (child.stderr.take().expect("piped"), log.clone());
-        let copying = std::thread::spawn(move || {
+        let all = [&["--listen", "127.0.0.1:0"], args].concat();
+        let mut server = Server::run(&mut command(&all), args);
+        let (stderr, copy) = (server.child.stderr.take().expect("piped"), server.log.clone());
+        server.copying = Some(std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let mut log = copy.lock().unwrap();
                 log.push_str(&line);
                 log.push('\n');
             }
-        });
-        let mut line = String::new();
+        }));
+        server
+    }
+
+    /// Starts one that writes all that it can to a log that nobody reads.
+    pub(crate) fn start_unread(args: &[&str]) -> Server {
+        let all = [&["--listen", "127.0.0.1:0"], args].concat();
+        Server::run(command(&all).env("RUST_LOG", "trace"), args)
+    }
+
+    fn run(command: &mut Command, args: &[&str]) -> Server {
+        let mut child = command.spawn().expect("the server starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
-        stdout.read_line(&mut line).expect("its first line");
-        let addr = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| {
-            panic!("it said `{line}` and {}", log.lock().unwrap());
-        });
-        let addr = addr.parse().expect("an address");
-        Server { child, addr, log, copying: Some(copying) }
+        let mut address = |before: &str| -> SocketAddr {
+            let mut line = String::new();
+            stdout.read_line(&mut line).expect("a line");
+            let addr = line.trim().strip_prefix(before).unwrap_or_else(|| {
+                panic!("it said `{line}` and {}", text_of(child.stderr.take().expect("piped")));
+            });
+            addr.parse().expect("an address")
+        };
+        let addr = address("listening on http://");
+        let health = args.contains(&"--health-listen").then(|| address("health on http://"));
+        Server { child, addr, health, log: Arc::default(), copying: None }
+    }
+
+    /// Its memory, in MiB.
+    pub(crate) fn resident_mib(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).expect("a Linux");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
+        let kib = line.trim().strip_suffix(" kB").expect("a unit");
+        kib.parse::<u64>().expect("a number") / 1024
     }
 
     /// What it wrote to stderr so far.
@@ -88,14 +117,20 @@ impl Server {
 
     /// A connection of its own.
     pub(crate) async fn client(&self) -> SendRequest<Full<Bytes>> {
-        let socket = TcpStream::connect(self.addr).await.expect("it accepts");
+        Server::client_of(self.addr).await
+    }
+
+    pub(crate) async fn client_of(addr: SocketAddr) -> SendRequest<Full<Bytes>> {
+        let socket = TcpStream::connect(addr).await.expect("it accepts");
         let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.expect("HTTP/1");
         tokio::spawn(async move { connection.await.ok() });
         sender
     }
 
+    /// Asks the listener of health, if there is one.
     pub(crate) async fn get(&self, path: &str) -> Reply {
-        self.request(Request::get(path).body(Full::default()).expect("a request")).await
+        let request = Request::get(path).body(Full::default()).expect("a request");
+        send(&mut Server::client_of(self.health.unwrap_or(self.addr)).await, request).await
     }
 
     pub(crate) async fn post(
