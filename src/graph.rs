@@ -249,20 +249,24 @@ impl<S: GraphSlots> Graph<S> {
         {
             let mut instance = instance.lock();
             if instance.is_drawn_for(&passed) {
-                return self.submit(&mut instance, queue, &passed);
+                let submitted = self.submit(&mut instance, queue, &passed);
+                return submitted.map_err(|error| poisoned(&passed, error));
             }
             instance.give_up_memory();
         }
         // Not under the lock: the closure may launch other graphs elsewhere.
-        let draft = Draft::default();
+        let draft = Draft::of(passed.arrays.iter().map(|(span, _)| span));
         let drawing = queue.drawing(&draft);
         let drawn = self.definition.draw(&drawing, slots);
         drawing.release_last();
         drawn.map_err(|error| poisoned(&passed, error))?;
         let drawn = draft.finish();
+        // The closure went on behind a launch that failed: the next one fails as well.
+        let is_whole = !has_failed(&passed);
         let mut instance = instance.lock();
-        instance.redraw(drawn, &passed);
-        self.submit(&mut instance, queue, &passed)
+        instance.redraw(drawn, &passed, is_whole);
+        let submitted = self.submit(&mut instance, queue, &passed);
+        submitted.map_err(|error| poisoned(&passed, error))
     }
 
     fn submit(
@@ -297,6 +301,12 @@ impl<S: GraphSlots> Graph<S> {
         drop(gone);
         instance
     }
+}
+
+/// Whether something that may be written of what was passed has failed.
+fn has_failed(passed: &Passed<'_>) -> bool {
+    let mut written = passed.arrays.iter().filter(|(_, written)| *written);
+    written.any(|(array, _)| array.memory.is_poisoned(&array.range))
 }
 
 /// Poisons all that may be written of what was passed, and hands the error back.

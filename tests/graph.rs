@@ -928,6 +928,80 @@ fn many_threads_launch_one_graph() -> Result<()> {
     Ok(())
 }
 
+/// What is passed is the caller's, whatever the closure writes about it, and may be lent meanwhile.
+#[test]
+fn what_was_passed_is_in_no_graph() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let axpy = kernels::axpy::load_blocking(&device)?;
+    let graph = device.graph::<(In<f32>, InOut<f32>, f32), _, _>(
+        (axpy, other),
+        |q, (axpy, other), (x, mut y, a)| {
+            axpy.launch(q, a, &x, &mut y)?;
+            // SAFETY: nobody uses it.
+            let loan = unsafe { other.lend_memory(Uses::new("theirs").reads(&x)) }?;
+            loan.end()
+        },
+    );
+    let (x, mut y) = (stream.full(LEN, 1.0f32).queued()?, stream.full(LEN, 1.0f32).queued()?);
+    for a in 0..3_u8 {
+        graph.launch(&stream, (&x, &mut y, f32::from(a))).synchronize()?;
+    }
+    assert_eq!(*stream.download(&y).synchronize()?, [4.0; LEN]);
+    Ok(())
+}
+
+/// A closure that goes on behind a launch that failed runs in the next launch as well, and that one fails again.
+#[test]
+fn a_failure_that_the_closure_ignores_is_one_of_each_launch() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let axpy = kernels::axpy::load_blocking(&device)?;
+    let graph = device.graph::<(In<f32>, InOut<f32>, InOut<f32>), _, _>(
+        axpy,
+        |q, axpy, (x, mut y, mut z)| {
+            drop(axpy.launch(q, 1.0, &x.slice(1..)?, &mut z));
+            axpy.launch(q, 1.0, &x, &mut y)
+        },
+    );
+    let x = stream.full(LEN, 1.0f32).queued()?;
+    let (mut y, mut z) = (stream.full(LEN, 0.0f32).queued()?, stream.full(LEN, 0.0f32).queued()?);
+    for launch in 1..4_u8 {
+        stream.fill(&mut z, 5.0).queued()?;
+        graph.launch(&stream, (&x, &mut y, &mut z)).queued()?;
+        assert_eq!(*stream.download(&y).synchronize()?, [f32::from(launch); LEN]);
+        let error = stream.download(&z).synchronize().unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{launch}: {error}");
+    }
+    Ok(())
+}
+
+/// All that was passed to be written, and not only what the launches touch.
+#[test]
+fn a_failed_launch_fails_what_was_passed() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let axpy = kernels::axpy::load_blocking(&device)?;
+    let graph = device.graph::<(In<f32>, InOut<f32>), _, _>(axpy, |q, axpy, (x, mut y)| {
+        axpy.launch(q, 1.0, &x, &mut y.slice_mut(..LEN / 2)?)
+    });
+    let mut y = stream.full(LEN, 0.0f32).queued()?;
+    let written = stream.full(LEN / 2, 0.0f32).queued()?;
+    for is_drawn in [false, true] {
+        if is_drawn {
+            graph.launch(&stream, (&written, &mut y)).queued()?;
+        }
+        let unwritten = stream.empty::<f32>(LEN / 2).queued()?;
+        graph.launch(&stream, (&unwritten, &mut y)).queued().unwrap_err();
+        for part in [..LEN / 2, ..LEN] {
+            let part = y.slice(part.end - LEN / 2..part.end)?;
+            assert!(stream.download(&part).synchronize().is_err());
+        }
+        stream.fill(&mut y, 0.0).queued()?;
+    }
+    Ok(())
+}
+
 /// A launch that is refused leaves the compiled graph with other arguments than those it was refused for: the next one with the
 /// same sets them. Refused for its data, or by the driver, wherever that is asked.
 #[test]

@@ -2,12 +2,15 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::panic::Location;
+use std::sync::Arc;
 
 use crate::batch::region::Run;
 use crate::error::{ErrorDetail, Result};
 use crate::event::Event;
-use crate::memory::allocation::KeptByGraph;
+use crate::memory::allocation::{Allocation, KeptByGraph};
+use crate::memory::view::Span;
 use crate::runtime::Engine;
 use crate::submit::{Footprint, KernelLaunch, List, SubmitError, Written, draw};
 
@@ -23,7 +26,9 @@ pub(super) enum Writer<'s> {
 #[derive(Default)]
 pub(crate) struct Draft {
     list: RefCell<List>,
-    /// What the list touches: nobody gets it for other uses as long as the closure borrows it, nor after that.
+    /// Parts of memory that were passed, by the address of what counts its shares: the caller borrows them.
+    passed: Vec<(usize, Range<u64>)>,
+    /// What the list touches besides: nobody gets it for other uses as long as the closure borrows it, nor after that.
     kept: RefCell<Vec<KeptByGraph>>,
     /// What each launch of the graph records.
     events: RefCell<Vec<Event>>,
@@ -35,6 +40,12 @@ pub(crate) struct Draft {
 pub(crate) type Drawn = (List, Vec<KeptByGraph>, Vec<Event>);
 
 impl Draft {
+    /// For a launch to which this is passed.
+    pub(crate) fn of<'a>(passed: impl Iterator<Item = &'a Span<'a>>) -> Self {
+        let part = |span: &Span<'_>| (Arc::as_ptr(span.memory).addr(), span.range.clone());
+        Draft { passed: passed.map(part).collect(), ..Draft::default() }
+    }
+
     /// Writes a launch down.
     pub(super) fn write(
         &self,
@@ -46,7 +57,15 @@ impl Draft {
         if !launch.can_be_listed() || footprint.is_lent() {
             return Err(refused(footprint));
         }
-        self.kept.borrow_mut().extend(footprint.memory().map(KeptByGraph::new));
+        let is_passed = |memory: &Arc<Allocation>, touched: &Range<u64>| {
+            self.passed.iter().any(|(passed, range)| {
+                *passed == Arc::as_ptr(memory).addr()
+                    && range.start <= touched.start
+                    && touched.end <= range.end
+            })
+        };
+        let touched = footprint.touched().filter(|(memory, range)| !is_passed(memory, range));
+        self.kept.borrow_mut().extend(touched.map(|(memory, _)| KeptByGraph::new(memory)));
         let written = Written { at, is_barrier: self.barrier.replace(false) };
         draw(&mut self.list.borrow_mut(), engine, footprint, launch, written)
     }

@@ -105,8 +105,13 @@ impl Instance {
         while self.kept.pop().is_some() {}
     }
 
-    /// Takes over what the closure wrote for these arguments.
-    pub(super) fn redraw(&mut self, (mut list, drawn, events): Drawn, passed: &Passed<'_>) {
+    /// Takes over what the closure wrote for these arguments; unless that is the whole of it, the closure runs again for them.
+    pub(super) fn redraw(
+        &mut self,
+        (mut list, drawn, events): Drawn,
+        passed: &Passed<'_>,
+        is_whole: bool,
+    ) {
         self.events = events;
         (self.uses, self.kept) = summarized(list.take_touched(), passed);
         // Others kept it until here.
@@ -123,7 +128,7 @@ impl Instance {
             (self.compiled, self.is_refused) = (None, false);
         }
         self.list = list;
-        self.drawn_for = Some(passed.block.clone());
+        self.drawn_for = is_whole.then(|| passed.block.clone());
     }
 
     /// Draws its list, whose nodes have numbers from `first` on; returns how many they are.

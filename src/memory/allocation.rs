@@ -217,6 +217,11 @@ impl Allocation {
         f(&mut self.hazards.lock())
     }
 
+    /// Whether the first part of the range that cannot be read is one whose producer failed.
+    pub(crate) fn is_poisoned(&self, range: &Range<u64>) -> bool {
+        matches!(self.hazards.lock().unreadable(range), Some((_, Content::Poisoned(_))))
+    }
+
     pub(crate) fn poison(&self, range: &Range<u64>, poison: &Poison) {
         self.hazards.lock().poison(range, poison);
     }

@@ -37,6 +37,7 @@ impl GraphMemory {
         // Not under the lock: whoever is the last to have one drops it here.
         let all: Vec<Arc<dyn KeepsMemory>> =
             self.0.lock().all.iter().filter_map(Weak::upgrade).collect();
-        all.iter().fold(false, |any, keeper| keeper.give_up_memory() || any)
+        let given_up = all.iter().filter(|keeper| keeper.give_up_memory());
+        given_up.count() > 0
     }
 }

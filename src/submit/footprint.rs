@@ -155,6 +155,11 @@ impl<'a> Footprint<'a> {
         self.accesses.iter().chain(&self.untracked).map(|access| access.memory)
     }
 
+    /// The parts of memory that it touches.
+    pub(crate) fn touched(&self) -> impl Iterator<Item = (&'a Arc<Allocation>, &Range<u64>)> {
+        self.accesses.iter().chain(&self.untracked).map(|access| (access.memory, &access.range))
+    }
+
     /// Whether it is lent anything.
     pub(crate) fn is_lent(&self) -> bool {
         !self.lent.is_empty()
