@@ -30,7 +30,7 @@ mod compared {
     use std::time::Instant;
 
     use bytemuck::Pod;
-    use gpu_await::{Compare, DeviceBuffer, Element, Op, ScanOp, Stream, transform};
+    use gpu_await::{Compare, DeviceBuffer, Element, Op, ReduceOp, Stream, transform};
     use tokio::runtime::Runtime;
 
     use super::measure::{self, Sorted, is_smoke, on_cuda, print, rounds, us};
@@ -190,7 +190,7 @@ mod compared {
             {
                 let mut memory = bench.memory(len, |bits| (bits >> 32) as u32);
                 let scan = |stream: &Stream, m: &mut Memory<u32>| {
-                    stream.exclusive_scan(&m.x, ScanOp::Sum, 0, &mut m.y)
+                    stream.exclusive_scan(&m.x, ReduceOp::Sum, 0, &mut m.y)
                 };
                 bench.measure(("scan_u32", 1, power), &mut memory, scan);
                 let select = |stream: &Stream, m: &mut Memory<u32>| {

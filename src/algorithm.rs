@@ -5,6 +5,7 @@
 //! | [`scalar`] | the element types, and what they are computed in |
 //! | [`sequence`] | elements whose number the host knows, or the device alone |
 //! | [`compare`] | a condition on an element |
+//! | [`reduce_op`] | what elements are combined by |
 //! | [`images`] | the kernels' images, packed |
 //! | [`code`] | the kernels of a device, loaded at first use |
 //! | [`preload`] | kernels that are loaded before they are needed |
@@ -30,8 +31,9 @@ mod lookback;
 pub(crate) mod preload;
 mod queue;
 mod reduce;
+pub(crate) mod reduce_op;
 pub(crate) mod scalar;
-pub(crate) mod scan;
+mod scan;
 mod select;
 pub(crate) mod sequence;
 mod sort;

@@ -121,8 +121,8 @@ pub use algorithm::{
     elementwise::operands::{FormulaOver, OperandType, Operands},
     elementwise::put::Index,
     preload::AlgorithmFamily,
+    reduce_op::ReduceOp,
     scalar::Scalar,
-    scan::ScanOp,
     sequence::{Sequence, SequenceMut, UpTo, UpToMut},
 };
 pub use backend::{DeviceKind, Grid, KernelAttributes};

@@ -14,7 +14,7 @@ use crate::thread::worker::offload;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AlgorithmFamily {
-    /// `sum`, `min`, `max`, `arg_min`, `arg_max`, `dot`, `count_if`.
+    /// `sum`, `reduce`, `min`, `max`, `arg_min`, `arg_max`, `dot`, `count_if`.
     Reduce,
     /// `inclusive_scan`, `exclusive_scan`.
     Scan,

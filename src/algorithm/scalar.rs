@@ -31,6 +31,9 @@ pub trait Scalar: Number + ScalarParts {
     fn total(self) -> Self::Total;
     #[doc(hidden)]
     fn add_totals(a: Self::Total, b: Self::Total) -> Self::Total;
+    /// Integers wrap, floats are rounded to nearest even.
+    #[doc(hidden)]
+    fn of_total(total: Self::Total) -> Self;
     #[doc(hidden)]
     fn multiply_totals(a: Self::Total, b: Self::Total) -> Self::Total;
 }
@@ -115,6 +118,9 @@ macro_rules! integers {
             fn add_totals(a: $total, b: $total) -> $total {
                 a.wrapping_add(b)
             }
+            fn of_total(total: $total) -> $type {
+                total as $type
+            }
             fn multiply_totals(a: $total, b: $total) -> $total {
                 a.wrapping_mul(b)
             }
@@ -169,6 +175,9 @@ macro_rules! floats {
             }
             fn add_totals(a: $computed, b: $computed) -> $computed {
                 a + b
+            }
+            fn of_total(total: $computed) -> $type {
+                $rounded(total)
             }
             fn multiply_totals(a: $computed, b: $computed) -> $computed {
                 a * b

@@ -4,8 +4,8 @@
 #![forbid(unsafe_code)]
 
 use super::compare::Compare;
+use super::reduce_op::ReduceOp;
 use super::scalar::Scalar;
-use super::scan::ScanOp;
 use super::sequence::{Sequence, SequenceMut};
 use crate::device::Device;
 use crate::memory::Element;
@@ -77,6 +77,60 @@ verbs! {
     /// CUB's `DeviceReduce``::Sum`
     pub fn sum_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T::Total>) -> Op<()> {
         self.batch(|queue| queue.sum_into(x, out))
+    }
+
+    /// Combines `init` with all elements. Ready proves that the value is *visible to the host*.
+    ///
+    /// Of nothing it is `init`. A sum is an element, as of a scan: integers wrap, where [`sum`](Stream::sum) does
+    /// not, and `f16` and `bf16` are added in `f32` and rounded once, at the end. A floating point result is the
+    /// same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::ReduceOp;
+    /// let x = stream.upload(vec![1u8, 2, 255]).queued()?;
+    /// assert_eq!(stream.reduce(&x, ReduceOp::Sum, 10).await?, 12);
+    /// assert_eq!(stream.reduce(&x, ReduceOp::Min, 10).await?, 1);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Reduce`
+    pub fn reduce<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T) -> Op<T> {
+        self.batch(|queue| queue.reduce(x, op, init))
+    }
+
+    /// Combines `init` with all elements, on the device. The result goes to `out`, memory of one element. Ready
+    /// proves *complete on the device*.
+    ///
+    /// See [`reduce`](Stream::reduce).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Reduce`
+    pub fn reduce_into<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.reduce_into(x, op, init, out))
     }
 
     /// Finds the least element. Ready proves that the value is *visible to the host*.
@@ -384,17 +438,17 @@ verbs! {
     /// ```
     /// # futures::executor::block_on(async {
     /// # let stream = gpu_await::Device::host().stream()?;
-    /// use gpu_await::ScanOp;
+    /// use gpu_await::ReduceOp;
     /// let x = stream.upload(vec![1u32, 2, 3]).queued()?;
     /// let mut sums = stream.empty(3).queued()?;
-    /// stream.inclusive_scan(&x, ScanOp::Sum, &mut sums).queued()?;
+    /// stream.inclusive_scan(&x, ReduceOp::Sum, &mut sums).queued()?;
     /// assert_eq!(stream.download(&sums).await?, [1, 3, 6]);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Source
     /// CUB's `DeviceScan``::InclusiveScan`
-    pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ScanOp, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.inclusive_scan(x, op, out))
     }
 
@@ -418,17 +472,17 @@ verbs! {
     /// ```
     /// # futures::executor::block_on(async {
     /// # let stream = gpu_await::Device::host().stream()?;
-    /// use gpu_await::ScanOp;
+    /// use gpu_await::ReduceOp;
     /// let x = stream.upload(vec![1u32, 2, 3]).queued()?;
     /// let mut sums = stream.empty(3).queued()?;
-    /// stream.exclusive_scan(&x, ScanOp::Sum, 10, &mut sums).queued()?;
+    /// stream.exclusive_scan(&x, ReduceOp::Sum, 10, &mut sums).queued()?;
     /// assert_eq!(stream.download(&sums).await?, [10, 11, 13]);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Source
     /// CUB's `DeviceScan``::ExclusiveScan`
-    pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ScanOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.exclusive_scan(x, op, init, out))
     }
 

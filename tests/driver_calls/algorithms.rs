@@ -1,6 +1,6 @@
 //! Algorithms as the driver sees them: an image once, then some launches, on the stream that they were called on.
 
-use gpu_await::{AlgorithmFamily, Compare, Completion, ScanOp};
+use gpu_await::{AlgorithmFamily, Compare, Completion, ReduceOp};
 
 use super::{Line, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
 
@@ -45,7 +45,7 @@ fn all_is_on_the_stream() {
             counts.push(launches(driver));
             stream.sum_into(&x, &mut sum).queued().unwrap();
             counts.push(launches(driver));
-            stream.inclusive_scan(&x, ScanOp::Sum, &mut y).queued().unwrap();
+            stream.inclusive_scan(&x, ReduceOp::Sum, &mut y).queued().unwrap();
             counts.push(launches(driver));
             stream.copy_if_into(&x, Compare::Less(7), &mut y, &mut sum).queued().unwrap();
             counts.push(launches(driver));
@@ -86,7 +86,8 @@ fn every_verb_is_launched() {
             stream.arg_min_into(&x, &mut count).queued()?;
             stream.arg_max_into(&x, &mut count).queued()?;
             stream.count_if_into(&x, Compare::Less(one), &mut count).queued()?;
-            for op in [ScanOp::Sum, ScanOp::Min, ScanOp::Max] {
+            for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max] {
+                stream.reduce_into(&x, op, one, &mut value).queued()?;
                 stream.inclusive_scan(&x, op, &mut y).queued()?;
                 stream.exclusive_scan(&x, op, one, &mut y).queued()?;
             }

@@ -17,7 +17,7 @@ use gpu_await::testing::{self, Gate};
 use gpu_await::{
     AlgorithmFamily, Batcher, Blas, Compare, Complex, ComplexFft, Copy2d, CudaSource, Device,
     DeviceKind, DlpackConsumer, DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut,
-    Kernel, LaunchConfig, Mapped, Module, Op, PooledStream, RawQueue, RealFft, Result, ScanOp,
+    Kernel, LaunchConfig, Mapped, Module, Op, PooledStream, RawQueue, RealFft, ReduceOp, Result,
     Stream, StreamPool, Uses, join_all, kernels, transform,
 };
 use tower::Service;
@@ -599,6 +599,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let places = || full.zeros::<u64>(8).queued();
     let one = || full.zeros::<f32>(1).queued();
     both!(refuses "Stream::sum" "Device::sum", s, b = buffer()? => s.sum(&b).submitted());
+    both!(refuses "Stream::reduce" "Device::reduce", s, b = buffer()? => s.reduce(&b, ReduceOp::Sum, 0.0).submitted());
+    both!(refuses "Stream::reduce_into" "Device::reduce_into", s, (b, mut to) = (buffer()?, one()?) => s.reduce_into(&b, ReduceOp::Sum, 0.0, &mut to).queued());
     both!(refuses "Stream::min" "Device::min", s, b = buffer()? => s.min(&b).submitted());
     both!(refuses "Stream::max" "Device::max", s, b = buffer()? => s.max(&b).submitted());
     both!(refuses "Stream::arg_min" "Device::arg_min", s, b = buffer()? => s.arg_min(&b).submitted());
@@ -612,8 +614,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::dot_into" "Device::dot_into", s, (b, mut to) = (buffer()?, one()?) => s.dot_into(&b, &b, &mut to).queued());
     both!(refuses "Stream::count_if" "Device::count_if", s, b = buffer()? => s.count_if(&b, Compare::Less(1.0)).submitted());
     both!(refuses "Stream::count_if_into" "Device::count_if_into", s, (b, mut to) = (buffer()?, count()?) => s.count_if_into(&b, Compare::Less(1.0), &mut to).queued());
-    both!(refuses "Stream::inclusive_scan" "Device::inclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.inclusive_scan(&b, ScanOp::Sum, &mut to).queued());
-    both!(refuses "Stream::exclusive_scan" "Device::exclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.exclusive_scan(&b, ScanOp::Sum, 0.0, &mut to).queued());
+    both!(refuses "Stream::inclusive_scan" "Device::inclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.inclusive_scan(&b, ReduceOp::Sum, &mut to).queued());
+    both!(refuses "Stream::exclusive_scan" "Device::exclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.exclusive_scan(&b, ReduceOp::Sum, 0.0, &mut to).queued());
     both!(refuses "Stream::sort" "Device::sort", s, mut b = buffer()? => s.sort(&mut b).queued());
     both!(refuses "Stream::sort_descending" "Device::sort_descending", s, mut b = buffer()? => s.sort_descending(&mut b).queued());
     both!(refuses "Stream::sort_by_key" "Device::sort_by_key", s, (mut b, mut v) = (buffer()?, buffer()?) => s.sort_by_key(&mut b, &mut v).queued());
@@ -693,6 +695,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::scatter", q, (b, i, mut to) = (other.clone(), index()?, buffer()?) => q
         .scatter(&*b, &i, &mut to));
     queue!("Queue::sum", q, b = buffer()? => q.sum(&b));
+    queue!("Queue::reduce", q, b = buffer()? => q.reduce(&b, ReduceOp::Sum, 0.0));
+    queue!("Queue::reduce_into", q, (b, mut to) = (buffer()?, one()?) => q.reduce_into(&b, ReduceOp::Sum, 0.0, &mut to));
     queue!("Queue::min", q, b = buffer()? => q.min(&b));
     queue!("Queue::max", q, b = buffer()? => q.max(&b));
     queue!("Queue::arg_min", q, b = buffer()? => q.arg_min(&b));
@@ -706,8 +710,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::dot_into", q, (b, mut to) = (buffer()?, one()?) => q.dot_into(&b, &b, &mut to));
     queue!("Queue::count_if", q, b = buffer()? => q.count_if(&b, Compare::Less(1.0)));
     queue!("Queue::count_if_into", q, (b, mut to) = (buffer()?, count()?) => q.count_if_into(&b, Compare::Less(1.0), &mut to));
-    queue!("Queue::inclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.inclusive_scan(&b, ScanOp::Sum, &mut to));
-    queue!("Queue::exclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.exclusive_scan(&b, ScanOp::Sum, 0.0, &mut to));
+    queue!("Queue::inclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.inclusive_scan(&b, ReduceOp::Sum, &mut to));
+    queue!("Queue::exclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.exclusive_scan(&b, ReduceOp::Sum, 0.0, &mut to));
     queue!("Queue::sort", q, mut b = buffer()? => q.sort(&mut b));
     queue!("Queue::sort_descending", q, mut b = buffer()? => q.sort_descending(&mut b));
     queue!("Queue::sort_by_key", q, (mut b, mut v) = (buffer()?, buffer()?) => q.sort_by_key(&mut b, &mut v));

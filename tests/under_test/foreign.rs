@@ -7,7 +7,8 @@
 use futures::executor::block_on;
 use gpu_await::{
     Compare, Copy2d, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event,
-    Kernel, LaunchConfig, PinnedBuffer, RawQueue, Result, ScanOp, Stream, Uses, kernels, transform,
+    Kernel, LaunchConfig, PinnedBuffer, RawQueue, ReduceOp, Result, Stream, Uses, kernels,
+    transform,
 };
 
 const LEN: usize = 64;
@@ -463,12 +464,13 @@ pub(crate) const PROBES: &[Probe] = &[
     },
     // ---- algorithms -------------------------------------------------------------------------
     Probe {
-        calls: &["sum", "min", "max", "arg_min", "arg_max", "count_if", "dot"],
+        calls: &["sum", "reduce", "min", "max", "arg_min", "arg_max", "count_if", "dot"],
         outcome: WrongDevice,
         run: |pair| {
             let (x, own) = (pair.their_buffer(), pair.buffer());
             each([
                 pair.tries(|s| s.sum(&x).synchronize().map(drop)),
+                pair.tries(|s| s.reduce(&x, ReduceOp::Max, 0.0).synchronize().map(drop)),
                 pair.tries(|s| s.min(&x).synchronize().map(drop)),
                 pair.tries(|s| s.max(&x).synchronize().map(drop)),
                 pair.tries(|s| s.arg_min(&x).synchronize().map(drop)),
@@ -482,6 +484,7 @@ pub(crate) const PROBES: &[Probe] = &[
     Probe {
         calls: &[
             "sum_into",
+            "reduce_into",
             "min_into",
             "max_into",
             "arg_min_into",
@@ -496,6 +499,7 @@ pub(crate) const PROBES: &[Probe] = &[
             let mut at = pair.elsewhere.zeros::<u64>(1).synchronize()?;
             each([
                 pair.tries(|s| s.sum_into(&x, &mut to).queued()),
+                pair.tries(|s| s.reduce_into(&x, ReduceOp::Max, 0.0, &mut to).queued()),
                 pair.tries(|s| s.min_into(&x, &mut to).queued()),
                 pair.tries(|s| s.max_into(&x, &mut to).queued()),
                 pair.tries(|s| s.arg_min_into(&x, &mut at).queued()),
@@ -512,10 +516,10 @@ pub(crate) const PROBES: &[Probe] = &[
             let (x, own) = (pair.their_buffer(), pair.buffer());
             let (mut to, mut there) = (pair.buffer(), pair.their_buffer());
             each([
-                pair.tries(|s| s.inclusive_scan(&x, ScanOp::Sum, &mut to).queued()),
-                pair.tries(|s| s.exclusive_scan(&x, ScanOp::Sum, 0.0, &mut to).queued()),
-                pair.tries(|s| s.inclusive_scan(&own, ScanOp::Sum, &mut there).queued()),
-                pair.tries(|s| s.exclusive_scan(&own, ScanOp::Sum, 0.0, &mut there).queued()),
+                pair.tries(|s| s.inclusive_scan(&x, ReduceOp::Sum, &mut to).queued()),
+                pair.tries(|s| s.exclusive_scan(&x, ReduceOp::Sum, 0.0, &mut to).queued()),
+                pair.tries(|s| s.inclusive_scan(&own, ReduceOp::Sum, &mut there).queued()),
+                pair.tries(|s| s.exclusive_scan(&own, ReduceOp::Sum, 0.0, &mut there).queued()),
             ])
         },
     },
