@@ -37,6 +37,7 @@ LEVEL = 22
 
 ELEMENTS = ["u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"]
 WORDS = ["u8", "u16", "u32", "u64"]
+FLOATS = ["f16", "bf16", "f32", "f64"]
 
 
 def images():
@@ -47,6 +48,8 @@ def images():
     for word in WORDS:
         places = {"PLACES": ""} if word == "u8" else {}
         yield f"select_flagged_{word}", "select", {"ELEMENT": word, "FLAGS": "", **places}
+    for element in WORDS + FLOATS:
+        yield f"runs_{element}", "runs", {"ELEMENT": element}
     for word in WORDS:
         for value in ("", "u32", "u64"):
             for wide in ("", "wide"):

@@ -20,6 +20,8 @@ pub enum AlgorithmFamily {
     Scan,
     /// `copy_if`, `partition`, `unique`, `select`, `partition_flagged`; for `u8` also `positions`.
     Select,
+    /// `run_length_encode`.
+    Runs,
     /// `sort`, `sort_by_key`, up and down.
     Sort,
 }
@@ -33,6 +35,7 @@ impl AlgorithmFamily {
             AlgorithmFamily::Select => {
                 image("select", T::NAME).and_then(|()| image("select_flagged", T::WORD))
             }
+            AlgorithmFamily::Runs => image("runs", T::EQUAL_AS),
             AlgorithmFamily::Sort => ["", "_u32", "_u64"]
                 .into_iter()
                 .try_for_each(|values| image("sort", &format!("{}{values}", T::WORD))),

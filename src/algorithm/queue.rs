@@ -323,6 +323,37 @@ impl Queue<'_> {
         self.select_to_memory::<T>(&select::unique(x, selected), count)
     }
 
+    /// See [`Stream::run_length_encode`](crate::Stream::run_length_encode).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn run_length_encode<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        values: &mut impl Writable<T>,
+        lengths: &mut impl Writable<u64>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<T>(&select::run_lengths(x, values, lengths))
+    }
+
+    /// See [`Stream::run_length_encode_into`](crate::Stream::run_length_encode_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn run_length_encode_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        values: &mut impl Writable<T>,
+        lengths: &mut impl Writable<u64>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<T>(&select::run_lengths(x, values, lengths), count)
+    }
+
     /// See [`Stream::select`](crate::Stream::select).
     ///
     /// # Errors

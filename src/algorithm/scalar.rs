@@ -45,6 +45,8 @@ pub trait ScalarParts: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// The unsigned type of its width.
     const WORD: &'static str;
+    /// The type of its width that images take for it where values are only compared for equality: of integers the bits.
+    const EQUAL_AS: &'static str;
     /// How its bits are ordered, from the least up: as those of `bits ^ (negative ? IF_NEGATIVE : 0) ^ ALWAYS`.
     const IF_NEGATIVE: u64;
     const ALWAYS: u64;
@@ -85,6 +87,7 @@ macro_rules! integers {
         impl ScalarParts for $type {
             const NAME: &'static str = stringify!($type);
             const WORD: &'static str = stringify!($word);
+            const EQUAL_AS: &'static str = Self::WORD;
             const IF_NEGATIVE: u64 = 0;
             const ALWAYS: u64 = $always;
             type Computed = $type;
@@ -143,6 +146,7 @@ macro_rules! floats {
         impl ScalarParts for $type {
             const NAME: &'static str = stringify!($type);
             const WORD: &'static str = stringify!($word);
+            const EQUAL_AS: &'static str = Self::NAME;
             const IF_NEGATIVE: u64 = ($word::MAX >> 1) as u64;
             const ALWAYS: u64 = 1 << ($word::BITS - 1);
             type Computed = $computed;

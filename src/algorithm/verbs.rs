@@ -767,6 +767,64 @@ verbs! {
         self.batch(|queue| queue.unique_into(x, selected, count))
     }
 
+    /// Writes each run of equal elements as its value and its length, in their order. Ready proves that the number
+    /// of runs, which it resolves with, is *visible to the host*.
+    ///
+    /// -0 and 0 are equal, and the value is the last of them; each NaN is a run of its own. Of sorted elements these
+    /// are the distinct ones and how often each is there. An output is at least as long as the input, as nobody
+    /// knows before how many runs there are; the rest stays as it was, and so all of it must have been written
+    /// before ([`zeros`](Stream::zeros)). The same elements give the same outputs on every device.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![5u8, 5, 2, 2, 2, 5]).queued()?;
+    /// let (mut values, mut lengths) = (stream.zeros(6).queued()?, stream.zeros(6).queued()?);
+    /// let runs = stream.run_length_encode(&x, &mut values, &mut lengths).await?;
+    /// assert_eq!(stream.download(&values).await?[..runs], [5, 2, 5]);
+    /// assert_eq!(stream.download(&lengths).await?[..runs], [2, 3, 1]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceRunLengthEncode::Encode`
+    pub fn run_length_encode<T: Scalar>(&self, x: &impl Sequence<T>, values: &mut impl Writable<T>, lengths: &mut impl Writable<u64>) -> Op<usize> {
+        self.batch(|queue| queue.run_length_encode(x, values, lengths))
+    }
+
+    /// Writes each run of equal elements as its value and its length, in their order. The number of runs goes to
+    /// `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes them on without a host wait.
+    /// Ready proves *complete on the device*.
+    ///
+    /// See [`run_length_encode`](Stream::run_length_encode).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRunLengthEncode::Encode`
+    pub fn run_length_encode_into<T: Scalar>(&self, x: &impl Sequence<T>, values: &mut impl Writable<T>, lengths: &mut impl Writable<u64>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.run_length_encode_into(x, values, lengths, count))
+    }
+
     /// Copies the elements whose flag is not 0, in their order. There are as many flags as elements. Ready proves
     /// that the count, which it resolves with, is *visible to the host*.
     ///

@@ -95,6 +95,7 @@ fn every_verb_is_launched() {
             stream.copy_if_into(&x, condition, &mut y, &mut count).queued()?;
             stream.partition_into(&x, condition, &mut y, &mut z, &mut count).queued()?;
             stream.unique_into(&x, &mut y, &mut count).queued()?;
+            stream.run_length_encode_into(&x, &mut y, &mut places, &mut count).queued()?;
             stream.select_into(&x, &flags, &mut y, &mut count).queued()?;
             stream.partition_flagged_into(&x, &flags, &mut y, &mut z, &mut count).queued()?;
             stream.positions_into(&flags, &mut places, &mut count).queued()?;

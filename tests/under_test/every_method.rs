@@ -626,6 +626,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::partition_into" "Device::partition_into", s, (b, mut to, mut others, mut n) = (buffer()?, buffer()?, buffer()?, count()?) => s.partition_into(&b, Compare::Less(1.0), &mut to, &mut others, &mut n).queued());
     both!(refuses "Stream::unique" "Device::unique", s, (b, mut to) = (buffer()?, buffer()?) => s.unique(&b, &mut to).submitted());
     both!(refuses "Stream::unique_into" "Device::unique_into", s, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => s.unique_into(&b, &mut to, &mut n).queued());
+    both!(refuses "Stream::run_length_encode" "Device::run_length_encode", s, (b, mut to, mut n) = (buffer()?, buffer()?, places()?) => s.run_length_encode(&b, &mut to, &mut n).submitted());
+    both!(refuses "Stream::run_length_encode_into" "Device::run_length_encode_into", s, (b, mut to, mut n, mut c) = (buffer()?, buffer()?, places()?, count()?) => s.run_length_encode_into(&b, &mut to, &mut n, &mut c).queued());
     both!(refuses "Stream::select" "Device::select", s, (b, f, mut to) = (buffer()?, flags()?, buffer()?) => s.select(&b, &f, &mut to).submitted());
     both!(refuses "Stream::select_into" "Device::select_into", s, (b, f, mut to, mut n) = (buffer()?, flags()?, buffer()?, count()?) => s.select_into(&b, &f, &mut to, &mut n).queued());
     both!(refuses "Stream::partition_flagged" "Device::partition_flagged", s, (b, f, mut to, mut others) = (buffer()?, flags()?, buffer()?, buffer()?) => s.partition_flagged(&b, &f, &mut to, &mut others).submitted());
@@ -722,6 +724,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::partition_into", q, (b, mut to, mut others, mut n) = (buffer()?, buffer()?, buffer()?, count()?) => q.partition_into(&b, Compare::Less(1.0), &mut to, &mut others, &mut n));
     queue!("Queue::unique", q, (b, mut to) = (buffer()?, buffer()?) => q.unique(&b, &mut to));
     queue!("Queue::unique_into", q, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => q.unique_into(&b, &mut to, &mut n));
+    queue!("Queue::run_length_encode", q, (b, mut to, mut n) = (buffer()?, buffer()?, places()?) => q.run_length_encode(&b, &mut to, &mut n));
+    queue!("Queue::run_length_encode_into", q, (b, mut to, mut n, mut c) = (buffer()?, buffer()?, places()?, count()?) => q.run_length_encode_into(&b, &mut to, &mut n, &mut c));
     queue!("Queue::select", q, (b, f, mut to) = (buffer()?, flags()?, buffer()?) => q.select(&b, &f, &mut to));
     queue!("Queue::select_into", q, (b, f, mut to, mut n) = (buffer()?, flags()?, buffer()?, count()?) => q.select_into(&b, &f, &mut to, &mut n));
     queue!("Queue::partition_flagged", q, (b, f, mut to, mut others) = (buffer()?, flags()?, buffer()?, buffer()?) => q.partition_flagged(&b, &f, &mut to, &mut others));

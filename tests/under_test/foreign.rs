@@ -586,6 +586,26 @@ pub(crate) const PROBES: &[Probe] = &[
         },
     },
     Probe {
+        calls: &["run_length_encode", "run_length_encode_into"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let mut there = pair.their_buffer();
+            let mut lengths = pair.stream.zeros::<u64>(LEN).queued()?;
+            let mut lengths_there = pair.elsewhere.zeros::<u64>(LEN).synchronize()?;
+            let mut n = pair.elsewhere.zeros::<u64>(1).synchronize()?;
+            let drop_value = |op: gpu_await::Op<usize>| op.synchronize().map(drop);
+            each([
+                pair.tries(|s| drop_value(s.run_length_encode(&x, &mut to, &mut lengths))),
+                pair.tries(|s| drop_value(s.run_length_encode(&own, &mut there, &mut lengths))),
+                pair.tries(|s| drop_value(s.run_length_encode(&own, &mut to, &mut lengths_there))),
+                pair.tries(|s| {
+                    s.run_length_encode_into(&own, &mut to, &mut lengths, &mut n).queued()
+                }),
+            ])
+        },
+    },
+    Probe {
         calls: &["up_to", "up_to_mut", "sum", "sort"],
         outcome: WrongDevice,
         run: |pair| {
