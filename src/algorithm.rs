@@ -1,4 +1,4 @@
-//! Algorithms on device memory: reductions, scans, sorts, selections, formulas over elements.
+//! Algorithms on device memory: reductions, scans, sorts, selections, histograms, formulas over elements.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -16,6 +16,7 @@
 //! | [`scan`] | for each element, what those up to it come to |
 //! | [`select`] | some elements, in their order |
 //! | [`sort`] | all elements, in another order |
+//! | [`histogram`] | how many elements fall into each bin |
 //! | [`verbs`] | the verbs of streams and devices for all of those |
 //! | [`elementwise`] | `transform`, `sequence`, `cast`, `gather`, `scatter`: kernels that are made when they are used first |
 //!
@@ -25,6 +26,7 @@
 mod code;
 pub(crate) mod compare;
 pub(crate) mod elementwise;
+mod histogram;
 mod images;
 mod launch;
 mod lookback;

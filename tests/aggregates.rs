@@ -213,6 +213,186 @@ fn runs_over_parts() {
     assert_eq!(lengths.expect("data"), [10, len as u64 - 15, 5, 0]);
 }
 
+/// Bins of one width, computed as the docs say.
+trait Binned: Plain {
+    fn bin(self, lower: Self, upper: Self, bins: usize) -> Option<usize>;
+}
+
+macro_rules! integer_bins {
+    ($($type:ident)+) => {$(
+        impl Binned for $type {
+            fn bin(self, lower: Self, upper: Self, bins: usize) -> Option<usize> {
+                let (x, lower, upper) = (self as i128, lower as i128, upper as i128);
+                let bin = (x - lower) * bins as i128 / (upper - lower + 1);
+                (lower..=upper).contains(&x).then_some(bin as usize)
+            }
+        }
+    )+};
+}
+integer_bins! { u8 u16 u32 u64 i8 i16 i32 i64 }
+
+macro_rules! float_bins {
+    ($($type:ident in $computed:ident;)+) => {$(
+        impl Binned for $type {
+            fn bin(self, lower: Self, upper: Self, bins: usize) -> Option<usize> {
+                let wide = |x: Self| $computed::from(x);
+                let (x, lower, upper) = (wide(self), wide(lower), wide(upper));
+                let bin = ((x - lower) * (bins as $computed / (upper - lower))) as usize;
+                (lower..=upper).contains(&x).then_some(bin.min(bins - 1))
+            }
+        }
+    )+};
+}
+float_bins! { f16 in f32; bf16 in f32; f32 in f32; f64 in f64; }
+
+fn counted(bins: usize, of: impl Iterator<Item = Option<usize>>) -> Vec<u64> {
+    let mut counts = vec![0; bins];
+    of.flatten().for_each(|bin| counts[bin] += 1);
+    counts
+}
+
+/// The ends, in order, of a range of any size; finite.
+fn ends<T: Plain>(x: &[T], random: &mut Random) -> (T, T) {
+    let pick = |at: usize| x.get(at).copied().filter(|x| x.as_f64().is_finite());
+    let (a, b) = (pick(random.below(x.len().max(1))), pick(random.below(x.len().max(1))));
+    let (a, b) = (a.unwrap_or(T::small(0)), b.unwrap_or(T::small(9)));
+    let (a, b) = if a.as_f64() <= b.as_f64() { (a, b) } else { (b, a) };
+    let span = T::of_f64(b.as_f64() - a.as_f64()).as_f64();
+    // The difference of the greatest floats is none, and for the least ones no bin is narrow enough.
+    if span > 1e-30 && span.is_finite() { (a, b) } else { (T::small(0), T::small(9)) }
+}
+
+#[test]
+fn bins_of_one_width() {
+    fn check<T: Binned>(stream: &Stream) {
+        for len in lengths(stream) {
+            let mut all = patterns::<T>(len, 0x1234_5678_9abc_def0);
+            all.push(small::<T>(len, 3));
+            for (which, x) in all.into_iter().enumerate() {
+                let mut random = Random(len as u64 * 8 + which as u64 + 1);
+                let buffer = up(stream, &x);
+                for bins in [1, 7, 256, 2_048, 2_049, 70_001] {
+                    let (lower, upper) = ends(&x, &mut random);
+                    let what = format!("{bins} bins of {len}, {lower:?}..={upper:?}, {which}");
+                    let mut counts = stream.empty(bins).queued().expect("memory");
+                    stream.histogram(&buffer, lower..=upper, &mut counts).queued().expect("counts");
+                    let expected = counted(bins, x.iter().map(|x| x.bin(lower, upper, bins)));
+                    assert!(down(stream, &counts) == expected, "{what}");
+                }
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+/// At the ends of 64 bits, where the kernel's first guess may be out by one.
+#[test]
+fn bins_of_all_that_64_bits_hold() {
+    let stream = stream();
+    let mut random = Random(99);
+    let mut word = || (random.below(1 << 32) as u64) << 32 | random.below(1 << 32) as u64;
+    for bins in [3, 1_000, 2_048, 99_991, 1 << 20] {
+        let edge = |bin: u64| (u128::from(bin) << 64).div_ceil(bins as u128) as u64;
+        let edges = (0..5_000).map(|_| edge(word() % bins as u64));
+        let edges: Vec<u64> = edges.flat_map(|x| [x.wrapping_sub(1), x, x + 1]).collect();
+        for (lower, upper) in [(0, u64::MAX), (1, u64::MAX), (0, u64::MAX - 1), (1 << 63, u64::MAX)]
+        {
+            let x: Vec<u64> = edges.iter().copied().chain([0, 1, lower, upper, u64::MAX]).collect();
+            let mut counts = stream.empty(bins).queued().expect("memory");
+            let there = up(&stream, &x);
+            stream.histogram(&there, lower..=upper, &mut counts).queued().expect("counts");
+            let expected = counted(bins, x.iter().map(|x| x.bin(lower, upper, bins)));
+            assert!(down(&stream, &counts) == expected, "{bins} bins, {lower}..={upper}");
+            let signed: Vec<i64> = x.iter().map(|x| (*x ^ (1 << 63)) as i64).collect();
+            let (from, to) = ((lower ^ (1 << 63)) as i64, (upper ^ (1 << 63)) as i64);
+            let there = up(&stream, &signed);
+            stream.histogram(&there, from..=to, &mut counts).queued().expect("counts");
+            assert!(down(&stream, &counts) == expected, "{bins} bins, {from}..={to}");
+        }
+    }
+}
+
+#[test]
+fn bins_between_levels() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            let mut all = patterns::<T>(len, 0xfedc_ba98_7654_3210);
+            all.push(small::<T>(len, 3));
+            for (which, x) in all.into_iter().enumerate() {
+                let buffer = up(stream, &x);
+                for bins in [1, 5, 300, 3_000] {
+                    // Some of them equal.
+                    let mut levels = patterns::<T>(bins + 1, len as u64 | 5).pop().expect("levels");
+                    levels.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = T::small(2));
+                    levels.sort_by(|a, b| a.partial_cmp(b).expect("a number"));
+                    let bin = |x: &T| {
+                        let is_inside = *x >= levels[0] && *x <= levels[bins];
+                        let at = levels[1..bins].partition_point(|level| level <= x);
+                        is_inside.then_some(at)
+                    };
+                    let mut counts = stream.empty(bins).queued().expect("memory");
+                    let there = up(stream, &levels);
+                    let count = stream.histogram_between(&buffer, &there, &mut counts);
+                    count.queued().expect("counts");
+                    let expected = counted(bins, x.iter().map(bin));
+                    assert!(down(stream, &counts) == expected, "{bins} of {len}, {which}");
+                }
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn bins_of_parts_and_of_up_to() {
+    fn check<T: Binned>(stream: &Stream) {
+        let x = small::<T>(9_000, 17);
+        let buffer = up(stream, &x);
+        let (lower, upper) = (T::small(1), T::small(12));
+        for (start, len) in [(1, 1), (3, 40), (7, 5_000), (5, 0)] {
+            let view = buffer.slice(start..start + len).expect("inside");
+            let mut counts = stream.full(9, 7u64).queued().expect("memory");
+            {
+                let mut counts = counts.slice_mut(1..6).expect("inside");
+                stream.histogram(&view, lower..=upper, &mut counts).queued().expect("counts");
+            }
+            let part = &x[start..start + len];
+            let expected = counted(5, part.iter().map(|x| x.bin(lower, upper, 5)));
+            assert_eq!(down(stream, &counts), [&[7], &expected[..], &[7, 7, 7]].concat());
+        }
+        for there_are in [0, 1, 33, 4_097, 9_000, 1 << 40] {
+            let count = up(stream, &[there_are]);
+            let mut counts = stream.full(5, 7u64).queued().expect("memory");
+            let up_to = buffer.up_to(&count).expect("one");
+            stream.histogram(&up_to, lower..=upper, &mut counts).queued().expect("counts");
+            let part = &x[..there_are.min(9_000) as usize];
+            let expected = counted(5, part.iter().map(|x| x.bin(lower, upper, 5)));
+            assert_eq!(down(stream, &counts), expected);
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+/// Levels that are not in order leave the counts in their memory, and count nothing twice.
+#[test]
+fn levels_in_no_order() {
+    let stream = stream();
+    let x = patterns::<u32>(9_999, 7).pop().expect("some");
+    let levels = patterns::<u32>(301, 9).pop().expect("some");
+    let mut counts = stream.full(302, 7u64).queued().expect("memory");
+    {
+        let mut counts = counts.slice_mut(1..301).expect("inside");
+        let count = stream.histogram_between(&up(&stream, &x), &up(&stream, &levels), &mut counts);
+        count.queued().expect("counts");
+    }
+    let counts = down(&stream, &counts);
+    assert_eq!((counts[0], counts[301]), (7, 7));
+    assert!(counts[1..301].iter().sum::<u64>() <= 9_999);
+}
+
 #[test]
 fn refusals() {
     let stream = stream();
@@ -232,6 +412,20 @@ fn refusals() {
         matches!(error.detail(), ErrorDetail::WrongLength { expected: 3, found: 2, .. }),
         "{error}"
     );
+    let mut counts = stream.zeros::<u64>(4).queued().expect("memory");
+    for range in [2.0..=1.0, 1.0..=1.0, f32::NAN..=1.0, 0.0..=f32::INFINITY, f32::MIN..=f32::MAX] {
+        let error = stream.histogram(&x, range.clone(), &mut counts).queued();
+        let error = error.expect_err("no range");
+        assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{range:?}: {error}");
+    }
+    let mut none = stream.zeros::<u64>(0).queued().expect("memory");
+    let error = stream.histogram(&x, 0.0..=1.0, &mut none).queued().expect_err("no bin");
+    assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{error}");
+    let error = stream.histogram_between(&x, &x, &mut counts).queued().expect_err("levels");
+    let detail = error.detail();
+    assert!(matches!(detail, ErrorDetail::WrongLength { expected: 5, found: 3, .. }), "{error}");
+    let error = stream.download(&counts).synchronize().expect_err("poisoned");
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
     let unwritten = stream.empty::<f32>(3).queued().expect("memory");
     let error = stream.reduce(&unwritten, ReduceOp::Sum, 0.0).synchronize().expect_err("unwritten");
     assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
@@ -248,6 +442,7 @@ fn every_call_refused_once() {
             let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
             let buffer = up(&stream, &x);
             let mut out = stream.zeros::<u32>(1).queued().expect("memory");
+            let mut counts = stream.zeros::<u64>(9).queued().expect("memory");
             let (mut values, mut lengths, mut count) =
                 (up(&stream, &x), up(&stream, &vec![0u64; 500]), up(&stream, &[0u64]));
             stream.done().synchronize().expect("done");
@@ -262,7 +457,11 @@ fn every_call_refused_once() {
             if let Ok(all) = stream.sum(&lengths.up_to(&count).expect("one")).synchronize() {
                 assert_eq!(all, 500, "{kind:?} {nth}");
             }
-            drop((buffer, out, values, lengths, count));
+            stream.histogram(&buffer, 0..=500, &mut counts).abandon();
+            if let Ok(all) = stream.sum(&counts).synchronize() {
+                assert_eq!(all, 500, "{kind:?} {nth}");
+            }
+            drop((buffer, out, values, lengths, count, counts));
             assert!(device.lost().now_or_never().is_none(), "{kind:?} {nth}");
             stream.done().synchronize().expect("done");
             block_on(device.trim(0)).ok();

@@ -49,7 +49,8 @@ def images():
         places = {"PLACES": ""} if word == "u8" else {}
         yield f"select_flagged_{word}", "select", {"ELEMENT": word, "FLAGS": "", **places}
     for element in WORDS + FLOATS:
-        yield f"runs_{element}", "runs", {"ELEMENT": element}
+        for family in ("runs", "histogram"):
+            yield f"{family}_{element}", family, {"ELEMENT": element}
     for word in WORDS:
         for value in ("", "u32", "u64"):
             for wide in ("", "wide"):

@@ -22,6 +22,8 @@ pub enum AlgorithmFamily {
     Select,
     /// `run_length_encode`.
     Runs,
+    /// `histogram`, `histogram_between`.
+    Histogram,
     /// `sort`, `sort_by_key`, up and down.
     Sort,
 }
@@ -36,6 +38,7 @@ impl AlgorithmFamily {
                 image("select", T::NAME).and_then(|()| image("select_flagged", T::WORD))
             }
             AlgorithmFamily::Runs => image("runs", T::EQUAL_AS),
+            AlgorithmFamily::Histogram => image("histogram", T::EQUAL_AS),
             AlgorithmFamily::Sort => ["", "_u32", "_u64"]
                 .into_iter()
                 .try_for_each(|values| image("sort", &format!("{}{values}", T::WORD))),

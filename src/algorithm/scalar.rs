@@ -40,7 +40,7 @@ pub trait Scalar: Number + ScalarParts {
 
 /// What the kernels, and their twins, do with elements.
 #[doc(hidden)]
-pub trait ScalarParts: Copy + Send + Sync + 'static {
+pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     /// As images call the type.
     const NAME: &'static str;
     /// The unsigned type of its width.
@@ -65,6 +65,11 @@ pub trait ScalarParts: Copy + Send + Sync + 'static {
     /// Integers wrap.
     fn add_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
     fn key_bits(self) -> u64;
+    /// Bins of one width from `lower` to `upper`, both of which are in it, as the kernels have them: the lower end; of integers how
+    /// far the other is from it, of floats the other; of floats the bins for 1. `None` if there are none.
+    fn even_bins(lower: Self, upper: Self, bins: u32) -> Option<[Self::Computed; 3]>;
+    /// The bin that a value is in.
+    fn even_bin(self, range: &[Self::Computed; 3], bins: u32) -> Option<usize>;
 }
 
 /// Whether `a` goes before `b` where the least is looked for; a NaN goes before all.
@@ -111,6 +116,14 @@ macro_rules! integers {
             }
             fn key_bits(self) -> u64 {
                 u64::from(self as $word)
+            }
+            fn even_bins(lower: $type, upper: $type, _bins: u32) -> Option<[$type; 3]> {
+                (lower <= upper).then(|| [lower, upper.wrapping_sub(lower), 0])
+            }
+            fn even_bin(self, [lower, span, _]: &[$type; 3], bins: u32) -> Option<usize> {
+                let (at, span) = (self.wrapping_sub(*lower) as $word, *span as $word);
+                let bin = || u128::from(at) * u128::from(bins) / (u128::from(span) + 1);
+                (at <= span).then(|| bin() as usize)
             }
         }
         impl Scalar for $type {
@@ -170,6 +183,17 @@ macro_rules! floats {
             }
             fn key_bits(self) -> u64 {
                 u64::from(self.to_bits())
+            }
+            fn even_bins(lower: $type, upper: $type, bins: u32) -> Option<[$computed; 3]> {
+                let (lower, upper) = ($wide(lower), $wide(upper));
+                let scale = bins as $computed / (upper - lower);
+                let there_are = lower < upper && (upper - lower).is_finite() && scale.is_finite();
+                there_are.then_some([lower, upper, scale])
+            }
+            fn even_bin(self, [lower, upper, scale]: &[$computed; 3], bins: u32) -> Option<usize> {
+                let x = $wide(self);
+                let bin = || (((x - lower) * scale) as u32).min(bins - 1);
+                (x >= *lower && x <= *upper).then(|| bin() as usize)
             }
         }
         impl Scalar for $type {

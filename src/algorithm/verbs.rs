@@ -3,6 +3,8 @@
 //! More than 500 lines: a method of one line for each verb, and its docs.
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 use super::compare::Compare;
 use super::reduce_op::ReduceOp;
 use super::scalar::Scalar;
@@ -961,5 +963,79 @@ verbs! {
     /// CUB's `DeviceSelect``::Flagged`
     pub fn positions_into(&self, flags: &impl Sequence<u8>, places: &mut impl Writable<u64>, count: &mut impl Writable<u64>) -> Op<()> {
         self.batch(|queue| queue.positions_into(flags, places, count))
+    }
+
+    // ---- how many elements fall into each bin -----------------------------------------------
+
+    /// Counts the elements of each bin: `counts` has as many as there are bins of the same width in `range`. Ready
+    /// proves *complete on the device*.
+    ///
+    /// Of integers bin `b` has those for which `(x - start) * bins / (end - start + 1)`, rounded down, is `b`:
+    /// `0..=255` and 256 counts are a bin a byte. Of floats it is `(x - start) * (bins / (end - start))`, rounded
+    /// as its type is (`f16` and `bf16` as `f32`) and then down; the end is in the last bin. What is outside of the
+    /// range is not counted, nor is a NaN. The counts are overwritten, and the same on every device. Up to 2048 bins
+    /// are counted in shared memory; more take longer, most of all where many elements are in few of them.
+    ///
+    /// # Errors
+    /// A range that ends before it begins; of floats also one that is not finite, is empty, or is too narrow for its
+    /// bins; no bin; 2^31 bins or more. Elements that were never written or whose producer failed; out of memory; a GPU below compute capability
+    /// 8.0; a lost or closed device. The counts are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![0.1f32, 0.2, 0.6, 1.0, 7.0]).queued()?;
+    /// let mut counts = stream.empty(4).queued()?;
+    /// stream.histogram(&x, 0.0..=1.0, &mut counts).queued()?;
+    /// assert_eq!(stream.download(&counts).await?, [2, 0, 1, 1]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceHistogram::HistogramEven`
+    pub fn histogram<T: Scalar>(&self, x: &impl Sequence<T>, range: RangeInclusive<T>, counts: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.histogram(x, range, counts))
+    }
+
+    /// Counts the elements between each level and the next: `levels` has one more than `counts`. Ready proves
+    /// *complete on the device*.
+    ///
+    /// A bin has its lower level, and not its upper one, but for the last bin, which has both. No level is below the
+    /// one before it: otherwise each element is counted in some bin, or in none. What is outside of the levels is
+    /// not counted, nor is a NaN. The counts are overwritten, and the same on every device. See
+    /// [`histogram`](Stream::histogram).
+    ///
+    /// # Errors
+    /// Levels of another length; no bin; 2^31 bins or more. Elements or levels that were never written or whose
+    /// producer failed; out of memory; a GPU below compute capability 8.0; a lost or closed device. The counts are
+    /// then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let ages = stream.upload(vec![3u8, 17, 18, 40, 65, 90]).queued()?;
+    /// let levels = stream.upload(vec![0u8, 18, 65, 255]).queued()?;
+    /// let mut counts = stream.empty(3).queued()?;
+    /// stream.histogram_between(&ages, &levels, &mut counts).queued()?;
+    /// assert_eq!(stream.download(&counts).await?, [2, 2, 2]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceHistogram::HistogramRange`
+    pub fn histogram_between<T: Scalar>(&self, x: &impl Sequence<T>, levels: &impl Readable<T>, counts: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.histogram_between(x, levels, counts))
     }
 }

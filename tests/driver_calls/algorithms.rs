@@ -70,7 +70,11 @@ fn every_verb_is_launched() {
     async_under_the_stand_in(async |driver| {
         let device = device_with(Completion::Adaptive);
         let stream = device.stream().unwrap();
-        fn all<T: gpu_await::Scalar>(stream: &gpu_await::Stream, one: T) -> gpu_await::Result<()> {
+        fn all<T: gpu_await::Scalar>(
+            stream: &gpu_await::Stream,
+            zero: T,
+            one: T,
+        ) -> gpu_await::Result<()> {
             let x = stream.full(LEN, one).queued()?;
             let flags = stream.zeros::<u8>(LEN).queued()?;
             let (mut y, mut z) = (stream.full(LEN, one).queued()?, stream.full(LEN, one).queued()?);
@@ -96,6 +100,11 @@ fn every_verb_is_launched() {
             stream.partition_into(&x, condition, &mut y, &mut z, &mut count).queued()?;
             stream.unique_into(&x, &mut y, &mut count).queued()?;
             stream.run_length_encode_into(&x, &mut y, &mut places, &mut count).queued()?;
+            for bins in [7, 5_000] {
+                let mut counts = stream.empty(bins).queued()?;
+                stream.histogram(&x, zero..=one, &mut counts).queued()?;
+                stream.histogram_between(&x, &x.slice(..=bins)?, &mut counts).queued()?;
+            }
             stream.select_into(&x, &flags, &mut y, &mut count).queued()?;
             stream.partition_flagged_into(&x, &flags, &mut y, &mut z, &mut count).queued()?;
             stream.positions_into(&flags, &mut places, &mut count).queued()?;
@@ -108,10 +117,10 @@ fn every_verb_is_launched() {
             }
             Ok(())
         }
-        all(&stream, 1u8).unwrap();
-        all(&stream, half::f16::ONE).unwrap();
-        all(&stream, 1i32).unwrap();
-        all(&stream, 1.0f64).unwrap();
+        all(&stream, 0, 1u8).unwrap();
+        all(&stream, half::f16::ZERO, half::f16::ONE).unwrap();
+        all(&stream, 0, 1i32).unwrap();
+        all(&stream, 0.0, 1.0f64).unwrap();
         assert!(driver.live("module") > OURS);
         soon(stream.done()).await.unwrap();
     });

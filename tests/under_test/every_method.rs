@@ -598,6 +598,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let count = || full.zeros::<u64>(1).queued();
     let places = || full.zeros::<u64>(8).queued();
     let one = || full.zeros::<f32>(1).queued();
+    let nine = || full.zeros::<f32>(9).queued();
     both!(refuses "Stream::sum" "Device::sum", s, b = buffer()? => s.sum(&b).submitted());
     both!(refuses "Stream::reduce" "Device::reduce", s, b = buffer()? => s.reduce(&b, ReduceOp::Sum, 0.0).submitted());
     both!(refuses "Stream::reduce_into" "Device::reduce_into", s, (b, mut to) = (buffer()?, one()?) => s.reduce_into(&b, ReduceOp::Sum, 0.0, &mut to).queued());
@@ -634,6 +635,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::partition_flagged_into" "Device::partition_flagged_into", s, (b, f, mut to, mut others, mut n) = (buffer()?, flags()?, buffer()?, buffer()?, count()?) => s.partition_flagged_into(&b, &f, &mut to, &mut others, &mut n).queued());
     both!(refuses "Stream::positions" "Device::positions", s, (f, mut to) = (flags()?, places()?) => s.positions(&f, &mut to).submitted());
     both!(refuses "Stream::positions_into" "Device::positions_into", s, (f, mut to, mut n) = (flags()?, places()?, count()?) => s.positions_into(&f, &mut to, &mut n).queued());
+    both!(refuses "Stream::histogram" "Device::histogram", s, (b, mut n) = (buffer()?, places()?) => s.histogram(&b, 0.0..=1.0, &mut n).queued());
+    both!(refuses "Stream::histogram_between" "Device::histogram_between", s, (b, l, mut n) = (buffer()?, nine()?, places()?) => s.histogram_between(&b, &l, &mut n).queued());
     each! { refuses:
         "Device::preload", device => |d| at_once(d.preload::<f32>(&[AlgorithmFamily::Scan]));
         "Device::preload_sequence", device => |d| at_once(d.preload_sequence::<f32>());
@@ -732,6 +735,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::partition_flagged_into", q, (b, f, mut to, mut others, mut n) = (buffer()?, flags()?, buffer()?, buffer()?, count()?) => q.partition_flagged_into(&b, &f, &mut to, &mut others, &mut n));
     queue!("Queue::positions", q, (f, mut to) = (flags()?, places()?) => q.positions(&f, &mut to));
     queue!("Queue::positions_into", q, (f, mut to, mut n) = (flags()?, places()?, count()?) => q.positions_into(&f, &mut to, &mut n));
+    queue!("Queue::histogram", q, (b, mut n) = (buffer()?, places()?) => q.histogram(&b, 0.0..=1.0, &mut n));
+    queue!("Queue::histogram_between", q, (b, l, mut n) = (buffer()?, nine()?, places()?) => q.histogram_between(&b, &l, &mut n));
     queue!("Queue::host_fn", q => q.host_fn(|| ()));
     // SAFETY: nothing is put on the stream.
     queue!("Queue::enqueue", q => unsafe { q.enqueue(Uses::new("none"), nothing) });

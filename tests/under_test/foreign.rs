@@ -606,6 +606,22 @@ pub(crate) const PROBES: &[Probe] = &[
         },
     },
     Probe {
+        calls: &["histogram", "histogram_between"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own) = (pair.their_buffer(), pair.buffer());
+            let mut counts = pair.stream.zeros::<u64>(LEN - 1).queued()?;
+            let mut there = pair.elsewhere.zeros::<u64>(LEN - 1).synchronize()?;
+            each([
+                pair.tries(|s| s.histogram(&x, 0.0..=1.0, &mut counts).queued()),
+                pair.tries(|s| s.histogram(&own, 0.0..=1.0, &mut there).queued()),
+                pair.tries(|s| s.histogram_between(&x, &own, &mut counts).queued()),
+                pair.tries(|s| s.histogram_between(&own, &x, &mut counts).queued()),
+                pair.tries(|s| s.histogram_between(&own, &own, &mut there).queued()),
+            ])
+        },
+    },
+    Probe {
         calls: &["up_to", "up_to_mut", "sum", "sort"],
         outcome: WrongDevice,
         run: |pair| {
