@@ -13,6 +13,7 @@
 //! | [`lookback`] | kernels whose tiles look back at those before them |
 //! | [`queue`] | the verbs of a queue |
 //! | [`reduce`] | many elements, one value |
+//! | [`segmented`] | each segment of an array, one value |
 //! | [`scan`] | for each element, what those up to it come to |
 //! | [`select`] | some elements, in their order |
 //! | [`sort`] | all elements, in another order |
@@ -36,6 +37,7 @@ mod reduce;
 pub(crate) mod reduce_op;
 pub(crate) mod scalar;
 mod scan;
+mod segmented;
 mod select;
 pub(crate) mod sequence;
 mod sort;

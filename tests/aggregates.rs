@@ -393,6 +393,137 @@ fn levels_in_no_order() {
     assert!(counts[1..301].iter().sum::<u64>() <= 9_999);
 }
 
+/// Offsets of segments of every length up to `longest`, some empty; the last ends with the array.
+fn segments_of(len: usize, longest: usize) -> Vec<u64> {
+    let mut random = Random((len * 31 + longest) as u64 | 1);
+    let mut offsets = vec![0];
+    let mut at = 0;
+    while at < len {
+        at = (at + random.below(longest + 1)).min(len);
+        offsets.push(at as u64);
+    }
+    offsets.push(len as u64);
+    offsets
+}
+
+fn reduced<T: Plain>(x: &[T], offsets: &[u64], op: ReduceOp, init: T) -> Vec<T> {
+    let inside = |at: u64| at.min(x.len() as u64) as usize;
+    let segments = offsets.windows(2).map(|ends| inside(ends[0])..inside(ends[1]));
+    segments.map(|ends| combined(x.get(ends).unwrap_or(&[]), op, init)).collect()
+}
+
+#[test]
+fn segments_of_every_length() {
+    fn check<T: Plain>(stream: &Stream) {
+        for len in lengths(stream) {
+            let x = small::<T>(len, len as u64 + 3);
+            let buffer = up(stream, &x);
+            for longest in [1, 33, 1_000, 10_000] {
+                let offsets = segments_of(len, longest);
+                let there = up(stream, &offsets);
+                for op in OPS {
+                    let what = format!("{op:?} of {len} of {}", std::any::type_name::<T>());
+                    let mut out = stream.empty(offsets.len() - 1).queued().expect("memory");
+                    let init = T::small(3);
+                    let reduce = stream.segmented_reduce(&buffer, &there, op, init, &mut out);
+                    reduce.queued().expect("a reduction");
+                    assert_same(&down(stream, &out), &reduced(&x, &offsets, op, init), &what);
+                }
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+#[test]
+fn segments_of_parts_and_of_up_to() {
+    fn check<T: Plain>(stream: &Stream) {
+        let x = small::<T>(9_000, 17);
+        let buffer = up(stream, &x);
+        let init = T::small(5);
+        for longest in [5, 3_000] {
+            let offsets = segments_of(4_000, longest);
+            let segments = offsets.len() - 1;
+            let there = up(stream, &[&[9], &offsets[..]].concat());
+            let view = there.slice(1..).expect("inside");
+            let part = buffer.slice(3..4_003).expect("inside");
+            for op in OPS {
+                let mut out = up(stream, &vec![T::small(1); segments + 2]);
+                {
+                    let mut out = out.slice_mut(1..segments + 1).expect("inside");
+                    let reduce = stream.segmented_reduce(&part, &view, op, init, &mut out);
+                    reduce.queued().expect("a reduction");
+                }
+                let expected = reduced(&x[3..4_003], &offsets, op, init);
+                let expected = [&[T::small(1)], &expected[..], &[T::small(1)]].concat();
+                assert_same(&down(stream, &out), &expected, "segments of a part");
+                for (elements, counted) in [(0, 0), (2_000, 1), (1 << 40, 2), (3_999, 1 << 40)] {
+                    let (elements_there, counted_there) =
+                        (up(stream, &[elements]), up(stream, &[counted]));
+                    let whole = up(stream, &offsets);
+                    let mut out = up(stream, &vec![T::small(1); segments]);
+                    let x_up_to = buffer.up_to(&elements_there).expect("one");
+                    let up_to = whole.up_to(&counted_there).expect("one");
+                    let reduce = stream.segmented_reduce(&x_up_to, &up_to, op, init, &mut out);
+                    reduce.queued().expect("a reduction");
+                    let (x, offsets) = (
+                        &x[..elements.min(9_000) as usize],
+                        &offsets[..counted.min(offsets.len() as u64) as usize],
+                    );
+                    let mut expected = reduced(x, offsets, op, init);
+                    expected.resize(segments, T::small(1));
+                    assert_same(&down(stream, &out), &expected, "as many as the device says");
+                }
+            }
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+/// Offsets that are in no order, or past the end, are segments inside of the array.
+#[test]
+fn segments_stay_inside() {
+    let stream = stream();
+    let x: Vec<u32> = (1..=5_000).collect();
+    let buffer = up(&stream, &x);
+    let offsets = [4_990, 10, u64::MAX, 5_000, 0, 6_000, 5_000, 4_999];
+    for repeats in [1, 500] {
+        // Short on average, and long.
+        let offsets = offsets.repeat(repeats);
+        let mut out = stream.empty(offsets.len() - 1).queued().expect("memory");
+        let there = up(&stream, &offsets);
+        let sums = stream.segmented_reduce(&buffer, &there, ReduceOp::Sum, 0, &mut out);
+        sums.queued().expect("sums");
+        assert_eq!(down(&stream, &out), reduced(&x, &offsets, ReduceOp::Sum, 0));
+    }
+}
+
+/// What runs come to, segment by segment, without the host: run lengths, where runs begin, the sum of each.
+#[test]
+fn segments_of_runs() {
+    let stream = stream();
+    let x = in_runs::<u32>(9_000);
+    let buffer = up(&stream, &x);
+    let (mut values, mut counts) = (up(&stream, &x), up(&stream, &vec![0u64; 9_001]));
+    let mut count = up(&stream, &[0u64]);
+    {
+        let mut counts = counts.slice_mut(..9_000).expect("inside");
+        let runs = stream.run_length_encode_into(&buffer, &mut values, &mut counts, &mut count);
+        runs.queued().expect("runs");
+    }
+    let mut begins = stream.empty::<u64>(9_001).queued().expect("memory");
+    stream.exclusive_scan(&counts, ReduceOp::Sum, 0, &mut begins).queued().expect("a scan");
+    let mut sums = stream.empty::<u32>(9_000).queued().expect("memory");
+    let reduce = stream.segmented_reduce(&buffer, &begins, ReduceOp::Sum, 0, &mut sums);
+    reduce.queued().expect("sums");
+    let sums = down(&stream, &sums);
+    let expected: Vec<u32> = x.chunk_by(|a, b| a == b).map(|run| run.iter().sum()).collect();
+    assert_eq!(sums[..expected.len()], expected);
+    assert!(sums[expected.len()..].iter().all(|sum| *sum == 0));
+}
+
 #[test]
 fn refusals() {
     let stream = stream();
@@ -426,6 +557,14 @@ fn refusals() {
     assert!(matches!(detail, ErrorDetail::WrongLength { expected: 5, found: 3, .. }), "{error}");
     let error = stream.download(&counts).synchronize().expect_err("poisoned");
     assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    let offsets = up(&stream, &[0u64, 1, 3]);
+    let mut sums = stream.zeros::<f32>(3).queued().expect("memory");
+    let reduce = stream.segmented_reduce(&x, &offsets, ReduceOp::Sum, 0.0, &mut sums);
+    let error = reduce.queued().expect_err("three");
+    let detail = error.detail();
+    assert!(matches!(detail, ErrorDetail::WrongLength { expected: 2, found: 3, .. }), "{error}");
+    let error = stream.download(&sums).synchronize().expect_err("poisoned");
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
     let unwritten = stream.empty::<f32>(3).queued().expect("memory");
     let error = stream.reduce(&unwritten, ReduceOp::Sum, 0.0).synchronize().expect_err("unwritten");
     assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
@@ -434,7 +573,7 @@ fn refusals() {
 /// Each call of the driver refused in turn: an error, or the right values; and nothing is left behind.
 #[test]
 fn every_call_refused_once() {
-    for nth in 1..24 {
+    for nth in 1..32 {
         for kind in [DriverCall::Launch, DriverCall::Alloc, DriverCall::CopyToHost] {
             let (faults, handle) = testing::faults();
             let device = testing::host_with(faults);
@@ -443,6 +582,8 @@ fn every_call_refused_once() {
             let buffer = up(&stream, &x);
             let mut out = stream.zeros::<u32>(1).queued().expect("memory");
             let mut counts = stream.zeros::<u64>(9).queued().expect("memory");
+            let offsets = up(&stream, &[0, 7, 400, 500]);
+            let mut sums = stream.zeros::<u32>(3).queued().expect("memory");
             let (mut values, mut lengths, mut count) =
                 (up(&stream, &x), up(&stream, &vec![0u64; 500]), up(&stream, &[0u64]));
             stream.done().synchronize().expect("done");
@@ -461,7 +602,12 @@ fn every_call_refused_once() {
             if let Ok(all) = stream.sum(&counts).synchronize() {
                 assert_eq!(all, 500, "{kind:?} {nth}");
             }
-            drop((buffer, out, values, lengths, count, counts));
+            let reduce = stream.segmented_reduce(&buffer, &offsets, ReduceOp::Sum, 0, &mut sums);
+            reduce.abandon();
+            if let Ok(all) = stream.sum(&sums).synchronize() {
+                assert_eq!(all, u64::from(sum) - 1, "{kind:?} {nth}");
+            }
+            drop((buffer, out, values, lengths, count, counts, sums, offsets));
             assert!(device.lost().now_or_never().is_none(), "{kind:?} {nth}");
             stream.done().synchronize().expect("done");
             block_on(device.trim(0)).ok();

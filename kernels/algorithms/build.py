@@ -42,7 +42,7 @@ FLOATS = ["f16", "bf16", "f32", "f64"]
 
 def images():
     """Name, source and definitions of every image."""
-    for family in ("reduce", "scan", "select"):
+    for family in ("reduce", "scan", "select", "segmented"):
         for element in ELEMENTS:
             yield f"{family}_{element}", family, {"ELEMENT": element}
     for word in WORDS:

@@ -24,6 +24,8 @@ pub enum AlgorithmFamily {
     Runs,
     /// `histogram`, `histogram_between`.
     Histogram,
+    /// `segmented_reduce`.
+    Segmented,
     /// `sort`, `sort_by_key`, up and down.
     Sort,
 }
@@ -39,6 +41,7 @@ impl AlgorithmFamily {
             }
             AlgorithmFamily::Runs => image("runs", T::EQUAL_AS),
             AlgorithmFamily::Histogram => image("histogram", T::EQUAL_AS),
+            AlgorithmFamily::Segmented => image("segmented", T::NAME),
             AlgorithmFamily::Sort => ["", "_u32", "_u64"]
                 .into_iter()
                 .try_for_each(|values| image("sort", &format!("{}{values}", T::WORD))),

@@ -232,7 +232,7 @@ pub(super) fn place(at: u64) -> Option<usize> {
 }
 
 /// The reductions on the CPU.
-mod twin {
+pub(super) mod twin {
     use super::{
         Element, Grid, HostTwin, In, Out, Scalar, TwinFn, Value, Within, is_greater, is_less,
     };
@@ -242,7 +242,10 @@ mod twin {
     /// Elements that are added one after the other; more are sums of sums, so that rounding errors stay small.
     const RUN: usize = 256;
 
-    fn total<T: Scalar, I: Copy>(x: &[I], of: &impl Fn(I) -> T::Total) -> T::Total {
+    pub(in crate::algorithm) fn total<T: Scalar, I: Copy>(
+        x: &[I],
+        of: &impl Fn(I) -> T::Total,
+    ) -> T::Total {
         if x.len() <= RUN {
             let nothing = <T::Total as bytemuck::Zeroable>::zeroed();
             return x.iter().fold(nothing, |sum, x| T::add_totals(sum, of(*x)));

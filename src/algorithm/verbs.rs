@@ -418,6 +418,47 @@ verbs! {
         self.batch(|queue| queue.count_if_into(x, condition, out))
     }
 
+    // ---- each segment of an array, one value ------------------------------------------------
+
+    /// Combines `init` with the elements of each segment: `out` has one element for each. Ready proves *complete on
+    /// the device*.
+    ///
+    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`, so that `out` has one element less than there are
+    /// offsets. Segments may be empty, which gives `init`, may overlap, and leave elements out. Where the array ends
+    /// before a segment does, that ends there as well; one that ends before it begins is empty. Where the device
+    /// alone knows how many offsets there are ([`UpTo`](crate::UpTo)), the rest of `out` stays as it was, and must
+    /// have been written. A segment is reduced as by [`reduce`](Stream::reduce), by a warp where segments are short
+    /// on average and by a block otherwise: one that is far longer than the others is slow. A floating point result
+    /// is the same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; an output of another length; a GPU below
+    /// compute capability 8.0; a lost or closed device. The output is then poisoned until it is overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::ReduceOp;
+    /// let x = stream.upload(vec![1.0f32, 2.0, 3.0, 4.0]).queued()?;
+    /// let offsets = stream.upload(vec![0u64, 3, 3, 4]).queued()?;
+    /// let mut sums = stream.empty(3).queued()?;
+    /// stream.segmented_reduce(&x, &offsets, ReduceOp::Sum, 0.0, &mut sums).queued()?;
+    /// assert_eq!(stream.download(&sums).await?, [6.0, 0.0, 4.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedReduce::Reduce`
+    pub fn segmented_reduce<T: Scalar>(&self, x: &impl Sequence<T>, offsets: &impl Sequence<u64>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.segmented_reduce(x, offsets, op, init, out))
+    }
+
     // ---- for each element, what those up to it come to --------------------------------------
 
     /// Combines each element with all before it. Ready proves *complete on the device*.

@@ -92,6 +92,11 @@ fn every_verb_is_launched() {
             stream.count_if_into(&x, Compare::Less(one), &mut count).queued()?;
             for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max] {
                 stream.reduce_into(&x, op, one, &mut value).queued()?;
+                for offsets in [3, LEN] {
+                    let offsets = places.slice(..offsets)?;
+                    let mut each = y.slice_mut(1..offsets.len())?;
+                    stream.segmented_reduce(&x, &offsets, op, one, &mut each).queued()?;
+                }
                 stream.inclusive_scan(&x, op, &mut y).queued()?;
                 stream.exclusive_scan(&x, op, one, &mut y).queued()?;
             }

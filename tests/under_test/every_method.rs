@@ -598,6 +598,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let count = || full.zeros::<u64>(1).queued();
     let places = || full.zeros::<u64>(8).queued();
     let one = || full.zeros::<f32>(1).queued();
+    let offsets = || full.zeros::<u64>(9).queued();
     let nine = || full.zeros::<f32>(9).queued();
     both!(refuses "Stream::sum" "Device::sum", s, b = buffer()? => s.sum(&b).submitted());
     both!(refuses "Stream::reduce" "Device::reduce", s, b = buffer()? => s.reduce(&b, ReduceOp::Sum, 0.0).submitted());
@@ -637,6 +638,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::positions_into" "Device::positions_into", s, (f, mut to, mut n) = (flags()?, places()?, count()?) => s.positions_into(&f, &mut to, &mut n).queued());
     both!(refuses "Stream::histogram" "Device::histogram", s, (b, mut n) = (buffer()?, places()?) => s.histogram(&b, 0.0..=1.0, &mut n).queued());
     both!(refuses "Stream::histogram_between" "Device::histogram_between", s, (b, l, mut n) = (buffer()?, nine()?, places()?) => s.histogram_between(&b, &l, &mut n).queued());
+    both!(refuses "Stream::segmented_reduce" "Device::segmented_reduce", s, (b, o, mut to) = (buffer()?, offsets()?, buffer()?) => s.segmented_reduce(&b, &o, ReduceOp::Sum, 0.0, &mut to).queued());
     each! { refuses:
         "Device::preload", device => |d| at_once(d.preload::<f32>(&[AlgorithmFamily::Scan]));
         "Device::preload_sequence", device => |d| at_once(d.preload_sequence::<f32>());
@@ -737,6 +739,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::positions_into", q, (f, mut to, mut n) = (flags()?, places()?, count()?) => q.positions_into(&f, &mut to, &mut n));
     queue!("Queue::histogram", q, (b, mut n) = (buffer()?, places()?) => q.histogram(&b, 0.0..=1.0, &mut n));
     queue!("Queue::histogram_between", q, (b, l, mut n) = (buffer()?, nine()?, places()?) => q.histogram_between(&b, &l, &mut n));
+    queue!("Queue::segmented_reduce", q, (b, o, mut to) = (buffer()?, offsets()?, buffer()?) => q.segmented_reduce(&b, &o, ReduceOp::Sum, 0.0, &mut to));
     queue!("Queue::host_fn", q => q.host_fn(|| ()));
     // SAFETY: nothing is put on the stream.
     queue!("Queue::enqueue", q => unsafe { q.enqueue(Uses::new("none"), nothing) });

@@ -622,6 +622,24 @@ pub(crate) const PROBES: &[Probe] = &[
         },
     },
     Probe {
+        calls: &["segmented_reduce"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let mut there = pair.their_buffer();
+            let offsets = pair.stream.zeros::<u64>(LEN + 1).queued()?;
+            let offsets_there = pair.elsewhere.zeros::<u64>(LEN + 1).synchronize()?;
+            let max = ReduceOp::Max;
+            each([
+                pair.tries(|s| s.segmented_reduce(&x, &offsets, max, 0.0, &mut to).queued()),
+                pair.tries(|s| {
+                    s.segmented_reduce(&own, &offsets_there, max, 0.0, &mut to).queued()
+                }),
+                pair.tries(|s| s.segmented_reduce(&own, &offsets, max, 0.0, &mut there).queued()),
+            ])
+        },
+    },
+    Probe {
         calls: &["up_to", "up_to_mut", "sum", "sort"],
         outcome: WrongDevice,
         run: |pair| {
