@@ -18,6 +18,7 @@
 //! | [`select`] | some elements, in their order |
 //! | [`sort`] | all elements, in another order |
 //! | [`histogram`] | how many elements fall into each bin |
+//! | [`top_k`] | the greatest elements, or the least |
 //! | [`verbs`] | the verbs of streams and devices for all of those |
 //! | [`elementwise`] | `transform`, `sequence`, `cast`, `gather`, `scatter`: kernels that are made when they are used first |
 //!
@@ -41,4 +42,5 @@ mod segmented;
 mod select;
 pub(crate) mod sequence;
 mod sort;
+mod top_k;
 mod verbs;

@@ -52,6 +52,8 @@ def images():
         for family in ("runs", "histogram"):
             yield f"{family}_{element}", family, {"ELEMENT": element}
     for word in WORDS:
+        yield f"top_k_{word}", "top_k", {"ELEMENT": word}
+    for word in WORDS:
         for value in ("", "u32", "u64"):
             for wide in ("", "wide"):
                 name = "_".join(part for part in ("sort", word, value, wide) if part)

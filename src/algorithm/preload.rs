@@ -28,6 +28,8 @@ pub enum AlgorithmFamily {
     Segmented,
     /// `sort`, `sort_by_key`, up and down.
     Sort,
+    /// `top_k`, `bottom_k`, also with places.
+    TopK,
 }
 
 impl AlgorithmFamily {
@@ -42,6 +44,10 @@ impl AlgorithmFamily {
             AlgorithmFamily::Runs => image("runs", T::EQUAL_AS),
             AlgorithmFamily::Histogram => image("histogram", T::EQUAL_AS),
             AlgorithmFamily::Segmented => image("segmented", T::NAME),
+            AlgorithmFamily::TopK => ["top_k", "sort"]
+                .into_iter()
+                .try_for_each(|family| image(family, T::WORD))
+                .and_then(|()| image("sort", &format!("{}_u32", T::WORD))),
             AlgorithmFamily::Sort => ["", "_u32", "_u64"]
                 .into_iter()
                 .try_for_each(|values| image("sort", &format!("{}{values}", T::WORD))),

@@ -635,6 +635,115 @@ verbs! {
         self.batch(|queue| queue.sort_by_key_descending(keys, values))
     }
 
+    /// Writes the greatest elements, the greatest first, as many as `greatest` has. Ready proves *complete on the
+    /// device*.
+    ///
+    /// They come in the order of [`sort_descending`](Stream::sort_descending), so that a NaN is greater than
+    /// everything else, and one whose sign is set less. Where the device alone knows how many elements there are
+    /// ([`UpTo`](crate::UpTo)), and these are less, the rest of the output stays as it was, and must have been
+    /// written. It takes device memory of twice as much as the elements have while it runs.
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![3.0f32, -1.0, 7.0, 2.0]).queued()?;
+    /// let mut greatest = stream.empty(2).queued()?;
+    /// stream.top_k(&x, &mut greatest).queued()?;
+    /// assert_eq!(stream.download(&greatest).await?, [7.0, 3.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortKeysDescending`
+    pub fn top_k<T: Scalar>(&self, x: &impl Sequence<T>, greatest: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.top_k(x, greatest))
+    }
+
+    /// Writes the greatest elements, the greatest first, and where each is. Ready proves *complete on the device*.
+    ///
+    /// Of equal ones those in front are taken, and come first (it is stable). The arrays have the same length. See
+    /// [`top_k`](Stream::top_k).
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![3i32, 7, 1, 7, 3]).queued()?;
+    /// let (mut greatest, mut places) = (stream.empty(3).queued()?, stream.empty(3).queued()?);
+    /// stream.top_k_places(&x, &mut greatest, &mut places).queued()?;
+    /// assert_eq!(stream.download(&greatest).await?, [7, 7, 3]);
+    /// assert_eq!(stream.download(&places).await?, [1, 3, 0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortPairsDescending`
+    pub fn top_k_places<T: Scalar>(&self, x: &impl Sequence<T>, greatest: &mut impl Writable<T>, places: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.top_k_places(x, greatest, places))
+    }
+
+    /// Writes the least elements, the least first, as many as `least` has. Ready proves *complete on the device*.
+    ///
+    /// They come in the order of [`sort`](Stream::sort). See [`top_k`](Stream::top_k).
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortKeys`
+    pub fn bottom_k<T: Scalar>(&self, x: &impl Sequence<T>, least: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.bottom_k(x, least))
+    }
+
+    /// Writes the least elements, the least first, and where each is. Ready proves *complete on the device*.
+    ///
+    /// Of equal ones those in front are taken, and come first (it is stable). The arrays have the same length. See
+    /// [`bottom_k`](Stream::bottom_k).
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortPairs`
+    pub fn bottom_k_places<T: Scalar>(&self, x: &impl Sequence<T>, least: &mut impl Writable<T>, places: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.bottom_k_places(x, least, places))
+    }
+
     // ---- some elements, in their order ------------------------------------------------------
 
     /// Copies the elements that satisfy a condition, in their order. Ready proves that the count, which it

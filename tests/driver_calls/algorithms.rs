@@ -113,6 +113,11 @@ fn every_verb_is_launched() {
             stream.select_into(&x, &flags, &mut y, &mut count).queued()?;
             stream.partition_flagged_into(&x, &flags, &mut y, &mut z, &mut count).queued()?;
             stream.positions_into(&flags, &mut places, &mut count).queued()?;
+            for len in [1, 100, LEN] {
+                stream.top_k(&x, &mut y.slice_mut(..len)?).queued()?;
+                let (mut least, mut at) = (y.slice_mut(..len)?, places.slice_mut(..len)?);
+                stream.bottom_k_places(&x, &mut least, &mut at).queued()?;
+            }
             for len in [100, LEN] {
                 stream.sort(&mut y.slice_mut(..len)?).queued()?;
                 stream.sort_descending(&mut y.slice_mut(..len)?).queued()?;

@@ -640,6 +640,22 @@ pub(crate) const PROBES: &[Probe] = &[
         },
     },
     Probe {
+        calls: &["top_k", "bottom_k", "top_k_places", "bottom_k_places"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let mut there = pair.their_buffer();
+            let mut places = pair.stream.zeros::<u64>(LEN).queued()?;
+            let mut places_there = pair.elsewhere.zeros::<u64>(LEN).synchronize()?;
+            each([
+                pair.tries(|s| s.top_k(&x, &mut to).queued()),
+                pair.tries(|s| s.bottom_k(&own, &mut there).queued()),
+                pair.tries(|s| s.top_k_places(&own, &mut to, &mut places_there).queued()),
+                pair.tries(|s| s.bottom_k_places(&x, &mut to, &mut places).queued()),
+            ])
+        },
+    },
+    Probe {
         calls: &["up_to", "up_to_mut", "sum", "sort"],
         outcome: WrongDevice,
         run: |pair| {
