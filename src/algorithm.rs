@@ -15,6 +15,7 @@
 //! | [`reduce`] | many elements, one value |
 //! | [`segmented`] | each segment of an array, one value |
 //! | [`scan`] | for each element, what those up to it come to |
+//! | [`segmented_sort`] | the elements of each segment, in another order |
 //! | [`select`] | some elements, in their order |
 //! | [`sort`] | all elements, in another order |
 //! | [`histogram`] | how many elements fall into each bin |
@@ -39,6 +40,7 @@ pub(crate) mod reduce_op;
 pub(crate) mod scalar;
 mod scan;
 mod segmented;
+mod segmented_sort;
 mod select;
 pub(crate) mod sequence;
 mod sort;

@@ -8,7 +8,7 @@ use gpu_await::{ErrorDetail, ErrorKind, ReduceOp, Stream, testing};
 use half::{bf16, f16};
 
 use under_test::plain::{
-    Plain, assert_same, down, for_each_type, lengths, patterns, small, stream, up,
+    Plain, assert_same, down, for_each_type, lengths, patterns, segments_of, small, stream, up,
 };
 use under_test::random::Random;
 
@@ -391,19 +391,6 @@ fn levels_in_no_order() {
     let counts = down(&stream, &counts);
     assert_eq!((counts[0], counts[301]), (7, 7));
     assert!(counts[1..301].iter().sum::<u64>() <= 9_999);
-}
-
-/// Offsets of segments of every length up to `longest`, some empty; the last ends with the array.
-fn segments_of(len: usize, longest: usize) -> Vec<u64> {
-    let mut random = Random((len * 31 + longest) as u64 | 1);
-    let mut offsets = vec![0];
-    let mut at = 0;
-    while at < len {
-        at = (at + random.below(longest + 1)).min(len);
-        offsets.push(at as u64);
-    }
-    offsets.push(len as u64);
-    offsets
 }
 
 fn reduced<T: Plain>(x: &[T], offsets: &[u64], op: ReduceOp, init: T) -> Vec<T> {

@@ -55,6 +55,10 @@ def images():
         yield f"top_k_{word}", "top_k", {"ELEMENT": word}
     for word in WORDS:
         for value in ("", "u32", "u64"):
+            name = "_".join(part for part in ("segmented_sort", word, value) if part)
+            yield name, "segmented_sort", {"KEY": word, **({"VALUE": value} if value else {})}
+    for word in WORDS:
+        for value in ("", "u32", "u64"):
             for wide in ("", "wide"):
                 name = "_".join(part for part in ("sort", word, value, wide) if part)
                 given = {"KEY": word, **({"VALUE": value} if value else {}), **({"WIDE": ""} if wide else {})}
@@ -166,8 +170,12 @@ def build(image):
 def image_hash(source, definitions):
     """Of what an image is made from, but for this program."""
     digest = hashlib.sha256(repr((definitions, REQUIREMENTS, PTX_ISA, LEVEL)).encode())
-    for path in (HERE / f"{source}.cu", HERE / "types.cuh"):
-        digest.update(path.read_bytes())
+    paths = [HERE / f"{source}.cu"]
+    for path in paths:
+        text = path.read_bytes()
+        digest.update(text)
+        included = (HERE / name.decode() for name in re.findall(rb'#include "([^"]+)"', text))
+        paths += (path for path in included if path not in paths)
     return digest.hexdigest()[:16]
 
 

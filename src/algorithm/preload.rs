@@ -28,6 +28,8 @@ pub enum AlgorithmFamily {
     Segmented,
     /// `sort`, `sort_by_key`, up and down.
     Sort,
+    /// `segmented_sort`, `segmented_sort_by_key`, up and down.
+    SegmentedSort,
     /// `top_k`, `bottom_k`, also with places.
     TopK,
 }
@@ -48,6 +50,10 @@ impl AlgorithmFamily {
                 .into_iter()
                 .try_for_each(|family| image(family, T::WORD))
                 .and_then(|()| image("sort", &format!("{}_u32", T::WORD))),
+            AlgorithmFamily::SegmentedSort => image("scan", "u64").and_then(|()| {
+                let values = ["", "_u32", "_u64"].map(|values| format!("{}{values}", T::WORD));
+                values.iter().try_for_each(|words| image("segmented_sort", words))
+            }),
             AlgorithmFamily::Sort => ["", "_u32", "_u64"]
                 .into_iter()
                 .try_for_each(|values| image("sort", &format!("{}{values}", T::WORD))),

@@ -70,7 +70,7 @@ impl Queue<'_> {
         self.scan(x.elements(), (op, Some(init)), out)
     }
 
-    fn scan<T: Scalar>(
+    pub(super) fn scan<T: Scalar>(
         &self,
         Elements { span, length }: Elements<'_>,
         (op, init): (ReduceOp, Option<T>),

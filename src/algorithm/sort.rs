@@ -73,7 +73,7 @@ struct Sorted<'k> {
 
 /// How keys of a width are ordered.
 #[derive(Clone, Copy)]
-struct Order {
+pub(super) struct Order {
     width: usize,
     if_negative: u64,
     always: u64,
@@ -91,12 +91,12 @@ struct Portion {
 }
 
 impl Order {
-    fn of<K: Scalar>(descending: bool) -> Self {
+    pub(super) fn of<K: Scalar>(descending: bool) -> Self {
         let always = if descending { !K::ALWAYS } else { K::ALWAYS };
         Order { width: size_of::<K>(), if_negative: K::IF_NEGATIVE, always }
     }
 
-    fn push(self, launch: AlgorithmLaunch<'_>) -> AlgorithmLaunch<'_> {
+    pub(super) fn push(self, launch: AlgorithmLaunch<'_>) -> AlgorithmLaunch<'_> {
         // Little-endian, as every GPU: the first bytes are the word of the keys' width.
         let launch = launch.bytes(&self.if_negative.to_le_bytes()[..self.width]);
         launch.bytes(&self.always.to_le_bytes()[..self.width])

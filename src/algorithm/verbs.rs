@@ -635,6 +635,101 @@ verbs! {
         self.batch(|queue| queue.sort_by_key_descending(keys, values))
     }
 
+    /// Sorts the elements of each segment in place, the least first. Ready proves *complete on the device*.
+    ///
+    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`; what is in no segment stays where it is. An offset that
+    /// is below one in front of it counts as that one, and one past the end of the array as that, so that segments do
+    /// not overlap. The order is that of [`sort`](Stream::sort). A segment is sorted by a warp or, if it is longer than
+    /// that holds, by a block: a few long ones leave most of the GPU idle. It takes device memory as large as the
+    /// elements while it runs.
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let mut x = stream.upload(vec![3i32, 1, 2, 9, 7, 8]).queued()?;
+    /// let offsets = stream.upload(vec![0u64, 3, 5]).queued()?;
+    /// stream.segmented_sort(&mut x, &offsets).queued()?;
+    /// assert_eq!(stream.download(&x).await?, [1, 2, 3, 7, 9, 8]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::SortKeys`
+    pub fn segmented_sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort(x, offsets))
+    }
+
+    /// Sorts the elements of each segment in place, the greatest first. Ready proves *complete on the device*.
+    ///
+    /// The order is that of [`sort_descending`](Stream::sort_descending). See [`segmented_sort`](Stream::segmented_sort).
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::SortKeysDescending`
+    pub fn segmented_sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort_descending(x, offsets))
+    }
+
+    /// Sorts the keys of each segment in place, the least first, and values with them. Ready proves *complete on the
+    /// device*.
+    ///
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// [`segmented_sort`](Stream::segmented_sort).
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::StableSortPairs`
+    pub fn segmented_sort_by_key<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort_by_key(keys, values, offsets))
+    }
+
+    /// Sorts the keys of each segment in place, the greatest first, and values with them. Ready proves *complete on
+    /// the device*.
+    ///
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// [`segmented_sort`](Stream::segmented_sort).
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::StableSortPairsDescending`
+    pub fn segmented_sort_by_key_descending<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort_by_key_descending(keys, values, offsets))
+    }
+
     /// Writes the greatest elements, the greatest first, as many as `greatest` has. Ready proves *complete on the
     /// device*.
     ///

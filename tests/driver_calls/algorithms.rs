@@ -113,6 +113,13 @@ fn every_verb_is_launched() {
             stream.select_into(&x, &flags, &mut y, &mut count).queued()?;
             stream.partition_flagged_into(&x, &flags, &mut y, &mut z, &mut count).queued()?;
             stream.positions_into(&flags, &mut places, &mut count).queued()?;
+            for offsets in [2, LEN] {
+                let offsets = places.slice(..offsets)?;
+                stream.segmented_sort(&mut y, &offsets).queued()?;
+                stream.segmented_sort_descending(&mut y.slice_mut(..9)?, &offsets).queued()?;
+                stream.segmented_sort_by_key(&mut z, &mut values, &offsets).queued()?;
+                stream.segmented_sort_by_key_descending(&mut z, &mut wide, &offsets).queued()?;
+            }
             for len in [1, 100, LEN] {
                 stream.top_k(&x, &mut y.slice_mut(..len)?).queued()?;
                 let (mut least, mut at) = (y.slice_mut(..len)?, places.slice_mut(..len)?);

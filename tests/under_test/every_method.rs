@@ -643,6 +643,10 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::top_k_places" "Device::top_k_places", s, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => s.top_k_places(&b, &mut to, &mut at).queued());
     both!(refuses "Stream::bottom_k" "Device::bottom_k", s, (b, mut to) = (buffer()?, buffer()?) => s.bottom_k(&b, &mut to).queued());
     both!(refuses "Stream::bottom_k_places" "Device::bottom_k_places", s, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => s.bottom_k_places(&b, &mut to, &mut at).queued());
+    both!(refuses "Stream::segmented_sort" "Device::segmented_sort", s, (mut b, o) = (buffer()?, offsets()?) => s.segmented_sort(&mut b, &o).queued());
+    both!(refuses "Stream::segmented_sort_by_key" "Device::segmented_sort_by_key", s, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => s.segmented_sort_by_key(&mut b, &mut v, &o).queued());
+    both!(refuses "Stream::segmented_sort_descending" "Device::segmented_sort_descending", s, (mut b, o) = (buffer()?, offsets()?) => s.segmented_sort_descending(&mut b, &o).queued());
+    both!(refuses "Stream::segmented_sort_by_key_descending" "Device::segmented_sort_by_key_descending", s, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => s.segmented_sort_by_key_descending(&mut b, &mut v, &o).queued());
     each! { refuses:
         "Device::preload", device => |d| at_once(d.preload::<f32>(&[AlgorithmFamily::Scan]));
         "Device::preload_sequence", device => |d| at_once(d.preload_sequence::<f32>());
@@ -748,6 +752,10 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::top_k_places", q, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => q.top_k_places(&b, &mut to, &mut at));
     queue!("Queue::bottom_k", q, (b, mut to) = (buffer()?, buffer()?) => q.bottom_k(&b, &mut to));
     queue!("Queue::bottom_k_places", q, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => q.bottom_k_places(&b, &mut to, &mut at));
+    queue!("Queue::segmented_sort", q, (mut b, o) = (buffer()?, offsets()?) => q.segmented_sort(&mut b, &o));
+    queue!("Queue::segmented_sort_by_key", q, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => q.segmented_sort_by_key(&mut b, &mut v, &o));
+    queue!("Queue::segmented_sort_descending", q, (mut b, o) = (buffer()?, offsets()?) => q.segmented_sort_descending(&mut b, &o));
+    queue!("Queue::segmented_sort_by_key_descending", q, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => q.segmented_sort_by_key_descending(&mut b, &mut v, &o));
     queue!("Queue::host_fn", q => q.host_fn(|| ()));
     // SAFETY: nothing is put on the stream.
     queue!("Queue::enqueue", q => unsafe { q.enqueue(Uses::new("none"), nothing) });

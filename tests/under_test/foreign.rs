@@ -656,6 +656,28 @@ pub(crate) const PROBES: &[Probe] = &[
         },
     },
     Probe {
+        calls: &[
+            "segmented_sort",
+            "segmented_sort_descending",
+            "segmented_sort_by_key",
+            "segmented_sort_by_key_descending",
+        ],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (mut x, mut own, mut keys) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let offsets = pair.stream.zeros::<u64>(3).queued()?;
+            let there = pair.elsewhere.zeros::<u64>(3).synchronize()?;
+            each([
+                pair.tries(|s| s.segmented_sort(&mut x, &offsets).queued()),
+                pair.tries(|s| s.segmented_sort_descending(&mut own, &there).queued()),
+                pair.tries(|s| s.segmented_sort_by_key(&mut x, &mut own, &offsets).queued()),
+                pair.tries(|s| {
+                    s.segmented_sort_by_key_descending(&mut keys, &mut x, &offsets).queued()
+                }),
+            ])
+        },
+    },
+    Probe {
         calls: &["up_to", "up_to_mut", "sum", "sort"],
         outcome: WrongDevice,
         run: |pair| {

@@ -166,3 +166,16 @@ pub(crate) fn assert_same<T: Plain>(found: &[T], expected: &[T], what: &str) {
         panic!("{what}: at {at} {:?} instead of {:?}", found[at], expected[at]);
     }
 }
+
+/// Offsets of segments of every length up to `longest`, some empty; the last ends with the array.
+pub(crate) fn segments_of(len: usize, longest: usize) -> Vec<u64> {
+    let mut random = Random((len * 31 + longest) as u64 | 1);
+    let mut offsets = vec![0];
+    let mut at = 0;
+    while at < len {
+        at = (at + random.below(longest + 1)).min(len);
+        offsets.push(at as u64);
+    }
+    offsets.push(len as u64);
+    offsets
+}
