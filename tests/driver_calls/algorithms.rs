@@ -1,8 +1,10 @@
 //! Algorithms as the driver sees them: an image once, then some launches, on the stream that they were called on.
 
-use gpu_await::{AlgorithmFamily, Compare, Completion, ReduceOp};
+use gpu_await::{
+    AlgorithmFamily, Compare, Completion, DeviceBuffer, ErrorDetail, Op, ReduceOp, Stream,
+};
 
-use super::{Line, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
+use super::{Line, Live, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
 
 const LEN: usize = 100_000;
 
@@ -140,5 +142,92 @@ fn every_verb_is_launched() {
         all(&stream, 0.0, 1.0f64).unwrap();
         assert!(driver.live("module") > OURS);
         soon(stream.done()).await.unwrap();
+    });
+}
+
+/// What verbs are tried on.
+struct Arrays {
+    x: DeviceBuffer<u32>,
+    offsets: DeviceBuffer<u64>,
+    y: DeviceBuffer<u32>,
+    numbers: DeviceBuffer<u64>,
+    count: DeviceBuffer<u64>,
+}
+
+/// A verb, and whether it writes `numbers`, and not `y`.
+type Verb = (&'static str, bool, fn(&Stream, &mut Arrays) -> Op<()>);
+
+const IN_STEPS: [Verb; 7] = [
+    ("reduce", false, |s, a| {
+        s.reduce_into(&a.x, ReduceOp::Sum, 0, &mut a.y.slice_mut(..1).unwrap())
+    }),
+    ("segmented_reduce", false, |s, a| {
+        let mut out = a.y.slice_mut(..2).unwrap();
+        s.segmented_reduce(&a.x, &a.offsets, ReduceOp::Max, 0, &mut out)
+    }),
+    ("run_length_encode", true, |s, a| {
+        s.run_length_encode_into(&a.x, &mut a.y, &mut a.numbers, &mut a.count)
+    }),
+    ("histogram", true, |s, a| s.histogram(&a.x, 0..=9, &mut a.numbers)),
+    ("top_k", false, |s, a| s.top_k(&a.x, &mut a.y.slice_mut(..9).unwrap())),
+    ("bottom_k_places", true, |s, a| {
+        let mut places = a.numbers.slice_mut(..9).unwrap();
+        s.bottom_k_places(&a.x, &mut a.y.slice_mut(..9).unwrap(), &mut places)
+    }),
+    ("segmented_sort_by_key", true, |s, a| {
+        s.segmented_sort_by_key(&mut a.y, &mut a.numbers, &a.offsets)
+    }),
+];
+
+/// Memory or a launch of an algorithm refused: an error, outputs that nobody reads, and nothing that lives on.
+#[test]
+fn any_step_refused() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let mut a = Arrays {
+            x: stream.full(LEN, 1u32).queued().unwrap(),
+            offsets: stream.upload(vec![0, 9, LEN as u64]).queued().unwrap(),
+            y: stream.full(LEN, 1u32).queued().unwrap(),
+            numbers: stream.full(LEN, 1u64).queued().unwrap(),
+            count: stream.full(1, 1u64).queued().unwrap(),
+        };
+        for (name, writes_numbers, verb) in IN_STEPS {
+            verb(&stream, &mut a).queued().unwrap();
+            soon(stream.done()).await.unwrap();
+            let before = Live::settled(driver).of("memory");
+            for call in ["cuMemAllocFromPoolAsync", "cuLaunchKernel"] {
+                for nth in 1.. {
+                    let what = format!("{name}: {call} {nth}");
+                    assert!(nth < 40, "{what}");
+                    // No memory that waits to be freed helps out.
+                    soon(stream.done()).await.unwrap();
+                    soon(device.trim(0)).await.unwrap();
+                    // The second time as well: what an allocation does without may make room for it.
+                    driver.fail(call, nth, 1);
+                    driver.fail(call, nth + 1, 1);
+                    let result = verb(&stream, &mut a).queued();
+                    if driver.forgive() == 2 {
+                        result.unwrap_or_else(|error| panic!("{what}: {error}"));
+                        break;
+                    }
+                    assert!(result.is_err(), "{what}");
+                    let read = match writes_numbers {
+                        true => soon(stream.download(&a.numbers)).await.map(drop),
+                        false => soon(stream.download(&a.y)).await.map(drop),
+                    };
+                    let error = read.expect_err(&what);
+                    assert!(
+                        matches!(error.detail(), ErrorDetail::Upstream { .. }),
+                        "{what}: {error}"
+                    );
+                    stream.fill(&mut a.y, 1).queued().unwrap();
+                    stream.fill(&mut a.numbers, 1).queued().unwrap();
+                    stream.fill(&mut a.count, 1).queued().unwrap();
+                }
+            }
+            soon(stream.done()).await.unwrap();
+            assert_eq!(Live::settled(driver).of("memory"), before, "{name}");
+        }
     });
 }
