@@ -4,7 +4,7 @@
 use futures::FutureExt;
 use futures::executor::block_on;
 use gpu_await::testing::DriverCall;
-use gpu_await::{Compare, DeviceBuffer, ErrorDetail, ErrorKind, Stream, testing};
+use gpu_await::{Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Stream, testing};
 use half::{bf16, f16};
 
 use under_test::plain::{Plain, down, for_each_type, lengths, patterns, small, stream, up};
@@ -111,6 +111,40 @@ fn of_parts_and_of_up_to() {
             let mut alone = up(stream, &[T::small(1); 100]);
             stream.bottom_k(&up_to, &mut alone).queued().expect("them");
             assert!(down(stream, &alone) == values);
+        }
+    }
+    let stream = stream();
+    for_each_type!(check(&stream));
+}
+
+/// As many as a GPU does not sort all of.
+#[test]
+fn of_many() {
+    fn check<T: Plain>(stream: &Stream) {
+        let is_gpu = stream.device().kind() == DeviceKind::Cuda;
+        let len = if is_gpu { (1 << 20) + 5 } else { 3_005 };
+        for (which, x) in patterns::<T>(len, 0x2545_f491_4f6c_dd1d).into_iter().enumerate() {
+            let what = std::any::type_name::<T>();
+            let all = len / 16;
+            for k in [1, 7, 100, all] {
+                check_all(stream, &x, k, &format!("{k} of {len} of {what}, pattern {which}"));
+            }
+            let buffer = up(stream, &x);
+            for counted in [0, 1, 99, len / 2, len] {
+                let count = up(stream, &[counted as u64]);
+                let mut out = up(stream, &[x[0]; 100]);
+                let mut places = stream.full(100, 7u64).queued().expect("memory");
+                let up_to = buffer.up_to(&count).expect("one");
+                stream.top_k_places(&up_to, &mut out, &mut places).queued().expect("them");
+                let mut expected: Vec<u64> =
+                    order(&x[..counted], true).into_iter().take(100).collect();
+                let mut values: Vec<T> = expected.iter().map(|at| x[*at as usize]).collect();
+                expected.resize(100, 7);
+                values.resize(100, x[0]);
+                let what = format!("{counted} of {len} of {what}, pattern {which}");
+                assert_eq!(down(stream, &places), expected, "{what}");
+                assert!(same_bits(&down(stream, &out), &values), "{what}");
+            }
         }
     }
     let stream = stream();

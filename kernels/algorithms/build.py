@@ -52,7 +52,8 @@ def images():
         for family in ("runs", "histogram"):
             yield f"{family}_{element}", family, {"ELEMENT": element}
     for word in WORDS:
-        yield f"top_k_{word}", "top_k", {"ELEMENT": word}
+        radix = {} if word == "u64" else {"RADIX": ""}
+        yield f"top_k_{word}", "top_k", {"ELEMENT": word, **radix}
     for word in WORDS:
         for value in ("", "u32", "u64"):
             name = "_".join(part for part in ("segmented_sort", word, value) if part)

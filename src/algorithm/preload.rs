@@ -49,7 +49,8 @@ impl AlgorithmFamily {
             AlgorithmFamily::TopK => ["top_k", "sort"]
                 .into_iter()
                 .try_for_each(|family| image(family, T::WORD))
-                .and_then(|()| image("sort", &format!("{}_u32", T::WORD))),
+                .and_then(|()| image("sort", &format!("{}_u32", T::WORD)))
+                .and_then(|()| image("sort", "u64")),
             AlgorithmFamily::SegmentedSort => image("scan", "u64").and_then(|()| {
                 let values = ["", "_u32", "_u64"].map(|values| format!("{}{values}", T::WORD));
                 values.iter().try_for_each(|words| image("segmented_sort", words))

@@ -1,7 +1,10 @@
 //! The greatest elements, or the least, in their order, and where they are.
 //!
-//! A copy of the elements is sorted, with their places if these are asked for, and the first are taken: one launch to number them,
-//! those of the sort, one to take. On a host device there is one launch.
+//! | elements | launches |
+//! |---|---|
+//! | few, or of 64 bits, or many of them wanted | a copy is sorted, with their places if these are asked for, and the first are taken |
+//! | many | a radix select of words that hold an element and its place; these are sorted, and unpacked |
+//! | on a host device | one |
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -20,10 +23,45 @@ use crate::memory::view::{Span, View, Writable};
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 4096;
 
+/// From so many elements on they are not all sorted, and if at most one of so many is wanted.
+const MANY: usize = 1 << 19;
+const FEW_OF: usize = 16;
+/// Words that a candidate's memory is whole numbers of, so that each is aligned for the loads of vectors.
+const ALIGNED_WORDS: usize = 32;
+/// One candidate is kept of so many elements; more are read again.
+const CANDIDATE_OF: usize = 128;
+
 struct TopKernels {
     /// On a host device the one that there is.
     take: Arc<AlgorithmKernel>,
     numbered: Option<[NumberedKernels; 2]>,
+    select: Option<TopSelect>,
+}
+
+/// The kernels of a radix select, for elements of up to 32 bits.
+struct TopSelect {
+    init: Arc<AlgorithmKernel>,
+    count: Arc<AlgorithmKernel>,
+    filter: Arc<AlgorithmKernel>,
+    last: Arc<AlgorithmKernel>,
+    unpack: Arc<AlgorithmKernel>,
+    passes: u32,
+    state_bytes: u32,
+    threads: u32,
+    tile: u32,
+    most_blocks: u32,
+}
+
+/// What a pass is about, as the kernels have it.
+#[derive(Clone, Copy, bytemuck::NoUninit)]
+#[repr(C)]
+struct TopPass {
+    if_negative: u64,
+    always: u64,
+    k: u32,
+    buffer_items: u32,
+    pass: u32,
+    padding: u32,
 }
 
 /// For places of a width.
@@ -47,7 +85,7 @@ impl TopKernels {
         Algorithms::get(home, (op, T::NAME, "top_k"), || {
             let Some(image) = LoadedImage::of(home, "top_k", T::WORD)? else {
                 let take = AlgorithmKernel::twin(op, twin::top::<T>(descending));
-                return Ok(TopKernels { take, numbered: None });
+                return Ok(TopKernels { take, numbered: None, select: None });
             };
             let of = |width: &str| {
                 let number = image.kernel(&format!("number_{width}"))?;
@@ -57,7 +95,30 @@ impl TopKernels {
                 })
             };
             let numbered = Some([of("u32")?, of("u64")?]);
-            Ok(TopKernels { take: image.kernel("take")?, numbered })
+            let has_select = size_of::<T>() <= 4;
+            let select = has_select.then(|| TopSelect::of(&image)).transpose()?;
+            Ok(TopKernels { take: image.kernel("take")?, numbered, select })
+        })
+    }
+}
+
+impl TopSelect {
+    fn of(image: &LoadedImage) -> Result<Self> {
+        let (filter, last) = (image.kernel("top_filter")?, image.kernel("top_last")?);
+        let (count, threads) = (image.kernel("top_count")?, image.fact("threads"));
+        let resident = |kernel| image.resident_blocks(kernel, threads);
+        let most_blocks = resident(&count)?.min(resident(&filter)?).min(resident(&last)?);
+        Ok(TopSelect {
+            init: image.kernel("top_init")?,
+            count,
+            filter,
+            last,
+            unpack: image.kernel("top_unpack")?,
+            passes: image.fact("passes"),
+            state_bytes: image.fact("state_bytes"),
+            threads,
+            tile: image.fact("tile"),
+            most_blocks,
         })
     }
 }
@@ -113,6 +174,13 @@ impl Top<'_> {
             let launch = if places.is_some() { launch } else { launch.nothing() };
             return launch.length(length).run(queue, &kernels.take, (1, 1));
         };
+        let is_many = length.most >= MANY && u32::try_from(length.most).is_ok();
+        match &kernels.select {
+            Some(select) if is_many && *k <= length.most / FEW_OF => {
+                return self.select::<T>(queue, select);
+            }
+            _ => {}
+        }
         let mut keys = queue.empty::<T>(length.most)?;
         if places.is_none() {
             queue.copy(&View::<T>::over(x.clone(), length.most), &mut keys)?;
@@ -130,6 +198,48 @@ impl Top<'_> {
         queue.sort_span::<T>(op, &keys, Some((numbers.clone(), width)), length, *descending)?;
         let launch = self.takes(launch().reads(&keys).reads(&numbers));
         launch.value(k_there).length(length).run(queue, &of.take, grid(*k))
+    }
+}
+
+impl Top<'_> {
+    fn select<T: Scalar>(&self, queue: &Queue<'_>, by: &TopSelect) -> Result<()> {
+        let Top { op, x, length, out: (_, k), places, descending } = self;
+        let buffer_items = (length.most / CANDIDATE_OF).next_multiple_of(ALIGNED_WORDS);
+        let mut state = queue.empty::<u8>(by.state_bytes as usize)?;
+        let mut buffers = queue.empty::<u64>(2 * buffer_items)?;
+        let mut found = queue.empty::<u64>(*k)?;
+        let (state, buffers) = (state.span_mut(), buffers.span_mut());
+        let found = found.span_mut();
+        let always = if *descending { !T::ALWAYS } else { T::ALWAYS };
+        let (if_negative, buffer_items) = (T::IF_NEGATIVE, buffer_items as u32);
+        let of = |pass| {
+            let k = *k as u32;
+            TopPass { if_negative, always, k, buffer_items, pass, padding: 0 }
+        };
+        let launch = || AlgorithmLaunch::new(op);
+        let words = u64::from(by.state_bytes / 4);
+        let zero = launch().overwrites(&state).value(words);
+        zero.run(queue, &by.init, grid(words as usize))?;
+        let tiles = length.most.div_ceil(by.tile as usize) as u32;
+        let blocks = (tiles.min(by.most_blocks), by.threads);
+        let count = launch().reads(x).updates(&state).length(length).value(of(0));
+        count.run(queue, &by.count, blocks)?;
+        for pass in 1..=by.passes {
+            let launch = launch().reads(x);
+            // Each writes some of it; all that is read was written before.
+            let launch = match pass {
+                1 => launch.overwrites(&found).overwrites(&buffers),
+                _ => launch.updates(&found).updates(&buffers),
+            };
+            let launch = launch.updates(&state).length(length).value(of(pass));
+            let kernel = if pass == by.passes { &by.last } else { &by.filter };
+            launch.run(queue, kernel, blocks)?;
+        }
+        let there = ElementCount { most: *k, ..length.clone() };
+        queue.sort_span::<u64>(op, &found, None, &there, false)?;
+        let launch = self.takes(launch().reads(&found));
+        let launch = if places.is_some() { launch } else { launch.nothing() };
+        launch.length(length).value(of(0)).run(queue, &by.unpack, grid(*k))
     }
 }
 

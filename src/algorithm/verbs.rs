@@ -736,7 +736,8 @@ verbs! {
     /// They come in the order of [`sort_descending`](Stream::sort_descending), so that a NaN is greater than
     /// everything else, and one whose sign is set less. Where the device alone knows how many elements there are
     /// ([`UpTo`](crate::UpTo)), and these are less, the rest of the output stays as it was, and must have been
-    /// written. It takes device memory of twice as much as the elements have while it runs.
+    /// written. Of many elements of up to 32 bits, few are selected and sorted; otherwise all are, in device memory
+    /// of twice as much as they have.
     ///
     /// # Errors
     /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
@@ -760,7 +761,7 @@ verbs! {
     /// ```
     ///
     /// # Source
-    /// CUB's `DeviceRadixSort``::SortKeysDescending`
+    /// CUB's `DeviceTopK::MaxKeys`, `DeviceRadixSort``::SortKeysDescending`
     pub fn top_k<T: Scalar>(&self, x: &impl Sequence<T>, greatest: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.top_k(x, greatest))
     }

@@ -122,6 +122,11 @@ fn every_verb_is_launched() {
                 stream.segmented_sort_by_key(&mut z, &mut values, &offsets).queued()?;
                 stream.segmented_sort_by_key_descending(&mut z, &mut wide, &offsets).queued()?;
             }
+            let many = stream.full(1 << 20, one).queued()?;
+            stream.top_k(&many, &mut y.slice_mut(..9)?).queued()?;
+            stream.bottom_k_places(&many, &mut z, &mut places.slice_mut(..LEN)?).queued()?;
+            let mut at = places.slice_mut(..9)?;
+            stream.bottom_k_places(&many, &mut y.slice_mut(..9)?, &mut at).queued()?;
             for len in [1, 100, LEN] {
                 stream.top_k(&x, &mut y.slice_mut(..len)?).queued()?;
                 let (mut least, mut at) = (y.slice_mut(..len)?, places.slice_mut(..len)?);
@@ -148,6 +153,7 @@ fn every_verb_is_launched() {
 /// What verbs are tried on.
 struct Arrays {
     x: DeviceBuffer<u32>,
+    many: DeviceBuffer<u32>,
     offsets: DeviceBuffer<u64>,
     y: DeviceBuffer<u32>,
     numbers: DeviceBuffer<u64>,
@@ -157,7 +163,7 @@ struct Arrays {
 /// A verb, and whether it writes `numbers`, and not `y`.
 type Verb = (&'static str, bool, fn(&Stream, &mut Arrays) -> Op<()>);
 
-const IN_STEPS: [Verb; 7] = [
+const IN_STEPS: [Verb; 8] = [
     ("reduce", false, |s, a| {
         s.reduce_into(&a.x, ReduceOp::Sum, 0, &mut a.y.slice_mut(..1).unwrap())
     }),
@@ -174,6 +180,7 @@ const IN_STEPS: [Verb; 7] = [
         let mut places = a.numbers.slice_mut(..9).unwrap();
         s.bottom_k_places(&a.x, &mut a.y.slice_mut(..9).unwrap(), &mut places)
     }),
+    ("top_k of many", false, |s, a| s.top_k(&a.many, &mut a.y.slice_mut(..9).unwrap())),
     ("segmented_sort_by_key", true, |s, a| {
         s.segmented_sort_by_key(&mut a.y, &mut a.numbers, &a.offsets)
     }),
@@ -187,6 +194,7 @@ fn any_step_refused() {
         let stream = device.stream().unwrap();
         let mut a = Arrays {
             x: stream.full(LEN, 1u32).queued().unwrap(),
+            many: stream.full(1 << 20, 1u32).queued().unwrap(),
             offsets: stream.upload(vec![0, 9, LEN as u64]).queued().unwrap(),
             y: stream.full(LEN, 1u32).queued().unwrap(),
             numbers: stream.full(LEN, 1u64).queued().unwrap(),
