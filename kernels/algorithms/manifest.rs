@@ -1,5 +1,5 @@
 // Made by `kernels/algorithms/build.py` from the sources beside it; not to be edited.
-// sources-sha256: 3fe79f90f309bd37634d672ddae456119b83411541803eaa82e8816c1ea3f991
+// sources-sha256: ded0bc2b9abeb0e152b004b0670978e01204545c2e97833da5453dc211d53de3
 &[
     PackedImage { name: "reduce_u8",
         general: PackedCode { packed: 0..59540, bytes: 856065, facts: &[("arg_max_partial_bytes", 16), ("arg_max_single_threads", 256), ("arg_max_single_tile", 1024), ("arg_max_tile", 1024), ("arg_max_tiles_threads", 256), ("arg_min_partial_bytes", 16), ("arg_min_single_threads", 256), ("arg_min_single_tile", 1024), ("arg_min_tile", 1024), ("arg_min_tiles_threads", 256), ("count_if_partial_bytes", 8), ("count_if_single_threads", 256), ("count_if_single_tile", 2048), ("count_if_tile", 2048), ("count_if_tiles_threads", 256), ("dot_partial_bytes", 8), ("dot_single_threads", 256), ("dot_single_tile", 2048), ("dot_tile", 2048), ("dot_tiles_threads", 256), ("max_partial_bytes", 1), ("max_single_threads", 256), ("max_single_tile", 8192), ("max_tile", 8192), ("max_tiles_threads", 256), ("min_partial_bytes", 1), ("min_single_threads", 256), ("min_single_tile", 8192), ("min_tile", 8192), ("min_tiles_threads", 256), ("sum_partial_bytes", 8), ("sum_single_threads", 256), ("sum_single_tile", 2048), ("sum_tile", 2048), ("sum_tiles_threads", 256)] },

@@ -1,7 +1,8 @@
 // Sorts of each segment of an array, in place and stable, by CUB's collectives: keys of `KEY`'s width, alone and with values.
 //
-// `sort_warps` has a warp, or some lanes of one, sort a segment that these hold; `sort_blocks` has a block sort one that is longer, in registers where
-// it fits these, and otherwise digit by digit, to memory as large as the arrays and back. No offset is below the one before it.
+// `sort_warps` has a warp, or some lanes of one, sort a segment that these hold; `sort_blocks` has a block sort one that is
+// longer, in registers where it fits these, and otherwise digit by digit, to memory as large as the arrays and back. No offset is
+// below the one before it.
 #include "keys.cuh"
 
 #include <cub/agent/agent_segmented_radix_sort.cuh>

@@ -1224,8 +1224,9 @@ verbs! {
     ///
     /// # Errors
     /// A range that ends before it begins; of floats also one that is not finite, is empty, or is too narrow for its
-    /// bins; no bin; 2^31 bins or more. Elements that were never written or whose producer failed; out of memory; a GPU below compute capability
-    /// 8.0; a lost or closed device. The counts are then poisoned until they are overwritten.
+    /// bins; no bin; 2^31 bins or more. Elements that were never written or whose producer failed; out of memory; a
+    /// GPU below compute capability 8.0; a lost or closed device. The counts are then poisoned until they are
+    /// overwritten.
     ///
     /// # Blocking
     /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
