@@ -146,6 +146,16 @@ pub(crate) fn patterns<T: Plain>(len: usize, seed: u64) -> Vec<Vec<T>> {
     vec![vec![T::of_bits(seed); len], sorted, reverse, few, wild]
 }
 
+/// `patterns`, each with its number; of many elements the last one alone, as the host takes long for them.
+pub(crate) fn fewer_patterns<T: Plain>(len: usize, seed: u64) -> Vec<(usize, Vec<T>)> {
+    let all = patterns(len, seed).into_iter().enumerate();
+    all.skip(if is_large(len) { 4 } else { 0 }).collect()
+}
+
+pub(crate) fn is_large(len: usize) -> bool {
+    len > 100_000
+}
+
 pub(crate) fn small<T: Plain>(len: usize, seed: u64) -> Vec<T> {
     let mut random = Random(seed | 1);
     (0..len).map(|_| T::small(random.below(1 << 20) as i32)).collect()
