@@ -30,7 +30,7 @@ mod compared {
     use std::time::Instant;
 
     use bytemuck::Pod;
-    use gpu_await::{Compare, DeviceBuffer, Element, Op, ScanOp, Stream, transform};
+    use gpu_await::{Compare, DeviceBuffer, Element, Op, ReduceOp, Stream, transform};
     use tokio::runtime::Runtime;
 
     use super::measure::{self, Sorted, is_smoke, on_cuda, print, rounds, us};
@@ -80,6 +80,10 @@ mod compared {
         v: DeviceBuffer<T>,
         w: DeviceBuffer<T>,
         count: DeviceBuffer<u64>,
+        bins: DeviceBuffer<u64>,
+        lengths: DeviceBuffer<u64>,
+        /// Of segments of 64 elements.
+        offsets: DeviceBuffer<u64>,
     }
 
     impl Bench {
@@ -95,7 +99,11 @@ mod compared {
             let up = || self.stream.zeros::<T>(len).queued().expect("memory");
             let fresh = self.runtime.block_on(self.stream.upload_staged(fresh)).expect("memory");
             let count = self.stream.empty(1).queued().expect("memory");
-            Memory { fresh, x: up(), y: up(), v: up(), w: up(), count }
+            let numbers = |len| self.stream.zeros::<u64>(len).queued().expect("memory");
+            let offsets = (0..=len as u64 / 64).map(|segment| 64 * segment).collect::<Vec<_>>();
+            let offsets = self.stream.upload(offsets).queued().expect("memory");
+            let (bins, lengths) = (numbers(256), numbers(len));
+            Memory { fresh, x: up(), y: up(), v: up(), w: up(), count, bins, lengths, offsets }
         }
 
         fn measure<T: Element, R: Send + 'static>(
@@ -127,7 +135,8 @@ mod compared {
             let line = |what: &str| format!("algorithm.{name}.2p{power}.{what}");
             print(&line("us"), total, "us");
             print(&line("device_us"), device, "us");
-            let Some(cub) = &self.cub else { return };
+            // Of some there is none.
+            let Some(cub) = self.cub.as_ref().filter(|_| which >= 0) else { return };
             let pointer = |buffer: &DeviceBuffer<T>| buffer.device_ptr() as *mut c_void;
             let (mut cub_device, mut cub_total) = (0.0, 0.0);
             let bytes = memory.x.len() * size_of::<T>();
@@ -190,7 +199,7 @@ mod compared {
             {
                 let mut memory = bench.memory(len, |bits| (bits >> 32) as u32);
                 let scan = |stream: &Stream, m: &mut Memory<u32>| {
-                    stream.exclusive_scan(&m.x, ScanOp::Sum, 0, &mut m.y)
+                    stream.exclusive_scan(&m.x, ReduceOp::Sum, 0, &mut m.y)
                 };
                 bench.measure(("scan_u32", 1, power), &mut memory, scan);
                 let select = |stream: &Stream, m: &mut Memory<u32>| {
@@ -204,6 +213,33 @@ mod compared {
                 let pairs =
                     |stream: &Stream, m: &mut Memory<u32>| stream.sort_by_key(&mut m.x, &mut m.v);
                 bench.measure(("sort_u32_u32", 4, power), &mut memory, pairs);
+                bench.measure(("histogram_u32", 9, power), &mut memory, |stream, m| {
+                    stream.histogram(&m.x, 0..=u32::MAX, &mut m.bins)
+                });
+                let sums = |stream: &Stream, m: &mut Memory<u32>| {
+                    let mut out = m.y.slice_mut(..m.offsets.len() - 1).expect("inside");
+                    stream.segmented_reduce(&m.x, &m.offsets, ReduceOp::Sum, 0, &mut out)
+                };
+                bench.measure(("segmented_sum_u32", -1, power), &mut memory, sums);
+                bench.measure(("segmented_sort_u32", -1, power), &mut memory, |stream, m| {
+                    stream.segmented_sort(&mut m.x, &m.offsets)
+                });
+                let top = |stream: &Stream, m: &mut Memory<u32>| {
+                    let mut places = m.lengths.slice_mut(..50).expect("inside");
+                    stream.top_k_places(
+                        &m.x,
+                        &mut m.y.slice_mut(..50).expect("inside"),
+                        &mut places,
+                    )
+                };
+                bench.measure(("top_50_u32", -1, power), &mut memory, top);
+            }
+            {
+                // Runs of 15 on average, and single ones between them.
+                let mut memory = bench.memory(len, |bits| u32::from(bits >> 60 == 0));
+                bench.measure(("runs_u32", 10, power), &mut memory, |stream, m| {
+                    stream.run_length_encode_into(&m.x, &mut m.y, &mut m.lengths, &mut m.count)
+                });
             }
             let mut memory = bench.memory(len, |bits| bits);
             bench.measure(("sort_u64", 5, power), &mut memory, |stream, m| stream.sort(&mut m.x));

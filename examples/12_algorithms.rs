@@ -2,7 +2,7 @@
 //!
 //! Prints what each part came to. Needs no GPU: `cargo run --example 12_algorithms --features algorithms`.
 
-use gpu_await::{Compare, Device, Result, ScanOp, transform};
+use gpu_await::{Compare, Device, ReduceOp, Result, transform};
 
 const N: usize = 100_000;
 
@@ -35,7 +35,7 @@ async fn main() -> Result<()> {
     a.copy_if_into(&x, Compare::Greater(60_000), &mut kept, &mut count).queued()?;
     a.sort_descending(&mut kept.up_to_mut(&count)?).queued()?;
     let mut sums = a.zeros::<i64>(N).queued()?;
-    a.inclusive_scan(&kept.up_to(&count)?, ScanOp::Sum, &mut sums).queued()?;
+    a.inclusive_scan(&kept.up_to(&count)?, ReduceOp::Sum, &mut sums).queued()?;
     let (number, total, most) =
         tokio::try_join!(a.download(&count), a.sum(&kept.up_to(&count)?), a.max(&sums))?;
     println!("{} are above 60,000, together {total}", number[0]);

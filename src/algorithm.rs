@@ -1,10 +1,11 @@
-//! Algorithms on device memory: reductions, scans, sorts, selections, formulas over elements.
+//! Algorithms on device memory: reductions, scans, sorts, selections, histograms, formulas over elements.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | [`scalar`] | the element types, and what they are computed in |
 //! | [`sequence`] | elements whose number the host knows, or the device alone |
 //! | [`compare`] | a condition on an element |
+//! | [`reduce_op`] | what elements are combined by |
 //! | [`images`] | the kernels' images, packed |
 //! | [`code`] | the kernels of a device, loaded at first use |
 //! | [`preload`] | kernels that are loaded before they are needed |
@@ -12,9 +13,13 @@
 //! | [`lookback`] | kernels whose tiles look back at those before them |
 //! | [`queue`] | the verbs of a queue |
 //! | [`reduce`] | many elements, one value |
+//! | [`segmented`] | each segment of an array, one value |
 //! | [`scan`] | for each element, what those up to it come to |
+//! | [`segmented_sort`] | the elements of each segment, in another order |
 //! | [`select`] | some elements, in their order |
 //! | [`sort`] | all elements, in another order |
+//! | [`histogram`] | how many elements fall into each bin |
+//! | [`top_k`] | the greatest elements, or the least |
 //! | [`verbs`] | the verbs of streams and devices for all of those |
 //! | [`elementwise`] | `transform`, `sequence`, `cast`, `gather`, `scatter`: kernels that are made when they are used first |
 //!
@@ -24,15 +29,20 @@
 mod code;
 pub(crate) mod compare;
 pub(crate) mod elementwise;
+mod histogram;
 mod images;
 mod launch;
 mod lookback;
 pub(crate) mod preload;
 mod queue;
 mod reduce;
+pub(crate) mod reduce_op;
 pub(crate) mod scalar;
-pub(crate) mod scan;
+mod scan;
+mod segmented;
+mod segmented_sort;
 mod select;
 pub(crate) mod sequence;
 mod sort;
+mod top_k;
 mod verbs;

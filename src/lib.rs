@@ -34,7 +34,7 @@
 //! | never to name a stream, or to name it once for many calls | [`Device::current_stream`], [`Stream::scope`] |
 //! | streams and events of other libraries and processes | [`Stream::from_raw`], [`Device::import_event`] |
 //! | to find the operation that faults | [`DeviceBuilder::verify`] |
-//! | to reduce, scan, sort, select | `Stream::sum`, `Stream::sort`, `Stream::copy_if` (feature `algorithms`) |
+//! | to reduce, scan, sort, select, count into bins | `Stream::sum`, `Stream::sort`, `Stream::copy_if`, `Stream::histogram` (feature `algorithms`) |
 //! | arithmetic on arrays, without a kernel of your own | `transform!`, `Stream::transform` (feature `algorithms`) |
 //! | a kernel of your own | [`kernel!`](crate::kernel!), [`Kernel`], [`Module`] |
 //! | to compile CUDA C++ at run time | [`Module::compile`], [`CudaSource`] |
@@ -59,7 +59,7 @@
 //! # Features
 //! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
 //! version of `cudarc` chosen by you; `tokio` (default): operations take part in the
-//! cooperative budget of tokio's tasks; `algorithms`: reductions, scans, sorts, selections and formulas over arrays as verbs; `blas`, `fft`: matrix products by cuBLASLt and Fourier transforms by cuFFT;
+//! cooperative budget of tokio's tasks; `algorithms`: reductions, scans, sorts, selections, histograms and formulas over arrays as verbs; `blas`, `fft`: matrix products by cuBLASLt and Fourier transforms by cuFFT;
 //! `tower`: pools and batchers as services; `test-util`: the `testing` module. The core runs on any executor.
 
 #![cfg_attr(
@@ -121,8 +121,8 @@ pub use algorithm::{
     elementwise::operands::{FormulaOver, OperandType, Operands},
     elementwise::put::Index,
     preload::AlgorithmFamily,
+    reduce_op::ReduceOp,
     scalar::Scalar,
-    scan::ScanOp,
     sequence::{Sequence, SequenceMut, UpTo, UpToMut},
 };
 pub use backend::{DeviceKind, Grid, KernelAttributes};

@@ -1,170 +1,23 @@
 //! Reductions, scans, sorts and selections beside the same in plain Rust: every type, lengths at the boundaries of blocks, tiles and
 //! grids, keys of every bit pattern, parts at odd offsets, numbers of elements that the device alone knows.
 
-use std::fmt::Debug;
-
 use futures::FutureExt;
 use futures::executor::block_on;
 use gpu_await::testing::{DriverCall, Gate};
 use gpu_await::{
-    AlgorithmFamily, Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out,
-    Region, Scalar, ScanOp, Stream, testing,
+    AlgorithmFamily, Compare, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out, ReduceOp, Region,
+    Stream, testing,
 };
 use half::{bf16, f16};
 
+use under_test::plain::{
+    Plain, assert_same, down, for_each_type, lengths, patterns, small, stream, up,
+};
 use under_test::random::Random;
 
 mod under_test {
+    pub(crate) mod plain;
     pub(crate) mod random;
-}
-
-/// What plain Rust does with an element.
-trait Plain: Scalar + Debug + PartialEq + PartialOrd {
-    /// Of any bits; of 64 random ones.
-    fn of_bits(bits: u64) -> Self;
-    /// A small whole number, which sums keep exact.
-    fn small(number: i32) -> Self;
-    fn as_f64(self) -> f64;
-    fn total_as_f64(total: Self::Total) -> f64;
-    fn order(&self, other: &Self) -> std::cmp::Ordering;
-    /// The same bits, or both NaN.
-    fn same(&self, other: &Self) -> bool;
-    fn is_nan(&self) -> bool;
-    fn add(self, other: Self) -> Self;
-}
-
-macro_rules! integers {
-    ($($type:ident)+) => {$(
-        impl Plain for $type {
-            fn of_bits(bits: u64) -> Self {
-                bits as $type
-            }
-            fn small(number: i32) -> Self {
-                (number & 63) as $type
-            }
-            fn as_f64(self) -> f64 {
-                self as f64
-            }
-            fn total_as_f64(total: Self::Total) -> f64 {
-                total as f64
-            }
-            fn order(&self, other: &Self) -> std::cmp::Ordering {
-                self.cmp(other)
-            }
-            fn same(&self, other: &Self) -> bool {
-                self == other
-            }
-            fn is_nan(&self) -> bool {
-                false
-            }
-            fn add(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-        }
-    )+};
-}
-integers! { u8 u16 u32 u64 i8 i16 i32 i64 }
-
-macro_rules! floats {
-    ($($type:ident: $bits:ident, $small:expr, $add:expr;)+) => {$(
-        impl Plain for $type {
-            fn of_bits(bits: u64) -> Self {
-                $type::from_bits(bits as $bits)
-            }
-            fn small(number: i32) -> Self {
-                $small((number & 15) as f32 - 7.0)
-            }
-            fn as_f64(self) -> f64 {
-                f64::from(self)
-            }
-            fn total_as_f64(total: Self::Total) -> f64 {
-                f64::from(total)
-            }
-            fn order(&self, other: &Self) -> std::cmp::Ordering {
-                self.total_cmp(other)
-            }
-            fn same(&self, other: &Self) -> bool {
-                self.to_bits() == other.to_bits() || (self.is_nan() && other.is_nan())
-            }
-            fn is_nan(&self) -> bool {
-                $type::is_nan(*self)
-            }
-            fn add(self, other: Self) -> Self {
-                $add(self, other)
-            }
-        }
-    )+};
-}
-floats! {
-    f16: u16, f16::from_f32, |a: f16, b: f16| f16::from_f32(a.to_f32() + b.to_f32());
-    bf16: u16, bf16::from_f32, |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32());
-    f32: u32, std::convert::identity, |a: f32, b: f32| a + b;
-    f64: u64, f64::from, |a: f64, b: f64| a + b;
-}
-
-/// Calls a generic function for each type.
-macro_rules! for_each_type {
-    ($function:ident($($argument:expr),*)) => {
-        $function::<u8>($($argument),*);
-        $function::<u16>($($argument),*);
-        $function::<u32>($($argument),*);
-        $function::<u64>($($argument),*);
-        $function::<i8>($($argument),*);
-        $function::<i16>($($argument),*);
-        $function::<i32>($($argument),*);
-        $function::<i64>($($argument),*);
-        $function::<f16>($($argument),*);
-        $function::<bf16>($($argument),*);
-        $function::<f32>($($argument),*);
-        $function::<f64>($($argument),*);
-    };
-}
-
-fn stream() -> Stream {
-    testing::device().stream().expect("a stream")
-}
-
-/// Around warps, blocks and tiles; on a GPU also around grids.
-fn lengths(stream: &Stream) -> Vec<usize> {
-    let mut lengths = vec![0, 1, 2, 31, 32, 33, 255, 256, 257, 2047, 2049, 4095, 4096, 4097, 9_999];
-    if stream.device().kind() == DeviceKind::Cuda {
-        lengths.extend([65_537, (1 << 20) - 1, (1 << 20) + 1]);
-    }
-    lengths
-}
-
-/// Bit patterns of every kind, then all equal, sorted, and in reverse.
-fn patterns<T: Plain>(len: usize, seed: u64) -> Vec<Vec<T>> {
-    let mut random = Random(seed | 1);
-    let mut any =
-        || T::of_bits((random.below(1 << 32) as u64) << 32 | random.below(1 << 32) as u64);
-    let wild: Vec<T> = (0..len).map(|_| any()).collect();
-    let mut sorted = wild.clone();
-    sorted.sort_by(T::order);
-    let reverse: Vec<T> = sorted.iter().rev().copied().collect();
-    let few: Vec<T> = (0..len).map(|at| T::of_bits((at as u64 * 7919) % 3)).collect();
-    vec![vec![T::of_bits(seed); len], sorted, reverse, few, wild]
-}
-
-fn small<T: Plain>(len: usize, seed: u64) -> Vec<T> {
-    let mut random = Random(seed | 1);
-    (0..len).map(|_| T::small(random.below(1 << 20) as i32)).collect()
-}
-
-fn up<T: Plain>(stream: &Stream, x: &[T]) -> DeviceBuffer<T> {
-    stream.upload(x.to_vec()).queued().expect("memory")
-}
-
-fn down<T: Plain>(stream: &Stream, x: &DeviceBuffer<T>) -> Vec<T> {
-    stream.download(x).synchronize().expect("data").to_vec()
-}
-
-fn assert_same<T: Plain>(found: &[T], expected: &[T], what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let differ = found.iter().zip(expected).position(|(found, expected)| !found.same(expected));
-    if let Some(at) = differ {
-        panic!("{what}: at {at} {:?} instead of {:?}", found[at], expected[at]);
-    }
 }
 
 #[test]
@@ -344,8 +197,8 @@ fn scans_are_right() {
             let buffer = up(stream, &x);
             let least = |a: T, b: T| if b < a { b } else { a };
             let greatest = |a: T, b: T| if b > a { b } else { a };
-            let ops: [(ScanOp, Combine<'_, T>); 3] =
-                [(ScanOp::Sum, &T::add), (ScanOp::Min, &least), (ScanOp::Max, &greatest)];
+            let ops: [(ReduceOp, Combine<'_, T>); 3] =
+                [(ReduceOp::Sum, &T::add), (ReduceOp::Min, &least), (ReduceOp::Max, &greatest)];
             for (op, combine) in ops {
                 let what = format!("{op:?} of {} of {}", x.len(), std::any::type_name::<T>());
                 let mut inclusive = Vec::new();
@@ -436,8 +289,11 @@ fn the_device_alone_knows_how_many() {
             let again = stream.count_if(&kept.up_to(&count).expect("one"), condition).synchronize();
             assert_eq!(again.expect("a count"), expected.len());
             let mut running = up(stream, &x);
-            let scan =
-                stream.inclusive_scan(&kept.up_to(&count).expect("one"), ScanOp::Max, &mut running);
+            let scan = stream.inclusive_scan(
+                &kept.up_to(&count).expect("one"),
+                ReduceOp::Max,
+                &mut running,
+            );
             scan.queued().expect("a scan");
             let running = down(stream, &running);
             assert_same(&running[expected.len()..], &x[expected.len()..], "what is behind stays");
@@ -518,7 +374,7 @@ fn more_than_a_grid() {
     let count = stream.copy_if(&buffer, condition, &mut out).synchronize().expect("a count");
     let kept: Vec<u32> = x.iter().copied().filter(|x| *x < 1 << 30).collect();
     assert!(down(&stream, &out)[..count] == kept[..]);
-    stream.inclusive_scan(&buffer, ScanOp::Sum, &mut out).queued().expect("a scan");
+    stream.inclusive_scan(&buffer, ReduceOp::Sum, &mut out).queued().expect("a scan");
     let mut so_far = 0_u32;
     let is_right = |(x, sum): (&u32, &u32)| {
         so_far = so_far.wrapping_add(*x);
@@ -540,7 +396,7 @@ fn wherever_launches_go() {
     let mut region = Region::new();
     type Slots = (In<u32>, Out<u32>, Out<u32>);
     let graph: Graph<Slots> = device.graph((), |q, (), (x, mut sums, mut total)| {
-        q.inclusive_scan(&x, ScanOp::Sum, &mut sums)?;
+        q.inclusive_scan(&x, ReduceOp::Sum, &mut sums)?;
         q.sort_descending(&mut sums)?;
         q.max_into(&sums, &mut total)
     });
@@ -550,14 +406,14 @@ fn wherever_launches_go() {
         let x = up(&stream, &x);
         let replayed = stream.replay(&mut region, |q| {
             let mut sums = q.empty::<u32>(len)?;
-            q.inclusive_scan(&x, ScanOp::Sum, &mut sums)?;
+            q.inclusive_scan(&x, ReduceOp::Sum, &mut sums)?;
             q.sort_descending(&mut sums)?;
             q.max(&sums)
         });
         assert_eq!(replayed.synchronize().expect("a value"), total, "replay, round {round}");
         let batched = stream.batch(|q| {
             let mut sums = q.empty::<u32>(len)?;
-            q.inclusive_scan(&x, ScanOp::Sum, &mut sums)?;
+            q.inclusive_scan(&x, ReduceOp::Sum, &mut sums)?;
             q.sort_descending(&mut sums)?;
             q.max(&sums)
         });
@@ -593,7 +449,8 @@ fn refusals() {
     let stream = stream();
     let x = up(&stream, &[1.0f32, 2.0, 3.0]);
     let mut short = stream.zeros::<f32>(2).queued().expect("memory");
-    let error = stream.inclusive_scan(&x, ScanOp::Sum, &mut short).queued().expect_err("too short");
+    let error =
+        stream.inclusive_scan(&x, ReduceOp::Sum, &mut short).queued().expect_err("too short");
     assert!(
         matches!(error.detail(), ErrorDetail::WrongLength { expected: 3, found: 2, .. }),
         "{error}"
@@ -701,7 +558,7 @@ fn every_call_refused_once() {
                 .or_else(|_| stream.zeros::<u32>(500).queued())
                 .expect("memory");
             let kept_now = kept.up_to(&count).expect("one");
-            stream.inclusive_scan(&kept_now, ScanOp::Sum, &mut sums).abandon();
+            stream.inclusive_scan(&kept_now, ReduceOp::Sum, &mut sums).abandon();
             let expected: Vec<u32> = x.iter().copied().filter(|x| *x < 250).collect();
             if let Ok(sum) = stream.sum(&kept.up_to(&count).expect("one")).synchronize() {
                 assert_eq!(

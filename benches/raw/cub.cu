@@ -44,6 +44,10 @@ static cudaError_t call(int which, void* temp, size_t& bytes, void* x, void* y, 
         case 4: return pairs<unsigned, unsigned>(temp, bytes, x, y, v, w, n, stream);
         case 5: return keys<unsigned long long>(temp, bytes, x, y, n, stream);
         case 6: return keys<float>(temp, bytes, x, y, n, stream);
+        case 9:
+            return cub::DeviceHistogram::HistogramEven(temp, bytes, (unsigned*)x, (unsigned long long*)w, 257, 0u, ~0u, (int)n, stream);
+        case 10:
+            return cub::DeviceRunLengthEncode::Encode(temp, bytes, (unsigned*)x, (unsigned*)y, (unsigned*)v, (unsigned*)w, (int)n, stream);
 #if __has_include(<cub/device/device_transform.cuh>)
         case 8:
             bytes = 1;

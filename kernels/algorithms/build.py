@@ -37,16 +37,27 @@ LEVEL = 22
 
 ELEMENTS = ["u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"]
 WORDS = ["u8", "u16", "u32", "u64"]
+FLOATS = ["f16", "bf16", "f32", "f64"]
 
 
 def images():
     """Name, source and definitions of every image."""
-    for family in ("reduce", "scan", "select"):
+    for family in ("reduce", "scan", "select", "segmented"):
         for element in ELEMENTS:
             yield f"{family}_{element}", family, {"ELEMENT": element}
     for word in WORDS:
         places = {"PLACES": ""} if word == "u8" else {}
         yield f"select_flagged_{word}", "select", {"ELEMENT": word, "FLAGS": "", **places}
+    for element in WORDS + FLOATS:
+        for family in ("runs", "histogram"):
+            yield f"{family}_{element}", family, {"ELEMENT": element}
+    for word in WORDS:
+        radix = {} if word == "u64" else {"RADIX": ""}
+        yield f"top_k_{word}", "top_k", {"ELEMENT": word, **radix}
+    for word in WORDS:
+        for value in ("", "u32", "u64"):
+            name = "_".join(part for part in ("segmented_sort", word, value) if part)
+            yield name, "segmented_sort", {"KEY": word, **({"VALUE": value} if value else {})}
     for word in WORDS:
         for value in ("", "u32", "u64"):
             for wide in ("", "wide"):
@@ -160,8 +171,12 @@ def build(image):
 def image_hash(source, definitions):
     """Of what an image is made from, but for this program."""
     digest = hashlib.sha256(repr((definitions, REQUIREMENTS, PTX_ISA, LEVEL)).encode())
-    for path in (HERE / f"{source}.cu", HERE / "types.cuh"):
-        digest.update(path.read_bytes())
+    paths = [HERE / f"{source}.cu"]
+    for path in paths:
+        text = path.read_bytes()
+        digest.update(text)
+        included = (HERE / name.decode() for name in re.findall(rb'#include "([^"]+)"', text))
+        paths += (path for path in included if path not in paths)
     return digest.hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 // arrays, how many elements satisfy a comparison.
 //
 // Each has three kernels. `NAME_tiles` leaves one value a block in `partials`; `NAME_last` makes one of those that a grid of
-// `blocks` left; `NAME_single` does all of it in one block.
+// `blocks` left; `NAME_single` does all of it in one block. The sum, the least and the greatest begin with `init`.
 #include "types.cuh"
 
 #include <cub/agent/agent_reduce.cuh>
@@ -36,6 +36,7 @@ __device__ __forceinline__ void reduce_tiles(In in, A* partials, u64 len, Op op,
     if (threadIdx.x == 0) { partials[blockIdx.x] = of_block; }
 }
 
+// Of `all`, and what there is; whether the thread has it.
 template <class A, class Op, class In, class Transform>
 __device__ __forceinline__ bool reduce_in_block(In in, u64 len, Op op, Transform transform, A& all) {
     constexpr auto p = tuning<A, Op>::single;
@@ -43,7 +44,7 @@ __device__ __forceinline__ bool reduce_in_block(In in, u64 len, Op op, Transform
     using agent = cub::detail::reduce::AgentReduce<policy, In, u64, Op, A, Transform>;
     __shared__ typename agent::TempStorage storage;
     if (len == 0) { return threadIdx.x == 0; }
-    all = agent(storage, in, op, transform).ConsumeRange(u64(0), len);
+    all = op(all, agent(storage, in, op, transform).ConsumeRange(u64(0), len));
     return threadIdx.x == 0;
 }
 
@@ -118,33 +119,41 @@ using summed = total_t<element>;
         FACT(#NAME "_partial_bytes", sizeof(A));                                                  \
     }
 
-#define KERNELS(NAME, A, OP, INPUT, FROM, TRANSFORM, OUT, EMPTY)                                    \
+// `FIRST`, of the parameters in `MORE`, is what all is combined with; `PUT` writes that.
+#define KERNELS(NAME, A, OP, INPUT, FROM, TRANSFORM, OUT, FIRST, PUT, MORE)                         \
     FACTS(NAME, A, OP)                                                                              \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::tiles.threads_per_block)            \
     NAME##_tiles(INPUT, A* partials, u64 most, const u64* len) {                                    \
         reduce_tiles<A>(FROM, partials, length(most, len), OP{}, TRANSFORM);                        \
     }                                                                                               \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::single.threads_per_block, 1)        \
-    NAME##_single(INPUT, OUT* out, u64 most, const u64* len) {                                      \
-        A all = EMPTY;                                                                              \
-        if (reduce_in_block<A>(FROM, length(most, len), OP{}, TRANSFORM, all)) { *out = OUT(all); } \
+    NAME##_single(INPUT, OUT* out, u64 most, const u64* len MORE) {                                 \
+        A all = FIRST;                                                                              \
+        if (reduce_in_block<A>(FROM, length(most, len), OP{}, TRANSFORM, all)) { PUT; }             \
     }                                                                                               \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::single.threads_per_block, 1)        \
-    NAME##_last(const A* partials, OUT* out, u64 most, const u64* len, u32 blocks) {                \
-        A all = EMPTY;                                                                              \
+    NAME##_last(const A* partials, OUT* out, u64 most, const u64* len, u32 blocks MORE) {           \
+        A all = FIRST;                                                                              \
         u64 count = partials_of<A, OP>(length(most, len), blocks);                                  \
-        if (reduce_in_block<A>(partials, count, OP{}, identity{}, all)) { *out = OUT(all); }        \
+        if (reduce_in_block<A>(partials, count, OP{}, identity{}, all)) { PUT; }                    \
     }
 
 using place = placed<computed>;
 #define PLAIN const element* x
+#define NO_MORE
+#define INIT(TYPE) , TYPE init
 
-KERNELS(sum, summed, plus, PLAIN, x, to_total<element>{}, summed, summed(0))
-KERNELS(min, computed, least_of, PLAIN, x, to_compute<element>{}, element, bounds<computed>::greatest())
-KERNELS(max, computed, greatest_of, PLAIN, x, to_compute<element>{}, element, bounds<computed>::least())
-KERNELS(arg_min, place, least_place<computed>, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::greatest(), ~0ull}))
-KERNELS(arg_max, place, greatest_place<computed>, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::least(), ~0ull}))
+// A sum goes out as it is computed, or as an element, rounded once.
+#define PUT_SUM if (as_element) { *static_cast<element*>(out) = element(all); } else { *static_cast<summed*>(out) = all; }
+#define INIT_SUM INIT(summed), u32 as_element
+KERNELS(sum, summed, plus, PLAIN, x, to_total<element>{}, void, init, PUT_SUM, INIT_SUM)
+#define PUT_ELEMENT *out = element(all)
+KERNELS(min, computed, least_of, PLAIN, x, to_compute<element>{}, element, init, PUT_ELEMENT, INIT(computed))
+KERNELS(max, computed, greatest_of, PLAIN, x, to_compute<element>{}, element, init, PUT_ELEMENT, INIT(computed))
+#define PUT_WORD *out = u64(all)
+KERNELS(arg_min, place, least_place<computed>, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::greatest(), ~0ull}), PUT_WORD, NO_MORE)
+KERNELS(arg_max, place, greatest_place<computed>, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::least(), ~0ull}), PUT_WORD, NO_MORE)
 #define PAIR const element* x, const element* y
-KERNELS(dot, summed, plus, PAIR, (products<element>(x, y)), identity{}, summed, summed(0))
+KERNELS(dot, summed, plus, PAIR, (products<element>(x, y)), identity{}, summed, summed(0), *out = all, NO_MORE)
 #define COMPARED const element* x, computed from, computed to, u32 is_not
-KERNELS(count_if, u64, plus, COMPARED, x, (satisfied<element>{{from, to, is_not != 0}}), u64, 0ull)
+KERNELS(count_if, u64, plus, COMPARED, x, (satisfied<element>{{from, to, is_not != 0}}), u64, 0ull, PUT_WORD, NO_MORE)

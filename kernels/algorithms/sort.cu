@@ -1,11 +1,10 @@
-// Radix sorts of keys, alone and with values, by CUB's agents. Keys are unsigned words of `KEY`'s width; how their bits are
-// ordered is an argument, so that one image sorts every type of a width, up and down.
+// Radix sorts of keys, alone and with values, by CUB's agents. Keys are unsigned words of `KEY`'s width.
 //
 // Lengths from 2^32 on take an image that is compiled with `WIDE`.
 //
 // `sort_small` sorts one tile. `sort_init` zeroes the counts of `sort_count`, which counts the digits of all passes;
 // `sort_offsets` sums them up; `sort_pass` orders by one digit.
-#include "types.cuh"
+#include "keys.cuh"
 
 #include <cub/agent/agent_radix_sort_histogram.cuh>
 #include <cub/agent/agent_radix_sort_onesweep.cuh>
@@ -15,43 +14,6 @@
 #include <cub/device/dispatch/tuning/tuning_radix_sort.cuh>
 
 using namespace gpu_await;
-
-// How the bits of a key are ordered: as those of `bits ^ (negative ? ifs_sign : 0) ^ always`.
-template <class U> struct order {
-    U if_negative;
-    U always;
-    __device__ __forceinline__ U in(U key) const { return key ^ (sign(key) & if_negative) ^ always; }
-    // The sign is not in `if_negative`, so that it tells the same behind as in front.
-    __device__ __forceinline__ U out(U word) const {
-        U key = word ^ always;
-        return key ^ (sign(key) & if_negative);
-    }
-    static __device__ __forceinline__ U sign(U key) {
-        return U(-U(key >> (8 * sizeof(U) - 1)));
-    }
-};
-
-template <class U> struct key_of { U bits; };
-
-namespace cub::detail::radix {
-template <class U> struct traits_t<key_of<U>, false> {
-    using bit_ordered_type = U;
-    struct bit_ordered_conversion_policy {
-        static __device__ __forceinline__ U to_bit_ordered(order<U> by, U key) { return by.in(key); }
-        static __device__ __forceinline__ U from_bit_ordered(order<U> by, U word) { return by.out(word); }
-    };
-    struct bit_ordered_inversion_policy {
-        static __device__ __forceinline__ U inverse(order<U>, U word) { return ~word; }
-    };
-    template <class, class> using digit_extractor_t = ShiftDigitExtractor<U>;
-    static __device__ __forceinline__ U min_raw_binary_key(order<U> by) { return by.out(U(0)); }
-    static __device__ __forceinline__ U max_raw_binary_key(order<U> by) { return by.out(U(~U(0))); }
-    static __device__ __forceinline__ int default_end_bit(order<U>) { return 8 * sizeof(U); }
-    template <class> static __device__ __forceinline__ ShiftDigitExtractor<U> digit_extractor(int first, int bits, order<U>) {
-        return ShiftDigitExtractor<U>(first, bits);
-    }
-};
-}
 
 using word = KEY;
 using key = key_of<word>;

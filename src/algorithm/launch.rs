@@ -49,8 +49,12 @@ impl<'k> Inputs<'k> {
         self
     }
 
-    pub(super) fn value<V: NoUninit>(mut self, value: V) -> Self {
-        self.values.push(SmallVec::from_slice(bytemuck::bytes_of(&value)));
+    pub(super) fn value<V: NoUninit>(self, value: V) -> Self {
+        self.bytes(bytemuck::bytes_of(&value))
+    }
+
+    pub(super) fn bytes(mut self, value: &[u8]) -> Self {
+        self.values.push(SmallVec::from_slice(value));
         self
     }
 }

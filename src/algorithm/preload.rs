@@ -14,14 +14,24 @@ use crate::thread::worker::offload;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AlgorithmFamily {
-    /// `sum`, `min`, `max`, `arg_min`, `arg_max`, `dot`, `count_if`.
+    /// `sum`, `reduce`, `min`, `max`, `arg_min`, `arg_max`, `dot`, `count_if`.
     Reduce,
     /// `inclusive_scan`, `exclusive_scan`.
     Scan,
     /// `copy_if`, `partition`, `unique`, `select`, `partition_flagged`; for `u8` also `positions`.
     Select,
+    /// `run_length_encode`.
+    Runs,
+    /// `histogram`, `histogram_between`.
+    Histogram,
+    /// `segmented_reduce`.
+    Segmented,
     /// `sort`, `sort_by_key`, up and down.
     Sort,
+    /// `segmented_sort`, `segmented_sort_by_key`, up and down.
+    SegmentedSort,
+    /// `top_k`, `bottom_k`, also with places.
+    TopK,
 }
 
 impl AlgorithmFamily {
@@ -33,6 +43,18 @@ impl AlgorithmFamily {
             AlgorithmFamily::Select => {
                 image("select", T::NAME).and_then(|()| image("select_flagged", T::WORD))
             }
+            AlgorithmFamily::Runs => image("runs", T::EQUAL_AS),
+            AlgorithmFamily::Histogram => image("histogram", T::EQUAL_AS),
+            AlgorithmFamily::Segmented => image("segmented", T::NAME),
+            AlgorithmFamily::TopK => ["top_k", "sort"]
+                .into_iter()
+                .try_for_each(|family| image(family, T::WORD))
+                .and_then(|()| image("sort", &format!("{}_u32", T::WORD)))
+                .and_then(|()| image("sort", "u64")),
+            AlgorithmFamily::SegmentedSort => image("scan", "u64").and_then(|()| {
+                let values = ["", "_u32", "_u64"].map(|values| format!("{}{values}", T::WORD));
+                values.iter().try_for_each(|words| image("segmented_sort", words))
+            }),
             AlgorithmFamily::Sort => ["", "_u32", "_u64"]
                 .into_iter()
                 .try_for_each(|values| image("sort", &format!("{}{values}", T::WORD))),

@@ -3,7 +3,8 @@
 
 use super::compare::Compare;
 use super::launch::AlgorithmLaunch;
-use super::reduce::{Reduction, place, twin};
+use super::reduce::{Reduction, place};
+use super::reduce_op::ReduceOp;
 use super::scalar::Scalar;
 use super::select;
 use super::sequence::Sequence;
@@ -20,7 +21,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn sum<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T::Total>> {
         self.here();
-        self.reduce_to_host::<T, T::Total, _>("sum", twin::sum::<T>, &Reduction::of(x), |sum| sum)
+        self.reduce_to_host::<T, T::Total, _>(&Reduction::sum(x), |sum| sum)
     }
 
     /// See [`Stream::sum_into`](crate::Stream::sum_into).
@@ -34,7 +35,38 @@ impl Queue<'_> {
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
         self.here();
-        self.reduce_into::<T, T::Total>("sum", twin::sum::<T>, &Reduction::of(x), out)
+        self.reduce_to_memory::<T, T::Total>(&Reduction::sum(x), out)
+    }
+
+    /// See [`Stream::reduce`](crate::Stream::reduce).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn reduce<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        op: ReduceOp,
+        init: T,
+    ) -> Result<Lent<T>> {
+        self.here();
+        self.reduce_to_host::<T, T, _>(&Reduction::by(x, op, init), |reduced| reduced)
+    }
+
+    /// See [`Stream::reduce_into`](crate::Stream::reduce_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn reduce_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        op: ReduceOp,
+        init: T,
+        out: &mut impl Writable<T>,
+    ) -> Result<()> {
+        self.here();
+        self.reduce_to_memory::<T, T>(&Reduction::by(x, op, init), out)
     }
 
     /// See [`Stream::min`](crate::Stream::min).
@@ -44,7 +76,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
         self.here();
-        self.reduce_to_host::<T, T, _>("min", twin::min::<T>, &Reduction::of(x), |least| least)
+        self.reduce_to_host::<T, T, _>(&Reduction::min(x), |least| least)
     }
 
     /// See [`Stream::min_into`](crate::Stream::min_into).
@@ -58,7 +90,7 @@ impl Queue<'_> {
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        self.reduce_into::<T, T>("min", twin::min::<T>, &Reduction::of(x), out)
+        self.reduce_to_memory::<T, T>(&Reduction::min(x), out)
     }
 
     /// See [`Stream::max`](crate::Stream::max).
@@ -68,9 +100,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
         self.here();
-        self.reduce_to_host::<T, T, _>("max", twin::max::<T>, &Reduction::of(x), |greatest| {
-            greatest
-        })
+        self.reduce_to_host::<T, T, _>(&Reduction::max(x), |greatest| greatest)
     }
 
     /// See [`Stream::max_into`](crate::Stream::max_into).
@@ -84,7 +114,7 @@ impl Queue<'_> {
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        self.reduce_into::<T, T>("max", twin::max::<T>, &Reduction::of(x), out)
+        self.reduce_to_memory::<T, T>(&Reduction::max(x), out)
     }
 
     /// See [`Stream::arg_min`](crate::Stream::arg_min).
@@ -94,7 +124,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn arg_min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
         self.here();
-        self.reduce_to_host::<T, u64, _>("arg_min", twin::arg_min::<T>, &Reduction::of(x), place)
+        self.reduce_to_host::<T, u64, _>(&Reduction::arg_min(x), place)
     }
 
     /// See [`Stream::arg_min_into`](crate::Stream::arg_min_into).
@@ -108,7 +138,7 @@ impl Queue<'_> {
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
         self.here();
-        self.reduce_into::<T, u64>("arg_min", twin::arg_min::<T>, &Reduction::of(x), out)
+        self.reduce_to_memory::<T, u64>(&Reduction::arg_min(x), out)
     }
 
     /// See [`Stream::arg_max`](crate::Stream::arg_max).
@@ -118,7 +148,7 @@ impl Queue<'_> {
     #[track_caller]
     pub fn arg_max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
         self.here();
-        self.reduce_to_host::<T, u64, _>("arg_max", twin::arg_max::<T>, &Reduction::of(x), place)
+        self.reduce_to_host::<T, u64, _>(&Reduction::arg_max(x), place)
     }
 
     /// See [`Stream::arg_max_into`](crate::Stream::arg_max_into).
@@ -132,7 +162,7 @@ impl Queue<'_> {
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
         self.here();
-        self.reduce_into::<T, u64>("arg_max", twin::arg_max::<T>, &Reduction::of(x), out)
+        self.reduce_to_memory::<T, u64>(&Reduction::arg_max(x), out)
     }
 
     /// See [`Stream::dot`](crate::Stream::dot).
@@ -146,8 +176,8 @@ impl Queue<'_> {
         y: &impl Readable<T>,
     ) -> Result<Lent<T::Total>> {
         self.here();
-        let products = Reduction::of_two("dot", x, y)?;
-        self.reduce_to_host::<T, T::Total, _>("dot", twin::dot::<T>, &products, |sum| sum)
+        let products = Reduction::dot(x, y)?;
+        self.reduce_to_host::<T, T::Total, _>(&products, |sum| sum)
     }
 
     /// See [`Stream::dot_into`](crate::Stream::dot_into).
@@ -162,10 +192,10 @@ impl Queue<'_> {
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
         self.here();
-        let products = Reduction::of_two("dot", x, y).map_err(|error| {
+        let products = Reduction::dot(x, y).map_err(|error| {
             AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
         })?;
-        self.reduce_into::<T, T::Total>("dot", twin::dot::<T>, &products, out)
+        self.reduce_to_memory::<T, T::Total>(&products, out)
     }
 
     /// See [`Stream::count_if`](crate::Stream::count_if).
@@ -179,9 +209,9 @@ impl Queue<'_> {
         condition: Compare<T>,
     ) -> Result<Lent<usize>> {
         self.here();
-        let counted = Reduction::of(x).compared(condition);
+        let counted = Reduction::count_if(x, condition);
         let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        self.reduce_to_host::<T, u64, _>("count_if", twin::count_if::<T>, &counted, read)
+        self.reduce_to_host::<T, u64, _>(&counted, read)
     }
 
     /// See [`Stream::count_if_into`](crate::Stream::count_if_into).
@@ -196,8 +226,8 @@ impl Queue<'_> {
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
         self.here();
-        let counted = Reduction::of(x).compared(condition);
-        self.reduce_into::<T, u64>("count_if", twin::count_if::<T>, &counted, out)
+        let counted = Reduction::count_if(x, condition);
+        self.reduce_to_memory::<T, u64>(&counted, out)
     }
 
     /// See [`Stream::copy_if`](crate::Stream::copy_if).
@@ -291,6 +321,37 @@ impl Queue<'_> {
     ) -> Result<()> {
         self.here();
         self.select_to_memory::<T>(&select::unique(x, selected), count)
+    }
+
+    /// See [`Stream::run_length_encode`](crate::Stream::run_length_encode).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn run_length_encode<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        values: &mut impl Writable<T>,
+        lengths: &mut impl Writable<u64>,
+    ) -> Result<Lent<usize>> {
+        self.here();
+        self.select_to_host::<T>(&select::run_lengths(x, values, lengths))
+    }
+
+    /// See [`Stream::run_length_encode_into`](crate::Stream::run_length_encode_into).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn run_length_encode_into<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        values: &mut impl Writable<T>,
+        lengths: &mut impl Writable<u64>,
+        count: &mut impl Writable<u64>,
+    ) -> Result<()> {
+        self.here();
+        self.select_to_memory::<T>(&select::run_lengths(x, values, lengths), count)
     }
 
     /// See [`Stream::select`](crate::Stream::select).

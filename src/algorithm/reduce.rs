@@ -10,9 +10,12 @@
 
 use std::sync::Arc;
 
+use bytemuck::{NoUninit, Zeroable};
+
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::compare::{Compare, Within};
 use super::launch::{AlgorithmLaunch, Inputs, ResultTarget, to_host};
+use super::reduce_op::ReduceOp;
 use super::scalar::{Scalar, is_greater, is_less};
 use super::sequence::{ElementCount, Elements, Sequence};
 use crate::backend::{Grid, HostTwin};
@@ -45,37 +48,83 @@ struct ReduceTiles {
     most_blocks: u32,
 }
 
-/// What is reduced.
+/// What is reduced, and by which kernels.
 pub(super) struct Reduction<'k> {
+    /// As errors call the operation.
+    op: &'static str,
+    /// As the image calls its kernels.
+    kernel: &'static str,
+    twin: fn() -> HostTwin,
     inputs: Inputs<'k>,
     length: ElementCount<'k>,
+    /// What the kernels that end it are passed behind all else.
+    ends_with: Inputs<'k>,
 }
 
 impl<'k> Reduction<'k> {
-    pub(super) fn of<T>(x: &'k impl Sequence<T>) -> Self {
+    fn new<T>(op: &'static str, x: &'k impl Sequence<T>, twin: fn() -> HostTwin) -> Self {
         let Elements { span, length } = x.elements();
-        Reduction { inputs: Inputs::of(span), length }
+        let (inputs, ends_with) = (Inputs::of(span), Inputs::default());
+        Reduction { op, kernel: op, twin, inputs, length, ends_with }
     }
 
-    /// Of two arrays, element by element.
-    pub(super) fn of_two<T>(
-        op: &'static str,
-        x: &'k impl Readable<T>,
-        y: &'k impl Readable<T>,
-    ) -> Result<Self> {
-        let (expected, found) = (x.len(), y.len());
+    pub(super) fn sum<T: Scalar>(x: &'k impl Sequence<T>) -> Self {
+        let sum = Reduction::new("sum", x, twin::sum::<T>);
+        sum.ending_with(T::Total::zeroed()).ending_with(0_u32)
+    }
+
+    pub(super) fn min<T: Scalar>(x: &'k impl Sequence<T>) -> Self {
+        Reduction::new("min", x, twin::min::<T>).ending_with(T::GREATEST)
+    }
+
+    pub(super) fn max<T: Scalar>(x: &'k impl Sequence<T>) -> Self {
+        Reduction::new("max", x, twin::max::<T>).ending_with(T::LEAST)
+    }
+
+    pub(super) fn arg_min<T: Scalar>(x: &'k impl Sequence<T>) -> Self {
+        Reduction::new("arg_min", x, twin::arg_min::<T>)
+    }
+
+    pub(super) fn arg_max<T: Scalar>(x: &'k impl Sequence<T>) -> Self {
+        Reduction::new("arg_max", x, twin::arg_max::<T>)
+    }
+
+    /// To an element.
+    pub(super) fn by<T: Scalar>(x: &'k impl Sequence<T>, op: ReduceOp, init: T) -> Self {
+        let reduction = match op {
+            ReduceOp::Sum => {
+                let sum = Reduction::new("reduce", x, twin::sum_as_element::<T>);
+                sum.ending_with(init.total()).ending_with(1_u32)
+            }
+            ReduceOp::Min => {
+                Reduction::new("reduce", x, twin::min::<T>).ending_with(init.computed())
+            }
+            ReduceOp::Max => {
+                Reduction::new("reduce", x, twin::max::<T>).ending_with(init.computed())
+            }
+        };
+        Reduction { kernel: op.name(), ..reduction }
+    }
+
+    /// The sum of the products of two arrays' elements.
+    pub(super) fn dot<T: Scalar>(x: &'k impl Readable<T>, y: &'k impl Readable<T>) -> Result<Self> {
+        let (op, expected, found) = ("dot", x.len(), y.len());
         if expected != found {
             let what = "the second array";
             return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
         }
-        let length = ElementCount { most: expected, count: None };
-        Ok(Reduction { inputs: Inputs::of(x.span()).and(y.span()), length })
+        let products = Reduction::new(op, x, twin::dot::<T>);
+        Ok(Reduction { inputs: products.inputs.and(y.span()), ..products })
     }
 
-    /// With a condition on the elements.
-    pub(super) fn compared<T: Scalar>(self, condition: Compare<T>) -> Self {
+    pub(super) fn count_if<T: Scalar>(x: &'k impl Sequence<T>, condition: Compare<T>) -> Self {
         let Within { from, to, is_not } = condition.within();
-        Reduction { inputs: self.inputs.value(from).value(to).value(is_not), ..self }
+        let counted = Reduction::new("count_if", x, twin::count_if::<T>);
+        Reduction { inputs: counted.inputs.value(from).value(to).value(is_not), ..counted }
+    }
+
+    fn ending_with<V: NoUninit>(self, value: V) -> Self {
+        Reduction { ends_with: self.ends_with.value(value), ..self }
     }
 
     fn memory(&self) -> impl Iterator<Item = &'k Arc<Allocation>> {
@@ -84,26 +133,24 @@ impl<'k> Reduction<'k> {
 }
 
 impl ReduceKernels {
-    /// Those of `op` for `T`.
-    pub(super) fn of<T: Scalar>(
+    fn of<T: Scalar>(
         home: &Home,
-        op: &'static str,
-        twin: impl FnOnce() -> HostTwin,
+        Reduction { op, kernel: name, twin, .. }: &Reduction<'_>,
     ) -> Result<Arc<ReduceKernels>> {
-        Algorithms::get(home, (op, T::NAME, ""), || {
+        Algorithms::get(home, (op, T::NAME, name), || {
             let Some(image) = LoadedImage::of(home, "reduce", T::NAME)? else {
                 return Ok(ReduceKernels {
                     single: AlgorithmKernel::twin(op, twin()),
                     tiles: None,
                 });
             };
-            let fact = |name: &str| image.fact(&format!("{op}_{name}"));
-            let kernel = image.kernel(&format!("{op}_tiles"))?;
+            let fact = |fact: &str| image.fact(&format!("{name}_{fact}"));
+            let kernel = image.kernel(&format!("{name}_tiles"))?;
             let threads = fact("tiles_threads");
             let most_blocks = ROUNDS * image.resident_blocks(&kernel, threads)?;
             let tiles = ReduceTiles {
                 kernel,
-                last: image.kernel(&format!("{op}_last"))?,
+                last: image.kernel(&format!("{name}_last"))?,
                 single_threads: fact("single_threads"),
                 single_tile: fact("single_tile"),
                 threads,
@@ -111,7 +158,10 @@ impl ReduceKernels {
                 partial_bytes: fact("partial_bytes"),
                 most_blocks,
             };
-            Ok(ReduceKernels { single: image.kernel(&format!("{op}_single"))?, tiles: Some(tiles) })
+            Ok(ReduceKernels {
+                single: image.kernel(&format!("{name}_single"))?,
+                tiles: Some(tiles),
+            })
         })
     }
 
@@ -119,8 +169,7 @@ impl ReduceKernels {
     fn put(
         &self,
         queue: &Queue<'_>,
-        op: &'static str,
-        Reduction { inputs, length }: &Reduction<'_>,
+        Reduction { op, inputs, length, ends_with, .. }: &Reduction<'_>,
         target: &ResultTarget<'_>,
     ) -> Result<()> {
         let most = length.most as u64;
@@ -129,7 +178,7 @@ impl ReduceKernels {
             tiles => {
                 let threads = tiles.as_ref().map_or(1, |tiles| tiles.single_threads);
                 let launch = AlgorithmLaunch::new(op).inputs(inputs).target(target).length(length);
-                return launch.run(queue, &self.single, (1, threads));
+                return launch.inputs(ends_with).run(queue, &self.single, (1, threads));
             }
         };
         let refuse = |error| AlgorithmLaunch::new(op).target(target).refuse(error);
@@ -141,19 +190,17 @@ impl ReduceKernels {
         first.run(queue, &tiles.kernel, (blocks, tiles.threads)).map_err(refuse)?;
         let last =
             AlgorithmLaunch::new(op).reads(&partials).target(target).length(length).value(blocks);
-        last.run(queue, &tiles.last, (1, tiles.single_threads))
+        last.inputs(ends_with).run(queue, &tiles.last, (1, tiles.single_threads))
     }
 }
 
 impl Queue<'_> {
-    pub(super) fn reduce_into<T: Scalar, R: Element>(
+    pub(super) fn reduce_to_memory<T: Scalar, R: Element>(
         &self,
-        op: &'static str,
-        twin: impl FnOnce() -> HostTwin,
         reduction: &Reduction<'_>,
         out: &mut impl Writable<R>,
     ) -> Result<()> {
-        let found = out.len();
+        let (op, found) = (reduction.op, out.len());
         let out = out.span_mut();
         let written = out.memory;
         let target = ResultTarget::Memory(out);
@@ -163,20 +210,18 @@ impl Queue<'_> {
             return Err(refuse(ErrorDetail::WrongLength { op, what, expected: 1, found }.into()));
         }
         self.check_memory(reduction.memory().chain([written])).map_err(refuse)?;
-        let kernels = ReduceKernels::of::<T>(self.home(), op, twin).map_err(refuse)?;
-        kernels.put(self, op, reduction, &target)
+        let kernels = ReduceKernels::of::<T>(self.home(), reduction).map_err(refuse)?;
+        kernels.put(self, reduction, &target)
     }
 
     pub(super) fn reduce_to_host<T: Scalar, R: Element, H: Send + 'static>(
         &self,
-        op: &'static str,
-        twin: impl FnOnce() -> HostTwin,
         reduction: &Reduction<'_>,
         read: impl FnOnce(R) -> H + Send + 'static,
     ) -> Result<Lent<H>> {
         self.check_memory(reduction.memory())?;
-        let kernels = ReduceKernels::of::<T>(self.home(), op, twin)?;
-        let put = |target: &ResultTarget<'_>| kernels.put(self, op, reduction, target);
+        let kernels = ReduceKernels::of::<T>(self.home(), reduction)?;
+        let put = |target: &ResultTarget<'_>| kernels.put(self, reduction, target);
         to_host(self, kernels.tiles.is_some(), put, read)
     }
 }
@@ -188,14 +233,19 @@ pub(super) fn place(at: u64) -> Option<usize> {
 
 /// The reductions on the CPU.
 pub(super) mod twin {
-    use super::{Grid, HostTwin, In, Out, Scalar, TwinFn, Value, Within, is_greater, is_less};
+    use super::{
+        Element, Grid, HostTwin, In, Out, Scalar, TwinFn, Value, Within, is_greater, is_less,
+    };
     use crate::algorithm::scalar::ScalarParts;
     use crate::algorithm::sequence::counted;
 
     /// Elements that are added one after the other; more are sums of sums, so that rounding errors stay small.
     const RUN: usize = 256;
 
-    fn total<T: Scalar, I: Copy>(x: &[I], of: &impl Fn(I) -> T::Total) -> T::Total {
+    pub(in crate::algorithm) fn total<T: Scalar, I: Copy>(
+        x: &[I],
+        of: &impl Fn(I) -> T::Total,
+    ) -> T::Total {
         if x.len() <= RUN {
             let nothing = <T::Total as bytemuck::Zeroable>::zeroed();
             return x.iter().fold(nothing, |sum, x| T::add_totals(sum, of(*x)));
@@ -204,14 +254,29 @@ pub(super) mod twin {
         T::add_totals(total::<T, I>(left, of), total::<T, I>(right, of))
     }
 
-    pub(in crate::algorithm) fn sum<T: Scalar>() -> HostTwin {
-        let sum = |_: &Grid, x: &[T], out: &mut [T::Total], _most: u64, len: &[u64]| {
-            out[0] = total::<T, T>(counted(x, len), &T::total);
-        };
-        TwinFn::<(In<T>, Out<T::Total>, u64, In<u64>)>::erase(sum)
+    pub(super) fn sum<T: Scalar>() -> HostTwin {
+        sum_as::<T, T::Total>(|sum| sum)
     }
 
-    pub(in crate::algorithm) fn dot<T: Scalar>() -> HostTwin {
+    pub(super) fn sum_as_element<T: Scalar>() -> HostTwin {
+        sum_as::<T, T>(T::of_total)
+    }
+
+    fn sum_as<T: Scalar, R: Element>(as_result: fn(T::Total) -> R) -> HostTwin {
+        let sum = move |_: &Grid,
+                        x: &[T],
+                        out: &mut [R],
+                        _most: u64,
+                        len: &[u64],
+                        init: T::Total,
+                        _as_element: u32| {
+            let sum = total::<T, T>(counted(x, len), &T::total);
+            out[0] = as_result(T::add_totals(init, sum));
+        };
+        TwinFn::<(In<T>, Out<R>, u64, In<u64>, Value<T::Total>, u32)>::erase(sum)
+    }
+
+    pub(super) fn dot<T: Scalar>() -> HostTwin {
         let dot = |_: &Grid, x: &[T], y: &[T], out: &mut [T::Total], _most: u64, _len: &[u64]| {
             let places: Vec<usize> = (0..x.len()).collect();
             let product = |at: usize| T::multiply_totals(x[at].total(), y[at].total());
@@ -220,29 +285,30 @@ pub(super) mod twin {
         TwinFn::<(In<T>, In<T>, Out<T::Total>, u64, In<u64>)>::erase(dot)
     }
 
-    pub(in crate::algorithm) fn min<T: Scalar>() -> HostTwin {
-        extreme::<T>(T::GREATEST, is_less)
+    pub(super) fn min<T: Scalar>() -> HostTwin {
+        extreme::<T>(is_less)
     }
 
-    pub(in crate::algorithm) fn max<T: Scalar>() -> HostTwin {
-        extreme::<T>(T::LEAST, is_greater)
+    pub(super) fn max<T: Scalar>() -> HostTwin {
+        extreme::<T>(is_greater)
     }
 
     type Before<T> = fn(&T, &T) -> bool;
 
-    fn extreme<T: Scalar>(none: T::Computed, before: Before<T::Computed>) -> HostTwin {
-        let found = move |_: &Grid, x: &[T], out: &mut [T], _most: u64, len: &[u64]| {
-            let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
-            out[0] = T::rounded(counted(x, len).iter().fold(none, better));
-        };
-        TwinFn::<(In<T>, Out<T>, u64, In<u64>)>::erase(found)
+    fn extreme<T: Scalar>(before: Before<T::Computed>) -> HostTwin {
+        let found =
+            move |_: &Grid, x: &[T], out: &mut [T], _most: u64, len: &[u64], init: T::Computed| {
+                let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
+                out[0] = T::rounded(counted(x, len).iter().fold(init, better));
+            };
+        TwinFn::<(In<T>, Out<T>, u64, In<u64>, Value<T::Computed>)>::erase(found)
     }
 
-    pub(in crate::algorithm) fn arg_min<T: Scalar>() -> HostTwin {
+    pub(super) fn arg_min<T: Scalar>() -> HostTwin {
         place_of::<T>(is_less)
     }
 
-    pub(in crate::algorithm) fn arg_max<T: Scalar>() -> HostTwin {
+    pub(super) fn arg_max<T: Scalar>() -> HostTwin {
         place_of::<T>(is_greater)
     }
 
@@ -259,7 +325,7 @@ pub(super) mod twin {
         TwinFn::<(In<T>, Out<u64>, u64, In<u64>)>::erase(found)
     }
 
-    pub(in crate::algorithm) fn count_if<T: Scalar>() -> HostTwin {
+    pub(super) fn count_if<T: Scalar>() -> HostTwin {
         type Bound<T> = Value<<T as ScalarParts>::Computed>;
         let count = |_: &Grid,
                      x: &[T],

@@ -31,17 +31,22 @@ pub trait Scalar: Number + ScalarParts {
     fn total(self) -> Self::Total;
     #[doc(hidden)]
     fn add_totals(a: Self::Total, b: Self::Total) -> Self::Total;
+    /// Integers wrap, floats are rounded to nearest even.
+    #[doc(hidden)]
+    fn of_total(total: Self::Total) -> Self;
     #[doc(hidden)]
     fn multiply_totals(a: Self::Total, b: Self::Total) -> Self::Total;
 }
 
 /// What the kernels, and their twins, do with elements.
 #[doc(hidden)]
-pub trait ScalarParts: Copy + Send + Sync + 'static {
+pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     /// As images call the type.
     const NAME: &'static str;
     /// The unsigned type of its width.
     const WORD: &'static str;
+    /// The type of its width that images take for it where values are only compared for equality: of integers the bits.
+    const EQUAL_AS: &'static str;
     /// How its bits are ordered, from the least up: as those of `bits ^ (negative ? IF_NEGATIVE : 0) ^ ALWAYS`.
     const IF_NEGATIVE: u64;
     const ALWAYS: u64;
@@ -60,6 +65,11 @@ pub trait ScalarParts: Copy + Send + Sync + 'static {
     /// Integers wrap.
     fn add_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
     fn key_bits(self) -> u64;
+    /// Bins of one width from `lower` to `upper`, both of which are in it, as the kernels have them: the lower end; of integers how
+    /// far the other is from it, of floats the other; of floats the bins for 1. `None` if there are none.
+    fn even_bins(lower: Self, upper: Self, bins: u32) -> Option<[Self::Computed; 3]>;
+    /// The bin that a value is in.
+    fn even_bin(self, range: &[Self::Computed; 3], bins: u32) -> Option<usize>;
 }
 
 /// Whether `a` goes before `b` where the least is looked for; a NaN goes before all.
@@ -82,6 +92,7 @@ macro_rules! integers {
         impl ScalarParts for $type {
             const NAME: &'static str = stringify!($type);
             const WORD: &'static str = stringify!($word);
+            const EQUAL_AS: &'static str = Self::WORD;
             const IF_NEGATIVE: u64 = 0;
             const ALWAYS: u64 = $always;
             type Computed = $type;
@@ -106,6 +117,14 @@ macro_rules! integers {
             fn key_bits(self) -> u64 {
                 u64::from(self as $word)
             }
+            fn even_bins(lower: $type, upper: $type, _bins: u32) -> Option<[$type; 3]> {
+                (lower <= upper).then(|| [lower, upper.wrapping_sub(lower), 0])
+            }
+            fn even_bin(self, [lower, span, _]: &[$type; 3], bins: u32) -> Option<usize> {
+                let (at, span) = (self.wrapping_sub(*lower) as $word, *span as $word);
+                let bin = || u128::from(at) * u128::from(bins) / (u128::from(span) + 1);
+                (at <= span).then(|| bin() as usize)
+            }
         }
         impl Scalar for $type {
             type Total = $total;
@@ -114,6 +133,9 @@ macro_rules! integers {
             }
             fn add_totals(a: $total, b: $total) -> $total {
                 a.wrapping_add(b)
+            }
+            fn of_total(total: $total) -> $type {
+                total as $type
             }
             fn multiply_totals(a: $total, b: $total) -> $total {
                 a.wrapping_mul(b)
@@ -137,6 +159,7 @@ macro_rules! floats {
         impl ScalarParts for $type {
             const NAME: &'static str = stringify!($type);
             const WORD: &'static str = stringify!($word);
+            const EQUAL_AS: &'static str = Self::NAME;
             const IF_NEGATIVE: u64 = ($word::MAX >> 1) as u64;
             const ALWAYS: u64 = 1 << ($word::BITS - 1);
             type Computed = $computed;
@@ -161,6 +184,17 @@ macro_rules! floats {
             fn key_bits(self) -> u64 {
                 u64::from(self.to_bits())
             }
+            fn even_bins(lower: $type, upper: $type, bins: u32) -> Option<[$computed; 3]> {
+                let (lower, upper) = ($wide(lower), $wide(upper));
+                let scale = bins as $computed / (upper - lower);
+                let there_are = lower < upper && (upper - lower).is_finite() && scale.is_finite();
+                there_are.then_some([lower, upper, scale])
+            }
+            fn even_bin(self, [lower, upper, scale]: &[$computed; 3], bins: u32) -> Option<usize> {
+                let x = $wide(self);
+                let bin = || (((x - lower) * scale) as u32).min(bins - 1);
+                (x >= *lower && x <= *upper).then(|| bin() as usize)
+            }
         }
         impl Scalar for $type {
             type Total = $computed;
@@ -169,6 +203,9 @@ macro_rules! floats {
             }
             fn add_totals(a: $computed, b: $computed) -> $computed {
                 a + b
+            }
+            fn of_total(total: $computed) -> $type {
+                $rounded(total)
             }
             fn multiply_totals(a: $computed, b: $computed) -> $computed {
                 a * b

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::launch::AlgorithmLaunch;
 use super::lookback::Lookback;
-use super::scalar::{Scalar, is_greater, is_less};
+use super::reduce_op::ReduceOp;
+use super::scalar::Scalar;
 use super::sequence::{Elements, Sequence, counted};
 use crate::backend::{Grid, HostTwin};
 use crate::batch::queue::Queue;
@@ -18,43 +19,13 @@ use crate::error::{ErrorDetail, Result};
 use crate::kernel::signature::{In, InOut, TwinFn, Value};
 use crate::memory::view::Writable;
 
-/// What a scan combines elements by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScanOp {
-    /// The sum. Integers wrap; `f16` and `bf16` are added in `f32`, and each sum is rounded once.
-    Sum,
-    /// The least; a NaN, if there is one.
-    Min,
-    /// The greatest; a NaN, if there is one.
-    Max,
-}
-
 struct ScanKernels {
     scan: Arc<AlgorithmKernel>,
     lookback: Option<Lookback>,
 }
 
-impl ScanOp {
-    fn name(self) -> &'static str {
-        match self {
-            ScanOp::Sum => "sum",
-            ScanOp::Min => "min",
-            ScanOp::Max => "max",
-        }
-    }
-
-    fn combine<T: Scalar>(self, a: T::Computed, b: T::Computed) -> T::Computed {
-        match self {
-            ScanOp::Sum => T::add_computed(a, b),
-            ScanOp::Min if is_less(&b, &a) => b,
-            ScanOp::Max if is_greater(&b, &a) => b,
-            ScanOp::Min | ScanOp::Max => a,
-        }
-    }
-}
-
 impl ScanKernels {
-    fn of<T: Scalar>(home: &Home, kind: &'static str, op: ScanOp) -> Result<Arc<ScanKernels>> {
+    fn of<T: Scalar>(home: &Home, kind: &'static str, op: ReduceOp) -> Result<Arc<ScanKernels>> {
         Algorithms::get(home, (kind, op.name(), T::NAME), || {
             let Some(image) = LoadedImage::of(home, "scan", T::NAME)? else {
                 let scan = AlgorithmKernel::twin(kind, twin::<T>(op));
@@ -76,7 +47,7 @@ impl Queue<'_> {
     pub fn inclusive_scan<T: Scalar>(
         &self,
         x: &impl Sequence<T>,
-        op: ScanOp,
+        op: ReduceOp,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
@@ -91,7 +62,7 @@ impl Queue<'_> {
     pub fn exclusive_scan<T: Scalar>(
         &self,
         x: &impl Sequence<T>,
-        op: ScanOp,
+        op: ReduceOp,
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
@@ -99,10 +70,10 @@ impl Queue<'_> {
         self.scan(x.elements(), (op, Some(init)), out)
     }
 
-    fn scan<T: Scalar>(
+    pub(super) fn scan<T: Scalar>(
         &self,
         Elements { span, length }: Elements<'_>,
-        (op, init): (ScanOp, Option<T>),
+        (op, init): (ReduceOp, Option<T>),
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         let name = if init.is_some() { "exclusive_scan" } else { "inclusive_scan" };
@@ -143,7 +114,7 @@ impl Queue<'_> {
 }
 
 /// Either scan on the CPU: exclusive, if the flag is set.
-fn twin<T: Scalar>(op: ScanOp) -> HostTwin {
+fn twin<T: Scalar>(op: ReduceOp) -> HostTwin {
     let scan = move |_: &Grid,
                      x: &[T],
                      out: &mut [T],

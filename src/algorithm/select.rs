@@ -1,7 +1,8 @@
-//! Selections: some of the elements, in their order.
+//! Selections: some of the elements, in their order; and runs of equal ones, the first of each and how long it is.
 //!
 //! Two launches for each part of at most 2^31 elements: the state of the tiles is made, then each tile selects and looks back at
-//! how many those before it selected. On a host device one.
+//! how many those before it selected. A part leaves to the next how many there are, and of runs how long the last is. On a host
+//! device there is one launch.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -34,6 +35,10 @@ pub(super) struct Which {
     /// The image's, and the element type that it is for.
     family: &'static str,
     type_name: &'static str,
+    /// The kernel that makes the state of its tiles.
+    init: &'static str,
+    /// A part leaves a second number to the next.
+    carries: bool,
     twin: fn() -> HostTwin,
 }
 
@@ -58,7 +63,7 @@ impl SelectKernels {
                     lookback: None,
                 });
             };
-            let lookback = Lookback::of(&image, "select_init", which.entry)?;
+            let lookback = Lookback::of(&image, which.init, which.entry)?;
             Ok(SelectKernels { select: image.kernel(which.entry)?, lookback: Some(lookback) })
         })
     }
@@ -165,10 +170,10 @@ impl Queue<'_> {
         let tiles_of = |items: u64| items.div_ceil(tile).max(1) as u32;
         let mut state = lookback.state(self, tiles_of(most.min(part)))?;
         let state = state.span_mut();
-        // How many were selected in front of a part, in turn.
+        // What a part leaves to the next, in turn: two numbers.
         let parts = most.div_ceil(part).max(1);
-        let mut counts = self.empty::<u64>(if parts > 1 { 2 } else { 0 })?;
-        let counts = counts.span_mut();
+        let mut left = self.empty::<u64>(if parts > 1 { 4 } else { 0 })?;
+        let left = left.span_mut();
         for at in 0..parts {
             let first = at * part;
             let items = (most - first).min(part);
@@ -176,16 +181,22 @@ impl Queue<'_> {
             lookback.begin(self, op, &state, tiles)?;
             let launch = selection.launch(op).updates(&state).length(length);
             let launch = launch.value([first, items]);
-            let slot = |part: u64| part % 2 * 8;
+            let slot = |part: u64| part % 2 * 16;
             let launch = match at.checked_sub(1) {
-                Some(before) => launch.part_of(&counts).address(&counts, slot(before)),
+                Some(before) => launch.part_of(&left).address(&left, slot(before)),
                 None => launch.nothing(),
             };
-            let launch = match at + 1 == parts {
+            let is_last = at + 1 == parts;
+            let launch = match is_last {
                 true => launch.target(target),
                 // The first writes one of the two; nobody reads the other before that is written.
-                false if at == 0 => launch.begins(&counts).address(&counts, slot(at)),
-                false => launch.address(&counts, slot(at)),
+                false if at == 0 => launch.begins(&left).address(&left, slot(at)),
+                false => launch.address(&left, slot(at)),
+            };
+            let launch = match (which.carries, is_last) {
+                (true, false) => launch.address(&left, slot(at) + 8),
+                (true, true) => launch.nothing(),
+                (false, _) => launch,
             };
             launch.run(self, &kernels.select, (tiles, lookback.threads))?;
         }
@@ -225,11 +236,13 @@ impl Queue<'_> {
 }
 
 fn typed<T: Scalar>(op: &'static str, entry: &'static str, twin: fn() -> HostTwin) -> Which {
-    Which { op, entry, family: "select", type_name: T::NAME, twin }
+    let (family, init) = ("select", "select_init");
+    Which { op, entry, family, type_name: T::NAME, init, carries: false, twin }
 }
 
 fn by_width<T: Scalar>(op: &'static str, entry: &'static str, twin: fn() -> HostTwin) -> Which {
-    Which { op, entry, family: "select_flagged", type_name: T::WORD, twin }
+    let (family, init) = ("select_flagged", "select_init");
+    Which { op, entry, family, type_name: T::WORD, init, carries: false, twin }
 }
 
 fn out<'k, T>(memory: &'k mut impl Writable<T>) -> Option<(Span<'k>, usize)> {
@@ -292,6 +305,23 @@ pub(super) fn positions<'k>(
 ) -> (Which, Selection<'k>) {
     let selection = Selection::of(flags, [out(places), None]);
     (by_width::<u8>("positions", "select_places", twin::positions), selection)
+}
+
+pub(super) fn run_lengths<'k, T: Scalar>(
+    x: &'k impl Sequence<T>,
+    keys: &'k mut impl Writable<T>,
+    lengths: &'k mut impl Writable<u64>,
+) -> (Which, Selection<'k>) {
+    let which = Which {
+        op: "run_length_encode",
+        entry: "run_lengths",
+        family: "runs",
+        type_name: T::EQUAL_AS,
+        init: "runs_init",
+        carries: true,
+        twin: twin::run_lengths::<T>,
+    };
+    (which, Selection::of(x, [out(keys), out(lengths)]))
 }
 
 /// The selections on the CPU.
@@ -374,6 +404,25 @@ mod twin {
             count[0] = split(x, is_first, out, None);
         };
         TwinFn::<(In<T>, InOut<T>, Out<u64>, u64, In<u64>)>::erase(twin)
+    }
+
+    pub(super) fn run_lengths<T: Scalar>() -> HostTwin {
+        let twin = |_: &Grid,
+                    x: &[T],
+                    keys: &mut [T],
+                    lengths: &mut [u64],
+                    count: &mut [u64],
+                    _: u64,
+                    len: &[u64]| {
+            let x = counted(x, len);
+            let runs = x.chunk_by(|a, b| a.computed() == b.computed());
+            count[0] = 0;
+            for (run, (key, length)) in runs.zip(keys.iter_mut().zip(lengths)) {
+                (*key, *length) = (run[run.len() - 1], run.len() as u64);
+                count[0] += 1;
+            }
+        };
+        TwinFn::<(In<T>, InOut<T>, InOut<u64>, Out<u64>, u64, In<u64>)>::erase(twin)
     }
 
     pub(super) fn select<T: Scalar>() -> HostTwin {

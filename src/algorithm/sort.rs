@@ -73,7 +73,7 @@ struct Sorted<'k> {
 
 /// How keys of a width are ordered.
 #[derive(Clone, Copy)]
-struct Order {
+pub(super) struct Order {
     width: usize,
     if_negative: u64,
     always: u64,
@@ -91,12 +91,12 @@ struct Portion {
 }
 
 impl Order {
-    fn of<K: Scalar>(descending: bool) -> Self {
+    pub(super) fn of<K: Scalar>(descending: bool) -> Self {
         let always = if descending { !K::ALWAYS } else { K::ALWAYS };
         Order { width: size_of::<K>(), if_negative: K::IF_NEGATIVE, always }
     }
 
-    fn push(self, launch: AlgorithmLaunch<'_>) -> AlgorithmLaunch<'_> {
+    pub(super) fn push(self, launch: AlgorithmLaunch<'_>) -> AlgorithmLaunch<'_> {
         // Little-endian, as every GPU: the first bytes are the word of the keys' width.
         let launch = launch.bytes(&self.if_negative.to_le_bytes()[..self.width]);
         launch.bytes(&self.always.to_le_bytes()[..self.width])
@@ -244,6 +244,20 @@ impl Queue<'_> {
     ) -> Result<()> {
         self.here();
         self.sort_pairs("sort_by_key_descending", keys, values, true)
+    }
+
+    /// Of keys as another algorithm has them, and values of so many bytes with them.
+    pub(super) fn sort_span<K: Scalar>(
+        &self,
+        op: &'static str,
+        keys: &Span<'_>,
+        values: Option<(Span<'_>, usize)>,
+        length: &ElementCount<'_>,
+        descending: bool,
+    ) -> Result<()> {
+        let (keys, length, order) = (keys.clone(), length.clone(), Order::of::<K>(descending));
+        let sorted = Sorted { op, keys, values, length, order };
+        self.sort_all::<K>(&sorted, || twin::keys::<K>(descending))
     }
 
     fn sort_keys<T: Scalar>(
@@ -396,17 +410,17 @@ impl Queue<'_> {
     }
 }
 
+/// The place of a key's bits in the order.
+pub(super) fn rank<K: Scalar>(key: &K, descending: bool) -> u64 {
+    let (bits, ones) = (key.key_bits(), u64::MAX >> (64 - 8 * size_of::<K>()));
+    let is_negative = bits > ones >> 1;
+    let rank = bits ^ if is_negative { K::IF_NEGATIVE } else { 0 } ^ K::ALWAYS;
+    if descending { !rank & ones } else { rank }
+}
+
 /// The sorts on the CPU.
 mod twin {
-    use super::{Element, Grid, HostTwin, In, InOut, Scalar, TwinFn};
-
-    /// The place of a key's bits in the order.
-    fn rank<K: Scalar>(key: &K, descending: bool) -> u64 {
-        let (bits, ones) = (key.key_bits(), u64::MAX >> (64 - 8 * size_of::<K>()));
-        let is_negative = bits > ones >> 1;
-        let rank = bits ^ if is_negative { K::IF_NEGATIVE } else { 0 } ^ K::ALWAYS;
-        if descending { !rank & ones } else { rank }
-    }
+    use super::{Element, Grid, HostTwin, In, InOut, Scalar, TwinFn, rank};
 
     fn len_of<T>(x: &[T], len: &[u64]) -> usize {
         super::super::sequence::counted(x, len).len()

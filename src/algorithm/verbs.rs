@@ -3,9 +3,11 @@
 //! More than 500 lines: a method of one line for each verb, and its docs.
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 use super::compare::Compare;
+use super::reduce_op::ReduceOp;
 use super::scalar::Scalar;
-use super::scan::ScanOp;
 use super::sequence::{Sequence, SequenceMut};
 use crate::device::Device;
 use crate::memory::Element;
@@ -77,6 +79,60 @@ verbs! {
     /// CUB's `DeviceReduce``::Sum`
     pub fn sum_into<T: Scalar>(&self, x: &impl Sequence<T>, out: &mut impl Writable<T::Total>) -> Op<()> {
         self.batch(|queue| queue.sum_into(x, out))
+    }
+
+    /// Combines `init` with all elements. Ready proves that the value is *visible to the host*.
+    ///
+    /// Of nothing it is `init`. A sum is an element, as of a scan: integers wrap, where [`sum`](Stream::sum) does
+    /// not, and `f16` and `bf16` are added in `f32` and rounded once, at the end. A floating point result is the
+    /// same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::ReduceOp;
+    /// let x = stream.upload(vec![1u8, 2, 255]).queued()?;
+    /// assert_eq!(stream.reduce(&x, ReduceOp::Sum, 10).await?, 12);
+    /// assert_eq!(stream.reduce(&x, ReduceOp::Min, 10).await?, 1);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Reduce`
+    pub fn reduce<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T) -> Op<T> {
+        self.batch(|queue| queue.reduce(x, op, init))
+    }
+
+    /// Combines `init` with all elements, on the device. The result goes to `out`, memory of one element. Ready
+    /// proves *complete on the device*.
+    ///
+    /// See [`reduce`](Stream::reduce).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceReduce``::Reduce`
+    pub fn reduce_into<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.reduce_into(x, op, init, out))
     }
 
     /// Finds the least element. Ready proves that the value is *visible to the host*.
@@ -362,6 +418,47 @@ verbs! {
         self.batch(|queue| queue.count_if_into(x, condition, out))
     }
 
+    // ---- each segment of an array, one value ------------------------------------------------
+
+    /// Combines `init` with the elements of each segment: `out` has one element for each. Ready proves *complete on
+    /// the device*.
+    ///
+    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`, so that `out` has one element less than there are
+    /// offsets. Segments may be empty, which gives `init`, may overlap, and leave elements out. Where the array ends
+    /// before a segment does, that ends there as well; one that ends before it begins is empty. Where the device
+    /// alone knows how many offsets there are ([`UpTo`](crate::UpTo)), the rest of `out` stays as it was, and must
+    /// have been written. A segment is reduced as by [`reduce`](Stream::reduce), by a warp where segments are short
+    /// on average and by a block otherwise: one that is far longer than the others is slow. A floating point result
+    /// is the same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; an output of another length; a GPU below
+    /// compute capability 8.0; a lost or closed device. The output is then poisoned until it is overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// use gpu_await::ReduceOp;
+    /// let x = stream.upload(vec![1.0f32, 2.0, 3.0, 4.0]).queued()?;
+    /// let offsets = stream.upload(vec![0u64, 3, 3, 4]).queued()?;
+    /// let mut sums = stream.empty(3).queued()?;
+    /// stream.segmented_reduce(&x, &offsets, ReduceOp::Sum, 0.0, &mut sums).queued()?;
+    /// assert_eq!(stream.download(&sums).await?, [6.0, 0.0, 4.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedReduce::Reduce`
+    pub fn segmented_reduce<T: Scalar>(&self, x: &impl Sequence<T>, offsets: &impl Sequence<u64>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.segmented_reduce(x, offsets, op, init, out))
+    }
+
     // ---- for each element, what those up to it come to --------------------------------------
 
     /// Combines each element with all before it. Ready proves *complete on the device*.
@@ -384,17 +481,17 @@ verbs! {
     /// ```
     /// # futures::executor::block_on(async {
     /// # let stream = gpu_await::Device::host().stream()?;
-    /// use gpu_await::ScanOp;
+    /// use gpu_await::ReduceOp;
     /// let x = stream.upload(vec![1u32, 2, 3]).queued()?;
     /// let mut sums = stream.empty(3).queued()?;
-    /// stream.inclusive_scan(&x, ScanOp::Sum, &mut sums).queued()?;
+    /// stream.inclusive_scan(&x, ReduceOp::Sum, &mut sums).queued()?;
     /// assert_eq!(stream.download(&sums).await?, [1, 3, 6]);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Source
     /// CUB's `DeviceScan``::InclusiveScan`
-    pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ScanOp, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.inclusive_scan(x, op, out))
     }
 
@@ -418,17 +515,17 @@ verbs! {
     /// ```
     /// # futures::executor::block_on(async {
     /// # let stream = gpu_await::Device::host().stream()?;
-    /// use gpu_await::ScanOp;
+    /// use gpu_await::ReduceOp;
     /// let x = stream.upload(vec![1u32, 2, 3]).queued()?;
     /// let mut sums = stream.empty(3).queued()?;
-    /// stream.exclusive_scan(&x, ScanOp::Sum, 10, &mut sums).queued()?;
+    /// stream.exclusive_scan(&x, ReduceOp::Sum, 10, &mut sums).queued()?;
     /// assert_eq!(stream.download(&sums).await?, [10, 11, 13]);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Source
     /// CUB's `DeviceScan``::ExclusiveScan`
-    pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ScanOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.exclusive_scan(x, op, init, out))
     }
 
@@ -536,6 +633,211 @@ verbs! {
     /// CUB's `DeviceRadixSort``::SortPairsDescending`
     pub fn sort_by_key_descending<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>) -> Op<()> {
         self.batch(|queue| queue.sort_by_key_descending(keys, values))
+    }
+
+    /// Sorts the elements of each segment in place, the least first. Ready proves *complete on the device*.
+    ///
+    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`; what is in no segment stays where it is. An offset that
+    /// is below one in front of it counts as that one, and one past the end of the array as that, so that segments do
+    /// not overlap. The order is that of [`sort`](Stream::sort). A segment is sorted by a warp or, if it is longer than
+    /// that holds, by a block: a few long ones leave most of the GPU idle. It takes device memory as large as the
+    /// elements while it runs.
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let mut x = stream.upload(vec![3i32, 1, 2, 9, 7, 8]).queued()?;
+    /// let offsets = stream.upload(vec![0u64, 3, 5]).queued()?;
+    /// stream.segmented_sort(&mut x, &offsets).queued()?;
+    /// assert_eq!(stream.download(&x).await?, [1, 2, 3, 7, 9, 8]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::SortKeys`
+    pub fn segmented_sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort(x, offsets))
+    }
+
+    /// Sorts the elements of each segment in place, the greatest first. Ready proves *complete on the device*.
+    ///
+    /// The order is that of [`sort_descending`](Stream::sort_descending). See [`segmented_sort`](Stream::segmented_sort).
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::SortKeysDescending`
+    pub fn segmented_sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort_descending(x, offsets))
+    }
+
+    /// Sorts the keys of each segment in place, the least first, and values with them. Ready proves *complete on the
+    /// device*.
+    ///
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// [`segmented_sort`](Stream::segmented_sort).
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::StableSortPairs`
+    pub fn segmented_sort_by_key<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort_by_key(keys, values, offsets))
+    }
+
+    /// Sorts the keys of each segment in place, the greatest first, and values with them. Ready proves *complete on
+    /// the device*.
+    ///
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// [`segmented_sort`](Stream::segmented_sort).
+    ///
+    /// # Errors
+    /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
+    /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceSegmentedSort::StableSortPairsDescending`
+    pub fn segmented_sort_by_key_descending<K: Scalar, V: Element>(&self, keys: &mut impl SequenceMut<K>, values: &mut impl Writable<V>, offsets: &impl Sequence<u64>) -> Op<()> {
+        self.batch(|queue| queue.segmented_sort_by_key_descending(keys, values, offsets))
+    }
+
+    /// Writes the greatest elements, the greatest first, as many as `greatest` has. Ready proves *complete on the
+    /// device*.
+    ///
+    /// They come in the order of [`sort_descending`](Stream::sort_descending), so that a NaN is greater than
+    /// everything else, and one whose sign is set less. Where the device alone knows how many elements there are
+    /// ([`UpTo`](crate::UpTo)), and these are less, the rest of the output stays as it was, and must have been
+    /// written. Of many elements of up to 32 bits, few are selected and sorted; otherwise all are, in device memory
+    /// of twice as much as they have.
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![3.0f32, -1.0, 7.0, 2.0]).queued()?;
+    /// let mut greatest = stream.empty(2).queued()?;
+    /// stream.top_k(&x, &mut greatest).queued()?;
+    /// assert_eq!(stream.download(&greatest).await?, [7.0, 3.0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceTopK::MaxKeys`, `DeviceRadixSort``::SortKeysDescending`
+    pub fn top_k<T: Scalar>(&self, x: &impl Sequence<T>, greatest: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.top_k(x, greatest))
+    }
+
+    /// Writes the greatest elements, the greatest first, and where each is. Ready proves *complete on the device*.
+    ///
+    /// Of equal ones those in front are taken, and come first (it is stable). The arrays have the same length. See
+    /// [`top_k`](Stream::top_k).
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![3i32, 7, 1, 7, 3]).queued()?;
+    /// let (mut greatest, mut places) = (stream.empty(3).queued()?, stream.empty(3).queued()?);
+    /// stream.top_k_places(&x, &mut greatest, &mut places).queued()?;
+    /// assert_eq!(stream.download(&greatest).await?, [7, 7, 3]);
+    /// assert_eq!(stream.download(&places).await?, [1, 3, 0]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortPairsDescending`
+    pub fn top_k_places<T: Scalar>(&self, x: &impl Sequence<T>, greatest: &mut impl Writable<T>, places: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.top_k_places(x, greatest, places))
+    }
+
+    /// Writes the least elements, the least first, as many as `least` has. Ready proves *complete on the device*.
+    ///
+    /// They come in the order of [`sort`](Stream::sort). See [`top_k`](Stream::top_k).
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortKeys`
+    pub fn bottom_k<T: Scalar>(&self, x: &impl Sequence<T>, least: &mut impl Writable<T>) -> Op<()> {
+        self.batch(|queue| queue.bottom_k(x, least))
+    }
+
+    /// Writes the least elements, the least first, and where each is. Ready proves *complete on the device*.
+    ///
+    /// Of equal ones those in front are taken, and come first (it is stable). The arrays have the same length. See
+    /// [`bottom_k`](Stream::bottom_k).
+    ///
+    /// # Errors
+    /// More of them than elements; elements that were never written or whose producer failed; out of memory; a GPU
+    /// below compute capability 8.0; a lost or closed device. The outputs are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRadixSort``::SortPairs`
+    pub fn bottom_k_places<T: Scalar>(&self, x: &impl Sequence<T>, least: &mut impl Writable<T>, places: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.bottom_k_places(x, least, places))
     }
 
     // ---- some elements, in their order ------------------------------------------------------
@@ -713,6 +1015,64 @@ verbs! {
         self.batch(|queue| queue.unique_into(x, selected, count))
     }
 
+    /// Writes each run of equal elements as its value and its length, in their order. Ready proves that the number
+    /// of runs, which it resolves with, is *visible to the host*.
+    ///
+    /// -0 and 0 are equal, and the value is the last of them; each NaN is a run of its own. Of sorted elements these
+    /// are the distinct ones and how often each is there. An output is at least as long as the input, as nobody
+    /// knows before how many runs there are; the rest stays as it was, and so all of it must have been written
+    /// before ([`zeros`](Stream::zeros)). The same elements give the same outputs on every device.
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![5u8, 5, 2, 2, 2, 5]).queued()?;
+    /// let (mut values, mut lengths) = (stream.zeros(6).queued()?, stream.zeros(6).queued()?);
+    /// let runs = stream.run_length_encode(&x, &mut values, &mut lengths).await?;
+    /// assert_eq!(stream.download(&values).await?[..runs], [5, 2, 5]);
+    /// assert_eq!(stream.download(&lengths).await?[..runs], [2, 3, 1]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceRunLengthEncode::Encode`
+    pub fn run_length_encode<T: Scalar>(&self, x: &impl Sequence<T>, values: &mut impl Writable<T>, lengths: &mut impl Writable<u64>) -> Op<usize> {
+        self.batch(|queue| queue.run_length_encode(x, values, lengths))
+    }
+
+    /// Writes each run of equal elements as its value and its length, in their order. The number of runs goes to
+    /// `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes them on without a host wait.
+    /// Ready proves *complete on the device*.
+    ///
+    /// See [`run_length_encode`](Stream::run_length_encode).
+    ///
+    /// # Errors
+    /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
+    /// GPU below compute
+    /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Source
+    /// CUB's `DeviceRunLengthEncode::Encode`
+    pub fn run_length_encode_into<T: Scalar>(&self, x: &impl Sequence<T>, values: &mut impl Writable<T>, lengths: &mut impl Writable<u64>, count: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.run_length_encode_into(x, values, lengths, count))
+    }
+
     /// Copies the elements whose flag is not 0, in their order. There are as many flags as elements. Ready proves
     /// that the count, which it resolves with, is *visible to the host*.
     ///
@@ -849,5 +1209,80 @@ verbs! {
     /// CUB's `DeviceSelect``::Flagged`
     pub fn positions_into(&self, flags: &impl Sequence<u8>, places: &mut impl Writable<u64>, count: &mut impl Writable<u64>) -> Op<()> {
         self.batch(|queue| queue.positions_into(flags, places, count))
+    }
+
+    // ---- how many elements fall into each bin -----------------------------------------------
+
+    /// Counts the elements of each bin: `counts` has as many as there are bins of the same width in `range`. Ready
+    /// proves *complete on the device*.
+    ///
+    /// Of integers bin `b` has those for which `(x - start) * bins / (end - start + 1)`, rounded down, is `b`:
+    /// `0..=255` and 256 counts are a bin a byte. Of floats it is `(x - start) * (bins / (end - start))`, rounded
+    /// as its type is (`f16` and `bf16` as `f32`) and then down; the end is in the last bin. What is outside of the
+    /// range is not counted, nor is a NaN. The counts are overwritten, and the same on every device. Up to 2048 bins
+    /// are counted in shared memory; more take longer, most of all where many elements are in few of them.
+    ///
+    /// # Errors
+    /// A range that ends before it begins; of floats also one that is not finite, is empty, or is too narrow for its
+    /// bins; no bin; 2^31 bins or more. Elements that were never written or whose producer failed; out of memory; a
+    /// GPU below compute capability 8.0; a lost or closed device. The counts are then poisoned until they are
+    /// overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let x = stream.upload(vec![0.1f32, 0.2, 0.6, 1.0, 7.0]).queued()?;
+    /// let mut counts = stream.empty(4).queued()?;
+    /// stream.histogram(&x, 0.0..=1.0, &mut counts).queued()?;
+    /// assert_eq!(stream.download(&counts).await?, [2, 0, 1, 1]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceHistogram::HistogramEven`
+    pub fn histogram<T: Scalar>(&self, x: &impl Sequence<T>, range: RangeInclusive<T>, counts: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.histogram(x, range, counts))
+    }
+
+    /// Counts the elements between each level and the next: `levels` has one more than `counts`. Ready proves
+    /// *complete on the device*.
+    ///
+    /// A bin has its lower level, and not its upper one, but for the last bin, which has both. No level is below the
+    /// one before it: otherwise each element is counted in some bin, or in none. What is outside of the levels is
+    /// not counted, nor is a NaN. The counts are overwritten, and the same on every device. See
+    /// [`histogram`](Stream::histogram).
+    ///
+    /// # Errors
+    /// Levels of another length; no bin; 2^31 bins or more. Elements or levels that were never written or whose
+    /// producer failed; out of memory; a GPU below compute capability 8.0; a lost or closed device. The counts are
+    /// then poisoned until they are overwritten.
+    ///
+    /// # Blocking
+    /// The first use for a type loads its kernels, which takes milliseconds and waits for everything that runs on
+    /// the GPU: see
+    /// [`Device::preload`](crate::Device::preload).
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let stream = gpu_await::Device::host().stream()?;
+    /// let ages = stream.upload(vec![3u8, 17, 18, 40, 65, 90]).queued()?;
+    /// let levels = stream.upload(vec![0u8, 18, 65, 255]).queued()?;
+    /// let mut counts = stream.empty(3).queued()?;
+    /// stream.histogram_between(&ages, &levels, &mut counts).queued()?;
+    /// assert_eq!(stream.download(&counts).await?, [2, 2, 2]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// CUB's `DeviceHistogram::HistogramRange`
+    pub fn histogram_between<T: Scalar>(&self, x: &impl Sequence<T>, levels: &impl Readable<T>, counts: &mut impl Writable<u64>) -> Op<()> {
+        self.batch(|queue| queue.histogram_between(x, levels, counts))
     }
 }

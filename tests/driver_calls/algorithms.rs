@@ -1,8 +1,10 @@
 //! Algorithms as the driver sees them: an image once, then some launches, on the stream that they were called on.
 
-use gpu_await::{AlgorithmFamily, Compare, Completion, ScanOp};
+use gpu_await::{
+    AlgorithmFamily, Compare, Completion, DeviceBuffer, ErrorDetail, Op, ReduceOp, Stream,
+};
 
-use super::{Line, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
+use super::{Line, Live, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
 
 const LEN: usize = 100_000;
 
@@ -45,7 +47,7 @@ fn all_is_on_the_stream() {
             counts.push(launches(driver));
             stream.sum_into(&x, &mut sum).queued().unwrap();
             counts.push(launches(driver));
-            stream.inclusive_scan(&x, ScanOp::Sum, &mut y).queued().unwrap();
+            stream.inclusive_scan(&x, ReduceOp::Sum, &mut y).queued().unwrap();
             counts.push(launches(driver));
             stream.copy_if_into(&x, Compare::Less(7), &mut y, &mut sum).queued().unwrap();
             counts.push(launches(driver));
@@ -70,7 +72,11 @@ fn every_verb_is_launched() {
     async_under_the_stand_in(async |driver| {
         let device = device_with(Completion::Adaptive);
         let stream = device.stream().unwrap();
-        fn all<T: gpu_await::Scalar>(stream: &gpu_await::Stream, one: T) -> gpu_await::Result<()> {
+        fn all<T: gpu_await::Scalar>(
+            stream: &gpu_await::Stream,
+            zero: T,
+            one: T,
+        ) -> gpu_await::Result<()> {
             let x = stream.full(LEN, one).queued()?;
             let flags = stream.zeros::<u8>(LEN).queued()?;
             let (mut y, mut z) = (stream.full(LEN, one).queued()?, stream.full(LEN, one).queued()?);
@@ -86,7 +92,13 @@ fn every_verb_is_launched() {
             stream.arg_min_into(&x, &mut count).queued()?;
             stream.arg_max_into(&x, &mut count).queued()?;
             stream.count_if_into(&x, Compare::Less(one), &mut count).queued()?;
-            for op in [ScanOp::Sum, ScanOp::Min, ScanOp::Max] {
+            for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max] {
+                stream.reduce_into(&x, op, one, &mut value).queued()?;
+                for offsets in [3, LEN] {
+                    let offsets = places.slice(..offsets)?;
+                    let mut each = y.slice_mut(1..offsets.len())?;
+                    stream.segmented_reduce(&x, &offsets, op, one, &mut each).queued()?;
+                }
                 stream.inclusive_scan(&x, op, &mut y).queued()?;
                 stream.exclusive_scan(&x, op, one, &mut y).queued()?;
             }
@@ -94,9 +106,32 @@ fn every_verb_is_launched() {
             stream.copy_if_into(&x, condition, &mut y, &mut count).queued()?;
             stream.partition_into(&x, condition, &mut y, &mut z, &mut count).queued()?;
             stream.unique_into(&x, &mut y, &mut count).queued()?;
+            stream.run_length_encode_into(&x, &mut y, &mut places, &mut count).queued()?;
+            for bins in [7, 5_000] {
+                let mut counts = stream.empty(bins).queued()?;
+                stream.histogram(&x, zero..=one, &mut counts).queued()?;
+                stream.histogram_between(&x, &x.slice(..=bins)?, &mut counts).queued()?;
+            }
             stream.select_into(&x, &flags, &mut y, &mut count).queued()?;
             stream.partition_flagged_into(&x, &flags, &mut y, &mut z, &mut count).queued()?;
             stream.positions_into(&flags, &mut places, &mut count).queued()?;
+            for offsets in [2, LEN] {
+                let offsets = places.slice(..offsets)?;
+                stream.segmented_sort(&mut y, &offsets).queued()?;
+                stream.segmented_sort_descending(&mut y.slice_mut(..9)?, &offsets).queued()?;
+                stream.segmented_sort_by_key(&mut z, &mut values, &offsets).queued()?;
+                stream.segmented_sort_by_key_descending(&mut z, &mut wide, &offsets).queued()?;
+            }
+            let many = stream.full(1 << 20, one).queued()?;
+            stream.top_k(&many, &mut y.slice_mut(..9)?).queued()?;
+            stream.bottom_k_places(&many, &mut z, &mut places.slice_mut(..LEN)?).queued()?;
+            let mut at = places.slice_mut(..9)?;
+            stream.bottom_k_places(&many, &mut y.slice_mut(..9)?, &mut at).queued()?;
+            for len in [1, 100, LEN] {
+                stream.top_k(&x, &mut y.slice_mut(..len)?).queued()?;
+                let (mut least, mut at) = (y.slice_mut(..len)?, places.slice_mut(..len)?);
+                stream.bottom_k_places(&x, &mut least, &mut at).queued()?;
+            }
             for len in [100, LEN] {
                 stream.sort(&mut y.slice_mut(..len)?).queued()?;
                 stream.sort_descending(&mut y.slice_mut(..len)?).queued()?;
@@ -106,11 +141,101 @@ fn every_verb_is_launched() {
             }
             Ok(())
         }
-        all(&stream, 1u8).unwrap();
-        all(&stream, half::f16::ONE).unwrap();
-        all(&stream, 1i32).unwrap();
-        all(&stream, 1.0f64).unwrap();
+        all(&stream, 0, 1u8).unwrap();
+        all(&stream, half::f16::ZERO, half::f16::ONE).unwrap();
+        all(&stream, 0, 1i32).unwrap();
+        all(&stream, 0.0, 1.0f64).unwrap();
         assert!(driver.live("module") > OURS);
         soon(stream.done()).await.unwrap();
+    });
+}
+
+/// What verbs are tried on.
+struct Arrays {
+    x: DeviceBuffer<u32>,
+    many: DeviceBuffer<u32>,
+    offsets: DeviceBuffer<u64>,
+    y: DeviceBuffer<u32>,
+    numbers: DeviceBuffer<u64>,
+    count: DeviceBuffer<u64>,
+}
+
+/// A verb, and whether it writes `numbers`, and not `y`.
+type Verb = (&'static str, bool, fn(&Stream, &mut Arrays) -> Op<()>);
+
+const IN_STEPS: [Verb; 8] = [
+    ("reduce", false, |s, a| {
+        s.reduce_into(&a.x, ReduceOp::Sum, 0, &mut a.y.slice_mut(..1).unwrap())
+    }),
+    ("segmented_reduce", false, |s, a| {
+        let mut out = a.y.slice_mut(..2).unwrap();
+        s.segmented_reduce(&a.x, &a.offsets, ReduceOp::Max, 0, &mut out)
+    }),
+    ("run_length_encode", true, |s, a| {
+        s.run_length_encode_into(&a.x, &mut a.y, &mut a.numbers, &mut a.count)
+    }),
+    ("histogram", true, |s, a| s.histogram(&a.x, 0..=9, &mut a.numbers)),
+    ("top_k", false, |s, a| s.top_k(&a.x, &mut a.y.slice_mut(..9).unwrap())),
+    ("bottom_k_places", true, |s, a| {
+        let mut places = a.numbers.slice_mut(..9).unwrap();
+        s.bottom_k_places(&a.x, &mut a.y.slice_mut(..9).unwrap(), &mut places)
+    }),
+    ("top_k of many", false, |s, a| s.top_k(&a.many, &mut a.y.slice_mut(..9).unwrap())),
+    ("segmented_sort_by_key", true, |s, a| {
+        s.segmented_sort_by_key(&mut a.y, &mut a.numbers, &a.offsets)
+    }),
+];
+
+/// Memory or a launch of an algorithm refused: an error, outputs that nobody reads, and nothing that lives on.
+#[test]
+fn any_step_refused() {
+    async_under_the_stand_in(async |driver| {
+        let device = device_with(Completion::Adaptive);
+        let stream = device.stream().unwrap();
+        let mut a = Arrays {
+            x: stream.full(LEN, 1u32).queued().unwrap(),
+            many: stream.full(1 << 20, 1u32).queued().unwrap(),
+            offsets: stream.upload(vec![0, 9, LEN as u64]).queued().unwrap(),
+            y: stream.full(LEN, 1u32).queued().unwrap(),
+            numbers: stream.full(LEN, 1u64).queued().unwrap(),
+            count: stream.full(1, 1u64).queued().unwrap(),
+        };
+        for (name, writes_numbers, verb) in IN_STEPS {
+            verb(&stream, &mut a).queued().unwrap();
+            soon(stream.done()).await.unwrap();
+            let before = Live::settled(driver).of("memory");
+            for call in ["cuMemAllocFromPoolAsync", "cuLaunchKernel"] {
+                for nth in 1.. {
+                    let what = format!("{name}: {call} {nth}");
+                    assert!(nth < 40, "{what}");
+                    // No memory that waits to be freed helps out.
+                    soon(stream.done()).await.unwrap();
+                    soon(device.trim(0)).await.unwrap();
+                    // The second time as well: what an allocation does without may make room for it.
+                    driver.fail(call, nth, 1);
+                    driver.fail(call, nth + 1, 1);
+                    let result = verb(&stream, &mut a).queued();
+                    if driver.forgive() == 2 {
+                        result.unwrap_or_else(|error| panic!("{what}: {error}"));
+                        break;
+                    }
+                    assert!(result.is_err(), "{what}");
+                    let read = match writes_numbers {
+                        true => soon(stream.download(&a.numbers)).await.map(drop),
+                        false => soon(stream.download(&a.y)).await.map(drop),
+                    };
+                    let error = read.expect_err(&what);
+                    assert!(
+                        matches!(error.detail(), ErrorDetail::Upstream { .. }),
+                        "{what}: {error}"
+                    );
+                    stream.fill(&mut a.y, 1).queued().unwrap();
+                    stream.fill(&mut a.numbers, 1).queued().unwrap();
+                    stream.fill(&mut a.count, 1).queued().unwrap();
+                }
+            }
+            soon(stream.done()).await.unwrap();
+            assert_eq!(Live::settled(driver).of("memory"), before, "{name}");
+        }
     });
 }

@@ -17,7 +17,7 @@ use gpu_await::testing::{self, Gate};
 use gpu_await::{
     AlgorithmFamily, Batcher, Blas, Compare, Complex, ComplexFft, Copy2d, CudaSource, Device,
     DeviceKind, DlpackConsumer, DlpackTensor, Error, ErrorDetail, Event, Fft, Gemm, Image, InOut,
-    Kernel, LaunchConfig, Mapped, Module, Op, PooledStream, RawQueue, RealFft, Result, ScanOp,
+    Kernel, LaunchConfig, Mapped, Module, Op, PooledStream, RawQueue, RealFft, ReduceOp, Result,
     Stream, StreamPool, Uses, join_all, kernels, transform,
 };
 use tower::Service;
@@ -598,7 +598,11 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     let count = || full.zeros::<u64>(1).queued();
     let places = || full.zeros::<u64>(8).queued();
     let one = || full.zeros::<f32>(1).queued();
+    let offsets = || full.zeros::<u64>(9).queued();
+    let nine = || full.zeros::<f32>(9).queued();
     both!(refuses "Stream::sum" "Device::sum", s, b = buffer()? => s.sum(&b).submitted());
+    both!(refuses "Stream::reduce" "Device::reduce", s, b = buffer()? => s.reduce(&b, ReduceOp::Sum, 0.0).submitted());
+    both!(refuses "Stream::reduce_into" "Device::reduce_into", s, (b, mut to) = (buffer()?, one()?) => s.reduce_into(&b, ReduceOp::Sum, 0.0, &mut to).queued());
     both!(refuses "Stream::min" "Device::min", s, b = buffer()? => s.min(&b).submitted());
     both!(refuses "Stream::max" "Device::max", s, b = buffer()? => s.max(&b).submitted());
     both!(refuses "Stream::arg_min" "Device::arg_min", s, b = buffer()? => s.arg_min(&b).submitted());
@@ -612,8 +616,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::dot_into" "Device::dot_into", s, (b, mut to) = (buffer()?, one()?) => s.dot_into(&b, &b, &mut to).queued());
     both!(refuses "Stream::count_if" "Device::count_if", s, b = buffer()? => s.count_if(&b, Compare::Less(1.0)).submitted());
     both!(refuses "Stream::count_if_into" "Device::count_if_into", s, (b, mut to) = (buffer()?, count()?) => s.count_if_into(&b, Compare::Less(1.0), &mut to).queued());
-    both!(refuses "Stream::inclusive_scan" "Device::inclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.inclusive_scan(&b, ScanOp::Sum, &mut to).queued());
-    both!(refuses "Stream::exclusive_scan" "Device::exclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.exclusive_scan(&b, ScanOp::Sum, 0.0, &mut to).queued());
+    both!(refuses "Stream::inclusive_scan" "Device::inclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.inclusive_scan(&b, ReduceOp::Sum, &mut to).queued());
+    both!(refuses "Stream::exclusive_scan" "Device::exclusive_scan", s, (b, mut to) = (buffer()?, buffer()?) => s.exclusive_scan(&b, ReduceOp::Sum, 0.0, &mut to).queued());
     both!(refuses "Stream::sort" "Device::sort", s, mut b = buffer()? => s.sort(&mut b).queued());
     both!(refuses "Stream::sort_descending" "Device::sort_descending", s, mut b = buffer()? => s.sort_descending(&mut b).queued());
     both!(refuses "Stream::sort_by_key" "Device::sort_by_key", s, (mut b, mut v) = (buffer()?, buffer()?) => s.sort_by_key(&mut b, &mut v).queued());
@@ -624,12 +628,25 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::partition_into" "Device::partition_into", s, (b, mut to, mut others, mut n) = (buffer()?, buffer()?, buffer()?, count()?) => s.partition_into(&b, Compare::Less(1.0), &mut to, &mut others, &mut n).queued());
     both!(refuses "Stream::unique" "Device::unique", s, (b, mut to) = (buffer()?, buffer()?) => s.unique(&b, &mut to).submitted());
     both!(refuses "Stream::unique_into" "Device::unique_into", s, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => s.unique_into(&b, &mut to, &mut n).queued());
+    both!(refuses "Stream::run_length_encode" "Device::run_length_encode", s, (b, mut to, mut n) = (buffer()?, buffer()?, places()?) => s.run_length_encode(&b, &mut to, &mut n).submitted());
+    both!(refuses "Stream::run_length_encode_into" "Device::run_length_encode_into", s, (b, mut to, mut n, mut c) = (buffer()?, buffer()?, places()?, count()?) => s.run_length_encode_into(&b, &mut to, &mut n, &mut c).queued());
     both!(refuses "Stream::select" "Device::select", s, (b, f, mut to) = (buffer()?, flags()?, buffer()?) => s.select(&b, &f, &mut to).submitted());
     both!(refuses "Stream::select_into" "Device::select_into", s, (b, f, mut to, mut n) = (buffer()?, flags()?, buffer()?, count()?) => s.select_into(&b, &f, &mut to, &mut n).queued());
     both!(refuses "Stream::partition_flagged" "Device::partition_flagged", s, (b, f, mut to, mut others) = (buffer()?, flags()?, buffer()?, buffer()?) => s.partition_flagged(&b, &f, &mut to, &mut others).submitted());
     both!(refuses "Stream::partition_flagged_into" "Device::partition_flagged_into", s, (b, f, mut to, mut others, mut n) = (buffer()?, flags()?, buffer()?, buffer()?, count()?) => s.partition_flagged_into(&b, &f, &mut to, &mut others, &mut n).queued());
     both!(refuses "Stream::positions" "Device::positions", s, (f, mut to) = (flags()?, places()?) => s.positions(&f, &mut to).submitted());
     both!(refuses "Stream::positions_into" "Device::positions_into", s, (f, mut to, mut n) = (flags()?, places()?, count()?) => s.positions_into(&f, &mut to, &mut n).queued());
+    both!(refuses "Stream::histogram" "Device::histogram", s, (b, mut n) = (buffer()?, places()?) => s.histogram(&b, 0.0..=1.0, &mut n).queued());
+    both!(refuses "Stream::histogram_between" "Device::histogram_between", s, (b, l, mut n) = (buffer()?, nine()?, places()?) => s.histogram_between(&b, &l, &mut n).queued());
+    both!(refuses "Stream::segmented_reduce" "Device::segmented_reduce", s, (b, o, mut to) = (buffer()?, offsets()?, buffer()?) => s.segmented_reduce(&b, &o, ReduceOp::Sum, 0.0, &mut to).queued());
+    both!(refuses "Stream::top_k" "Device::top_k", s, (b, mut to) = (buffer()?, buffer()?) => s.top_k(&b, &mut to).queued());
+    both!(refuses "Stream::top_k_places" "Device::top_k_places", s, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => s.top_k_places(&b, &mut to, &mut at).queued());
+    both!(refuses "Stream::bottom_k" "Device::bottom_k", s, (b, mut to) = (buffer()?, buffer()?) => s.bottom_k(&b, &mut to).queued());
+    both!(refuses "Stream::bottom_k_places" "Device::bottom_k_places", s, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => s.bottom_k_places(&b, &mut to, &mut at).queued());
+    both!(refuses "Stream::segmented_sort" "Device::segmented_sort", s, (mut b, o) = (buffer()?, offsets()?) => s.segmented_sort(&mut b, &o).queued());
+    both!(refuses "Stream::segmented_sort_by_key" "Device::segmented_sort_by_key", s, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => s.segmented_sort_by_key(&mut b, &mut v, &o).queued());
+    both!(refuses "Stream::segmented_sort_descending" "Device::segmented_sort_descending", s, (mut b, o) = (buffer()?, offsets()?) => s.segmented_sort_descending(&mut b, &o).queued());
+    both!(refuses "Stream::segmented_sort_by_key_descending" "Device::segmented_sort_by_key_descending", s, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => s.segmented_sort_by_key_descending(&mut b, &mut v, &o).queued());
     each! { refuses:
         "Device::preload", device => |d| at_once(d.preload::<f32>(&[AlgorithmFamily::Scan]));
         "Device::preload_sequence", device => |d| at_once(d.preload_sequence::<f32>());
@@ -693,6 +710,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::scatter", q, (b, i, mut to) = (other.clone(), index()?, buffer()?) => q
         .scatter(&*b, &i, &mut to));
     queue!("Queue::sum", q, b = buffer()? => q.sum(&b));
+    queue!("Queue::reduce", q, b = buffer()? => q.reduce(&b, ReduceOp::Sum, 0.0));
+    queue!("Queue::reduce_into", q, (b, mut to) = (buffer()?, one()?) => q.reduce_into(&b, ReduceOp::Sum, 0.0, &mut to));
     queue!("Queue::min", q, b = buffer()? => q.min(&b));
     queue!("Queue::max", q, b = buffer()? => q.max(&b));
     queue!("Queue::arg_min", q, b = buffer()? => q.arg_min(&b));
@@ -706,8 +725,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::dot_into", q, (b, mut to) = (buffer()?, one()?) => q.dot_into(&b, &b, &mut to));
     queue!("Queue::count_if", q, b = buffer()? => q.count_if(&b, Compare::Less(1.0)));
     queue!("Queue::count_if_into", q, (b, mut to) = (buffer()?, count()?) => q.count_if_into(&b, Compare::Less(1.0), &mut to));
-    queue!("Queue::inclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.inclusive_scan(&b, ScanOp::Sum, &mut to));
-    queue!("Queue::exclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.exclusive_scan(&b, ScanOp::Sum, 0.0, &mut to));
+    queue!("Queue::inclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.inclusive_scan(&b, ReduceOp::Sum, &mut to));
+    queue!("Queue::exclusive_scan", q, (b, mut to) = (buffer()?, buffer()?) => q.exclusive_scan(&b, ReduceOp::Sum, 0.0, &mut to));
     queue!("Queue::sort", q, mut b = buffer()? => q.sort(&mut b));
     queue!("Queue::sort_descending", q, mut b = buffer()? => q.sort_descending(&mut b));
     queue!("Queue::sort_by_key", q, (mut b, mut v) = (buffer()?, buffer()?) => q.sort_by_key(&mut b, &mut v));
@@ -718,12 +737,25 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     queue!("Queue::partition_into", q, (b, mut to, mut others, mut n) = (buffer()?, buffer()?, buffer()?, count()?) => q.partition_into(&b, Compare::Less(1.0), &mut to, &mut others, &mut n));
     queue!("Queue::unique", q, (b, mut to) = (buffer()?, buffer()?) => q.unique(&b, &mut to));
     queue!("Queue::unique_into", q, (b, mut to, mut n) = (buffer()?, buffer()?, count()?) => q.unique_into(&b, &mut to, &mut n));
+    queue!("Queue::run_length_encode", q, (b, mut to, mut n) = (buffer()?, buffer()?, places()?) => q.run_length_encode(&b, &mut to, &mut n));
+    queue!("Queue::run_length_encode_into", q, (b, mut to, mut n, mut c) = (buffer()?, buffer()?, places()?, count()?) => q.run_length_encode_into(&b, &mut to, &mut n, &mut c));
     queue!("Queue::select", q, (b, f, mut to) = (buffer()?, flags()?, buffer()?) => q.select(&b, &f, &mut to));
     queue!("Queue::select_into", q, (b, f, mut to, mut n) = (buffer()?, flags()?, buffer()?, count()?) => q.select_into(&b, &f, &mut to, &mut n));
     queue!("Queue::partition_flagged", q, (b, f, mut to, mut others) = (buffer()?, flags()?, buffer()?, buffer()?) => q.partition_flagged(&b, &f, &mut to, &mut others));
     queue!("Queue::partition_flagged_into", q, (b, f, mut to, mut others, mut n) = (buffer()?, flags()?, buffer()?, buffer()?, count()?) => q.partition_flagged_into(&b, &f, &mut to, &mut others, &mut n));
     queue!("Queue::positions", q, (f, mut to) = (flags()?, places()?) => q.positions(&f, &mut to));
     queue!("Queue::positions_into", q, (f, mut to, mut n) = (flags()?, places()?, count()?) => q.positions_into(&f, &mut to, &mut n));
+    queue!("Queue::histogram", q, (b, mut n) = (buffer()?, places()?) => q.histogram(&b, 0.0..=1.0, &mut n));
+    queue!("Queue::histogram_between", q, (b, l, mut n) = (buffer()?, nine()?, places()?) => q.histogram_between(&b, &l, &mut n));
+    queue!("Queue::segmented_reduce", q, (b, o, mut to) = (buffer()?, offsets()?, buffer()?) => q.segmented_reduce(&b, &o, ReduceOp::Sum, 0.0, &mut to));
+    queue!("Queue::top_k", q, (b, mut to) = (buffer()?, buffer()?) => q.top_k(&b, &mut to));
+    queue!("Queue::top_k_places", q, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => q.top_k_places(&b, &mut to, &mut at));
+    queue!("Queue::bottom_k", q, (b, mut to) = (buffer()?, buffer()?) => q.bottom_k(&b, &mut to));
+    queue!("Queue::bottom_k_places", q, (b, mut to, mut at) = (buffer()?, buffer()?, places()?) => q.bottom_k_places(&b, &mut to, &mut at));
+    queue!("Queue::segmented_sort", q, (mut b, o) = (buffer()?, offsets()?) => q.segmented_sort(&mut b, &o));
+    queue!("Queue::segmented_sort_by_key", q, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => q.segmented_sort_by_key(&mut b, &mut v, &o));
+    queue!("Queue::segmented_sort_descending", q, (mut b, o) = (buffer()?, offsets()?) => q.segmented_sort_descending(&mut b, &o));
+    queue!("Queue::segmented_sort_by_key_descending", q, (mut b, mut v, o) = (buffer()?, buffer()?, offsets()?) => q.segmented_sort_by_key_descending(&mut b, &mut v, &o));
     queue!("Queue::host_fn", q => q.host_fn(|| ()));
     // SAFETY: nothing is put on the stream.
     queue!("Queue::enqueue", q => unsafe { q.enqueue(Uses::new("none"), nothing) });

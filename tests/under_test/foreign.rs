@@ -7,7 +7,8 @@
 use futures::executor::block_on;
 use gpu_await::{
     Compare, Copy2d, Device, DeviceBuffer, DeviceKind, DlpackConsumer, Error, ErrorDetail, Event,
-    Kernel, LaunchConfig, PinnedBuffer, RawQueue, Result, ScanOp, Stream, Uses, kernels, transform,
+    Kernel, LaunchConfig, PinnedBuffer, RawQueue, ReduceOp, Result, Stream, Uses, kernels,
+    transform,
 };
 
 const LEN: usize = 64;
@@ -463,12 +464,13 @@ pub(crate) const PROBES: &[Probe] = &[
     },
     // ---- algorithms -------------------------------------------------------------------------
     Probe {
-        calls: &["sum", "min", "max", "arg_min", "arg_max", "count_if", "dot"],
+        calls: &["sum", "reduce", "min", "max", "arg_min", "arg_max", "count_if", "dot"],
         outcome: WrongDevice,
         run: |pair| {
             let (x, own) = (pair.their_buffer(), pair.buffer());
             each([
                 pair.tries(|s| s.sum(&x).synchronize().map(drop)),
+                pair.tries(|s| s.reduce(&x, ReduceOp::Max, 0.0).synchronize().map(drop)),
                 pair.tries(|s| s.min(&x).synchronize().map(drop)),
                 pair.tries(|s| s.max(&x).synchronize().map(drop)),
                 pair.tries(|s| s.arg_min(&x).synchronize().map(drop)),
@@ -482,6 +484,7 @@ pub(crate) const PROBES: &[Probe] = &[
     Probe {
         calls: &[
             "sum_into",
+            "reduce_into",
             "min_into",
             "max_into",
             "arg_min_into",
@@ -496,6 +499,7 @@ pub(crate) const PROBES: &[Probe] = &[
             let mut at = pair.elsewhere.zeros::<u64>(1).synchronize()?;
             each([
                 pair.tries(|s| s.sum_into(&x, &mut to).queued()),
+                pair.tries(|s| s.reduce_into(&x, ReduceOp::Max, 0.0, &mut to).queued()),
                 pair.tries(|s| s.min_into(&x, &mut to).queued()),
                 pair.tries(|s| s.max_into(&x, &mut to).queued()),
                 pair.tries(|s| s.arg_min_into(&x, &mut at).queued()),
@@ -512,10 +516,10 @@ pub(crate) const PROBES: &[Probe] = &[
             let (x, own) = (pair.their_buffer(), pair.buffer());
             let (mut to, mut there) = (pair.buffer(), pair.their_buffer());
             each([
-                pair.tries(|s| s.inclusive_scan(&x, ScanOp::Sum, &mut to).queued()),
-                pair.tries(|s| s.exclusive_scan(&x, ScanOp::Sum, 0.0, &mut to).queued()),
-                pair.tries(|s| s.inclusive_scan(&own, ScanOp::Sum, &mut there).queued()),
-                pair.tries(|s| s.exclusive_scan(&own, ScanOp::Sum, 0.0, &mut there).queued()),
+                pair.tries(|s| s.inclusive_scan(&x, ReduceOp::Sum, &mut to).queued()),
+                pair.tries(|s| s.exclusive_scan(&x, ReduceOp::Sum, 0.0, &mut to).queued()),
+                pair.tries(|s| s.inclusive_scan(&own, ReduceOp::Sum, &mut there).queued()),
+                pair.tries(|s| s.exclusive_scan(&own, ReduceOp::Sum, 0.0, &mut there).queued()),
             ])
         },
     },
@@ -578,6 +582,98 @@ pub(crate) const PROBES: &[Probe] = &[
                     s.partition_flagged_into(&x, &flags, &mut to, &mut rest, &mut n).queued()
                 }),
                 pair.tries(|s| s.positions_into(&flags, &mut places, &mut n).queued()),
+            ])
+        },
+    },
+    Probe {
+        calls: &["run_length_encode", "run_length_encode_into"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let mut there = pair.their_buffer();
+            let mut lengths = pair.stream.zeros::<u64>(LEN).queued()?;
+            let mut lengths_there = pair.elsewhere.zeros::<u64>(LEN).synchronize()?;
+            let mut n = pair.elsewhere.zeros::<u64>(1).synchronize()?;
+            let drop_value = |op: gpu_await::Op<usize>| op.synchronize().map(drop);
+            each([
+                pair.tries(|s| drop_value(s.run_length_encode(&x, &mut to, &mut lengths))),
+                pair.tries(|s| drop_value(s.run_length_encode(&own, &mut there, &mut lengths))),
+                pair.tries(|s| drop_value(s.run_length_encode(&own, &mut to, &mut lengths_there))),
+                pair.tries(|s| {
+                    s.run_length_encode_into(&own, &mut to, &mut lengths, &mut n).queued()
+                }),
+            ])
+        },
+    },
+    Probe {
+        calls: &["histogram", "histogram_between"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own) = (pair.their_buffer(), pair.buffer());
+            let mut counts = pair.stream.zeros::<u64>(LEN - 1).queued()?;
+            let mut there = pair.elsewhere.zeros::<u64>(LEN - 1).synchronize()?;
+            each([
+                pair.tries(|s| s.histogram(&x, 0.0..=1.0, &mut counts).queued()),
+                pair.tries(|s| s.histogram(&own, 0.0..=1.0, &mut there).queued()),
+                pair.tries(|s| s.histogram_between(&x, &own, &mut counts).queued()),
+                pair.tries(|s| s.histogram_between(&own, &x, &mut counts).queued()),
+                pair.tries(|s| s.histogram_between(&own, &own, &mut there).queued()),
+            ])
+        },
+    },
+    Probe {
+        calls: &["segmented_reduce"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let mut there = pair.their_buffer();
+            let offsets = pair.stream.zeros::<u64>(LEN + 1).queued()?;
+            let offsets_there = pair.elsewhere.zeros::<u64>(LEN + 1).synchronize()?;
+            let max = ReduceOp::Max;
+            each([
+                pair.tries(|s| s.segmented_reduce(&x, &offsets, max, 0.0, &mut to).queued()),
+                pair.tries(|s| {
+                    s.segmented_reduce(&own, &offsets_there, max, 0.0, &mut to).queued()
+                }),
+                pair.tries(|s| s.segmented_reduce(&own, &offsets, max, 0.0, &mut there).queued()),
+            ])
+        },
+    },
+    Probe {
+        calls: &["top_k", "bottom_k", "top_k_places", "bottom_k_places"],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (x, own, mut to) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let mut there = pair.their_buffer();
+            let mut places = pair.stream.zeros::<u64>(LEN).queued()?;
+            let mut places_there = pair.elsewhere.zeros::<u64>(LEN).synchronize()?;
+            each([
+                pair.tries(|s| s.top_k(&x, &mut to).queued()),
+                pair.tries(|s| s.bottom_k(&own, &mut there).queued()),
+                pair.tries(|s| s.top_k_places(&own, &mut to, &mut places_there).queued()),
+                pair.tries(|s| s.bottom_k_places(&x, &mut to, &mut places).queued()),
+            ])
+        },
+    },
+    Probe {
+        calls: &[
+            "segmented_sort",
+            "segmented_sort_descending",
+            "segmented_sort_by_key",
+            "segmented_sort_by_key_descending",
+        ],
+        outcome: WrongDevice,
+        run: |pair| {
+            let (mut x, mut own, mut keys) = (pair.their_buffer(), pair.buffer(), pair.buffer());
+            let offsets = pair.stream.zeros::<u64>(3).queued()?;
+            let there = pair.elsewhere.zeros::<u64>(3).synchronize()?;
+            each([
+                pair.tries(|s| s.segmented_sort(&mut x, &offsets).queued()),
+                pair.tries(|s| s.segmented_sort_descending(&mut own, &there).queued()),
+                pair.tries(|s| s.segmented_sort_by_key(&mut x, &mut own, &offsets).queued()),
+                pair.tries(|s| {
+                    s.segmented_sort_by_key_descending(&mut keys, &mut x, &offsets).queued()
+                }),
             ])
         },
     },

@@ -1,0 +1,178 @@
+//! Reductions of each segment of an array, in one launch: a block or, of short segments, a warp for each.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use bytemuck::NoUninit;
+
+use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
+use super::launch::AlgorithmLaunch;
+use super::reduce_op::ReduceOp;
+use super::scalar::Scalar;
+use super::sequence::{Elements, Sequence};
+use crate::backend::HostTwin;
+use crate::batch::queue::Queue;
+use crate::device::home::Home;
+use crate::error::{ErrorDetail, Result};
+use crate::memory::view::Writable;
+
+const OP: &str = "segmented_reduce";
+/// Of a grid.
+const MOST_BLOCKS: u64 = i32::MAX as u64;
+const WARP: u32 = 32;
+
+struct SegmentKernels {
+    /// On a host device the one that there is.
+    blocks: Arc<AlgorithmKernel>,
+    device: Option<SegmentTuning>,
+}
+
+struct SegmentTuning {
+    warps: Arc<AlgorithmKernel>,
+    blocks_threads: u32,
+    warps_threads: u32,
+    /// Elements that a warp takes at once.
+    warp_tile: u32,
+}
+
+impl SegmentKernels {
+    fn of<T: Scalar>(home: &Home, op: ReduceOp) -> Result<Arc<SegmentKernels>> {
+        let name = op.name();
+        Algorithms::get(home, (OP, T::NAME, name), || {
+            let Some(image) = LoadedImage::of(home, "segmented", T::NAME)? else {
+                let blocks = AlgorithmKernel::twin(OP, twin::reduce::<T>(op));
+                return Ok(SegmentKernels { blocks, device: None });
+            };
+            let tuning = SegmentTuning {
+                warps: image.kernel(&format!("{name}_warps"))?,
+                blocks_threads: image.fact(&format!("{name}_blocks_threads")),
+                warps_threads: image.fact(&format!("{name}_warps_threads")),
+                warp_tile: image.fact(&format!("{name}_warp_tile")),
+            };
+            let blocks = image.kernel(&format!("{name}_blocks"))?;
+            Ok(SegmentKernels { blocks, device: Some(tuning) })
+        })
+    }
+
+    /// Which kernel, and its grid.
+    fn grid(&self, elements: u64, segments: u64) -> (&Arc<AlgorithmKernel>, (u32, u32)) {
+        let blocks = |blocks: u64| blocks.min(MOST_BLOCKS) as u32;
+        match &self.device {
+            None => (&self.blocks, (1, 1)),
+            Some(tuning) if elements / segments <= u64::from(tuning.warp_tile) => {
+                let warps = u64::from(tuning.warps_threads / WARP);
+                (&tuning.warps, (blocks(segments.div_ceil(warps)), tuning.warps_threads))
+            }
+            Some(tuning) => (&self.blocks, (blocks(segments), tuning.blocks_threads)),
+        }
+    }
+}
+
+impl Queue<'_> {
+    /// See [`Stream::segmented_reduce`](crate::Stream::segmented_reduce).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn segmented_reduce<T: Scalar>(
+        &self,
+        x: &impl Sequence<T>,
+        offsets: &impl Sequence<u64>,
+        op: ReduceOp,
+        init: T,
+        out: &mut impl Writable<T>,
+    ) -> Result<()> {
+        self.here();
+        match op {
+            ReduceOp::Sum => self.reduce_segments(x, offsets, (op, init.total()), out),
+            ReduceOp::Min | ReduceOp::Max => {
+                self.reduce_segments(x, offsets, (op, init.computed()), out)
+            }
+        }
+    }
+
+    /// `init` as the kernels compute.
+    fn reduce_segments<T: Scalar, A: NoUninit>(
+        &self,
+        x: &impl Sequence<T>,
+        offsets: &impl Sequence<u64>,
+        (op, init): (ReduceOp, A),
+        out: &mut impl Writable<T>,
+    ) -> Result<()> {
+        let Elements { span: x, length } = x.elements();
+        let Elements { span: offsets, length: offsets_length } = offsets.elements();
+        let found = out.len();
+        let out = out.span_mut();
+        let refuse = |error| AlgorithmLaunch::new(OP).overwrites(&out).refuse(error);
+        let expected = offsets_length.most.saturating_sub(1);
+        if found != expected {
+            let (op, what) = (OP, "the output");
+            return Err(refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
+        }
+        if found == 0 {
+            return Ok(());
+        }
+        let memory = [x.memory, offsets.memory, out.memory].into_iter();
+        let memory = memory.chain(length.memory()).chain(offsets_length.memory());
+        self.check_memory(memory).map_err(refuse)?;
+        let kernels = SegmentKernels::of::<T>(self.home(), op).map_err(refuse)?;
+        let launch = AlgorithmLaunch::new(OP).reads(&x).length(&length).reads(&offsets);
+        let launch = launch.writes(&out, offsets_length.count.is_some());
+        let launch = launch.length(&offsets_length).value(init);
+        let (kernel, grid) = kernels.grid(length.most as u64, found as u64);
+        launch.run(self, kernel, grid)
+    }
+}
+
+/// The reductions on the CPU.
+mod twin {
+    use std::fmt::Debug;
+
+    use bytemuck::Pod;
+
+    use super::{HostTwin, ReduceOp, Scalar};
+    use crate::algorithm::reduce::twin::total;
+    use crate::algorithm::scalar::{is_greater, is_less};
+    use crate::algorithm::sequence::counted;
+    use crate::backend::Grid;
+    use crate::kernel::signature::{In, InOut, TwinFn, Value};
+
+    pub(super) fn reduce<T: Scalar>(op: ReduceOp) -> HostTwin {
+        let by_order = |before: fn(&T::Computed, &T::Computed) -> bool| {
+            segments::<T, T::Computed>(move |init, x| {
+                let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
+                T::rounded(x.iter().fold(init, better))
+            })
+        };
+        match op {
+            ReduceOp::Sum => segments::<T, T::Total>(|init, x| {
+                T::of_total(T::add_totals(init, total::<T, T>(x, &T::total)))
+            }),
+            ReduceOp::Min => by_order(is_less),
+            ReduceOp::Max => by_order(is_greater),
+        }
+    }
+
+    fn segments<T: Scalar, A: Pod + Debug + Send + Sync>(
+        reduced: impl Fn(A, &[T]) -> T + Send + Sync + 'static,
+    ) -> HostTwin {
+        let twin = move |_: &Grid,
+                         x: &[T],
+                         _most: u64,
+                         len: &[u64],
+                         offsets: &[u64],
+                         out: &mut [T],
+                         _offsets_most: u64,
+                         offsets_len: &[u64],
+                         init: A| {
+            let x = counted(x, len);
+            let inside = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(x.len());
+            for (ends, out) in counted(offsets, offsets_len).windows(2).zip(out) {
+                let begin = inside(ends[0]);
+                *out = reduced(init, &x[begin..inside(ends[1]).max(begin)]);
+            }
+        };
+        type Params<T, A> = (In<T>, u64, In<u64>, In<u64>, InOut<T>, u64, In<u64>, Value<A>);
+        TwinFn::<Params<T, A>>::erase(twin)
+    }
+}
