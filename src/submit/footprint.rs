@@ -150,11 +150,6 @@ impl<'a> Footprint<'a> {
         self.can_be_in_front() && !self.writes_buffer
     }
 
-    /// The memory that it touches.
-    pub(crate) fn memory(&self) -> impl Iterator<Item = &'a Arc<Allocation>> {
-        self.accesses.iter().chain(&self.untracked).map(|access| access.memory)
-    }
-
     /// The parts of memory that it touches.
     pub(crate) fn touched(&self) -> impl Iterator<Item = (&'a Arc<Allocation>, &Range<u64>)> {
         self.accesses.iter().chain(&self.untracked).map(|access| (access.memory, &access.range))

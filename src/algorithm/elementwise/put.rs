@@ -61,7 +61,7 @@ fn put<'k>(
         let error = ErrorDetail::LengthMismatch { op, source_len, destination_len }.into();
         return Err(passed.footprint.poison(error));
     }
-    let checked = queue.check_memory(passed.footprint.memory());
+    let checked = queue.check_memory(passed.footprint.touched().map(|(memory, _)| memory));
     checked.map_err(|error| passed.footprint.poison(error))?;
     if count == 0 {
         return Ok(());

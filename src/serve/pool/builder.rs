@@ -49,6 +49,11 @@ impl PoolShare {
     ///
     /// A part divides the permits as they come back; this bounds what is in front of the others *on the device*, which finishes what
     /// it began. A share of long kernels beside one of short ones wants both.
+    ///
+    /// Shares have their streams in common, and a permit goes to the stream that fewest share: a short request may stand behind a
+    /// long one there, while another stream is about to be free. What keeps them apart is a pool of its own for the long ones, a
+    /// [weight](StreamPool::with_weight) of as many permits as they are longer, or
+    /// [streams of high priority](StreamPoolBuilder::high_priority_streams) for the short ones.
     pub fn max_in_flight(mut self, permits: usize) -> Self {
         self.max_in_flight = Some(permits.max(1));
         self
