@@ -610,7 +610,9 @@ mod growth {
         limit_address_space(Some(1 << 20));
         let spawn = || std::thread::Builder::new().spawn(std::thread::park);
         let others: Vec<_> = std::iter::from_fn(|| spawn().ok()).collect();
-        for _ in 0..600 {
+        // Room for what is allocated here, and too little for the stack of a thread.
+        limit_address_space(Some(1 << 20));
+        for _ in 0..100 {
             let uses = Uses::new("theirs").updates(&mut x).keeps(Owner::new());
             // SAFETY: it does nothing.
             let op = unsafe { stream.enqueue(uses, |_, _| Ok::<_, gpu_await::Error>(())) };
