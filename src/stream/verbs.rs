@@ -134,7 +134,7 @@ verbs! {
     /// As [`batch`](Stream::batch); a launch that the driver refused when it came to that, behind the closure.
     ///
     /// # Blocking
-    /// As a batch; a call that compiles takes as long as [`Graph::launch`] says.
+    /// As a batch; a call that compiles takes as long as [`Graph::launch`](crate::Graph::launch) says.
     ///
     /// # Panics
     /// If the closure does: what it wrote before is on the stream, as a list like any other, and the region keeps what it counted and
