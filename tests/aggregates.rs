@@ -1,10 +1,7 @@
 //! What arrays come to as a whole, by runs, by bins and by segments, beside the same in plain Rust: every type, lengths at the
 //! boundaries of blocks, tiles and grids, parts at odd offsets, numbers of elements that the device alone knows.
 
-use futures::FutureExt;
-use futures::executor::block_on;
-use gpu_await::testing::DriverCall;
-use gpu_await::{ErrorDetail, ErrorKind, ReduceOp, Stream, testing};
+use gpu_await::{ErrorDetail, ReduceOp, Stream};
 use half::{bf16, f16};
 
 use under_test::plain::{
@@ -12,10 +9,12 @@ use under_test::plain::{
     stream, up,
 };
 use under_test::random::Random;
+use under_test::refused_calls::each_call_refused;
 
 mod under_test {
     pub(crate) mod plain;
     pub(crate) mod random;
+    pub(crate) mod refused_calls;
 }
 
 const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max];
@@ -561,44 +560,34 @@ fn refusals() {
 /// Each call of the driver refused in turn: an error, or the right values; and nothing is left behind.
 #[test]
 fn every_call_refused_once() {
-    for nth in 1..32 {
-        for kind in [DriverCall::Launch, DriverCall::Alloc, DriverCall::CopyToHost] {
-            let (faults, handle) = testing::faults();
-            let device = testing::host_with(faults);
-            let stream = device.stream().expect("a stream");
-            let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
-            let buffer = up(&stream, &x);
-            let mut out = stream.zeros::<u32>(1).queued().expect("memory");
-            let mut counts = stream.zeros::<u64>(9).queued().expect("memory");
-            let offsets = up(&stream, &[0, 7, 400, 500]);
-            let mut sums = stream.zeros::<u32>(3).queued().expect("memory");
-            let (mut values, mut lengths, mut count) =
-                (up(&stream, &x), up(&stream, &vec![0u64; 500]), up(&stream, &[0u64]));
-            stream.done().synchronize().expect("done");
-            handle.fail_nth(kind, nth, ErrorKind::Driver);
-            stream.reduce_into(&buffer, ReduceOp::Sum, 1, &mut out).abandon();
-            let sum = x.iter().sum::<u32>() + 1;
-            if let Ok(max) = stream.reduce(&out, ReduceOp::Max, 0).synchronize() {
-                assert_eq!(max, sum, "{kind:?} {nth}");
-            }
-            let all = stream.run_length_encode_into(&buffer, &mut values, &mut lengths, &mut count);
-            all.abandon();
-            if let Ok(all) = stream.sum(&lengths.up_to(&count).expect("one")).synchronize() {
-                assert_eq!(all, 500, "{kind:?} {nth}");
-            }
-            stream.histogram(&buffer, 0..=500, &mut counts).abandon();
-            if let Ok(all) = stream.sum(&counts).synchronize() {
-                assert_eq!(all, 500, "{kind:?} {nth}");
-            }
-            let reduce = stream.segmented_reduce(&buffer, &offsets, ReduceOp::Sum, 0, &mut sums);
-            reduce.abandon();
-            if let Ok(all) = stream.sum(&sums).synchronize() {
-                assert_eq!(all, u64::from(sum) - 1, "{kind:?} {nth}");
-            }
-            drop((buffer, out, values, lengths, count, counts, sums, offsets));
-            assert!(device.lost().now_or_never().is_none(), "{kind:?} {nth}");
-            stream.done().synchronize().expect("done");
-            block_on(device.trim(0)).ok();
+    each_call_refused(32, |stream, refuse, which| {
+        let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
+        let buffer = up(stream, &x);
+        let mut out = stream.zeros::<u32>(1).queued().expect("memory");
+        let mut counts = stream.zeros::<u64>(9).queued().expect("memory");
+        let offsets = up(stream, &[0, 7, 400, 500]);
+        let mut sums = stream.zeros::<u32>(3).queued().expect("memory");
+        let (mut values, mut lengths, mut count) =
+            (up(stream, &x), up(stream, &vec![0u64; 500]), up(stream, &[0u64]));
+        refuse();
+        stream.reduce_into(&buffer, ReduceOp::Sum, 1, &mut out).abandon();
+        let sum = x.iter().sum::<u32>() + 1;
+        if let Ok(max) = stream.reduce(&out, ReduceOp::Max, 0).synchronize() {
+            assert_eq!(max, sum, "{which}");
         }
-    }
+        let all = stream.run_length_encode_into(&buffer, &mut values, &mut lengths, &mut count);
+        all.abandon();
+        if let Ok(all) = stream.sum(&lengths.up_to(&count).expect("one")).synchronize() {
+            assert_eq!(all, 500, "{which}");
+        }
+        stream.histogram(&buffer, 0..=500, &mut counts).abandon();
+        if let Ok(all) = stream.sum(&counts).synchronize() {
+            assert_eq!(all, 500, "{which}");
+        }
+        let reduce = stream.segmented_reduce(&buffer, &offsets, ReduceOp::Sum, 0, &mut sums);
+        reduce.abandon();
+        if let Ok(all) = stream.sum(&sums).synchronize() {
+            assert_eq!(all, u64::from(sum) - 1, "{which}");
+        }
+    });
 }

@@ -1,9 +1,8 @@
 //! Reductions, scans, sorts and selections beside the same in plain Rust: every type, lengths at the boundaries of blocks, tiles and
 //! grids, keys of every bit pattern, parts at odd offsets, numbers of elements that the device alone knows.
 
-use futures::FutureExt;
 use futures::executor::block_on;
-use gpu_await::testing::{DriverCall, Gate};
+use gpu_await::testing::Gate;
 use gpu_await::{
     AlgorithmFamily, Compare, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out, ReduceOp, Region,
     Stream, testing,
@@ -14,10 +13,12 @@ use under_test::plain::{
     Plain, assert_same, down, for_each_type, lengths, patterns, small, stream, up,
 };
 use under_test::random::Random;
+use under_test::refused_calls::each_call_refused;
 
 mod under_test {
     pub(crate) mod plain;
     pub(crate) mod random;
+    pub(crate) mod refused_calls;
 }
 
 #[test]
@@ -538,42 +539,28 @@ fn device_is_warm(stream: &Stream) {
 /// Each call of the driver refused in turn: an error, or the right values; and nothing is left behind.
 #[test]
 fn every_call_refused_once() {
-    for nth in 1..40 {
-        for kind in [DriverCall::Launch, DriverCall::Alloc, DriverCall::CopyToHost] {
-            let (faults, handle) = testing::faults();
-            let device = testing::host_with(faults);
-            let stream = device.stream().expect("a stream");
-            let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
-            let buffer = up(&stream, &x);
-            let mut kept = up(&stream, &x);
-            let mut count = stream.zeros::<u64>(1).queued().expect("memory");
-            stream.done().synchronize().expect("done");
-            handle.fail_nth(kind, nth, ErrorKind::Driver);
-            let condition = Compare::Less(250);
-            stream.copy_if_into(&buffer, condition, &mut kept, &mut count).abandon();
-            stream.sort(&mut kept.up_to_mut(&count).expect("one")).abandon();
-            let mut sums = stream
-                .zeros::<u32>(500)
-                .queued()
-                .or_else(|_| stream.zeros::<u32>(500).queued())
-                .expect("memory");
-            let kept_now = kept.up_to(&count).expect("one");
-            stream.inclusive_scan(&kept_now, ReduceOp::Sum, &mut sums).abandon();
-            let expected: Vec<u32> = x.iter().copied().filter(|x| *x < 250).collect();
-            if let Ok(sum) = stream.sum(&kept.up_to(&count).expect("one")).synchronize() {
-                assert_eq!(
-                    sum,
-                    expected.iter().map(|x| u64::from(*x)).sum::<u64>(),
-                    "{kind:?} {nth}"
-                );
-            }
-            if let Ok(most) = stream.max(&sums).synchronize() {
-                assert_eq!(most, expected.iter().sum::<u32>(), "{kind:?} {nth}");
-            }
-            drop((buffer, kept, count, sums));
-            assert!(device.lost().now_or_never().is_none(), "{kind:?} {nth}");
-            stream.done().synchronize().expect("done");
-            block_on(device.trim(0)).ok();
+    each_call_refused(40, |stream, refuse, which| {
+        let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
+        let buffer = up(stream, &x);
+        let mut kept = up(stream, &x);
+        let mut count = stream.zeros::<u64>(1).queued().expect("memory");
+        refuse();
+        let condition = Compare::Less(250);
+        stream.copy_if_into(&buffer, condition, &mut kept, &mut count).abandon();
+        stream.sort(&mut kept.up_to_mut(&count).expect("one")).abandon();
+        let mut sums = stream
+            .zeros::<u32>(500)
+            .queued()
+            .or_else(|_| stream.zeros::<u32>(500).queued())
+            .expect("memory");
+        let kept_now = kept.up_to(&count).expect("one");
+        stream.inclusive_scan(&kept_now, ReduceOp::Sum, &mut sums).abandon();
+        let expected: Vec<u32> = x.iter().copied().filter(|x| *x < 250).collect();
+        if let Ok(sum) = stream.sum(&kept.up_to(&count).expect("one")).synchronize() {
+            assert_eq!(sum, expected.iter().map(|x| u64::from(*x)).sum::<u64>(), "{which}");
         }
-    }
+        if let Ok(most) = stream.max(&sums).synchronize() {
+            assert_eq!(most, expected.iter().sum::<u32>(), "{which}");
+        }
+    });
 }

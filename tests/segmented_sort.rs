@@ -4,20 +4,19 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use futures::FutureExt;
-use futures::executor::block_on;
-use gpu_await::testing::DriverCall;
-use gpu_await::{ErrorDetail, ErrorKind, Stream, testing};
+use gpu_await::{ErrorDetail, Stream};
 use half::{bf16, f16};
 
 use under_test::plain::{
     Plain, down, fewer_patterns, for_each_type, is_large, lengths, patterns, segments_of, small,
     stream, up,
 };
+use under_test::refused_calls::each_call_refused;
 
 mod under_test {
     pub(crate) mod plain;
     pub(crate) mod random;
+    pub(crate) mod refused_calls;
 }
 
 /// No segment begins in front of the one before it, or ends behind the array.
@@ -172,26 +171,16 @@ fn refusals() {
 /// Each call of the driver refused in turn: an error, or the right values; and nothing is left behind.
 #[test]
 fn every_call_refused_once() {
-    for nth in 1..12 {
-        for kind in [DriverCall::Launch, DriverCall::Alloc, DriverCall::CopyToHost] {
-            let (faults, handle) = testing::faults();
-            let device = testing::host_with(faults);
-            let stream = device.stream().expect("a stream");
-            let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
-            let mut buffer = up(&stream, &x);
-            let offsets = up(&stream, &[3u64, 400, 450]);
-            stream.done().synchronize().expect("done");
-            handle.fail_nth(kind, nth, ErrorKind::Driver);
-            stream.segmented_sort(&mut buffer, &offsets).abandon();
-            stream.segmented_sort_descending(&mut buffer, &offsets).abandon();
-            if let Ok(found) = stream.download(&buffer).synchronize() {
-                let expected = order(&x, &[3..400, 400..450], true);
-                assert!(same_bits(&found, &x, &expected), "{kind:?} {nth}");
-            }
-            drop((buffer, offsets));
-            assert!(device.lost().now_or_never().is_none(), "{kind:?} {nth}");
-            stream.done().synchronize().expect("done");
-            block_on(device.trim(0)).ok();
+    each_call_refused(12, |stream, refuse, which| {
+        let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
+        let mut buffer = up(stream, &x);
+        let offsets = up(stream, &[3u64, 400, 450]);
+        refuse();
+        stream.segmented_sort(&mut buffer, &offsets).abandon();
+        stream.segmented_sort_descending(&mut buffer, &offsets).abandon();
+        if let Ok(found) = stream.download(&buffer).synchronize() {
+            let expected = order(&x, &[3..400, 400..450], true);
+            assert!(same_bits(&found, &x, &expected), "{which}");
         }
-    }
+    });
 }

@@ -1,19 +1,18 @@
 //! The greatest and the least elements, and where they are, beside a stable sort in plain Rust: every type and bit pattern, as many
 //! as none, one, some and all, parts at odd offsets, numbers of elements that the device alone knows.
 
-use futures::FutureExt;
-use futures::executor::block_on;
-use gpu_await::testing::DriverCall;
-use gpu_await::{Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Stream, testing};
+use gpu_await::{Compare, DeviceBuffer, DeviceKind, ErrorDetail, Stream};
 use half::{bf16, f16};
 
 use under_test::plain::{
     Plain, down, fewer_patterns, for_each_type, lengths, patterns, small, stream, up,
 };
+use under_test::refused_calls::each_call_refused;
 
 mod under_test {
     pub(crate) mod plain;
     pub(crate) mod random;
+    pub(crate) mod refused_calls;
 }
 
 /// The places of elements, the greatest or the least first, of equal ones the first.
@@ -191,31 +190,21 @@ fn refusals() {
 /// Each call of the driver refused in turn: an error, or the right values; and nothing is left behind.
 #[test]
 fn every_call_refused_once() {
-    for nth in 1..16 {
-        for kind in [DriverCall::Launch, DriverCall::Alloc, DriverCall::CopyToHost] {
-            let (faults, handle) = testing::faults();
-            let device = testing::host_with(faults);
-            let stream = device.stream().expect("a stream");
-            let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
-            let buffer = up(&stream, &x);
-            let mut out = stream.zeros::<u32>(5).queued().expect("memory");
-            let mut places = stream.zeros::<u64>(5).queued().expect("memory");
-            stream.done().synchronize().expect("done");
-            handle.fail_nth(kind, nth, ErrorKind::Driver);
-            stream.top_k(&buffer, &mut out).abandon();
-            stream.bottom_k_places(&buffer, &mut out, &mut places).abandon();
-            let order = order(&x, false);
-            if let Ok(found) = stream.download(&places).synchronize() {
-                assert_eq!(found, order[..5], "{kind:?} {nth}");
-            }
-            if let Ok(found) = stream.download(&out).synchronize() {
-                let values = order[..5].iter().map(|at| x[*at as usize]);
-                assert!(found.iter().copied().eq(values), "{kind:?} {nth}");
-            }
-            drop((buffer, out, places));
-            assert!(device.lost().now_or_never().is_none(), "{kind:?} {nth}");
-            stream.done().synchronize().expect("done");
-            block_on(device.trim(0)).ok();
+    each_call_refused(16, |stream, refuse, which| {
+        let x: Vec<u32> = (0..500).map(|at| at * 7 % 501).collect();
+        let buffer = up(stream, &x);
+        let mut out = stream.zeros::<u32>(5).queued().expect("memory");
+        let mut places = stream.zeros::<u64>(5).queued().expect("memory");
+        refuse();
+        stream.top_k(&buffer, &mut out).abandon();
+        stream.bottom_k_places(&buffer, &mut out, &mut places).abandon();
+        let order = order(&x, false);
+        if let Ok(found) = stream.download(&places).synchronize() {
+            assert_eq!(found, order[..5], "{which}");
         }
-    }
+        if let Ok(found) = stream.download(&out).synchronize() {
+            let values = order[..5].iter().map(|at| x[*at as usize]);
+            assert!(found.iter().copied().eq(values), "{which}");
+        }
+    });
 }
