@@ -49,7 +49,7 @@ use crate::wire::{self, Extents, Format, Upload};
 /// Bytes of an answer that are handed to its connection at once.
 const PART: usize = 64 << 10;
 
-/// What is told of a device that runs no launch in time.
+/// The error text for a device that does not run the health launch in time.
 const STALLED: &str = "the device is stalled";
 
 /// What all requests share; cheap to clone.

@@ -1,6 +1,6 @@
 //! How many bytes of bodies and answers are in memory, over all connections.
 //!
-//! | part | of the budget | who waits for it |
+//! | part | share of the budget | waiting for it |
 //! |---|---|---|
 //! | bodies above 64 KiB, or of unknown length | 3/8 | a request, before its body is read |
 //! | answers above 64 KiB | 3/8 | a request, before it has a stream |

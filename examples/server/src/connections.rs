@@ -1,4 +1,4 @@
-//! Accepts connections and serves them, HTTP/1 and HTTP/2 (cleartext, prior knowledge), until it is told to stop.
+//! Accepts connections and serves them, HTTP/1 and HTTP/2 (cleartext, prior knowledge), until the shutdown begins.
 //!
 //! `axum::serve` has no timeouts and lets any number of connections in; so this is the same loop on hyper-util:
 //!

@@ -1,6 +1,6 @@
 //! Gathers requests of `/embed` into micro-batches: one launch for many.
 //!
-//! Nobody waits for a batch to fill up: a batch waits for a permit of the pool, as a request of `/matmul` does, and takes
+//! No request waits for a batch to fill up: a batch waits for a permit of the pool, as a request of `/matmul` does, and takes
 //! the requests that are there when it has one. So a lone request goes at once, batches grow with the load, and
 //! requests that were given up or are too late are in none.
 #![forbid(unsafe_code)]

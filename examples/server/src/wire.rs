@@ -63,7 +63,7 @@ pub(crate) struct Extents {
 
 // ---- bodies -----------------------------------------------------------------------------------
 
-/// Which of these formats the `Content-Type` says; none is none of ours.
+/// Returns the one of these formats that the `Content-Type` names.
 ///
 /// # Errors
 /// 415.

@@ -83,7 +83,7 @@ async fn unfinished_bodies_stay_in_the_budget() {
             answer
         });
     }
-    // One body of 16 MiB fits; who waits for it gives up.
+    // One body of 16 MiB fits; requests that wait for room time out.
     let refused = clients.join_next().await.expect("one ends").expect("it does not panic");
     assert_eq!(&refused[9..12], b"429", "{}", String::from_utf8_lossy(&refused));
     assert!(server.metric("server_body_bytes").await <= (24 * MIB) as f64);
@@ -233,7 +233,8 @@ async fn http2_is_served_and_ends_in_order() {
         call.await.expect("a right answer");
     }
     server.signal("TERM");
-    let ended = tokio::time::timeout(SOON, connection).await.expect("it is told to go away");
+    let ended =
+        tokio::time::timeout(SOON, connection).await.expect("the server closes the connection");
     ended.expect("it does not panic").expect("in order");
     assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
 }
@@ -267,7 +268,8 @@ async fn the_head_timeout_outlasts_keep_alive() {
     let (idle, connection) = http2(server.addr, 65_535).await;
     let ready = Request::get("http://x/readyz").body(Full::default()).expect("a request");
     assert_eq!(idle.clone().send_request(ready).await.expect("an answer").status(), 200);
-    let ended = tokio::time::timeout(SOON, connection).await.expect("it is told to go away");
+    let ended =
+        tokio::time::timeout(SOON, connection).await.expect("the server closes the connection");
     ended.expect("it does not panic").expect("in order");
     slow.write_all(b"TP/1.1\r\nhost: x\r\n\r\n").await.expect("it listens");
     assert!(rest_of(slow).await.ends_with("ready"));
