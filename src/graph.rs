@@ -249,8 +249,7 @@ impl<S: GraphSlots> Graph<S> {
         {
             let mut instance = instance.lock();
             if instance.is_drawn_for(&passed) {
-                let submitted = self.submit(&mut instance, queue, &passed);
-                return submitted.map_err(|error| poisoned(&passed, error));
+                return self.submit(&mut instance, queue, &passed);
             }
             instance.give_up_memory();
         }
@@ -265,8 +264,7 @@ impl<S: GraphSlots> Graph<S> {
         let is_whole = !has_failed(&passed);
         let mut instance = instance.lock();
         instance.redraw(drawn, &passed, is_whole);
-        let submitted = self.submit(&mut instance, queue, &passed);
-        submitted.map_err(|error| poisoned(&passed, error))
+        self.submit(&mut instance, queue, &passed)
     }
 
     fn submit(
@@ -278,7 +276,7 @@ impl<S: GraphSlots> Graph<S> {
         let mut report = Report::default();
         let submitted = instance.submit(queue, passed, &self.kept, &mut report);
         self.report.lock().add(&report);
-        submitted
+        submitted.map_err(|error| poisoned(passed, error))
     }
 
     /// What the stream has of it. What streams had that are gone goes.

@@ -4,7 +4,7 @@
 //! [`stream_state`] is one stream, [`engine`] one device, [`poller`] its
 //! thread, [`attention`] what that is told by, and [`exit`] what stops it at the end of the process;
 //! [`event_pool`] the pool of events, [`registry`] the streams of a device,
-//! [`counted`] a list whose length needs no lock, [`graph_budget`] how many compiled graphs there are, [`graph_memory`] what graphs
+//! [`counted`] a list whose length needs no lock, [`weak_list`] one of what others own, [`graph_budget`] how many compiled graphs there are, [`graph_memory`] what graphs
 //! give up, [`loans`] what other libraries have on loan, [`deadlines`] what the poller does at a time, [`coop`] how a task yields,
 //! [`words`] and [`doorbell`] what else than an event tells of a completion, [`progress`] and [`device_state`] what
 //! outlives streams and devices. What was given up is in [`reclaim`](crate::memory::reclaim), the thread that drops what users lent in
@@ -32,6 +32,7 @@ pub(crate) mod progress;
 pub(crate) mod protocol;
 pub(crate) mod registry;
 pub(crate) mod stream_state;
+pub(crate) mod weak_list;
 pub(crate) mod words;
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use super::launch::AlgorithmLaunch;
 use super::reduce_op::ReduceOp;
 use super::scalar::Scalar;
 use super::sequence::{ElementCount, Elements, Sequence, SequenceMut};
-use super::sort::Order;
+use super::sort::{Order, check_value_size};
 use crate::backend::HostTwin;
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
@@ -223,12 +223,7 @@ impl Queue<'_> {
         offsets: &impl Sequence<u64>,
         descending: bool,
     ) -> Result<()> {
-        const {
-            assert!(
-                size_of::<V>() == 4 || size_of::<V>() == 8,
-                "values that are sorted by keys have 4 or 8 bytes: sort the numbers of others, and gather those"
-            );
-        };
+        const { check_value_size::<V>() };
         let Elements { span: keys, length } = keys.elements_mut();
         let Elements { span: offsets, length: offsets_length } = offsets.elements();
         let (expected, found) = (length.most, values.len());

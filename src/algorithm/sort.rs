@@ -279,12 +279,7 @@ impl Queue<'_> {
         values: &mut impl Writable<V>,
         descending: bool,
     ) -> Result<()> {
-        const {
-            assert!(
-                size_of::<V>() == 4 || size_of::<V>() == 8,
-                "values that are sorted by keys have 4 or 8 bytes: sort the numbers of others, and gather those"
-            );
-        };
+        const { check_value_size::<V>() };
         let Elements { span: keys, length } = keys.elements_mut();
         let found = values.len();
         let values = values.span_mut();
@@ -416,6 +411,14 @@ pub(super) fn rank<K: Scalar>(key: &K, descending: bool) -> u64 {
     let is_negative = bits > ones >> 1;
     let rank = bits ^ if is_negative { K::IF_NEGATIVE } else { 0 } ^ K::ALWAYS;
     if descending { !rank & ones } else { rank }
+}
+
+/// Refuses values of sizes that no kernel takes along.
+pub(super) const fn check_value_size<V>() {
+    assert!(
+        size_of::<V>() == 4 || size_of::<V>() == 8,
+        "values that are sorted by keys have 4 or 8 bytes: sort the numbers of others, and gather those"
+    );
 }
 
 /// The sorts on the CPU.

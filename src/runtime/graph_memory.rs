@@ -3,9 +3,11 @@
 //! What a graph's closure makes is written anew in each launch, so that nothing is lost with it: the next launch makes it again.
 #![forbid(unsafe_code)]
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use parking_lot::Mutex;
+
+use super::weak_list::WeakList;
 
 pub(crate) trait KeepsMemory: Send + Sync {
     /// Gives up what nobody else has, unless it is in use; whether there was any.
@@ -13,31 +15,16 @@ pub(crate) trait KeepsMemory: Send + Sync {
 }
 
 #[derive(Default)]
-pub(crate) struct GraphMemory(Mutex<Keepers>);
-
-#[derive(Default)]
-struct Keepers {
-    all: Vec<Weak<dyn KeepsMemory>>,
-    /// At how many those that are gone are forgotten.
-    tidied_at: usize,
-}
+pub(crate) struct GraphMemory(Mutex<WeakList<dyn KeepsMemory>>);
 
 impl GraphMemory {
     pub(crate) fn enter(&self, keeper: Weak<dyn KeepsMemory>) {
-        let mut keepers = self.0.lock();
-        if keepers.all.len() >= keepers.tidied_at {
-            keepers.all.retain(|known| known.strong_count() > 0);
-            keepers.tidied_at = 2 * keepers.all.len() + 8;
-        }
-        keepers.all.push(keeper);
+        self.0.lock().push(keeper);
     }
 
     /// Has everybody give up what is not in use; whether there was any.
     pub(crate) fn give_up(&self) -> bool {
-        // Not under the lock: whoever is the last to have one drops it here.
-        let all: Vec<Arc<dyn KeepsMemory>> =
-            self.0.lock().all.iter().filter_map(Weak::upgrade).collect();
-        let given_up = all.iter().filter(|keeper| keeper.give_up_memory());
-        given_up.count() > 0
+        let all = self.0.lock().alive();
+        all.iter().filter(|keeper| keeper.give_up_memory()).count() > 0
     }
 }

@@ -18,6 +18,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::StreamState;
+use crate::runtime::weak_list::WeakList;
 
 /// What was made for one stream, of no use without it, and is somebody's who may have it for longer: compiled graphs, and what
 /// they keep.
@@ -29,14 +30,7 @@ pub(crate) trait OfStream: Send + Sync {
 /// The right to put work on a stream.
 pub(crate) struct StreamHandle {
     stream: Arc<StreamState>,
-    belongings: Mutex<Belongings>,
-}
-
-#[derive(Default)]
-struct Belongings {
-    all: Vec<Weak<dyn OfStream>>,
-    /// At how many those that are gone are forgotten.
-    tidied_at: usize,
+    belongings: Mutex<WeakList<dyn OfStream>>,
 }
 
 impl StreamHandle {
@@ -46,12 +40,7 @@ impl StreamHandle {
 
     /// Has something given up when the stream is gone.
     pub(crate) fn has(&self, belonging: Weak<dyn OfStream>) {
-        let mut belongings = self.belongings.lock();
-        if belongings.all.len() >= belongings.tidied_at {
-            belongings.all.retain(|known| known.strong_count() > 0);
-            belongings.tidied_at = 2 * belongings.all.len() + 8;
-        }
-        belongings.all.push(belonging);
+        self.belongings.lock().push(belonging);
     }
 }
 
@@ -96,11 +85,7 @@ impl StreamState {
 impl Drop for StreamHandle {
     fn drop(&mut self) {
         // In front of the rest: what is retired behind the stream's work is among what that is looked at for.
-        for belonging in std::mem::take(&mut self.belongings.get_mut().all) {
-            if let Some(belonging) = belonging.upgrade() {
-                belonging.stream_is_gone();
-            }
-        }
+        self.belongings.get_mut().alive().iter().for_each(|belonging| belonging.stream_is_gone());
         self.stream.desert();
     }
 }

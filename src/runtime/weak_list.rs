@@ -1,0 +1,31 @@
+//! [`WeakList`]: things that others own, of which those that are gone are forgotten.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Weak};
+
+pub(crate) struct WeakList<T: ?Sized> {
+    all: Vec<Weak<T>>,
+    /// At how many those that are gone are forgotten.
+    tidied_at: usize,
+}
+
+impl<T: ?Sized> Default for WeakList<T> {
+    fn default() -> Self {
+        WeakList { all: Vec::new(), tidied_at: 0 }
+    }
+}
+
+impl<T: ?Sized> WeakList<T> {
+    pub(crate) fn push(&mut self, item: Weak<T>) {
+        if self.all.len() >= self.tidied_at {
+            self.all.retain(|known| known.strong_count() > 0);
+            self.tidied_at = 2 * self.all.len() + 8;
+        }
+        self.all.push(item);
+    }
+
+    /// Those that are there. Whoever is the last to have one drops it: not under a lock.
+    pub(crate) fn alive(&self) -> Vec<Arc<T>> {
+        self.all.iter().filter_map(Weak::upgrade).collect()
+    }
+}
