@@ -43,6 +43,7 @@ use crate::error::refused::Refused;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
+use crate::memory::frozen::Frozen;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::point::Track;
 use crate::runtime::Point;
@@ -438,6 +439,16 @@ macro_rules! accepted {
     )+};
 }
 accepted! { PinnedBuffer DeviceBuffer }
+
+impl<T: Element> Op<Frozen<T>> {
+    /// Reports a refused [`freeze`](DeviceBuffer::freeze) now, with the buffer, and keeps the future otherwise.
+    ///
+    /// # Errors
+    /// [`Refused`]: why, and the buffer.
+    pub fn accepted(self) -> Result<Self, Refused<DeviceBuffer<T>>> {
+        self.returning()
+    }
+}
 
 impl<T> Future for Op<T> {
     type Output = Result<T>;

@@ -60,7 +60,6 @@ pub use self::raw_queue::RawQueue;
 pub(crate) use self::summary::Summary;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
-use crate::memory::allocation::AllocationHazards;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{StreamState, Turn};
 use crate::thread::role;
@@ -112,10 +111,7 @@ pub(crate) fn submit<R>(
             })?;
         }
         for access in &footprint.accesses {
-            let enter = |hazards: &mut AllocationHazards| {
-                hazards.record(&access.range, access.mode, turn.stream.progress(), ticket);
-            };
-            access.memory.with_hazards(enter);
+            access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
         let raw = Raw::of(turn);
         let result = calls(&raw);

@@ -12,7 +12,7 @@ use futures::executor::block_on;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
     Device, DeviceBuffer, DlpackConsumer, ErrorDetail, ErrorKind, Graph, In, InOut, Mapped, Out,
-    Queue, Region, Result, Stream, Uses, ViewMut, kernels,
+    Queue, Refused, Region, Result, Stream, Uses, ViewMut, kernels,
 };
 use proptest::prelude::*;
 
@@ -699,8 +699,9 @@ async fn memory_of_a_graph_is_ordered_wherever_it_is() -> Result<()> {
         (out.remove(0), out.remove(0))
     };
     let mut mapped = MAPPED.lock().unwrap().take().unwrap();
-    let frozen = a.freeze().await.unwrap_err();
+    let Refused { error: frozen, value: a } = a.freeze().accepted().map(drop).unwrap_err();
     assert!(matches!(frozen.detail(), ErrorDetail::KeptByGraph { .. }), "{frozen}");
+    assert_eq!(*stream.download(&a.expect("it comes back")).await?, [2.0; LEN]);
     let host = mapped.host().await.unwrap_err();
     assert!(matches!(host.detail(), ErrorDetail::KeptByGraph { op: "host" }), "{host}");
     // SAFETY: refused.
@@ -949,6 +950,34 @@ fn what_was_passed_is_in_no_graph() -> Result<()> {
     }
     assert_eq!(*stream.download(&y).synchronize()?, [4.0; LEN]);
     Ok(())
+}
+
+/// A graph keeps the part of a buffer that it uses, and no more.
+#[tokio::test]
+async fn the_other_part_is_in_no_graph() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let scale = kernels::scale::load(&device).await?;
+    let mut kept = stream.full(2 * LEN, 1.0f32).queued()?;
+    let mut other = kept.split_off(LEN)?;
+    let out = Arc::new(Mutex::new(None));
+    let state = (scale, Mutex::new(Some(kept)), out.clone());
+    let graph = device.graph::<(), _, _>(state, |q, (scale, kept, out), ()| {
+        let mut kept = kept.lock().unwrap().take().expect("it runs once");
+        scale.launch(q, 2.0, &mut kept)?;
+        *out.lock().unwrap() = Some(kept);
+        Ok(())
+    });
+    graph.launch(&stream, ()).await?;
+    // SAFETY: nobody uses it.
+    unsafe { stream.lend_memory(Uses::new("theirs").updates(&mut other)) }?.end()?;
+    let other = other.freeze().await?;
+    assert_eq!(*stream.download(&other).await?, [1.0; LEN]);
+    let kept = out.lock().unwrap().take().expect("the closure ran");
+    let Refused { error, value: kept } = kept.freeze().accepted().map(drop).unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::KeptByGraph { .. }), "{error}");
+    drop(graph);
+    kept.expect("it comes back").freeze().await.map(drop)
 }
 
 /// A closure that goes on behind a launch that failed runs in the next launch as well, and that one fails again.

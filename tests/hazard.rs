@@ -219,6 +219,9 @@ impl Twins {
                 *known = (*known).max(*ticket);
             }
         }
+        let all_valid = self.bytes.iter().all(|byte| byte.content == Content::Valid);
+        let only = users.keys().next().filter(|_| users.len() == 1 && all_valid);
+        assert_eq!(self.hazards.only_user(), only.copied());
         let found = self.hazards.users();
         assert_eq!(found.len(), users.len(), "a stream is named once");
         assert_eq!(
@@ -296,6 +299,25 @@ proptest! {
         for step in &steps {
             twins.step(step);
             twins.check();
+        }
+    }
+
+    #[test]
+    fn the_only_user_waits_for_nothing(
+        uses in prop::collection::vec((range(), 0..2_u64, 0..3_usize), 0..size(24)),
+    ) {
+        let mut twins = Twins::new(LEN, Some((1, 1)), Content::Valid);
+        for (range, stream, mode) in uses {
+            let mode = [Mode::Read, Mode::Overwrite, Mode::ReadWrite][mode];
+            let before = twins.hazards.only_user();
+            if before == Some(stream) {
+                let found = |used: &Point<Stream>| panic!("it waits for {used:?}");
+                twins.hazards.dependencies(&range, mode, stream, found);
+                prop_assert_eq!(twins.hazards.unreadable(&range), None);
+            }
+            twins.step(&Step::Use { range, mode, stream });
+            // So that who enters a use need not ask again.
+            prop_assert!(before != Some(stream) || twins.hazards.only_user() == before);
         }
     }
 

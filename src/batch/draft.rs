@@ -65,7 +65,12 @@ impl Draft {
             })
         };
         let touched = footprint.touched().filter(|(memory, range)| !is_passed(memory, range));
-        self.kept.borrow_mut().extend(touched.map(|(memory, _)| KeptByGraph::new(memory)));
+        let keep = |(memory, part)| {
+            let mut kept = KeptByGraph::new(memory);
+            kept.keep(part);
+            kept
+        };
+        self.kept.borrow_mut().extend(touched.map(keep));
         let written = Written { at, is_barrier: self.barrier.replace(false) };
         draw(&mut self.list.borrow_mut(), engine, footprint, launch, written)
     }

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 
+use crate::backend::DeviceKind;
 use crate::batch::queue::Queue;
 use crate::batch::settle::{Settle, Settled};
 use crate::error::{ErrorDetail, Result};
@@ -10,9 +11,10 @@ use crate::op::Op;
 use crate::submit::Outcomes;
 
 impl<'s> Queue<'s> {
-    /// For a closure of the user's, which may enqueue work that fails when it runs.
+    /// For a closure of the user's, which may enqueue work that fails when it runs, on a host device.
     pub(crate) fn note_in(&mut self, outcomes: &'s Outcomes) {
-        self.outcomes = Some(outcomes);
+        self.outcomes =
+            (self.stream.engine().backend.kind() == DeviceKind::Host).then_some(outcomes);
     }
 
     pub(crate) fn outcomes(&self) -> Option<&'s Outcomes> {

@@ -5,9 +5,9 @@ use std::fmt;
 
 use super::Error;
 
-/// Why a call was refused that was given host memory, and that memory.
+/// Why a call was refused that was given memory, and that memory.
 ///
-/// `?` makes an [`Error`] of it; the memory then returns to its pool.
+/// `?` makes an [`Error`] of it; pinned memory then returns to its pool, and device memory is freed.
 ///
 /// Returned by [`Op::accepted`](crate::Op::accepted) and by the verbs of [`Queue`](crate::Queue) that
 /// take a pinned buffer.

@@ -276,6 +276,7 @@ fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> (Vec<Use>, Vec<Kept
                     kept.push(KeptByGraph::new(&memory));
                     kept.len() - 1
                 });
+                kept[number].keep(&range);
                 (Whose::Kept(number), 0)
             }
         };

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::batch::queue::Queue;
 use crate::error::Result;
+use crate::memory::allocation::AllocationHazards;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::point::Track;
 
@@ -47,8 +48,10 @@ impl WorkArea {
             }
             let stream = queue.stream().id();
             let is_free = kept.as_ref().is_some_and(|area| {
-                let users = area.memory().with_hazards(|hazards| hazards.users());
-                users.iter().all(|used| used.stream.id() == stream || used.is_complete())
+                area.memory().is_only_used_by(stream) || {
+                    let users = area.memory().with_hazards(AllocationHazards::users);
+                    users.iter().all(|used| used.stream.id() == stream || used.is_complete())
+                }
             });
             if is_free {
                 return Ok(WorkMemory::Kept(kept));

@@ -13,7 +13,7 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use sync_wrapper::SyncWrapper;
 
 use crate::backend::DevicePtr;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::hazard::{Content, Hazards};
+use crate::memory::hazard::{Content, Hazards, Mode};
 use crate::memory::point::Track;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::stream_state::StreamHandle;
@@ -86,31 +86,40 @@ pub(crate) struct Allocation {
     ptr: DevicePtr,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
+    /// What [`Hazards::only_user`] said of them last, or [`NOBODY`]; changed under their lock.
+    only_user: AtomicU64,
     /// Nobody writes it any more, and its readers on this device are not entered.
     frozen: AtomicBool,
-    /// How many lists of graphs will use it again, whoever has the buffer; changed under the lock of the hazards.
-    graphs: AtomicU32,
+    /// The parts that lists of graphs will use again, whoever has the buffer; of each list by itself.
+    kept_by_graphs: Mutex<Vec<Range<u64>>>,
 }
 
-/// A share of memory that launches of a graph use again and again: while it is there, nobody else gets the memory for uses that are
-/// not entered.
-pub(crate) struct KeptByGraph(Arc<Allocation>);
+/// A share of memory of which launches of a graph use parts again and again: while it is there, nobody else gets those parts for uses
+/// that are not entered.
+pub(crate) struct KeptByGraph {
+    memory: Arc<Allocation>,
+    parts: Vec<Range<u64>>,
+}
 
 impl KeptByGraph {
-    /// Keeps memory that the caller borrows.
+    /// Keeps no part of the memory yet.
     pub(crate) fn new(memory: &Arc<Allocation>) -> Self {
-        // ORDERING: Relaxed, here and below: who looks at it has the lock as well.
-        memory.with_hazards(|_| memory.graphs.fetch_add(1, Ordering::Relaxed));
-        KeptByGraph(memory.clone())
+        KeptByGraph { memory: memory.clone(), parts: Vec::new() }
+    }
+
+    /// Keeps a part that the caller borrows, or that another share keeps.
+    pub(crate) fn keep(&mut self, part: &Range<u64>) {
+        self.memory.kept_by_graphs.lock().push(part.clone());
+        self.parts.push(part.clone());
     }
 
     pub(crate) fn memory(&self) -> &Arc<Allocation> {
-        &self.0
+        &self.memory
     }
 
     /// Keeps the stream open no longer that the memory was made on, if nobody else has the memory.
     pub(crate) fn leave_stream(&mut self) {
-        let Some(memory) = Arc::get_mut(&mut self.0) else { return };
+        let Some(memory) = Arc::get_mut(&mut self.memory) else { return };
         if let Backing::Pool { home, .. } = &mut memory.backing
             && let MadeOn::Open(stream) = home
         {
@@ -122,7 +131,12 @@ impl KeptByGraph {
 
 impl Drop for KeptByGraph {
     fn drop(&mut self) {
-        self.0.with_hazards(|_| self.0.graphs.fetch_sub(1, Ordering::Relaxed));
+        let mut kept = self.memory.kept_by_graphs.lock();
+        for part in &self.parts {
+            if let Some(at) = kept.iter().position(|known| known == part) {
+                kept.swap_remove(at);
+            }
+        }
     }
 }
 
@@ -156,8 +170,10 @@ impl Allocation {
     }
 
     fn over(backing: Backing, ptr: DevicePtr, bytes: u64, hazards: AllocationHazards) -> Self {
+        let only_user = AtomicU64::new(hazards.only_user().unwrap_or(NOBODY));
         let (hazards, frozen) = (Mutex::new(hazards), AtomicBool::new(false));
-        Allocation { backing, ptr, bytes, hazards, frozen, graphs: AtomicU32::new(0) }
+        let kept_by_graphs = Mutex::default();
+        Allocation { backing, ptr, bytes, hazards, only_user, frozen, kept_by_graphs }
     }
 
     /// What keeps memory of somebody else's.
@@ -207,14 +223,54 @@ impl Allocation {
         self.frozen.load(Ordering::Relaxed)
     }
 
-    /// Refuses uses that are not entered, of memory that a graph will use.
-    pub(crate) fn check_is_in_no_graph(&self, op: &'static str) -> Result<()> {
-        let graphs = self.with_hazards(|_| self.graphs.load(Ordering::Relaxed));
-        if graphs == 0 { Ok(()) } else { Err(ErrorDetail::KeptByGraph { op }.into()) }
+    /// Refuses uses that are not entered, of a part that a graph will use.
+    pub(crate) fn check_is_in_no_graph(&self, part: &Range<u64>, op: &'static str) -> Result<()> {
+        let overlaps = |kept: &Range<u64>| kept.start < part.end && part.start < kept.end;
+        if self.kept_by_graphs.lock().iter().any(overlaps) {
+            return Err(ErrorDetail::KeptByGraph { op }.into());
+        }
+        Ok(())
     }
 
-    pub(crate) fn with_hazards<R>(&self, f: impl FnOnce(&mut AllocationHazards) -> R) -> R {
-        f(&mut self.hazards.lock())
+    pub(crate) fn with_hazards<R>(&self, f: impl FnOnce(&AllocationHazards) -> R) -> R {
+        f(&self.hazards.lock())
+    }
+
+    /// Whether no other stream used the memory, and all of it is worth reading, so that a use there waits for nothing.
+    #[inline]
+    pub(crate) fn is_only_used_by(&self, stream: u64) -> bool {
+        // ORDERING: Relaxed: the caller borrows what it will use. Another stream's use that is in conflict with that was entered
+        // by who had it before, which the borrow's way here orders; one that is not in conflict adds no wait.
+        self.only_user.load(Ordering::Relaxed) == stream
+    }
+
+    /// Enters a use by `ticket` of `stream`.
+    #[inline]
+    pub(crate) fn enter(
+        &self,
+        range: &Range<u64>,
+        mode: Mode,
+        stream: &Arc<Progress>,
+        ticket: u64,
+    ) {
+        let mut hazards = self.hazards.lock();
+        hazards.record(range, mode, stream, ticket);
+        // ORDERING: Relaxed: under the lock.
+        if self.only_user.load(Ordering::Relaxed) != stream.id() {
+            self.note_only_user(&hazards);
+        }
+    }
+
+    /// Poisons what a ticket of a stream was the last to write.
+    pub(crate) fn poison_written(&self, range: &Range<u64>, by: (u64, u64), poison: &Poison) {
+        let mut hazards = self.hazards.lock();
+        hazards.poison_written(range, by, poison);
+        self.note_only_user(&hazards);
+    }
+
+    fn note_only_user(&self, hazards: &AllocationHazards) {
+        // ORDERING: Relaxed: see `is_only_used_by`.
+        self.only_user.store(hazards.only_user().unwrap_or(NOBODY), Ordering::Relaxed);
     }
 
     /// Whether the first part of the range that cannot be read is one whose producer failed.
@@ -223,7 +279,9 @@ impl Allocation {
     }
 
     pub(crate) fn poison(&self, range: &Range<u64>, poison: &Poison) {
-        self.hazards.lock().poison(range, poison);
+        let mut hazards = self.hazards.lock();
+        hazards.poison(range, poison);
+        self.note_only_user(&hazards);
     }
 }
 

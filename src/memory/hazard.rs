@@ -20,6 +20,8 @@
 //! 4. Content is `Valid` after an overwrite, whatever it was before; `Unwritten` and `Poisoned` ranges
 //!    stay so where no write reached. Whoever may read, writing or not, asks first
 //!    (`no_kernel_reads_it`).
+//! 5. What [`only_user`](Hazards::only_user) names has no dependency and finds all of it readable
+//!    (`the_only_user_waits_for_nothing`).
 //!
 //! Pinned by the property tests in `tests/hazard.rs`.
 #![forbid(unsafe_code)]
@@ -107,6 +109,15 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
             start = span.end;
         }
         None
+    }
+
+    /// The one stream that used the allocation, if all of it is worth reading: what comes next there waits for nothing.
+    pub(crate) fn only_user(&self) -> Option<u64> {
+        let mut users = self.spans.iter().flat_map(|span| span.writer.iter().chain(&span.readers));
+        let first = users.next()?.stream.id();
+        let is_valid = |span: &Tracked<S, P>| span.content == Content::Valid;
+        (users.all(|used| used.stream.id() == first) && self.spans.iter().all(is_valid))
+            .then_some(first)
     }
 
     /// Enters a use by `ticket` of `stream`.

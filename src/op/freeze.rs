@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::Result;
+use crate::error::refused::Refused;
 use crate::memory::Element;
 use crate::memory::allocation::NOBODY;
 use crate::memory::buffer::DeviceBuffer;
@@ -21,15 +22,16 @@ impl<T: Element> DeviceBuffer<T> {
     /// stream. Ready proves *complete on the device*: everything that wrote the buffer.
     ///
     /// # Ownership
-    /// The buffer moves in. If it fails or is dropped, the memory is freed when everything is
-    /// complete that uses it.
+    /// The buffer moves in, and comes back from a refused call through [`accepted`](Op::accepted). If the future fails later or is
+    /// dropped, the memory is freed when every use of it is complete.
     ///
     /// # Errors
     /// Part of the buffer was never written, or what should have written it failed
-    /// ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)); a device that is lost or closed.
+    /// ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)); a graph that uses the buffer in each launch
+    /// ([`ErrorDetail::KeptByGraph`](crate::ErrorDetail::KeptByGraph)); a device that is lost or closed.
     pub fn freeze(self) -> Op<Frozen<T>> {
         match self.writers() {
-            Err(error) => Op::failed(error),
+            Err(error) => Op::refused(Refused { error, value: Some(self) }),
             Ok(writers) => {
                 // Once more: another library may fail when its work runs.
                 let proved = move || check("freeze", &self.span()).map(|()| Frozen::new(self));
@@ -42,7 +44,7 @@ impl<T: Element> DeviceBuffer<T> {
     fn writers(&self) -> Result<Vec<Point>> {
         let all = self.span();
         all.memory.engine().check_open()?;
-        all.memory.check_is_in_no_graph("freeze")?;
+        all.memory.check_is_in_no_graph(&all.range, "freeze")?;
         check("freeze", &all)?;
         let mut writers = Vec::new();
         all.memory.with_hazards(|hazards| {

@@ -63,7 +63,7 @@ impl<T: Element> Mapped<T> {
     fn uses(&self, op: &'static str) -> Result<Vec<Point>> {
         let all = self.span();
         all.memory.engine().check_open()?;
-        all.memory.check_is_in_no_graph(op)?;
+        all.memory.check_is_in_no_graph(&all.range, op)?;
         check(op, &all)?;
         let mut uses = Vec::new();
         all.memory.with_hazards(|hazards| {

@@ -79,7 +79,8 @@ const TIMED: u64 = 64;
 /// ```
 #[must_use = "pass it to `enqueue` or `lend_memory`"]
 pub struct Uses<'a, P = ()> {
-    pub(super) footprint: Footprint<'a>,
+    /// Apart, because each call that adds memory moves the rest.
+    pub(super) footprint: Box<Footprint<'a>>,
     memory: Ranges,
     work: Work,
     pub(super) pointers: P,
@@ -96,7 +97,7 @@ impl Uses<'_> {
     /// Makes one that uses nothing yet. `name` is what errors and traces call the operation.
     pub fn new(name: &'static str) -> Self {
         let memory = SmallVec::new();
-        let footprint = Footprint::new(name);
+        let footprint = Box::write(Box::new_uninit(), Footprint::new(name));
         let work = Work { commands: 1, can_be_captured: false };
         Uses { footprint, memory, work, pointers: () }
     }

@@ -52,6 +52,7 @@ pub(super) type Loans = SmallVec<[Loan; 2]>;
 
 impl<'a> Footprint<'a> {
     /// An operation of that name, which touches nothing yet.
+    #[inline]
     pub(crate) fn new(verb: &'static str) -> Self {
         Footprint {
             name: Name::Verb(verb),
@@ -222,8 +223,11 @@ impl<'a> Footprint<'a> {
             None => engine.check_open()?,
         }
         for Access { memory, .. } in self.accesses.iter().chain(&self.untracked) {
-            check_device("a buffer", engine, memory.engine(), self.peers)?;
-            check_is_there(engine, memory.engine())?;
+            let theirs = memory.engine();
+            if theirs.id != engine.id {
+                check_device("a buffer", engine, theirs, self.peers)?;
+                check_is_there(engine, theirs)?;
+            }
         }
         self.check_loans(engine)?;
         for edge in &self.after {
@@ -272,7 +276,10 @@ impl<'a> Footprint<'a> {
     /// them in `after`; an error if it would read what is not there.
     #[inline]
     pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
-        if self.accesses.is_empty() && self.after.is_empty() { Ok(()) } else { self.edges(stream) }
+        let id = stream.id();
+        let waits_for_nothing = self.after.is_empty()
+            && self.accesses.iter().all(|access| access.memory.is_only_used_by(id));
+        if waits_for_nothing { Ok(()) } else { self.edges(stream) }
     }
 
     fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {

@@ -31,7 +31,7 @@ use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, DriverResult, Function, LaunchShape};
 use crate::error::Error;
-use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
+use crate::memory::allocation::{Allocation, Poison};
 use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
 use crate::runtime::stream_state::{Listed, StreamState, Turn};
@@ -250,10 +250,7 @@ pub(crate) fn submit_listed(
         let ticket = open_list(turn, footprint, (owner, written.at), fresh)?;
         wait_in_front(turn, footprint)?;
         for access in &footprint.accesses {
-            let enter = |hazards: &mut AllocationHazards| {
-                hazards.record(&access.range, access.mode, turn.stream.progress(), ticket);
-            };
-            access.memory.with_hazards(enter);
+            access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
         for loan in footprint.lent.drain(..) {
             turn.lend(ticket, loan.bytes(), loan.into_payload());

@@ -39,11 +39,11 @@ impl<'a, P> Uses<'a, P> {
     ) -> Result<OpenUses<P>> {
         self.footprint.check_loans(engine)?;
         for access in &self.footprint.accesses {
-            access.memory.check_is_in_no_graph("lending memory")?;
+            access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
         let lent = std::mem::take(&mut self.footprint.lent);
         submit(&mut self.footprint)?;
-        let Footprint { accesses, untracked, .. } = &self.footprint;
+        let Footprint { accesses, untracked, .. } = &*self.footprint;
         let (tracked, untracked) = (Held::all(accesses), Held::all(untracked));
         let Name::Verb(name) = self.footprint.name() else {
             unreachable!("uses are named by a text")

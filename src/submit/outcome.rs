@@ -94,9 +94,7 @@ impl RunOutcome {
         let poison = Poison::of(&error, || self.op.clone());
         for WrittenRange { memory, range } in written {
             if let Some(memory) = memory.upgrade() {
-                memory.with_hazards(|hazards| {
-                    hazards.poison_written(&range, (self.stream, self.ticket), &poison);
-                });
+                memory.poison_written(&range, (self.stream, self.ticket), &poison);
             }
         }
     }

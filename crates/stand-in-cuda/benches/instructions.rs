@@ -1,7 +1,7 @@
 //! Did an operation get dearer? In instructions, which have no noise.
 //!
 //! Counted by callgrind for a launch of the kernel `empty` with `.queued()` and for one awaited, and for an
-//! `enqueue` of nothing, on
+//! `enqueue` that declares a read and a write and puts nothing on the stream, on
 //! the stand-in driver, which completes all of them within the call; compared with the
 //! figures in `instructions.txt` beside this file.
 //!
@@ -192,6 +192,8 @@ fn counted_work(way: &str, operations: u32) {
     block_on(async {
         let stream = device.stream().expect("a stream");
         let empty = kernels::empty::load(&device).await.expect("loads");
+        let x = stream.zeros::<u8>(256).queued().expect("memory");
+        let mut y = stream.zeros::<u8>(256).queued().expect("memory");
         let warm_up = [("await", 256), ("queued", 2 * OPERATIONS)];
         for (way, operations) in warm_up.into_iter().chain([(way, 64), (way, operations)]) {
             for _ in 0..operations {
@@ -199,9 +201,10 @@ fn counted_work(way: &str, operations: u32) {
                     "queued" => empty.launch(&stream).queued().expect("is accepted"),
                     "await" => empty.launch(&stream).await.expect("completes"),
                     _ => {
-                        let nothing = |_: &RawQueue<'_>, ()| Ok::<_, Error>(());
-                        // SAFETY: nothing is put on the stream.
-                        let op = unsafe { stream.enqueue(Uses::new("none"), nothing) };
+                        let nothing = |_: &RawQueue<'_>, _| Ok::<_, Error>(());
+                        let uses = Uses::new("none").reads(&x).writes(&mut y);
+                        // SAFETY: nothing is put on the stream, and `y` was written before.
+                        let op = unsafe { stream.enqueue(uses, nothing) };
                         op.queued().expect("is accepted");
                     }
                 }

@@ -183,7 +183,7 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
     }
 
     fn order(&mut self, stream: &Stream) -> Result<()> {
-        self.memory().check_is_in_no_graph("dlpack")?;
+        self.memory().check_is_in_no_graph(&self.span().range, "dlpack")?;
         let uses = Uses::new("dlpack").updates(self).commands(0);
         // SAFETY: nothing is put on the stream but waits.
         unsafe { stream.enqueue(uses, |_: &RawQueue<'_>, _| Ok::<_, Error>(())) }.queued()
@@ -191,7 +191,7 @@ impl<T: DlpackElement> Exportable for DeviceBuffer<T> {
 
     fn check(&self) -> Result<()> {
         Exportable::engine(self).check_open()?;
-        self.memory().check_is_in_no_graph("dlpack")?;
+        self.memory().check_is_in_no_graph(&self.span().range, "dlpack")?;
         let mut footprint = Footprint::new("dlpack");
         footprint.reads(&self.span());
         footprint.check_contents()
