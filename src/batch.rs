@@ -17,7 +17,7 @@
 
 pub(crate) mod draft;
 mod fill;
-mod late;
+mod finish;
 mod launch;
 pub(crate) mod peer;
 pub(crate) mod queue;

@@ -177,11 +177,9 @@ impl<T> Op<T> {
         match std::mem::replace(&mut self.state, OpState::Done) {
             OpState::Pending(mut pending) => {
                 pending.let_go();
-                match pending.value.into_inner() {
-                    HostValue::Here(value) => Ok(value),
-                    HostValue::Later(_) => T::without_host()
-                        .ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into()),
-                }
+                let known = pending.value.into_inner().known();
+                let known = known.or_else(T::without_host);
+                known.ok_or_else(|| ErrorDetail::HostValue { op: "queued()" }.into())
             }
             OpState::Failed(error, ..) => Err(error),
             OpState::Done => panic!("`Op` used after it completed"),
@@ -341,13 +339,9 @@ impl<T> Op<T> {
             (Ok(a), Ok(b)) => (a, b),
             (Err(error), _) | (_, Err(error)) => return Op::failed(error),
         };
-        let value = match (a.1, b.1) {
-            (HostValue::Here(a), HostValue::Here(b)) => HostValue::Here((a, b)),
-            (a, b) => HostValue::Later(Box::new(move || Ok((a.take()?, b.take()?)))),
-        };
         let mut points = a.0;
         points.merge(b.0);
-        Op::at(points, value)
+        Op::at(points, a.1.and(b.1))
     }
 
     /// Where it stands; empty if it failed or is done.

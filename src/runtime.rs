@@ -25,6 +25,7 @@ pub(crate) mod event_pool;
 pub(crate) mod exit;
 pub(crate) mod graph_budget;
 pub(crate) mod graph_memory;
+pub(crate) mod late_work;
 pub(crate) mod loans;
 pub(crate) mod marker;
 pub(crate) mod poller;

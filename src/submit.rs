@@ -54,7 +54,7 @@ pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;
 use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
-pub(crate) use self::outcome::{Outcomes, RunOutcome};
+pub(crate) use self::outcome::Outcomes;
 pub(crate) use self::raw::{Raw, Refusal};
 pub use self::raw_queue::RawQueue;
 pub(crate) use self::summary::Summary;
@@ -110,7 +110,7 @@ pub(crate) fn submit<R>(
                 }
             })?;
         }
-        for access in &footprint.accesses {
+        for access in footprint.tracked() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
         let raw = Raw::of(turn);
@@ -129,7 +129,7 @@ pub(crate) fn submit<R>(
             (Ok(value), None) => Ok((value, None)),
             (Err(refusal), _) => Err(refusal),
         };
-        let touched = footprint.makes_buffer || !footprint.accesses.is_empty();
+        let touched = footprint.makes_buffer || footprint.tracked().next().is_some();
         turn.publish(ticket, commands, touched);
         let (value, event) = result?;
         enter_event(turn, ticket, event);

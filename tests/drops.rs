@@ -333,6 +333,28 @@ fn a_stream_whose_marker_was_refused_goes_away() {
     assert_eq!(device.stats().streams, streams);
 }
 
+/// A write that was refused may come all the same. A second one of the same value would hide that it is late.
+#[test]
+fn no_word_is_written_behind_a_refused_one() {
+    let (faults, handle) = testing::faults();
+    let (device, step) =
+        testing::manual_with_faults_completion(faults, gpu_await::Completion::Word);
+    let stream = device.stream().unwrap();
+    let empty = kernels::empty::load_blocking(&device).unwrap();
+    handle.record();
+    handle.fail_nth_after_effect(testing::DriverCall::WriteWord, 1, gpu_await::ErrorKind::Driver);
+    for _ in 0..3 {
+        let mut op = empty.launch(&stream);
+        let _ = (&mut op).now_or_never();
+        step.run_until_idle();
+        op.now_or_never().expect("it is complete").unwrap();
+    }
+    let calls = handle.calls();
+    let count = |name: &str| calls.iter().filter(|call| **call == name).count();
+    assert_eq!(count("write_word"), 1, "{calls:?}");
+    assert_eq!(count("event_record"), 2, "{calls:?}");
+}
+
 #[test]
 fn streams_that_come_and_go_leave_no_events() {
     let (faults, handle) = testing::faults();

@@ -15,8 +15,8 @@ use eventually::eventually;
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, RawQueue, RawSlice, Readable, Result,
-    Stream, Uses, Writable,
+    Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, In, InOut, RawQueue, RawSlice,
+    Readable, Region, Result, Stream, Uses, Writable, kernels,
 };
 
 const SOON: Duration = Duration::from_secs(10);
@@ -696,6 +696,58 @@ async fn a_late_failure_before_the_host_looks() -> Result<()> {
     assert_upstream(&frozen.await.unwrap_err());
     assert_upstream(&pinned.await.unwrap_err());
     assert_upstream(&host.await.unwrap_err());
+    Ok(())
+}
+
+/// Whoever was submitted behind it reads what is not there: at first hand, at second hand on another stream, in a batch, in a
+/// replayed batch and in a graph.
+#[tokio::test]
+async fn a_late_failure_reaches_every_reader() -> Result<()> {
+    let device = Device::host();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let axpy = kernels::axpy::load(&device).await?;
+    let [mut y, mut z, mut w] = [(); 3].map(|()| stream.zeros::<u8>(LEN).queued());
+    let (y, z, w) = (y.as_mut().unwrap(), z.as_mut().unwrap(), w.as_mut().unwrap());
+    let mut sums = (0..2).map(|_| stream.zeros::<f32>(LEN / 4).queued());
+    let (mut replayed, mut drawn) = (sums.next().unwrap()?, sums.next().unwrap()?);
+    let graph = device.graph::<(In<f32>, InOut<f32>), _, _>(axpy.clone(), |q, axpy, (x, mut y)| {
+        axpy.launch(q, 1.0, &x, &mut y)
+    });
+    let mut region = Region::new();
+    for _ in 0..4 {
+        stream.fill(y, 0).queued()?;
+        let gate = Gate::close(&stream)?;
+        fail_late(&stream, y).queued()?;
+        stream.copy(y, z).queued()?;
+        let copied = other.copy(z, w);
+        let x = y.view().cast::<f32>()?;
+        let made = stream.batch(|q| {
+            let mut made = q.empty::<u8>(LEN)?;
+            q.copy(y, &mut made)?;
+            Ok(made)
+        });
+        // Device order is enough for it, whatever becomes of the contents.
+        let made = made.queued()?;
+        let replay = stream.replay(&mut region, |q| axpy.launch(q, 1.0, &x, &mut replayed));
+        let launch = graph.launch(&stream, (&x, &mut drawn));
+        let (read, again) = (stream.download(y), other.download(w));
+        // What is overwritten before anybody reads it is good.
+        stream.fill(z, 7).queued()?;
+        let good = stream.download(z);
+        gate.open();
+        for failed in [copied, replay, launch] {
+            assert_upstream(&failed.await.unwrap_err());
+        }
+        assert_upstream(&read.await.unwrap_err());
+        assert_upstream(&again.await.unwrap_err());
+        assert_eq!(good.await?, [7; LEN]);
+        assert_upstream(&stream.download(&made).await.unwrap_err());
+        assert_upstream(&stream.download(w).await.unwrap_err());
+        for sums in [&mut replayed, &mut drawn] {
+            assert_upstream(&stream.download(sums).await.unwrap_err());
+            stream.fill(sums, 0.0).queued()?;
+        }
+    }
     Ok(())
 }
 

@@ -213,11 +213,11 @@ pub(super) fn to_host<R: Element, H: Send + 'static>(
         let mut out = queue.empty::<R>(1)?;
         put(&ResultTarget::Memory(out.span_mut()))?;
         let Lent(Settled { value, points }) = queue.download(&out)?;
-        let value = HostValue::Later(Box::new(move || Ok(read(value.take()?[0]))));
+        let value = HostValue::later(move || Ok(read(value.take()?[0])));
         return Ok(Lent(Settled { value, points }));
     }
     let result = PinnedBuffer::<R>::new(&queue.home().pinned, 1)?;
     put(&ResultTarget::Pinned(result.block(), result.size_bytes()))?;
-    let value = HostValue::Later(Box::new(move || Ok(read(result[0]))));
+    let value = HostValue::later(move || Ok(read(result[0])));
     Ok(Lent::to(queue.stream(), queue.last_ticket(), value))
 }

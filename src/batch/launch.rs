@@ -14,7 +14,7 @@ use crate::batch::report::OpSite;
 use crate::error::Result;
 use crate::event::Event;
 use crate::submit::{
-    Footprint, KernelLaunch, MemoryKernels, Raw, Recorder, Refusal, SubmitError, capture,
+    Footprint, KernelLaunch, MemoryKernels, Outcomes, Raw, Recorder, Refusal, SubmitError, capture,
 };
 
 impl<'s> Queue<'s> {
@@ -27,7 +27,7 @@ impl<'s> Queue<'s> {
     pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
-        let (outcomes, not_send) = (None, PhantomData);
+        let (outcomes, not_send) = (Outcomes::default(), PhantomData);
         Queue { stream, home, last, refused: None, lease: None, writer, at, outcomes, not_send }
     }
 
@@ -142,8 +142,10 @@ impl<'s> Queue<'s> {
             self.release_last();
         }
         let op = footprint.name();
-        let (ticket, ()) =
-            self.note(run.write(footprint, launch, at).map(|ticket| (ticket, ())))?;
+        self.outcomes.look(self.stream.engine(), footprint);
+        let written = run.write(footprint, launch, at).map(|ticket| (ticket, ()));
+        self.outcomes.enter(footprint, self.stream, &written);
+        let (ticket, ()) = self.note(written)?;
         op.told(self.stream, ticket);
         Ok(())
     }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use crate::backend::{Place, RowCopy};
 use crate::batch::draft::Writer;
-use crate::batch::settle::{Lent, Settle, Settled};
+use crate::batch::settle::{Lent, Settled};
 use crate::batch::source::{Pool, Source, copied};
 use crate::device::home::Home;
 use crate::error::refused::Refused;
@@ -30,8 +30,8 @@ use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::view::{Readable, Writable};
+use crate::op::HostValue;
 use crate::op::host_fn::HostFn;
-use crate::op::{HostValue, Op};
 use crate::runtime::MarkedPoint;
 use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
@@ -55,11 +55,10 @@ pub struct Queue<'s> {
     pub(super) lease: Option<&'s Lease>,
     /// Where launches are written down first.
     pub(super) writer: Option<Writer<'s>>,
-    /// Where the user opened it.
-    /// Of what is written down first: where the last operation was written.
+    /// Where the user opened it; where launches are written down first, where the last operation was written.
     pub(super) at: Cell<&'static Location<'static>>,
-    /// Of work of other libraries that can fail when it runs; of a queue that users have.
-    pub(super) outcomes: Option<&'s Outcomes>,
+    /// Of work that can fail when it runs, and of what reads what it wrote.
+    pub(super) outcomes: Outcomes,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
@@ -85,7 +84,7 @@ impl<'s> Queue<'s> {
     ) -> Self {
         let at = Cell::new(Location::caller());
         let (last, writer) = (Cell::new(0), None);
-        let (outcomes, not_send) = (None, PhantomData);
+        let (outcomes, not_send) = (Outcomes::default(), PhantomData);
         Queue { stream, home, last, refused, lease, writer, at, outcomes, not_send }
     }
 
@@ -95,40 +94,6 @@ impl<'s> Queue<'s> {
 
     pub(crate) fn handle(&self) -> &'s Arc<StreamHandle> {
         self.stream
-    }
-
-    /// Turns what the closure of a batch returned into its future.
-    pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
-        match result {
-            Ok(value) => {
-                let Settled { value, points } = value.settle();
-                // Nothing was submitted, which would have failed.
-                if self.last.get() == 0
-                    && let Some(lost) = self.stream.engine().lost()
-                {
-                    return Op::failed(lost.clone());
-                }
-                Op::at(points.reaching(self.stream, self.last.get()), value)
-            }
-            Err(error) => {
-                self.stream.release(self.last.get());
-                Op::failed(error)
-            }
-        }
-    }
-
-    /// [`finish`](Self::finish) for a call that takes pinned memory.
-    pub(crate) fn finish_returning<R: Settle, B: Send + Sync + 'static>(
-        &self,
-        result: Result<R, Refused<B>>,
-    ) -> Op<R::Output> {
-        match result {
-            Ok(value) => self.finish(Ok(value)),
-            Err(refused) => {
-                self.stream.release(self.last.get());
-                Op::refused(refused)
-            }
-        }
     }
 
     /// `pinned`, lent to the ticket (to nothing if that is 0), or handed back.
@@ -200,7 +165,10 @@ impl<'s> Queue<'s> {
         calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
     ) -> Result<(u64, R), SubmitError> {
         self.release_last();
-        submit(self.stream, self.at.get(), footprint, commands, calls)
+        self.outcomes.look(self.stream.engine(), footprint);
+        let submitted = submit(self.stream, self.at.get(), footprint, commands, calls);
+        self.outcomes.enter(footprint, self.stream, &submitted);
+        submitted
     }
 
     /// Gives up the last operation's marker: another follows.
@@ -338,7 +306,7 @@ impl<'s> Queue<'s> {
     #[track_caller]
     pub fn download_vec<T: Element>(&self, source: &impl Readable<T>) -> Result<Lent<Vec<T>>> {
         let Lent(Settled { value: pinned, points }) = self.download(source)?;
-        let value = HostValue::Later(Box::new(move || Ok(pinned.take()?.to_vec())));
+        let value = HostValue::later(move || Ok(pinned.take()?.to_vec()));
         Ok(Lent(Settled { value, points }))
     }
 
@@ -427,7 +395,7 @@ impl<'s> Queue<'s> {
         });
         // Outside of the lock: it may drop the user's closure.
         let (ticket, ()) = submitted.inspect_err(|_| host_fn.refused())?;
-        let value = HostValue::Later(Box::new(move || Ok(host_fn.result())));
+        let value = HostValue::later(move || Ok(host_fn.result()));
         Ok(Lent::to(self.stream, ticket, value))
     }
 

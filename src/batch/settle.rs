@@ -15,7 +15,6 @@ use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::op::{HostValue, Points};
 use crate::runtime::stream_state::StreamState;
-use crate::submit::RunOutcome;
 
 /// A host value that is with the device until its operation is complete.
 ///
@@ -54,18 +53,6 @@ impl<T> Settled<T> {
     /// A value that waits for nothing of its own.
     fn here(value: T) -> Self {
         Settled { value: HostValue::Here(value), points: Points::NONE }
-    }
-}
-
-impl<T: Send + 'static> Settled<T> {
-    /// The value, unless one of those failed by the time that it is taken.
-    pub(super) fn unless_failed(self, outcomes: Vec<Arc<RunOutcome>>) -> Self {
-        let Settled { value, points } = self;
-        let checked = move || {
-            outcomes.iter().try_for_each(|outcome| outcome.check())?;
-            value.take()
-        };
-        Settled { value: HostValue::Later(Box::new(checked)), points }
     }
 }
 
@@ -124,7 +111,7 @@ impl<S: Settle> Settle for Option<S> {
         let Settled { value, points } = value.settle();
         let value = match value {
             HostValue::Here(value) => HostValue::Here(Some(value)),
-            later => HostValue::Later(Box::new(move || later.take().map(Some))),
+            later => HostValue::later(move || later.take().map(Some)),
         };
         Settled { value, points }
     }
@@ -136,11 +123,11 @@ impl<S: Settle, const N: usize> Settle for [S; N] {
     fn settle(self) -> Settled<[S::Output; N]> {
         let mut points = Points::NONE;
         let values = self.map(|value| points.of(value));
-        let value = HostValue::Later(Box::new(move || {
+        let value = HostValue::later(move || {
             let taken: Result<Vec<_>> = values.into_iter().map(HostValue::take).collect();
             let array: std::result::Result<[S::Output; N], _> = taken?.try_into();
             array.map_err(|_| unreachable!("as many as there were"))
-        }));
+        });
         Settled { value, points }
     }
 }
@@ -169,7 +156,7 @@ macro_rules! settle_tuples {
                 let ($($name,)+) = self;
                 let value = match ($(points.of($name),)+) {
                     ($(HostValue::Here($name),)+) => HostValue::Here(($($name,)+)),
-                    ($($name,)+) => HostValue::Later(Box::new(move || Ok(($($name.take()?,)+)))),
+                    ($($name,)+) => HostValue::later(move || Ok(($($name.take()?,)+))),
                 };
                 Settled { value, points }
             }

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::op::{HostValue, Op};
 use crate::stream::Stream;
-use crate::submit::{Footprint, Outcomes, Raw, RawQueue, Recorder, Refusal, Uses};
+use crate::submit::{Footprint, Raw, RawQueue, Recorder, Refusal, Uses};
 
 type Calls<'c> = &'c mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>;
 
@@ -99,14 +99,12 @@ impl Stream {
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let outcomes = Outcomes::default();
-        let mut queue = self.queue();
-        queue.note_in(&outcomes);
+        let queue = self.queue();
         // SAFETY: the caller's promise is the same.
         let returned = unsafe { queue.enqueue(uses, call) };
         // The queue's last point is the operation's.
         let value = returned.map(|value| Lent::to(self.state(), 0, HostValue::Here(value)));
-        queue.finish_noted(value)
+        queue.finish(value)
     }
 }
 
@@ -177,7 +175,7 @@ impl Queue<'_> {
             self.submit(footprint, commands, calls)?;
             Ok(())
         };
-        let put = uses.put(self.stream(), (), self.outcomes(), call, submit);
+        let put = uses.put(self.stream(), (), Some(self.outcomes()), call, submit);
         put.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

@@ -152,6 +152,13 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         self.merge();
     }
 
+    /// Whether a ticket of a stream was the last to write a part of the range.
+    #[cfg_attr(test, allow(dead_code, reason = "`tests/hazard.rs` compiles this file"))]
+    pub(crate) fn is_written_by(&self, range: &Range<u64>, by: (u64, u64)) -> bool {
+        let mut writers = self.overlapping(range).filter_map(|span| span.writer.as_ref());
+        writers.any(|writer| (writer.stream.id(), writer.ticket) == by)
+    }
+
     /// Marks as not worth reading what a ticket of a stream was the last to write.
     pub(crate) fn poison_written(&mut self, range: &Range<u64>, by: (u64, u64), poison: &P) {
         if range.is_empty() {

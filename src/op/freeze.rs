@@ -35,7 +35,7 @@ impl<T: Element> DeviceBuffer<T> {
             Ok(writers) => {
                 // Once more: another library may fail when its work runs.
                 let proved = move || check("freeze", &self.span()).map(|()| Frozen::new(self));
-                Op::at_points(writers, HostValue::Later(Box::new(proved)))
+                Op::at_points(writers, HostValue::later(proved))
             }
         }
     }

@@ -65,9 +65,7 @@ impl<T: Send + 'static> Op<T> {
     ) -> Op<U> {
         match self.into_parts() {
             Err(error) => Op::failed(error),
-            Ok((points, value)) => {
-                Op::at(points, HostValue::Later(Box::new(move || f(value.take()?))))
-            }
+            Ok((points, value)) => Op::at(points, HostValue::later(move || f(value.take()?))),
         }
     }
 }

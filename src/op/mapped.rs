@@ -54,7 +54,7 @@ impl<T: Element> Mapped<T> {
             Err(error) => Op::failed(error),
             Ok(uses) => {
                 let checked = move || check("into_pinned", &self.span()).map(|()| self.into_host());
-                Op::at_points(uses, HostValue::Later(Box::new(checked)))
+                Op::at_points(uses, HostValue::later(checked))
             }
         }
     }

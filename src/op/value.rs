@@ -9,8 +9,58 @@ use crate::memory::buffer::DeviceBuffer;
 pub(crate) enum HostValue<T> {
     /// Known since the submission.
     Here(T),
-    /// Made when the operation is complete.
-    Later(Box<dyn FnOnce() -> Result<T> + Send>),
+    /// Made, or proved good, when the operation is complete.
+    Later(Box<dyn Late<T> + Send>),
+}
+
+/// A value that is there when the operation is complete.
+pub(crate) trait Late<T> {
+    fn take(self: Box<Self>) -> Result<T>;
+
+    /// Whether the value is known since the submission, and has to be proved good.
+    fn is_known(&self) -> bool;
+
+    /// The value, if it is known, with its proof put to others.
+    fn unproved(self: Box<Self>, proofs: &mut Vec<Proof>) -> Option<T>;
+}
+
+/// What is known of an operation only when it is complete.
+pub(crate) type Proof = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// A value that is good if every proof succeeds.
+struct Unproved<T> {
+    value: T,
+    proofs: Vec<Proof>,
+}
+
+impl<T> Late<T> for Unproved<T> {
+    fn take(self: Box<Self>) -> Result<T> {
+        let Unproved { value, proofs } = *self;
+        proofs.into_iter().try_for_each(|proof| proof()).map(|()| value)
+    }
+
+    fn is_known(&self) -> bool {
+        true
+    }
+
+    fn unproved(self: Box<Self>, proofs: &mut Vec<Proof>) -> Option<T> {
+        proofs.extend(self.proofs);
+        Some(self.value)
+    }
+}
+
+impl<T, F: FnOnce() -> Result<T>> Late<T> for F {
+    fn take(self: Box<Self>) -> Result<T> {
+        self()
+    }
+
+    fn is_known(&self) -> bool {
+        false
+    }
+
+    fn unproved(self: Box<Self>, _: &mut Vec<Proof>) -> Option<T> {
+        None
+    }
 }
 
 /// Values that are good without a host wait because device order is enough: `()`, device buffers,
@@ -32,24 +82,79 @@ mod sealed {
 }
 
 impl<T> HostValue<T> {
+    pub(crate) fn later(make: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
+        HostValue::Later(Box::new(make))
+    }
+
     pub(crate) fn take(self) -> Result<T> {
         match self {
             HostValue::Here(value) => Ok(value),
-            HostValue::Later(make) => make(),
+            HostValue::Later(late) => late.take(),
+        }
+    }
+
+    /// The value where device order is enough, if it is known.
+    pub(crate) fn known(self) -> Option<T> {
+        match self {
+            HostValue::Here(value) => Some(value),
+            HostValue::Later(late) => late.unproved(&mut Vec::new()),
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        match self {
+            HostValue::Here(_) => true,
+            HostValue::Later(late) => late.is_known(),
+        }
+    }
+
+    fn unproved(self, proofs: &mut Vec<Proof>) -> Option<T> {
+        match self {
+            HostValue::Here(value) => Some(value),
+            HostValue::Later(late) => late.unproved(proofs),
         }
     }
 }
 
 impl<T: Send + 'static> HostValue<T> {
-    pub(crate) fn collect(values: Vec<HostValue<T>>) -> HostValue<Vec<T>> {
-        if values.iter().all(|value| matches!(value, HostValue::Here(_))) {
-            let here = values.into_iter().filter_map(|value| match value {
-                HostValue::Here(value) => Some(value),
-                HostValue::Later(_) => None,
-            });
-            return HostValue::Here(here.collect());
+    fn proved_by(value: T, proofs: Vec<Proof>) -> Self {
+        if proofs.is_empty() {
+            return HostValue::Here(value);
         }
-        HostValue::Later(Box::new(move || values.into_iter().map(HostValue::take).collect()))
+        HostValue::Later(Box::new(Unproved { value, proofs }))
+    }
+
+    /// The value, if the proof succeeds as well.
+    pub(crate) fn if_proved(self, proof: Proof) -> Self {
+        if !self.is_known() {
+            return HostValue::later(move || proof().and_then(|()| self.take()));
+        }
+        let mut proofs = vec![proof];
+        match self.unproved(&mut proofs) {
+            Some(value) => HostValue::proved_by(value, proofs),
+            None => unreachable!("it is known"),
+        }
+    }
+
+    /// Both values.
+    pub(crate) fn and<U: Send + 'static>(self, other: HostValue<U>) -> HostValue<(T, U)> {
+        if !self.is_known() || !other.is_known() {
+            return HostValue::later(move || Ok((self.take()?, other.take()?)));
+        }
+        let mut proofs = Vec::new();
+        match (self.unproved(&mut proofs), other.unproved(&mut proofs)) {
+            (Some(a), Some(b)) => HostValue::proved_by((a, b), proofs),
+            _ => unreachable!("both are known"),
+        }
+    }
+
+    pub(crate) fn collect(values: Vec<HostValue<T>>) -> HostValue<Vec<T>> {
+        if !values.iter().all(HostValue::is_known) {
+            return HostValue::later(move || values.into_iter().map(HostValue::take).collect());
+        }
+        let mut proofs = Vec::new();
+        let known = values.into_iter().filter_map(|value| value.unproved(&mut proofs)).collect();
+        HostValue::proved_by(known, proofs)
     }
 }
 

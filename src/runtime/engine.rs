@@ -42,6 +42,7 @@ use super::doorbell::Bells;
 use super::event_pool::{Destroy, EventHandle, EventPool};
 use super::graph_budget::GraphBudget;
 use super::graph_memory::GraphMemory;
+use super::late_work::LateWork;
 use super::loans::Loans;
 use super::progress::{PointStream, Progress};
 use super::protocol::cadence;
@@ -103,6 +104,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) graphs: GraphBudget,
     pub(crate) graph_memory: GraphMemory,
     pub(crate) loans: Arc<Loans>,
+    pub(crate) late: LateWork,
     registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
     /// How often something was retired.
@@ -197,6 +199,7 @@ impl<S: DeviceStream> Engine<S> {
             graphs: GraphBudget::new(options.graph_limit),
             graph_memory: GraphMemory::default(),
             loans: Arc::default(),
+            late: LateWork::default(),
             registry: Registry::new(),
             retired: Mutex::default(),
             retirements: AtomicU64::new(0),

@@ -24,7 +24,6 @@ use crate::memory::view::{Readable, Writable};
 use crate::memory::{Element, Number};
 use crate::op::Op;
 use crate::stream::{Marks, Stream};
-use crate::submit::Outcomes;
 
 impl Stream {
     /// A batch of one call that is given pinned memory: refused, it hands that back.
@@ -108,11 +107,9 @@ verbs! {
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
-        let outcomes = Outcomes::default();
-        let mut queue = self.queue();
-        queue.note_in(&outcomes);
+        let queue = self.queue();
         let result = work(&queue);
-        queue.finish_noted(result)
+        queue.finish(result)
     }
 
     /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list whose shape came
@@ -169,13 +166,11 @@ verbs! {
     ) -> Op<R::Output> {
         let run_of = RunOf::new(self.handle(), region);
         let run = run_of.run();
-        let outcomes = Outcomes::default();
-        let mut queue = self.queue().listing(run);
-        queue.note_in(&outcomes);
+        let queue = self.queue().listing(run);
         let result = work(&queue);
         run.end();
         let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
-        queue.finish_noted(result)
+        queue.finish(result)
     }
 
     // ---- copies and fills -----------------------------------------------------------------

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::footprint::Footprint;
-use super::outcome::{Outcomes, foreign, submitted_with};
+use super::outcome::{Outcomes, foreign};
 use super::raw::{Raw, Refusal};
 use super::raw_queue::{Ranges, RawQueue};
 use crate::backend::DevicePtr;
@@ -227,7 +227,7 @@ impl<'a, P> Uses<'a, P> {
         let (name, engine) = (self.footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
-        let before = outcomes.map_or(0, |outcomes| outcomes.borrow().len());
+        let before = outcomes.map_or(0, Outcomes::len);
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
             let memory = &self.memory;
@@ -260,9 +260,10 @@ impl<'a, P> Uses<'a, P> {
         };
         let submitted = submit(&mut self.footprint, self.work.commands, &mut calls);
         if let Some(outcomes) = outcomes
-            && outcomes.borrow().len() > before
+            && outcomes.len() > before
         {
-            submitted_with(outcomes, before, submitted.is_ok(), &self.footprint);
+            let is_submitted = submitted.is_ok();
+            outcomes.submitted_with(engine, before, is_submitted, &self.footprint);
         }
         match thrown {
             Some(payload) => Err(payload),

@@ -26,8 +26,6 @@ use crate::thread::role;
 pub(crate) struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
-    /// Uses that are not entered.
-    pub(super) untracked: SmallVec<[Access<'a>; 1]>,
     pub(super) lent: Loans,
     pub(super) after: SmallVec<[MarkedPoint; 2]>,
     pub(super) may_be_held_up: bool,
@@ -45,6 +43,8 @@ pub(super) struct Access<'a> {
     pub(super) memory: &'a Arc<Allocation>,
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
+    /// It is entered, and ordered.
+    pub(super) tracked: bool,
 }
 
 /// What an operation is lent.
@@ -57,7 +57,6 @@ impl<'a> Footprint<'a> {
         Footprint {
             name: Name::Verb(verb),
             accesses: SmallVec::new(),
-            untracked: SmallVec::new(),
             lent: SmallVec::new(),
             after: SmallVec::new(),
             may_be_held_up: false,
@@ -93,12 +92,8 @@ impl<'a> Footprint<'a> {
 
     /// Touches a part of an allocation.
     pub(crate) fn touches(&mut self, span: &Span<'a>, mode: Mode) {
-        let access = Access { memory: span.memory, range: span.range.clone(), mode };
-        if span.tracked {
-            self.accesses.push(access);
-        } else {
-            self.untracked.push(access);
-        }
+        let (memory, range, tracked) = (span.memory, span.range.clone(), span.tracked);
+        self.accesses.push(Access { memory, range, mode, tracked });
     }
 
     /// Waits, on the device, for a point of another stream.
@@ -131,8 +126,7 @@ impl<'a> Footprint<'a> {
     /// Whether the operation may be in front of what was written down before: all that it touches is memory that it
     /// makes.
     pub(crate) fn can_be_in_front(&self) -> bool {
-        let touches_others = !self.accesses.is_empty() || !self.untracked.is_empty();
-        self.makes_buffer && !touches_others && self.is_of_the_stream_alone()
+        self.makes_buffer && self.accesses.is_empty() && self.is_of_the_stream_alone()
     }
 
     /// Whether nothing else holds it up, and nobody looks at it alone.
@@ -153,7 +147,13 @@ impl<'a> Footprint<'a> {
 
     /// The parts of memory that it touches.
     pub(crate) fn touched(&self) -> impl Iterator<Item = (&'a Arc<Allocation>, &Range<u64>)> {
-        self.accesses.iter().chain(&self.untracked).map(|access| (access.memory, &access.range))
+        self.accesses.iter().map(|access| (access.memory, &access.range))
+    }
+
+    /// The uses that are entered.
+    #[inline]
+    pub(super) fn tracked(&self) -> impl Iterator<Item = &Access<'a>> {
+        self.accesses.iter().filter(|access| access.tracked)
     }
 
     /// Whether it is lent anything.
@@ -174,7 +174,7 @@ impl<'a> Footprint<'a> {
     /// Poisons what the operation would have written, and hands the error back.
     pub(crate) fn poison(&self, error: Error) -> Error {
         let mut poison = None;
-        for access in self.accesses.iter().filter(|access| access.mode.writes()) {
+        for access in self.tracked().filter(|access| access.mode.writes()) {
             let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
             access.memory.poison(&access.range, poison);
         }
@@ -183,21 +183,15 @@ impl<'a> Footprint<'a> {
 
     /// Whether all that would be read is worth reading.
     pub(crate) fn check_contents(&self) -> Result<()> {
-        let mut accesses = self.accesses.iter();
-        accesses.try_for_each(|access| {
+        self.tracked().try_for_each(|access| {
             access.memory.with_hazards(|hazards| self.check_content(access, hazards))
         })
     }
 
     /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
     pub(super) fn enter_frozen_peers(&mut self, engine: &Engine) {
-        let untracked = std::mem::take(&mut self.untracked);
-        for access in untracked {
-            if access.memory.is_frozen() && access.memory.engine().id != engine.id {
-                self.accesses.push(access);
-            } else {
-                self.untracked.push(access);
-            }
+        for access in &mut self.accesses {
+            access.tracked |= access.memory.is_frozen() && access.memory.engine().id != engine.id;
         }
     }
 
@@ -208,7 +202,7 @@ impl<'a> Footprint<'a> {
 
     /// Keeps the memory, and what is lent, for good: nobody knows when the device stops using it.
     pub(super) fn leak(&mut self) {
-        for Access { memory, .. } in self.accesses.iter().chain(&self.untracked) {
+        for Access { memory, .. } in &self.accesses {
             memory.engine().count_unreturned();
             std::mem::forget((*memory).clone());
         }
@@ -222,7 +216,7 @@ impl<'a> Footprint<'a> {
             None if self.ends_a_loan => {}
             None => engine.check_open()?,
         }
-        for Access { memory, .. } in self.accesses.iter().chain(&self.untracked) {
+        for Access { memory, .. } in &self.accesses {
             let theirs = memory.engine();
             if theirs.id != engine.id {
                 check_device("a buffer", engine, theirs, self.peers)?;
@@ -238,8 +232,8 @@ impl<'a> Footprint<'a> {
 
     /// The failure of what it reads, if there was one.
     pub(super) fn failed_content(&self) -> Option<Error> {
-        let reads = self.accesses.iter().filter(|access| access.mode != Mode::Overwrite);
-        reads.into_iter().find_map(|access| {
+        let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
+        reads.find_map(|access| {
             access.memory.with_hazards(|hazards| match hazards.unreadable(&access.range) {
                 Some((_, Content::Poisoned(poison))) => Some(self.upstream(poison)),
                 _ => None,
@@ -277,15 +271,15 @@ impl<'a> Footprint<'a> {
     #[inline]
     pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         let id = stream.id();
-        let waits_for_nothing = self.after.is_empty()
-            && self.accesses.iter().all(|access| access.memory.is_only_used_by(id));
+        let waits_for_nothing =
+            self.after.is_empty() && self.tracked().all(|access| access.memory.is_only_used_by(id));
         if waits_for_nothing { Ok(()) } else { self.edges(stream) }
     }
 
     fn edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         let mut edges = std::mem::take(&mut self.after);
         edges.retain(|edge| edge.point.stream.id() != stream.id());
-        for access in &self.accesses {
+        for access in self.tracked() {
             let add = |used: &Point| match edges
                 .iter_mut()
                 .find(|edge| edge.point.stream.id() == used.stream.id())
@@ -309,7 +303,7 @@ impl<'a> Footprint<'a> {
         if edges.is_empty() {
             return Ok(());
         }
-        if !self.accesses.is_empty() {
+        if self.tracked().next().is_some() {
             stream.engine().set_exact();
         }
         // Ours, for a look only, and never together with the other stream's lock below.

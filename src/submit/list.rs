@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, Edges};
-use super::footprint::Footprint;
+use super::footprint::{Access, Footprint};
 use super::name::Name;
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
@@ -173,23 +173,21 @@ impl List {
         Written { at, is_barrier }: Written,
     ) {
         let first = self.touched.len();
-        for (accesses, tracked) in [(&footprint.accesses[..], true), (&footprint.untracked, false)]
-        {
-            self.touched.extend(accesses.iter().map(|access| {
-                let (memory, range) = (access.memory.clone(), access.range.clone());
-                Touched { memory, range, mode: access.mode, tracked }
-            }));
-        }
+        self.touched.extend(footprint.accesses.iter().map(|access| {
+            let (memory, range) = (access.memory.clone(), access.range.clone());
+            Touched { memory, range, mode: access.mode, tracked: access.tracked }
+        }));
         let address = launch.code.address();
         let is_it = |known: &Arc<dyn KernelCode>| std::ptr::addr_eq(Arc::as_ptr(known), address);
         let code = self.code.iter().position(is_it).unwrap_or_else(|| {
             self.code.push(launch.code.share());
             self.code.len() - 1
         });
-        if is_barrier || footprint.untracked.iter().any(|access| !access.memory.is_frozen()) {
+        let is_unordered = |access: &Access<'_>| !access.tracked && !access.memory.is_frozen();
+        if is_barrier || footprint.accesses.iter().any(is_unordered) {
             self.edges.add_barrier();
         } else {
-            self.edges.add(footprint.accesses.iter().map(|access| {
+            self.edges.add(footprint.tracked().map(|access| {
                 let (base, range) = (access.memory.ptr(), &access.range);
                 let addresses = base.offset(range.start).0..base.offset(range.end).0;
                 (addresses, access.mode.writes())
@@ -249,7 +247,7 @@ pub(crate) fn submit_listed(
     let listed = |turn: &mut Turn<'_, '_>, footprint: &mut Footprint<'_>| {
         let ticket = open_list(turn, footprint, (owner, written.at), fresh)?;
         wait_in_front(turn, footprint)?;
-        for access in &footprint.accesses {
+        for access in footprint.tracked() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
         for loan in footprint.lent.drain(..) {

@@ -17,8 +17,7 @@ use crate::runtime::Engine;
 /// What was declared, with shares of the memory: the buffers themselves may move, and go.
 pub(crate) struct OpenUses<P> {
     name: &'static str,
-    tracked: Vec<Held>,
-    untracked: Vec<Held>,
+    held: Vec<Held>,
     /// What is lent until the end is complete.
     lent: Loans,
     pointers: P,
@@ -28,6 +27,7 @@ struct Held {
     memory: Arc<Allocation>,
     range: Range<u64>,
     mode: Mode,
+    tracked: bool,
 }
 
 impl<'a, P> Uses<'a, P> {
@@ -38,17 +38,16 @@ impl<'a, P> Uses<'a, P> {
         submit: impl FnOnce(&mut Footprint<'a>) -> Result<()>,
     ) -> Result<OpenUses<P>> {
         self.footprint.check_loans(engine)?;
-        for access in &self.footprint.accesses {
+        for access in self.footprint.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
         let lent = std::mem::take(&mut self.footprint.lent);
         submit(&mut self.footprint)?;
-        let Footprint { accesses, untracked, .. } = &*self.footprint;
-        let (tracked, untracked) = (Held::all(accesses), Held::all(untracked));
+        let held = self.footprint.accesses.iter().map(Held::of).collect();
         let Name::Verb(name) = self.footprint.name() else {
             unreachable!("uses are named by a text")
         };
-        Ok(OpenUses { name, tracked, untracked, lent, pointers: self.pointers })
+        Ok(OpenUses { name, held, lent, pointers: self.pointers })
     }
 }
 
@@ -65,9 +64,8 @@ impl<P> OpenUses<P> {
     where
         P: Clone,
     {
-        let (tracked, untracked) = (take(&mut self.tracked), take(&mut self.untracked));
-        let (lent, pointers) = (take(&mut self.lent), self.pointers.clone());
-        OpenUses { name: self.name, tracked, untracked, lent, pointers }
+        let (held, lent) = (take(&mut self.held), take(&mut self.lent));
+        OpenUses { name: self.name, held, lent, pointers: self.pointers.clone() }
     }
 
     /// Ends them: `submit` enters the uses behind everything that is on the stream. If it cannot, and the device
@@ -98,22 +96,19 @@ impl<P> OpenUses<P> {
 
     fn footprint(&self) -> Footprint<'_> {
         let mut footprint = Footprint::new(self.name);
-        footprint.accesses.extend(self.tracked.iter().map(Held::access));
-        footprint.untracked.extend(self.untracked.iter().map(Held::access));
+        footprint.accesses.extend(self.held.iter().map(Held::access));
         footprint
     }
 }
 
 impl Held {
-    fn all(accesses: &[Access<'_>]) -> Vec<Held> {
-        let held = |access: &Access<'_>| {
-            let (memory, range) = (access.memory.clone(), access.range.clone());
-            Held { memory, range, mode: access.mode }
-        };
-        accesses.iter().map(held).collect()
+    fn of(access: &Access<'_>) -> Held {
+        let Access { memory, ref range, mode, tracked } = *access;
+        Held { memory: memory.clone(), range: range.clone(), mode, tracked }
     }
 
     fn access(&self) -> Access<'_> {
-        Access { memory: &self.memory, range: self.range.clone(), mode: self.mode }
+        let Held { ref memory, ref range, mode, tracked } = *self;
+        Access { memory, range: range.clone(), mode, tracked }
     }
 }

@@ -6,15 +6,18 @@
 //! | fails behind the submission | counts as failed from then on, unless a later operation wrote it |
 //! | fails beside the submission | counts as failed when that returns, before the buffers are the caller's again |
 //!
-//! Operations that were submitted before the failure have read what was there: the operation's own future is what tells
-//! of it in time.
+//! Operations that were submitted before the failure have read what was there. Their futures tell of it, and what they wrote fails with
+//! it: each of them [depends](Dependency) on the outcome of what it read.
 //!
 //! # Invariants
 //! 1. What a later operation overwrote stays good (`a_late_failure_leaves_what_was_overwritten`).
 //! 2. It keeps no memory (`a_late_failure_of_memory_that_is_gone`).
+//! 3. Whoever reads what it wrote fails, submitted before the failure or after it, at first or at second hand
+//!    (`a_late_failure_reaches_every_reader`).
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+use std::any::Any;
+use std::cell::{OnceCell, RefCell};
 use std::error::Error as StdError;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -24,15 +27,32 @@ use parking_lot::Mutex;
 use super::footprint::{Access, Footprint};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::allocation::{Allocation, Poison};
+use crate::memory::hazard::Mode;
+use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 
-/// Those of a batch.
-pub(crate) type Outcomes = RefCell<Vec<Arc<RunOutcome>>>;
+/// What a future is to tell of. Of most there is nothing.
+#[derive(Default)]
+pub(crate) struct Outcomes(OnceCell<Box<RefCell<Gathered>>>);
+
+#[derive(Default)]
+struct Gathered {
+    known: Vec<Dependency>,
+    /// What the operation that is being submitted reads.
+    read: Vec<Arc<RunOutcome>>,
+}
+
+/// An outcome that an operation's own depends on.
+pub(crate) struct Dependency {
+    outcome: Arc<RunOutcome>,
+    /// The operation, if it read what the work wrote and is not the work itself.
+    reader: Option<Arc<str>>,
+}
 
 pub(crate) struct RunOutcome {
     op: Arc<str>,
-    stream: u64,
-    ticket: u64,
+    /// The stream and the ticket of the operation.
+    at: (u64, u64),
     state: Mutex<RunState>,
 }
 
@@ -40,80 +60,187 @@ pub(crate) struct RunOutcome {
 struct RunState {
     /// The first failure.
     error: Option<Error>,
-    /// Known when the operation was submitted.
+    /// What the operation was declared to write, known when it was submitted, and what its readers were.
     written: Vec<WrittenRange>,
 }
 
-/// A range that the operation was declared to write.
+#[derive(Clone)]
 struct WrittenRange {
     memory: Weak<Allocation>,
     range: Range<u64>,
+    /// The stream and the ticket of who wrote it.
+    by: (u64, u64),
+}
+
+impl Dependency {
+    pub(super) fn own(outcome: Arc<RunOutcome>) -> Self {
+        Dependency { outcome, reader: None }
+    }
+
+    pub(crate) fn op(&self) -> &Arc<str> {
+        self.reader.as_ref().unwrap_or(&self.outcome.op)
+    }
+
+    /// The failure, if there was one; asked when the operation is complete.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Some(cause) = self.outcome.state.lock().error.clone() else { return Ok(()) };
+        let Some(op) = self.reader.clone() else { return Err(cause) };
+        Err(ErrorDetail::Upstream { op, producer: self.outcome.op.clone(), cause }.into())
+    }
 }
 
 impl RunOutcome {
     /// That of the operation of that name that is being submitted to `stream`, whose lock the caller has.
     pub(super) fn of(op: Arc<str>, stream: &StreamState) -> Self {
-        let (stream, ticket) = (stream.id(), stream.submitted() + 1);
-        RunOutcome { op, stream, ticket, state: Mutex::default() }
+        RunOutcome { op, at: (stream.id(), stream.submitted() + 1), state: Mutex::default() }
     }
 
     /// The function failed.
     pub(super) fn fail(&self, error: Box<dyn StdError + Send + Sync>) {
         let mut state = self.state.lock();
         if state.error.is_none() {
-            state.error = Some(foreign(self.op.clone(), error));
-            self.poison(state);
+            let error = foreign(self.op.clone(), error);
+            state.error = Some(error.clone());
+            let written = state.written.clone();
+            drop(state);
+            self.poison(&error, &written);
         }
     }
 
-    /// The operation was submitted.
-    fn submitted(&self, accesses: &[Access<'_>]) {
-        let written = accesses.iter().filter(|access| access.mode.writes()).map(|access| {
+    /// The operation was submitted, or one that reads what it wrote.
+    fn submitted(&self, footprint: &Footprint<'_>, by: (u64, u64)) {
+        let written = footprint.tracked().filter(|access| access.mode.writes()).map(|access| {
             let (memory, range) = (Arc::downgrade(access.memory), access.range.clone());
-            WrittenRange { memory, range }
+            WrittenRange { memory, range, by }
         });
+        let written: Vec<_> = written.collect();
         let mut state = self.state.lock();
-        state.written.extend(written);
-        self.poison(state);
-    }
-
-    pub(crate) fn op(&self) -> &Arc<str> {
-        &self.op
-    }
-
-    /// The failure, if there was one; asked when the operation is complete.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.state.lock().error.clone().map_or(Ok(()), Err)
-    }
-
-    /// Poisons what was written, if both are known.
-    fn poison(&self, mut state: parking_lot::MutexGuard<'_, RunState>) {
-        let Some(error) = state.error.clone() else { return };
-        let written = std::mem::take(&mut state.written);
+        state.written.extend(written.iter().cloned());
+        let error = state.error.clone();
         drop(state);
-        let poison = Poison::of(&error, || self.op.clone());
-        for WrittenRange { memory, range } in written {
+        if let Some(error) = error {
+            self.poison(&error, &written);
+        }
+    }
+
+    /// Whether what is read there was written by it or by a reader of its.
+    fn wrote(&self, access: &Access<'_>) -> bool {
+        let written = self.state.lock().written.clone();
+        written.iter().any(|known| {
+            let (start, end) =
+                (known.range.start.max(access.range.start), known.range.end.min(access.range.end));
+            known.memory.as_ptr() == Arc::as_ptr(access.memory)
+                && start < end
+                && access.memory.with_hazards(|all| all.is_written_by(&(start..end), known.by))
+        })
+    }
+
+    fn poison(&self, error: &Error, written: &[WrittenRange]) {
+        let poison = Poison::of(error, || self.op.clone());
+        for WrittenRange { memory, range, by } in written {
             if let Some(memory) = memory.upgrade() {
-                memory.poison_written(&range, (self.stream, self.ticket), &poison);
+                memory.poison_written(range, *by, &poison);
             }
         }
     }
 }
 
-/// Tells the outcomes behind the first `known` what their operation writes, if it was submitted; otherwise it has none.
-#[cold]
-#[inline(never)]
-pub(super) fn submitted_with(
-    outcomes: &Outcomes,
-    known: usize,
-    is_submitted: bool,
-    footprint: &Footprint<'_>,
-) {
-    let mut outcomes = outcomes.borrow_mut();
-    if is_submitted {
-        outcomes[known..].iter().for_each(|outcome| outcome.submitted(&footprint.accesses));
-    } else {
-        outcomes.truncate(known);
+impl Outcomes {
+    #[cold]
+    fn all(&self) -> &RefCell<Gathered> {
+        self.0.get_or_init(Box::default)
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.get().is_none_or(|all| all.borrow().known.is_empty())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.get().map_or(0, |all| all.borrow().known.len())
+    }
+
+    pub(super) fn push(&self, own: Dependency) {
+        self.all().borrow_mut().known.push(own);
+    }
+
+    pub(crate) fn take(&self) -> Vec<Dependency> {
+        self.0.get().map_or_else(Vec::new, |all| std::mem::take(&mut all.borrow_mut().known))
+    }
+
+    /// Finds what an operation will depend on, as it reads what such work wrote. To be called before the operation looks at the
+    /// contents: who fails in between is found here, and who failed before is seen there.
+    #[inline]
+    pub(crate) fn look(&self, engine: &Arc<Engine>, footprint: &Footprint<'_>) {
+        if engine.late.is_used() || footprint.peers {
+            self.find_read(footprint);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_read(&self, footprint: &Footprint<'_>) {
+        let mut found: Vec<Arc<RunOutcome>> = Vec::new();
+        for access in footprint.tracked().filter(|access| access.mode != Mode::Overwrite) {
+            let late = &access.memory.engine().late;
+            if late.is_used() {
+                let alive = late.alive::<RunOutcome>();
+                found.extend(alive.into_iter().filter(|outcome| outcome.wrote(access)));
+            }
+        }
+        found.sort_by_key(Arc::as_ptr);
+        found.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        if !found.is_empty() {
+            self.all().borrow_mut().read = found;
+        }
+    }
+
+    /// Enters the operation as a reader of what was found, for its future to tell of, if it was submitted.
+    #[inline]
+    pub(crate) fn enter<R, E>(
+        &self,
+        footprint: &Footprint<'_>,
+        stream: &StreamState,
+        submitted: &std::result::Result<(u64, R), E>,
+    ) {
+        if self.0.get().is_some() {
+            let ticket = submitted.as_ref().ok().map(|(ticket, _)| *ticket);
+            self.enter_reader(footprint, stream.id(), ticket);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_reader(&self, footprint: &Footprint<'_>, stream: u64, ticket: Option<u64>) {
+        let mut all = self.all().borrow_mut();
+        let read = std::mem::take(&mut all.read);
+        let Some(ticket) = ticket else { return };
+        for outcome in read {
+            outcome.submitted(footprint, (stream, ticket));
+            let reader = Some(footprint.name().to_arc());
+            all.known.push(Dependency { outcome, reader });
+        }
+    }
+
+    /// Tells the outcomes behind the first `known` what their operation writes, if it was submitted; otherwise it has none.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn submitted_with(
+        &self,
+        engine: &Engine,
+        known: usize,
+        is_submitted: bool,
+        footprint: &Footprint<'_>,
+    ) {
+        let all = &mut self.all().borrow_mut().known;
+        if !is_submitted {
+            return all.truncate(known);
+        }
+        for Dependency { outcome, .. } in all[known..].iter().filter(|own| own.reader.is_none()) {
+            outcome.submitted(footprint, outcome.at);
+            let work: Arc<dyn Any + Send + Sync> = outcome.clone();
+            engine.late.enter(Arc::downgrade(&work));
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::name::Name;
-use super::outcome::{Outcomes, RunOutcome};
+use super::outcome::{Dependency, Outcomes, RunOutcome};
 use super::raw::Raw;
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
@@ -115,8 +115,8 @@ impl RawQueue<'_> {
     /// failed from then on, until it is overwritten: operations that are submitted later and read it fail with
     /// [`ErrorDetail::Upstream`].
     ///
-    /// An operation that was submitted *before* the failure does not know of it, and uses whatever the memory holds. Where
-    /// that matters, await this operation first.
+    /// An operation that was submitted *before* the failure and reads that memory runs on whatever it holds. Its future fails likewise
+    /// when it is ready, and what it wrote counts as failed too.
     ///
     /// There is nothing like it on a GPU, where device work has no status. Work that the library does on the host goes
     /// between [`MemoryLoan::ready`](crate::MemoryLoan::ready) and [`MemoryLoan::fail`](crate::MemoryLoan::fail) on
@@ -163,7 +163,7 @@ impl RawQueue<'_> {
             }
         })?;
         if let Some(outcomes) = self.outcomes {
-            outcomes.borrow_mut().push(outcome);
+            outcomes.push(Dependency::own(outcome));
         }
         Ok(())
     }

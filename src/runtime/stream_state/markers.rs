@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::StreamState;
+use super::{StreamState, UNKNOWN};
 use crate::error::{DriverCode, Result};
 use crate::runtime::counted::Length;
 use crate::runtime::event_pool::EventHandle;
@@ -113,14 +113,16 @@ impl StreamState {
 
     /// Whether a word is the better marker. It is read without entering the driver, but takes longer
     /// to submit, many threads that submit them stand in each other's way, and streams that share a
-    /// hardware queue wait for it: only for short work that few wait for.
+    /// hardware queue wait for it: only for short work that few wait for. And never again behind a refused one, which may come
+    /// late: nobody could tell it from the next.
     pub(super) fn prefers_words(&self) -> bool {
         let engine = &self.engine;
-        engine.options.completion.always_words()
-            // ORDERING: Relaxed: a guess.
-            || (!self.is_shared()
-                && self.pace.is_short.load(Ordering::Relaxed)
-                && engine.checkers.held(self.looked_at()) <= 1)
+        // ORDERING: Relaxed, here and below: changed under the submission lock, which the caller has; a guess.
+        self.told.load(Ordering::Relaxed) != UNKNOWN
+            && (engine.options.completion.always_words()
+                || (!self.is_shared()
+                    && self.pace.is_short.load(Ordering::Relaxed)
+                    && engine.checkers.held(self.looked_at()) <= 1))
     }
 
     pub(super) fn marker_behind(&self, ticket: u64) -> Option<Marker> {

@@ -1,0 +1,72 @@
+//! How what was put on a queue becomes a future, which also tells of work that can fail when it runs and of what reads what
+//! such work wrote.
+#![forbid(unsafe_code)]
+
+use crate::batch::queue::Queue;
+use crate::batch::settle::{Settle, Settled};
+use crate::error::refused::Refused;
+use crate::error::{ErrorDetail, Result};
+use crate::op::{HostValue, Op, Points};
+use crate::submit::Outcomes;
+
+impl Queue<'_> {
+    pub(crate) fn outcomes(&self) -> &Outcomes {
+        &self.outcomes
+    }
+
+    /// Turns what the closure of a batch returned into its future.
+    pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
+        match result {
+            Ok(value) => {
+                let Settled { value, points } = value.settle();
+                // Nothing was submitted, which would have failed.
+                if self.last.get() == 0
+                    && let Some(lost) = self.stream.engine().lost()
+                {
+                    return Op::failed(lost.clone());
+                }
+                if !self.outcomes.is_empty() {
+                    return self.finish_late(value, points);
+                }
+                Op::at(points.reaching(self.stream, self.last.get()), value)
+            }
+            Err(error) => {
+                self.stream.release(self.last.get());
+                Op::failed(error)
+            }
+        }
+    }
+
+    /// [`finish`](Self::finish) for a call that takes pinned memory.
+    pub(crate) fn finish_returning<R: Settle, B: Send + Sync + 'static>(
+        &self,
+        result: Result<R, Refused<B>>,
+    ) -> Op<R::Output> {
+        match result {
+            Ok(value) => self.finish(Ok(value)),
+            Err(refused) => {
+                self.stream.release(self.last.get());
+                Op::refused(refused)
+            }
+        }
+    }
+
+    /// What becomes of a value whose work may fail when it runs.
+    #[cold]
+    #[inline(never)]
+    fn finish_late<T: Send + 'static>(&self, value: HostValue<T>, points: Points) -> Op<T> {
+        let outcomes = self.outcomes.take();
+        if self.stream.engine().options.verify {
+            // They have run.
+            let failed =
+                outcomes.iter().find_map(|outcome| Some((outcome, outcome.check().err()?)));
+            if let Some((outcome, cause)) = failed {
+                let (op, at) = (outcome.op().clone(), self.at.get());
+                return Op::failed(ErrorDetail::Verify { op, at, cause }.into());
+            }
+        }
+        let proof = move || outcomes.iter().try_for_each(|outcome| outcome.check());
+        let points = points.reaching(self.stream, self.last.get());
+        Op::at(points, value.if_proved(Box::new(proof)))
+    }
+}

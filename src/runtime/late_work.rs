@@ -1,0 +1,38 @@
+//! [`LateWork`]: work that can fail when it runs, on a host device. Whose it is and what it wrote its submitter knows.
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::weak_list::WeakList;
+
+/// The work that has not ended.
+#[derive(Default)]
+pub(crate) struct LateWork {
+    all: Mutex<WeakList<dyn Any + Send + Sync>>,
+    /// There was some.
+    is_used: AtomicBool,
+}
+
+impl LateWork {
+    pub(crate) fn enter(&self, work: Weak<dyn Any + Send + Sync>) {
+        self.all.lock().push(work);
+        // ORDERING: Relaxed: whoever reads what the work writes got it from its submitter.
+        self.is_used.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there may be some.
+    #[inline]
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+
+    /// Those that have not ended.
+    pub(crate) fn alive<T: Any + Send + Sync>(&self) -> Vec<Arc<T>> {
+        let all = self.all.lock().alive();
+        all.into_iter().filter_map(|work| work.downcast().ok()).collect()
+    }
+}
