@@ -345,7 +345,7 @@ fn no_word_is_written_behind_a_refused_one() {
     handle.fail_nth_after_effect(testing::DriverCall::WriteWord, 1, gpu_await::ErrorKind::Driver);
     for _ in 0..3 {
         let mut op = empty.launch(&stream);
-        let _ = (&mut op).now_or_never();
+        drop((&mut op).now_or_never());
         step.run_until_idle();
         op.now_or_never().expect("it is complete").unwrap();
     }

@@ -33,10 +33,10 @@ use crate::runtime::stream_state::StreamState;
 
 /// What a future is to tell of. Of most there is nothing.
 #[derive(Default)]
-pub(crate) struct Outcomes(OnceCell<Box<RefCell<Gathered>>>);
+pub(crate) struct Outcomes(OnceCell<Box<RefCell<LateFailures>>>);
 
 #[derive(Default)]
-struct Gathered {
+struct LateFailures {
     known: Vec<Dependency>,
     /// What the operation that is being submitted reads.
     read: Vec<Arc<RunOutcome>>,
@@ -147,7 +147,7 @@ impl RunOutcome {
 
 impl Outcomes {
     #[cold]
-    fn all(&self) -> &RefCell<Gathered> {
+    fn all(&self) -> &RefCell<LateFailures> {
         self.0.get_or_init(Box::default)
     }
 
