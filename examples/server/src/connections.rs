@@ -17,6 +17,7 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -29,7 +30,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutWriter;
@@ -37,12 +38,15 @@ use tokio_util::io::InspectReader;
 
 use crate::exchanges::Exchanges;
 
-/// As many as a listener of tokio's queues.
-const QUEUE: usize = 1024;
+/// Connections that nobody has accepted. The kernel ignores further ones, whose clients try again after a second;
+/// `TcpListener::bind` leaves room for 128, which a burst exceeds.
+const QUEUE: u32 = 1024;
 /// What HTTP/1 buffers of a connection; and the window of a request's body in HTTP/2.
 const BUFFER: u32 = 64 << 10;
-/// Requests at once on an HTTP/2 connection, and the window of all their bodies.
-const STREAMS: u32 = 64;
+/// Requests at once on an HTTP/2 connection: as many as clients begin with before they have read the server's SETTINGS
+/// (RFC 9113, 6.5.2, recommends no fewer). Those beyond it are reset.
+const STREAMS: u32 = 100;
+/// The window of all their bodies.
 const WINDOW: u32 = 4 * BUFFER;
 
 /// The limits of connections.
@@ -54,6 +58,16 @@ pub(crate) struct Limits {
     pub keep_alive: Duration,
     pub write: Duration,
     pub drain: Duration,
+}
+
+/// # Errors
+/// The address is not this machine's, or taken.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As `TcpListener::bind` does: connections of a predecessor that have not timed out keep no address.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(QUEUE)
 }
 
 /// Serves `router` on `listener` until `stop` resolves, and then what is open; returns what `stop`
@@ -117,7 +131,7 @@ pub(crate) async fn serve<S>(
 fn queue_of(listener: TcpListener) -> Vec<std::net::TcpStream> {
     // It does not block, as tokio made it.
     let Ok(listener) = listener.into_std() else { return Vec::new() };
-    let accepted = std::iter::from_fn(|| listener.accept().ok()).take(QUEUE);
+    let accepted = std::iter::from_fn(|| listener.accept().ok()).take(QUEUE as usize);
     accepted
         .map(|(socket, _)| socket)
         .filter(|socket| socket.set_nonblocking(true).is_ok())

@@ -59,10 +59,10 @@ pub async fn run(options: Options, dropped: ErrorCounter) -> Result<Stop> {
     };
     // From here on a signal is an orderly end.
     let mut signals = signals()?;
-    let listener = bind(options.listen).await?;
+    let listener = listen(options.listen)?;
     let health = match options.health_listen {
         None => None,
-        Some(address) => Some(bind(address).await?),
+        Some(address) => Some(listen(address)?),
     };
     let app = App::start(device, drill, metrics::install()?, dropped, options).await?;
     tracing::info!(device = %app.device, "ready");
@@ -161,7 +161,7 @@ fn signals() -> Result<watch::Receiver<u32>> {
     Ok(counted)
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener> {
-    let listener = TcpListener::bind(address).await;
-    listener.map_err(|error| format!("cannot listen on {address}: {error}").into())
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    connections::listen(address)
+        .map_err(|error| format!("cannot listen on {address}: {error}").into())
 }

@@ -24,6 +24,14 @@ use under_test::{JSON, RAW, SOON, Server, eventually, post, send};
 const MIB: usize = 1 << 20;
 const EMBED: &str = r#"{"tokens": [1, 2, 3]}"#;
 
+/// Types of HTTP/2 frames, and their flags.
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
 /// `POST` with this head and a part of its body.
 fn head(path: &str, content_type: &str, length: usize) -> Vec<u8> {
     format!(
@@ -211,6 +219,63 @@ async fn a_log_that_nobody_reads_freezes_nothing() {
 }
 
 // ---- HTTP/2, heads and idle connections --------------------------------------------------------
+
+/// All of them connect while the server accepts none of them.
+#[tokio::test]
+async fn bursts_of_connections_are_queued() {
+    let server = Server::start(&["--max-connections", "1"]);
+    let mut first = server.client().await;
+    assert_eq!(send(&mut first, post("/embed", JSON, EMBED)).await.status, StatusCode::OK);
+    let mut burst: JoinSet<_> = (0..512).map(|_| TcpStream::connect(server.addr)).collect();
+    let connected = async {
+        let mut sockets = Vec::new();
+        while let Some(socket) = burst.join_next().await {
+            sockets.push(socket.expect("no panic").expect("it is queued"));
+        }
+        sockets
+    };
+    let sockets = tokio::time::timeout(SOON, connected).await.expect("all are queued");
+    drop((first, sockets));
+    embeds(&server).await;
+}
+
+/// A client may open as many streams as it likes until it has read the server's SETTINGS; most take 100 for granted.
+#[tokio::test]
+async fn http2_requests_before_its_settings() {
+    const REQUESTS: u32 = 100;
+    let server = Server::start(&[]);
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    // POST, http, and as literals: the path, the authority, the content type.
+    let head = b"\x83\x86\x04\x07/matmul\x01\x01x\x0f\x10\x10application/json";
+    let heads = (0..REQUESTS).flat_map(|n| frame(HEADERS, END_HEADERS, 2 * n + 1, head));
+    // All heads are in front of all bodies: the requests are open at once.
+    let body = br#"{"a": [[2]], "b": [[3]]}"#;
+    let bodies = (0..REQUESTS).flat_map(|n| frame(DATA, END_STREAM, 2 * n + 1, body));
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend(frame(SETTINGS, 0, 0, &[]).into_iter().chain(heads).chain(bodies));
+    let mut socket = begin(server.addr, &sent).await;
+
+    let mut answered = 0;
+    let answers = async {
+        while answered < REQUESTS {
+            let mut head = [0; 9];
+            socket.read_exact(&mut head).await.expect("a frame");
+            let [a, b, c, kind, _, stream @ ..] = head;
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            socket.read_exact(&mut payload).await.expect("its payload");
+            let stream = u32::from_be_bytes(stream);
+            assert_ne!(kind, RST_STREAM, "stream {stream} was reset: {payload:?}");
+            if kind == HEADERS {
+                assert_eq!(payload[0], 0x88, "the status of stream {stream} is not 200");
+                answered += 1;
+            }
+        }
+    };
+    tokio::time::timeout(SOON, answers).await.expect("it answers all");
+}
 
 #[tokio::test]
 async fn http2_is_served_and_ends_in_order() {
