@@ -173,6 +173,11 @@ impl<Q, R, E> InFlight<Q, R, E> {
         InFlight { shared, number, begun, since_ns, span, answered: false, tells }
     }
 
+    /// Calls `tracing` in the span of the batch.
+    pub(super) fn in_span(&self, event: impl FnOnce()) {
+        contain::log(|| self.span.in_scope(event));
+    }
+
     /// Gives the callers their replies.
     fn answer(&mut self, callers: Vec<Caller<R, E>>, replies: Result<Vec<Result<R, E>>, E>)
     where
