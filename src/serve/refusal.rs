@@ -21,6 +21,12 @@ struct RefusalFigures {
     takes_us: Option<u64>,
 }
 
+/// A figure as a field. OpenTelemetry knows no unsigned numbers: `tracing-opentelemetry` makes texts of them, which no
+/// backend sums up or compares.
+pub(super) fn field(figure: u64) -> i64 {
+    i64::try_from(figure).unwrap_or(i64::MAX)
+}
+
 /// Says that so many requests were refused with `error`.
 pub(super) fn tell(by: &Admitter, requests: usize, error: &Error) {
     contain::log(|| {
@@ -59,6 +65,9 @@ fn send(by: &Admitter, requests: usize, error: &Error) {
         _ => ("closed", none),
     };
     let RefusalFigures { waiting, waited_us, remaining_us, expected_us, takes_us } = figures;
+    let requests = field(requests as u64);
+    let [waiting, waited_us, remaining_us, expected_us, takes_us] =
+        [waiting, waited_us, remaining_us, expected_us, takes_us].map(|figure| figure.map(field));
     let Admitter { kind, name, share } = by;
     tracing::debug!(
         target: "gpu_await::refusal",
