@@ -8,19 +8,23 @@
 //! More than 500 lines: one enum, each variant with its facts, its message and its kind.
 #![forbid(unsafe_code)]
 
+pub(crate) mod admitter;
 pub(crate) mod advice;
 mod codes;
 pub(crate) mod image;
 pub(crate) mod refused;
 pub(crate) mod tensor;
+pub(crate) mod unfinished;
 
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, within};
 use image::{ImageProblem, ParamLayout};
 use tensor::TensorProblem;
+use unfinished::Unfinished;
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -46,7 +50,7 @@ pub struct Error(Arc<ErrorDetail>);
 /// | kind | what the caller can do |
 /// |---|---|
 /// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device, and what it should have written cannot be read until something overwrites it |
-/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works |
+/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works. Of whatever call: an allocation, a launch that needs memory of its own, NVIDIA's libraries |
 /// | [`ErrorKind::Overloaded`] | try later |
 /// | [`ErrorKind::TimedOut`] | what was submitted goes on, and what was not never runs; wait longer or give up |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
@@ -108,6 +112,16 @@ pub struct LibraryStatus {
     pub code: i32,
     /// Its name in the library's header, where this crate knows it.
     pub name: Option<&'static str>,
+}
+
+impl LibraryStatus {
+    fn kind(&self) -> ErrorKind {
+        match self.name {
+            Some("CUBLAS_STATUS_ALLOC_FAILED" | "CUFFT_ALLOC_FAILED") => ErrorKind::OutOfMemory,
+            Some("CUBLAS_STATUS_NOT_SUPPORTED" | "CUFFT_NOT_SUPPORTED") => ErrorKind::Unsupported,
+            _ => ErrorKind::Foreign,
+        }
+    }
 }
 
 /// An axis of a grid or block.
@@ -347,27 +361,27 @@ pub enum ErrorDetail {
     OutOfHostMemory { asked_bytes: u64 },
     /// Too many requests are in flight, and as many wait as may.
     #[error(
-        "{what} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}"
+        "{by} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}"
     )]
-    Overloaded { what: &'static str, in_flight: u64, limit: u64, waiting: u64, max_waiting: u64 },
+    Overloaded { by: Admitter, in_flight: u64, limit: u64, waiting: u64, max_waiting: u64 },
     /// A request cannot be answered by its deadline, by what requests took lately: refused at once, or under overload
-    /// because newer ones go first. `expected_us` is the wait, `takes_us` what nearly all take behind it: both together are more
+    /// because newer ones go first. `expected_us` is the wait, `takes_us` what it is then likely to take: both together are more
     /// than what is left.
     #[error(
-        "{what} cannot answer in time: {remaining_us} µs are left, and lately a request with {waiting} waiting waits \
-         {expected_us} µs, behind which nearly all take up to {takes_us} µs; try later, or elsewhere"
+        "{by} cannot answer in time: {remaining_us} µs are left, and lately a request with {waiting} waiting waits \
+         {expected_us} µs, and is then likely to take {takes_us} µs; try later, or elsewhere"
     )]
-    TooLate { what: &'static str, remaining_us: u64, expected_us: u64, takes_us: u64, waiting: u64 },
-    /// A request waited until its deadline, with nothing left (its kind is `TimedOut`), or until less was left than what nearly all
-    /// take lately (`takes_us`; `Overloaded`). It never reached the device.
+    TooLate { by: Admitter, remaining_us: u64, expected_us: u64, takes_us: u64, waiting: u64 },
+    /// A request waited until its deadline, with nothing left (its kind is `TimedOut`), or until less was left than what it is
+    /// likely to take (`takes_us`; `Overloaded`). It never reached the device.
     #[error(
-        "{what} had no turn in time for a request that waited {waited_us} µs: {remaining_us} µs are left, nearly all \
-         take up to {takes_us} µs lately, and {waiting} wait; try later, or elsewhere"
+        "{by} had no turn in time for a request that waited {waited_us} µs: {remaining_us} µs are left, it is \
+         likely to take {takes_us} µs, and {waiting} wait; try later, or elsewhere"
     )]
-    Expired { what: &'static str, waited_us: u64, remaining_us: u64, takes_us: u64, waiting: u64 },
+    Expired { by: Admitter, waited_us: u64, remaining_us: u64, takes_us: u64, waiting: u64 },
     /// A pool has no share of that name.
-    #[error("the stream pool has no share `{name}`: declare it with `StreamPoolBuilder::share`")]
-    NoSuchShare { name: String },
+    #[error("{by} has no share `{name}`: declare it with `StreamPoolBuilder::share`")]
+    NoSuchShare { by: Admitter, name: String },
     /// There are fewer of something than it takes.
     #[error("{what}: {found}, at least {least} needed")]
     TooFew { what: &'static str, found: u64, least: u64 },
@@ -377,9 +391,10 @@ pub enum ErrorDetail {
     /// What ran a batch panicked.
     #[error("what ran a batch of {requests} requests panicked: {message}")]
     BatchPanicked { requests: usize, message: String },
-    /// A time limit passed.
-    #[error("{what} did not finish within {limit_ms} ms")]
-    TimedOut { what: &'static str, limit_ms: u64 },
+    /// A time limit passed: of [`Device::close`](crate::Device::close) or
+    /// [`StreamPool::drained_within`](crate::StreamPool::drained_within), with what is left.
+    #[error("{what} did not finish within {limit_ms} ms: {left}")]
+    TimedOut { what: String, limit_ms: u64, left: Unfinished },
     /// This device cannot do what was asked.
     #[error("{what} is not supported by {device}")]
     Unsupported { what: &'static str, device: String },
@@ -534,14 +549,16 @@ impl ErrorDetail {
             | D::NoLibrary { .. }
             | D::NoImplementation { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
-            D::Driver { .. } => ErrorKind::Driver,
+            D::Driver { code, .. } => code.kind(),
             // What failed decides what the reader can do about it.
             D::Upstream { cause, .. } | D::Verify { cause, .. } => cause.kind(),
             D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {
                 ErrorKind::OutOfMemory
             }
             D::BatchPanicked { .. } | D::EnqueuePanicked { .. } => ErrorKind::Panicked,
-            D::Foreign { .. } => ErrorKind::Foreign,
+            D::Foreign { cause, .. } => {
+                cause.downcast_ref().map_or(ErrorKind::Foreign, LibraryStatus::kind)
+            }
             D::Overloaded { .. } | D::TooLate { .. } => ErrorKind::Overloaded,
             D::Expired { remaining_us: 1.., .. } => ErrorKind::Overloaded,
             D::TimedOut { .. } | D::Expired { .. } => ErrorKind::TimedOut,
@@ -602,6 +619,16 @@ impl DriverCode {
     #[must_use]
     pub fn name(&self) -> Option<&'static str> {
         codes::NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
+    }
+
+    /// What the caller can do, whatever call returned it. Those that say that the machine cannot do it, now or
+    /// ever in this process, and those that memory was short; the rest are the driver's own affair.
+    fn kind(self) -> ErrorKind {
+        match self.code {
+            2 => ErrorKind::OutOfMemory,
+            34 | 100 | 222 | 801 | 803 => ErrorKind::Unsupported,
+            _ => ErrorKind::Driver,
+        }
     }
 
     /// `CUDA_ERROR_NOT_PERMITTED`: what every call inside a host function returns.

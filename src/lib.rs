@@ -138,10 +138,12 @@ pub use device::builder::DeviceBuilder;
 pub use device::loss::Loss;
 pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
+pub use error::admitter::{Admitter, AdmitterKind};
 pub use error::advice::MemoryAdvice;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
 pub use error::tensor::TensorProblem;
+pub use error::unfinished::Unfinished;
 pub use error::{
     Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LibraryStatus,
     LossCause, MemoryProblem, Result,
@@ -196,7 +198,8 @@ pub use serve::batcher::{Batcher, BatcherStats, Call};
 pub use serve::pool::acquire::Acquire;
 pub use serve::pool::builder::{PoolShare, StreamPoolBuilder};
 pub use serve::pool::{
-    Drained, PoolShareStats, PoolStats, PooledStream, PooledStreamStats, StreamPool,
+    Drained, DrainedWithin, PoolShareStats, PoolStats, PooledStream, PooledStreamState,
+    PooledStreamStats, StreamPool,
 };
 #[cfg(feature = "tower")]
 pub use serve::tower::{BatchService, PoolCall, PoolService};

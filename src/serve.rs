@@ -6,6 +6,7 @@
 //! | [`pool`] | [`StreamPool`](pool::StreamPool): streams, lent with a bound on what is in flight |
 //! | [`admission`] | which requests are admitted, wait or are refused (pure) |
 //! | [`took`] | what permits and batches took lately (pure) |
+//! | [`refusal`] | the event that `tracing` gets of a refused request |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
 //! | [`batching`] | when a batch is ready (pure) |
 //! | [`timer`] | one time-out on any executor, exact to some microseconds |
@@ -16,6 +17,7 @@ pub(crate) mod admission;
 pub(crate) mod batcher;
 pub(crate) mod batching;
 pub(crate) mod pool;
+mod refusal;
 pub(crate) mod timer;
 pub(crate) mod took;
 #[cfg(feature = "tower")]

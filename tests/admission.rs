@@ -607,6 +607,30 @@ fn priority_in_batches() {
     assert!((0..40).all(|at| order[at] == ((at + 1) % every != 0)), "{order:?}");
 }
 
+/// Two clients that ask again when they are answered, and two batches that the device runs one after the other: 0.6 to 1 s each.
+#[test]
+fn no_request_is_refused_that_can_be_in_a_batch_in_time() {
+    let mut gather = Gather::new(limits(1, u64::MAX, 2));
+    let (mut now, mut random, mut device) = (0, 3u64, std::collections::VecDeque::new());
+    let mut free_at = 0;
+    for _ in 0..200 {
+        // Each asks, unless the device has its request.
+        for _ in device.len()..2 {
+            let patience = Some(now + 1000 * MS);
+            let added = gather.add(now, demand(1, patience), ());
+            assert!(added.is_ok(), "at {now}: {added:?}");
+            let taken = gather.take(now);
+            assert_eq!((taken.requests.len(), taken.late.len()), (1, 0), "at {now}");
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            free_at = now.max(free_at) + 300 * MS + (random >> 33) % (200 * MS);
+            device.push_back((free_at, taken.begun));
+        }
+        let (done, begun) = device.pop_front().expect("two");
+        now = done;
+        gather.finished(now, begun);
+    }
+}
+
 /// It waits with time enough, until another batch left it too little.
 #[test]
 fn the_late_are_told_when_a_batch_begins() {

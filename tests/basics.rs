@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
-use gpu_await::{ErrorDetail, ErrorKind, kernels};
+use gpu_await::{DeviceBuffer, ErrorDetail, ErrorKind, kernels};
 
 #[path = "under_test/completions.rs"]
 mod completions;
@@ -149,6 +149,32 @@ async fn a_failed_producer_is_named_to_its_reader_until_an_overwrite_heals() {
     assert_eq!(stream.download(&x).await.unwrap(), [0.0; 3], "nobody else fails");
     stream.fill(&mut y, 5.0).queued().unwrap();
     assert_eq!(stream.download(&y).await.unwrap(), [5.0; 4]);
+}
+
+/// A launch needs memory of its own on a GPU, and so may any other call.
+#[tokio::test]
+async fn memory_that_runs_out_is_told_as_that() {
+    use testing::DriverCall::{CopyToHost, Fill, Launch, StreamCreate};
+    for call in [Launch, Fill, CopyToHost, StreamCreate] {
+        let (faults, handle) = testing::faults();
+        let device = testing::host_with(faults);
+        let stream = device.stream().unwrap();
+        let scale = kernels::scale::load(&device).await.unwrap();
+        let mut x = stream.full(10, 1.0f32).queued().unwrap();
+        let work = async |x: &mut DeviceBuffer<f32>| {
+            let stream = device.stream()?;
+            stream.fill(x, 2.0).queued()?;
+            scale.launch(&stream, 2.0, x).queued()?;
+            stream.download(&*x).await
+        };
+        for (kind, code) in [(ErrorKind::OutOfMemory, 2), (ErrorKind::Unsupported, 801)] {
+            handle.fail_nth(call, 1, kind);
+            let error = work(&mut x).await.expect_err("it is refused");
+            assert_eq!(error.kind(), kind, "{call:?}: {error}");
+            assert!(error.to_string().contains(&format!("returned {code} ")), "{error}");
+        }
+        assert_eq!(work(&mut x).await.unwrap(), [4.0; 10]);
+    }
 }
 
 #[tokio::test]

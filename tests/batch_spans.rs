@@ -23,7 +23,9 @@ struct Seen {
 struct Keeps(Arc<Mutex<BTreeMap<u64, Seen>>>);
 
 impl Visit for Seen {
-    fn record_u64(&mut self, field: &Field, value: u64) {
+    /// Signed, as OpenTelemetry has it: a text otherwise.
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        let value = u64::try_from(value).expect("a figure");
         self.fields.insert(field.name(), value);
     }
 

@@ -7,7 +7,7 @@ use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Batch, BatchWorker, Batcher, BatcherBuilder, Error, ErrorDetail, ErrorKind, PooledStream,
-    Result, StreamPool, kernels,
+    Result, StreamPool, Unfinished, kernels,
 };
 use parking::Seen;
 use tokio::sync::Semaphore;
@@ -279,7 +279,8 @@ async fn a_batch_that_is_timed_out_keeps_its_stream() -> Result<()> {
             gates.lock().expect("no panic").push(Gate::close(&stream)?);
             let x = stream.upload(batch).queued()?;
             let answer = tokio::time::timeout(Duration::from_millis(5), stream.download(&x)).await;
-            let timed_out = ErrorDetail::TimedOut { what: "the batch", limit_ms: 5 };
+            let (what, left) = ("the batch".to_owned(), Unfinished::default());
+            let timed_out = ErrorDetail::TimedOut { what, limit_ms: 5, left };
             let x = answer.unwrap_or_else(|_| Err(timed_out.into()))?;
             Ok::<_, Error>(x.iter().map(|x| Ok(*x)).collect())
         }

@@ -524,6 +524,7 @@ async fn a_loan_ends_after_the_close() -> Result<()> {
         let error = device.close(Duration::from_millis(20)).await.unwrap_err();
         assert!(matches!(error.detail(), ErrorDetail::TimedOut { .. }), "{error}");
         assert!(error.to_string().contains("on loan"), "{error}");
+        assert!(matches!(error.detail(), ErrorDetail::TimedOut { left, .. } if left.loans == 1));
         loan.end()?;
         assert_eq!(device.stats().loans, 0);
         drop((x, z));

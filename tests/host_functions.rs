@@ -634,6 +634,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "StreamPoolBuilder::high_priority_streams",
     "StreamPoolBuilder::max_in_flight",
     "StreamPoolBuilder::max_waiting",
+    "StreamPoolBuilder::name",
     "StreamPoolBuilder::patience",
     "StreamPoolBuilder::share",
     "StreamPool::with_high_priority",

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 use eventually::eventually;
 use futures::FutureExt;
+use futures::executor::block_on;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Acquire, Device, ErrorDetail, ErrorKind, PoolShare, PooledStream, Result, StreamPool, kernels,
+    Acquire, Device, ErrorDetail, ErrorKind, PoolShare, PooledStream, PooledStreamState, Result,
+    StreamPool, Unfinished, kernels,
 };
 use host_threads::threads_of_host;
 
@@ -329,6 +331,22 @@ async fn a_loss_ends_waits_for_held_permits() -> Result<()> {
 }
 
 #[tokio::test]
+async fn streams_of_a_lost_device_are_no_idle_ones() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let (lost, closed, open) = (testing::host_with(faults), testing::device(), testing::device());
+    let devices = [&lost, &closed, &open];
+    let builder = devices.iter().fold(StreamPool::builder(), |all, one| all.streams(one, 2));
+    let pool = builder.build()?;
+    let states = || pool.stats().streams.iter().map(|stream| stream.state).collect::<Vec<_>>();
+    assert_eq!(states(), [PooledStreamState::Open; 6]);
+    handle.lose_device("a test");
+    closed.close(SOON).await?;
+    let each = [PooledStreamState::Lost, PooledStreamState::Closed, PooledStreamState::Open];
+    assert_eq!(states(), each.map(|state| [state; 2]).concat());
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_close_ends_waits_for_held_permits() -> Result<()> {
     let device = testing::device();
     let pool = pool(&device, 1, 1);
@@ -587,6 +605,41 @@ async fn a_patience_for_all_is_a_deadline_for_each() -> Result<()> {
     drop(held);
     drop(soon(pool.acquire()).await?);
     Ok(())
+}
+
+/// On any executor, and what is left is told; what is drained in time is no error.
+#[test]
+fn a_pool_that_is_not_drained_in_time_says_what_is_left() -> Result<()> {
+    let device = testing::device();
+    let pool = StreamPool::builder().name("lane").streams(&device, 2).build()?;
+    let (held, idle) = (block_on(pool.with_weight(3).acquire())?, block_on(pool.acquire())?);
+    let gate = Gate::close(&held)?;
+    let behind = held.host_fn(|| ());
+    pool.close();
+    let start = Instant::now();
+    let error = block_on(pool.drained_within(MOMENT)).expect_err("two are held");
+    assert!(start.elapsed() >= MOMENT && start.elapsed() < SOON);
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    let ErrorDetail::TimedOut { what, limit_ms: 20, left } = error.detail() else {
+        panic!("{error}")
+    };
+    assert_eq!(what, "draining the stream pool `lane`");
+    let Unfinished { streams, operations, permits, loans, pending_bytes, .. } = *left;
+    assert_eq!((streams, permits, loans, pending_bytes), (2, 4, 0, 0), "{error}");
+    assert!(operations >= 2, "{error}");
+    // Again, with one less.
+    drop(idle);
+    let error = block_on(pool.drained_within(MOMENT)).expect_err("one is held");
+    assert!(matches!(error.detail(), ErrorDetail::TimedOut { left, .. } if left.permits == 3));
+    let waits = std::thread::spawn({
+        let pool = pool.clone();
+        move || block_on(pool.drained_within(Duration::MAX))
+    });
+    drop(held);
+    gate.open();
+    behind.synchronize()?;
+    waits.join().expect("no panic")?;
+    block_on(pool.drained_within(Duration::ZERO))
 }
 
 #[tokio::test]

@@ -129,7 +129,12 @@ fn close_gives_up_at_its_limit_and_what_the_device_uses_stays() {
         let (gate, op) = pending(&device);
         let start = Instant::now();
         let error = block_on(device.close(Duration::from_millis(20))).unwrap_err();
-        assert!(matches!(error.detail(), ErrorDetail::TimedOut { limit_ms: 20, .. }), "{error}");
+        let ErrorDetail::TimedOut { what, limit_ms: 20, left } = error.detail() else {
+            panic!("{error}")
+        };
+        assert!(what.starts_with("closing "), "{error}");
+        assert!(left.operations >= 1 && left.streams == 1, "{mode:?}: {error}");
+        assert_eq!((left.loans, left.permits), (0, 0), "{mode:?}: {error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{mode:?}: {:?}", start.elapsed());
         assert!(device.stats().lent_bytes >= 1 << 16, "{mode:?}: {:?}", device.stats());
         drop(op);

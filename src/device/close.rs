@@ -39,8 +39,7 @@ impl Device {
     /// Dropped, it waits no longer; the device stays closed.
     ///
     /// # Errors
-    /// [`ErrorDetail::TimedOut`]: work or a loan is still there and goes on, with its memory
-    /// ([`Stats::in_flight`](crate::Stats::in_flight) and [`Stats::loans`](crate::Stats::loans) count them), and a later call can
+    /// [`ErrorDetail::TimedOut`], which says how much is left: work or a loan is still there and goes on, with its memory, and a later call can
     /// wait again; the loss of the device; [`ErrorDetail::DependencyLost`]: it is closed, but a stream waits for
     /// another device that was lost, so not all that was submitted is complete; inside a host function.
     pub async fn close(&self, limit: Duration) -> Result<()> {
@@ -54,7 +53,7 @@ impl Device {
         self.work_done(&mut limit).await?;
         if lends {
             let ended = limit.before(pin!(engine.loans.ended())).await;
-            ended.ok_or_else(|| limit.passed(LENT))?;
+            ended.ok_or_else(|| limit.passed())?;
             // What was on their streams by then.
             self.work_done(&mut limit).await?;
         }
@@ -72,13 +71,13 @@ impl Device {
         busy.retain(|stream| stream.is_submitted_to());
         if !busy.is_empty() {
             let passed = offload(move || busy.iter().for_each(|stream| stream.with(|_| ())));
-            limit.before(pin!(passed)).await.ok_or_else(|| limit.passed(CLOSING))??;
+            limit.before(pin!(passed)).await.ok_or_else(|| limit.passed())??;
         }
         let mut done = at(self.home.ours());
         let closed = match limit.before(&mut done).await {
             Some(closed) => closed,
             // By asking the device, once more.
-            None => done.try_take().unwrap_or_else(|| Err(limit.passed(CLOSING))),
+            None => done.try_take().unwrap_or_else(|| Err(limit.passed())),
         };
         // What is known to be complete was so before; a device that is lost is gone all the same.
         engine.lost().map_or(closed, |lost| Err(lost.clone()))
@@ -98,7 +97,7 @@ impl Device {
                 // Drops take the time of the system's clock.
                 engine.reaped().await;
             } else {
-                limit.before(pin!(engine.reaped())).await.ok_or_else(|| limit.passed(CLOSING))?;
+                limit.before(pin!(engine.reaped())).await.ok_or_else(|| limit.passed())?;
             }
             let is_quiet = engine.retirements() == before;
             if is_quiet && (engine.options.stepped || !owes && !engine.owes_frees()) {
@@ -106,18 +105,15 @@ impl Device {
             }
             if !engine.options.stepped {
                 let mut rest = Deadline::after(engine, LOOK_EVERY);
-                limit.before(&mut rest).await.ok_or_else(|| limit.passed(CLOSING))?;
+                limit.before(&mut rest).await.ok_or_else(|| limit.passed())?;
             }
         }
     }
 }
 
-/// What did not finish in time.
-const CLOSING: &str = "closing the device";
-const LENT: &str = "closing the device (memory of it is on loan to another library)";
-
 /// When a close gives up: at its limit, or with the device.
 struct Limit {
+    device: Device,
     ms: u64,
     deadline: Deadline,
     loss: Loss,
@@ -127,7 +123,7 @@ impl Limit {
     fn after(device: &Device, limit: Duration) -> Self {
         let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let deadline = Deadline::after(device.engine(), limit);
-        Limit { ms, deadline, loss: Loss::of(device.engine()) }
+        Limit { device: device.clone(), ms, deadline, loss: Loss::of(device.engine()) }
     }
 
     /// What a future resolves to, unless the end comes first.
@@ -143,10 +139,13 @@ impl Limit {
         .await
     }
 
-    /// Why `what` was not waited for any longer.
-    fn passed(&self, what: &'static str) -> Error {
-        let lost = self.deadline.engine.lost().cloned();
-        lost.unwrap_or_else(|| ErrorDetail::TimedOut { what, limit_ms: self.ms }.into())
+    /// Why the end was not waited for any longer.
+    fn passed(&self) -> Error {
+        if let Some(lost) = self.deadline.engine.lost() {
+            return lost.clone();
+        }
+        let what = format!("closing {}", self.device.engine().label());
+        ErrorDetail::TimedOut { what, limit_ms: self.ms, left: self.device.unfinished() }.into()
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Device;
+use crate::error::unfinished::Unfinished;
 
 /// What a device is doing; a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Stats {
     /// [Loans](crate::Stream::lend_memory) of device memory to other libraries that have not ended, which
     /// [`close`](Device::close) waits for.
     pub loans: u64,
+    /// Permits of [stream pools](crate::StreamPool), by their weights, that requests hold on streams of the device, or that wait for its work.
+    pub permits: u64,
     /// Device memory held by buffers, in whole blocks.
     pub allocated_bytes: u64,
     /// Device memory that was given up and waits for device work: other streams use it, or its free is
@@ -52,6 +55,19 @@ pub struct Stats {
 }
 
 impl Device {
+    /// What is left of its work.
+    pub(crate) fn unfinished(&self) -> Unfinished {
+        let mut left = Unfinished::default();
+        for stream in self.engine().streams() {
+            stream.ask_after_all();
+            let operations = stream.in_flight();
+            left.streams += u64::from(operations > 0);
+            left.operations += operations;
+        }
+        let Stats { loans, permits, pending_bytes, .. } = self.stats();
+        Unfinished { loans, permits, pending_bytes, ..left }
+    }
+
     /// What the device is doing, by asking it. Inside a host function it answers with what is known, and
     /// the poller asks.
     #[must_use]
@@ -75,6 +91,7 @@ impl Device {
             lent_bytes: read(&counters.lent_bytes),
             quarantined_bytes: read(&counters.quarantined_bytes),
             loans: engine.loans.open(),
+            permits: read(&engine.state.permits),
             allocated_bytes: memory.allocated,
             pending_bytes: memory.pending,
             kept_bytes: memory.kept,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use super::protocol::backlog::Backlog;
 use super::protocol::wait_queue::LossFlag;
@@ -21,6 +22,8 @@ pub(crate) struct DeviceState {
     /// `cuda:0`, `host:3`: for messages.
     pub(crate) label: String,
     pub(crate) backlog: Backlog,
+    /// Requests that hold a permit of a stream pool on one of its streams.
+    pub(crate) permits: AtomicU64,
     loss: LossFlag,
     /// Why it is lost; there before `loss` is set.
     cause: OnceLock<Error>,
@@ -29,7 +32,8 @@ pub(crate) struct DeviceState {
 impl DeviceState {
     pub(crate) fn new(id: u64, kind: DeviceKind, label: String) -> Self {
         let (backlog, loss) = (Backlog::new(), LossFlag::new());
-        DeviceState { id, kind, label, backlog, loss, cause: OnceLock::new() }
+        let permits = AtomicU64::new(0);
+        DeviceState { id, kind, label, backlog, permits, loss, cause: OnceLock::new() }
     }
 
     /// The loss, if it was declared.

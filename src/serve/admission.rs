@@ -27,7 +27,7 @@
 //! whoever is last in its lane and cannot make it any more (by what is in front of it and by what permits took lately) is refused, which
 //! is the newcomer while the oldest go first, and the oldest under overload. No permit, free or released, goes to who would be late,
 //! so that fewer are taken where all of them keep the device busy for longer than callers wait. A share without any is not
-//! asked: the estimate can be wrong, and only permits correct it.
+//! asked: the estimate can be wrong, and only permits correct it. How careful it is depends on how many are late: see [`took`](super::took).
 //!
 //! # Invariants
 //! 1. At most `limit` permits are taken, and a share's limit of its own (`never_more_than_the_limit`).
@@ -43,7 +43,8 @@
 //! 8. Overload changes nothing for who has no deadline (`without_deadlines_overload_changes_nothing`).
 //! 9. A share that wants little gets it beside one that wants everything (`a_greedy_share_starves_nobody`), and shares that want
 //!    everything divide the time by their parts (`shares_divide_the_time`).
-//! 10. No permit goes to who would be late (`a_permit_goes_to_who_can_use_it`).
+//! 10. Nobody is refused early as long as everybody is in time (`nobody_is_refused_who_can_be_in_time`).
+//! 11. No permit goes to who would be late (`a_permit_goes_to_who_can_use_it`).
 //!
 //! More than 500 lines: one state, and the few decisions that change it.
 #![forbid(unsafe_code)]
@@ -122,18 +123,29 @@ pub(crate) enum Waited {
     Refused(NoPermit),
 }
 
+/// What a waiter leaves behind that is dropped; all for after the lock is released.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Left {
+    pub(crate) wakers: Wakers,
+    /// To be dropped.
+    pub(crate) stale: Option<Waker>,
+    /// What it was not told any more.
+    pub(crate) refusal: Option<NoPermit>,
+}
+
 /// Why there is no permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPermit {
     /// Too many wait already, or it was not to wait.
     Full,
-    /// With `remaining_ns` left, it would have waited another `expected_ns`, and been late: nearly all take up to `takes_ns`.
+    /// With `remaining_ns` left, it would have waited another `expected_ns`, and been late: it is then likely to take `takes_ns`.
     Late {
         remaining_ns: u64,
         expected_ns: u64,
         takes_ns: u64,
     },
-    /// Its deadline passed, or is nearer than what nearly all take.
+    /// Its deadline passed, or is nearer than what it is likely to take.
     Expired {
         waited_ns: u64,
         remaining_ns: u64,
@@ -171,9 +183,26 @@ struct Lane {
     weight: u64,
 }
 
+/// What became of requests so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcomes {
+    pub(crate) granted: u64,
+    /// Those of them that gave their permit back after their deadline.
+    pub(crate) late: u64,
+    /// Refused, because too many waited, or because they could not be answered in time.
+    pub(crate) refused: u64,
+    /// Those of them that could not be answered in time.
+    pub(crate) refused_early: u64,
+    /// Who waited until it was too late.
+    pub(crate) expired: u64,
+    /// Who was told that there is no slot, or that it is closed.
+    pub(crate) closed: u64,
+}
+
 #[derive(Debug)]
 struct Share {
     limits: ShareLimits,
+    outcomes: Outcomes,
     taken: u64,
     took: Took,
     /// The time that its permits were held, over its part; more than it was, if it did without while others did not.
@@ -196,6 +225,8 @@ struct Grant {
     share: usize,
     weight: u32,
     since: u64,
+    /// `u64::MAX` if there is none.
+    deadline: u64,
     /// Permits that were taken then, its own among them.
     in_flight: u64,
     /// What its share was charged in advance.
@@ -225,9 +256,6 @@ pub(crate) struct Admission {
     /// What the share that was admitted last had used: where one begins that was away.
     used_ns: u64,
     closed: bool,
-    granted: u64,
-    refused: u64,
-    expired: u64,
 }
 
 impl Admission {
@@ -239,8 +267,14 @@ impl Admission {
         shares: impl IntoIterator<Item = ShareLimits>,
     ) -> Self {
         let slot = |class| PermitSlot { class, taken: 0, usable: true };
-        let share =
-            |limits| Share { limits, taken: 0, took: Took::default(), used_ns: 0, standing: None };
+        let share = |limits| Share {
+            limits,
+            outcomes: Outcomes::default(),
+            taken: 0,
+            took: Took::default(),
+            used_ns: 0,
+            standing: None,
+        };
         let shares: Vec<_> = shares.into_iter().map(share).collect();
         Admission {
             limit,
@@ -257,9 +291,6 @@ impl Admission {
             overtaken: 0,
             used_ns: 0,
             closed: false,
-            granted: 0,
-            refused: 0,
-            expired: 0,
         }
     }
 
@@ -272,13 +303,12 @@ impl Admission {
             (false, false) => None,
         };
         if let Some(refusal) = ended {
-            return (Entered::Refused(refusal), wakers);
+            return (Entered::Refused(self.refuse(ask.share, refusal)), wakers);
         }
         if ask.deadline.is_some_and(|deadline| deadline <= now) {
-            self.expired += 1;
             let takes_ns = self.shares[ask.share].took.likely_ns(self.taken);
             let expired = NoPermit::Expired { waited_ns: 0, remaining_ns: 0, takes_ns };
-            return (Entered::Refused(expired), wakers);
+            return (Entered::Refused(self.refuse(ask.share, expired)), wakers);
         }
         let share = &mut self.shares[ask.share];
         let most = self.limit.min(share.limits.limit);
@@ -290,11 +320,11 @@ impl Admission {
             share.used_ns = share.used_ns.max(self.used_ns);
         }
         if let Some(refusal) = self.is_hopeless(now, ask) {
-            self.refused += 1;
-            return (Entered::Refused(refusal), wakers);
+            return (Entered::Refused(self.refuse(ask.share, refusal)), wakers);
         }
         if self.waiting == 0 && self.fits(ask.share, ask.weight) {
-            return (Entered::In(self.grant(now, ask.class, ask.share, ask.weight)), wakers);
+            let permit = self.grant(now, ask.class, ask.share, ask.weight, ask.deadline);
+            return (Entered::In(permit), wakers);
         }
         // Whoever it would overtake waits for something that this one does not need.
         let key = self.push(now, lane, ask);
@@ -327,21 +357,23 @@ impl Admission {
             }
         };
         let left = self.remove(key);
+        let refusal = self.refuse(share_of(key.lane), refusal);
         (Waited::Refused(refusal), left.and_then(|waiter| waiter.waker))
     }
 
-    /// Removes a waiter whose future is dropped. Returns the wakers to wake (a permit already granted to it
-    /// goes to the next waiter) and the one to drop, all for after the lock is released.
-    pub(crate) fn leave(&mut self, now: u64, key: Key) -> (Wakers, Option<Waker>) {
-        let mut wakers = Wakers::new();
-        let stale = match self.ended.remove(&key) {
-            Some(Ok(permit)) => return (self.hand_back(now, permit), None),
-            Some(Err(_)) => None,
-            None => self.remove(key).and_then(|waiter| waiter.waker),
+    /// Removes a waiter whose future is dropped. A permit already granted to it goes to the next waiter.
+    pub(crate) fn leave(&mut self, now: u64, key: Key) -> Left {
+        let (refusal, stale) = match self.ended.remove(&key) {
+            Some(Ok(permit)) => {
+                return Left { wakers: self.hand_back(now, permit), stale: None, refusal: None };
+            }
+            Some(Err(refusal)) => (Some(refusal), None),
+            None => (None, self.remove(key).and_then(|waiter| waiter.waker)),
         };
+        let mut wakers = Wakers::new();
         // It may have kept lighter ones waiting.
         self.admit(now, &mut wakers);
-        (wakers, stale)
+        Left { wakers, stale, refusal }
     }
 
     /// [`give_back`](Self::give_back) of a permit that nobody used: that it took no time says nothing.
@@ -358,7 +390,13 @@ impl Admission {
         let mut wakers = Wakers::new();
         let grant = self.release(permit);
         let held_ns = now.saturating_sub(grant.since);
-        self.shares[grant.share].took.add(grant.in_flight, held_ns);
+        let share = &mut self.shares[grant.share];
+        share.took.add(grant.in_flight, held_ns);
+        if grant.deadline < u64::MAX {
+            let late = now > grant.deadline;
+            share.outcomes.late += u64::from(late);
+            share.took.judge(late);
+        }
         self.settle(&grant, held_ns);
         self.admit(now, &mut wakers);
         wakers
@@ -422,6 +460,11 @@ impl Admission {
         self.grants[permit].slot
     }
 
+    /// How many permits it is.
+    pub(crate) fn weight_of(&self, permit: usize) -> u32 {
+        self.grants[permit].weight
+    }
+
     /// How many wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
@@ -432,19 +475,9 @@ impl Admission {
         [Class::Normal, Class::High].map(|class| self.lanes[lane(class, share)].len()).iter().sum()
     }
 
-    /// Requests admitted so far.
-    pub(crate) fn granted(&self) -> u64 {
-        self.granted
-    }
-
-    /// Who was refused because too many waited, or because it could not be answered in time.
-    pub(crate) fn refused(&self) -> u64 {
-        self.refused
-    }
-
-    /// Who waited until it was too late.
-    pub(crate) fn expired(&self) -> u64 {
-        self.expired
+    /// What became of the requests of a share.
+    pub(crate) fn outcomes_of(&self, share: usize) -> Outcomes {
+        self.shares[share].outcomes
     }
 
     /// What permits of a share took lately; `None` before the first came back.
@@ -483,6 +516,21 @@ impl Admission {
         let takes_ns = share.took.likely_ns(self.taken + u64::from(ask.weight));
         let late = share.taken > 0 && takes_ns > remaining_ns;
         late.then_some(NoPermit::Late { remaining_ns, expected_ns: 0, takes_ns })
+    }
+
+    /// Counts a refusal.
+    fn refuse(&mut self, share: usize, refusal: NoPermit) -> NoPermit {
+        let outcomes = &mut self.shares[share].outcomes;
+        match refusal {
+            NoPermit::Full => outcomes.refused += 1,
+            NoPermit::Late { .. } => {
+                outcomes.refused += 1;
+                outcomes.refused_early += 1;
+            }
+            NoPermit::Expired { .. } => outcomes.expired += 1,
+            NoPermit::Gone | NoPermit::Closed => outcomes.closed += 1,
+        }
+        refusal
     }
 
     fn fits(&self, share: usize, weight: u32) -> bool {
@@ -536,8 +584,9 @@ impl Admission {
     fn expire_one(&mut self, now: u64, key: Key, takes_ns: u64, wakers: &mut Wakers) {
         let Some(&mut Waiter { since, deadline, .. }) = self.waiter(key) else { return };
         let (waited_ns, remaining_ns) = (now.saturating_sub(since), deadline.saturating_sub(now));
-        self.expired += 1;
-        self.end(key, Err(NoPermit::Expired { waited_ns, remaining_ns, takes_ns }), wakers);
+        let expired = NoPermit::Expired { waited_ns, remaining_ns, takes_ns };
+        let expired = self.refuse(share_of(key.lane), expired);
+        self.end(key, Err(expired), wakers);
     }
 
     /// Refuses whoever is too many, or cannot be answered in time, now that `key` waits as well.
@@ -555,8 +604,8 @@ impl Admission {
             Patience::UpToTheLimit | Patience::Always => None,
         };
         if let Some(refused) = refused {
-            self.refused += 1;
-            self.end(refused, Err(NoPermit::Full), wakers);
+            let full = self.refuse(share, NoPermit::Full);
+            self.end(refused, Err(full), wakers);
         }
         let Some(mean_ns) = self.shares[share].took.mean_ns().filter(|_| key.hurried) else {
             return;
@@ -582,8 +631,8 @@ impl Admission {
             let expected_ns = until_free(in_front.max(u64::from(waiter.weight)));
             let remaining_ns = waiter.deadline.saturating_sub(now);
             if expected_ns.saturating_add(likely_ns) > remaining_ns {
-                self.refused += 1;
                 let late = NoPermit::Late { remaining_ns, expected_ns, takes_ns: likely_ns };
+                let late = self.refuse(share, late);
                 self.end(last, Err(late), wakers);
             } else if !own {
                 return;
@@ -629,7 +678,8 @@ impl Admission {
             }
             self.overtakes(key);
             self.waited(now, share, now.saturating_sub(since));
-            let permit = self.grant(now, class_of(key.lane), share, weight);
+            let by = key.hurried.then_some(deadline);
+            let permit = self.grant(now, class_of(key.lane), share, weight, by);
             self.end(key, Ok(permit), wakers);
         }
     }
@@ -695,24 +745,32 @@ impl Admission {
     /// Takes permits on the slot of the class that fewest share, of these the first: a stream that
     /// was used lately has memory to reuse, and is known. Where there is none of the class, any other
     /// will do.
-    fn grant(&mut self, now: u64, class: Class, share: usize, weight: u32) -> usize {
+    fn grant(
+        &mut self,
+        now: u64,
+        class: Class,
+        share: usize,
+        weight: u32,
+        deadline: Option<u64>,
+    ) -> usize {
         let slots = || self.slots.iter().enumerate().filter(|(_, slot)| slot.usable);
         let has_class = slots().any(|(_, slot)| slot.class == class);
         let slot = slots()
             .filter(|(_, slot)| slot.class == class || !has_class)
             .min_by_key(|(_, slot)| slot.taken)
             .map_or(0, |(slot, _)| slot);
-        self.granted += 1;
         self.taken += u64::from(weight);
         self.slots[slot].taken += u64::from(weight);
         let of = &mut self.shares[share];
         self.used_ns = self.used_ns.max(of.used_ns);
         // At least something, so that shares take turns before the first permit came back.
         let charged_ns = of.charge(weight, of.took.mean_ns().unwrap_or(0)).max(1);
+        of.outcomes.granted += 1;
         of.taken += u64::from(weight);
         of.used_ns = of.used_ns.saturating_add(charged_ns);
-        let in_flight = self.taken;
-        self.grants.insert(Grant { slot, share, weight, since: now, in_flight, charged_ns })
+        let (in_flight, deadline) = (self.taken, deadline.unwrap_or(u64::MAX));
+        let since = now;
+        self.grants.insert(Grant { slot, share, weight, since, deadline, in_flight, charged_ns })
     }
 
     fn release(&mut self, permit: usize) -> Grant {

@@ -35,6 +35,8 @@ use tracing::Span;
 
 use self::running::Deliveries;
 use super::batching::{BatchLimits, Demand, Gather, NotGathered, RequestKey};
+use super::refusal;
+use crate::error::admitter::Admitter;
 use crate::error::{Error, ErrorDetail};
 use crate::runtime::coop::Budget;
 use crate::thread::contain;
@@ -57,6 +59,9 @@ use crate::thread::contain;
 /// [`call_by`](Self::call_by), or a [`patience`](builder::BatcherBuilder::patience) for all, says until when an answer is of use. Requests
 /// that cannot be answered by then, by what batches took lately, are refused at once; none is computed after its deadline.
 /// [`with_high_priority`](Self::with_high_priority) and [`with_weight`](Self::with_weight) are handles of the same batcher.
+///
+/// A refusal names the batcher, if it has a [name](builder::BatcherBuilder::name), is counted in [`stats`](Self::stats), and is an event of
+/// `tracing` in the span of the request, as those of a [pool](crate::StreamPool#refusals) are.
 ///
 /// Cheap to clone, `Send + Sync`.
 ///
@@ -131,8 +136,12 @@ pub struct BatcherStats {
     pub requests: u64,
     /// Requests refused so far, because too many waited or because they could not be answered in time.
     pub refused: u64,
+    /// Those of them that could not be answered in time.
+    pub refused_early: u64,
     /// Requests whose deadline came before their batch.
     pub expired: u64,
+    /// Requests refused because the worker was gone, or because the pool had no stream for their batch: it was closed, or its last device lost.
+    pub closed: u64,
     /// How long batches took lately, with the wait for their permits; `None` before the first ended.
     pub took: Option<Duration>,
 }
@@ -159,6 +168,7 @@ struct Request<Q, R, E> {
 }
 
 struct BatcherCore<Q, R, E> {
+    admitter: Admitter,
     epoch: Instant,
     limits: BatchLimits,
     book: Mutex<BatcherState<Q, R, E>>,
@@ -172,8 +182,16 @@ struct BatcherState<Q, R, E> {
     closed: bool,
     batches: u64,
     requests: u64,
+    refusals: Refusals,
+}
+
+/// How many requests were refused so far; as in [`BatcherStats`].
+#[derive(Default)]
+struct Refusals {
     refused: u64,
+    refused_early: u64,
     expired: u64,
+    closed: u64,
 }
 
 struct Open<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
@@ -231,8 +249,10 @@ impl<Q, R, E> Batcher<Q, R, E> {
             max_in_flight,
             batches: book.batches,
             requests: book.requests,
-            refused: book.refused,
-            expired: book.expired,
+            refused: book.refusals.refused,
+            refused_early: book.refusals.refused_early,
+            expired: book.refusals.expired,
+            closed: book.refusals.closed,
             took: book.gather.took_ns().map(Duration::from_nanos),
         }
     }
@@ -256,12 +276,12 @@ impl<Q, R, E: From<Error>> Future for Call<Q, R, E> {
     type Output = Result<R, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Call { state, budget, .. } = &mut *self;
+        let Call { shared, state, budget } = &mut *self;
         let answer = ready!(budget.poll(cx, |cx| {
             match state {
                 CallState::Waiting { reply, .. } => Pin::new(reply)
                     .poll(cx)
-                    .map(|replied| replied.unwrap_or_else(|_gone| Err(closed().into()))),
+                    .map(|replied| replied.unwrap_or_else(|_gone| Err(shared.closed().into()))),
                 CallState::Refused(error) => Poll::Ready(Err(error.clone().into())),
                 CallState::Done => panic!("`Call` polled after it was ready"),
             }
@@ -299,8 +319,9 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         let now = self.now();
         let mut book = self.book.lock();
         if book.closed {
+            book.refusals.closed += 1;
             drop(book);
-            return CallState::Refused(closed());
+            return self.refuse(self.closed());
         }
         match book.gather.add(now, demand, request) {
             Ok((key, tells)) => {
@@ -310,27 +331,37 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
                 CallState::Waiting { key, reply }
             }
             Err((unwanted, request)) => {
-                book.refused += 1;
+                book.refusals.refused += 1;
+                book.refusals.refused_early += u64::from(unwanted != NotGathered::Full);
                 let error = self.refused(&book, unwanted);
                 drop(book);
                 drop(request);
-                CallState::Refused(error)
+                self.refuse(error)
             }
         }
     }
 
+    fn refuse(&self, error: Error) -> CallState<R, E> {
+        refusal::tell(&self.admitter, 1, &error);
+        CallState::Refused(error)
+    }
+
+    fn closed(&self) -> Error {
+        ErrorDetail::Closed { device: self.admitter.to_string() }.into()
+    }
+
     fn refused(&self, book: &BatcherState<Q, R, E>, unwanted: NotGathered) -> Error {
-        let waiting = book.gather.waiting() as u64;
+        let (by, waiting) = (self.admitter.clone(), book.gather.waiting() as u64);
         match unwanted {
             NotGathered::Full => ErrorDetail::Overloaded {
-                what: "the batcher",
+                by,
                 in_flight: book.gather.in_flight() as u64,
                 limit: self.limits.max_in_flight as u64,
                 waiting,
                 max_waiting: self.limits.max_waiting as u64,
             },
             NotGathered::Late { remaining_ns, expected_ns, takes_ns } => ErrorDetail::TooLate {
-                what: "the batcher",
+                by,
                 remaining_us: remaining_ns / 1000,
                 expected_us: expected_ns / 1000,
                 takes_us: takes_ns / 1000,
@@ -339,10 +370,6 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         }
         .into()
     }
-}
-
-fn closed() -> Error {
-    ErrorDetail::Closed { device: "the batcher".to_owned() }.into()
 }
 
 impl<Q, R, E> Drop for Open<Q, R, E> {

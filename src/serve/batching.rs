@@ -107,6 +107,8 @@ pub(crate) struct Begun {
     pub(crate) asked_ns: u64,
     pub(crate) at_ns: u64,
     in_flight: u64,
+    /// The earliest of its requests' deadlines; `u64::MAX` if there is none.
+    deadline: u64,
 }
 
 #[derive(Debug)]
@@ -217,10 +219,11 @@ impl<T> Gather<T> {
     /// Takes a batch; say [`finished`](Self::finished) afterwards, unless there is nobody in it.
     pub(crate) fn take(&mut self, now: u64) -> TakenBatch<T> {
         let (mut requests, mut late, mut weight) = (Vec::new(), Vec::new(), 0u64);
-        let begun = Begun {
+        let mut begun = Begun {
             asked_ns: self.asked_ns.take().unwrap_or(now),
             at_ns: now,
             in_flight: self.in_flight as u64 + 1,
+            deadline: u64::MAX,
         };
         // Alone, it may be late by an estimate that is wrong: that is how it mends.
         let likely_ns = if self.in_flight == 0 { 0 } else { self.takes_ns() };
@@ -238,7 +241,12 @@ impl<T> Gather<T> {
                 self.overtakes(key);
             }
             let Some(gathered) = self.remove(key) else { break };
-            if is_late { late.push(gathered) } else { requests.push(gathered) }
+            if is_late {
+                late.push(gathered);
+            } else {
+                begun.deadline = begun.deadline.min(gathered.deadline);
+                requests.push(gathered);
+            }
         }
         self.in_flight += usize::from(!requests.is_empty());
         TakenBatch { requests, late, begun }
@@ -249,6 +257,11 @@ impl<T> Gather<T> {
         self.in_flight -= 1;
         self.turns.add(begun.in_flight, now.saturating_sub(begun.asked_ns));
         self.runs.add(begun.in_flight, now.saturating_sub(begun.at_ns));
+        if begun.deadline < u64::MAX {
+            let late = now > begun.deadline;
+            self.turns.judge(late);
+            self.runs.judge(late);
+        }
     }
 
     /// No further request will come.
@@ -278,7 +291,7 @@ impl<T> Gather<T> {
         self.turns.mean_ns()
     }
 
-    /// What nearly all batches take from their begin on, one more than those in flight.
+    /// What batches are likely to take from their begin on, one more than those in flight.
     pub(crate) fn takes_ns(&self) -> u64 {
         self.runs.likely_ns(self.in_flight as u64 + 1)
     }

@@ -47,8 +47,10 @@ use parking_lot::Mutex;
 
 use self::acquire::Acquire;
 use self::builder::StreamPoolBuilder;
-use super::admission::{Admission, Class, Patience, Wakers};
+use super::admission::{Admission, Class, Outcomes, Patience, Wakers};
 use super::timer::Timer;
+use crate::error::admitter::{Admitter, AdmitterKind};
+use crate::error::unfinished::Unfinished;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
 use crate::stream::lease::{Lease, Permits};
@@ -78,6 +80,19 @@ const MAX_WAITING: usize = 1024;
 /// give up. [`acquire_by`](Self::acquire_by), or a [`patience`](StreamPoolBuilder::patience) for all, tells the pool when an answer is still of
 /// use. It then refuses at once whoever cannot be answered by then, by what permits took lately; tells whoever waits when its time is up;
 /// and admits the newest first while it is overloaded (for 100 ms everybody waited longer than permits take).
+///
+/// # Refusals
+/// The error names the pool, if it has a [name](StreamPoolBuilder::name), and the share; [`stats`](Self::stats) counts refusals by share and
+/// reason. Each is an event of `tracing` as well, in the span of whoever asked: target `gpu_await::refusal`, level `DEBUG`, with the fields
+///
+/// | field | is |
+/// |---|---|
+/// | `by` | `stream pool`, or `batcher`, whose refusals are events of the same form |
+/// | `name`, `share` | those of the pool or batcher, if it has them |
+/// | `reason` | `full`, `late` ([`ErrorDetail::TooLate`]), `expired` ([`ErrorDetail::Expired`]), `closed` (or its last device lost) |
+/// | `requests` | how many were refused: more than 1 only for a batch that got no stream |
+/// | `waiting`, `waited_us`, `remaining_us`, `expected_us`, `takes_us` | those of the [`ErrorDetail`], where it has them |
+/// | `error` | the text of the error |
 ///
 /// # Classes, shares and weights
 /// A handle says how its requests are admitted: [`with_high_priority`](Self::with_high_priority),
@@ -144,6 +159,15 @@ pub struct Drained {
     budget: Budget,
 }
 
+/// [`Drained`] with a time limit; see [`StreamPool::drained_within`].
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct DrainedWithin {
+    drained: Drained,
+    limit: Duration,
+    /// `None` if there is no such time.
+    end: Option<Instant>,
+}
+
 /// What a [`StreamPool`] is doing; a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -156,12 +180,18 @@ pub struct PoolStats {
     pub waiting: usize,
     /// How many may, of each share.
     pub max_waiting: usize,
-    /// Requests admitted so far.
+    /// Requests admitted so far; these and those below over all shares.
     pub granted: u64,
-    /// Requests refused so far because the pool was full, or because they could not be answered in time.
+    /// As [`PoolShareStats::late`].
+    pub late: u64,
+    /// As [`PoolShareStats::refused`].
     pub refused: u64,
-    /// Requests with a deadline that waited until it was too late.
+    /// As [`PoolShareStats::refused_early`].
+    pub refused_early: u64,
+    /// As [`PoolShareStats::expired`].
     pub expired: u64,
+    /// As [`PoolShareStats::closed`].
+    pub closed: u64,
     /// The shares, first that of requests which name none.
     pub shares: Vec<PoolShareStats>,
     /// The streams.
@@ -178,6 +208,18 @@ pub struct PoolShareStats {
     pub in_flight: usize,
     /// Requests of it that wait.
     pub waiting: usize,
+    /// Requests of it admitted so far.
+    pub granted: u64,
+    /// Those of them that held their permit beyond their deadline.
+    pub late: u64,
+    /// Requests of it refused so far because too many waited, or because they could not be answered in time.
+    pub refused: u64,
+    /// Those of them that could not be answered in time.
+    pub refused_early: u64,
+    /// Requests of it with a deadline that waited until it was too late.
+    pub expired: u64,
+    /// Requests of it refused because the pool was closed, or its last device lost or closed.
+    pub closed: u64,
     /// How long its permits were held lately; `None` before the first came back.
     pub held: Option<Duration>,
     /// Whether the newest of its requests go first.
@@ -196,11 +238,25 @@ pub struct PooledStreamStats {
     pub priority: i32,
     /// Whether it is for requests of high priority.
     pub high_priority: bool,
+    /// Whether its device still takes work: one that is lost is never granted again.
+    pub state: PooledStreamState,
     /// Requests in flight on it.
     pub in_flight: usize,
     /// Operations on it that the device is not known to be through with; after the loss of the device
     /// the last value.
     pub backlog: u64,
+}
+
+/// Whether a stream of a [`StreamPool`] takes work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PooledStreamState {
+    /// It does: idle, or with requests in flight.
+    Open,
+    /// Its device was closed. What was put on it goes on.
+    Closed,
+    /// Its device was lost. `in_flight` counts the requests that still hold it.
+    Lost,
 }
 
 struct PoolCore {
@@ -209,8 +265,9 @@ struct PoolCore {
     devices: Vec<usize>,
     /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
     watches: OnceLock<Vec<Option<usize>>>,
+    name: Option<Arc<str>>,
     /// By number; the first has none.
-    share_names: Vec<String>,
+    share_names: Vec<Arc<str>>,
     /// The admission's zero.
     epoch: Instant,
     timer: Timer,
@@ -221,6 +278,8 @@ struct PoolState {
     admission: Admission,
     /// Who waits until nothing is in flight.
     draining: Vec<Waker>,
+    /// When the first of them is to be woken in any case.
+    drains_by: Option<u64>,
     /// Why the last slot went.
     gone: Option<Error>,
     /// When the timer wakes the pool.
@@ -313,10 +372,13 @@ impl StreamPool {
     /// # Errors
     /// [`ErrorDetail::NoSuchShare`].
     pub fn with_share(&self, name: &str) -> Result<StreamPool> {
-        let share = self.shared.share_names.iter().position(|known| known == name);
+        let share = self.shared.share_names.iter().position(|known| **known == *name);
         match share {
             Some(share) => Ok(self.with(Asks { share, ..self.asks })),
-            None => Err(ErrorDetail::NoSuchShare { name: name.to_owned() }.into()),
+            None => {
+                let (by, name) = (self.shared.admitter(0), name.to_owned());
+                Err(ErrorDetail::NoSuchShare { by, name }.into())
+            }
         }
     }
 
@@ -362,9 +424,44 @@ impl StreamPool {
         Drained { shared: self.shared.clone(), budget: Budget::default() }
     }
 
+    /// [`drained`](Self::drained) for at most `limit` from the call, on any executor; [`Duration::MAX`] is no limit. A thread of the pool's keeps the time.
+    ///
+    /// # Cancel safety
+    /// Dropped, it waits no longer.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::TimedOut`], which says how many permits are not released and what is in flight on the pool's streams.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use std::time::Duration;
+    /// use gpu_await::{Device, ErrorDetail};
+    ///
+    /// let pool = Device::host().streams(2)?;
+    /// let held = pool.acquire().await?;
+    /// pool.close();
+    /// let error = pool.drained_within(Duration::from_millis(5)).await.unwrap_err();
+    /// assert!(matches!(error.detail(), ErrorDetail::TimedOut { left, .. } if left.permits == 1));
+    /// drop(held);
+    /// pool.drained_within(Duration::from_secs(5)).await?;
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn drained_within(&self, limit: Duration) -> DrainedWithin {
+        let end = Instant::now().checked_add(limit);
+        DrainedWithin { drained: self.drained(), limit, end }
+    }
+
     /// What the pool is doing, by asking the devices.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
+        // A device that is lost while nothing is in flight is found so.
+        for &slot in &self.shared.devices {
+            let engine = self.shared.slots[slot].0.engine();
+            if engine.check_health().is_err() {
+                engine.mourn();
+            }
+        }
         let backlogs: Vec<u64> =
             self.shared.slots.iter().map(|(stream, _)| stream.backlog()).collect();
         let book = self.shared.book.lock();
@@ -374,26 +471,46 @@ impl StreamPool {
             device: stream.engine().label().to_owned(),
             priority: stream.priority(),
             high_priority: *class == Class::High,
+            state: match (stream.engine().lost(), stream.engine().check_open()) {
+                (Some(_), _) => PooledStreamState::Lost,
+                (None, Err(_)) => PooledStreamState::Closed,
+                (None, Ok(())) => PooledStreamState::Open,
+            },
             in_flight: admission.taken_on(slot) as usize,
             backlog: backlogs[slot],
         };
         let now = self.shared.now();
-        let share = |(share, name): (usize, &String)| PoolShareStats {
-            name: name.clone(),
-            in_flight: admission.taken_by(share) as usize,
-            waiting: admission.waiting_of(share),
-            held: admission.took_ns(share).map(Duration::from_nanos),
-            is_overloaded: admission.is_overloaded(now, share),
+        let share = |(share, name): (usize, &Arc<str>)| {
+            let Outcomes { granted, late, refused, refused_early, expired, closed } =
+                admission.outcomes_of(share);
+            PoolShareStats {
+                name: name.to_string(),
+                in_flight: admission.taken_by(share) as usize,
+                waiting: admission.waiting_of(share),
+                granted,
+                late,
+                refused,
+                refused_early,
+                expired,
+                closed,
+                held: admission.took_ns(share).map(Duration::from_nanos),
+                is_overloaded: admission.is_overloaded(now, share),
+            }
         };
+        let shares: Vec<_> = self.shared.share_names.iter().enumerate().map(share).collect();
+        let sum = |of: fn(&PoolShareStats) -> u64| shares.iter().map(of).sum();
         PoolStats {
             in_flight: admission.taken() as usize,
             max_in_flight: admission.limit() as usize,
             waiting: admission.waiting(),
             max_waiting: admission.max_waiting(),
-            granted: admission.granted(),
-            refused: admission.refused(),
-            expired: admission.expired(),
-            shares: self.shared.share_names.iter().enumerate().map(share).collect(),
+            granted: sum(|share| share.granted),
+            late: sum(|share| share.late),
+            refused: sum(|share| share.refused),
+            refused_early: sum(|share| share.refused_early),
+            expired: sum(|share| share.expired),
+            closed: sum(|share| share.closed),
+            shares,
             streams: self.shared.slots.iter().enumerate().map(stream).collect(),
         }
     }
@@ -455,7 +572,48 @@ impl Future for Drained {
     }
 }
 
+impl Future for DrainedWithin {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let DrainedWithin { drained, limit, end } = &mut *self;
+        if Pin::new(&mut *drained).poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        let Some(end) = *end else { return Poll::Pending };
+        if Instant::now() < end {
+            drained.shared.wakes_draining(end);
+            return Poll::Pending;
+        }
+        Poll::Ready(Err(drained.shared.not_drained(*limit)))
+    }
+}
+
 impl PoolCore {
+    /// Has those who wait until nothing is in flight woken at `end` as well.
+    fn wakes_draining(self: &Arc<Self>, end: Instant) {
+        let end = self.time_of(end);
+        let mut book = self.book.lock();
+        book.drains_by = Some(book.drains_by.map_or(end, |known| known.min(end)));
+        self.keep_time(&mut book);
+    }
+
+    fn not_drained(&self, limit: Duration) -> Error {
+        let mut left = Unfinished::default();
+        let backlogs: Vec<u64> = self.slots.iter().map(|(stream, _)| stream.backlog()).collect();
+        let book = self.book.lock();
+        for (slot, operations) in backlogs.into_iter().enumerate() {
+            let permits = book.admission.taken_on(slot);
+            left.permits += permits;
+            left.operations += operations;
+            left.streams += u64::from(permits + operations > 0);
+        }
+        drop(book);
+        let what = format!("draining {}", self.admitter(0));
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        ErrorDetail::TimedOut { what, limit_ms, left }.into()
+    }
+
     fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         let waker = cx.waker().clone();
         let mut book = self.book.lock();
@@ -473,11 +631,23 @@ impl PoolCore {
     /// device takes no work any more.
     fn stream(self: &Arc<Self>, permit: usize, slot: usize) -> Option<Stream> {
         let stream = &self.slots[slot].0;
+        let weight = self.book.lock().admission.weight_of(permit);
         if stream.engine().check_open().is_err() {
             self.take_back(permit, Admission::hand_back);
             return None;
         }
-        Some(stream.leased(Lease::new(stream.state().progress().clone(), permit, self.clone())))
+        Some(stream.leased(Lease::new(
+            stream.state().progress().clone(),
+            permit,
+            weight,
+            self.clone(),
+        )))
+    }
+
+    /// What a request of a share is admitted by.
+    fn admitter(&self, share: usize) -> Admitter {
+        let share = self.share_names.get(share).filter(|name| !name.is_empty()).cloned();
+        Admitter { kind: AdmitterKind::StreamPool, name: self.name.clone(), share }
     }
 
     /// Nanoseconds since the pool was made.
@@ -493,7 +663,8 @@ impl PoolCore {
     /// Has the timer wake the pool at the next deadline, if it does not earlier. Under the lock, so that the timer is set
     /// in the order of the decisions. Without a thread for it whoever expires is told when the next permit is released.
     fn keep_time(self: &Arc<Self>, book: &mut PoolState) {
-        let Some(next) = book.admission.next_deadline() else { return };
+        let deadlines = book.admission.next_deadline().into_iter().chain(book.drains_by);
+        let Some(next) = deadlines.min() else { return };
         let Some(at) = self.epoch.checked_add(Duration::from_nanos(next)) else { return };
         if book.wakes_at.is_none_or(|known| next < known) {
             let waker = Waker::from(Arc::new(DeadlinePassed(Arc::downgrade(self))));
@@ -525,7 +696,13 @@ impl Wake for DeadlinePassed {
         let wakers = {
             let mut book = shared.book.lock();
             book.wakes_at = None;
-            let wakers = book.admission.expire(shared.now());
+            let now = shared.now();
+            let mut wakers = book.admission.expire(now);
+            if book.drains_by.is_some_and(|end| end <= now) {
+                // Those whose time it is not say when again.
+                book.drains_by = None;
+                wakers.extend(std::mem::take(&mut book.draining));
+            }
             shared.keep_time(&mut book);
             wakers
         };
@@ -539,15 +716,6 @@ impl PoolState {
         let is_drained = self.admission.taken() == 0;
         if is_drained { std::mem::take(&mut self.draining) } else { Vec::new() }
     }
-
-    /// Why there is no slot.
-    fn gone(&self) -> Error {
-        self.gone.clone().unwrap_or_else(closed)
-    }
-}
-
-fn closed() -> Error {
-    ErrorDetail::Closed { device: "the stream pool".to_owned() }.into()
 }
 
 impl fmt::Debug for StreamPool {
@@ -562,6 +730,12 @@ impl fmt::Debug for StreamPool {
 impl fmt::Debug for PooledStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pooled{:?}", self.stream)
+    }
+}
+
+impl fmt::Debug for DrainedWithin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DrainedWithin({:?})", self.limit)
     }
 }
 

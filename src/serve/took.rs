@@ -4,6 +4,9 @@
 //! long as one. So it is a line that is estimated, time over number in flight, by moving averages. Where the number hardly
 //! varied the line is flat, and it is never steeper than in proportion to the number.
 //!
+//! How many mean deviations are added to that for what is *likely* is what lateness asks for: more each time that somebody who was
+//! expected to be in time was late, a little less each time that one was not. A fixed number refuses who could be in time where nobody is ever late.
+//!
 //! The averages and the mean deviation from the line have the gains of TCP's estimate of round trips (Jacobson, "Congestion
 //! avoidance and control", 1988): an eighth, so that one outlier moves them little and sixteen samples replace it; a quarter
 //! for the deviation, which has to widen before the mean has moved.
@@ -11,14 +14,19 @@
 //! # Invariants
 //! 1. The mean stays within what was seen, and an estimate for as many as were in flight then within twice that
 //!    (`an_estimate_stays_within_its_samples`).
-//! 2. Both kinds of device are told apart (`a_line_is_learned`).
+//! 2. Where nobody who is admitted is late, the mean alone decides (`nobody_is_refused_who_can_be_in_time`); where some are, about one in
+//!    fifty is (`too_many_permits_cost_little_goodput`).
+//! 3. Both kinds of device are told apart (`a_line_is_learned`).
 #![forbid(unsafe_code)]
 
 const GAIN: f64 = 1.0 / 8.0;
 const DEVIATION_GAIN: f64 = 1.0 / 4.0;
-/// Mean deviations that are added for [`Took::likely_ns`]. Two hold 19 of 20 samples of a normal distribution, for which the
+/// Mean deviations that are added for [`Took::likely_ns`] at most. Two hold 19 of 20 samples of a normal distribution, for which the
 /// mean deviation is 0.8 standard deviations; TCP's four are for losses, which cost it more than a wrong guess costs here.
 const DEVIATIONS: f64 = 2.0;
+/// How many deviations are taken off for each that was in time: as one more is added for each that was late, one of so
+/// many is late while that happens at all.
+const IN_TIME: f64 = 1.0 / 50.0;
 /// A variance of the number in flight that says half of what it seems to say about the slope: that of a number which is
 /// one off every fourth time.
 const LITTLE: f64 = 0.25;
@@ -33,6 +41,8 @@ pub(crate) struct Took {
     covariance: f64,
     /// From the line.
     deviation_ns: f64,
+    /// How many deviations are added.
+    margin: f64,
 }
 
 impl Took {
@@ -53,15 +63,21 @@ impl Took {
         self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * dn * dt);
     }
 
+    /// Enters whether what was expected to be in time was late.
+    pub(crate) fn judge(&mut self, late: bool) {
+        let step = if late { 1.0 } else { -IN_TIME };
+        self.margin = (self.margin + step).clamp(0.0, DEVIATIONS);
+    }
+
     /// The mean; `None` before the first sample.
     pub(crate) fn mean_ns(&self) -> Option<u64> {
         (self.samples > 0).then_some(self.ns as u64)
     }
 
-    /// What nearly all take while so many are in flight; 0 before the first sample.
+    /// What one is likely to take while so many are in flight; 0 before the first sample.
     pub(crate) fn likely_ns(&self, in_flight: u64) -> u64 {
         // A float that is too large for the integer becomes the largest.
-        (self.at(in_flight as f64) + DEVIATIONS * self.deviation_ns) as u64
+        (self.at(in_flight as f64) + self.margin * self.deviation_ns) as u64
     }
 
     fn at(&self, in_flight: f64) -> f64 {

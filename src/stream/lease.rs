@@ -22,6 +22,7 @@ use std::task::{Context, Wake, Waker};
 use parking_lot::Mutex;
 
 use crate::op::Op;
+use crate::runtime::device_state::DeviceState;
 use crate::runtime::protocol::sweep::SweepGate;
 use crate::runtime::{Point, Progress};
 use crate::thread::exit;
@@ -36,13 +37,39 @@ pub(crate) struct Lease {
     stream: Arc<Progress>,
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
+    /// Until it is given back.
+    held: Option<HeldPermit>,
+}
+
+/// A permit that is not given back.
+struct HeldPermit {
+    device: Arc<DeviceState>,
     permit: usize,
+    weight: u32,
     permits: Arc<dyn Permits>,
 }
 
+impl HeldPermit {
+    fn give_back(self) {
+        // ORDERING: Relaxed: a statistic.
+        self.device.permits.fetch_sub(self.weight.into(), Ordering::Relaxed);
+        self.permits.give_back(self.permit);
+    }
+}
+
 impl Lease {
-    pub(crate) fn new(stream: Arc<Progress>, permit: usize, permits: Arc<dyn Permits>) -> Self {
-        Lease { stream, last: AtomicU64::new(0), permit, permits }
+    /// A permit of that weight.
+    pub(crate) fn new(
+        stream: Arc<Progress>,
+        permit: usize,
+        weight: u32,
+        permits: Arc<dyn Permits>,
+    ) -> Self {
+        let device = stream.device().clone();
+        // ORDERING: Relaxed: a statistic.
+        device.permits.fetch_add(weight.into(), Ordering::Relaxed);
+        let held = Some(HeldPermit { device, permit, weight, permits });
+        Lease { stream, last: AtomicU64::new(0), held }
     }
 
     /// Says that a handle submitted `ticket`.
@@ -60,19 +87,15 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let last = *self.last.get_mut();
+        let Some(held) = self.held.take() else { return };
         // After `main` nobody asks the driver any more.
         if self.stream.is_settled(last) || exit::begun() {
-            self.permits.give_back(self.permit);
+            held.give_back();
             return;
         }
         let mut op = Op::until(Point { stream: self.stream.clone(), ticket: last });
         op.never_check();
-        let return_ = Return {
-            gate: SweepGate::new(),
-            op: Mutex::new(Some(op)),
-            permit: self.permit,
-            permits: self.permits.clone(),
-        };
+        let return_ = Return { gate: SweepGate::new(), op: Mutex::new(Some((op, held))) };
         Arc::new(return_).look();
     }
 }
@@ -81,9 +104,7 @@ impl Drop for Lease {
 struct Return {
     gate: SweepGate,
     /// Taken when it is complete.
-    op: Mutex<Option<Op<()>>>,
-    permit: usize,
-    permits: Arc<dyn Permits>,
+    op: Mutex<Option<(Op<()>, HeldPermit)>>,
 }
 
 impl Return {
@@ -93,12 +114,12 @@ impl Return {
         self.gate.run(|| {
             let waker = Waker::from(self.clone());
             // Taken out: the poll may wake others, which is foreign code. The gate keeps it ours.
-            let Some(mut op) = self.op.lock().take() else { return };
+            let Some((mut op, held)) = self.op.lock().take() else { return };
             // Complete or lost: the device will not touch anything more of it.
             if Pin::new(&mut op).poll(&mut Context::from_waker(&waker)).is_ready() {
-                self.permits.give_back(self.permit);
+                held.give_back();
             } else {
-                *self.op.lock() = Some(op);
+                *self.op.lock() = Some((op, held));
             }
         });
     }

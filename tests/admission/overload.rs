@@ -125,8 +125,8 @@ impl Simulation {
                 }
                 Event::GivesUp { caller } => {
                     if let Some(key) = self.callers.get(&caller).and_then(|caller| caller.key) {
-                        let (wakers, _) = self.admission.leave(at, key);
-                        wakers.into_iter().for_each(Waker::wake);
+                        let left = self.admission.leave(at, key);
+                        left.wakers.into_iter().for_each(Waker::wake);
                         self.callers.remove(&caller);
                     }
                 }
@@ -235,6 +235,105 @@ fn too_many_permits_cost_little_goodput() {
     for over in [1, 5, 25] {
         let (known, _) = goodput(100 * MS, over, Says::ItsDeadline);
         assert!(known >= 0.75, "{over}x: {known}");
+    }
+}
+
+/// Clients that ask again as soon as they are answered, and a while after a refusal.
+struct Loops {
+    clients: usize,
+    permits: u64,
+    weight: u32,
+    /// How many the device runs at once.
+    at_once: usize,
+    /// What each takes there.
+    takes: std::ops::Range<u64>,
+    patience: u64,
+    again_after: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum LoopEvent {
+    Completes { permit: usize },
+    Asks,
+    Expires,
+}
+
+impl Loops {
+    /// Answers in time, late ones, and refusals, over so many seconds.
+    fn run(&self, seconds: u64, mut random: u64) -> (u64, u64, u64) {
+        let mut admission = Admission::new(self.permits, 10_000, [Class::Normal], ONE);
+        let mut free_at = vec![0; self.at_once];
+        let mut events = BinaryHeap::new();
+        events.extend((0..self.clients).map(|client| Reverse((0, LoopEvent::Asks, client))));
+        let mut waiting: Vec<Option<Key>> = vec![None; self.clients];
+        let mut came = vec![0; self.clients];
+        let (mut in_time, mut late, mut refused) = (0, 0, 0);
+        while let Some(Reverse((now, event, client))) = events.pop()
+            && now < seconds * 1000 * MS
+        {
+            let mut ended = Vec::new();
+            match event {
+                LoopEvent::Completes { permit } => {
+                    let took = now - came[client];
+                    *(if took <= self.patience { &mut in_time } else { &mut late }) += 1;
+                    drop(admission.give_back(now, permit));
+                    events.push(Reverse((now, LoopEvent::Asks, client)));
+                }
+                LoopEvent::Asks => {
+                    came[client] = now;
+                    let deadline = Some(now + self.patience);
+                    let ask = plain(Class::Normal, Patience::UpToTheLimit);
+                    match admission.enter(now, Ask { deadline, weight: self.weight, ..ask }).0 {
+                        Entered::In(permit) => ended.push((client, Some(permit))),
+                        Entered::Refused(_) => ended.push((client, None)),
+                        Entered::Waits(key) => waiting[client] = Some(key),
+                    }
+                    events.push(Reverse((now + self.patience, LoopEvent::Expires, client)));
+                }
+                LoopEvent::Expires => drop(admission.expire(now)),
+            }
+            for (client, waits) in waiting.iter_mut().enumerate() {
+                let Some(key) = *waits else { continue };
+                match admission.poll(key, Waker::noop().clone()).0 {
+                    Waited::Wait => continue,
+                    Waited::In(permit) => ended.push((client, Some(permit))),
+                    Waited::Refused(_) => ended.push((client, None)),
+                }
+                *waits = None;
+            }
+            for (client, permit) in ended {
+                let Some(permit) = permit else {
+                    refused += 1;
+                    let again_at = now + self.again_after;
+                    events.push(Reverse((again_at, LoopEvent::Asks, client)));
+                    continue;
+                };
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let takes = self.takes.start + (random >> 33) % (self.takes.end - self.takes.start);
+                let free_at = free_at.iter_mut().min().expect("one at least");
+                *free_at = now.max(*free_at) + takes;
+                events.push(Reverse((*free_at, LoopEvent::Completes { permit }, client)));
+            }
+        }
+        (in_time, late, refused)
+    }
+}
+
+/// What is refused while all can be in time is answers that are missing: whether the device runs one after the other or
+/// both at once, and whether one waits for the other's permits or not.
+#[test]
+fn nobody_is_refused_who_can_be_in_time() {
+    for (at_once, weight, again_ms, random) in [1, 2].into_iter().flat_map(|at_once| {
+        let with = move |weight| [1, 125, 1000].map(|again| (at_once, weight, again, again + 7));
+        [1, 2].into_iter().flat_map(with)
+    }) {
+        let takes = 300 * MS..500 * MS;
+        let (patience, again_after) = (1000 * MS, again_ms * MS);
+        let loops = Loops { clients: 2, permits: 2, weight, at_once, takes, patience, again_after };
+        let (in_time, late, refused) = loops.run(100, random);
+        let capacity = if weight == 1 { 250 * at_once as u64 } else { 250 };
+        assert_eq!((late, refused), (0, 0), "{at_once} at once, weight {weight}");
+        assert!(in_time * 20 >= capacity * 19, "{in_time} of {capacity}");
     }
 }
 

@@ -919,6 +919,8 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
         "StreamPool::try_acquire", pool => |p| drop(p.try_acquire());
         "StreamPool::drained", pool => |p| once(p.drained());
         "Drained::poll", pool => |p| once(p.drained());
+        "StreamPool::drained_within", pool => |p| once(p.drained_within(Duration::from_secs(1)));
+        "DrainedWithin::poll", pool => |p| once(p.drained_within(Duration::from_secs(1)));
         "StreamPool::stats", pool => |p| p.stats();
         "StreamPool::close", pool => |p| p.close();
     }

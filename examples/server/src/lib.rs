@@ -8,6 +8,7 @@ mod drill;
 mod embed_mean;
 mod embedder;
 mod exchanges;
+pub mod export;
 mod failure;
 mod health;
 mod metrics;

@@ -21,6 +21,7 @@
 //! | `connections.rs`, `exchanges.rs` | the loop that accepts connections; their timeouts |
 //! | `health.rs` | whether the device still works |
 //! | `observe.rs`, `metrics.rs` | ids, the log, what Prometheus is told |
+//! | `export.rs` | spans to a collector of OpenTelemetry |
 //! | `status.rs`, `window.rs`, `page.html` | the page, and the last minute that it draws |
 //! | `../dashboard.json` | the metrics, for Grafana: import it and choose a Prometheus |
 //! | `options.rs`, `drill.rs` | the command line; failures on purpose (feature `drill`) |
@@ -31,6 +32,8 @@
 //! | 1 | it could not start, or the device was not idle 10 s after the last answer, or a second signal ended it at once |
 //! | 2 | options that make no sense |
 //! | 3 | the device is lost: a process cannot get it back, so whoever runs this starts another one |
+//!
+//! With `--otlp-endpoint` the end may take up to 2 s more, for the last spans, whatever the collector does.
 
 #![forbid(unsafe_code)]
 
@@ -40,12 +43,12 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_sdk::trace::SdkTracerProvider;
+use service::export::FLUSH_LIMIT;
 use service::{Options, Stop};
 use tracing_appender::non_blocking::NonBlockingBuilder;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// Lines that wait for whoever reads stderr. Further ones are dropped, and counted.
 const LOG_LINES: usize = 4096;
@@ -60,20 +63,26 @@ fn main() -> ExitCode {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(log.clone())
         .with_ansi(std::io::stderr().is_terminal());
-    // Spans have trace ids; where they go is yours to say, with an exporter of the provider.
-    let tracer = SdkTracerProvider::builder().build().tracer("server");
-    tracing_subscriber::registry()
-        .with(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
-        .with(lines)
-        .with(tracing_opentelemetry::layer().with_tracer(tracer))
-        .init();
-    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
-
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&mut log, &error),
     };
+    // Spans have trace ids, whether they are exported or not.
+    let provider = match service::export::provider(&options, runtime.handle()) {
+        Ok(provider) => provider,
+        Err(error) => return failed(&mut log, &*error),
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("server"));
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(spans.with_filter(EnvFilter::new(service::export::spans(&options))))
+        .init();
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+
     let ended = runtime.block_on(service::run(options, log.error_counter()));
+    // What is left has this long; the service has answered everybody.
+    provider.shutdown_with_timeout(FLUSH_LIMIT).ok();
     // Does not wait for what a request left on the blocking pool.
     runtime.shutdown_background();
     let code = match ended {

@@ -1,8 +1,8 @@
 //! Around every request: an id, a span, one line in the log, and what is counted.
 //!
 //! The span continues the trace of a `traceparent` header (W3C Trace Context) or begins one, which the answer's
-//! `traceparent` and the log name. With `RUST_LOG=info,gpu_await::batch=debug` batches have spans, which follow from
-//! those of their requests.
+//! `traceparent` and the log name. With `--otlp-endpoint` a collector gets it, with the times in the queue, on the device and until the
+//! answer, and a span for each batch, which links to those of its requests (`export`).
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 use opentelemetry::propagation::TextMapPropagator;
-use opentelemetry::trace::TraceContextExt;
+use opentelemetry::trace::{Status, TraceContextExt};
 use opentelemetry_http::{HeaderExtractor, HeaderInjector};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tracing::{Instrument, field};
@@ -53,7 +53,10 @@ pub(crate) async fn observe(
 ) -> Response {
     let id = request_id(&request);
     let id_text = id.to_str().unwrap_or_default();
-    let span = tracing::info_span!("request", id = id_text, trace_id = field::Empty);
+    let span =
+        tracing::info_span!("request", otel.kind = "server", id = id_text, trace_id = field::Empty);
+    span.set_attribute("http.request.method", request.method().as_str().to_owned());
+    span.set_attribute("http.route", route.path);
     let traces = TraceContextPropagator::new();
     // Refused by a span that the filter leaves out: there is no trace then.
     span.set_parent(traces.extract(&HeaderExtractor(request.headers()))).ok();
@@ -105,6 +108,15 @@ impl Watched {
             |time: fn(&Times) -> Duration| times.map(|times| time(times).as_micros() as u64);
         let (queue_us, gpu_us) = (micros(|times| times.queue), micros(|times| times.gpu));
         let (route, total_us) = (self.route.path, took.as_micros() as u64);
+        // For the trace; the log has them in the event.
+        let set = |name, value: u64| self.span.set_attribute(name, value as i64);
+        set("http.response.status_code", status.into());
+        queue_us.into_iter().for_each(|us| set("queue_us", us));
+        gpu_us.into_iter().for_each(|us| set("gpu_us", us));
+        set("total_us", total_us);
+        if response.status().is_server_error() {
+            self.span.set_status(Status::error(""));
+        }
         let _in_span = self.span.enter();
         if self.route.is_work {
             tracing::info!(route, status, queue_us, gpu_us, total_us, "answered");

@@ -5,8 +5,11 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use axum::http::Uri;
 use clap::Parser;
 use clap::builder::{RangedU64ValueParser, TypedValueParser};
+
+use crate::export;
 
 const DAY_MS: u64 = 86_400_000;
 
@@ -64,6 +67,10 @@ pub struct Options {
     /// For open requests, after that
     #[arg(long, value_name = "N", default_value = "10000", value_parser = ms(1..=DAY_MS))]
     pub(crate) drain_timeout_ms: Duration,
+
+    /// Collector of OpenTelemetry that gets the spans, by OTLP over HTTP; none: nobody does
+    #[arg(long, value_name = "http://HOST:PORT", value_parser = export::endpoint)]
+    pub(crate) otlp_endpoint: Option<Uri>,
 
     /// A host device, lost after N answers (feature `drill`)
     #[arg(long, value_name = "N")]

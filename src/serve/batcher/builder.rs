@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 
 use super::running::{Batch, BatchTask, Deliveries};
 use super::worker::{BatchWork, BatchWorker, Spawner};
-use super::{Batcher, BatcherCore, BatcherState, CallOptions, Open};
+use super::{Batcher, BatcherCore, BatcherState, CallOptions, Open, Refusals};
 use crate::error::Error;
+use crate::error::admitter::{Admitter, AdmitterKind};
 use crate::serve::batching::{BatchLimits, Gather};
 use crate::serve::pool::{PooledStream, StreamPool};
 
@@ -20,6 +21,7 @@ use crate::serve::pool::{PooledStream, StreamPool};
 #[derive(Clone)]
 pub struct BatcherBuilder<P = ()> {
     limits: BatchLimits,
+    name: Option<Arc<str>>,
     patience: Option<Duration>,
     in_order: bool,
     spawn: Option<Spawner>,
@@ -37,12 +39,18 @@ impl Batcher<(), (), Error> {
             max_in_flight: 2,
             max_waiting: 1024,
         };
-        let (patience, in_order, spawn) = (None, false, None);
-        BatcherBuilder { limits, patience, in_order, spawn, pool: (), padded: Arc::new([]) }
+        let (name, patience, in_order, spawn) = (None, None, false, None);
+        BatcherBuilder { limits, name, patience, in_order, spawn, pool: (), padded: Arc::new([]) }
     }
 }
 
 impl<P> BatcherBuilder<P> {
+    /// The batcher's name, for errors and events.
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
     /// The most requests in a batch; at least 1, and 64 unless said otherwise.
     pub fn max_len(mut self, requests: usize) -> Self {
         self.limits.max_len = requests.max(1);
@@ -119,10 +127,10 @@ impl<P> BatcherBuilder<P> {
             closed: false,
             batches: 0,
             requests: 0,
-            refused: 0,
-            expired: 0,
+            refusals: Refusals::default(),
         };
         let shared = Arc::new(BatcherCore {
+            admitter: Admitter { kind: AdmitterKind::Batcher, name: self.name, share: None },
             epoch: Instant::now(),
             limits: self.limits,
             book: Mutex::new(book),
@@ -143,8 +151,8 @@ impl BatcherBuilder {
     /// [priority](StreamPool::with_high_priority), its [weight](StreamPool::with_weight)), as long as it takes and beyond the pool's `max_waiting`:
     /// what may wait is bounded by the batcher.
     pub fn pool(self, pool: &StreamPool) -> BatcherBuilder<StreamPool> {
-        let BatcherBuilder { limits, patience, in_order, spawn, padded, .. } = self;
-        BatcherBuilder { limits, patience, in_order, spawn, pool: pool.clone(), padded }
+        let BatcherBuilder { limits, name, patience, in_order, spawn, padded, .. } = self;
+        BatcherBuilder { limits, name, patience, in_order, spawn, pool: pool.clone(), padded }
     }
 
     /// Makes the batcher and its worker, which calls `run` with each batch.
@@ -197,7 +205,10 @@ impl BatcherBuilder<StreamPool> {
 
 impl<P: fmt::Debug> fmt::Debug for BatcherBuilder<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let BatcherBuilder { limits, patience, in_order, pool, padded, .. } = self;
-        write!(f, "BatcherBuilder({limits:?}, {patience:?}, {in_order}, {pool:?}, {padded:?})")
+        let BatcherBuilder { limits, name, patience, in_order, pool, padded, .. } = self;
+        write!(
+            f,
+            "BatcherBuilder({name:?}, {limits:?}, {patience:?}, {in_order}, {pool:?}, {padded:?})"
+        )
     }
 }

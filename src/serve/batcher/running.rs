@@ -16,7 +16,6 @@ use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use futures::channel::oneshot;
 use parking_lot::Mutex;
@@ -26,6 +25,7 @@ use tracing::{Instrument, Span};
 use super::{BatcherCore, Request};
 use crate::error::{Error, ErrorDetail};
 use crate::serve::batching::{Begun, Gathered};
+use crate::serve::refusal::field;
 use crate::thread::contain;
 
 /// The requests of a batch, in the order in which their replies are to be. Dereferences to a slice of them.
@@ -155,12 +155,12 @@ impl<Q, R, E> InFlight<Q, R, E> {
         (since_ns, spans): (u64, Vec<Span>),
         tells: bool,
     ) -> Self {
-        let us = |from, to: u64| Duration::from_nanos(to.saturating_sub(from)).as_micros() as u64;
+        let us = |from, to: u64| field(to.saturating_sub(from) / 1000);
         // A subscriber is foreign code: what it panics with costs the trace alone.
         let span = contain::catch(|| {
             let span = tracing::debug_span!(
                 target: "gpu_await::batch", parent: None, "batch",
-                requests = batch.len(), weight = batch.weight,
+                requests = field(batch.len() as u64), weight = field(batch.weight),
                 queue_us = us(since_ns, begun.at_ns), permit_us = us(begun.asked_ns, begun.at_ns),
                 run_us = Empty, answer_us = Empty,
             );
@@ -173,6 +173,11 @@ impl<Q, R, E> InFlight<Q, R, E> {
         InFlight { shared, number, begun, since_ns, span, answered: false, tells }
     }
 
+    /// Calls `tracing` in the span of the batch.
+    pub(super) fn in_span(&self, event: impl FnOnce()) {
+        contain::log(|| self.span.in_scope(event));
+    }
+
     /// Gives the callers their replies.
     fn answer(&mut self, callers: Vec<Caller<R, E>>, replies: Result<Vec<Result<R, E>>, E>)
     where
@@ -182,7 +187,7 @@ impl<Q, R, E> InFlight<Q, R, E> {
         self.shared.deliver(self.number, Replies { callers, replies });
         let now = self.shared.now();
         contain::log(|| {
-            self.span.record("answer_us", now.saturating_sub(self.since_ns) / 1000);
+            self.span.record("answer_us", field(now.saturating_sub(self.since_ns) / 1000));
         });
     }
 }
@@ -228,7 +233,7 @@ where
         };
         let run_us = in_flight.shared.now().saturating_sub(in_flight.begun.at_ns) / 1000;
         contain::log(|| {
-            in_flight.span.record("run_us", run_us);
+            in_flight.span.record("run_us", field(run_us));
         });
         let replies = match ended {
             Ok(Ok(replies)) if replies.len() != requests => {

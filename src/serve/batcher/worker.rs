@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorDetail, Result as PoolResult};
 use crate::serve::batching::{Gathered, Next, TakenBatch};
 use crate::serve::pool::acquire::Acquire;
 use crate::serve::pool::{PooledStream, StreamPool};
+use crate::serve::refusal;
 use crate::serve::timer::Timer;
 use crate::thread::contain;
 
@@ -168,6 +169,9 @@ where
         let begun = match permit {
             Ok(stream) => contain::catch(|| run(stream, batch)).map_err(Failed::Panicked),
             Err(error) => {
+                let refused = batch.len();
+                shared.book.lock().refusals.closed += refused as u64;
+                in_flight.in_span(|| refusal::tell(&shared.admitter, refused, &error));
                 contain::contain("the drop of requests", || drop(batch));
                 Err(Failed::NoStream(error.into()))
             }
@@ -212,15 +216,17 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         let now = self.now();
         let (waiting, takes_ns) = {
             let mut book = self.book.lock();
-            book.expired += expired.len() as u64;
+            book.refusals.expired += expired.len() as u64;
             (book.gather.waiting() as u64, book.gather.takes_ns())
         };
         for Gathered { since, deadline, request: Request { request, reply, span }, .. } in expired {
             let waited_us = now.saturating_sub(since) / 1000;
             let (remaining_us, takes_us) = (deadline.saturating_sub(now) / 1000, takes_ns / 1000);
-            let what = "the batcher";
-            let error = ErrorDetail::Expired { what, waited_us, remaining_us, takes_us, waiting };
-            running::send(reply, || Err(Error::from(error).into()));
+            let by = self.admitter.clone();
+            let error = ErrorDetail::Expired { by, waited_us, remaining_us, takes_us, waiting };
+            let error = Error::from(error);
+            contain::log(|| span.in_scope(|| refusal::tell(&self.admitter, 1, &error)));
+            running::send(reply, || Err(error.into()));
             contain::contain("the drop of a request", || drop((request, span)));
         }
     }
@@ -245,10 +251,13 @@ impl<Q, R, E> Drop for End<Q, R, E> {
         let mut book = self.0.book.lock();
         book.closed = true;
         let waiting = book.gather.clear();
+        book.refusals.closed += waiting.len() as u64;
         let worker = book.worker.take();
         drop(book);
         drop(worker);
+        let closed = self.0.closed();
         for request in waiting {
+            contain::log(|| request.span.in_scope(|| refusal::tell(&self.0.admitter, 1, &closed)));
             contain::contain("the drop of a request", || drop(request));
         }
     }

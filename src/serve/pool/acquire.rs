@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::{Asks, PoolCore, PoolState, PooledStream, closed};
+use super::{Asks, PoolCore, PoolState, PooledStream};
+use crate::error::admitter::Admitter;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::coop::Budget;
-use crate::serve::admission::{Ask, Entered, Key, NoPermit, Patience, Waited};
+use crate::serve::admission::{Ask, Entered, Key, Left, NoPermit, Patience, Waited};
+use crate::serve::refusal;
 use crate::thread::contain;
 
 /// Resolves with a stream when there is a permit for the request.
@@ -71,7 +73,10 @@ impl Acquire {
             };
             self.state = AcquireState::Done;
             match ended {
-                Err(error) => return Poll::Ready(Err(error)),
+                Err(error) => {
+                    refusal::tell(&self.admitter(), 1, &error);
+                    return Poll::Ready(Err(error));
+                }
                 Ok((permit, slot, waited)) => match self.shared.stream(permit, slot) {
                     Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
                     // Its device is gone: another slot will do.
@@ -94,7 +99,7 @@ impl Acquire {
             Entered::In(permit) => {
                 Some(Ok((permit, book.admission.slot_of(permit), Duration::ZERO)))
             }
-            Entered::Refused(refusal) => Some(Err(book.error(refusal))),
+            Entered::Refused(refusal) => Some(Err(self.error(&book, refusal))),
             Entered::Waits(key) => {
                 self.shared.keep_time(&mut book);
                 self.state = AcquireState::Waiting { key, since: Instant::now() };
@@ -119,7 +124,7 @@ impl Acquire {
             Waited::In(permit) => {
                 Some(Ok((permit, book.admission.slot_of(permit), since.elapsed())))
             }
-            Waited::Refused(refusal) => Some(Err(book.error(refusal))),
+            Waited::Refused(refusal) => Some(Err(self.error(&book, refusal))),
         };
         drop(book);
         drop(stale);
@@ -144,43 +149,55 @@ impl Drop for Acquire {
         if let AcquireState::Waiting { key, .. } = self.state {
             let now = self.shared.now();
             let mut book = self.shared.book.lock();
-            let (mut wakers, stale) = book.admission.leave(now, key);
+            let Left { mut wakers, stale, refusal } = book.admission.leave(now, key);
             wakers.extend(book.drained());
+            let untold = refusal.map(|refusal| self.error(&book, refusal));
             drop(book);
             drop(stale);
             wakers.into_iter().for_each(contain::wake);
+            if let Some(error) = untold {
+                refusal::tell(&self.admitter(), 1, &error);
+            }
         }
     }
 }
 
-impl PoolState {
-    fn error(&self, refusal: NoPermit) -> Error {
-        let (what, admission) = ("the stream pool", &self.admission);
+impl Acquire {
+    fn admitter(&self) -> Admitter {
+        self.shared.admitter(self.asks.share)
+    }
+
+    fn error(&self, book: &PoolState, refusal: NoPermit) -> Error {
+        let (by, admission) = (self.admitter(), &book.admission);
         let waiting = admission.waiting() as u64;
+        let closed = |by: Admitter| ErrorDetail::Closed { device: by.to_string() };
         match refusal {
             NoPermit::Full => ErrorDetail::Overloaded {
-                what,
+                by,
                 in_flight: admission.taken(),
                 limit: admission.limit(),
                 waiting,
                 max_waiting: admission.max_waiting() as u64,
             },
             NoPermit::Late { remaining_ns, expected_ns, takes_ns } => ErrorDetail::TooLate {
-                what,
+                by,
                 remaining_us: remaining_ns / 1000,
                 expected_us: expected_ns / 1000,
                 takes_us: takes_ns / 1000,
                 waiting,
             },
             NoPermit::Expired { waited_ns, remaining_ns, takes_ns } => ErrorDetail::Expired {
-                what,
+                by,
                 waited_us: waited_ns / 1000,
                 remaining_us: remaining_ns / 1000,
                 takes_us: takes_ns / 1000,
                 waiting,
             },
-            NoPermit::Gone => return self.gone(),
-            NoPermit::Closed => return closed(),
+            NoPermit::Gone => match &book.gone {
+                Some(error) => return error.clone(),
+                None => closed(by),
+            },
+            NoPermit::Closed => closed(by),
         }
         .into()
     }

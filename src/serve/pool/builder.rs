@@ -21,6 +21,7 @@ pub struct StreamPoolBuilder {
     pub(super) max_in_flight: Option<usize>,
     pub(super) max_waiting: Option<usize>,
     patience: Option<Duration>,
+    name: Option<String>,
     shares: Vec<PoolShare>,
 }
 
@@ -100,6 +101,12 @@ impl StreamPoolBuilder {
         self
     }
 
+    /// The pool's name, for errors and events.
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
     /// Adds a share, for [`with_share`](StreamPool::with_share). Requests that name none are another one, of part 1.
     ///
     /// While several shares have requests waiting, the next permit goes to the one whose permits were held for the shortest time, over its part.
@@ -147,7 +154,13 @@ impl StreamPoolBuilder {
         });
         let classes = slots.iter().map(|(_, class)| *class);
         let admission = Admission::new(limit as u64, max_waiting, classes, limits);
-        let book = PoolState { admission, draining: Vec::new(), gone: None, wakes_at: None };
+        let book = PoolState {
+            admission,
+            draining: Vec::new(),
+            drains_by: None,
+            gone: None,
+            wakes_at: None,
+        };
         let engine_id = |slot: usize| slots[slot].0.engine().id;
         let is_first = |slot: &usize| (0..*slot).all(|other| engine_id(other) != engine_id(*slot));
         let devices = (0..slots.len()).filter(is_first).collect();
@@ -155,7 +168,8 @@ impl StreamPoolBuilder {
             slots,
             devices,
             watches: OnceLock::new(),
-            share_names: shares.into_iter().map(|share| share.name).collect(),
+            name: self.name.map(Into::into),
+            share_names: shares.into_iter().map(|share| share.name.into()).collect(),
             epoch: Instant::now(),
             timer: Timer::new("gpu-await-pool"),
             book: Mutex::new(book),

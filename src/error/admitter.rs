@@ -1,0 +1,52 @@
+//! [`Admitter`]: what admits requests, or refuses them.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+/// What admits requests, or refuses them: a pool and a share of it, or a batcher.
+///
+/// Its text is `the stream pool` or `the batcher`, then the names that it has.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Admitter {
+    /// Which of the two it is.
+    pub kind: AdmitterKind,
+    /// Its name, if it was given one: [`StreamPoolBuilder::name`](crate::StreamPoolBuilder::name),
+    /// [`BatcherBuilder::name`](crate::BatcherBuilder::name).
+    pub name: Option<Arc<str>>,
+    /// The [share](crate::StreamPool::with_share) of the pool that the request counted for; `None` for that of requests which name none.
+    pub share: Option<Arc<str>>,
+}
+
+/// The kinds of [`Admitter`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AdmitterKind {
+    /// A [`StreamPool`](crate::StreamPool).
+    StreamPool,
+    /// A [`Batcher`](crate::Batcher).
+    Batcher,
+}
+
+impl fmt::Display for AdmitterKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AdmitterKind::StreamPool => "stream pool",
+            AdmitterKind::Batcher => "batcher",
+        })
+    }
+}
+
+impl fmt::Display for Admitter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {}", self.kind)?;
+        if let Some(name) = &self.name {
+            write!(f, " `{name}`")?;
+        }
+        match &self.share {
+            Some(share) => write!(f, " (share `{share}`)"),
+            None => Ok(()),
+        }
+    }
+}

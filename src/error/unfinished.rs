@@ -1,0 +1,33 @@
+//! [`Unfinished`]: what is left of a device or a pool that did not finish in time.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+/// What a device or a stream pool still had when the time limit of a wait for its end passed; a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unfinished {
+    /// Streams with operations in flight, or whose permits are held.
+    pub streams: u64,
+    /// Operations in flight on them.
+    pub operations: u64,
+    /// [Loans](crate::Stream::lend_memory) of memory that have not ended.
+    pub loans: u64,
+    /// Permits of stream pools that are not released: a request holds its stream, or the device has not finished it.
+    pub permits: u64,
+    /// Memory that was given up and waits for device work.
+    pub pending_bytes: u64,
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unfinished { streams, operations, loans, permits, pending_bytes } = *self;
+        write!(f, "in flight are {operations} operations on {streams} streams")?;
+        let rest = [
+            (permits, "permits of stream pools held"),
+            (loans, "pieces of memory on loan to other libraries"),
+            (pending_bytes, "bytes of memory not free yet"),
+        ];
+        rest.iter().filter(|(n, _)| *n > 0).try_for_each(|(n, what)| write!(f, ", {n} {what}"))
+    }
+}
