@@ -6,10 +6,13 @@
 //! | `algorithm.NAME.2pN.device_us` | between two events around it |
 //! | `algorithm.NAME.2pN.cub_us`, `.cub_device_us` | the same by CUB's call, until `cudaStreamSynchronize` returns |
 //! | `algorithm.NAME.2pN.added_us`, `.device_ratio` | the difference of the first; the ratio of the second |
+//! | `algorithm.runs_u32.2pN.cub_narrow_us`, `.cub_narrow_device_us` | CUB's with lengths of 32 bits; beside it in `cub_us` they are of 64, as ours |
 //! | `algorithm.load.NAME.ms` | what the first use of a process takes |
 //!
 //! Keys that are sorted are put back before each round, which is not counted. CUB's lines are printed where the environment variable
-//! `GPU_AWAIT_CUB` names what `benches/raw/cub.cu` was built to; it runs in the same process on the same memory.
+//! `GPU_AWAIT_CUB` names what `benches/raw/cub.cu` was built to; it runs in the same process on the same memory. CUB counts elements
+//! in 32 bits there (but runs), ours in 64; results of `sum` and `max` stay on the device there, and ours come to the host.
+//! CuPy and PyTorch do the same in `algorithms_cupy.py` and `algorithms_torch.py`.
 
 #[path = "measure.rs"]
 mod measure;
@@ -48,6 +51,10 @@ mod compared {
         *mut f32,
         *mut f32,
     ) -> i32;
+
+    /// As `cub.cu` numbers them: runs with lengths of 64 bits, and of 32.
+    const RUNS: i32 = 10;
+    const NARROW_RUNS: i32 = 11;
 
     /// CUB, if it was built.
     struct Cub {
@@ -136,11 +143,34 @@ mod compared {
             print(&line("us"), total, "us");
             print(&line("device_us"), device, "us");
             // Of some there is none.
-            let Some(cub) = self.cub.as_ref().filter(|_| which >= 0) else { return };
+            let Some((cub_total, cub_device)) = self.by_cub((name, which), memory, rounds) else {
+                return;
+            };
+            print(&line("cub_us"), cub_total, "us");
+            print(&line("cub_device_us"), cub_device, "us");
+            print(&line("added_us"), total - cub_total, "us");
+            print(&line("device_ratio"), device / cub_device, "ratio");
+            if which != RUNS {
+                return;
+            }
+            if let Some((total, device)) = self.by_cub((name, NARROW_RUNS), memory, rounds) {
+                print(&line("cub_narrow_us"), total, "us");
+                print(&line("cub_narrow_device_us"), device, "us");
+            }
+        }
+
+        /// Until `cudaStreamSynchronize` returns, and on the device.
+        fn by_cub<T: Element>(
+            &self,
+            (name, which): (&str, i32),
+            memory: &Memory<T>,
+            rounds: usize,
+        ) -> Option<(f64, f64)> {
+            let cub = self.cub.as_ref().filter(|_| which >= 0)?;
             let pointer = |buffer: &DeviceBuffer<T>| buffer.device_ptr() as *mut c_void;
             let (mut cub_device, mut cub_total) = (0.0, 0.0);
             let bytes = memory.x.len() * size_of::<T>();
-            stream.done().synchronize().expect("all is done");
+            self.stream.done().synchronize().expect("all is done");
             // SAFETY: the memory is as large as it says, and nothing else uses it meanwhile.
             let status = unsafe {
                 (cub.measure)(
@@ -158,10 +188,7 @@ mod compared {
                 )
             };
             assert_eq!(status, 0, "{name} by CUB");
-            print(&line("cub_us"), f64::from(cub_total), "us");
-            print(&line("cub_device_us"), f64::from(cub_device), "us");
-            print(&line("added_us"), total - f64::from(cub_total), "us");
-            print(&line("device_ratio"), device / f64::from(cub_device), "ratio");
+            Some((f64::from(cub_total), f64::from(cub_device)))
         }
     }
 
@@ -237,7 +264,7 @@ mod compared {
             {
                 // Runs of 15 on average, and single ones between them.
                 let mut memory = bench.memory(len, |bits| u32::from(bits >> 60 == 0));
-                bench.measure(("runs_u32", 10, power), &mut memory, |stream, m| {
+                bench.measure(("runs_u32", RUNS, power), &mut memory, |stream, m| {
                     stream.run_length_encode_into(&m.x, &mut m.y, &mut m.lengths, &mut m.count)
                 });
             }

@@ -121,7 +121,7 @@ pub use algorithm::{
     elementwise::operands::{FormulaOver, OperandType, Operands},
     elementwise::put::Index,
     preload::AlgorithmFamily,
-    reduce_op::ReduceOp,
+    reduce_op::{BitOp, ReduceBy, ReduceOp},
     scalar::Scalar,
     sequence::{Sequence, SequenceMut, UpTo, UpToMut},
 };

@@ -454,6 +454,23 @@
 //! # let s = Device::host().stream().unwrap();
 //! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
 //! ```
+//! Bits of floats combined; of integers they are:
+//! ```
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<u32>) {
+//!     drop(s.reduce(x, BitOp::Xor, 0));
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # f(&s, &s.zeros(1).queued().unwrap());
+//! ```
+//! ```compile_fail
+//! # use gpu_await::*;
+//! fn f(s: &Stream, x: &DeviceBuffer<f32>) {
+//!     drop(s.reduce(x, BitOp::Xor, 0.0));
+//! }
+//! # let s = Device::host().stream().unwrap();
+//! # f(&s, &s.zeros(1).queued().unwrap());
+//! ```
 //! A number where flags are stored:
 //! ```compile_fail
 //! # use gpu_await::*;

@@ -1,14 +1,25 @@
 #!/usr/bin/env bash
-# Tests on the host device under ThreadSanitizer or Miri; wants a nightly toolchain with `rust-src`
-# and `miri`. Minutes, so not in `.ci/run`.
+# Tests on the host device under ThreadSanitizer or Miri, which want a nightly toolchain with `rust-src`
+# and `miri`; or on a GPU under NVIDIA's compute-sanitizer. Minutes, so not in `.ci/run`.
 #
 #     tests/sanitize.sh tsan basics lent drops
 #     tests/sanitize.sh miri account
 #     tests/sanitize.sh miri lent a_captured_download_waits
 #     tests/sanitize.sh miri-all
+#     tests/sanitize.sh racecheck algorithms aggregates operators segmented_sort top_k
+#     tests/sanitize.sh memcheck algorithms
+#
+# racecheck and memcheck run each test in a process of its own, say its seconds, and end with 1 if the tool
+# found anything or a test failed. Under racecheck kernels are so slow that tests which go through lengths
+# leave out those above GPU_AWAIT_TEST_LARGEST elements, 65537 unless that is set. Up to there are the
+# boundaries of warps, blocks and tiles, and several tiles that look back at one another; what is left out,
+# 2^20 - 1 and 2^20 + 1, is more tiles. Blocks that take several tiles each are those of `more_than_a_grid`
+# and of `of_many`, which have lengths of their own and run here as well; of histograms, segments and the
+# operators of tests/operators.rs racecheck sees none that do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GPU_AWAIT_DEVICE=host
+device="${GPU_AWAIT_TEST_DEVICE:-cuda:0}"
 unset GPU_AWAIT_TEST_DEVICE
 tool="$1"
 shift
@@ -34,6 +45,29 @@ tsan)
     for name in "$@"; do
         cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu --test "$name"
     done
+    ;;
+racecheck | memcheck)
+    export GPU_AWAIT_TEST_DEVICE="$device"
+    unset GPU_AWAIT_DEVICE
+    options=(--tool "$tool" --error-exitcode 99)
+    if [ "$tool" = racecheck ]; then
+        export GPU_AWAIT_TEST_LARGEST="${GPU_AWAIT_TEST_LARGEST:-65537}"
+    else
+        # Tests have the driver refuse calls on purpose.
+        options+=(--report-api-errors no)
+    fi
+    failed=0
+    for name in "$@"; do
+        program="$(cargo test --release --test "$name" --no-run --message-format json |
+            sed -n 's/.*"name":"'"$name"'".*"executable":"\([^"]*\)".*/\1/p')"
+        for test in $("$program" --list --format terse | sed -n 's/: test$//p'); do
+            start=$SECONDS end=0
+            compute-sanitizer "${options[@]}" "$program" --exact "$test" || end=$?
+            printf '=== %d s  %s %s: exit code %d\n' $((SECONDS - start)) "$name" "$test" "$end"
+            [ "$end" -eq 0 ] || failed=1
+        done
+    done
+    exit "$failed"
     ;;
 miri) miri "$@" ;;
 miri-all)

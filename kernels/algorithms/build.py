@@ -45,6 +45,11 @@ def images():
     for family in ("reduce", "scan", "select", "segmented"):
         for element in ELEMENTS:
             yield f"{family}_{element}", family, {"ELEMENT": element}
+    # Of integers by width: the bits of a product do not depend on signs.
+    for element in WORDS + FLOATS:
+        bits = {"BITS": ""} if element in WORDS else {}
+        for family in ("reduce", "scan", "segmented"):
+            yield f"{family}_combined_{element}", family, {"ELEMENT": element, "COMBINED": "", **bits}
     for word in WORDS:
         places = {"PLACES": ""} if word == "u8" else {}
         yield f"select_flagged_{word}", "select", {"ELEMENT": word, "FLAGS": "", **places}

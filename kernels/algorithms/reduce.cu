@@ -1,9 +1,9 @@
 // Reductions of one array to one value, by CUB's agents: sum, least, greatest, where these are, the sum of products of two
-// arrays, how many elements satisfy a comparison.
+// arrays, how many elements satisfy a comparison; with `COMBINED` product and operators of bits.
 //
 // Each has three kernels. `NAME_tiles` leaves one value a block in `partials`; `NAME_last` makes one of those that a grid of
-// `blocks` left; `NAME_single` does all of it in one block. The sum, the least and the greatest begin with `init`.
-#include "types.cuh"
+// `blocks` left; `NAME_single` does all of it in one block. What has an `init` begins with it.
+#include "operators.cuh"
 
 #include <cub/agent/agent_reduce.cuh>
 #include <cub/device/dispatch/tuning/tuning_reduce.cuh>
@@ -119,41 +119,51 @@ using summed = total_t<element>;
         FACT(#NAME "_partial_bytes", sizeof(A));                                                  \
     }
 
-// `FIRST`, of the parameters in `MORE`, is what all is combined with; `PUT` writes that.
-#define KERNELS(NAME, A, OP, INPUT, FROM, TRANSFORM, OUT, FIRST, PUT, MORE)                         \
+// `BY`, an `OP` of the parameters `WITH`, combines; `FIRST`, of the parameters in `MORE`, is what all is combined with; `PUT` writes
+// that.
+#define KERNELS(NAME, A, OP, BY, WITH, INPUT, FROM, TRANSFORM, OUT, FIRST, PUT, MORE)               \
     FACTS(NAME, A, OP)                                                                              \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::tiles.threads_per_block)            \
-    NAME##_tiles(INPUT, A* partials, u64 most, const u64* len) {                                    \
-        reduce_tiles<A>(FROM, partials, length(most, len), OP{}, TRANSFORM);                        \
+    NAME##_tiles(INPUT, A* partials, u64 most, const u64* len WITH) {                               \
+        reduce_tiles<A>(FROM, partials, length(most, len), BY, TRANSFORM);                        \
     }                                                                                               \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::single.threads_per_block, 1)        \
-    NAME##_single(INPUT, OUT* out, u64 most, const u64* len MORE) {                                 \
+    NAME##_single(INPUT, OUT* out, u64 most, const u64* len MORE WITH) {                            \
         A all = FIRST;                                                                              \
-        if (reduce_in_block<A>(FROM, length(most, len), OP{}, TRANSFORM, all)) { PUT; }             \
+        if (reduce_in_block<A>(FROM, length(most, len), BY, TRANSFORM, all)) { PUT; }             \
     }                                                                                               \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::single.threads_per_block, 1)        \
-    NAME##_last(const A* partials, OUT* out, u64 most, const u64* len, u32 blocks MORE) {           \
+    NAME##_last(const A* partials, OUT* out, u64 most, const u64* len, u32 blocks MORE WITH) {      \
         A all = FIRST;                                                                              \
         u64 count = partials_of<A, OP>(length(most, len), blocks);                                  \
-        if (reduce_in_block<A>(partials, count, OP{}, identity{}, all)) { PUT; }                    \
+        if (reduce_in_block<A>(partials, count, BY, identity{}, all)) { PUT; }                    \
     }
 
-using place = placed<computed>;
+#define NOTHING
 #define PLAIN const element* x
-#define NO_MORE
 #define INIT(TYPE) , TYPE init
+#define PUT_ELEMENT *out = element(all)
+
+#ifdef COMBINED
+using inner = combined_t<element>;
+KERNELS(product, inner, times, times{}, NOTHING, PLAIN, x, to_combined<element>{}, element, inner(init), PUT_ELEMENT, INIT(computed))
+#ifdef BITS
+KERNELS(bits, inner, bitwise<inner>, BITWISE(inner), WITH_BITS, PLAIN, x, to_combined<element>{}, element, inner(init), PUT_ELEMENT, INIT(computed))
+#endif
+#else
+using place = placed<computed>;
 
 // A sum goes out as it is computed, or as an element, rounded once.
 #define PUT_SUM if (as_element) { *static_cast<element*>(out) = element(all); } else { *static_cast<summed*>(out) = all; }
 #define INIT_SUM INIT(summed), u32 as_element
-KERNELS(sum, summed, plus, PLAIN, x, to_total<element>{}, void, init, PUT_SUM, INIT_SUM)
-#define PUT_ELEMENT *out = element(all)
-KERNELS(min, computed, least_of, PLAIN, x, to_compute<element>{}, element, init, PUT_ELEMENT, INIT(computed))
-KERNELS(max, computed, greatest_of, PLAIN, x, to_compute<element>{}, element, init, PUT_ELEMENT, INIT(computed))
+KERNELS(sum, summed, plus, plus{}, NOTHING, PLAIN, x, to_total<element>{}, void, init, PUT_SUM, INIT_SUM)
+KERNELS(min, computed, least_of, least_of{}, NOTHING, PLAIN, x, to_compute<element>{}, element, init, PUT_ELEMENT, INIT(computed))
+KERNELS(max, computed, greatest_of, greatest_of{}, NOTHING, PLAIN, x, to_compute<element>{}, element, init, PUT_ELEMENT, INIT(computed))
 #define PUT_WORD *out = u64(all)
-KERNELS(arg_min, place, least_place<computed>, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::greatest(), ~0ull}), PUT_WORD, NO_MORE)
-KERNELS(arg_max, place, greatest_place<computed>, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::least(), ~0ull}), PUT_WORD, NO_MORE)
+KERNELS(arg_min, place, least_place<computed>, least_place<computed>{}, NOTHING, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::greatest(), ~0ull}), PUT_WORD, NOTHING)
+KERNELS(arg_max, place, greatest_place<computed>, greatest_place<computed>{}, NOTHING, PLAIN, places<element>(x), identity{}, u64, (place{bounds<computed>::least(), ~0ull}), PUT_WORD, NOTHING)
 #define PAIR const element* x, const element* y
-KERNELS(dot, summed, plus, PAIR, (products<element>(x, y)), identity{}, summed, summed(0), *out = all, NO_MORE)
+KERNELS(dot, summed, plus, plus{}, NOTHING, PAIR, (products<element>(x, y)), identity{}, summed, summed(0), *out = all, NOTHING)
 #define COMPARED const element* x, computed from, computed to, u32 is_not
-KERNELS(count_if, u64, plus, COMPARED, x, (satisfied<element>{{from, to, is_not != 0}}), u64, 0ull, PUT_WORD, NO_MORE)
+KERNELS(count_if, u64, plus, plus{}, NOTHING, COMPARED, x, (satisfied<element>{{from, to, is_not != 0}}), u64, 0ull, PUT_WORD, NOTHING)
+#endif

@@ -1,7 +1,8 @@
-// Prefix sums, least and greatest values of prefixes, by CUB's agent: one pass, each tile looks back at those before it.
+// Prefix sums, least and greatest values of prefixes, with `COMBINED` products and operators of bits, by CUB's agent: one pass, each
+// tile looks back at those before it.
 //
 // `scan_init` makes the state of the tiles; `NAME_inclusive` and `NAME_exclusive` scan. The output may be the input.
-#include "types.cuh"
+#include "operators.cuh"
 
 #include <cub/agent/agent_scan.cuh>
 #include <cub/agent/single_pass_scan_operators.cuh>
@@ -10,12 +11,17 @@
 using namespace gpu_await;
 using element = ELEMENT;
 using computed = compute_t<element>;
-using tile_state = cub::ScanTileState<computed>;
+#ifdef COMBINED
+using inner = combined_t<element>;
+#else
+using inner = computed;
+#endif
+using tile_state = cub::ScanTileState<inner>;
 using plus = cuda::std::plus<>;
 
 template <class Op> struct tuning {
     using selector =
-        cub::detail::scan::policy_selector_from_types<const computed*, computed*, computed, u64, Op>;
+        cub::detail::scan::policy_selector_from_types<const inner*, inner*, inner, u64, Op>;
     static constexpr cub::ScanPolicy policy = selector{}(cuda::compute_capability{CAPABILITY});
     static_assert(policy.algorithm == cub::ScanAlgorithm::lookback, "the state is that of tiles that look back");
     static constexpr auto scan = policy.lookback;
@@ -28,7 +34,7 @@ __device__ __forceinline__ void scan(const element* in, element* out, void* stat
         0, 0, void, p.load_algorithm, p.load_modifier, p.store_algorithm, p.scan_algorithm,
         cub::detail::NoScaling<p.threads_per_block, p.items_per_thread>,
         cub::detail::delay_constructor_t<p.lookback_delay.kind, p.lookback_delay.delay, p.lookback_delay.l2_write_latency>>;
-    using agent = cub::detail::scan::AgentScan<policy, const element*, element*, Op, Init, u64, computed, false, true>;
+    using agent = cub::detail::scan::AgentScan<policy, const element*, element*, Op, Init, u64, inner, false, true>;
     __shared__ typename agent::TempStorage storage;
     if (u64(blockIdx.x) * agent::TILE_ITEMS >= len) { return; }
     tile_state tiles;
@@ -36,23 +42,31 @@ __device__ __forceinline__ void scan(const element* in, element* out, void* stat
     agent(storage, in, out, op, init).ConsumeRange(len, tiles, 0);
 }
 
-#define KERNELS(NAME, OP)                                                                                     \
+#define KERNELS(NAME, OP, BY, WITH)                                                                           \
     extern "C" __global__ void NAME##_facts() {                                                               \
         FACT(#NAME "_threads", tuning<OP>::scan.threads_per_block);                                           \
         FACT(#NAME "_tile", (tuning<OP>::scan.threads_per_block * tuning<OP>::scan.items_per_thread));        \
     }                                                                                                         \
     extern "C" __global__ void __launch_bounds__(tuning<OP>::scan.threads_per_block)                          \
-    NAME##_inclusive(const element* in, element* out, void* state, u64 most, const u64* len) {                \
-        scan(in, out, state, length(most, len), OP{}, cub::NullType{});                                       \
+    NAME##_inclusive(const element* in, element* out, void* state, u64 most, const u64* len WITH) {           \
+        scan(in, out, state, length(most, len), BY, cub::NullType{});                                         \
     }                                                                                                         \
     extern "C" __global__ void __launch_bounds__(tuning<OP>::scan.threads_per_block)                          \
-    NAME##_exclusive(const element* in, element* out, void* state, u64 most, const u64* len, computed init) { \
-        scan(in, out, state, length(most, len), OP{}, init);                                                  \
+    NAME##_exclusive(const element* in, element* out, void* state, u64 most, const u64* len, computed init WITH) { \
+        scan(in, out, state, length(most, len), BY, inner(init));                                             \
     }
 
-KERNELS(sum, plus)
-KERNELS(min, least_of)
-KERNELS(max, greatest_of)
+#define NOTHING
+#ifdef COMBINED
+KERNELS(product, times, times{}, NOTHING)
+#ifdef BITS
+KERNELS(bits, bitwise<inner>, BITWISE(inner), WITH_BITS)
+#endif
+#else
+KERNELS(sum, plus, plus{}, NOTHING)
+KERNELS(min, least_of, least_of{}, NOTHING)
+KERNELS(max, greatest_of, greatest_of{}, NOTHING)
+#endif
 
 extern "C" __global__ void __launch_bounds__(128) scan_init(void* state, int tiles) {
     tile_state all;

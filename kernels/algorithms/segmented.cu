@@ -1,8 +1,7 @@
-// Reductions of each segment of an array by CUB's agents: sum, least, greatest, to one element a segment.
-//
-// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`, as far as the array goes. `NAME_blocks` has a block reduce a segment,
-// `NAME_warps` a warp. How many segments there are may be on the device, as the number of offsets.
-#include "types.cuh"
+// Reductions of each segment of an array by CUB's agents, to one element a segment: sum, least, greatest; with `COMBINED` product
+// and operators of bits. `NAME_blocks` has a block reduce a segment, `NAME_warps` a warp.
+#include "operators.cuh"
+#include "segments.cuh"
 
 #include <cub/agent/agent_reduce.cuh>
 #include <cub/device/dispatch/tuning/tuning_segmented_reduce.cuh>
@@ -12,23 +11,6 @@ using element = ELEMENT;
 using computed = compute_t<element>;
 using summed = total_t<element>;
 using plus = cuda::std::plus<>;
-
-struct segments {
-    const u64* offsets;
-    u64 most;
-    u64 count;
-    __device__ __forceinline__ segments(const u64* offsets, u64 offsets_most, const u64* offsets_len, u64 most)
-        : offsets(offsets), most(most) {
-        u64 found = length(offsets_most, offsets_len);
-        count = found > 0 ? found - 1 : 0;
-    }
-    // Offsets that are in no order, or past the end, leave the array nowhere.
-    __device__ __forceinline__ u64 begin(u64 segment) const { return offsets[segment] < most ? offsets[segment] : most; }
-    __device__ __forceinline__ u64 end(u64 segment, u64 begin) const {
-        u64 found = offsets[segment + 1] < most ? offsets[segment + 1] : most;
-        return found < begin ? begin : found;
-    }
-};
 
 template <class A, class Op> struct tuning {
     using selector = cub::detail::segmented_reduce::policy_selector_from_types<A, u64, Op>;
@@ -47,7 +29,7 @@ __device__ __forceinline__ void reduce_by_blocks(const element* x, segments all,
     using agent = cub::detail::reduce::AgentReduce<policy, const element*, u64, Op, A, Transform>;
     __shared__ typename agent::TempStorage storage;
     for (u64 segment = blockIdx.x; segment < all.count; segment += gridDim.x) {
-        u64 begin = all.begin(segment), end = all.end(segment, begin);
+        u64 begin = all.inside(segment), end = all.end(segment, begin);
         A reduced = init;
         if (begin < end) { reduced = op(init, agent(storage, x, op, transform).ConsumeRange(begin, end)); }
         if (threadIdx.x == 0) { out[segment] = element(reduced); }
@@ -65,7 +47,7 @@ __device__ __forceinline__ void reduce_by_warps(const element* x, segments all, 
     __shared__ typename agent::TempStorage storage[warps];
     u32 warp = threadIdx.x / 32;
     for (u64 segment = u64(blockIdx.x) * warps + warp; segment < all.count; segment += u64(gridDim.x) * warps) {
-        u64 begin = all.begin(segment), end = all.end(segment, begin);
+        u64 begin = all.inside(segment), end = all.end(segment, begin);
         A reduced = init;
         if (begin < end) { reduced = op(init, agent(storage[warp], x, op, transform).ConsumeRange(begin, end)); }
         if (threadIdx.x % 32 == 0) { out[segment] = element(reduced); }
@@ -73,7 +55,7 @@ __device__ __forceinline__ void reduce_by_warps(const element* x, segments all, 
     }
 }
 
-#define KERNELS(NAME, A, OP, TRANSFORM)                                                                                       \
+#define KERNELS(NAME, A, OP, BY, WITH, TRANSFORM, INIT)                                                                       \
     extern "C" __global__ void NAME##_facts() {                                                                               \
         FACT(#NAME "_blocks_threads", (tuning<A, OP>::blocks.threads_per_block));                                             \
         FACT(#NAME "_warps_threads", (tuning<A, OP>::warps.threads_per_block));                                               \
@@ -81,15 +63,24 @@ __device__ __forceinline__ void reduce_by_warps(const element* x, segments all, 
     }                                                                                                                         \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::blocks.threads_per_block)                                     \
     NAME##_blocks(const element* x, u64 most, const u64* len, const u64* offsets, element* out, u64 offsets_most,             \
-                  const u64* offsets_len, A init) {                                                                           \
-        reduce_by_blocks<A>(x, segments(offsets, offsets_most, offsets_len, length(most, len)), out, OP{}, TRANSFORM, init);  \
+                  const u64* offsets_len, INIT init WITH) {                                                                   \
+        reduce_by_blocks<A>(x, segments(offsets, offsets_most, offsets_len, length(most, len)), out, BY, TRANSFORM, A(init)); \
     }                                                                                                                         \
     extern "C" __global__ void __launch_bounds__(tuning<A, OP>::warps.threads_per_block)                                      \
     NAME##_warps(const element* x, u64 most, const u64* len, const u64* offsets, element* out, u64 offsets_most,              \
-                 const u64* offsets_len, A init) {                                                                            \
-        reduce_by_warps<A>(x, segments(offsets, offsets_most, offsets_len, length(most, len)), out, OP{}, TRANSFORM, init);   \
+                 const u64* offsets_len, INIT init WITH) {                                                                    \
+        reduce_by_warps<A>(x, segments(offsets, offsets_most, offsets_len, length(most, len)), out, BY, TRANSFORM, A(init));  \
     }
 
-KERNELS(sum, summed, plus, to_total<element>{})
-KERNELS(min, computed, least_of, to_compute<element>{})
-KERNELS(max, computed, greatest_of, to_compute<element>{})
+#define NOTHING
+#ifdef COMBINED
+using inner = combined_t<element>;
+KERNELS(product, inner, times, times{}, NOTHING, to_combined<element>{}, computed)
+#ifdef BITS
+KERNELS(bits, inner, bitwise<inner>, BITWISE(inner), WITH_BITS, to_combined<element>{}, computed)
+#endif
+#else
+KERNELS(sum, summed, plus, plus{}, NOTHING, to_total<element>{}, summed)
+KERNELS(min, computed, least_of, least_of{}, NOTHING, to_compute<element>{}, computed)
+KERNELS(max, computed, greatest_of, greatest_of{}, NOTHING, to_compute<element>{}, computed)
+#endif

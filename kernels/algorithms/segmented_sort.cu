@@ -4,6 +4,7 @@
 // longer, in registers where it fits these, and otherwise digit by digit, to memory as large as the arrays and back. No offset is
 // below the one before it.
 #include "keys.cuh"
+#include "segments.cuh"
 
 #include <cub/agent/agent_segmented_radix_sort.cuh>
 #include <cub/device/dispatch/tuning/tuning_segmented_sort.cuh>
@@ -15,12 +16,6 @@ using namespace gpu_await;
 
 using word = KEY;
 using key = key_of<word>;
-#ifdef VALUE
-using value = VALUE;
-#else
-using value = cub::NullType;
-#endif
-constexpr bool has_values = !cuda::std::is_same_v<value, cub::NullType>;
 
 constexpr cub::SegmentedSortPolicy policy =
     cub::detail::segmented_sort::policy_selector_from_types<word, value>{}(cuda::compute_capability{CAPABILITY});
@@ -38,18 +33,6 @@ extern "C" __global__ void segmented_sort_facts() {
     FACT("warp_tile", warp_tile);
     FACT("blocks_threads", large.threads_per_block);
 }
-
-struct segments {
-    const u64* offsets;
-    u64 most;
-    u64 count;
-    __device__ __forceinline__ segments(const u64* offsets, u64 offsets_most, const u64* offsets_len, u64 most)
-        : offsets(offsets), most(most) {
-        u64 found = length(offsets_most, offsets_len);
-        count = found > 0 ? found - 1 : 0;
-    }
-    __device__ __forceinline__ u64 inside(u64 at) const { return offsets[at] < most ? offsets[at] : most; }
-};
 
 struct before {
     __device__ __forceinline__ bool operator()(word a, word b) const { return a < b; }

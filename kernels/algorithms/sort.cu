@@ -17,18 +17,12 @@ using namespace gpu_await;
 
 using word = KEY;
 using key = key_of<word>;
-#ifdef VALUE
-using value = VALUE;
-#else
-using value = cub::NullType;
-#endif
 // What counts and places of elements are kept in.
 #ifdef WIDE
 using place = u64;
 #else
 using place = u32;
 #endif
-constexpr bool has_values = !cuda::std::is_same_v<value, cub::NullType>;
 
 namespace radix_sort = cub::detail::radix_sort;
 constexpr cub::RadixSortPolicy policy =
@@ -100,13 +94,15 @@ struct portion {
 #else
 #define PASS_BOUNDS __launch_bounds__(pass.threads_per_block)
 #endif
+// Narrow keys alone would take more registers so, and two blocks fit instead of three.
+using pass_key = cuda::std::conditional_t<has_values || sizeof(word) == 8, raw_key<word>, key>;
 extern "C" __global__ void PASS_BOUNDS
-sort_pass(int* lookback, int* counter, place* next, const place* bins, key* keys_out, const key* keys_in, value* values_out,
-          const value* values_in, u64 most, const u64* len, portion of) {
+sort_pass(int* lookback, int* counter, place* next, const place* bins, pass_key* keys_out, const pass_key* keys_in,
+          value* values_out, const value* values_in, u64 most, const u64* len, portion of) {
     using policy_t = cub::detail::agent_radix_sort_onesweep_policy<
         0, 0, void, pass.rank_private_partitions, pass.rank_algorithm, pass.scan_algorithm, pass.store_algorithm,
         pass.radix_bits, cub::detail::NoScaling<pass.threads_per_block, pass.items_per_thread>>;
-    using agent = radix_sort::AgentRadixSortOnesweep<policy_t, false, key, value, place, int, order<word>>;
+    using agent = radix_sort::AgentRadixSortOnesweep<policy_t, false, pass_key, value, place, int, order<word>>;
     __shared__ typename agent::TempStorage storage;
     u64 total = length(most, len);
     u64 left = total > of.first ? total - of.first : 0;

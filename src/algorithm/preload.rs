@@ -38,14 +38,20 @@ impl AlgorithmFamily {
     fn load<T: Scalar>(self, home: &Home) -> Result<()> {
         let image = |family, type_name: &str| LoadedImage::of(home, family, type_name).map(drop);
         match self {
-            AlgorithmFamily::Reduce => image("reduce", T::NAME),
-            AlgorithmFamily::Scan => image("scan", T::NAME),
+            AlgorithmFamily::Reduce => {
+                image("reduce", T::NAME).and_then(|()| image("reduce_combined", T::EQUAL_AS))
+            }
+            AlgorithmFamily::Scan => {
+                image("scan", T::NAME).and_then(|()| image("scan_combined", T::EQUAL_AS))
+            }
             AlgorithmFamily::Select => {
                 image("select", T::NAME).and_then(|()| image("select_flagged", T::WORD))
             }
             AlgorithmFamily::Runs => image("runs", T::EQUAL_AS),
             AlgorithmFamily::Histogram => image("histogram", T::EQUAL_AS),
-            AlgorithmFamily::Segmented => image("segmented", T::NAME),
+            AlgorithmFamily::Segmented => {
+                image("segmented", T::NAME).and_then(|()| image("segmented_combined", T::EQUAL_AS))
+            }
             AlgorithmFamily::TopK => ["top_k", "sort"]
                 .into_iter()
                 .try_for_each(|family| image(family, T::WORD))

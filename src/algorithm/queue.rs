@@ -4,7 +4,7 @@
 use super::compare::Compare;
 use super::launch::AlgorithmLaunch;
 use super::reduce::{Reduction, place};
-use super::reduce_op::ReduceOp;
+use super::reduce_op::ReduceBy;
 use super::scalar::Scalar;
 use super::select;
 use super::sequence::Sequence;
@@ -46,11 +46,11 @@ impl Queue<'_> {
     pub fn reduce<T: Scalar>(
         &self,
         x: &impl Sequence<T>,
-        op: ReduceOp,
+        op: impl ReduceBy<T>,
         init: T,
     ) -> Result<Lent<T>> {
         self.here();
-        self.reduce_to_host::<T, T, _>(&Reduction::by(x, op, init), |reduced| reduced)
+        self.reduce_to_host::<T, T, _>(&Reduction::by(x, op.operator(), init), |reduced| reduced)
     }
 
     /// See [`Stream::reduce_into`](crate::Stream::reduce_into).
@@ -61,12 +61,12 @@ impl Queue<'_> {
     pub fn reduce_into<T: Scalar>(
         &self,
         x: &impl Sequence<T>,
-        op: ReduceOp,
+        op: impl ReduceBy<T>,
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        self.reduce_to_memory::<T, T>(&Reduction::by(x, op, init), out)
+        self.reduce_to_memory::<T, T>(&Reduction::by(x, op.operator(), init), out)
     }
 
     /// See [`Stream::min`](crate::Stream::min).

@@ -15,7 +15,7 @@ use bytemuck::{NoUninit, Zeroable};
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::compare::{Compare, Within};
 use super::launch::{AlgorithmLaunch, Inputs, ResultTarget, to_host};
-use super::reduce_op::ReduceOp;
+use super::reduce_op::{BitMasks, Operator, ReduceOp};
 use super::scalar::{Scalar, is_greater, is_less};
 use super::sequence::{ElementCount, Elements, Sequence};
 use crate::backend::{Grid, HostTwin};
@@ -54,18 +54,23 @@ pub(super) struct Reduction<'k> {
     op: &'static str,
     /// As the image calls its kernels.
     kernel: &'static str,
+    /// The image's family, and the type that it is for.
+    image: (&'static str, &'static str),
     twin: fn() -> HostTwin,
     inputs: Inputs<'k>,
     length: ElementCount<'k>,
     /// What the kernels that end it are passed behind all else.
     ends_with: Inputs<'k>,
+    /// What all of its kernels are passed behind that.
+    operator: Inputs<'k>,
 }
 
 impl<'k> Reduction<'k> {
-    fn new<T>(op: &'static str, x: &'k impl Sequence<T>, twin: fn() -> HostTwin) -> Self {
+    fn new<T: Scalar>(op: &'static str, x: &'k impl Sequence<T>, twin: fn() -> HostTwin) -> Self {
         let Elements { span, length } = x.elements();
-        let (inputs, ends_with) = (Inputs::of(span), Inputs::default());
-        Reduction { op, kernel: op, twin, inputs, length, ends_with }
+        let (image, inputs) = (("reduce", T::NAME), Inputs::of(span));
+        let (ends_with, operator) = (Inputs::default(), Inputs::default());
+        Reduction { op, kernel: op, image, twin, inputs, length, ends_with, operator }
     }
 
     pub(super) fn sum<T: Scalar>(x: &'k impl Sequence<T>) -> Self {
@@ -90,20 +95,25 @@ impl<'k> Reduction<'k> {
     }
 
     /// To an element.
-    pub(super) fn by<T: Scalar>(x: &'k impl Sequence<T>, op: ReduceOp, init: T) -> Self {
+    pub(super) fn by<T: Scalar>(x: &'k impl Sequence<T>, op: Operator, init: T) -> Self {
+        let reduction = |twin| Reduction::new("reduce", x, twin);
         let reduction = match op {
-            ReduceOp::Sum => {
-                let sum = Reduction::new("reduce", x, twin::sum_as_element::<T>);
+            Operator::Of(ReduceOp::Sum) => {
+                let sum = reduction(twin::sum_as_element::<T>);
                 sum.ending_with(init.total()).ending_with(1_u32)
             }
-            ReduceOp::Min => {
-                Reduction::new("reduce", x, twin::min::<T>).ending_with(init.computed())
-            }
-            ReduceOp::Max => {
-                Reduction::new("reduce", x, twin::max::<T>).ending_with(init.computed())
+            other => {
+                let twin = match other {
+                    Operator::Of(ReduceOp::Min) => twin::min::<T>,
+                    Operator::Of(ReduceOp::Max) => twin::max::<T>,
+                    Operator::Of(_) => twin::product::<T>,
+                    Operator::Bits(_) => twin::bits::<T>,
+                };
+                reduction(twin).ending_with(init.computed())
             }
         };
-        Reduction { kernel: op.name(), ..reduction }
+        let image = op.image::<T>("reduce", "reduce_combined");
+        Reduction { kernel: op.kernel(), image, operator: op.arguments(), ..reduction }
     }
 
     /// The sum of the products of two arrays' elements.
@@ -135,10 +145,10 @@ impl<'k> Reduction<'k> {
 impl ReduceKernels {
     fn of<T: Scalar>(
         home: &Home,
-        Reduction { op, kernel: name, twin, .. }: &Reduction<'_>,
+        Reduction { op, kernel: name, image, twin, .. }: &Reduction<'_>,
     ) -> Result<Arc<ReduceKernels>> {
         Algorithms::get(home, (op, T::NAME, name), || {
-            let Some(image) = LoadedImage::of(home, "reduce", T::NAME)? else {
+            let Some(image) = LoadedImage::of(home, image.0, image.1)? else {
                 return Ok(ReduceKernels {
                     single: AlgorithmKernel::twin(op, twin()),
                     tiles: None,
@@ -169,7 +179,7 @@ impl ReduceKernels {
     fn put(
         &self,
         queue: &Queue<'_>,
-        Reduction { op, inputs, length, ends_with, .. }: &Reduction<'_>,
+        Reduction { op, inputs, length, ends_with, operator, .. }: &Reduction<'_>,
         target: &ResultTarget<'_>,
     ) -> Result<()> {
         let most = length.most as u64;
@@ -178,7 +188,8 @@ impl ReduceKernels {
             tiles => {
                 let threads = tiles.as_ref().map_or(1, |tiles| tiles.single_threads);
                 let launch = AlgorithmLaunch::new(op).inputs(inputs).target(target).length(length);
-                return launch.inputs(ends_with).run(queue, &self.single, (1, threads));
+                let launch = launch.inputs(ends_with).inputs(operator);
+                return launch.run(queue, &self.single, (1, threads));
             }
         };
         let refuse = |error| AlgorithmLaunch::new(op).target(target).refuse(error);
@@ -187,10 +198,12 @@ impl ReduceKernels {
         let mut partials = queue.empty::<u8>(bytes).map_err(refuse)?;
         let partials = partials.span_mut();
         let first = AlgorithmLaunch::new(op).inputs(inputs).overwrites(&partials).length(length);
+        let first = first.inputs(operator);
         first.run(queue, &tiles.kernel, (blocks, tiles.threads)).map_err(refuse)?;
         let last =
             AlgorithmLaunch::new(op).reads(&partials).target(target).length(length).value(blocks);
-        last.inputs(ends_with).run(queue, &tiles.last, (1, tiles.single_threads))
+        let last = last.inputs(ends_with).inputs(operator);
+        last.run(queue, &tiles.last, (1, tiles.single_threads))
     }
 }
 
@@ -234,24 +247,40 @@ pub(super) fn place(at: u64) -> Option<usize> {
 /// The reductions on the CPU.
 pub(super) mod twin {
     use super::{
-        Element, Grid, HostTwin, In, Out, Scalar, TwinFn, Value, Within, is_greater, is_less,
+        BitMasks, Element, Grid, HostTwin, In, Out, ReduceOp, Scalar, TwinFn, Value, Within,
+        is_greater, is_less,
     };
     use crate::algorithm::scalar::ScalarParts;
     use crate::algorithm::sequence::counted;
 
-    /// Elements that are added one after the other; more are sums of sums, so that rounding errors stay small.
+    /// Elements that are combined one after the other; of more the halves are, so that rounding errors stay small.
     const RUN: usize = 256;
 
-    pub(in crate::algorithm) fn total<T: Scalar, I: Copy>(
+    /// `None` of nothing.
+    pub(in crate::algorithm) fn combined<I: Copy, A>(
         x: &[I],
-        of: &impl Fn(I) -> T::Total,
-    ) -> T::Total {
+        of: &impl Fn(I) -> A,
+        combine: &impl Fn(A, A) -> A,
+    ) -> Option<A> {
         if x.len() <= RUN {
-            let nothing = <T::Total as bytemuck::Zeroable>::zeroed();
-            return x.iter().fold(nothing, |sum, x| T::add_totals(sum, of(*x)));
+            return x.iter().map(|x| of(*x)).reduce(combine);
         }
         let (left, right) = x.split_at((x.len() / 2).next_multiple_of(RUN));
-        T::add_totals(total::<T, I>(left, of), total::<T, I>(right, of))
+        let (left, right) = (combined(left, of, combine)?, combined(right, of, combine)?);
+        Some(combine(left, right))
+    }
+
+    /// `init` with all elements.
+    pub(in crate::algorithm) fn combined_with<I: Copy, A>(
+        init: A,
+        x: &[I],
+        of: &impl Fn(I) -> A,
+        combine: &impl Fn(A, A) -> A,
+    ) -> A {
+        match combined(x, of, combine) {
+            Some(all) => combine(init, all),
+            None => init,
+        }
     }
 
     pub(super) fn sum<T: Scalar>() -> HostTwin {
@@ -270,8 +299,8 @@ pub(super) mod twin {
                         len: &[u64],
                         init: T::Total,
                         _as_element: u32| {
-            let sum = total::<T, T>(counted(x, len), &T::total);
-            out[0] = as_result(T::add_totals(init, sum));
+            let sum = combined_with(init, counted(x, len), &T::total, &T::add_totals);
+            out[0] = as_result(sum);
         };
         TwinFn::<(In<T>, Out<R>, u64, In<u64>, Value<T::Total>, u32)>::erase(sum)
     }
@@ -280,29 +309,49 @@ pub(super) mod twin {
         let dot = |_: &Grid, x: &[T], y: &[T], out: &mut [T::Total], _most: u64, _len: &[u64]| {
             let places: Vec<usize> = (0..x.len()).collect();
             let product = |at: usize| T::multiply_totals(x[at].total(), y[at].total());
-            out[0] = total::<T, usize>(&places, &product);
+            let nothing = <T::Total as bytemuck::Zeroable>::zeroed();
+            out[0] = combined_with(nothing, &places, &product, &T::add_totals);
         };
         TwinFn::<(In<T>, In<T>, Out<T::Total>, u64, In<u64>)>::erase(dot)
     }
 
     pub(super) fn min<T: Scalar>() -> HostTwin {
-        extreme::<T>(is_less)
+        by::<T>(|a, b| ReduceOp::Min.combine::<T>(a, b))
     }
 
     pub(super) fn max<T: Scalar>() -> HostTwin {
-        extreme::<T>(is_greater)
+        by::<T>(|a, b| ReduceOp::Max.combine::<T>(a, b))
+    }
+
+    pub(super) fn product<T: Scalar>() -> HostTwin {
+        by::<T>(|a, b| ReduceOp::Product.combine::<T>(a, b))
+    }
+
+    fn by<T: Scalar>(combine: fn(T::Computed, T::Computed) -> T::Computed) -> HostTwin {
+        let reduced =
+            move |_: &Grid, x: &[T], out: &mut [T], _most: u64, len: &[u64], init: T::Computed| {
+                out[0] = T::rounded(combined_with(init, counted(x, len), &T::computed, &combine));
+            };
+        TwinFn::<(In<T>, Out<T>, u64, In<u64>, Value<T::Computed>)>::erase(reduced)
+    }
+
+    pub(super) fn bits<T: Scalar>() -> HostTwin {
+        let reduced = |_: &Grid,
+                       x: &[T],
+                       out: &mut [T],
+                       _most: u64,
+                       len: &[u64],
+                       init: T::Computed,
+                       if_both: u64,
+                       if_one: u64| {
+            let masks = BitMasks { if_both, if_one };
+            let combine = |a, b| masks.combine(a, b);
+            out[0] = T::rounded(combined_with(init, counted(x, len), &T::computed, &combine));
+        };
+        TwinFn::<(In<T>, Out<T>, u64, In<u64>, Value<T::Computed>, u64, u64)>::erase(reduced)
     }
 
     type Before<T> = fn(&T, &T) -> bool;
-
-    fn extreme<T: Scalar>(before: Before<T::Computed>) -> HostTwin {
-        let found =
-            move |_: &Grid, x: &[T], out: &mut [T], _most: u64, len: &[u64], init: T::Computed| {
-                let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
-                out[0] = T::rounded(counted(x, len).iter().fold(init, better));
-            };
-        TwinFn::<(In<T>, Out<T>, u64, In<u64>, Value<T::Computed>)>::erase(found)
-    }
 
     pub(super) fn arg_min<T: Scalar>() -> HostTwin {
         place_of::<T>(is_less)

@@ -1,32 +1,149 @@
-//! [`ReduceOp`]: what elements are combined by.
+//! [`ReduceBy`]: what elements are combined by. [`ReduceOp`] for all types, [`BitOp`] for integers.
+//!
+//! The kernels of sums, least and greatest values are compiled for each type. Those of products and bits are in images of their
+//! own, for integers one a width, as signs make no difference there; which operator of bits it is, is an argument of theirs.
 #![forbid(unsafe_code)]
 
+use std::fmt::Debug;
+
+use bytemuck::Pod;
+
+use super::launch::Inputs;
 use super::scalar::{Scalar, is_greater, is_less};
 
-/// What a reduction or a scan combines elements by.
+/// What a reduction or a scan combines elements by: numbers of any type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum. Integers wrap; `f16` and `bf16` are added in `f32`, and each sum is rounded once.
     Sum,
+    /// The product. Integers wrap; `f16` and `bf16` are multiplied in `f32`, and each product is rounded once. Floating point
+    /// factors are multiplied in an order that depends on their number and the device alone: some of them may overflow or
+    /// vanish, and all of them not.
+    Product,
     /// The least; a NaN, if there is one.
     Min,
     /// The greatest; a NaN, if there is one.
     Max,
 }
 
-impl ReduceOp {
-    /// As images call it.
-    pub(super) fn name(self) -> &'static str {
+/// What a reduction or a scan combines the bits of integers by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BitOp {
+    /// The bits that all have.
+    And,
+    /// The bits that any has.
+    Or,
+    /// The bits that an odd number has.
+    Xor,
+}
+
+/// What combines elements of type `T`: a [`ReduceOp`], or of integers a [`BitOp`]. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "elements of `{T}` are not combined by `{Self}`",
+    label = "not an operator on `{T}`",
+    note = "`ReduceOp` combines all types of numbers, `BitOp` integers alone"
+)]
+pub trait ReduceBy<T>: Copy + Debug + Send + Sync + 'static {
+    #[doc(hidden)]
+    fn operator(self) -> Operator;
+}
+
+/// Any of them, which `ReduceBy` has matched with the type.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operator {
+    Of(ReduceOp),
+    Bits(BitOp),
+}
+
+impl<T: Scalar> ReduceBy<T> for ReduceOp {
+    fn operator(self) -> Operator {
+        Operator::Of(self)
+    }
+}
+
+macro_rules! bits_of {
+    ($($type:ident)+) => {$(
+        impl ReduceBy<$type> for BitOp {
+            fn operator(self) -> Operator {
+                Operator::Bits(self)
+            }
+        }
+    )+};
+}
+bits_of! { u8 u16 u32 u64 i8 i16 i32 i64 }
+
+/// Whether bits are set that both words have, and whether those are that one of them has; all ones if so.
+#[derive(Clone, Copy)]
+pub(super) struct BitMasks {
+    pub(super) if_both: u64,
+    pub(super) if_one: u64,
+}
+
+impl Operator {
+    /// As images call its kernels.
+    pub(super) fn kernel(self) -> &'static str {
         match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
+            Operator::Of(ReduceOp::Sum) => "sum",
+            Operator::Of(ReduceOp::Product) => "product",
+            Operator::Of(ReduceOp::Min) => "min",
+            Operator::Of(ReduceOp::Max) => "max",
+            Operator::Bits(_) => "bits",
         }
     }
 
+    /// Of a family's images for a type the one that has it: the family and the type that this is for.
+    pub(super) fn image<T: Scalar>(
+        self,
+        family: &'static str,
+        combined: &'static str,
+    ) -> (&'static str, &'static str) {
+        match self {
+            Operator::Of(ReduceOp::Product) | Operator::Bits(_) => (combined, T::EQUAL_AS),
+            Operator::Of(ReduceOp::Sum | ReduceOp::Min | ReduceOp::Max) => (family, T::NAME),
+        }
+    }
+
+    /// What its kernels are passed behind all else.
+    pub(super) fn arguments<'k>(self) -> Inputs<'k> {
+        match self {
+            Operator::Of(_) => Inputs::default(),
+            Operator::Bits(bits) => {
+                let BitMasks { if_both, if_one } = bits.masks();
+                Inputs::default().value(if_both).value(if_one)
+            }
+        }
+    }
+}
+
+impl BitOp {
+    fn masks(self) -> BitMasks {
+        let (if_both, if_one) = match self {
+            BitOp::And => (u64::MAX, 0),
+            BitOp::Or => (u64::MAX, u64::MAX),
+            BitOp::Xor => (0, u64::MAX),
+        };
+        BitMasks { if_both, if_one }
+    }
+}
+
+impl BitMasks {
+    /// On the CPU.
+    pub(super) fn combine<C: Pod>(self, mut a: C, b: C) -> C {
+        let (if_both, if_one) = (self.if_both as u8, self.if_one as u8);
+        for (a, b) in bytemuck::bytes_of_mut(&mut a).iter_mut().zip(bytemuck::bytes_of(&b)) {
+            *a = (*a & b & if_both) | ((*a ^ b) & if_one);
+        }
+        a
+    }
+}
+
+impl ReduceOp {
+    /// On the CPU.
     pub(super) fn combine<T: Scalar>(self, a: T::Computed, b: T::Computed) -> T::Computed {
         match self {
             ReduceOp::Sum => T::add_computed(a, b),
+            ReduceOp::Product => T::multiply_computed(a, b),
             ReduceOp::Min if is_less(&b, &a) => b,
             ReduceOp::Max if is_greater(&b, &a) => b,
             ReduceOp::Min | ReduceOp::Max => a,

@@ -64,6 +64,8 @@ pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     fn after(computed: Self::Computed) -> Option<Self::Computed>;
     /// Integers wrap.
     fn add_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
+    /// Integers wrap.
+    fn multiply_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
     fn key_bits(self) -> u64;
     /// Bins of one width from `lower` to `upper`, both of which are in it, as the kernels have them: the lower end; of integers how
     /// far the other is from it, of floats the other; of floats the bins for 1. `None` if there are none.
@@ -113,6 +115,9 @@ macro_rules! integers {
             }
             fn add_computed(a: $type, b: $type) -> $type {
                 a.wrapping_add(b)
+            }
+            fn multiply_computed(a: $type, b: $type) -> $type {
+                a.wrapping_mul(b)
             }
             fn key_bits(self) -> u64 {
                 u64::from(self as $word)
@@ -180,6 +185,9 @@ macro_rules! floats {
             }
             fn add_computed(a: $computed, b: $computed) -> $computed {
                 a + b
+            }
+            fn multiply_computed(a: $computed, b: $computed) -> $computed {
+                a * b
             }
             fn key_bits(self) -> u64 {
                 u64::from(self.to_bits())

@@ -1,4 +1,4 @@
-//! Scans: for each element, the sum, the least or the greatest of those up to it.
+//! Scans: for each element, what those up to it come to.
 //!
 //! Two launches: the state of the tiles is made, then each tile is scanned and looks back at those before it. On a host device
 //! one.
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::launch::AlgorithmLaunch;
 use super::lookback::Lookback;
-use super::reduce_op::ReduceOp;
+use super::reduce_op::{BitMasks, Operator, ReduceBy};
 use super::scalar::Scalar;
 use super::sequence::{Elements, Sequence, counted};
 use crate::backend::{Grid, HostTwin};
@@ -25,14 +25,16 @@ struct ScanKernels {
 }
 
 impl ScanKernels {
-    fn of<T: Scalar>(home: &Home, kind: &'static str, op: ReduceOp) -> Result<Arc<ScanKernels>> {
-        Algorithms::get(home, (kind, op.name(), T::NAME), || {
-            let Some(image) = LoadedImage::of(home, "scan", T::NAME)? else {
+    fn of<T: Scalar>(home: &Home, kind: &'static str, op: Operator) -> Result<Arc<ScanKernels>> {
+        let name = op.kernel();
+        Algorithms::get(home, (kind, name, T::NAME), || {
+            let (family, type_name) = op.image::<T>("scan", "scan_combined");
+            let Some(image) = LoadedImage::of(home, family, type_name)? else {
                 let scan = AlgorithmKernel::twin(kind, twin::<T>(op));
                 return Ok(ScanKernels { scan, lookback: None });
             };
-            let lookback = Lookback::of(&image, "scan_init", op.name())?;
-            let scan = image.kernel(&format!("{}_{kind}", op.name()))?;
+            let lookback = Lookback::of(&image, "scan_init", name)?;
+            let scan = image.kernel(&format!("{name}_{kind}"))?;
             Ok(ScanKernels { scan, lookback: Some(lookback) })
         })
     }
@@ -47,11 +49,11 @@ impl Queue<'_> {
     pub fn inclusive_scan<T: Scalar>(
         &self,
         x: &impl Sequence<T>,
-        op: ReduceOp,
+        op: impl ReduceBy<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        self.scan(x.elements(), (op, None), out)
+        self.scan(x.elements(), (op.operator(), None), out)
     }
 
     /// See [`Stream::exclusive_scan`](crate::Stream::exclusive_scan).
@@ -62,18 +64,18 @@ impl Queue<'_> {
     pub fn exclusive_scan<T: Scalar>(
         &self,
         x: &impl Sequence<T>,
-        op: ReduceOp,
+        op: impl ReduceBy<T>,
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        self.scan(x.elements(), (op, Some(init)), out)
+        self.scan(x.elements(), (op.operator(), Some(init)), out)
     }
 
     pub(super) fn scan<T: Scalar>(
         &self,
         Elements { span, length }: Elements<'_>,
-        (op, init): (ReduceOp, Option<T>),
+        (op, init): (Operator, Option<T>),
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         let name = if init.is_some() { "exclusive_scan" } else { "inclusive_scan" };
@@ -98,7 +100,8 @@ impl Queue<'_> {
             let launch = AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);
             let launch = launch.length(&length).value(u32::from(init.is_some()));
             let init = init.map_or(T::LEAST, T::computed);
-            return launch.value(init).run(self, &kernels.scan, (1, 1));
+            let launch = launch.value(init).inputs(&op.arguments());
+            return launch.run(self, &kernels.scan, (1, 1));
         };
         let tiles = length.most.div_ceil(lookback.tile as usize) as u32;
         let mut state = lookback.state(self, tiles).map_err(refuse)?;
@@ -109,12 +112,14 @@ impl Queue<'_> {
         if let Some(init) = init {
             launch = launch.value(init.computed());
         }
+        let launch = launch.inputs(&op.arguments());
         launch.run(self, &kernels.scan, (tiles, lookback.threads))
     }
 }
 
 /// Either scan on the CPU: exclusive, if the flag is set.
-fn twin<T: Scalar>(op: ReduceOp) -> HostTwin {
+fn twin<T: Scalar>(op: Operator) -> HostTwin {
+    let Operator::Of(op) = op else { return bits_twin::<T>() };
     let scan = move |_: &Grid,
                      x: &[T],
                      out: &mut [T],
@@ -122,13 +127,40 @@ fn twin<T: Scalar>(op: ReduceOp) -> HostTwin {
                      len: &[u64],
                      exclusive: u32,
                      init: T::Computed| {
-        let mut so_far = (exclusive != 0).then_some(init);
-        for (x, out) in counted(x, len).iter().zip(out) {
-            let x = x.computed();
-            let with = so_far.map_or(x, |so_far| op.combine::<T>(so_far, x));
-            *out = T::rounded(so_far.filter(|_| exclusive != 0).unwrap_or(with));
-            so_far = Some(with);
-        }
+        let init = (exclusive != 0).then_some(init);
+        put::<T>(counted(x, len), out, init, |a, b| op.combine::<T>(a, b));
     };
     TwinFn::<(In<T>, InOut<T>, u64, In<u64>, u32, Value<T::Computed>)>::erase(scan)
+}
+
+fn bits_twin<T: Scalar>() -> HostTwin {
+    let scan = |_: &Grid,
+                x: &[T],
+                out: &mut [T],
+                _most: u64,
+                len: &[u64],
+                exclusive: u32,
+                init: T::Computed,
+                if_both: u64,
+                if_one: u64| {
+        let (init, masks) = ((exclusive != 0).then_some(init), BitMasks { if_both, if_one });
+        put::<T>(counted(x, len), out, init, |a, b| masks.combine(a, b));
+    };
+    TwinFn::<(In<T>, InOut<T>, u64, In<u64>, u32, Value<T::Computed>, u64, u64)>::erase(scan)
+}
+
+/// Exclusive, if there is an `init`.
+fn put<T: Scalar>(
+    x: &[T],
+    out: &mut [T],
+    init: Option<T::Computed>,
+    combine: impl Fn(T::Computed, T::Computed) -> T::Computed,
+) {
+    let mut so_far = init;
+    for (x, out) in x.iter().zip(out) {
+        let x = x.computed();
+        let with = so_far.map_or(x, |so_far| combine(so_far, x));
+        *out = T::rounded(so_far.filter(|_| init.is_some()).unwrap_or(with));
+        so_far = Some(with);
+    }
 }

@@ -7,7 +7,7 @@ use bytemuck::NoUninit;
 
 use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::launch::AlgorithmLaunch;
-use super::reduce_op::ReduceOp;
+use super::reduce_op::{Operator, ReduceBy, ReduceOp};
 use super::scalar::Scalar;
 use super::sequence::{Elements, Sequence};
 use crate::backend::HostTwin;
@@ -36,10 +36,11 @@ struct SegmentTuning {
 }
 
 impl SegmentKernels {
-    fn of<T: Scalar>(home: &Home, op: ReduceOp) -> Result<Arc<SegmentKernels>> {
-        let name = op.name();
+    fn of<T: Scalar>(home: &Home, op: Operator) -> Result<Arc<SegmentKernels>> {
+        let name = op.kernel();
+        let (family, type_name) = op.image::<T>("segmented", "segmented_combined");
         Algorithms::get(home, (OP, T::NAME, name), || {
-            let Some(image) = LoadedImage::of(home, "segmented", T::NAME)? else {
+            let Some(image) = LoadedImage::of(home, family, type_name)? else {
                 let blocks = AlgorithmKernel::twin(OP, twin::reduce::<T>(op));
                 return Ok(SegmentKernels { blocks, device: None });
             };
@@ -78,16 +79,16 @@ impl Queue<'_> {
         &self,
         x: &impl Sequence<T>,
         offsets: &impl Sequence<u64>,
-        op: ReduceOp,
+        op: impl ReduceBy<T>,
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         self.here();
-        match op {
-            ReduceOp::Sum => self.reduce_segments(x, offsets, (op, init.total()), out),
-            ReduceOp::Min | ReduceOp::Max => {
-                self.reduce_segments(x, offsets, (op, init.computed()), out)
+        match op.operator() {
+            op @ Operator::Of(ReduceOp::Sum) => {
+                self.reduce_segments(x, offsets, (op, init.total()), out)
             }
+            op => self.reduce_segments(x, offsets, (op, init.computed()), out),
         }
     }
 
@@ -96,7 +97,7 @@ impl Queue<'_> {
         &self,
         x: &impl Sequence<T>,
         offsets: &impl Sequence<u64>,
-        (op, init): (ReduceOp, A),
+        (op, init): (Operator, A),
         out: &mut impl Writable<T>,
     ) -> Result<()> {
         let Elements { span: x, length } = x.elements();
@@ -118,7 +119,7 @@ impl Queue<'_> {
         let kernels = SegmentKernels::of::<T>(self.home(), op).map_err(refuse)?;
         let launch = AlgorithmLaunch::new(OP).reads(&x).length(&length).reads(&offsets);
         let launch = launch.writes(&out, offsets_length.count.is_some());
-        let launch = launch.length(&offsets_length).value(init);
+        let launch = launch.length(&offsets_length).value(init).inputs(&op.arguments());
         let (kernel, grid) = kernels.grid(length.most as u64, found as u64);
         launch.run(self, kernel, grid)
     }
@@ -130,30 +131,27 @@ mod twin {
 
     use bytemuck::Pod;
 
-    use super::{HostTwin, ReduceOp, Scalar};
-    use crate::algorithm::reduce::twin::total;
-    use crate::algorithm::scalar::{is_greater, is_less};
+    use super::{HostTwin, Operator, ReduceOp, Scalar};
+    use crate::algorithm::reduce::twin::combined_with;
+    use crate::algorithm::reduce_op::BitMasks;
     use crate::algorithm::sequence::counted;
     use crate::backend::Grid;
     use crate::kernel::signature::{In, InOut, TwinFn, Value};
 
-    pub(super) fn reduce<T: Scalar>(op: ReduceOp) -> HostTwin {
-        let by_order = |before: fn(&T::Computed, &T::Computed) -> bool| {
-            segments::<T, T::Computed>(move |init, x| {
-                let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
-                T::rounded(x.iter().fold(init, better))
-            })
-        };
+    pub(super) fn reduce<T: Scalar>(op: Operator) -> HostTwin {
         match op {
-            ReduceOp::Sum => segments::<T, T::Total>(|init, x| {
-                T::of_total(T::add_totals(init, total::<T, T>(x, &T::total)))
+            Operator::Of(ReduceOp::Sum) => plain::<T, T::Total>(|init, x| {
+                T::of_total(combined_with(init, x, &T::total, &T::add_totals))
             }),
-            ReduceOp::Min => by_order(is_less),
-            ReduceOp::Max => by_order(is_greater),
+            Operator::Of(op) => plain::<T, T::Computed>(move |init, x| {
+                let combine = |a, b| op.combine::<T>(a, b);
+                T::rounded(combined_with(init, x, &T::computed, &combine))
+            }),
+            Operator::Bits(_) => bits::<T>(),
         }
     }
 
-    fn segments<T: Scalar, A: Pod + Debug + Send + Sync>(
+    fn plain<T: Scalar, A: Pod + Debug + Send + Sync>(
         reduced: impl Fn(A, &[T]) -> T + Send + Sync + 'static,
     ) -> HostTwin {
         let twin = move |_: &Grid,
@@ -165,14 +163,40 @@ mod twin {
                          _offsets_most: u64,
                          offsets_len: &[u64],
                          init: A| {
-            let x = counted(x, len);
-            let inside = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(x.len());
-            for (ends, out) in counted(offsets, offsets_len).windows(2).zip(out) {
-                let begin = inside(ends[0]);
-                *out = reduced(init, &x[begin..inside(ends[1]).max(begin)]);
-            }
+            let (x, offsets) = (counted(x, len), counted(offsets, offsets_len));
+            each(x, offsets, out, |x| reduced(init, x));
         };
         type Params<T, A> = (In<T>, u64, In<u64>, In<u64>, InOut<T>, u64, In<u64>, Value<A>);
         TwinFn::<Params<T, A>>::erase(twin)
+    }
+
+    fn bits<T: Scalar>() -> HostTwin {
+        let twin = |_: &Grid,
+                    x: &[T],
+                    _most: u64,
+                    len: &[u64],
+                    offsets: &[u64],
+                    out: &mut [T],
+                    _offsets_most: u64,
+                    offsets_len: &[u64],
+                    init: T::Computed,
+                    if_both: u64,
+                    if_one: u64| {
+            let (x, offsets) = (counted(x, len), counted(offsets, offsets_len));
+            let masks = BitMasks { if_both, if_one };
+            let combine = |a, b| masks.combine(a, b);
+            each(x, offsets, out, |x| T::rounded(combined_with(init, x, &T::computed, &combine)));
+        };
+        type Params<T, A> =
+            (In<T>, u64, In<u64>, In<u64>, InOut<T>, u64, In<u64>, Value<A>, u64, u64);
+        TwinFn::<Params<T, T::Computed>>::erase(twin)
+    }
+
+    fn each<T>(x: &[T], offsets: &[u64], out: &mut [T], reduced: impl Fn(&[T]) -> T) {
+        let inside = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(x.len());
+        for (ends, out) in offsets.windows(2).zip(out) {
+            let begin = inside(ends[0]);
+            *out = reduced(&x[begin..inside(ends[1]).max(begin)]);
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 
 use super::compare::Compare;
-use super::reduce_op::ReduceOp;
+use super::reduce_op::ReduceBy;
 use super::scalar::Scalar;
 use super::sequence::{Sequence, SequenceMut};
 use crate::device::Device;
@@ -83,9 +83,11 @@ verbs! {
 
     /// Combines `init` with all elements. Ready proves that the value is *visible to the host*.
     ///
-    /// Of nothing it is `init`. A sum is an element, as of a scan: integers wrap, where [`sum`](Stream::sum) does
-    /// not, and `f16` and `bf16` are added in `f32` and rounded once, at the end. A floating point result is the
-    /// same from run to run on a device, and differs between devices in its last bits.
+    /// Of nothing it is `init`. `op` is a [`ReduceOp`](crate::ReduceOp), or of integers a [`BitOp`](crate::BitOp). A
+    /// sum or a product is an element, as of a scan: integers wrap, where [`sum`](Stream::sum) does not, and `f16` and
+    /// `bf16` are computed in `f32` and rounded once, at the end. A floating point result is the same from run to run
+    /// on a device, and differs between devices in its last bits. A product that passes the ends of the type on its
+    /// way stays there: in what order factors are multiplied depends on their number and the device.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -101,16 +103,17 @@ verbs! {
     /// ```
     /// # futures::executor::block_on(async {
     /// # let stream = gpu_await::Device::host().stream()?;
-    /// use gpu_await::ReduceOp;
+    /// use gpu_await::{BitOp, ReduceOp};
     /// let x = stream.upload(vec![1u8, 2, 255]).queued()?;
     /// assert_eq!(stream.reduce(&x, ReduceOp::Sum, 10).await?, 12);
     /// assert_eq!(stream.reduce(&x, ReduceOp::Min, 10).await?, 1);
+    /// assert_eq!(stream.reduce(&x, BitOp::Xor, 0).await?, 1 ^ 2 ^ 255);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
-    pub fn reduce<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T) -> Op<T> {
+    pub fn reduce<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, init: T) -> Op<T> {
         self.batch(|queue| queue.reduce(x, op, init))
     }
 
@@ -131,7 +134,7 @@ verbs! {
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Reduce`
-    pub fn reduce_into<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn reduce_into<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, init: T, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.reduce_into(x, op, init, out))
     }
 
@@ -455,13 +458,15 @@ verbs! {
     ///
     /// # Source
     /// CUB's `DeviceSegmentedReduce::Reduce`
-    pub fn segmented_reduce<T: Scalar>(&self, x: &impl Sequence<T>, offsets: &impl Sequence<u64>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn segmented_reduce<T: Scalar>(&self, x: &impl Sequence<T>, offsets: &impl Sequence<u64>, op: impl ReduceBy<T>, init: T, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.segmented_reduce(x, offsets, op, init, out))
     }
 
     // ---- for each element, what those up to it come to --------------------------------------
 
     /// Combines each element with all before it. Ready proves *complete on the device*.
+    ///
+    /// `op` is a [`ReduceOp`](crate::ReduceOp), or of integers a [`BitOp`](crate::BitOp).
     ///
     /// The output is as long as the input. Where the device alone knows how many elements there are
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
@@ -491,11 +496,13 @@ verbs! {
     ///
     /// # Source
     /// CUB's `DeviceScan``::InclusiveScan`
-    pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn inclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.inclusive_scan(x, op, out))
     }
 
     /// Combines all elements before each with `init`. Ready proves *complete on the device*.
+    ///
+    /// `op` is a [`ReduceOp`](crate::ReduceOp), or of integers a [`BitOp`](crate::BitOp).
     ///
     /// The output is as long as the input. Where the device alone knows how many elements there are
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
@@ -525,7 +532,7 @@ verbs! {
     ///
     /// # Source
     /// CUB's `DeviceScan``::ExclusiveScan`
-    pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: ReduceOp, init: T, out: &mut impl Writable<T>) -> Op<()> {
+    pub fn exclusive_scan<T: Scalar>(&self, x: &impl Sequence<T>, op: impl ReduceBy<T>, init: T, out: &mut impl Writable<T>) -> Op<()> {
         self.batch(|queue| queue.exclusive_scan(x, op, init, out))
     }
 

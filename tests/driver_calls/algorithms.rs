@@ -1,7 +1,8 @@
 //! Algorithms as the driver sees them: an image once, then some launches, on the stream that they were called on.
 
 use gpu_await::{
-    AlgorithmFamily, Compare, Completion, DeviceBuffer, ErrorDetail, Op, ReduceOp, Stream,
+    AlgorithmFamily, BitOp, Compare, Completion, DeviceBuffer, ErrorDetail, Op, ReduceBy, ReduceOp,
+    Stream,
 };
 
 use super::{Line, Live, OURS, StandIn, async_under_the_stand_in, device_with, my_calls, soon};
@@ -61,7 +62,8 @@ fn all_is_on_the_stream() {
         all(&|_| 0);
         driver.clear();
         assert_eq!(all(&launches), [1, 2, 2, 2, 1, 7]);
-        assert_eq!(driver.live("module") - OURS, 7);
+        // Two images for each of reductions, scans and selections, three of sorts.
+        assert_eq!(driver.live("module") - OURS, 9);
         soon(stream.done()).await.unwrap();
     });
 }
@@ -92,7 +94,7 @@ fn every_verb_is_launched() {
             stream.arg_min_into(&x, &mut count).queued()?;
             stream.arg_max_into(&x, &mut count).queued()?;
             stream.count_if_into(&x, Compare::Less(one), &mut count).queued()?;
-            for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max] {
+            for op in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max] {
                 stream.reduce_into(&x, op, one, &mut value).queued()?;
                 for offsets in [3, LEN] {
                     let offsets = places.slice(..offsets)?;
@@ -141,6 +143,27 @@ fn every_verb_is_launched() {
             }
             Ok(())
         }
+        fn bits<T: gpu_await::Scalar>(stream: &gpu_await::Stream, one: T) -> gpu_await::Result<()>
+        where
+            BitOp: ReduceBy<T>,
+        {
+            let x = stream.full(LEN, one).queued()?;
+            let (mut y, mut value) = (stream.empty(LEN).queued()?, stream.empty(1).queued()?);
+            for len in [100, LEN] {
+                stream.reduce_into(&x.slice(..len)?, BitOp::Xor, one, &mut value).queued()?;
+            }
+            stream.inclusive_scan(&x, BitOp::And, &mut y).queued()?;
+            stream.exclusive_scan(&x, BitOp::Or, one, &mut y).queued()?;
+            let offsets = stream.zeros::<u64>(LEN).queued()?;
+            for offsets in [offsets.slice(..3)?, offsets.view()] {
+                let mut each = y.slice_mut(1..offsets.len())?;
+                stream.segmented_reduce(&x, &offsets, BitOp::Xor, one, &mut each).queued()?;
+            }
+            Ok(())
+        }
+        bits(&stream, 1u8).unwrap();
+        bits(&stream, 1i16).unwrap();
+        bits(&stream, 1i64).unwrap();
         all(&stream, 0, 1u8).unwrap();
         all(&stream, half::f16::ZERO, half::f16::ONE).unwrap();
         all(&stream, 0, 1i32).unwrap();
