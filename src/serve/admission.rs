@@ -18,9 +18,11 @@
 //! 3. in the lane of that class and share the oldest; or, under overload, the newest of those that have a deadline, when the
 //!    oldest is one of these.
 //!
-//! Overload is what CoDel takes for it (Nichols and Jacobson, "Controlling queue delay", 2012): for a whole [`INTERVAL_NS`]
-//! each request waited longer than a target, which is the time that permits took lately. It ends when the queue is empty. Newest first
-//! then keeps the permits from requests that are about to expire: under overload some requests expire in any case, and the oldest
+//! Overload is found as CoDel finds it (Nichols and Jacobson, "Controlling queue delay", 2012): for a whole [`INTERVAL_NS`]
+//! each request with a deadline waited longer than a target, which is half of its time. It ends when the queue is empty, or so short
+//! that one at its end would wait for less than a quarter of it: clients that ask again when they are answered keep a queue that is never empty.
+//! (At x times the capacity, newest first, the queue grows to (x - 1) / x of the time: it goes on from 4/3 times.) Newest first
+//! keeps the permits from requests that are about to expire: under overload some requests expire in any case, and the oldest
 //! have the least time left.
 //!
 //! A deadline is that of the answer: a request that gets a permit at t is answered at t plus what permits take. So
@@ -40,7 +42,8 @@
 //! 6. No request is granted a permit after its deadline, and none waits past it (`nobody_is_admitted_past_its_deadline`).
 //! 7. At several times its capacity a pool answers in time about as much as it can (`overload_costs_no_goodput`), whatever permits took
 //!    before (`a_slow_request_locks_nobody_out`).
-//! 8. Overload changes nothing for who has no deadline (`without_deadlines_overload_changes_nothing`).
+//! 8. There is no overload for who has no deadline (`without_deadlines_there_is_no_overload`), and none where all can be answered in time,
+//!    however many wait (`clients_in_a_loop_starve_nobody`).
 //! 9. A share that wants little gets it beside one that wants everything (`a_greedy_share_starves_nobody`), and shares that want
 //!    everything divide the time by their parts (`shares_divide_the_time`).
 //! 10. Nobody is refused early as long as everybody is in time (`nobody_is_refused_who_can_be_in_time`).
@@ -607,15 +610,10 @@ impl Admission {
             let full = self.refuse(share, NoPermit::Full);
             self.end(refused, Err(full), wakers);
         }
-        let Some(mean_ns) = self.shares[share].took.mean_ns().filter(|_| key.hurried) else {
+        if !key.hurried || self.shares[share].took.mean_ns().is_none() {
             return;
-        };
-        let (likely_ns, permits) =
-            (self.shares[share].took.likely_ns(self.taken), self.permits_of(share));
-        let until_free = |weight: u64| {
-            let ns = u128::from(weight) * u128::from(mean_ns) / u128::from(permits);
-            u64::try_from(ns).unwrap_or(u64::MAX)
-        };
+        }
+        let likely_ns = self.shares[share].took.likely_ns(self.taken);
         // Under overload nobody is in front of the newcomer, who is looked at first.
         let mut own = newest_first;
         loop {
@@ -626,10 +624,10 @@ impl Admission {
                 (false, 0) => self.lanes[key.lane].weight + self.lanes[key.lane + 1].weight,
                 (false, _) => self.lanes[key.lane].weight,
             };
-            let Some(waiter) = self.waiter(last) else { return };
+            let Some(&mut Waiter { weight, deadline, .. }) = self.waiter(last) else { return };
             // In front of it is also its own weight, counted above.
-            let expected_ns = until_free(in_front.max(u64::from(waiter.weight)));
-            let remaining_ns = waiter.deadline.saturating_sub(now);
+            let expected_ns = self.until_free_ns(share, in_front.max(u64::from(weight)));
+            let remaining_ns = deadline.saturating_sub(now);
             if expected_ns.saturating_add(likely_ns) > remaining_ns {
                 let late = NoPermit::Late { remaining_ns, expected_ns, takes_ns: likely_ns };
                 let late = self.refuse(share, late);
@@ -677,7 +675,9 @@ impl Admission {
                 return;
             }
             self.overtakes(key);
-            self.waited(now, share, now.saturating_sub(since));
+            if key.hurried {
+                self.waited(now, key, now.saturating_sub(since), deadline.saturating_sub(now));
+            }
             let by = key.hurried.then_some(deadline);
             let permit = self.grant(now, class_of(key.lane), share, weight, by);
             self.end(key, Ok(permit), wakers);
@@ -728,18 +728,29 @@ impl Admission {
         }
     }
 
-    /// Says that somebody who waited so long is admitted.
-    fn waited(&mut self, now: u64, share: usize, waited_ns: u64) {
-        // Newest first, a short wait says nothing: only an empty queue ends it.
-        if self.is_overloaded(now, share) {
-            return;
-        }
-        let share = &mut self.shares[share];
-        if share.took.mean_ns().is_some_and(|mean_ns| waited_ns > mean_ns) {
-            share.standing.get_or_insert(now);
+    /// Says that somebody is admitted who waited so long and has so long left.
+    fn waited(&mut self, now: u64, key: Key, waited_ns: u64, remaining_ns: u64) {
+        let share = share_of(key.lane);
+        let time_ns = waited_ns.saturating_add(remaining_ns);
+        let is_late = if self.is_overloaded(now, share) {
+            // Newest first, its own wait says nothing.
+            self.until_free_ns(share, self.lanes[key.lane].weight) > time_ns / 4
         } else {
-            share.standing = None;
+            waited_ns > time_ns / 2
+        };
+        let standing = &mut self.shares[share].standing;
+        if is_late {
+            standing.get_or_insert(now);
+        } else {
+            *standing = None;
         }
+    }
+
+    /// How long a share's permits take to come free for that weight, by what they took lately.
+    fn until_free_ns(&self, share: usize, weight: u64) -> u64 {
+        let mean_ns = self.shares[share].took.mean_ns().unwrap_or(0);
+        let ns = u128::from(weight) * u128::from(mean_ns) / u128::from(self.permits_of(share));
+        u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
     /// Takes permits on the slot of the class that fewest share, of these the first: a stream that
