@@ -290,8 +290,8 @@ pub enum ErrorDetail {
     /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
     /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
     #[error(
-        "{op} reads bytes {start}..{end} of a buffer that nothing has written yet: make it with \
-         `zeros`, or, if a kernel overwrites all of it, declare that argument as `Out<[T]>` (`Out<[[T]]>` for rows)"
+        "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them before (`zeros`, `fill`), or \
+         declare that {op} overwrites all of it, where it does (`Out<[T]>` of a kernel, `Out<[[T]]>` for rows, `Uses::writes`)"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data that depends on what `producer` would have written, which failed with

@@ -155,7 +155,8 @@ impl fmt::Display for ListOutcome {
 
 impl fmt::Display for ListReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} launches, {}", self.launches, self.outcome)?;
+        let plural = if self.launches == 1 { "" } else { "es" };
+        write!(f, "{} launch{plural}, {}", self.launches, self.outcome)?;
         match &self.ended_by {
             Some(site) => write!(f, "; ended by {site}"),
             None if self.outcome == ListOutcome::Interrupted => {

@@ -112,9 +112,9 @@ verbs! {
         queue.finish(result)
     }
 
-    /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list whose shape came
-    /// before is launched as one graph, with the arguments that changed set anew. Fills and copies within the device are
-    /// launches too.
+    /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list of the shape that it had
+    /// in the run before is launched as one graph, with the arguments that changed set anew. A run of another shape is launched one by one,
+    /// and gives the graph up. Fills and copies within the device are launches too.
     ///
     /// The closure runs each time; results, ordering, errors and the value are those of a batch. Its **shape** is the kernels, in
     /// their order, and which of them have to wait for which: arguments, lengths and launch configurations may differ. A
