@@ -284,7 +284,7 @@ async fn a_region_says_why() -> Result<()> {
     };
     assert_eq!(run(0).await, ["3 launches, launched one by one: it is the first"]);
     assert_eq!(run(0).await, ["3 launches, compiled"]);
-    assert_eq!(run(1).await, ["3 launches, replayed, 1 nodes set"]);
+    assert_eq!(run(1).await, ["3 launches, replayed, 1 node set"]);
     let differs = format!(
         "3 launches, launched one by one: {} is another launch than before",
         site("scale", 6, 28)
@@ -295,14 +295,14 @@ async fn a_region_says_why() -> Result<()> {
     assert_eq!(
         *first,
         format!(
-            "1 launches, launched one by one: it is shorter than before; ended by {}",
+            "1 launch, launched one by one: it is shorter than before; ended by {}",
             site("download", 8, 29)
         )
     );
-    assert_eq!(second, "1 launches, launched one by one: it is the first");
+    assert_eq!(second, "1 launch, launched one by one: it is the first");
     let [first, second] = &run(5).await[..] else { panic!("two lists") };
-    assert_eq!(*first, format!("1 launches, compiled; ended by {}", site("fill", 10, 27)));
-    assert_eq!(second, "1 launches, compiled");
+    assert_eq!(*first, format!("1 launch, compiled; ended by {}", site("fill", 10, 27)));
+    assert_eq!(second, "1 launch, compiled");
     // The same kernels, one of which waits for another than before.
     let mut z = stream.full(LEN, 0.0f32).queued()?;
     for (other, wanted) in [(false, "first"), (false, "compiled"), (true, "axpy at")] {
@@ -805,9 +805,9 @@ async fn last_run_says_what_interrupted() -> Result<()> {
     }
     let file = "tests/replay.rs";
     let wanted = [
-        format!("1 launches, launched one by one it was interrupted; ended by fill at {file}"),
+        format!("1 launch, launched one by one it was interrupted; ended by fill at {file}"),
         format!("2 launches, replayed, 0 nodes set; ended by host_fn at {file}"),
-        "1 launches, replayed, 0 nodes set".to_owned(),
+        "1 launch, replayed, 0 nodes set".to_owned(),
     ];
     assert_eq!(lines(&region), wanted);
     let other = device.stream()?;

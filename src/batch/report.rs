@@ -128,6 +128,7 @@ impl fmt::Debug for OpSite {
 impl fmt::Display for ListOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            ListOutcome::Replayed { nodes_set: 1 } => f.write_str("replayed, 1 node set"),
             ListOutcome::Replayed { nodes_set } => write!(f, "replayed, {nodes_set} nodes set"),
             ListOutcome::Compiled => f.write_str("compiled"),
             ListOutcome::First => f.write_str("launched one by one: it is the first"),
