@@ -390,7 +390,7 @@ fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> D
 
 impl FaultHandle {
     /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect, with a code of the
-    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory), which only allocations report as such,
+    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory),
     /// [`InvalidCall`](ErrorKind::InvalidCall) (800, what the driver answers inside a host function),
     /// [`Unsupported`](ErrorKind::Unsupported) or
     /// [`DeviceLost`](ErrorKind::DeviceLost), and for any other kind one that is reported as

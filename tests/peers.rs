@@ -190,7 +190,7 @@ async fn a_copy_through_the_host_that_fails_poisons_what_it_would_have_written()
         let handle = if at_source { a_handle } else { b_handle };
         handle.fail_nth(call, nth, ErrorKind::Unsupported);
         let error = t.copy(&x, &mut y).queued().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Driver, "{call:?}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{call:?}: {error}");
         let upstream = t.download(&y).await.unwrap_err();
         assert!(matches!(upstream.detail(), ErrorDetail::Upstream { .. }), "{call:?}: {upstream}");
         gate.open();

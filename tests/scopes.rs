@@ -321,8 +321,8 @@ async fn a_scope_that_could_not_be_ordered_refuses_work_and_poisons() -> Result<
     stream
         .scope(async {
             let error = device.host_fn(|| ()).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Driver);
-            assert_eq!(device.record().unwrap_err().kind(), ErrorKind::Driver);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert_eq!(device.record().unwrap_err().kind(), ErrorKind::Unsupported);
             device.fill(&mut x, 2).abandon();
         })
         .await;

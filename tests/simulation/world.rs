@@ -72,9 +72,8 @@ impl Fault {
         match (self.call, self.kind) {
             // A stream that cannot be asked is as good as lost.
             (DriverCall::EventQuery, _) | (_, ErrorKind::DeviceLost) => ErrorKind::DeviceLost,
-            (DriverCall::Alloc, ErrorKind::OutOfMemory) => ErrorKind::OutOfMemory,
             (DriverCall::Register, _) => ErrorKind::OutOfMemory,
-            _ => ErrorKind::Driver,
+            (_, kind) => kind,
         }
     }
 }
