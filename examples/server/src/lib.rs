@@ -10,6 +10,7 @@ mod embedder;
 mod exchanges;
 mod failure;
 mod health;
+mod json;
 mod metrics;
 mod model;
 mod observe;

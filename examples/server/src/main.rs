@@ -15,7 +15,7 @@
 //! | `app.rs` | the state, the routes, and what they do: read this first |
 //! | `model.rs`, `embed_mean.rs`, `.cu`, `.ptx` | the GPU work: plain functions that queue and never wait; a kernel |
 //! | `embedder.rs` | requests gathered into micro-batches |
-//! | `wire.rs`, `failure.rs` | from bytes to checked requests and back; errors as answers |
+//! | `wire.rs`, `json.rs`, `failure.rs` | from bytes to checked requests and back; errors as answers |
 //! | `open_inference.rs` | the Open Inference Protocol, for clients of KServe and Triton |
 //! | `budget.rs` | how many bytes of bodies and answers are in memory |
 //! | `connections.rs`, `exchanges.rs` | the loop that accepts connections; their timeouts |

@@ -98,6 +98,91 @@ async fn unfinished_bodies_stay_in_the_budget() {
     assert_eq!(server.post("/matmul?m=1024&k=1024&n=1", RAW, body).await.status, 200);
 }
 
+/// About 16 MiB: `start`, as many of `item` as there is room for, `end`.
+fn full_of(start: &str, mut item: impl FnMut(usize) -> String, end: &str) -> String {
+    let mut body = String::with_capacity(16 * MIB);
+    body.push_str(start);
+    for at in 0.. {
+        let item = item(at);
+        if body.len() + item.len() + 1 + end.len() > 16 * MIB {
+            break;
+        }
+        body.push_str(if at == 0 { "" } else { "," });
+        body.push_str(&item);
+    }
+    body + end
+}
+
+#[tokio::test]
+async fn wrong_bodies_stay_in_the_budget() {
+    const EMBED_V2: &str = "/v2/models/embed/infer";
+    const MATMUL_V2: &str = "/v2/models/matmul/infer";
+    let server = Server::start(&["--request-timeout-ms", "60000"]);
+    embeds(&server).await;
+    let one = |_: usize| "1".to_owned();
+    let tensor = r#"{"inputs":[{"name":"tokens","datatype":"UINT32","shape":[1],"data":[1]}]"#;
+    let (data, shape) = (r#""data":[1]"#, r#""shape":[1,1]"#);
+    let matrix = |start: &str| format!(r#"{{"inputs":[{{"name":"a","datatype":"FP32",{start}"#);
+    let (before, mut worst) = (server.resident_mib(), 0);
+    for (what, path, body) in [
+        // In the order of the members, as serde reads structs.
+        (
+            "inputs as arrays",
+            EMBED_V2,
+            full_of(r#"{"inputs":["#, |at| format!(r#"["{at}",[],"",{{}},null]"#), "]}"),
+        ),
+        (
+            "inputs",
+            EMBED_V2,
+            full_of(
+                r#"{"inputs":["#,
+                |at| format!(r#"{{"name":"{at}","shape":[],"datatype":""}}"#),
+                "]}",
+            ),
+        ),
+        (
+            "outputs",
+            EMBED_V2,
+            full_of(&format!(r#"{tensor},"outputs":["#), |_| r#"{"name":""}"#.to_owned(), "]}"),
+        ),
+        (
+            "outputs as arrays",
+            EMBED_V2,
+            full_of(&format!(r#"{tensor},"outputs":["#), |_| r#"[""]"#.to_owned(), "]}"),
+        ),
+        (
+            "parameters",
+            EMBED_V2,
+            full_of(
+                &format!(r#"{tensor},"parameters":{{"#),
+                |at| format!(r#""{at}":[]"#),
+                r#"},"outputs":1}"#,
+            ),
+        ),
+        ("a shape", MATMUL_V2, full_of(&matrix(&format!(r#"{data},"shape":["#)), one, "]}]}")),
+        ("data", MATMUL_V2, full_of(&matrix(&format!(r#"{shape},"data":["#)), one, "]}]}")),
+        (
+            "empty data",
+            MATMUL_V2,
+            full_of(&matrix(&format!(r#"{shape},"data":["#)), |_| "[]".to_owned(), "]}]}"),
+        ),
+        ("tokens", "/embed", full_of(r#"{"tokens":["#, one, "]}")),
+        ("rows", "/matmul", full_of(r#"{"b":[[1]],"a":["#, |_| "[]".to_owned(), "]}")),
+        ("a row", "/matmul", full_of(r#"{"b":[[1]],"a":[["#, one, "]]}")),
+    ] {
+        server.peak_mib();
+        let len = body.len();
+        let reply = server.post(path, JSON, body).await;
+        assert_eq!(reply.status, 400, "{what}: {reply:?}");
+        let grown = server.peak_mib().saturating_sub(before);
+        println!("{what}: a wrong body of {len} bytes takes {grown} MiB");
+        worst = worst.max(grown);
+    }
+    // The body, and what is made of it.
+    assert!(worst <= 3 * 16, "{worst} MiB");
+    assert_eq!(server.metric("server_body_bytes").await, 0.0);
+}
+
 #[tokio::test]
 async fn error_texts_are_short() {
     let server = Server::start(&[]);
