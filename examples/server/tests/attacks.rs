@@ -7,7 +7,10 @@
 #[path = "under_test/server.rs"]
 mod under_test;
 
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
@@ -17,6 +20,7 @@ use hyper::{Request, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use under_test::{JSON, RAW, SOON, Server, eventually, post, send};
@@ -295,6 +299,35 @@ async fn a_log_that_nobody_reads_freezes_nothing() {
     assert_eq!(server.ended().await.code(), Some(0));
 }
 
+/// A pipe that is full; it stays so while the other end is there.
+fn full_pipe() -> (OwnedFd, pipe::Receiver) {
+    let (full, end) = pipe::pipe().expect("a pipe");
+    for part in [&[b'.'; 4096][..], b"."] {
+        while full.try_write(part).is_ok() {}
+    }
+    (full.into_blocking_fd().expect("a descriptor"), end)
+}
+
+#[tokio::test]
+async fn stdout_neither_blocks_nor_ends_it() {
+    let (full, _end) = full_pipe();
+    let again = full.try_clone().expect("a descriptor");
+    let (both, broken) = (full.try_clone().expect("a descriptor"), full_pipe().0);
+    let no_room = File::options().write(true).open("/dev/full").expect("a Linux");
+    for (what, stdout, stderr) in [
+        ("a pipe that nobody reads", full.into(), Stdio::null()),
+        ("that for the log as well", again.into(), both.into()),
+        ("a pipe without a reader", broken.into(), Stdio::null()),
+        ("a full disk", no_room.into(), Stdio::null()),
+    ] {
+        println!("{what}");
+        let mut server = Server::start_onto(stdout, stderr);
+        embeds(&server).await;
+        server.signal("TERM");
+        assert_eq!(server.ended().await.code(), Some(0), "{what}");
+    }
+}
+
 // ---- HTTP/2, heads and idle connections --------------------------------------------------------
 
 #[tokio::test]
@@ -375,6 +408,35 @@ async fn health_has_a_listener_of_its_own() {
     assert!(server.get("/metrics").await.text().contains("\nserver_healthy 1\n"));
     assert_eq!(server.get("/").await.status, 200);
     assert_eq!(server.get("/embed").await.error(), "not_found");
+}
+
+#[tokio::test]
+async fn health_has_descriptors_of_its_own() {
+    // 44 for clients of the service.
+    let server = Server::start_behind("ulimit -n 300", &["--health-listen", "127.0.0.1:0"]);
+    let open = || std::fs::read_dir(server.proc("fd")).expect("a Linux").count();
+    let before = open();
+    let mut idle = Vec::new();
+    for _ in 0..150 {
+        idle.push(TcpStream::connect(server.addr).await.expect("a place in the queue"));
+    }
+    eventually("as many as may be", async || open() >= 44).await;
+    for _ in 0..10 {
+        assert_eq!(server.get("/healthz").await.text(), "ok");
+    }
+    assert!(open() < before + 44 + 64, "{} descriptors", open());
+    assert!(server.log().contains("fewer connections than asked for"), "{}", server.log());
+    drop(idle);
+    embeds(&server).await;
+}
+
+#[tokio::test]
+async fn the_soft_limit_of_descriptors_is_raised() {
+    let server = Server::start_behind("ulimit -S -n 300", &[]);
+    let limits = std::fs::read_to_string(server.proc("limits")).expect("a Linux");
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let soft_and_hard: Vec<_> = files.expect("a line").split_whitespace().take(2).collect();
+    assert_eq!(soft_and_hard[0], soft_and_hard[1]);
 }
 
 #[tokio::test]
