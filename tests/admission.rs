@@ -413,6 +413,11 @@ fn moves(patience: impl Strategy<Value = Option<u64>>) -> impl Strategy<Value = 
     prop::collection::vec(one, 1..size(100))
 }
 
+/// Light, or so heavy that two are more than a `u64`.
+fn weight() -> impl Strategy<Value = u64> {
+    prop_oneof![1..100u64, u64::MAX - 100..=u64::MAX, any::<u64>().prop_map(|weight| weight.max(1))]
+}
+
 fn limits(max_len: usize, max_weight: u64, max_in_flight: usize) -> BatchLimits {
     let (max_delay_ns, max_waiting) = (DELAY, usize::MAX);
     BatchLimits { max_len, max_weight, max_delay_ns, max_in_flight, max_waiting }
@@ -509,6 +514,38 @@ proptest! {
         prop_assert_eq!(gather.next(now), Next::End);
     }
 
+    /// A batch has as many as fit, and no more, also where a sum of weights is more than a `u64`.
+    #[test]
+    fn any_weight_is_summed(
+        weights in prop::collection::vec((weight(), any::<bool>()), 1..size(40)),
+        max_weight in weight(),
+    ) {
+        const MAX_LEN: usize = 8;
+        let mut gather = Gather::new(limits(MAX_LEN, max_weight, usize::MAX));
+        let mut waiting = Vec::new();
+        for (weight, leaves) in weights {
+            // The deadline has the weight in front of it looked at.
+            let (key, _) = gather.add(0, demand(weight, Some(u64::MAX)), weight).expect("it waits");
+            if leaves {
+                prop_assert_eq!(gather.leave(key), Some(weight));
+            } else {
+                waiting.push(weight);
+            }
+        }
+        while gather.next(DELAY) == Next::Due {
+            let taken: Vec<u64> =
+                gather.take(DELAY).requests.into_iter().map(|one| one.request).collect();
+            let sum = |weights: &[u64]| weights.iter().map(|one| u128::from(*one)).sum::<u128>();
+            let fits = |len: usize| {
+                len <= MAX_LEN && (len == 1 || sum(&waiting[..len]) <= u128::from(max_weight))
+            };
+            let most = (1..=waiting.len()).take_while(|len| fits(*len)).last();
+            prop_assert_eq!(Some(taken.len()), most);
+            prop_assert_eq!(taken, waiting.drain(..most.unwrap_or(0)).collect::<Vec<_>>());
+        }
+        prop_assert!(waiting.is_empty());
+    }
+
     /// Who adds is told when the worker has something to do.
     #[test]
     fn whoever_changes_what_is_next_is_told(
@@ -587,6 +624,19 @@ proptest! {
         }
         prop_assert_eq!(answered + gather.waiting(), added);
     }
+}
+
+/// Parts of the largest limit are smaller than it.
+#[test]
+fn the_largest_limit_is_divided() {
+    let share = ShareLimits { part: 2, limit: 1 };
+    let mut admission = Admission::new(u64::MAX, MAX_WAITING, SLOTS, [share; 2]);
+    let ask = Ask { deadline: Some(1000 * MS), ..plain(Class::Normal, Patience::UpToTheLimit) };
+    let Entered::In(first) = admission.enter(0, ask).0 else { panic!("it is free") };
+    drop(admission.give_back(MS, first));
+    assert!(matches!(admission.enter(MS, ask).0, Entered::In(_)));
+    // Its permit is expected in time.
+    assert!(matches!(admission.enter(MS, ask).0, Entered::Waits(_)));
 }
 
 #[test]

@@ -246,6 +246,7 @@ pub(crate) struct Admission {
     /// Two for each share: normal, high.
     lanes: Vec<Lane>,
     grants: Slab<Grant>,
+    /// The weight of all grants: sums of `u32`s that are in memory do not overflow.
     taken: u64,
     waiting: usize,
     /// Those with a deadline, by it.
@@ -648,7 +649,9 @@ impl Admission {
             .map(|at| u64::from(self.shares[at].limits.part))
             .sum();
         let limits = self.shares[share].limits;
-        (self.limit * u64::from(limits.part) / parts).min(limits.limit).max(1)
+        // The limit is the user's, and may be the largest number.
+        let of_all = u128::from(self.limit) * u128::from(limits.part) / u128::from(parts);
+        u64::try_from(of_all).unwrap_or(u64::MAX).min(limits.limit).max(1)
     }
 
     // ---- who is admitted ------------------------------------------------------------------------

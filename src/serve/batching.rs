@@ -16,7 +16,7 @@
 //!
 //! # Invariants
 //! 1. Within a priority requests are batched in FIFO order, and no batch has more than `max_len`, or more than `max_weight`
-//!    and more than one (`batches_are_whole_and_in_order`).
+//!    and more than one (`batches_are_whole_and_in_order`), whatever requests weigh (`any_weight_is_summed`).
 //! 2. A request waits no longer than `max_delay` while a batch may start
 //!    (`batches_are_whole_and_in_order`).
 //! 3. Who left is in no later batch, and changes nothing for the others
@@ -117,7 +117,8 @@ pub(crate) struct Gather<T> {
     waiting: BTreeMap<RequestKey, Gathered<T>>,
     /// Those with a deadline, by it.
     deadlines: BTreeSet<(u64, RequestKey)>,
-    weight: u64,
+    /// Of all that wait. Wide enough for any number of the heaviest.
+    weight: u128,
     came: u64,
     in_flight: usize,
     /// Since when the next batch's needs are asked for.
@@ -164,7 +165,7 @@ impl<T> Gather<T> {
         }
         let key = RequestKey { is_normal: !demand.high_priority, came: self.came };
         self.came += 1;
-        self.weight += demand.weight;
+        self.weight += u128::from(demand.weight);
         let is_next = demand.deadline.is_some()
             && self.deadlines.first().is_none_or(|(first, _)| deadline < *first);
         if demand.deadline.is_some() {
@@ -218,7 +219,7 @@ impl<T> Gather<T> {
 
     /// Takes a batch; say [`finished`](Self::finished) afterwards, unless there is nobody in it.
     pub(crate) fn take(&mut self, now: u64) -> TakenBatch<T> {
-        let (mut requests, mut late, mut weight) = (Vec::new(), Vec::new(), 0u64);
+        let (mut requests, mut late, mut weight) = (Vec::new(), Vec::new(), 0u128);
         let mut begun = Begun {
             asked_ns: self.asked_ns.take().unwrap_or(now),
             at_ns: now,
@@ -230,14 +231,15 @@ impl<T> Gather<T> {
         while requests.len() < self.limits.max_len
             && let Some((key, gathered)) = self.first()
         {
-            let fits = weight + gathered.weight <= self.limits.max_weight || requests.is_empty();
+            let with_it = weight + u128::from(gathered.weight);
+            let fits = with_it <= u128::from(self.limits.max_weight) || requests.is_empty();
             let is_late =
                 now.saturating_add(likely_ns) >= gathered.deadline && gathered.deadline != u64::MAX;
             if !is_late && !fits {
                 break;
             }
             if !is_late {
-                weight += gathered.weight;
+                weight = with_it;
                 self.overtakes(key);
             }
             let Some(gathered) = self.remove(key) else { break };
@@ -301,7 +303,8 @@ impl<T> Gather<T> {
     }
 
     fn is_whole(&self) -> bool {
-        self.waiting.len() >= self.limits.max_len || self.weight >= self.limits.max_weight
+        self.waiting.len() >= self.limits.max_len
+            || self.weight >= u128::from(self.limits.max_weight)
     }
 
     /// When a batch is due; `None` while none may start, or nobody waits.
@@ -327,7 +330,8 @@ impl<T> Gather<T> {
             if is_alone { 0 } else { self.turns.likely_ns(self.limits.max_in_flight as u64) };
         // As many batches are in front of it, of which so many run at once.
         let in_front = (self.waiting.len() / self.limits.max_len) as u64;
-        let by_weight = (self.weight / self.limits.max_weight).max(in_front);
+        let by_weight = self.weight / u128::from(self.limits.max_weight);
+        let by_weight = u64::try_from(by_weight).unwrap_or(u64::MAX).max(in_front);
         let expected_ns = mean_ns.saturating_mul(by_weight) / self.limits.max_in_flight as u64;
         let is_late = remaining_ns == 0 || expected_ns.saturating_add(likely_ns) > remaining_ns;
         is_late.then_some(NotGathered::Late { remaining_ns, expected_ns, takes_ns: likely_ns })
@@ -349,7 +353,7 @@ impl<T> Gather<T> {
 
     fn remove(&mut self, key: RequestKey) -> Option<Gathered<T>> {
         let gathered = self.waiting.remove(&key)?;
-        self.weight -= gathered.weight;
+        self.weight -= u128::from(gathered.weight);
         self.deadlines.remove(&(gathered.deadline, key));
         Some(gathered)
     }

@@ -44,7 +44,7 @@ use crate::open_inference;
 use crate::options::Options;
 use crate::status;
 use crate::window::Window;
-use crate::wire::{self, Extents, Format, Upload};
+use crate::wire::{self, Extents, Format};
 
 /// Bytes of an answer that are handed to its connection at once.
 const PART: usize = 64 << 10;
@@ -164,8 +164,6 @@ impl App {
 
     /// These routes, and an answer for any other path.
     pub(crate) fn serve(&self, routes: Router<App>) -> Router {
-        let no_such_path =
-            async || Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path");
         let other = self.observed(Route::OTHER, Router::new().fallback(no_such_path));
         other.merge(routes).with_state(self.clone())
     }
@@ -178,7 +176,7 @@ impl App {
         self.observed(route, Router::new().route(route.path, methods))
     }
 
-    fn observed(&self, route: Route, router: Router<App>) -> Router<App> {
+    pub(crate) fn observed(&self, route: Route, router: Router<App>) -> Router<App> {
         // A panic is one request's: its client gets an answer, the connection goes on.
         let panicked =
             |_: Box<dyn Any + Send>| Failure::internal(&"a handler panicked").into_response();
@@ -216,14 +214,17 @@ impl App {
     }
 }
 
+pub(crate) async fn no_such_path() -> Failure {
+    Failure::new(StatusCode::NOT_FOUND, "not_found", "no such path")
+}
+
 async fn matmul(
     State(app): State<App>,
     extents: Result<Query<Extents>, QueryRejection>,
     request: Request,
 ) -> Result<Response, Failure> {
     let format = |headers: &HeaderMap| wire::format(headers, &[Format::Json, Format::Raw]);
-    let (format, Upload { bytes, reserved }) =
-        wire::body(request, &app.budget, &app.options, format).await?;
+    let (format, upload) = wire::body(request, &app.budget, &app.options, format).await?;
     let extents = match format {
         Format::Json => None,
         Format::Raw => match extents {
@@ -232,21 +233,24 @@ async fn matmul(
         },
     };
     within(&app, async {
-        let input = wire::compute(bytes.len(), move || match extents {
-            None => wire::matmul_from_json(&bytes),
-            Some(extents) => wire::matmul_from_raw(extents, &bytes),
+        let input = upload.decode(move |bytes| match extents {
+            None => wire::matmul_from_json(bytes),
+            Some(extents) => wire::matmul_from_raw(extents, bytes),
         });
-        let input = input.await??;
+        let (input, reserved) = input.await?;
         let [m, _, n] = input.shape;
         // In front of the wait for a stream: answers that nobody reads must not keep streams from others.
         let answer_bytes = app.budget.answer(wire::answer_bytes(format, m * n)).await?;
         let (c, times) = multiply(&app, input, reserved).await?;
         let length = size_of_val(&c[..]);
-        let encoded = wire::compute(length, move || match format {
-            Format::Json => wire::matmul_to_json(&c, n),
-            Format::Raw => Ok(bytemuck::cast_slice(&c).to_vec()),
+        let encoded = wire::compute(length, move || {
+            let encoded = match format {
+                Format::Json => wire::matmul_to_json(&c, n),
+                Format::Raw => Ok(bytemuck::cast_slice(&c).to_vec()),
+            };
+            encoded.map(|encoded| answer_bytes.hold(encoded))
         });
-        Ok(answer(format, answer_bytes.hold(encoded.await??), times))
+        Ok(answer(format, encoded.await??, times))
     })
     .await
 }
@@ -272,10 +276,9 @@ pub(crate) async fn multiply(
 
 async fn embed(State(app): State<App>, request: Request) -> Result<Response, Failure> {
     let format = |headers: &HeaderMap| wire::format(headers, &[Format::Json]);
-    let (format, Upload { bytes, reserved: _reserved }) =
-        wire::body(request, &app.budget, &app.options, format).await?;
+    let (format, upload) = wire::body(request, &app.budget, &app.options, format).await?;
     within(&app, async {
-        let tokens = wire::compute(bytes.len(), move || wire::embed_from_json(&bytes)).await??;
+        let (tokens, _reserved) = upload.decode(wire::embed_from_json).await?;
         let answer_bytes = app.budget.answer(wire::answer_bytes(format, WIDTH)).await?;
         let (embedding, times) = look_up(&app, tokens).await?;
         Ok(answer(format, answer_bytes.hold(wire::embed_to_json(&embedding)?), times))

@@ -7,9 +7,14 @@
 //! | slow to send a head, idle, or with an answer that its client leaves | closed: see `exchanges.rs` |
 //! | whose socket takes no bytes for the write timeout | closed |
 //! | beyond the most that there may be | left in the listener's queue until another one ends |
+//! | that its client closed for sending, HTTP/1 | taken as left: what it asked for is dropped |
 //! | idle when the server stops | closed at once |
 //! | in a request when the server stops | closed behind the answer, or when the drain timeout has passed |
-//! | in the listener's queue when the server stops | served one request, within the drain timeout |
+//! | in the listener's queue when the server stops | served one request, within the drain timeout, if there is a descriptor for it |
+//!
+//! A client that has gone and one that only sends no more (`shutdown(SHUT_WR)`, `nc -N`) look the same until an answer is written. hyper's
+//! `half_close` would answer the second, and have the device compute for the first: with it, requests that were given up keep their
+//! place in the queue and their stream. Clients of HTTP keep their side open until they have read the answer.
 //!
 //! Beside bodies and answers (`budget.rs`) a connection buffers up to 64 KiB in HTTP/1 and 256 KiB in HTTP/2.
 #![forbid(unsafe_code)]
@@ -53,6 +58,8 @@ const WINDOW: u32 = 4 * BUFFER;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub connections: usize,
+    /// Those and the ones that wait in the listener's queue when the server stops.
+    pub sockets: usize,
     pub head: Duration,
     pub exchange: Duration,
     pub keep_alive: Duration,
@@ -106,7 +113,8 @@ pub(crate) async fn serve<S>(
             Some(_) = open.join_next() => {}
         }
     };
-    for socket in queue_of(listener) {
+    let connected = limits.connections - permits.available_permits();
+    for socket in queue_of(listener, limits.sockets.saturating_sub(connected)) {
         let (permits, router) = (permits.clone(), router.clone());
         open.spawn(async move {
             let _permit = permits.acquire_owned().await;
@@ -127,11 +135,11 @@ pub(crate) async fn serve<S>(
 }
 
 /// Takes the connections that the kernel has made and nobody has accepted: closing the listener would
-/// reset them. From here on nobody connects.
-fn queue_of(listener: TcpListener) -> Vec<std::net::TcpStream> {
+/// reset them, as it does those beyond `most`. From here on nobody connects.
+fn queue_of(listener: TcpListener, most: usize) -> Vec<std::net::TcpStream> {
     // It does not block, as tokio made it.
     let Ok(listener) = listener.into_std() else { return Vec::new() };
-    let accepted = std::iter::from_fn(|| listener.accept().ok()).take(QUEUE as usize);
+    let accepted = std::iter::from_fn(|| listener.accept().ok()).take((QUEUE as usize).min(most));
     accepted
         .map(|(socket, _)| socket)
         .filter(|socket| socket.set_nonblocking(true).is_ok())

@@ -3,7 +3,8 @@
 //! | what the device said | status | why |
 //! |---|---|---|
 //! | `Overloaded` | 429, `Retry-After: 1` | the queue is full: the same request works later |
-//! | `TimedOut`, `OutOfMemory`, `DeviceLost`, `Closed` | 503 | this process cannot answer it now; another one may |
+//! | `TimedOut`, `OutOfMemory` | 503, `Retry-After: 1` | there was too much to do: the same |
+//! | `DeviceLost`, `Closed` | 503 | this process cannot answer it any more; another one may |
 //! | anything else | 500 | a mistake of ours: the log has the details, the client none of them |
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,8 @@ pub(crate) struct Failure {
     pub status: StatusCode,
     kind: &'static str,
     pub message: String,
+    /// There was too much to do: the same request works later.
+    is_overload: bool,
 }
 
 impl Failure {
@@ -35,7 +38,11 @@ impl Failure {
             message.truncate(end);
             message.push('…');
         }
-        Failure { status, kind, message }
+        Failure { status, kind, message, is_overload: false }
+    }
+
+    fn overload(status: StatusCode, kind: &'static str, message: &str) -> Failure {
+        Failure { is_overload: true, ..Failure::new(status, kind, message) }
     }
 
     /// A request that is wrong in itself: 400.
@@ -46,13 +53,13 @@ impl Failure {
     /// There is too much to do: 429.
     pub(crate) fn overloaded() -> Failure {
         let message = "too many requests are waiting: try again in a moment";
-        Failure::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
+        Failure::overload(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
     }
 
     /// The request's time limit passed: 503. The device goes on; what it was doing is not stopped.
     pub(crate) fn timed_out() -> Failure {
         let message = "no result within the time limit";
-        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message)
+        Failure::overload(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message)
     }
 
     /// A mistake of ours: 500, and a line in the log.
@@ -72,7 +79,8 @@ impl From<gpu_await::Error> for Failure {
             ErrorKind::TimedOut => Failure::timed_out(),
             ErrorKind::OutOfMemory => {
                 tracing::warn!(%error, "out of memory");
-                unavailable("out_of_memory", "no memory for this request now")
+                let message = "no memory for this request now";
+                Failure::overload(StatusCode::SERVICE_UNAVAILABLE, "out_of_memory", message)
             }
             ErrorKind::DeviceLost => unavailable("device_lost", "the device is lost"),
             ErrorKind::Closed => unavailable("shutting_down", "the server is shutting down"),
@@ -86,15 +94,12 @@ impl IntoResponse for Failure {
         let error = json!({ "error": { "kind": self.kind, "message": self.message } });
         let mut response = (self.status, Json(error)).into_response();
         let headers = response.headers_mut();
-        match self.status {
-            StatusCode::TOO_MANY_REQUESTS => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            }
-            // The rest of the body may still be on its way: no request can follow it.
-            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => {
-                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-            }
-            _ => {}
+        if self.is_overload {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        // The rest of the body may still be on its way: no request can follow it.
+        if let StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT = self.status {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response.extensions_mut().insert(self);
         response

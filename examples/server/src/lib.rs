@@ -4,6 +4,7 @@
 mod app;
 mod budget;
 mod connections;
+mod descriptors;
 mod drill;
 mod embed_mean;
 mod embedder;
@@ -11,6 +12,7 @@ mod exchanges;
 pub mod export;
 mod failure;
 mod health;
+mod json;
 mod metrics;
 mod model;
 mod observe;
@@ -66,12 +68,13 @@ pub async fn run(options: Options, dropped: ErrorCounter) -> Result<Stop> {
         Some(address) => Some(listen(address)?),
     };
     let app = App::start(device, drill, metrics::install()?, dropped, options).await?;
-    tracing::info!(device = %app.device, "ready");
-    let mut out = std::io::stdout();
-    writeln!(out, "listening on http://{}", listener.local_addr()?)?;
+    let address = listener.local_addr()?;
+    tracing::info!(device = %app.device, %address, "ready");
+    let mut lines = format!("listening on http://{address}\n");
     if let Some(health) = &health {
-        writeln!(out, "health on http://{}", health.local_addr()?)?;
+        lines += &format!("health on http://{}\n", health.local_addr()?);
     }
+    announce(lines);
     let mut told_twice = signals.clone();
     tokio::select! {
         stop = serve(&app, listener, health, &mut signals) => stop,
@@ -86,8 +89,14 @@ async fn serve(
     signals: &mut watch::Receiver<u32>,
 ) -> Result<Stop> {
     let options = &app.options;
+    let (asked, sockets) = (options.max_connections, descriptors::for_clients());
+    if asked > sockets {
+        let why = "file descriptors are limited: see `ulimit -n`";
+        tracing::warn!(asked, connections = sockets, why, "fewer connections than asked for");
+    }
     let limits = Limits {
-        connections: options.max_connections,
+        connections: asked.min(sockets),
+        sockets,
         head: options.head_timeout_ms,
         // Longer than an honest request takes: both waits for memory, its body, its result, its answer's next part.
         exchange: options.body_timeout_ms
@@ -123,7 +132,12 @@ async fn serve(
         }
         Some(health) => {
             // Its own limits, so that nothing that clients do keeps a probe out; it ends behind the service.
-            let few = Limits { connections: 64, drain: Duration::from_secs(1), ..limits };
+            let few = Limits {
+                connections: descriptors::HEALTH,
+                sockets: descriptors::HEALTH,
+                drain: Duration::from_secs(1),
+                ..limits
+            };
             let (ended, end) = oneshot::channel();
             let service = async {
                 let stop = connections::serve(listener, app.serve(app.work()), limits, stop).await;
@@ -143,6 +157,19 @@ async fn serve(
         }
     }
     Ok(stop)
+}
+
+/// Writes to stdout, on a thread of its own: a pipe that nobody reads would block, and that it is closed or its disk full is no
+/// reason to end.
+fn announce(lines: String) {
+    let write = move || {
+        if let Err(error) = std::io::stdout().write_all(lines.as_bytes()) {
+            tracing::warn!(%error, "cannot write to stdout");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("stdout".to_owned()).spawn(write) {
+        tracing::warn!(%error, "cannot write to stdout");
+    }
 }
 
 /// How many signals have come that ask for the end.

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! `http://127.0.0.1:8080/` shows what it is doing, `--help` lists the options. Prints `listening on http://ADDR:PORT`
-//! when it is ready, then `health on http://ADDR:PORT` if that has a listener of its own; the log goes to stderr.
+//! when it is ready, then `health on http://ADDR:PORT` if that has a listener of its own; the log goes to stderr. Neither is
+//! waited for: a pipe that nobody reads, a full disk, or a stream that is closed costs lines and nothing else.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -15,10 +16,10 @@
 //! | `app.rs` | the state, the routes, and what they do: read this first |
 //! | `model.rs`, `embed_mean.rs`, `.cu`, `.ptx` | the GPU work: plain functions that queue and never wait; a kernel |
 //! | `embedder.rs` | requests gathered into micro-batches |
-//! | `wire.rs`, `failure.rs` | from bytes to checked requests and back; errors as answers |
+//! | `wire.rs`, `json.rs`, `failure.rs` | from bytes to checked requests and back; errors as answers |
 //! | `open_inference.rs` | the Open Inference Protocol, for clients of KServe and Triton |
 //! | `budget.rs` | how many bytes of bodies and answers are in memory |
-//! | `connections.rs`, `exchanges.rs` | the loop that accepts connections; their timeouts |
+//! | `connections.rs`, `exchanges.rs`, `descriptors.rs` | the loop that accepts connections; their timeouts; how many there can be |
 //! | `health.rs` | whether the device still works |
 //! | `observe.rs`, `metrics.rs` | ids, the log, what Prometheus is told |
 //! | `export.rs` | spans to a collector of OpenTelemetry |
@@ -38,8 +39,9 @@
 #![forbid(unsafe_code)]
 
 use std::io::{IsTerminal as _, Write as _};
-use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use clap::Parser as _;
 use opentelemetry::trace::TracerProvider as _;
@@ -52,6 +54,8 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// Lines that wait for whoever reads stderr. Further ones are dropped, and counted.
 const LOG_LINES: usize = 4096;
+/// For what is logged last to be read.
+const LOG_LIMIT: Duration = Duration::from_millis(1500);
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -93,8 +97,15 @@ fn main() -> ExitCode {
         }
         Err(error) => failed(&mut log, &*error),
     };
-    // Gives up after a second; it complains on stdout then, and panics if nobody has that open.
-    std::panic::catch_unwind(AssertUnwindSafe(|| drop(flush))).ok();
+    // Where nobody reads the log it gives up after a second, and complains on stdout: which may block, or panic.
+    let (flushed, end) = mpsc::channel::<()>();
+    let waits = std::thread::Builder::new().spawn(move || {
+        drop(flush);
+        drop(flushed);
+    });
+    if waits.is_ok() {
+        end.recv_timeout(LOG_LIMIT).ok();
+    }
     code
 }
 

@@ -2,12 +2,14 @@
 //!
 //! | metric | kind | what |
 //! |---|---|---|
-//! | `server_requests_total{route,status}` | counter | answers; `status="gone"`: the client left first |
+//! | `server_requests_total{route,status}` | counter | answers made, whether their clients read them or not; `status="gone"`: the client left first |
 //! | `server_request_seconds{route}` | histogram | from the head of a request to its answer |
 //! | `server_in_flight` | gauge | requests of work that are being answered |
 //! | `server_queue_seconds` | histogram | how long a request waited for a stream |
 //! | `server_gpu_seconds{route}` | histogram | time on the device, of a request or of a batch |
 //! | `server_batch_requests` | histogram | requests in a batch of `/embed` |
+//! | `server_{body,pool,embed}_refused_total` | counter | requests answered 429: no room for the body, for a wait, or too little time |
+//! | `server_{pool,embed}_expired_total` | counter | requests that waited until it was too late: 429 while their time is not over, then 503 |
 //! | `server_pool_*`, `server_embed_*`, `server_device_*`, .. | gauge, counter | as of the scrape: see [`scrape`] |
 #![forbid(unsafe_code)]
 
@@ -36,7 +38,16 @@ pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &seconds)?
         .set_buckets_for_metric(Matcher::Suffix("_requests".to_owned()), &requests)?
         .install_recorder()?;
-    describe_counter!("server_requests_total", "answers; status=\"gone\": the client left first");
+    describe_counter!(
+        "server_requests_total",
+        "answers made, whether their clients read them or not; status=\"gone\": the client left first"
+    );
+    describe_counter!(
+        "server_body_refused_total",
+        "requests whose body had no room in the budget in time: 429"
+    );
+    // There from the start, as those of the scrape are.
+    counter!("server_body_refused_total").absolute(0);
     describe_gauge!("server_in_flight", "requests of work that are being answered");
     for (name, help) in [
         ("server_request_seconds", "from the head of a request to its answer"),
@@ -65,6 +76,11 @@ pub(crate) fn in_flight(by: f64) {
 pub(crate) fn answered(route: &'static str, status: String, took: Duration) {
     counter!("server_requests_total", "route" => route, "status" => status).increment(1);
     histogram!("server_request_seconds", "route" => route).record(took);
+}
+
+/// The budget had no room for the body of a request in time.
+pub(crate) fn body_refused() {
+    counter!("server_body_refused_total").increment(1);
 }
 
 /// A request got its stream.
@@ -110,9 +126,13 @@ pub(crate) fn scrape(app: &App) -> String {
         gauge!(name).set(value as f64);
     }
     let dropped = app.dropped.dropped_lines() as u64;
+    let expired =
+        "requests that waited until it was too late: 429 while their time is not over, then 503";
     for (name, value, help) in [
-        ("server_pool_refused_total", pool.refused, "requests that the pool refused"),
-        ("server_embed_refused_total", embed.refused, "requests that the batcher refused"),
+        ("server_pool_refused_total", pool.refused, "requests that the pool refused: 429"),
+        ("server_pool_expired_total", pool.expired, expired),
+        ("server_embed_refused_total", embed.refused, "requests that the batcher refused: 429"),
+        ("server_embed_expired_total", embed.expired, expired),
         ("server_device_wake_ups_total", device.wake_ups, "tasks woken by the device's poller"),
         ("server_log_lines_dropped_total", dropped, "lines of the log that nobody read in time"),
     ] {

@@ -17,11 +17,12 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 use axum::{Json, Router};
 use serde::de::{DeserializeSeed, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -31,12 +32,16 @@ use serde_json::{Value, json};
 use crate::app::{self, App};
 use crate::embed_mean::WIDTH;
 use crate::failure::Failure;
+use crate::json::{self, Described, Few, Object};
 use crate::observe::Route;
-use crate::wire::{self, Format, Matmul, Matrix, Upload};
+use crate::wire::{self, Format, MAX_EXTENT, MAX_TOKENS, Matmul, Matrix};
 
 /// How long the JSON is, where bytes follow it.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const VERSION: &str = "1";
+/// Inputs or outputs that are looked at, and dimensions of each: more than any model here has.
+const MAX_TENSORS: usize = 16;
+const MAX_DIMENSIONS: usize = 8;
 
 #[derive(Clone, Copy)]
 enum Model {
@@ -44,12 +49,17 @@ enum Model {
     Embed,
 }
 
-type Names = HashMap<String, String>;
+/// What a path names, unless that is no text.
+type Names = Result<Path<HashMap<String, String>>, PathRejection>;
 
 impl Model {
     /// # Errors
-    /// 404.
+    /// 404; 400 for a path that is no text.
     fn named(names: &Names) -> Result<Model, Failure> {
+        let names = match names {
+            Ok(Path(names)) => names,
+            Err(rejection) => return Err(Failure::invalid(rejection.body_text())),
+        };
         let version = names.get("version").map_or(VERSION, String::as_str);
         match (names["model"].as_str(), version) {
             ("matmul", VERSION) => Ok(Model::Matmul),
@@ -99,9 +109,8 @@ impl Model {
 pub(crate) fn routes(app: &App) -> Router<App> {
     let at = |path, is_work, methods: MethodRouter<App>| app.at(Route { path, is_work }, methods);
     let about = |path, methods| at(path, false, methods);
-    let model =
-        async |Path(names): Path<Names>| Model::named(&names).map(|model| Json(model.metadata()));
-    let model_ready = async |state: State<App>, Path(names): Path<Names>| {
+    let model = async |names: Names| Model::named(&names).map(|model| Json(model.metadata()));
+    let model_ready = async |state: State<App>, names: Names| {
         Model::named(&names)?;
         app::ready(state).await
     };
@@ -111,7 +120,12 @@ pub(crate) fn routes(app: &App) -> Router<App> {
             "extensions": ["binary_tensor_data"],
         }))
     };
+    // Errors here have their own form.
+    let other = Router::new()
+        .route("/v2/", any(app::no_such_path))
+        .route("/v2/{*path}", any(app::no_such_path));
     Router::new()
+        .merge(app.observed(Route::OTHER, other))
         .merge(about("/v2", get(server)))
         .merge(about("/v2/health/live", get(app::healthy)))
         .merge(about("/v2/health/ready", get(app::ready)))
@@ -135,33 +149,37 @@ async fn error(response: Response) -> Response {
 
 async fn infer(
     State(app): State<App>,
-    Path(names): Path<Names>,
+    names: Names,
     request: Request,
 ) -> Result<Response, Failure> {
     let check = |headers: &HeaderMap| Ok((Model::named(&names)?, json_length(headers)?));
-    let ((model, json_length), Upload { bytes, reserved }) =
+    let ((model, json_length), upload) =
         wire::body(request, &app.budget, &app.options, check).await?;
     app::within(&app, async {
-        let call = wire::compute(bytes.len(), move || Call::decode(model, json_length, &bytes));
-        let Call { id, format, input } = call.await??;
-        let (encoded, answer_bytes, times) = match input {
+        let call = upload.decode(move |bytes| Call::decode(model, json_length, bytes));
+        let (Call { id, format, input }, reserved) = call.await?;
+        let (json_length, encoded, times) = match input {
             Input::Matmul(input) => {
                 let [m, _, n] = input.shape;
                 let answer_bytes = app.budget.answer(wire::answer_bytes(format, m * n)).await?;
                 let (c, times) = app::multiply(&app, input, reserved).await?;
                 let length = size_of_val(&c[..]);
-                let encoded = wire::compute(length, move || encode(model, id, format, &[m, n], &c));
-                (encoded.await??, answer_bytes, times)
+                let encoded = wire::compute(length, move || {
+                    let encoded = encode(model, id, format, &[m, n], &c);
+                    encoded.map(|(json_length, encoded)| (json_length, answer_bytes.hold(encoded)))
+                });
+                let (json_length, encoded) = encoded.await??;
+                (json_length, encoded, times)
             }
             Input::Embed(tokens) => {
                 let _until_answered = reserved;
                 let answer_bytes = app.budget.answer(wire::answer_bytes(format, WIDTH)).await?;
                 let (embedding, times) = app::look_up(&app, tokens).await?;
-                (encode(model, id, format, &[WIDTH], &embedding)?, answer_bytes, times)
+                let (json_length, encoded) = encode(model, id, format, &[WIDTH], &embedding)?;
+                (json_length, answer_bytes.hold(encoded), times)
             }
         };
-        let (json_length, encoded) = encoded;
-        let mut response = app::answer(format, answer_bytes.hold(encoded), times);
+        let mut response = app::answer(format, encoded, times);
         if let Format::Raw = format {
             response.headers_mut().insert(JSON_LENGTH, json_length.into());
         }
@@ -171,12 +189,8 @@ async fn infer(
 }
 
 /// # Errors
-/// 400, and 415 for a body that is compressed.
+/// 400.
 fn json_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
-    if headers.contains_key(header::CONTENT_ENCODING) {
-        let message = "bodies are not compressed here";
-        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message));
-    }
     let Some(length) = headers.get(JSON_LENGTH) else { return Ok(None) };
     let length = length.to_str().ok().and_then(|length| length.parse().ok());
     length.map(Some).ok_or_else(|| Failure::invalid(format!("{JSON_LENGTH} is not a length")))
@@ -198,45 +212,58 @@ enum Input {
 }
 
 #[derive(Deserialize)]
-#[serde(expecting = "an inference request")]
 struct WireRequest<'a> {
     id: Option<String>,
     #[serde(default)]
-    parameters: Parameters,
+    parameters: Object<Parameters>,
     #[serde(borrow)]
-    inputs: Vec<WireInput<'a>>,
+    inputs: Few<Object<WireInput<'a>>, MAX_TENSORS>,
     #[serde(default)]
-    outputs: Vec<WireOutput>,
+    outputs: Few<Object<WireOutput>, MAX_TENSORS>,
 }
 
 #[derive(Deserialize)]
-#[serde(expecting = "a tensor")]
 struct WireInput<'a> {
     name: String,
-    shape: Vec<usize>,
+    shape: Few<usize, MAX_DIMENSIONS>,
     datatype: String,
     #[serde(default)]
-    parameters: Parameters,
+    parameters: Object<Parameters>,
     /// Is of the type that `datatype` says, before it or behind it.
     #[serde(borrow)]
     data: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-#[serde(expecting = "an output")]
 struct WireOutput {
     name: String,
     #[serde(default)]
-    parameters: Parameters,
+    parameters: Object<Parameters>,
 }
 
 /// Of a request, an input or an output; what else there is may be ignored.
 #[derive(Default, Deserialize)]
-#[serde(default, expecting = "an object of parameters")]
+#[serde(default)]
 struct Parameters {
     binary_data_size: Option<usize>,
     binary_data: Option<bool>,
     binary_data_output: Option<bool>,
+}
+
+impl Described for WireRequest<'_> {
+    const EXPECTED: &'static str = "an inference request: an object";
+}
+
+impl Described for WireInput<'_> {
+    const EXPECTED: &'static str = "a tensor: an object";
+}
+
+impl Described for WireOutput {
+    const EXPECTED: &'static str = "an output: an object";
+}
+
+impl Described for Parameters {
+    const EXPECTED: &'static str = "an object of parameters";
 }
 
 impl Call {
@@ -247,11 +274,12 @@ impl Call {
         else {
             return Err(Failure::invalid(format!("{JSON_LENGTH} is more than the body has")));
         };
-        let WireRequest { id, parameters, inputs, outputs } = wire::json(json)?;
+        let WireRequest { id, parameters: Object(parameters), inputs, outputs } =
+            json::object(json)?;
         let output = model.output();
-        let asked = match &outputs[..] {
+        let asked = match &outputs.0[..] {
             [] => None,
-            [one] if one.name == output => one.parameters.binary_data,
+            [Object(one)] if one.name == output => one.parameters.0.binary_data,
             _ => return Err(Failure::invalid(format!("the one output is `{output}`"))),
         };
         let is_binary = asked.or(parameters.binary_data_output).unwrap_or(false);
@@ -259,8 +287,8 @@ impl Call {
 
         // Bytes are there in the order of the inputs, whatever that is.
         let mut tensors = HashMap::new();
-        for input in inputs {
-            let size = input.parameters.binary_data_size.unwrap_or(0);
+        for Object(input) in inputs.0 {
+            let size = input.parameters.0.binary_data_size.unwrap_or(0);
             let Some((own, rest)) = bytes.split_at_checked(size) else {
                 return Err(Failure::invalid(format!("{}: its bytes are not there", input.name)));
             };
@@ -280,7 +308,8 @@ impl Call {
                 Input::Matmul(Matmul::new(matrix(input("a")?)?, matrix(input("b")?)?)?)
             }
             Model::Embed => {
-                let ([_], tokens) = tensor(input("tokens")?, "UINT32", u32::from_le_bytes)?;
+                let tokens = input("tokens")?;
+                let ([_], tokens) = tensor(tokens, "UINT32", MAX_TOKENS, u32::from_le_bytes)?;
                 Input::Embed(wire::check_tokens(tokens)?)
             }
         };
@@ -292,17 +321,19 @@ impl Call {
 }
 
 fn matrix(input: (WireInput<'_>, &[u8])) -> Result<Matrix, Failure> {
-    let ([rows, columns], values) = tensor(input, "FP32", f32::from_le_bytes)?;
+    let most = MAX_EXTENT * MAX_EXTENT;
+    let ([rows, columns], values) = tensor(input, "FP32", most, f32::from_le_bytes)?;
     Ok(Matrix { rows, columns, values })
 }
 
-/// The shape and the elements of a tensor of this type, of `N` dimensions.
+/// The shape and the elements of a tensor of this type, of `N` dimensions and up to `most` elements.
 fn tensor<'a, T: Deserialize<'a>, const N: usize>(
     (input, bytes): (WireInput<'a>, &[u8]),
     datatype: &str,
+    most: usize,
     element: fn([u8; 4]) -> T,
 ) -> Result<([usize; N], Vec<T>), Failure> {
-    let WireInput { name, shape, parameters, data, .. } = input;
+    let WireInput { name, shape: Few(shape), parameters: Object(parameters), data, .. } = input;
     let invalid = |what: String| Failure::invalid(format!("{name}: {what}"));
     if input.datatype != datatype {
         return Err(invalid(format!("it is {}, expected {datatype}", input.datatype)));
@@ -310,14 +341,18 @@ fn tensor<'a, T: Deserialize<'a>, const N: usize>(
     let dimensions = shape.len();
     let shape: [usize; N] =
         shape.try_into().map_err(|_| invalid(format!("{dimensions} dimensions, expected {N}")))?;
+    let size = shape.iter().try_fold(1usize, |size, extent| size.checked_mul(*extent));
+    let Some(size) = size.filter(|size| *size <= most) else {
+        return Err(invalid(format!("a shape of {shape:?} has more than {most} elements")));
+    };
     let elements = match (data, parameters.binary_data_size) {
         (Some(data), None) => {
-            let mut elements = Vec::new();
+            let mut elements = Elements { read: Vec::new(), most: size };
             let mut from = serde_json::Deserializer::from_str(data.get());
-            Elements(&mut elements)
+            (&mut elements)
                 .deserialize(&mut from)
-                .map_err(|error| invalid(format!("its data: {error}")))?;
-            elements
+                .map_err(|error| invalid(format!("its data, of the shape {shape:?}: {error}")))?;
+            elements.read
         }
         (None, Some(_)) => {
             let (elements, rest) = bytes.as_chunks();
@@ -328,16 +363,36 @@ fn tensor<'a, T: Deserialize<'a>, const N: usize>(
         }
         _ => return Err(invalid("it needs `data` or `binary_data_size`, one of them".to_owned())),
     };
-    match shape.iter().try_fold(1usize, |size, extent| size.checked_mul(*extent)) {
-        Some(size) if size == elements.len() => Ok((shape, elements)),
-        _ => Err(invalid(format!("{} elements do not have the shape {shape:?}", elements.len()))),
+    if elements.len() != size {
+        let message = format!("{} elements do not have the shape {shape:?}", elements.len());
+        return Err(invalid(message));
+    }
+    Ok((shape, elements))
+}
+
+/// Reads elements behind each other, whether their arrays are nested or not, and no more than there may be.
+struct Elements<T> {
+    read: Vec<T>,
+    most: usize,
+}
+
+impl<T> Elements<T> {
+    fn push<'de, E: serde::de::Error>(
+        &mut self,
+        value: impl IntoDeserializer<'de, E>,
+    ) -> Result<(), E>
+    where
+        T: Deserialize<'de>,
+    {
+        if self.read.len() == self.most {
+            return Err(E::custom(format_args!("more than {} elements", self.most)));
+        }
+        self.read.push(T::deserialize(value.into_deserializer())?);
+        Ok(())
     }
 }
 
-/// Reads elements behind each other, whether their arrays are nested or not.
-struct Elements<'a, T>(&'a mut Vec<T>);
-
-impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Elements<'_, T> {
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for &mut Elements<T> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
@@ -345,7 +400,7 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Elements<'_, T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Elements<'_, T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for &mut Elements<T> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -353,23 +408,20 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Elements<'_, T> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element_seed(Elements(&mut *self.0))?.is_some() {}
+        while seq.next_element_seed(&mut *self)?.is_some() {}
         Ok(())
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
-        self.0.push(T::deserialize(value.into_deserializer())?);
-        Ok(())
+        self.push(value)
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
-        self.0.push(T::deserialize(value.into_deserializer())?);
-        Ok(())
+        self.push(value)
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
-        self.0.push(T::deserialize(value.into_deserializer())?);
-        Ok(())
+        self.push(value)
     }
 }
 

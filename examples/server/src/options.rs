@@ -36,7 +36,7 @@ pub struct Options {
     /// Requests of a kind that wait for that; further ones get 429
     #[arg(long, value_name = "N", default_value = "1024", value_parser = number(0..=1_048_576))]
     pub(crate) max_waiting: usize,
-    /// Connections; further ones wait
+    /// Connections; further ones wait. Fewer, where file descriptors are limited
     #[arg(long, value_name = "N", default_value = "1024", value_parser = number(1..=1_048_576))]
     pub(crate) max_connections: usize,
     /// Bytes of bodies and answers in memory, over all connections, in MiB

@@ -39,6 +39,7 @@ pub(crate) fn of(app: &App) -> Value {
             "granted": pool.granted,
         },
         "refused": pool.refused + embed.refused,
+        "expired": pool.expired + embed.expired,
         "streams": streams,
         "embed": {
             "waiting": embed.waiting, "batches": embed.batches, "requests": embed.requests,

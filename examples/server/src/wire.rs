@@ -20,6 +20,8 @@ use tokio::time::timeout;
 
 use crate::budget::{Budget, Reserved};
 use crate::failure::Failure;
+use crate::json::{self, Described, Few};
+use crate::metrics;
 use crate::model::TOKENS;
 use crate::options::Options;
 
@@ -29,8 +31,6 @@ pub(crate) const MAX_BODY: usize = 16 << 20;
 pub(crate) const MAX_EXTENT: usize = 1024;
 /// Tokens of one `/embed`.
 pub(crate) const MAX_TOKENS: usize = 512;
-/// Bytes of a name in JSON. Nothing else there is text.
-const MAX_STRING: usize = 256;
 /// Bodies above it are decoded, and answers above it encoded, off the threads that serve connections.
 const LONG: usize = 64 << 10;
 /// A client that is told off while it sends gets so long to stop: one that finds its connection reset
@@ -87,24 +87,44 @@ impl Format {
     }
 }
 
-/// A body, and the bytes that it takes of the budget: to be kept as long as what is made of it.
+/// A body, and the bytes that it takes of the budget.
 pub(crate) struct Upload {
-    pub bytes: Vec<u8>,
-    pub reserved: Reserved,
+    bytes: Vec<u8>,
+    reserved: Reserved,
+}
+
+impl Upload {
+    /// Makes something of the bytes, as [`compute`] does. What comes with it is to be kept as long as it. Dropped, the decoding goes
+    /// on, and its bytes are reserved until it ends.
+    ///
+    /// # Errors
+    /// Those of `decode`; a panic of it.
+    pub(crate) async fn decode<T: Send + 'static>(
+        self,
+        decode: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<(T, Reserved), Failure> {
+        let Upload { bytes, reserved } = self;
+        let decoded = compute(bytes.len(), move || {
+            let decoded = decode(&bytes);
+            drop(bytes);
+            Ok((decoded?, reserved))
+        });
+        decoded.await?
+    }
 }
 
 /// Reads a body, whole, within the body timeout, when the budget has as many bytes; and, before that, what `check` finds in
 /// its headers.
 ///
 /// # Errors
-/// What `check` says; 413, 429, 408; 400 when it broke off.
+/// 415 for one that is compressed; what `check` says; 413, 429, 408; 400 when it broke off.
 pub(crate) async fn body<T>(
     request: Request,
     budget: &Budget,
     options: &Options,
     check: impl FnOnce(&HeaderMap) -> Result<T, Failure>,
 ) -> Result<(T, Upload), Failure> {
-    let checked = check(request.headers());
+    let checked = plain(request.headers()).and_then(|()| check(request.headers()));
     // Who sent `Expect: 100-continue` has sent nothing yet and is told at once.
     let waits = request.headers().contains_key(header::EXPECT);
     let mut body = request.into_body();
@@ -122,10 +142,22 @@ pub(crate) async fn body<T>(
     result
 }
 
+/// Nothing here takes the encoding off again.
+fn plain(headers: &HeaderMap) -> Result<(), Failure> {
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        let message = "bodies are not compressed here";
+        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message));
+    }
+    Ok(())
+}
+
 async fn read(body: &mut Body, budget: &Budget, options: &Options) -> Result<Upload, Failure> {
     let most = body.size_hint().exact().map_or(MAX_BODY, |bytes| bytes as usize);
     let reserved = timeout(options.request_timeout_ms, budget.body(most)).await;
-    let mut reserved = reserved.unwrap_or_else(|_| Err(Failure::overloaded()))?;
+    let mut reserved = reserved.unwrap_or_else(|_| {
+        metrics::body_refused();
+        Err(Failure::overloaded())
+    })?;
     let limit = options.body_timeout_ms;
     let bytes = timeout(limit, collect(body, most)).await.unwrap_or_else(|_| {
         let message = format!("the body was not there within {limit:?}");
@@ -189,12 +221,15 @@ pub(crate) async fn compute<T: Send + 'static>(
 /// 400: no JSON, another shape, a number that is not finite.
 pub(crate) fn matmul_from_json(body: &[u8]) -> Result<Matmul, Failure> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields, expecting = "an object with `a` and `b`")]
+    #[serde(deny_unknown_fields)]
     struct Wire {
         a: Matrix,
         b: Matrix,
     }
-    let Wire { a, b } = json(body)?;
+    impl Described for Wire {
+        const EXPECTED: &'static str = "an object with `a` and `b`";
+    }
+    let Wire { a, b } = json::object(body)?;
     Matmul::new(a, b)
 }
 
@@ -300,11 +335,14 @@ pub(crate) fn check_result(values: &[f32]) -> Result<(), Failure> {
 /// 400: no JSON, too few or too many tokens, a token that there is not.
 pub(crate) fn embed_from_json(body: &[u8]) -> Result<Vec<u32>, Failure> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields, expecting = "an object with `tokens`")]
+    #[serde(deny_unknown_fields)]
     struct Wire {
-        tokens: Vec<u32>,
+        tokens: Few<u32, MAX_TOKENS>,
     }
-    let Wire { tokens } = json(body)?;
+    impl Described for Wire {
+        const EXPECTED: &'static str = "an object with `tokens`";
+    }
+    let Wire { tokens: Few(tokens) } = json::object(body)?;
     check_tokens(tokens)
 }
 
@@ -332,31 +370,7 @@ pub(crate) fn embed_to_json(embedding: &[f32]) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(&Wire { embedding }).map_err(|error| Failure::internal(&error))
 }
 
-// ---- JSON -------------------------------------------------------------------------------------
-
-/// # Errors
-/// 400.
-pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
-    if has_long_string(body) {
-        return Err(Failure::invalid(format!("a string of more than {MAX_STRING} bytes")));
-    }
-    serde_json::from_slice(body).map_err(|error| Failure::invalid(error.to_string()))
-}
-
-/// Serde quotes strings in its messages, escaped and in full: seven times the body, at worst.
-fn has_long_string(json: &[u8]) -> bool {
-    let (mut start, mut is_escaped) = (None, false);
-    json.iter().enumerate().any(|(at, byte)| {
-        match (start, byte) {
-            (None, b'"') => (start, is_escaped) = (Some(at), false),
-            (None, _) => {}
-            (Some(_), _) if is_escaped => is_escaped = false,
-            (Some(_), b'"') => start = None,
-            (Some(_), byte) => is_escaped = *byte == b'\\',
-        }
-        start.is_some_and(|start| at - start > MAX_STRING)
-    })
-}
+// ---- matrices in JSON --------------------------------------------------------------------------
 
 /// Rows of equal length, read into one array: a body full of empty rows costs no more than its bytes.
 pub(crate) struct Matrix {
@@ -437,25 +451,30 @@ impl<'de> Visitor<'de> for Row<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
-    #[test]
-    fn long_strings_are_found() {
-        let long = "x".repeat(MAX_STRING + 1);
-        let short = "x".repeat(MAX_STRING - 1);
-        for json in [
-            format!(r#"{{"{long}": 1}}"#),
-            format!(r#"["", "{long}""#),
-            format!(r#"["\"{long}"]"#),
-            format!(r#"["\\", "{long}"]"#),
-            format!("[\"{}\"]", r"\\".repeat(MAX_STRING)),
-            format!("[\"{}\"]", r#"\""#.repeat(MAX_STRING)),
-        ] {
-            assert!(has_long_string(json.as_bytes()), "{json}");
+    #[tokio::test]
+    async fn bytes_are_reserved_while_they_are_decoded() {
+        let budget = Budget::new(64 << 20);
+        let bytes = vec![0; LONG + 1];
+        let reserved = budget.body(bytes.len()).await.expect("there is room");
+        let (begun, begins) = tokio::sync::oneshot::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        let decoding = Upload { bytes, reserved }.decode(move |_| {
+            begun.send(()).expect("somebody listens");
+            ends.recv().ok();
+            Ok(())
+        });
+        // As a time limit does.
+        tokio::select! {
+            _ = decoding => panic!("it has not ended"),
+            begun = begins => begun.expect("it begins"),
         }
-        let numbers = "1, ".repeat(MAX_STRING);
-        for json in [format!(r#"{{"a": [{numbers}1], "\"b\\": "{short}"}}"#), long] {
-            assert!(!has_long_string(json.as_bytes()), "{json}");
-        }
+        assert_eq!(budget.used(), (LONG + 1, 0));
+        drop(end);
+        let all = budget.body(usize::MAX); // all of the part of large bodies
+        timeout(Duration::from_secs(15), all).await.expect("they are free").expect("it is open");
     }
 }

@@ -7,7 +7,10 @@
 #[path = "under_test/server.rs"]
 mod under_test;
 
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
@@ -17,6 +20,7 @@ use hyper::{Request, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use under_test::{JSON, RAW, SOON, Server, eventually, post, send};
@@ -104,6 +108,91 @@ async fn unfinished_bodies_stay_in_the_budget() {
     eventually("memory is free", async || server.metric("server_body_bytes").await == 0.0).await;
     let body = vec![0; 4 * (1024 * 1024 + 1024)];
     assert_eq!(server.post("/matmul?m=1024&k=1024&n=1", RAW, body).await.status, 200);
+}
+
+/// About 16 MiB: `start`, as many of `item` as there is room for, `end`.
+fn full_of(start: &str, mut item: impl FnMut(usize) -> String, end: &str) -> String {
+    let mut body = String::with_capacity(16 * MIB);
+    body.push_str(start);
+    for at in 0.. {
+        let item = item(at);
+        if body.len() + item.len() + 1 + end.len() > 16 * MIB {
+            break;
+        }
+        body.push_str(if at == 0 { "" } else { "," });
+        body.push_str(&item);
+    }
+    body + end
+}
+
+#[tokio::test]
+async fn wrong_bodies_stay_in_the_budget() {
+    const EMBED_V2: &str = "/v2/models/embed/infer";
+    const MATMUL_V2: &str = "/v2/models/matmul/infer";
+    let server = Server::start(&["--request-timeout-ms", "60000"]);
+    embeds(&server).await;
+    let one = |_: usize| "1".to_owned();
+    let tensor = r#"{"inputs":[{"name":"tokens","datatype":"UINT32","shape":[1],"data":[1]}]"#;
+    let (data, shape) = (r#""data":[1]"#, r#""shape":[1,1]"#);
+    let matrix = |start: &str| format!(r#"{{"inputs":[{{"name":"a","datatype":"FP32",{start}"#);
+    let (before, mut worst) = (server.resident_mib(), 0);
+    for (what, path, body) in [
+        // In the order of the members, as serde reads structs.
+        (
+            "inputs as arrays",
+            EMBED_V2,
+            full_of(r#"{"inputs":["#, |at| format!(r#"["{at}",[],"",{{}},null]"#), "]}"),
+        ),
+        (
+            "inputs",
+            EMBED_V2,
+            full_of(
+                r#"{"inputs":["#,
+                |at| format!(r#"{{"name":"{at}","shape":[],"datatype":""}}"#),
+                "]}",
+            ),
+        ),
+        (
+            "outputs",
+            EMBED_V2,
+            full_of(&format!(r#"{tensor},"outputs":["#), |_| r#"{"name":""}"#.to_owned(), "]}"),
+        ),
+        (
+            "outputs as arrays",
+            EMBED_V2,
+            full_of(&format!(r#"{tensor},"outputs":["#), |_| r#"[""]"#.to_owned(), "]}"),
+        ),
+        (
+            "parameters",
+            EMBED_V2,
+            full_of(
+                &format!(r#"{tensor},"parameters":{{"#),
+                |at| format!(r#""{at}":[]"#),
+                r#"},"outputs":1}"#,
+            ),
+        ),
+        ("a shape", MATMUL_V2, full_of(&matrix(&format!(r#"{data},"shape":["#)), one, "]}]}")),
+        ("data", MATMUL_V2, full_of(&matrix(&format!(r#"{shape},"data":["#)), one, "]}]}")),
+        (
+            "empty data",
+            MATMUL_V2,
+            full_of(&matrix(&format!(r#"{shape},"data":["#)), |_| "[]".to_owned(), "]}]}"),
+        ),
+        ("tokens", "/embed", full_of(r#"{"tokens":["#, one, "]}")),
+        ("rows", "/matmul", full_of(r#"{"b":[[1]],"a":["#, |_| "[]".to_owned(), "]}")),
+        ("a row", "/matmul", full_of(r#"{"b":[[1]],"a":[["#, one, "]]}")),
+    ] {
+        server.peak_mib();
+        let len = body.len();
+        let reply = server.post(path, JSON, body).await;
+        assert_eq!(reply.status, 400, "{what}: {reply:?}");
+        let grown = server.peak_mib().saturating_sub(before);
+        println!("{what}: a wrong body of {len} bytes takes {grown} MiB");
+        worst = worst.max(grown);
+    }
+    // The body, and what is made of it.
+    assert!(worst <= 3 * 16, "{worst} MiB");
+    assert_eq!(server.metric("server_body_bytes").await, 0.0);
 }
 
 #[tokio::test]
@@ -216,6 +305,35 @@ async fn a_log_that_nobody_reads_freezes_nothing() {
     assert_eq!(server.get("/healthz").await.text(), "ok");
     server.signal("TERM");
     assert_eq!(server.ended().await.code(), Some(0));
+}
+
+/// A pipe that is full; it stays so while the other end is there.
+fn full_pipe() -> (OwnedFd, pipe::Receiver) {
+    let (full, end) = pipe::pipe().expect("a pipe");
+    for part in [&[b'.'; 4096][..], b"."] {
+        while full.try_write(part).is_ok() {}
+    }
+    (full.into_blocking_fd().expect("a descriptor"), end)
+}
+
+#[tokio::test]
+async fn stdout_neither_blocks_nor_ends_it() {
+    let (full, _end) = full_pipe();
+    let again = full.try_clone().expect("a descriptor");
+    let (both, broken) = (full.try_clone().expect("a descriptor"), full_pipe().0);
+    let no_room = File::options().write(true).open("/dev/full").expect("a Linux");
+    for (what, stdout, stderr) in [
+        ("a pipe that nobody reads", full.into(), Stdio::null()),
+        ("that for the log as well", again.into(), both.into()),
+        ("a pipe without a reader", broken.into(), Stdio::null()),
+        ("a full disk", no_room.into(), Stdio::null()),
+    ] {
+        println!("{what}");
+        let mut server = Server::start_onto(stdout, stderr);
+        embeds(&server).await;
+        server.signal("TERM");
+        assert_eq!(server.ended().await.code(), Some(0), "{what}");
+    }
 }
 
 // ---- HTTP/2, heads and idle connections --------------------------------------------------------
@@ -355,6 +473,35 @@ async fn health_has_a_listener_of_its_own() {
     assert!(server.get("/metrics").await.text().contains("\nserver_healthy 1\n"));
     assert_eq!(server.get("/").await.status, 200);
     assert_eq!(server.get("/embed").await.error(), "not_found");
+}
+
+#[tokio::test]
+async fn health_has_descriptors_of_its_own() {
+    // 44 for clients of the service.
+    let server = Server::start_behind("ulimit -n 300", &["--health-listen", "127.0.0.1:0"]);
+    let open = || std::fs::read_dir(server.proc("fd")).expect("a Linux").count();
+    let before = open();
+    let mut idle = Vec::new();
+    for _ in 0..150 {
+        idle.push(TcpStream::connect(server.addr).await.expect("a place in the queue"));
+    }
+    eventually("as many as may be", async || open() >= 44).await;
+    for _ in 0..10 {
+        assert_eq!(server.get("/healthz").await.text(), "ok");
+    }
+    assert!(open() < before + 44 + 64, "{} descriptors", open());
+    assert!(server.log().contains("fewer connections than asked for"), "{}", server.log());
+    drop(idle);
+    embeds(&server).await;
+}
+
+#[tokio::test]
+async fn the_soft_limit_of_descriptors_is_raised() {
+    let server = Server::start_behind("ulimit -S -n 300", &[]);
+    let limits = std::fs::read_to_string(server.proc("limits")).expect("a Linux");
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let soft_and_hard: Vec<_> = files.expect("a line").split_whitespace().take(2).collect();
+    assert_eq!(soft_and_hard[0], soft_and_hard[1]);
 }
 
 #[tokio::test]

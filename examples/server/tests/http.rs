@@ -273,6 +273,17 @@ async fn bad_input_is_told_what_is_wrong_and_harms_nobody() {
 }
 
 #[tokio::test]
+async fn compressed_bodies_are_refused() {
+    let server = Server::start(&[]);
+    for (path, content_type) in [("/embed", JSON), ("/matmul", JSON), ("/matmul?m=1", RAW)] {
+        let mut request = post(path, content_type, "no gzip");
+        request.headers_mut().insert("content-encoding", "gzip".parse().expect("a value"));
+        let reply = server.request(request).await;
+        assert_eq!((reply.status.as_u16(), reply.error().as_str()), (415, "content_encoding"));
+    }
+}
+
+#[tokio::test]
 async fn a_method_that_a_path_does_not_take_is_told_which_it_takes() {
     let server = Server::start(&[]);
     for (path, allowed) in [("/matmul", "POST"), ("/embed", "POST")] {
@@ -513,7 +524,7 @@ async fn a_request_without_a_result_in_time_is_503_and_the_device_goes_on() {
     let server = Arc::new(Server::start(&limits));
     let allocations = server.status().await["memory"]["allocations"].clone();
     let product = Arc::new(Product::new([512, 16, 512], &mut Random(4)));
-    let mut late = 0;
+    let (mut late, mut refused) = (0, 0u32);
     for _ in 0..5 {
         let calls: Vec<_> = (0..20)
             .map(|_| {
@@ -522,24 +533,37 @@ async fn a_request_without_a_result_in_time_is_503_and_the_device_goes_on() {
                     let reply = server.post(&product.path(), RAW, product.raw()).await;
                     if reply.status == StatusCode::OK {
                         product.check_raw(&reply);
-                        return 0;
+                        return (0, 0);
                     }
+                    // More than it can do: another time it can.
+                    assert_eq!(reply.header("retry-after"), "1", "{reply:?}");
                     // Told when its time is up, or at once that it will be.
                     let told = (reply.status.as_u16(), reply.error());
                     let told = (told.0, told.1.as_str());
                     assert!([(503, "timed_out"), (429, "overloaded")].contains(&told), "{reply:?}");
-                    u32::from(reply.status == StatusCode::SERVICE_UNAVAILABLE)
+                    if reply.status == StatusCode::SERVICE_UNAVAILABLE { (1, 0) } else { (0, 1) }
                 })
             })
             .collect();
         for call in calls {
-            late += call.await.expect("a result, or 503");
+            let told = call.await.expect("a result, or 503");
+            (late, refused) = (late + told.0, refused + told.1);
         }
         if late > 0 {
             break;
         }
     }
     assert!(late > 0, "none was too late");
+    // Each 429 is counted.
+    let metrics = server.get("/metrics").await.text();
+    let mut counted = 0.0;
+    for name in ["body_refused", "pool_refused", "pool_expired"] {
+        let name = format!("server_{name}_total");
+        assert!(metrics.contains(&format!("\n{name} ")), "no {name}");
+        counted += server.metric(&name).await;
+    }
+    assert!(f64::from(refused) <= counted, "{refused} answers, {counted} counted");
+    assert!(server.status().await["expired"].is_u64());
     settles(&server, &allocations).await;
     assert!(server.status().await["pool"]["granted"].as_u64() > Some(0), "it was on the device");
     assert_eq!(server.get("/readyz").await.text(), "ready");
@@ -627,6 +651,8 @@ async fn a_lost_device_turns_readiness_off_and_ends_the_process_with_3() {
     in_flight.write_all(last).await.expect("it listens");
     let answer = rest_of(in_flight).await;
     assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("device_lost"), "{answer}");
+    // This process will not have it again.
+    assert!(!answer.contains("retry-after"), "{answer}");
     assert_eq!(server.ended().await.code(), Some(3), "{}", server.log());
     let log = server.log();
     let lines = log.lines().filter(|line| line.starts_with("server: the device is lost: "));

@@ -56,7 +56,25 @@ async fn metadata_and_readiness() {
             reply.json()["error"].as_str().is_some_and(|error| error.contains("no such model"))
         );
     }
-    assert_eq!(server.get(MATMUL).await.status, 405);
+    // In the protocol's form, whoever found it.
+    for (path, status) in [
+        (MATMUL, 405),
+        ("/v2/", 404),
+        ("/v2/none", 404),
+        ("/v2/models/matmul/none", 404),
+        ("/v2/models/%ff", 400),
+        ("/v2/models/%ff/ready", 400),
+        ("/v2/models/matmul/versions/%ff", 400),
+    ] {
+        let reply = server.get(path).await;
+        assert_eq!(reply.status, status, "{path}");
+        assert!(reply.json()["error"].is_string(), "{path}: {reply:?}");
+    }
+    for path in ["/v2/models/%ff/infer", "/v2/models/matmul/versions/%ff/infer", "/v2/none"] {
+        let reply = server.post(path, JSON, "{}").await;
+        assert!(reply.status.is_client_error(), "{path}: {reply:?}");
+        assert!(reply.json()["error"].is_string(), "{path}: {reply:?}");
+    }
 }
 
 #[tokio::test]
@@ -126,6 +144,14 @@ async fn wrong_requests_are_told_in_a_sentence() {
     let (none, nine): (&[u8], _) = (&[], [bytes(&[1.0, 2.0]), vec![0]].concat());
     let cases: Vec<(Value, &[u8], &str)> = vec![
         (json!([]), none, "inference request"),
+        (json!([null, {}, [a, b], []]), none, "inference request"),
+        (json!({ "inputs": [["a", [1, 2], "FP32", {}, [1, 2]], b] }), none, "a tensor"),
+        (json!({ "inputs": [a, b], "outputs": [["c", {}]] }), none, "an output"),
+        (json!({ "inputs": [a, b], "parameters": [] }), none, "an object of parameters"),
+        (json!({ "inputs": vec![&a; 17] }), none, "at most 16"),
+        (changed("shape", json!([1, 1, 1, 1, 1, 1, 1, 1, 2])), none, "at most 8"),
+        (changed("shape", json!([1024, 1025])), none, "more than 1048576 elements"),
+        (changed("data", json!([1, 2, 3])), none, "more than 2 elements"),
         (json!({}), none, "inputs"),
         (json!({ "inputs": [a] }), none, "`b`"),
         (json!({ "inputs": [a, b, b] }), none, "twice"),

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -67,7 +67,41 @@ impl Server {
     /// Starts one on a free port, and waits until it listens.
     pub(crate) fn start(args: &[&str]) -> Server {
         let all = [&["--listen", "127.0.0.1:0"], args].concat();
-        let mut server = Server::run(&mut command(&all), args);
+        Server::run(&mut command(&all), args).logged()
+    }
+
+    /// The same, from a shell that did something before.
+    pub(crate) fn start_behind(before: &str, args: &[&str]) -> Server {
+        let direct = command(&[&["--listen", "127.0.0.1:0"], args].concat());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!(r#"{before} && exec "$0" "$@""#)]).arg(direct.get_program());
+        shell.args(direct.get_args());
+        for (name, value) in direct.get_envs() {
+            value.map(|value| shell.env(name, value));
+        }
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Server::run(&mut shell, args).logged()
+    }
+
+    /// One whose output goes there; returns when it listens.
+    pub(crate) fn start_onto(stdout: Stdio, stderr: Stdio) -> Server {
+        // Free until a moment ago: what it says of its port is lost.
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let addr = free.expect("a port");
+        let mut command = command(&["--listen", &addr.to_string()]);
+        let child = command.stdout(stdout).stderr(stderr).spawn().expect("the server starts");
+        let mut server = Server { child, addr, health: None, log: Arc::default(), copying: None };
+        let end = Instant::now() + SOON;
+        while std::net::TcpStream::connect(addr).is_err() {
+            let ended = server.child.try_wait().expect("its state");
+            assert!(ended.is_none() && Instant::now() < end, "it does not listen: {ended:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+
+    fn logged(self) -> Server {
+        let mut server = self;
         let (stderr, copy) = (server.child.stderr.take().expect("piped"), server.log.clone());
         server.copying = Some(std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
@@ -103,9 +137,25 @@ impl Server {
 
     /// Its memory, in MiB.
     pub(crate) fn resident_mib(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.child.id());
-        let status = std::fs::read_to_string(path).expect("a Linux");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
+        self.mib_of("VmRSS:")
+    }
+
+    /// The most that it had since the last call, in MiB.
+    pub(crate) fn peak_mib(&self) -> u64 {
+        let peak = self.mib_of("VmHWM:");
+        // 5 resets the peak: see proc(5).
+        std::fs::write(self.proc("clear_refs"), "5").expect("it is a child of ours");
+        peak
+    }
+
+    /// A file of its in `/proc`.
+    pub(crate) fn proc(&self, file: &str) -> PathBuf {
+        format!("/proc/{}/{file}", self.child.id()).into()
+    }
+
+    fn mib_of(&self, what: &str) -> u64 {
+        let status = std::fs::read_to_string(self.proc("status")).expect("a Linux");
+        let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("a line");
         let kib = line.trim().strip_suffix(" kB").expect("a unit");
         kib.parse::<u64>().expect("a number") / 1024
     }
