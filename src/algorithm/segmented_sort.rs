@@ -99,7 +99,8 @@ impl SegmentSort<'_> {
         let memory = [keys.memory, offsets.memory].into_iter().chain(others);
         queue.check_memory(memory.chain(length.memory()).chain(offsets_length.memory()))?;
         if most < 2 || length.most < 2 {
-            return Ok(());
+            let launch = self.arrays(AlgorithmLaunch::new(op)).length(length);
+            return launch.reads(offsets).length(offsets_length).run_nothing(queue);
         }
         let value_bytes = values.as_ref().map(|(_, bytes)| *bytes);
         let kernels = SegmentSortKernels::of::<K>(queue.home(), (op, value_bytes), twin)?;

@@ -300,7 +300,9 @@ impl Queue<'_> {
     ) -> Result<()> {
         let Sorted { op, keys, values, length, .. } = sorted;
         if length.most < 2 {
-            return Ok(());
+            let launch = AlgorithmLaunch::new(op).updates(keys);
+            let launch = values.iter().fold(launch, |launch, (values, _)| launch.updates(values));
+            return launch.length(length).run_nothing(self);
         }
         let value_bytes = values.as_ref().map(|(_, bytes)| *bytes);
         let is_wide = length.most as u64 > u64::from(u32::MAX);

@@ -67,7 +67,7 @@ fn put<'k>(
     let checked = queue.check_memory(passed.footprint.touched().map(|(memory, _)| memory));
     checked.map_err(|error| passed.footprint.poison(error))?;
     if count == 0 {
-        return Ok(());
+        return queue.submit_nothing(&passed.footprint);
     }
     let kernel = kernel(queue.home(), &passed.scalars);
     let kernel = kernel.map_err(|error| passed.footprint.poison(error))?;
