@@ -4,8 +4,8 @@
 use futures::executor::block_on;
 use gpu_await::testing::Gate;
 use gpu_await::{
-    AlgorithmFamily, Compare, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out, ReduceOp, Region,
-    Stream, testing,
+    AlgorithmFamily, Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Op, Out,
+    ReduceOp, Region, Stream, ViewMut, testing,
 };
 use half::{bf16, f16};
 
@@ -258,10 +258,9 @@ fn sorts_are_right_and_stable() {
     }
     /// Sorts keep every bit, also a NaN's.
     fn assert_bits<T: Plain>(found: &[T], expected: &[T], what: &str) {
-        let differ = found
-            .iter()
-            .zip(expected)
-            .position(|(a, b)| bytemuck::bytes_of(a) != bytemuck::bytes_of(b));
+        let differ = found.iter().zip(expected).position(|(a, b)| {
+            gpu_await::bytemuck::bytes_of(a) != gpu_await::bytemuck::bytes_of(b)
+        });
         assert_eq!(differ, None, "{what}");
     }
     let stream = stream();
@@ -484,6 +483,56 @@ fn refusals() {
     let device = testing::device();
     let elsewhere = up(&device.stream().expect("a stream"), &[1.0f32]);
     assert!(stream.sum(&elsewhere).synchronize().is_err());
+}
+
+/// Kernels read and write whole words: values that begin between two of them are refused, whatever their type says.
+#[test]
+fn values_between_words() {
+    let stream = stream();
+    let offsets = up(&stream, &[0u64, 3]);
+    type Sorts<'s> = &'s dyn Fn(&mut DeviceBuffer<u32>, &mut ViewMut<'_, [u8; 8]>) -> Op<()>;
+    let sorts: [Sorts<'_>; 4] = [
+        &|keys, values| stream.sort_by_key(keys, values),
+        &|keys, values| stream.sort_by_key_descending(keys, values),
+        &|keys, values| stream.segmented_sort_by_key(keys, values, &offsets),
+        &|keys, values| stream.segmented_sort_by_key_descending(keys, values, &offsets),
+    ];
+    let numbers = [30u64, 10, 20];
+    for (at, sort) in sorts.iter().enumerate() {
+        let expected = if at % 2 == 0 { [10, 20, 30] } else { [30, 20, 10] };
+        for from in 0..9 {
+            let mut bytes = up(&stream, &[0u8; 33]);
+            let mut values = bytes.slice_mut(from..from + 24).expect("a part");
+            stream.fill(&mut values, 0).queued().expect("a fill");
+            let all: Vec<u8> = numbers.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            stream.copy(&up(&stream, &all), &mut values).queued().expect("a copy");
+            let mut keys = up(&stream, &[3u32, 1, 2]);
+            let before = stream.submitted();
+            let mut values = values.cast::<[u8; 8]>().expect("elements");
+            let sorted = sort(&mut keys, &mut values).queued();
+            let start = values.device_ptr();
+            if start.is_multiple_of(8) {
+                sorted.expect("a sort");
+                let sorted = stream.download(&values).synchronize().expect("data");
+                assert_eq!(sorted, expected.map(u64::to_ne_bytes), "sort {at}");
+                continue;
+            }
+            let error = sorted.expect_err("between two words");
+            let ErrorDetail::Misaligned { what: "the values", ptr, alignment: 8, .. } =
+                error.detail()
+            else {
+                panic!("sort {at} from {from}: {error}");
+            };
+            assert_eq!((*ptr, stream.submitted()), (start, before), "sort {at} from {from}");
+            let error = stream.download(&keys).synchronize().expect_err("poisoned");
+            assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+        }
+    }
+    let mut bytes = up(&stream, &[0u8; 14]);
+    let mut odd = bytes.slice_mut(1..13).expect("a part").cast::<[u8; 4]>().expect("elements");
+    let error = stream.sort_by_key(&mut up(&stream, &[3u32, 1, 2]), &mut odd).queued();
+    let error = error.expect_err("between two words");
+    assert!(matches!(error.detail(), ErrorDetail::Misaligned { alignment: 4, .. }), "{error}");
 }
 
 /// A device's algorithms go to its current stream; one that is named is another.

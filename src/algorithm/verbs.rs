@@ -585,9 +585,11 @@ verbs! {
 
     /// Sorts keys in place, the least first, and values with them. Ready proves *complete on the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See [`sort`](Stream::sort).
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that.
+    /// See [`sort`](Stream::sort).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
     /// GPU below compute
     /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
@@ -616,10 +618,11 @@ verbs! {
 
     /// Sorts keys in place, the greatest first, and values with them. Ready proves *complete on the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
     /// [`sort_descending`](Stream::sort_descending).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
     /// GPU below compute
     /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
@@ -691,10 +694,11 @@ verbs! {
     /// Sorts the keys of each segment in place, the least first, and values with them. Ready proves *complete on the
     /// device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
     /// [`segmented_sort`](Stream::segmented_sort).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///
@@ -712,10 +716,11 @@ verbs! {
     /// Sorts the keys of each segment in place, the greatest first, and values with them. Ready proves *complete on
     /// the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
     /// [`segmented_sort`](Stream::segmented_sort).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///
