@@ -535,6 +535,76 @@ fn values_between_words() {
     assert!(matches!(error.detail(), ErrorDetail::Misaligned { alignment: 4, .. }), "{error}");
 }
 
+/// As of IEEE 754's `minimum` and `maximum`; of `f64` as of a comparison, so that the first of both zeros and of NaNs is kept.
+#[test]
+fn both_zeros_and_any_nan() {
+    fn check<T: Plain>(stream: &Stream, minus: u64, odd_nan: u64, nan: u64) {
+        let of =
+            |bits: &[u64]| up(stream, &bits.iter().map(|x| T::of_bits(*x)).collect::<Vec<_>>());
+        let same_bits = |got: T, expected: u64, what: &str| {
+            let bits = gpu_await::bytemuck::bytes_of(&got);
+            let expected = expected.to_le_bytes();
+            let what = format!("{what} of {}", std::any::type_name::<T>());
+            assert_eq!(bits, &expected[..bits.len()], "{what}: {got:?}");
+        };
+        for (op, zeros) in [(ReduceOp::Min, minus), (ReduceOp::Max, 0)] {
+            let first = T::of_bits(if op == ReduceOp::Min { 0 } else { minus });
+            for x in [[0, minus], [minus, 0]] {
+                let x = of(&x);
+                let got = stream.reduce(&x, op, first).synchronize().expect("a value");
+                same_bits(got, zeros, "zeros");
+                let alone = match op {
+                    ReduceOp::Min => stream.min(&x).synchronize(),
+                    _ => stream.max(&x).synchronize(),
+                };
+                same_bits(alone.expect("a value"), zeros, "zeros");
+                let mut scanned = of(&[0, 0]);
+                let put = stream.inclusive_scan(&x, op, &mut scanned).queued();
+                put.expect("a scan");
+                same_bits(down(stream, &scanned)[1], zeros, "scanned zeros");
+                stream.exclusive_scan(&x, op, first, &mut scanned).queued().expect("a scan");
+                let mut reduced = of(&[0]);
+                let offsets = up(stream, &[0u64, 2]);
+                let put = stream.segmented_reduce(&x, &offsets, op, first, &mut reduced).queued();
+                put.expect("a reduction");
+                same_bits(down(stream, &reduced)[0], zeros, "zeros of a segment");
+            }
+            let x = of(&[0, odd_nan, 0]);
+            same_bits(stream.reduce(&x, op, first).synchronize().expect("a value"), nan, "a NaN");
+            let mut scanned = of(&[0, 0, 0]);
+            stream.inclusive_scan(&x, op, &mut scanned).queued().expect("a scan");
+            let got = down(stream, &scanned);
+            same_bits(got[0], 0, "in front of a NaN");
+            same_bits(got[1], nan, "a scanned NaN");
+            same_bits(got[2], nan, "behind a NaN");
+            stream.exclusive_scan(&x, op, first, &mut scanned).queued().expect("a scan");
+            same_bits(down(stream, &scanned)[2], nan, "behind a NaN");
+            let mut reduced = of(&[0]);
+            let offsets = up(stream, &[0u64, 3]);
+            stream.segmented_reduce(&x, &offsets, op, first, &mut reduced).queued().expect("put");
+            same_bits(down(stream, &reduced)[0], nan, "a NaN of a segment");
+        }
+    }
+    let stream = stream();
+    check::<f32>(&stream, 1 << 31, 0xffc1_2345, 0x7fff_ffff);
+    check::<f16>(&stream, 1 << 15, 0xfe12, 0x7fff);
+    check::<bf16>(&stream, 1 << 15, 0xffd2, 0x7fff);
+    // The kernels of `f64` compare.
+    let odd = f64::from_bits(0xfff8_0000_1234_5678);
+    let scanned = |x: &[f64], op| {
+        let mut out = up(&stream, x);
+        stream.inclusive_scan(&up(&stream, x), op, &mut out).queued().expect("a scan");
+        down(&stream, &out).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    };
+    for op in [ReduceOp::Min, ReduceOp::Max] {
+        assert_eq!(scanned(&[0.0, -0.0], op), [0, 0]);
+        assert_eq!(scanned(&[-0.0, 0.0], op), [1 << 63, 1 << 63]);
+        assert_eq!(scanned(&[1.0, odd, f64::NAN], op)[1..], [odd.to_bits(); 2]);
+    }
+    let least = stream.min(&up(&stream, &[1.0, odd])).synchronize().expect("a value");
+    assert_eq!(least.to_bits(), odd.to_bits());
+}
+
 /// A device's algorithms go to its current stream; one that is named is another.
 #[test]
 fn on_the_current_stream() {

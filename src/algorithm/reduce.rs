@@ -236,7 +236,7 @@ pub(super) mod twin {
     use super::{
         Element, Grid, HostTwin, In, Out, Scalar, TwinFn, Value, Within, is_greater, is_less,
     };
-    use crate::algorithm::scalar::ScalarParts;
+    use crate::algorithm::scalar::{Extremes, ScalarParts};
     use crate::algorithm::sequence::counted;
 
     /// Elements that are added one after the other; more are sums of sums, so that rounding errors stay small.
@@ -286,20 +286,18 @@ pub(super) mod twin {
     }
 
     pub(super) fn min<T: Scalar>() -> HostTwin {
-        extreme::<T>(is_less)
+        extreme::<T>(T::Computed::least_of)
     }
 
     pub(super) fn max<T: Scalar>() -> HostTwin {
-        extreme::<T>(is_greater)
+        extreme::<T>(T::Computed::greatest_of)
     }
 
-    type Before<T> = fn(&T, &T) -> bool;
-
-    fn extreme<T: Scalar>(before: Before<T::Computed>) -> HostTwin {
+    fn extreme<T: Scalar>(of_two: fn(T::Computed, T::Computed) -> T::Computed) -> HostTwin {
         let found =
             move |_: &Grid, x: &[T], out: &mut [T], _most: u64, len: &[u64], init: T::Computed| {
-                let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
-                out[0] = T::rounded(counted(x, len).iter().fold(init, better));
+                let x = counted(x, len).iter().map(|x| x.computed());
+                out[0] = T::rounded(x.fold(init, of_two));
             };
         TwinFn::<(In<T>, Out<T>, u64, In<u64>, Value<T::Computed>)>::erase(found)
     }
@@ -311,6 +309,8 @@ pub(super) mod twin {
     pub(super) fn arg_max<T: Scalar>() -> HostTwin {
         place_of::<T>(is_greater)
     }
+
+    type Before<T> = fn(&T, &T) -> bool;
 
     fn place_of<T: Scalar>(before: Before<T::Computed>) -> HostTwin {
         let found = move |_: &Grid, x: &[T], out: &mut [u64], _most: u64, len: &[u64]| {

@@ -10,7 +10,7 @@ use super::code::{AlgorithmKernel, Algorithms, LoadedImage};
 use super::launch::AlgorithmLaunch;
 use super::lookback::Lookback;
 use super::reduce_op::ReduceOp;
-use super::scalar::Scalar;
+use super::scalar::{Extremes, Scalar};
 use super::sequence::{Elements, Sequence, counted};
 use crate::backend::{Grid, HostTwin};
 use crate::batch::queue::Queue;
@@ -116,6 +116,11 @@ impl Queue<'_> {
 
 /// Either scan on the CPU: exclusive, if the flag is set.
 fn twin<T: Scalar>(op: ReduceOp) -> HostTwin {
+    let combine = move |so_far: T::Computed, x| match op {
+        ReduceOp::Sum => op.combine::<T>(so_far, x),
+        ReduceOp::Min => so_far.least_of(x),
+        ReduceOp::Max => so_far.greatest_of(x),
+    };
     let scan = move |_: &Grid,
                      x: &[T],
                      out: &mut [T],
@@ -126,7 +131,7 @@ fn twin<T: Scalar>(op: ReduceOp) -> HostTwin {
         let mut so_far = (exclusive != 0).then_some(init);
         for (x, out) in counted(x, len).iter().zip(out) {
             let x = x.computed();
-            let with = so_far.map_or(x, |so_far| op.combine::<T>(so_far, x));
+            let with = so_far.map_or(x, |so_far| combine(so_far, x));
             *out = T::rounded(so_far.filter(|_| exclusive != 0).unwrap_or(with));
             so_far = Some(with);
         }

@@ -132,24 +132,23 @@ mod twin {
 
     use super::{HostTwin, ReduceOp, Scalar};
     use crate::algorithm::reduce::twin::total;
-    use crate::algorithm::scalar::{is_greater, is_less};
+    use crate::algorithm::scalar::Extremes;
     use crate::algorithm::sequence::counted;
     use crate::backend::Grid;
     use crate::kernel::signature::{In, InOut, TwinFn, Value};
 
     pub(super) fn reduce<T: Scalar>(op: ReduceOp) -> HostTwin {
-        let by_order = |before: fn(&T::Computed, &T::Computed) -> bool| {
+        let extreme = |of_two: fn(T::Computed, T::Computed) -> T::Computed| {
             segments::<T, T::Computed>(move |init, x| {
-                let better = |a, x: &T| if before(&x.computed(), &a) { x.computed() } else { a };
-                T::rounded(x.iter().fold(init, better))
+                T::rounded(x.iter().map(|x| x.computed()).fold(init, of_two))
             })
         };
         match op {
             ReduceOp::Sum => segments::<T, T::Total>(|init, x| {
                 T::of_total(T::add_totals(init, total::<T, T>(x, &T::total)))
             }),
-            ReduceOp::Min => by_order(is_less),
-            ReduceOp::Max => by_order(is_greater),
+            ReduceOp::Min => extreme(T::Computed::least_of),
+            ReduceOp::Max => extreme(T::Computed::greatest_of),
         }
     }
 

@@ -85,7 +85,8 @@ verbs! {
     ///
     /// Of nothing it is `init`. A sum is an element, as of a scan: integers wrap, where [`sum`](Stream::sum) does
     /// not, and `f16` and `bf16` are added in `f32` and rounded once, at the end. A floating point result is the
-    /// same from run to run on a device, and differs between devices in its last bits.
+    /// same from run to run on a device, and differs between devices in its last bits. Which of both zeros and of NaNs is the least
+    /// and the greatest, [`min`](Stream::min) says.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -137,7 +138,9 @@ verbs! {
 
     /// Finds the least element. Ready proves that the value is *visible to the host*.
     ///
-    /// A NaN, if there is one; of nothing the greatest value of the type, an infinity for floats.
+    /// A NaN, if there is one; of nothing the greatest value of the type, an infinity for floats. Of `f16`, `bf16` and `f32` it is
+    /// IEEE 754's `minimum`: −0 is less than +0, and a NaN has no sign and all bits of the payload. Of `f64` both zeros are equal, and
+    /// all NaNs: it is any of them.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -228,7 +231,8 @@ verbs! {
 
     /// Finds the greatest element. Ready proves that the value is *visible to the host*.
     ///
-    /// A NaN, if there is one; of nothing the least value of the type, an infinity for floats.
+    /// A NaN, if there is one; of nothing the least value of the type, an infinity for floats. Of zeros and NaNs it is
+    /// IEEE 754's `maximum`, as [`min`](Stream::min) is its `minimum`.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -431,6 +435,8 @@ verbs! {
     /// on average and by a block otherwise: one that is far longer than the others is slow. A floating point result
     /// is the same from run to run on a device, and differs between devices in its last bits.
     ///
+    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says.
+    ///
     /// # Errors
     /// Elements or offsets that were never written or whose producer failed; an output of another length; a GPU below
     /// compute capability 8.0; a lost or closed device. The output is then poisoned until it is overwritten.
@@ -467,6 +473,8 @@ verbs! {
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
     /// result is the same from run to run on a device, and differs between devices in its last bits.
     ///
+    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
+    ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
     /// GPU below compute
@@ -500,6 +508,8 @@ verbs! {
     /// The output is as long as the input. Where the device alone knows how many elements there are
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
     /// result is the same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
