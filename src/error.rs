@@ -253,8 +253,8 @@ pub enum ErrorDetail {
     /// A number in a formula of `transform!` is none of the integers that it is used for.
     #[error("{op}: {value} in the formula is no `{element}`")]
     LiteralOutOfRange { op: &'static str, value: i128, element: &'static str },
-    /// An argument of an operation begins at an address that is not aligned as its plan says.
-    #[error("{op}: {what} begins at {ptr:#x}, the plan wants a multiple of {alignment}")]
+    /// An argument of an operation begins at an address that is not aligned as its plan, or the operation, asks for.
+    #[error("{op}: {what} begins at {ptr:#x}, expected a multiple of {alignment}")]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
     /// A range leaves its buffer, or the rows or columns of a view; `unit` says what it counts.
     #[error("range {start}..{end} is out of bounds: there are {len} {unit}")]

@@ -480,4 +480,19 @@
 //! # let s = Device::host().stream().unwrap();
 //! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
 //! ```
+//! The type of an argument of a formula is a number's, or that of an array of them:
+//! ```
+//! # use gpu_await::*;
+//! fn is<S: OperandType<Element = f32>>() {}
+//! is::<In<f32>>();
+//! ```
+//! Not one of a user's:
+//! ```compile_fail,E0277
+//! # use gpu_await::*;
+//! struct Mine;
+//! impl OperandType for Mine {
+//!     type Element = f32;
+//!     const IS_SCALAR: bool = true;
+//! }
+//! ```
 #![forbid(unsafe_code)]

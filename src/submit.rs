@@ -145,6 +145,20 @@ pub(crate) fn submit<R>(
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
 }
 
+/// Refuses what [`submit`] refuses in front of its first driver call, for an operation that has none to make.
+#[cold]
+pub(crate) fn submit_nothing(
+    stream: &Arc<StreamState>,
+    at: &'static Location<'static>,
+    footprint: &Footprint<'_>,
+) -> Result<()> {
+    if stream.has_list() {
+        put_list_in_front(stream, footprint, at);
+    }
+    footprint.validate(stream.engine())?;
+    footprint.check_contents()
+}
+
 /// Puts an open list of the stream on it, before the operation looks at what it reads: the driver may refuse the list, and what
 /// that would have written is not there then.
 #[cold]

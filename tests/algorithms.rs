@@ -4,8 +4,8 @@
 use futures::executor::block_on;
 use gpu_await::testing::Gate;
 use gpu_await::{
-    AlgorithmFamily, Compare, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Out, ReduceOp, Region,
-    Stream, testing,
+    AlgorithmFamily, Compare, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, Graph, In, Op, Out,
+    ReduceOp, Region, Stream, ViewMut, testing,
 };
 use half::{bf16, f16};
 
@@ -258,10 +258,9 @@ fn sorts_are_right_and_stable() {
     }
     /// Sorts keep every bit, also a NaN's.
     fn assert_bits<T: Plain>(found: &[T], expected: &[T], what: &str) {
-        let differ = found
-            .iter()
-            .zip(expected)
-            .position(|(a, b)| bytemuck::bytes_of(a) != bytemuck::bytes_of(b));
+        let differ = found.iter().zip(expected).position(|(a, b)| {
+            gpu_await::bytemuck::bytes_of(a) != gpu_await::bytemuck::bytes_of(b)
+        });
         assert_eq!(differ, None, "{what}");
     }
     let stream = stream();
@@ -484,6 +483,126 @@ fn refusals() {
     let device = testing::device();
     let elsewhere = up(&device.stream().expect("a stream"), &[1.0f32]);
     assert!(stream.sum(&elsewhere).synchronize().is_err());
+}
+
+/// Kernels read and write whole words: values that begin between two of them are refused, whatever their type says.
+#[test]
+fn values_between_words() {
+    let stream = stream();
+    let offsets = up(&stream, &[0u64, 3]);
+    type Sorts<'s> = &'s dyn Fn(&mut DeviceBuffer<u32>, &mut ViewMut<'_, [u8; 8]>) -> Op<()>;
+    let sorts: [Sorts<'_>; 4] = [
+        &|keys, values| stream.sort_by_key(keys, values),
+        &|keys, values| stream.sort_by_key_descending(keys, values),
+        &|keys, values| stream.segmented_sort_by_key(keys, values, &offsets),
+        &|keys, values| stream.segmented_sort_by_key_descending(keys, values, &offsets),
+    ];
+    let numbers = [30u64, 10, 20];
+    for (at, sort) in sorts.iter().enumerate() {
+        let expected = if at % 2 == 0 { [10, 20, 30] } else { [30, 20, 10] };
+        for from in 0..9 {
+            let mut bytes = up(&stream, &[0u8; 33]);
+            let mut values = bytes.slice_mut(from..from + 24).expect("a part");
+            stream.fill(&mut values, 0).queued().expect("a fill");
+            let all: Vec<u8> = numbers.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            stream.copy(&up(&stream, &all), &mut values).queued().expect("a copy");
+            let mut keys = up(&stream, &[3u32, 1, 2]);
+            let before = stream.submitted();
+            let mut values = values.cast::<[u8; 8]>().expect("elements");
+            let sorted = sort(&mut keys, &mut values).queued();
+            let start = values.device_ptr();
+            if start.is_multiple_of(8) {
+                sorted.expect("a sort");
+                let sorted = stream.download(&values).synchronize().expect("data");
+                assert_eq!(sorted, expected.map(u64::to_ne_bytes), "sort {at}");
+                continue;
+            }
+            let error = sorted.expect_err("between two words");
+            let ErrorDetail::Misaligned { what: "the values", ptr, alignment: 8, .. } =
+                error.detail()
+            else {
+                panic!("sort {at} from {from}: {error}");
+            };
+            assert_eq!((*ptr, stream.submitted()), (start, before), "sort {at} from {from}");
+            let error = stream.download(&keys).synchronize().expect_err("poisoned");
+            assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+        }
+    }
+    let mut bytes = up(&stream, &[0u8; 14]);
+    let mut odd = bytes.slice_mut(1..13).expect("a part").cast::<[u8; 4]>().expect("elements");
+    let error = stream.sort_by_key(&mut up(&stream, &[3u32, 1, 2]), &mut odd).queued();
+    let error = error.expect_err("between two words");
+    assert!(matches!(error.detail(), ErrorDetail::Misaligned { alignment: 4, .. }), "{error}");
+}
+
+/// As of IEEE 754's `minimum` and `maximum`; of `f64` as of a comparison, so that the first of both zeros and of NaNs is kept.
+#[test]
+fn both_zeros_and_any_nan() {
+    fn check<T: Plain>(stream: &Stream, minus: u64, odd_nan: u64, nan: u64) {
+        let of =
+            |bits: &[u64]| up(stream, &bits.iter().map(|x| T::of_bits(*x)).collect::<Vec<_>>());
+        let same_bits = |got: T, expected: u64, what: &str| {
+            let bits = gpu_await::bytemuck::bytes_of(&got);
+            let expected = expected.to_le_bytes();
+            let what = format!("{what} of {}", std::any::type_name::<T>());
+            assert_eq!(bits, &expected[..bits.len()], "{what}: {got:?}");
+        };
+        for (op, zeros) in [(ReduceOp::Min, minus), (ReduceOp::Max, 0)] {
+            let first = T::of_bits(if op == ReduceOp::Min { 0 } else { minus });
+            for x in [[0, minus], [minus, 0]] {
+                let x = of(&x);
+                let got = stream.reduce(&x, op, first).synchronize().expect("a value");
+                same_bits(got, zeros, "zeros");
+                let alone = match op {
+                    ReduceOp::Min => stream.min(&x).synchronize(),
+                    _ => stream.max(&x).synchronize(),
+                };
+                same_bits(alone.expect("a value"), zeros, "zeros");
+                let mut scanned = of(&[0, 0]);
+                let put = stream.inclusive_scan(&x, op, &mut scanned).queued();
+                put.expect("a scan");
+                same_bits(down(stream, &scanned)[1], zeros, "scanned zeros");
+                stream.exclusive_scan(&x, op, first, &mut scanned).queued().expect("a scan");
+                let mut reduced = of(&[0]);
+                let offsets = up(stream, &[0u64, 2]);
+                let put = stream.segmented_reduce(&x, &offsets, op, first, &mut reduced).queued();
+                put.expect("a reduction");
+                same_bits(down(stream, &reduced)[0], zeros, "zeros of a segment");
+            }
+            let x = of(&[0, odd_nan, 0]);
+            same_bits(stream.reduce(&x, op, first).synchronize().expect("a value"), nan, "a NaN");
+            let mut scanned = of(&[0, 0, 0]);
+            stream.inclusive_scan(&x, op, &mut scanned).queued().expect("a scan");
+            let got = down(stream, &scanned);
+            same_bits(got[0], 0, "in front of a NaN");
+            same_bits(got[1], nan, "a scanned NaN");
+            same_bits(got[2], nan, "behind a NaN");
+            stream.exclusive_scan(&x, op, first, &mut scanned).queued().expect("a scan");
+            same_bits(down(stream, &scanned)[2], nan, "behind a NaN");
+            let mut reduced = of(&[0]);
+            let offsets = up(stream, &[0u64, 3]);
+            stream.segmented_reduce(&x, &offsets, op, first, &mut reduced).queued().expect("put");
+            same_bits(down(stream, &reduced)[0], nan, "a NaN of a segment");
+        }
+    }
+    let stream = stream();
+    check::<f32>(&stream, 1 << 31, 0xffc1_2345, 0x7fff_ffff);
+    check::<f16>(&stream, 1 << 15, 0xfe12, 0x7fff);
+    check::<bf16>(&stream, 1 << 15, 0xffd2, 0x7fff);
+    // The kernels of `f64` compare.
+    let odd = f64::from_bits(0xfff8_0000_1234_5678);
+    let scanned = |x: &[f64], op| {
+        let mut out = up(&stream, x);
+        stream.inclusive_scan(&up(&stream, x), op, &mut out).queued().expect("a scan");
+        down(&stream, &out).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    };
+    for op in [ReduceOp::Min, ReduceOp::Max] {
+        assert_eq!(scanned(&[0.0, -0.0], op), [0, 0]);
+        assert_eq!(scanned(&[-0.0, 0.0], op), [1 << 63, 1 << 63]);
+        assert_eq!(scanned(&[1.0, odd, f64::NAN], op)[1..], [odd.to_bits(); 2]);
+    }
+    let least = stream.min(&up(&stream, &[1.0, odd])).synchronize().expect("a value");
+    assert_eq!(least.to_bits(), odd.to_bits());
 }
 
 /// A device's algorithms go to its current stream; one that is named is another.

@@ -2,13 +2,14 @@
 //!
 //! More than 500 lines: tables of operations, each with what Rust computes.
 
+use std::cell::RefCell;
 use std::fmt::Debug;
 
 use futures::executor::block_on;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Arithmetic, Device, DeviceBuffer, ErrorDetail, Formula, In, InOut, Index, Region, Result,
-    Stream, transform,
+    Arithmetic, Device, DeviceBuffer, ErrorDetail, Formula, In, InOut, Index, Outcome, Region,
+    Result, Stream, Term, transform,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -1033,4 +1034,101 @@ async fn preloaded_for_each_use() -> Result<()> {
     stream.transform_in_place(axpy, (3.0, &x), &mut y).queued()?;
     assert_eq!(stream.download(&y).await?, [7.0; 3]);
     Ok(())
+}
+
+/// Of one argument, of two, and of three with flags: nothing says that a type is one formula alone.
+#[derive(Clone, Copy)]
+struct ThreeFormulas;
+
+impl Formula<1> for ThreeFormulas {
+    fn trace<'t, T: Arithmetic>([x]: [Term<'t, T>; 1]) -> impl Outcome<'t, T> {
+        x + 1_i128
+    }
+}
+
+impl Formula<2> for ThreeFormulas {
+    fn trace<'t, T: Arithmetic>([x, y]: [Term<'t, T>; 2]) -> impl Outcome<'t, T> {
+        x * y
+    }
+}
+
+impl Formula<3> for ThreeFormulas {
+    fn trace<'t, T: Arithmetic>([x, y, z]: [Term<'t, T>; 3]) -> impl Outcome<'t, T> {
+        (x + y).gt(z)
+    }
+}
+
+#[tokio::test]
+async fn a_type_of_several_formulas() -> Result<()> {
+    for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1], [1, 3, 2]] {
+        // Each has all kernels yet to load.
+        let device = testing::device();
+        let stream = device.stream()?;
+        let x = stream.upload(vec![10u64, 20, 30, 40]).queued()?;
+        let y = stream.upload(vec![2u64, 3, 4, 5]).queued()?;
+        for arguments in order {
+            let mut out = stream.zeros::<u64>(4).queued()?;
+            let mut flags = stream.zeros::<u8>(4).queued()?;
+            match arguments {
+                1 => {
+                    stream.transform::<_, _, 1>(ThreeFormulas, (&x,), &mut out).queued()?;
+                    assert_eq!(stream.download(&out).await?, [11, 21, 31, 41], "{order:?}");
+                }
+                2 => {
+                    stream.transform::<_, _, 2>(ThreeFormulas, (&x, &y), &mut out).queued()?;
+                    assert_eq!(stream.download(&out).await?, [20, 60, 120, 200], "{order:?}");
+                }
+                _ => {
+                    let operands = (&x, &y, 30);
+                    stream
+                        .transform_flags::<u64, _, 3>(ThreeFormulas, operands, &mut flags)
+                        .queued()?;
+                    assert_eq!(stream.download(&flags).await?, [0, 0, 1, 1], "{order:?}");
+                }
+            }
+        }
+        assert_eq!(stream.download(&x).await?, [10, 20, 30, 40], "{order:?}");
+        assert_eq!(stream.download(&y).await?, [2, 3, 4, 5], "{order:?}");
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// What a formula uses while it is written down.
+    static INNER: RefCell<Option<Stream>> = const { RefCell::new(None) };
+}
+
+/// Written down for the first time it computes with itself.
+#[derive(Clone, Copy)]
+struct UsesItself;
+
+impl Formula<1> for UsesItself {
+    fn trace<'t, T: Arithmetic>([x]: [Term<'t, T>; 1]) -> impl Outcome<'t, T> {
+        if let Some(stream) = INNER.take() {
+            let mut inner = stream.full(4, 6u32).queued().expect("memory");
+            stream
+                .transform_in_place::<_, _, 1>(UsesItself, (), &mut inner)
+                .queued()
+                .expect("a launch");
+            assert_eq!(stream.download(&inner).synchronize().expect("a download"), [7; 4]);
+        }
+        x + 1_i128
+    }
+}
+
+/// No lock is held while a formula is written down.
+#[test]
+fn a_formula_that_uses_itself() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let stream = testing::device().stream().expect("a stream");
+        let mut outer = stream.full(4, 1u32).queued().expect("memory");
+        INNER.set(Some(stream.clone()));
+        let launched = stream.transform_in_place::<_, _, 1>(UsesItself, (), &mut outer).queued();
+        launched.expect("a launch");
+        let outer = stream.download(&outer).synchronize().expect("a download");
+        done.send(outer.to_vec()).expect("somebody waits");
+    });
+    let outer = is_done.recv_timeout(std::time::Duration::from_secs(60));
+    assert_eq!(outer.expect("it does not wait for itself"), [2; 4]);
 }

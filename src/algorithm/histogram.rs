@@ -94,8 +94,9 @@ impl Histogram<'_> {
         let zero = AlgorithmLaunch::new(op).overwrites(counts).value(bins);
         let blocks = bins.div_ceil(u64::from(INIT_THREADS)).min(INIT_MOST_BLOCKS) as u32;
         zero.run(queue, &tuning.init, (blocks, INIT_THREADS))?;
+        let launch = launch.updates(counts).length(length);
         if length.most == 0 {
-            return Ok(());
+            return launch.run_nothing(queue);
         }
         // A block counts in 32 bits, so that 2^32 elements for each that the device holds at once are the most.
         let (kernel, most_blocks) = match self.bins <= tuning.shared_bins {
@@ -104,7 +105,7 @@ impl Histogram<'_> {
         };
         let tiles = (length.most as u64).div_ceil(u64::from(tuning.tile));
         let blocks = tiles.min(u64::from(most_blocks)) as u32;
-        launch.updates(counts).length(length).run(queue, kernel, (blocks, tuning.threads))
+        launch.run(queue, kernel, (blocks, tuning.threads))
     }
 }
 

@@ -180,6 +180,11 @@ impl<'k> AlgorithmLaunch<'k> {
         Ok(queue.submit_launch(&mut self.footprint, &launch)?)
     }
 
+    /// Refuses what [`run`](Self::run) would, where there is nothing to run.
+    pub(super) fn run_nothing(self, queue: &Queue<'_>) -> Result<()> {
+        queue.submit_nothing(&self.footprint)
+    }
+
     /// Poisons what it would have written, and hands the error back.
     pub(super) fn refuse(self, error: Error) -> Error {
         self.footprint.poison(error)

@@ -351,8 +351,6 @@ pub(super) mod twin {
         TwinFn::<(In<T>, Out<T>, u64, In<u64>, Value<T::Computed>, u64, u64)>::erase(reduced)
     }
 
-    type Before<T> = fn(&T, &T) -> bool;
-
     pub(super) fn arg_min<T: Scalar>() -> HostTwin {
         place_of::<T>(is_less)
     }
@@ -360,6 +358,8 @@ pub(super) mod twin {
     pub(super) fn arg_max<T: Scalar>() -> HostTwin {
         place_of::<T>(is_greater)
     }
+
+    type Before<T> = fn(&T, &T) -> bool;
 
     fn place_of<T: Scalar>(before: Before<T::Computed>) -> HostTwin {
         let found = move |_: &Grid, x: &[T], out: &mut [u64], _most: u64, len: &[u64]| {

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use bytemuck::Pod;
 
 use super::launch::Inputs;
-use super::scalar::{Scalar, is_greater, is_less};
+use super::scalar::{Extremes, Scalar};
 
 /// What a reduction or a scan combines elements by: numbers of any type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,9 +144,8 @@ impl ReduceOp {
         match self {
             ReduceOp::Sum => T::add_computed(a, b),
             ReduceOp::Product => T::multiply_computed(a, b),
-            ReduceOp::Min if is_less(&b, &a) => b,
-            ReduceOp::Max if is_greater(&b, &a) => b,
-            ReduceOp::Min | ReduceOp::Max => a,
+            ReduceOp::Min => a.least_of(b),
+            ReduceOp::Max => a.greatest_of(b),
         }
     }
 }

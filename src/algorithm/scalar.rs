@@ -8,6 +8,7 @@
 //! | `f32` `f64` | itself | itself |
 #![forbid(unsafe_code)]
 
+use std::cmp::Ordering;
 use std::fmt::Debug;
 
 use bytemuck::Pod;
@@ -50,7 +51,7 @@ pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     /// How its bits are ordered, from the least up: as those of `bits ^ (negative ? IF_NEGATIVE : 0) ^ ALWAYS`.
     const IF_NEGATIVE: u64;
     const ALWAYS: u64;
-    type Computed: Pod + PartialOrd + Debug + Send + Sync;
+    type Computed: Pod + Extremes + Debug + Send + Sync;
     const LEAST: Self::Computed;
     const GREATEST: Self::Computed;
     fn computed(self) -> Self::Computed;
@@ -73,6 +74,46 @@ pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     /// The bin that a value is in.
     fn even_bin(self, range: &[Self::Computed; 3], bins: u32) -> Option<usize>;
 }
+
+/// The lesser and the greater of two values, as the kernels have them; a NaN, if one of them is. Of equal ones the first.
+#[doc(hidden)]
+pub trait Extremes: PartialOrd + Copy {
+    fn least_of(self, other: Self) -> Self {
+        if is_less(&other, &self) { other } else { self }
+    }
+    fn greatest_of(self, other: Self) -> Self {
+        if is_greater(&other, &self) { other } else { self }
+    }
+}
+
+macro_rules! compared {
+    ($($type:ident)+) => {$(impl Extremes for $type {})+};
+}
+compared! { u8 u16 u32 u64 i8 i16 i32 i64 f64 }
+
+/// IEEE 754's `minimum` and `maximum`, which are instructions (`min.NaN`, `max.NaN`): -0 is less than +0, and each NaN becomes this one.
+impl Extremes for f32 {
+    fn least_of(self, other: f32) -> f32 {
+        match self.partial_cmp(&other) {
+            None => CANONICAL_NAN,
+            Some(Ordering::Less) => self,
+            Some(Ordering::Greater) => other,
+            // The same bits, or both zeros.
+            Some(Ordering::Equal) => f32::from_bits(self.to_bits() | other.to_bits()),
+        }
+    }
+    fn greatest_of(self, other: f32) -> f32 {
+        match self.partial_cmp(&other) {
+            None => CANONICAL_NAN,
+            Some(Ordering::Less) => other,
+            Some(Ordering::Greater) => self,
+            Some(Ordering::Equal) => f32::from_bits(self.to_bits() & other.to_bits()),
+        }
+    }
+}
+
+/// What instructions for `f32` give where there is a NaN.
+const CANONICAL_NAN: f32 = f32::from_bits(0x7fff_ffff);
 
 /// Whether `a` goes before `b` where the least is looked for; a NaN goes before all.
 pub(super) fn is_less<C: PartialOrd>(a: &C, b: &C) -> bool {

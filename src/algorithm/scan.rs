@@ -88,14 +88,15 @@ impl Queue<'_> {
                 ErrorDetail::WrongLength { op: name, what, expected, found }.into(),
             ));
         }
-        if found == 0 {
-            return Ok(());
-        }
         let memory = [span.memory, out.memory].into_iter().chain(length.memory());
         self.check_memory(memory).map_err(refuse)?;
+        let counts = length.count.is_some();
+        if found == 0 {
+            let launch = AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);
+            return launch.length(&length).run_nothing(self);
+        }
         let kind = if init.is_some() { "exclusive" } else { "inclusive" };
         let kernels = ScanKernels::of::<T>(self.home(), kind, op).map_err(refuse)?;
-        let counts = length.count.is_some();
         let Some(lookback) = &kernels.lookback else {
             let launch = AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);
             let launch = launch.length(&length).value(u32::from(init.is_some()));

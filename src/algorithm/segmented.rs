@@ -110,16 +110,16 @@ impl Queue<'_> {
             let (op, what) = (OP, "the output");
             return Err(refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
         }
-        if found == 0 {
-            return Ok(());
-        }
         let memory = [x.memory, offsets.memory, out.memory].into_iter();
         let memory = memory.chain(length.memory()).chain(offsets_length.memory());
         self.check_memory(memory).map_err(refuse)?;
-        let kernels = SegmentKernels::of::<T>(self.home(), op).map_err(refuse)?;
         let launch = AlgorithmLaunch::new(OP).reads(&x).length(&length).reads(&offsets);
         let launch = launch.writes(&out, offsets_length.count.is_some());
         let launch = launch.length(&offsets_length).value(init).inputs(&op.arguments());
+        if found == 0 {
+            return launch.run_nothing(self);
+        }
+        let kernels = SegmentKernels::of::<T>(self.home(), op).map_err(refuse)?;
         let (kernel, grid) = kernels.grid(length.most as u64, found as u64);
         launch.run(self, kernel, grid)
     }

@@ -11,11 +11,11 @@ use super::launch::AlgorithmLaunch;
 use super::reduce_op::{Operator, ReduceOp};
 use super::scalar::Scalar;
 use super::sequence::{ElementCount, Elements, Sequence, SequenceMut};
-use super::sort::{Order, check_value_size};
+use super::sort::{Order, check_values};
 use crate::backend::HostTwin;
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
-use crate::error::{Error, ErrorDetail, Result};
+use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::view::{Span, Writable};
@@ -54,7 +54,7 @@ impl SegmentSortKernels {
     fn of<K: Scalar>(
         home: &Home,
         (op, value_bytes): (&'static str, Option<usize>),
-        twin: impl FnOnce() -> HostTwin,
+        descending: bool,
     ) -> Result<Arc<SegmentSortKernels>> {
         let value = match value_bytes {
             None => "",
@@ -65,7 +65,12 @@ impl SegmentSortKernels {
             let words =
                 if value.is_empty() { K::WORD.to_owned() } else { format!("{}_{value}", K::WORD) };
             let Some(image) = LoadedImage::of(home, "segmented_sort", &words)? else {
-                let warps = AlgorithmKernel::twin(op, twin());
+                let twin = match value_bytes {
+                    None => twin::keys::<K>(descending),
+                    Some(4) => twin::pairs::<K, u32>(descending),
+                    Some(_) => twin::pairs::<K, u64>(descending),
+                };
+                let warps = AlgorithmKernel::twin(op, twin);
                 return Ok(SegmentSortKernels { warps, device: None });
             };
             let tuning = SegmentSortTuning {
@@ -92,17 +97,18 @@ impl SegmentSort<'_> {
         self.values.iter().fold(launch, |launch, (values, _)| launch.updates(values))
     }
 
-    fn put<K: Scalar>(&self, queue: &Queue<'_>, twin: impl FnOnce() -> HostTwin) -> Result<()> {
+    fn put<K: Scalar>(&self, queue: &Queue<'_>, descending: bool) -> Result<()> {
         let SegmentSort { op, keys, values, length, offsets, offsets_length, order } = self;
         let most = offsets_length.most;
         let others = values.iter().map(|(values, _)| values.memory);
         let memory = [keys.memory, offsets.memory].into_iter().chain(others);
         queue.check_memory(memory.chain(length.memory()).chain(offsets_length.memory()))?;
         if most < 2 || length.most < 2 {
-            return Ok(());
+            let launch = self.arrays(AlgorithmLaunch::new(op)).length(length);
+            return launch.reads(offsets).length(offsets_length).run_nothing(queue);
         }
         let value_bytes = values.as_ref().map(|(_, bytes)| *bytes);
-        let kernels = SegmentSortKernels::of::<K>(queue.home(), (op, value_bytes), twin)?;
+        let kernels = SegmentSortKernels::of::<K>(queue.home(), (op, value_bytes), descending)?;
         let Some(tuning) = &kernels.device else {
             let launch = self.arrays(AlgorithmLaunch::new(op)).length(length);
             let launch = launch.reads(offsets).length(offsets_length);
@@ -212,7 +218,7 @@ impl Queue<'_> {
         let Elements { span: offsets, length: offsets_length } = offsets.elements();
         let order = Order::of::<T>(descending);
         let sort = SegmentSort { op, keys, values: None, length, offsets, offsets_length, order };
-        let put = sort.put::<T>(self, || twin::keys::<T>(descending));
+        let put = sort.put::<T>(self, descending);
         put.map_err(|error| sort.refuse(error))
     }
 
@@ -223,19 +229,15 @@ impl Queue<'_> {
         offsets: &impl Sequence<u64>,
         descending: bool,
     ) -> Result<()> {
-        const { check_value_size::<V>() };
         let Elements { span: keys, length } = keys.elements_mut();
         let Elements { span: offsets, length: offsets_length } = offsets.elements();
-        let (expected, found) = (length.most, values.len());
-        let values = Some((values.span_mut(), size_of::<V>()));
+        let lengths = (length.most, values.len());
+        let values = values.span_mut();
+        let checked = check_values::<V>(op, &values, lengths);
+        let values = Some((values, size_of::<V>()));
         let order = Order::of::<K>(descending);
         let sort = SegmentSort { op, keys, values, length, offsets, offsets_length, order };
-        if found != expected {
-            let what = "the values";
-            let error = ErrorDetail::WrongLength { op, what, expected, found }.into();
-            return Err(sort.refuse(error));
-        }
-        let put = sort.put::<K>(self, || twin::pairs::<K, V>(descending));
+        let put = checked.and_then(|()| sort.put::<K>(self, descending));
         put.map_err(|error| sort.refuse(error))
     }
 }
@@ -244,7 +246,9 @@ impl Queue<'_> {
 mod twin {
     use std::ops::Range;
 
-    use super::{Element, HostTwin, Scalar};
+    use bytemuck::Pod;
+
+    use super::{HostTwin, Scalar};
     use crate::algorithm::sequence::counted;
     use crate::algorithm::sort::rank;
     use crate::backend::Grid;
@@ -276,7 +280,8 @@ mod twin {
         TwinFn::<(InOut<K>, u64, In<u64>, In<u64>, u64, In<u64>)>::erase(sort)
     }
 
-    pub(super) fn pairs<K: Scalar, V: Element>(descending: bool) -> HostTwin {
+    /// The words of values.
+    pub(super) fn pairs<K: Scalar, V: Pod>(descending: bool) -> HostTwin {
         let sort = move |_: &Grid,
                          keys: &mut [K],
                          values: &mut [V],

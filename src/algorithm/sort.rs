@@ -23,7 +23,7 @@ use super::sequence::{ElementCount, Elements, SequenceMut};
 use crate::backend::{Grid, HostTwin};
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
-use crate::error::{ErrorDetail, Result};
+use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::signature::{In, InOut, TwinFn};
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
@@ -103,12 +103,24 @@ impl Order {
     }
 }
 
+impl Sorted<'_> {
+    fn arrays(&self) -> AlgorithmLaunch<'_> {
+        let launch = AlgorithmLaunch::new(self.op).updates(&self.keys);
+        self.values.iter().fold(launch, |launch, (values, _)| launch.updates(values))
+    }
+
+    /// Poisons what would have been changed, and hands the error back.
+    fn refuse(&self, error: Error) -> Error {
+        self.arrays().refuse(error)
+    }
+}
+
 impl SortKernels {
     fn of<K: Scalar>(
         home: &Home,
         value_bytes: Option<usize>,
         is_wide: bool,
-        (op, twin): (&'static str, impl FnOnce() -> HostTwin),
+        (op, descending): (&'static str, bool),
     ) -> Result<Arc<SortKernels>> {
         let value = match value_bytes {
             None => "",
@@ -126,7 +138,12 @@ impl SortKernels {
             let words: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
             let words = words.join("_");
             let Some(image) = LoadedImage::of(home, "sort", &words)? else {
-                return Ok(SortKernels { small: AlgorithmKernel::twin(op, twin()), passes: None });
+                let twin = match value_bytes {
+                    None => twin::keys::<K>(descending),
+                    Some(4) => twin::pairs::<K, u32>(descending),
+                    Some(_) => twin::pairs::<K, u64>(descending),
+                };
+                return Ok(SortKernels { small: AlgorithmKernel::twin(op, twin), passes: None });
             };
             let count = image.kernel("sort_count")?;
             let count_threads = image.fact("count_threads");
@@ -257,7 +274,7 @@ impl Queue<'_> {
     ) -> Result<()> {
         let (keys, length, order) = (keys.clone(), length.clone(), Order::of::<K>(descending));
         let sorted = Sorted { op, keys, values, length, order };
-        self.sort_all::<K>(&sorted, || twin::keys::<K>(descending))
+        self.sort_all::<K>(&sorted, descending)
     }
 
     fn sort_keys<T: Scalar>(
@@ -269,7 +286,7 @@ impl Queue<'_> {
         let Elements { span: keys, length } = keys.elements_mut();
         let order = Order::of::<T>(descending);
         let sorted = Sorted { op, keys, values: None, length, order };
-        self.sort_all::<T>(&sorted, || twin::keys::<T>(descending))
+        self.sort_all::<T>(&sorted, descending)
     }
 
     fn sort_pairs<K: Scalar, V: Element>(
@@ -279,42 +296,30 @@ impl Queue<'_> {
         values: &mut impl Writable<V>,
         descending: bool,
     ) -> Result<()> {
-        const { check_value_size::<V>() };
         let Elements { span: keys, length } = keys.elements_mut();
-        let found = values.len();
+        let lengths = (length.most, values.len());
         let values = values.span_mut();
-        if found != length.most {
-            let (what, expected) = ("the values", length.most);
-            let error = ErrorDetail::WrongLength { op, what, expected, found }.into();
-            return Err(AlgorithmLaunch::new(op).updates(&keys).updates(&values).refuse(error));
-        }
+        let checked = check_values::<V>(op, &values, lengths);
         let (values, order) = (Some((values, size_of::<V>())), Order::of::<K>(descending));
         let sorted = Sorted { op, keys, values, length, order };
-        self.sort_all::<K>(&sorted, || twin::pairs::<K, V>(descending))
+        checked.map_err(|error| sorted.refuse(error))?;
+        self.sort_all::<K>(&sorted, descending)
     }
 
-    fn sort_all<K: Scalar>(
-        &self,
-        sorted: &Sorted<'_>,
-        twin: impl FnOnce() -> HostTwin,
-    ) -> Result<()> {
+    fn sort_all<K: Scalar>(&self, sorted: &Sorted<'_>, descending: bool) -> Result<()> {
         let Sorted { op, keys, values, length, .. } = sorted;
         if length.most < 2 {
-            return Ok(());
+            return sorted.arrays().length(length).run_nothing(self);
         }
         let value_bytes = values.as_ref().map(|(_, bytes)| *bytes);
         let is_wide = length.most as u64 > u64::from(u32::MAX);
         let others = values.iter().map(|(values, _)| values.memory).chain(length.memory());
         let checked = self.check_memory([keys.memory].into_iter().chain(others));
-        let kernels = checked
-            .and_then(|()| SortKernels::of::<K>(self.home(), value_bytes, is_wide, (op, twin)));
+        let kernels = checked.and_then(|()| {
+            SortKernels::of::<K>(self.home(), value_bytes, is_wide, (op, descending))
+        });
         let put = kernels.and_then(|kernels| match &kernels.passes {
-            None => {
-                let launch = AlgorithmLaunch::new(op).updates(keys);
-                let launch =
-                    values.iter().fold(launch, |launch, (values, _)| launch.updates(values));
-                launch.length(length).run(self, &kernels.small, (1, 1))
-            }
+            None => sorted.arrays().length(length).run(self, &kernels.small, (1, 1)),
             Some(passes) if length.most <= passes.small_tile as usize => {
                 let launch = AlgorithmLaunch::new(op).updates(keys).address(keys, 0);
                 let launch = match values {
@@ -326,10 +331,7 @@ impl Queue<'_> {
             }
             Some(passes) => self.sort_in_passes::<K>(passes, sorted),
         });
-        put.map_err(|error| {
-            let launch = AlgorithmLaunch::new(op).updates(keys);
-            values.iter().fold(launch, |launch, (values, _)| launch.updates(values)).refuse(error)
-        })
+        put.map_err(|error| sorted.refuse(error))
     }
 
     fn sort_in_passes<K: Scalar>(&self, by: &SortPasses, sorted: &Sorted<'_>) -> Result<()> {
@@ -413,17 +415,34 @@ pub(super) fn rank<K: Scalar>(key: &K, descending: bool) -> u64 {
     if descending { !rank & ones } else { rank }
 }
 
-/// Refuses values of sizes that no kernel takes along.
-pub(super) const fn check_value_size<V>() {
-    assert!(
-        size_of::<V>() == 4 || size_of::<V>() == 8,
-        "values that are sorted by keys have 4 or 8 bytes: sort the numbers of others, and gather those"
-    );
+/// Refuses values that are not as many as the keys, and those that are not words where they are: a kernel, and its twin, takes them
+/// along as unsigned integers of their size, whatever their type says.
+pub(super) fn check_values<V>(
+    op: &'static str,
+    values: &Span<'_>,
+    (expected, found): (usize, usize),
+) -> Result<()> {
+    const {
+        assert!(
+            size_of::<V>() == 4 || size_of::<V>() == 8,
+            "values that are sorted by keys have 4 or 8 bytes: sort the numbers of others, and gather those"
+        )
+    };
+    let (what, ptr, alignment) = ("the values", values.ptr().0, size_of::<V>() as u64);
+    if expected != found {
+        return Err(ErrorDetail::WrongLength { op, what, expected, found }.into());
+    }
+    if !ptr.is_multiple_of(alignment) {
+        return Err(ErrorDetail::Misaligned { op, what, ptr, alignment }.into());
+    }
+    Ok(())
 }
 
 /// The sorts on the CPU.
 mod twin {
-    use super::{Element, Grid, HostTwin, In, InOut, Scalar, TwinFn, rank};
+    use bytemuck::Pod;
+
+    use super::{Grid, HostTwin, In, InOut, Scalar, TwinFn, rank};
 
     fn len_of<T>(x: &[T], len: &[u64]) -> usize {
         super::super::sequence::counted(x, len).len()
@@ -437,7 +456,8 @@ mod twin {
         TwinFn::<(InOut<K>, u64, In<u64>)>::erase(sort)
     }
 
-    pub(super) fn pairs<K: Scalar, V: Element>(descending: bool) -> HostTwin {
+    /// The words of values.
+    pub(super) fn pairs<K: Scalar, V: Pod>(descending: bool) -> HostTwin {
         let sort = move |_: &Grid, keys: &mut [K], values: &mut [V], _most: u64, len: &[u64]| {
             let len = len_of(keys, len);
             let (keys, values) = (&mut keys[..len], &mut values[..len]);

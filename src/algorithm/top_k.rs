@@ -166,6 +166,10 @@ impl Top<'_> {
 
     fn put<T: Scalar>(&self, queue: &Queue<'_>) -> Result<()> {
         let Top { op, x, length, out: (_, k), places, descending } = self;
+        if *k == 0 {
+            let launch = self.takes(AlgorithmLaunch::new(op).reads(x));
+            return launch.length(length).run_nothing(queue);
+        }
         let kernels = TopKernels::of::<T>(queue.home(), op, *descending)?;
         let k_there = *k as u64;
         let launch = || AlgorithmLaunch::new(op);
@@ -316,10 +320,8 @@ impl Queue<'_> {
         out: (Span<'_>, usize),
         places: Option<(Span<'_>, usize)>,
     ) -> Result<()> {
-        let is_empty = out.1 == 0;
         let top = Top { op, x, length, out, places, descending };
-        let checked = top.check(self);
-        let put = checked.and_then(|()| if is_empty { Ok(()) } else { top.put::<T>(self) });
+        let put = top.check(self).and_then(|()| top.put::<T>(self));
         put.map_err(|error| top.refuse(error))
     }
 }

@@ -87,7 +87,8 @@ verbs! {
     /// sum or a product is an element, as of a scan: integers wrap, where [`sum`](Stream::sum) does not, and `f16` and
     /// `bf16` are computed in `f32` and rounded once, at the end. A floating point result is the same from run to run
     /// on a device, and differs between devices in its last bits. A product that passes the ends of the type on its
-    /// way stays there: in what order factors are multiplied depends on their number and the device.
+    /// way stays there: in what order factors are multiplied depends on their number and the device. Which of both zeros and of NaNs is
+    /// the least and the greatest, [`min`](Stream::min) says.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -140,7 +141,9 @@ verbs! {
 
     /// Finds the least element. Ready proves that the value is *visible to the host*.
     ///
-    /// A NaN, if there is one; of nothing the greatest value of the type, an infinity for floats.
+    /// A NaN, if there is one; of nothing the greatest value of the type, an infinity for floats. Of `f16`, `bf16` and `f32` it is
+    /// IEEE 754's `minimum`: −0 is less than +0, and a NaN has no sign and all bits of the payload. Of `f64` both zeros are equal, and
+    /// all NaNs: it is any of them.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -231,7 +234,8 @@ verbs! {
 
     /// Finds the greatest element. Ready proves that the value is *visible to the host*.
     ///
-    /// A NaN, if there is one; of nothing the least value of the type, an infinity for floats.
+    /// A NaN, if there is one; of nothing the least value of the type, an infinity for floats. Of zeros and NaNs it is
+    /// IEEE 754's `maximum`, as [`min`](Stream::min) is its `minimum`.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -434,6 +438,8 @@ verbs! {
     /// on average and by a block otherwise: one that is far longer than the others is slow. A floating point result
     /// is the same from run to run on a device, and differs between devices in its last bits.
     ///
+    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says.
+    ///
     /// # Errors
     /// Elements or offsets that were never written or whose producer failed; an output of another length; a GPU below
     /// compute capability 8.0; a lost or closed device. The output is then poisoned until it is overwritten.
@@ -472,6 +478,8 @@ verbs! {
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
     /// result is the same from run to run on a device, and differs between devices in its last bits.
     ///
+    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
+    ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
     /// GPU below compute
@@ -507,6 +515,8 @@ verbs! {
     /// The output is as long as the input. Where the device alone knows how many elements there are
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
     /// result is the same from run to run on a device, and differs between devices in its last bits.
+    ///
+    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -592,9 +602,11 @@ verbs! {
 
     /// Sorts keys in place, the least first, and values with them. Ready proves *complete on the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See [`sort`](Stream::sort).
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that.
+    /// See [`sort`](Stream::sort).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
     /// GPU below compute
     /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
@@ -623,10 +635,11 @@ verbs! {
 
     /// Sorts keys in place, the greatest first, and values with them. Ready proves *complete on the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
     /// [`sort_descending`](Stream::sort_descending).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
     /// GPU below compute
     /// capability 8.0; a lost or closed device. The outputs are then poisoned until they are overwritten.
@@ -698,10 +711,11 @@ verbs! {
     /// Sorts the keys of each segment in place, the least first, and values with them. Ready proves *complete on the
     /// device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
     /// [`segmented_sort`](Stream::segmented_sort).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///
@@ -719,10 +733,11 @@ verbs! {
     /// Sorts the keys of each segment in place, the greatest first, and values with them. Ready proves *complete on
     /// the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes. See
+    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
     /// [`segmented_sort`](Stream::segmented_sort).
     ///
     /// # Errors
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
     /// Elements or offsets that were never written or whose producer failed; out of memory; values of another length; a GPU below compute
     /// capability 8.0; a lost or closed device. The arrays are then poisoned until they are overwritten.
     ///

@@ -80,7 +80,7 @@ impl<'s> Queue<'s> {
         footprint.overwrites(&to);
         let pattern = self.pattern(value).map_err(|error| footprint.poison(error))?;
         if to.range.is_empty() {
-            return Ok(());
+            return self.submit_nothing(&footprint);
         }
         Ok(self.submit_fill(&mut footprint, to.ptr(), pattern, len)?)
     }

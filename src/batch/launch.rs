@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::submit::{
     Footprint, KernelLaunch, MemoryKernels, Outcomes, Raw, Recorder, Refusal, SubmitError, capture,
+    submit_nothing,
 };
 
 impl<'s> Queue<'s> {
@@ -102,6 +103,23 @@ impl<'s> Queue<'s> {
             Some(writer) => self.launch_in(writer, footprint, launch),
             None => self.launch_now(footprint, launch),
         }
+    }
+
+    /// Refuses what [`submit_launch`](Self::submit_launch) and [`submit`](Self::submit) refuse, for an operation that turns out to have
+    /// nothing to put on the stream: only after that it is done. What a graph is drawn with has no contents yet.
+    #[cold]
+    pub(crate) fn submit_nothing(&self, footprint: &Footprint<'_>) -> Result<()> {
+        let engine = self.stream.engine();
+        let checked = match (self.refused, self.writer) {
+            (Some(error), _) => Err(error.clone()),
+            (None, None) => submit_nothing(self.stream, self.at.get(), footprint),
+            (None, Some(Writer::Graph(_))) => footprint.validate(engine),
+            // What is written down of a replayed batch counts as written, and goes on.
+            (None, Some(Writer::Replay(_))) => {
+                footprint.validate(engine).and_then(|()| footprint.check_contents())
+            }
+        };
+        checked.map_err(|error| footprint.poison(error))
     }
 
     #[inline]

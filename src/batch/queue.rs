@@ -262,10 +262,10 @@ impl<'s> Queue<'s> {
             let error = lengths("upload_into", source.len(), destination_len);
             return Err(footprint.poison(error).into());
         }
-        if source.size_bytes() == 0 {
-            return Ok(0);
-        }
         footprint.lends(source.block());
+        if source.size_bytes() == 0 {
+            return Ok(self.submit_nothing(&footprint).map(|()| 0)?);
+        }
         let (from, bytes) = (source.host(), source.size_bytes());
         let copy = |raw: &Raw<'_>| Ok(raw.copy_to_device(to.ptr(), from, bytes)?);
         self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
@@ -320,12 +320,12 @@ impl<'s> Queue<'s> {
             return Err(lengths(name, source.len(), destination.len()).into());
         }
         let from = source.span();
-        if destination.size_bytes() == 0 {
-            return Ok(0);
-        }
         let mut footprint = Footprint::new(name);
         footprint.reads(&from);
         footprint.lends(destination.block());
+        if destination.size_bytes() == 0 {
+            return Ok(self.submit_nothing(&footprint).map(|()| 0)?);
+        }
         let (to, bytes) = (destination.host(), destination.size_bytes());
         let copy = |raw: &Raw<'_>| Ok(raw.copy_to_host(to, from.ptr(), bytes)?);
         self.submit(&mut footprint, 1, copy).map(|(ticket, ())| ticket)
@@ -362,7 +362,7 @@ impl<'s> Queue<'s> {
             )));
         }
         if from.range.is_empty() {
-            return Ok(());
+            return self.submit_nothing(&footprint);
         }
         if from.memory.engine().id != self.stream.engine().id {
             return self.copy_from_peer(&mut footprint, &from, &to);

@@ -74,7 +74,7 @@ impl Queue<'_> {
         };
         footprint.reads(&from);
         if from.range.is_empty() {
-            return Ok(());
+            return self.submit_nothing(&footprint);
         }
         let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Device(from.ptr()), rows);
         Ok(self.submit_copy(&mut footprint, &copy)?)
@@ -109,10 +109,10 @@ impl Queue<'_> {
             Ok(range) => range.start,
             Err(error) => return Err(footprint.poison(error).into()),
         };
-        if to.range.is_empty() {
-            return Ok(0);
-        }
         footprint.lends(source.block());
+        if to.range.is_empty() {
+            return Ok(self.submit_nothing(&footprint).map(|()| 0)?);
+        }
         let from = HostPtr(source.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Device(to.ptr()), Place::Host(from), rows);
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));
@@ -144,12 +144,12 @@ impl Queue<'_> {
         const OP: &str = "download_2d";
         let start = rows.span(OP, rows.destination, destination.len())?.start;
         let from = part::<T>(&source.span(), rows.span(OP, rows.source, source.len())?);
-        if from.range.is_empty() {
-            return Ok(0);
-        }
         let mut footprint = Footprint::new(OP);
         footprint.reads(&from);
         footprint.lends(destination.block());
+        if from.range.is_empty() {
+            return Ok(self.submit_nothing(&footprint).map(|()| 0)?);
+        }
         let to = HostPtr(destination.host().0 + start * size_of::<T>());
         let copy = row_copy::<T>(Place::Host(to), Place::Device(from.ptr()), rows);
         let copied = self.submit(&mut footprint, 1, |raw| Ok(raw.copy_rows(&copy)?));

@@ -209,7 +209,8 @@ impl<'a> Footprint<'a> {
         std::mem::forget(std::mem::take(&mut self.lent));
     }
 
-    pub(super) fn validate(&self, engine: &Engine) -> Result<()> {
+    /// Refuses what no device takes, whatever the contents.
+    pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
         match engine.lost() {
             Some(lost) => return Err(lost.clone()),

@@ -14,7 +14,9 @@ use super::expression::{At, Binary, Comparison, Expression, Literal, Logic, Step
 
 /// What is computed of each element, of `N` arguments: made by [`transform!`](crate::transform!).
 ///
-/// It is run once for each element type and device; what it does then is what it does always.
+/// It is run when a kernel of it is first used: once for each element type, each choice of which arguments are numbers, and device, and
+/// perhaps once more by another thread that uses it first as well. What it does then is what it does always. It may use devices itself.
+/// One type may be a formula of several numbers of arguments.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a formula of {N} arguments",
     label = "not a formula of {N} arguments",

@@ -4,10 +4,14 @@
 //! |---|---|
 //! | another formula, another element type | the text is another |
 //! | another choice of which arguments are numbers | a number is no address |
+//! | another number of arguments, flags instead of elements | one type may be several formulas |
 //!
 //! # Invariants
 //! 1. A kernel is loaded once a device, whoever asks first; others who want the same one wait, and those who want another do not
 //!    (`loaded_once`).
+//! 2. No lock is held while a formula is written down: it is a user's code, and may use the device
+//!    (`a_formula_that_uses_itself`).
+//! 3. All that the text of a kernel and the layout of its arguments depend on is in its id (`a_type_of_several_formulas`).
 
 use std::any::TypeId;
 use std::collections::HashMap;
@@ -17,7 +21,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
+use super::operand::MOST;
 use super::ptx;
 use super::ptx::{Recipe, Target, Tiling};
 use crate::DeviceKind;
@@ -32,13 +38,15 @@ use crate::submit::{Footprint, KernelCode, KernelLaunch};
 use crate::thread::role;
 
 /// Which kernel is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct KernelId {
     /// The formula's type, or what stands for another algorithm.
     pub(super) of: TypeId,
     pub(super) element: TypeId,
-    /// Which of its arguments are numbers, a bit each.
-    pub(super) scalars: u8,
+    /// Of each argument of a formula, whether it is a number.
+    pub(super) scalars: SmallVec<[bool; MOST]>,
+    /// It writes flags, not elements.
+    pub(super) flags: bool,
 }
 
 /// What a kernel does, on either kind of device.
@@ -73,14 +81,25 @@ pub(super) struct ElementwiseKernel {
     launched: AtomicBool,
 }
 
-/// Loads what a kernel turns out to be.
+/// Loads what a kernel turns out to be, unless another thread did meanwhile.
 pub(super) struct Loader<'h> {
     engine: &'h Arc<Engine>,
+    cell: Arc<KernelCell>,
 }
 
 impl Loader<'_> {
-    pub(super) fn load(&self, blueprint: &Blueprint<'_>) -> Result<ElementwiseKernel> {
-        let engine = self.engine;
+    pub(super) fn load(&self, blueprint: &Blueprint<'_>) -> Result<Arc<ElementwiseKernel>> {
+        let _loading = self.cell.loading.lock();
+        if let Some(kernel) = self.cell.kernel.get() {
+            return Ok(kernel.clone());
+        }
+        let kernel = Arc::new(ElementwiseKernel::load(self.engine, blueprint)?);
+        Ok(self.cell.kernel.get_or_init(|| kernel).clone())
+    }
+}
+
+impl ElementwiseKernel {
+    fn load(engine: &Arc<Engine>, blueprint: &Blueprint<'_>) -> Result<Self> {
         engine.check_open()?;
         let name: Arc<str> = Arc::from(blueprint.name);
         let (function, module) = match engine.backend.kind() {
@@ -94,14 +113,12 @@ impl Loader<'_> {
         let launched = AtomicBool::new(false);
         Ok(ElementwiseKernel { engine, name, function, tiling, module, launched })
     }
-}
 
-impl ElementwiseKernel {
-    /// The device's; the first to ask loads it.
+    /// The device's; the first to ask loads it. No lock is held when `define` is called.
     pub(super) fn get(
         home: &Home,
         id: KernelId,
-        define: impl FnOnce(&Loader<'_>) -> Result<Self>,
+        define: impl FnOnce(&Loader<'_>) -> Result<Arc<Self>>,
     ) -> Result<Arc<Self>> {
         let all = home.get_or_load(|| Ok::<_, Infallible>(ElementwiseKernels::default()));
         let all = match all {
@@ -113,12 +130,7 @@ impl ElementwiseKernel {
             return Ok(kernel.clone());
         }
         role::check("loading a kernel")?;
-        let _loading = cell.loading.lock();
-        if let Some(kernel) = cell.kernel.get() {
-            return Ok(kernel.clone());
-        }
-        let kernel = Arc::new(define(&Loader { engine: &home.engine })?);
-        Ok(cell.kernel.get_or_init(|| kernel).clone())
+        define(&Loader { engine: &home.engine, cell })
     }
 
     /// How it cuts its elements.

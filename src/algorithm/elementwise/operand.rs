@@ -14,7 +14,7 @@ use crate::memory::view::{Readable, Span, Writable};
 use crate::submit::Footprint;
 
 /// The most arguments of a formula.
-const MOST: usize = 6;
+pub(super) const MOST: usize = 6;
 
 /// What a launch passes, as it is collected.
 #[doc(hidden)]

@@ -24,11 +24,20 @@ impl<'k, T> Operands<'k, T, 1, true> for () {
 
 /// The type of an argument of a formula, for [`preload_transform`](crate::Device::preload_transform): a number type for a number, else
 /// [`In`] or, in place, [`InOut`] of it. Sealed.
-pub trait OperandType: 'static {
+pub trait OperandType: sealed::OperandType + 'static {
     /// The number type.
     type Element: Arithmetic;
     #[doc(hidden)]
     const IS_SCALAR: bool;
+}
+
+mod sealed {
+    use super::{Arithmetic, In, InOut};
+
+    pub trait OperandType {}
+    impl<T: Arithmetic> OperandType for T {}
+    impl<T: Arithmetic> OperandType for In<T> {}
+    impl<T: Arithmetic> OperandType for InOut<T> {}
 }
 
 impl<T: Arithmetic> OperandType for T {

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::arithmetic::Arithmetic;
 use super::formula::{Formula, gives_flags, written};
 use super::loaded::{Blueprint, ElementwiseKernel, KernelId};
+use super::operand::MOST;
 use super::ptx::Recipe;
 use super::twin;
 use crate::device::home::Home;
@@ -17,7 +18,7 @@ use crate::error::{ErrorDetail, Result};
 /// A formula over elements of one type, and which of its arguments are numbers.
 #[doc(hidden)]
 pub struct Prepared {
-    scalars: SmallVec<[bool; 6]>,
+    scalars: SmallVec<[bool; MOST]>,
     load: fn(&Home, &[bool]) -> Result<Arc<ElementwiseKernel>>,
 }
 
@@ -37,10 +38,11 @@ pub(super) fn kernel_of<T: Arithmetic, F: Formula<N>, const N: usize>(
     home: &Home,
     scalars: &[bool],
 ) -> Result<Arc<ElementwiseKernel>> {
-    let bits = scalars.iter().enumerate().map(|(at, is_scalar)| u8::from(*is_scalar) << at).sum();
-    let id = KernelId { of: TypeId::of::<F>(), element: TypeId::of::<T>(), scalars: bits };
+    assert_eq!(scalars.len(), N, "each argument of the formula is passed");
+    let (of, element, flags) = (TypeId::of::<F>(), TypeId::of::<T>(), gives_flags::<T, F, N>());
+    let id = KernelId { of, element, scalars: scalars.into(), flags };
     ElementwiseKernel::get(home, id, |loader| {
-        let (expression, flags) = (Arc::new(written::<T, F, N>()), gives_flags::<T, F, N>());
+        let expression = Arc::new(written::<T, F, N>());
         if let Some(value) = expression.unfit_literal(T::KIND) {
             let (op, element) = ("transform", std::any::type_name::<T>());
             return Err(ErrorDetail::LiteralOutOfRange { op, value, element }.into());

@@ -4,6 +4,8 @@
 use std::any::TypeId;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::arithmetic::Arithmetic;
 use super::formula::{Formula, gives_flags};
 use super::loaded::{Blueprint, ElementwiseKernel, KernelId};
@@ -35,7 +37,8 @@ struct GatherBy<I>(std::marker::PhantomData<I>);
 struct ScatterBy<I>(std::marker::PhantomData<I>);
 
 fn id<Algorithm: 'static, T: 'static>() -> KernelId {
-    KernelId { of: TypeId::of::<Algorithm>(), element: TypeId::of::<T>(), scalars: 0 }
+    let (of, element) = (TypeId::of::<Algorithm>(), TypeId::of::<T>());
+    KernelId { of, element, scalars: SmallVec::new(), flags: false }
 }
 
 /// The unsigned integer of the same size.
@@ -64,7 +67,7 @@ fn put<'k>(
     let checked = queue.check_memory(passed.footprint.touched().map(|(memory, _)| memory));
     checked.map_err(|error| passed.footprint.poison(error))?;
     if count == 0 {
-        return Ok(());
+        return queue.submit_nothing(&passed.footprint);
     }
     let kernel = kernel(queue.home(), &passed.scalars);
     let kernel = kernel.map_err(|error| passed.footprint.poison(error))?;
