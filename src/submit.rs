@@ -54,7 +54,7 @@ pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;
 use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
-pub(crate) use self::outcome::Outcomes;
+pub(crate) use self::outcome::LateOutcomes;
 pub(crate) use self::raw::{Raw, Refusal};
 pub use self::raw_queue::RawQueue;
 pub(crate) use self::summary::Summary;

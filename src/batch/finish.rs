@@ -7,10 +7,10 @@ use crate::batch::settle::{Settle, Settled};
 use crate::error::refused::Refused;
 use crate::error::{ErrorDetail, Result};
 use crate::op::{HostValue, Op, Points};
-use crate::submit::Outcomes;
+use crate::submit::LateOutcomes;
 
 impl Queue<'_> {
-    pub(crate) fn outcomes(&self) -> &Outcomes {
+    pub(crate) fn outcomes(&self) -> &LateOutcomes {
         &self.outcomes
     }
 

@@ -14,8 +14,8 @@ use crate::batch::report::OpSite;
 use crate::error::Result;
 use crate::event::Event;
 use crate::submit::{
-    Footprint, KernelLaunch, MemoryKernels, Outcomes, Raw, Recorder, Refusal, SubmitError, capture,
-    submit_nothing,
+    Footprint, KernelLaunch, LateOutcomes, MemoryKernels, Raw, Recorder, Refusal, SubmitError,
+    capture, submit_nothing,
 };
 
 impl<'s> Queue<'s> {
@@ -28,7 +28,7 @@ impl<'s> Queue<'s> {
     pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
-        let (outcomes, not_send) = (Outcomes::default(), PhantomData);
+        let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
         Queue { stream, home, last, refused: None, lease: None, writer, at, outcomes, not_send }
     }
 

@@ -37,7 +37,7 @@ use crate::runtime::marker::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
 use crate::stream::lease::Lease;
 use crate::submit::{
-    Footprint, Outcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
+    Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, submit, wrong_device,
 };
 use crate::thread::role;
 
@@ -58,7 +58,7 @@ pub struct Queue<'s> {
     /// Where the user opened it; where launches are written down first, where the last operation was written.
     pub(super) at: Cell<&'static Location<'static>>,
     /// Of work that can fail when it runs, and of what reads what it wrote.
-    pub(super) outcomes: Outcomes,
+    pub(super) outcomes: LateOutcomes,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
@@ -84,7 +84,7 @@ impl<'s> Queue<'s> {
     ) -> Self {
         let at = Cell::new(Location::caller());
         let (last, writer) = (Cell::new(0), None);
-        let (outcomes, not_send) = (Outcomes::default(), PhantomData);
+        let (outcomes, not_send) = (LateOutcomes::default(), PhantomData);
         Queue { stream, home, last, refused, lease, writer, at, outcomes, not_send }
     }
 

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::footprint::Footprint;
-use super::outcome::{Outcomes, foreign};
+use super::outcome::{LateOutcomes, foreign};
 use super::raw::{Raw, Refusal};
 use super::raw_queue::{Ranges, RawQueue};
 use crate::backend::DevicePtr;
@@ -207,7 +207,7 @@ impl<'a, P> Uses<'a, P> {
         mut self,
         stream: &Arc<StreamState>,
         recorder: impl RecordedBy,
-        outcomes: Option<&Outcomes>,
+        outcomes: Option<&LateOutcomes>,
         call: impl FnOnce(&RawQueue<'_>, P) -> std::result::Result<R, E>,
         submit: impl FnOnce(
             &mut Footprint<'a>,
@@ -227,7 +227,7 @@ impl<'a, P> Uses<'a, P> {
         let (name, engine) = (self.footprint.name(), stream.engine());
         let mut call = Some((call, self.pointers));
         let (mut returned, mut thrown) = (None, None);
-        let before = outcomes.map_or(0, Outcomes::len);
+        let before = outcomes.map_or(0, LateOutcomes::len);
         let mut calls = |raw: &Raw<'_>| {
             let mut failed = None;
             let memory = &self.memory;

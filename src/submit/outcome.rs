@@ -33,10 +33,10 @@ use crate::runtime::stream_state::StreamState;
 
 /// What a future is to tell of. Of most there is nothing.
 #[derive(Default)]
-pub(crate) struct Outcomes(OnceCell<Box<RefCell<LateFailures>>>);
+pub(crate) struct LateOutcomes(OnceCell<Box<RefCell<LateReads>>>);
 
 #[derive(Default)]
-struct LateFailures {
+struct LateReads {
     known: Vec<Dependency>,
     /// What the operation that is being submitted reads.
     read: Vec<Arc<RunOutcome>>,
@@ -145,9 +145,9 @@ impl RunOutcome {
     }
 }
 
-impl Outcomes {
+impl LateOutcomes {
     #[cold]
-    fn all(&self) -> &RefCell<LateFailures> {
+    fn all(&self) -> &RefCell<LateReads> {
         self.0.get_or_init(Box::default)
     }
 

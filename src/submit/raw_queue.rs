@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::name::Name;
-use super::outcome::{Dependency, Outcomes, RunOutcome};
+use super::outcome::{Dependency, LateOutcomes, RunOutcome};
 use super::raw::Raw;
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
@@ -28,7 +28,7 @@ pub struct RawQueue<'q> {
     /// If its work is captured.
     pub(super) recorder: Option<&'q Recorder>,
     /// Where what can fail when it runs is noted.
-    pub(super) outcomes: Option<&'q Outcomes>,
+    pub(super) outcomes: Option<&'q LateOutcomes>,
     pub(super) not_send: PhantomData<*const ()>,
 }
 
