@@ -4,26 +4,13 @@ Of results that come to the host there (`sum`, `max`, counts of selected element
 sort by key: `argsort_*` stands for it, whose values are places of 64 bits. `unique_*` sorts first, ours only drops what is equal to its
 neighbour. `top_50_*` is a `partition`: the values alone, in no order. There are no run lengths.
 """
-import time
-
 import cupy
+
+import peer_timing
 
 
 def measure(name, power, call, restore=None, rounds=None):
-    rounds = rounds or (9 if power > 24 else 25)
-    times = []
-    for turn in range(rounds + 3):
-        if restore is not None:
-            restore()
-        cupy.cuda.get_current_stream().synchronize()
-        start = time.perf_counter()
-        result = call()
-        cupy.cuda.get_current_stream().synchronize()
-        # The first ones compile kernels and fill the memory pool.
-        if turn >= 3:
-            times.append((time.perf_counter() - start) * 1e6)
-        del result
-    print(f"algorithm.{name}.2p{power}.cupy_us {sorted(times)[len(times) // 2]:.2f} us", flush=True)
+    peer_timing.measure((name, "cupy"), power, call, lambda: cupy.cuda.get_current_stream().synchronize(), restore, rounds)
 
 
 def random(dtype, size):

@@ -5,26 +5,13 @@ places beside the values, so `sort_*` is a sort of pairs whose values are 64 bit
 the value is read back here as well. `unique_*` drops what is equal to its neighbour (`unique_consecutive`), as there; `histogram_u32`
 counts floats (`histc`), which it has no integers for on a GPU in all versions.
 """
-import time
-
 import torch
+
+import peer_timing
 
 
 def measure(name, power, call, restore=None, rounds=None):
-    rounds = rounds or (9 if power > 24 else 25)
-    times = []
-    for turn in range(rounds + 3):
-        if restore is not None:
-            restore()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        result = call()
-        torch.cuda.synchronize()
-        # The first ones load kernels and fill the caching allocator.
-        if turn >= 3:
-            times.append((time.perf_counter() - start) * 1e6)
-        del result
-    print(f"algorithm.{name}.2p{power}.torch_us {sorted(times)[len(times) // 2]:.2f} us", flush=True)
+    peer_timing.measure((name, "torch"), power, call, torch.cuda.synchronize, restore, rounds)
 
 
 def random(dtype, size):

@@ -2,6 +2,8 @@
 
 #[path = "under_test/eventually.rs"]
 mod eventually;
+#[path = "under_test/held_pool.rs"]
+mod held_pool;
 #[path = "under_test/host_threads.rs"]
 mod host_threads;
 
@@ -18,6 +20,7 @@ use gpu_await::{
     Acquire, Device, ErrorDetail, ErrorKind, PoolShare, PooledStream, PooledStreamState, Result,
     StreamPool, Unfinished, kernels,
 };
+use held_pool::hold_for;
 use host_threads::threads_of_host;
 
 const SOON: Duration = Duration::from_secs(15);
@@ -557,14 +560,7 @@ async fn who_cannot_be_answered_is_refused_at_once() -> Result<()> {
     let device = testing::device();
     let pool = pool(&device, 1, 100);
     // One that is held for longer than what follows has time.
-    let stream = pool.acquire().await?;
-    let gate = Gate::close(&stream)?;
-    drop(stream);
-    let taken = Instant::now();
-    while taken.elapsed() < 2 * MOMENT {
-        tokio::task::yield_now().await;
-    }
-    gate.open();
+    hold_for(&pool, 2 * MOMENT).await?;
     let held = soon(pool.acquire()).await?;
     let mut late = pool.acquire_by(Instant::now() + MOMENT);
     let error = (&mut late).now_or_never().expect("at once").map(drop).expect_err("too late");

@@ -2,6 +2,8 @@
 
 #[path = "under_test/eventually.rs"]
 mod eventually;
+#[path = "under_test/held_pool.rs"]
+mod held_pool;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -10,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use eventually::eventually;
 use futures::FutureExt;
-use gpu_await::testing::{self, Gate};
+use gpu_await::testing;
 use gpu_await::{Batcher, Error, ErrorDetail, PoolShare, PooledStream, Result, StreamPool};
+use held_pool::hold_for;
 use tower::Service;
 use tracing::field::{Field, Visit};
 use tracing::subscriber::DefaultGuard;
@@ -122,14 +125,7 @@ async fn every_refusal_is_an_event() -> Result<()> {
     drop(held);
 
     // Held for longer than the next one has time.
-    let stream = pool.acquire().await?;
-    let gate = Gate::close(&stream)?;
-    drop(stream);
-    let taken = Instant::now();
-    while taken.elapsed() < 2 * MOMENT {
-        tokio::task::yield_now().await;
-    }
-    gate.open();
+    hold_for(&pool, 2 * MOMENT).await?;
     let held = pool.acquire().await?;
     let late = refused(pool.acquire_by(Instant::now() + MOMENT).await);
     assert!(matches!(late.detail(), ErrorDetail::TooLate { .. }), "{late}");

@@ -239,8 +239,8 @@ impl Allocation {
     /// Whether no other stream used the memory, and all of it is worth reading, so that a use there waits for nothing.
     #[inline]
     pub(crate) fn is_only_used_by(&self, stream: u64) -> bool {
-        // ORDERING: Relaxed: the caller borrows what it will use. Another stream's use that is in conflict with that was entered
-        // by who had it before, which the borrow's way here orders; one that is not in conflict adds no wait.
+        // ORDERING: Relaxed: the caller holds a borrow of the range that it will use. A conflicting use on another stream was entered
+        // before the caller got that borrow, and handing over the borrow orders the two. A use that does not conflict adds no wait.
         self.only_user.load(Ordering::Relaxed) == stream
     }
 

@@ -3,7 +3,7 @@
 //! The target and the fields are documented at [`StreamPool`](super::pool::StreamPool), for everything that refuses.
 //!
 //! # Invariants
-//! 1. What is counted as refused has its event, also if nobody waits for the answer any more (`every_refusal_is_an_event`).
+//! 1. Every counted refusal emits one event, even if the caller no longer waits for the answer (`every_refusal_is_an_event`).
 //! 2. It is sent outside of every lock, and a subscriber that panics ends nothing.
 #![forbid(unsafe_code)]
 

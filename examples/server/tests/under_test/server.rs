@@ -144,7 +144,8 @@ impl Server {
     pub(crate) fn peak_mib(&self) -> u64 {
         let peak = self.mib_of("VmHWM:");
         // 5 resets the peak: see proc(5).
-        std::fs::write(self.proc("clear_refs"), "5").expect("it is a child of ours");
+        std::fs::write(self.proc("clear_refs"), "5")
+            .expect("the server is a child process of this test");
         peak
     }
 
