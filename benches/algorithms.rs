@@ -8,10 +8,12 @@
 //! | `algorithm.NAME.2pN.added_us`, `.device_ratio` | the difference of the first; the ratio of the second |
 //! | `algorithm.runs_u32.2pN.cub_narrow_us`, `.cub_narrow_device_us` | CUB's with lengths of 32 bits; beside it in `cub_us` they are of 64, as ours |
 //! | `algorithm.load.NAME.ms` | what the first use of a process takes |
+//! | `algorithm.load.preload_f64.ms`, `.preloaded_sum_f64.ms` | what `preload` of two families takes, and a first use behind it |
 //!
 //! Keys that are sorted are put back before each round, which is not counted. CUB's lines are printed where the environment variable
 //! `GPU_AWAIT_CUB` names what `benches/raw/cub.cu` was built to; it runs in the same process on the same memory. CUB counts elements
-//! in 32 bits there (but runs), ours in 64; results of `sum` and `max` stay on the device there, and ours come to the host.
+//! in 32 bits there (but runs), ours in 64. What `sum_f32` and `max_u32` give stays on the device; in `sum_f32_to_host` and
+//! `max_u32_to_host` it comes to the host, by CUB's call and a copy to pinned memory.
 //! CuPy and PyTorch do the same in `algorithms_cupy.py` and `algorithms_torch.py`.
 
 #[path = "measure.rs"]
@@ -33,7 +35,9 @@ mod compared {
     use std::time::Instant;
 
     use bytemuck::Pod;
-    use gpu_await::{Compare, DeviceBuffer, Element, Op, ReduceOp, Stream, transform};
+    use gpu_await::{
+        AlgorithmFamily, Compare, DeviceBuffer, Element, Op, ReduceOp, Stream, transform,
+    };
     use tokio::runtime::Runtime;
 
     use super::measure::{self, Sorted, is_smoke, on_cuda, print, rounds, us};
@@ -55,6 +59,8 @@ mod compared {
     /// As `cub.cu` numbers them: runs with lengths of 64 bits, and of 32.
     const RUNS: i32 = 10;
     const NARROW_RUNS: i32 = 11;
+    /// Added to a number: the result is copied to the host behind it.
+    const TO_HOST: i32 = 100;
 
     /// CUB, if it was built.
     struct Cub {
@@ -84,6 +90,7 @@ mod compared {
         fresh: DeviceBuffer<T>,
         x: DeviceBuffer<T>,
         y: DeviceBuffer<T>,
+        one: DeviceBuffer<T>,
         v: DeviceBuffer<T>,
         w: DeviceBuffer<T>,
         count: DeviceBuffer<u64>,
@@ -110,7 +117,8 @@ mod compared {
             let offsets = (0..=len as u64 / 64).map(|segment| 64 * segment).collect::<Vec<_>>();
             let offsets = self.stream.upload(offsets).queued().expect("memory");
             let (bins, lengths) = (numbers(256), numbers(len));
-            Memory { fresh, x: up(), y: up(), v: up(), w: up(), count, bins, lengths, offsets }
+            let one = self.stream.zeros(1).queued().expect("memory");
+            Memory { fresh, x: up(), y: up(), one, v: up(), w: up(), count, bins, lengths, offsets }
         }
 
         fn measure<T: Element, R: Send + 'static>(
@@ -125,9 +133,9 @@ mod compared {
             for _ in 0..rounds {
                 stream.copy(&memory.fresh, &mut memory.x).queued().expect("a copy");
                 let begin = stream.record_timed().expect("an event");
-                let op = call(stream, memory);
+                // Nobody waits for it: no marker of ours between the two events.
+                call(stream, memory).abandon();
                 let end = stream.record_timed().expect("an event");
-                op.synchronize().expect("a result");
                 end.synchronize().expect("an event");
                 device.push(us(end.elapsed_since(&begin).expect("a time")));
                 stream.copy(&memory.fresh, &mut memory.x).synchronize().expect("a copy");
@@ -207,6 +215,14 @@ mod compared {
         let before = Instant::now();
         stream.sort(&mut few).synchronize().expect("a sort");
         print("algorithm.load.sort_u32.ms", measure::ms(before.elapsed()), "ms");
+        let families = [AlgorithmFamily::Reduce, AlgorithmFamily::Sort];
+        let before = Instant::now();
+        bench.runtime.block_on(device.preload::<f64>(&families)).expect("kernels");
+        print("algorithm.load.preload_f64.ms", measure::ms(before.elapsed()), "ms");
+        let few = stream.full(8, 1.0f64).queued().expect("memory");
+        let before = Instant::now();
+        stream.sum(&few).synchronize().expect("a sum");
+        print("algorithm.load.preloaded_sum_f64.ms", measure::ms(before.elapsed()), "ms");
 
         let powers: &[u32] =
             if is_smoke() { &[10] } else { &[10, 12, 14, 16, 18, 20, 22, 24, 26, 28] };
@@ -218,7 +234,11 @@ mod compared {
                     stream.transform(transform!(|x, v| 2.0 * x + v), (&m.x, &m.v), &mut m.y)
                 };
                 bench.measure(("transform_f32", 8, power), &mut memory, axpy);
-                bench.measure(("sum_f32", 0, power), &mut memory, |stream, m| stream.sum(&m.x));
+                bench.measure(("sum_f32", 0, power), &mut memory, |stream, m| {
+                    stream.sum_into(&m.x, &mut m.one)
+                });
+                let to_host = ("sum_f32_to_host", TO_HOST, power);
+                bench.measure(to_host, &mut memory, |stream, m| stream.sum(&m.x));
                 bench.measure(("sort_f32", 6, power), &mut memory, |stream, m| {
                     stream.sort(&mut m.x)
                 });
@@ -233,7 +253,11 @@ mod compared {
                     stream.copy_if_into(&m.x, Compare::Less(1 << 31), &mut m.y, &mut m.count)
                 };
                 bench.measure(("select_u32", 2, power), &mut memory, select);
-                bench.measure(("max_u32", 7, power), &mut memory, |stream, m| stream.max(&m.x));
+                bench.measure(("max_u32", 7, power), &mut memory, |stream, m| {
+                    stream.max_into(&m.x, &mut m.one)
+                });
+                let to_host = ("max_u32_to_host", TO_HOST + 7, power);
+                bench.measure(to_host, &mut memory, |stream, m| stream.max(&m.x));
                 bench.measure(("sort_u32", 3, power), &mut memory, |stream, m| {
                     stream.sort(&mut m.x)
                 });

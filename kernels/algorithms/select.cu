@@ -15,8 +15,7 @@ using element = ELEMENT;
 using tile_state = cub::ScanTileState<int>;
 using none = cub::NullType;
 
-// Where a part is, and what parts before it selected. That is in the outputs' addresses already: the agent would look it up for every
-// element that it writes.
+// Where a part is, and what parts before it selected.
 struct part {
     using total_num_items_t = u64;
     u64 first;
@@ -24,24 +23,13 @@ struct part {
     u64* after;
     __device__ __forceinline__ u64 input_offset() const { return first; }
     __device__ __forceinline__ u64 is_first_partition() const { return first == 0; }
-    __device__ __forceinline__ u64 num_previously_selected() const { return 0; }
-    __device__ __forceinline__ u64 num_previously_rejected() const { return 0; }
+    __device__ __forceinline__ u64 num_previously_selected() const { return before == nullptr ? 0 : *before; }
+    __device__ __forceinline__ u64 num_previously_rejected() const { return before == nullptr ? 0 : first - *before; }
     template <class N> __device__ __forceinline__ u64 num_total_items(N) const { return 0; }
     template <class It, class N> __device__ __forceinline__ void update_num_selected(It, N selected) const {
-        *after = selected_before() + u64(selected);
+        *after = num_previously_selected() + u64(selected);
     }
-    __device__ __forceinline__ u64 selected_before() const { return before == nullptr ? 0 : *before; }
 };
-
-template <class T> using apart = cub::detail::select::partition_distinct_output_t<T*, T*>;
-
-// An output behind what parts before wrote.
-template <class T> __device__ __forceinline__ T* behind(T* out, part where) { return out + where.selected_before(); }
-template <class T> __device__ __forceinline__ apart<T> behind(apart<T> out, part where) {
-    u64 selected = where.selected_before();
-    u64 rejected = where.before == nullptr ? 0 : where.first - selected;
-    return {out.selected_it + selected, out.rejected_it + rejected};
-}
 
 // The numbers from 0 on.
 struct counting {
@@ -89,13 +77,13 @@ __device__ __forceinline__ void select(In in, Flags flags, Out out, void* state,
     int items = left < u64(part_most) ? int(left) : part_most;
     int tiles = (items + Tuning::tile - 1) / Tuning::tile;
     if (items == 0) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) { *where.after = where.selected_before(); }
+        if (blockIdx.x == 0 && threadIdx.x == 0) { *where.after = where.num_previously_selected(); }
         return;
     }
     if (int(blockIdx.x) >= tiles) { return; }
     tile_state status;
     status.Init(0, state, 0);
-    agent(storage, in, flags, behind(out, where), chosen, same, items, where).ConsumeRange(tiles, status, where.after);
+    agent(storage, in, flags, out, chosen, same, items, where).ConsumeRange(tiles, status, where.after);
 }
 
 // Where a part begins, and how long it is at most.
@@ -117,6 +105,7 @@ struct place {
         select<NAME##_tuning, cub::SelectImpl::WHICH>(FROM, BY, TO, PASSED, IF, EQUAL_T{});                  \
     }
 
+template <class T> using apart = cub::detail::select::partition_distinct_output_t<T*, T*>;
 #define COMMA ,
 
 #ifdef FLAGS

@@ -94,8 +94,9 @@ struct portion {
 #else
 #define PASS_BOUNDS __launch_bounds__(pass.threads_per_block)
 #endif
-// Narrow keys alone would take more registers so, and two blocks fit instead of three.
-using pass_key = cuda::std::conditional_t<has_values || sizeof(word) == 8, raw_key<word>, key>;
+// Wide keys alone take fewer instructions so. Narrow ones take more registers, and two blocks fit instead of three; pairs of 32
+// bits each take a hundredth longer.
+using pass_key = cuda::std::conditional_t<!has_values && sizeof(word) == 8, raw_key<word>, key>;
 extern "C" __global__ void PASS_BOUNDS
 sort_pass(int* lookback, int* counter, place* next, const place* bins, pass_key* keys_out, const pass_key* keys_in,
           value* values_out, const value* values_in, u64 most, const u64* len, portion of) {
