@@ -37,8 +37,8 @@ pub(crate) struct WaitState {
     /// The stream has it.
     key: Option<WaiterKey>,
     stage: Stage,
-    /// Times that it checked, each for a while.
-    checks: u8,
+    /// It leaves all looks to others: as it was told to, or since it was polled too late while it checked.
+    never_checks: bool,
     /// Polled by a thread that has nothing else to do.
     blocking: bool,
     /// The task's: kept here because there is room.
@@ -63,9 +63,6 @@ enum Stage {
     Awake(CheckPermit),
 }
 
-/// Checks for one future; the poller does the rest.
-const CHECKS: u8 = 4;
-
 impl WaitState {
     /// Whether the task is polled again without being woken.
     pub(crate) fn comes_again(&self) -> bool {
@@ -79,14 +76,13 @@ impl WaitState {
 
     /// Leaves the looking to the poller from the first poll on.
     pub(crate) fn never_check(&mut self) {
-        self.checks = CHECKS;
+        self.never_checks = true;
     }
 
     /// For the future's next point, when this one is complete.
     pub(crate) fn next(&self) -> Self {
-        let checks = if self.checks == CHECKS { CHECKS } else { 0 };
-        let (blocking, stage) = (self.blocking, Stage::Next);
-        WaitState { checks, blocking, stage, ..WaitState::default() }
+        let (never_checks, blocking) = (self.never_checks, self.blocking);
+        WaitState { never_checks, blocking, stage: Stage::Next, ..WaitState::default() }
     }
 
     /// The stream is gone, which wakes whoever waited for it.
@@ -182,7 +178,7 @@ impl StreamState {
         } else if !comes_again {
             self.call(self.queue.look_by(due));
         }
-        let may_stay = may_ask && wait.checks != CHECKS;
+        let may_stay = may_ask && !wait.never_checks;
         let is_polled_again =
             !wait.blocking && (comes_again || (may_stay && self.begins_to_stay_awake(wait, now)));
         if is_polled_again {
@@ -247,7 +243,7 @@ impl StreamState {
     fn lets_others_go(&self, wait: &WaitState) -> bool {
         !self.engine.state.backlog.is_empty()
             && !wait.blocking
-            && wait.checks != CHECKS
+            && !wait.never_checks
             && self.engine.options.completion.checks()
     }
 
@@ -395,12 +391,12 @@ impl StreamState {
             }
             self.stop_checking(wait);
             if is_late {
-                wait.checks = CHECKS;
+                wait.never_checks = true;
             }
             return false;
         }
         let options = self.engine.options;
-        if options.stepped || !options.completion.checks() || wait.checks == CHECKS {
+        if options.stepped || !options.completion.checks() || wait.never_checks {
             return false;
         }
         // One task a stream: its look serves the others.
@@ -416,7 +412,6 @@ impl StreamState {
         let permit = self.engine.checkers.enter(now, since + until_ns);
         let Some(permit) = permit else { return false };
         wait.stage = Stage::Checking { permit, checked_at: now };
-        wait.checks += 1;
         // ORDERING: Relaxed: a time, for guesses.
         self.pace.checked_at.store(now, Ordering::Relaxed);
         true
