@@ -364,3 +364,40 @@ async fn a_transform_in_a_graph() -> Result<()> {
     assert!(stream.download(&x).await?.iter().all(|x| (x - expected).norm() < 0.1));
     Ok(())
 }
+
+/// A plan that is made in a graph's closure is dropped there, and the graph goes on with what that had on the device. Lengths
+/// with large prime factors need more of that.
+#[cfg(feature = "fft")]
+#[tokio::test]
+async fn a_plan_goes_before_its_graph() -> Result<()> {
+    use gpu_await::{Complex, Fft};
+    const N: usize = 4_099;
+    let device = testing::device();
+    let Ok(fft) = Fft::load(&device).await else {
+        assert_eq!(device.kind(), DeviceKind::Cuda, "the twin is always there");
+        return Ok(());
+    };
+    let stream = device.stream()?;
+    let graph = device.graph::<(InOut<Complex<f32>>,), _, _>(fft, |q, fft, (mut x,)| {
+        let plan = fft.complex::<f32>(&[N]).plan_blocking()?;
+        plan.forward_in_place(q, &mut x)?;
+        plan.inverse_in_place(q, &mut x)
+    });
+    let mut x = stream.full(N, Complex::new(1.0f32, -1.0)).queued()?;
+    for round in 0..3 {
+        graph.launch(&stream, (&mut x,)).await?;
+        // What was destroyed is destroyed by then, and its memory somebody else's.
+        drop(fft_of_another_length(&device, round).await?);
+        let values = stream.download(&x).await?;
+        let expected = Complex::new(N as f32, -(N as f32));
+        assert!(values.iter().all(|x| (x - expected).norm() < 8.0), "round {round}: {}", values[0]);
+        stream.fill(&mut x, Complex::new(1.0f32, -1.0)).queued()?;
+    }
+    Ok(())
+}
+
+#[cfg(feature = "fft")]
+async fn fft_of_another_length(device: &Device, round: usize) -> Result<impl Sized> {
+    let fft = gpu_await::Fft::load(device).await?;
+    fft.complex::<f32>(&[2_053 + 10 * round]).plan().await
+}

@@ -149,6 +149,36 @@ async fn one_plan_on_two_streams() -> Result<()> {
     Ok(())
 }
 
+/// What is transformed is what is there by then. Some lengths take one kernel, others several, and some need memory besides.
+#[tokio::test]
+async fn the_same_addresses_again() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let fft = Fft::load(&device).await?;
+    let host = device.kind() == DeviceKind::Host;
+    for n in [16, 4_099, if host { 64 } else { 1 << 20 }] {
+        let plan = fft.complex::<f32>(&[n]).plan().await?;
+        let mut x = stream.empty::<Complex<f32>>(n).queued()?;
+        let mut y = stream.empty::<Complex<f32>>(n).queued()?;
+        for round in 0..6_u8 {
+            let value = Complex::new(f32::from(round), -1.0);
+            stream.fill(&mut x, value).queued()?;
+            plan.forward(&stream, &x, &mut y).queued()?;
+            let sum = stream.download(&y.slice(..1)?).await?[0];
+            let want = value * n as f32;
+            assert!((sum - want).norm() <= 1e-4 * want.norm(), "{n}: {sum}, not {want}");
+            plan.inverse(&stream, &y, &mut x).queued()?;
+            let back = stream.download(&x.slice(..1)?).await?[0];
+            assert!((back - want).norm() <= 1e-3 * want.norm(), "{n}: {back}, not {want}");
+            plan.forward_in_place(&stream, &mut x).queued()?;
+            let sum = stream.download(&x.slice(..1)?).await?[0];
+            let want = want * n as f32;
+            assert!((sum - want).norm() <= 1e-3 * want.norm(), "{n}: {sum}, not {want}");
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn waits_for_what_writes_its_input() -> Result<()> {
     let device = testing::device();

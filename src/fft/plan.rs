@@ -38,7 +38,7 @@ pub(super) struct FftCore {
     engine: Arc<Engine>,
     area: WorkArea,
     #[cfg(feature = "cuda")]
-    plan: Option<LibraryObject<CufftPlan>>,
+    plan: Option<Arc<LibraryObject<CufftPlan>>>,
 }
 
 impl fmt::Debug for Transformer {
@@ -67,7 +67,9 @@ impl Transformer {
             area: WorkArea::default(),
             #[cfg(feature = "cuda")]
             plan: match engine.backend.kind() {
-                DeviceKind::Cuda => Some(LibraryObject::new(engine, || CufftPlan::new(shape))?),
+                DeviceKind::Cuda => {
+                    Some(Arc::new(LibraryObject::new(engine, || CufftPlan::new(shape))?))
+                }
                 DeviceKind::Host => None,
             },
         })
@@ -203,6 +205,12 @@ impl FftCore {
             Ok(memory) => *work = memory,
             Err(error) => return Err(uses.refuse(error)),
         }
+        // What a graph launches needs the plan's tables, whoever else drops the plan.
+        #[cfg(feature = "cuda")]
+        let uses = match &self.plan {
+            Some(plan) if queue.is_drawing() => uses.keeps(plan.clone()),
+            _ => uses,
+        };
         Ok(uses)
     }
 
