@@ -27,6 +27,8 @@ mod enqueue;
 mod event_node;
 mod footprint;
 mod graph;
+#[cfg(all(feature = "blas", feature = "cuda"))]
+mod known_calls;
 mod list;
 mod loan;
 mod memory_kernels;
@@ -49,6 +51,8 @@ pub use self::enqueue::{Append, Uses};
 pub(crate) use self::event_node::EventNode;
 pub(crate) use self::footprint::Footprint;
 pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
+#[cfg(all(feature = "blas", feature = "cuda"))]
+pub(crate) use self::known_calls::{CallKey, KnownCalls};
 pub(crate) use self::list::{List, Node, Touched, Written, draw, submit_in_front, submit_listed};
 pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;

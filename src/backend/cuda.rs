@@ -25,6 +25,8 @@ mod api;
 mod event;
 mod exclusive;
 mod graph;
+#[cfg(feature = "blas")]
+mod kernel_call;
 mod launch_ex;
 pub(crate) mod library;
 mod memory;

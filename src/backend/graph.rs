@@ -1,5 +1,7 @@
 //! Driver calls of graphs: launches that are made once, and launched together again and again.
 
+#[cfg(all(feature = "blas", feature = "cuda"))]
+use super::Grid;
 use super::{ArgBlock, DriverResult, Function, LaunchShape, RawStream};
 
 /// A graph of launches, compiled; or captured, with neither `exec` nor nodes. `nodes` are the driver's handles, in the order in which
@@ -19,6 +21,19 @@ pub(crate) struct NodeLaunch<'a> {
     pub(crate) args: &'a ArgBlock,
 }
 
+/// A kernel of a captured graph, with the arguments that it was captured with: these are the graph's, which outlives this. Handles and
+/// addresses as numbers.
+#[cfg(all(feature = "blas", feature = "cuda"))]
+#[derive(Debug)]
+pub(crate) struct KernelCall {
+    pub(crate) function: u64,
+    pub(crate) grid: Grid,
+    pub(crate) params: u64,
+    pub(crate) extra: u64,
+    /// The driver's `CUlaunchAttribute`s.
+    pub(crate) attributes: Box<[[u64; 9]]>,
+}
+
 /// Part of [`Backend`](super::Backend), whose contract the unsafe functions share. A graph is used by one thread at a
 /// time; launches that are under way keep the arguments that they were launched with.
 pub(crate) trait GraphCalls {
@@ -29,6 +44,12 @@ pub(crate) trait GraphCalls {
         stream: RawStream,
         code: &mut dyn FnMut(),
     ) -> DriverResult<RawGraph>;
+    /// What a captured graph consists of, if that is kernels one behind the other.
+    #[cfg(all(feature = "blas", feature = "cuda"))]
+    unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
+    /// Launches one of them by itself.
+    #[cfg(all(feature = "blas", feature = "cuda"))]
+    unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
     /// Compiles launches; the second of each pair of `edges` runs behind the first.
     unsafe fn graph_compile(
         &self,

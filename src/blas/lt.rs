@@ -10,6 +10,7 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
+use bytemuck::Pod;
 use parking_lot::Mutex;
 
 use super::element::Kind;
@@ -18,6 +19,7 @@ use crate::backend::cuda::library;
 use crate::backend::cuda::library::{NotFound, Search};
 use crate::error::{Error, ErrorDetail, LibraryStatus, Result};
 use crate::interop::library_object::{LibraryObject, in_context};
+use crate::submit::{CallKey, KnownCalls, RawQueue};
 
 const SEARCH: Search = Search {
     variable: "GPU_AWAIT_CUBLASLT",
@@ -240,6 +242,7 @@ pub(super) struct LtPlan {
     out: Descriptor,
     algo: [u64; 8],
     workspace_bytes: usize,
+    known: KnownCalls,
 }
 
 /// `CUBLASLT_MATMUL_DESC_BIAS_POINTER`.
@@ -349,7 +352,13 @@ impl LtPlan {
             out,
             algo: found.algo,
             workspace_bytes: found.workspace_bytes,
+            known: KnownCalls::new(),
         })
+    }
+
+    /// What must be there as long as its products are launched.
+    pub(super) fn library(&self) -> Arc<LibraryObject<Library>> {
+        self.library.clone()
     }
 
     pub(super) fn workspace_bytes(&self) -> usize {
@@ -357,7 +366,26 @@ impl LtPlan {
     }
 
     /// Puts a product on a stream, with the context current: addresses of `a`, `b`, `c` and the rest.
-    pub(super) fn multiply<S>(
+    pub(super) fn multiply<S: Pod>(
+        &self,
+        queue: &RawQueue<'_>,
+        (alpha, beta): (&S, &S),
+        [a, b, c]: [u64; 3],
+        bias: Option<u64>,
+        workspace: u64,
+    ) -> Result<()> {
+        // All scales are of four or eight bytes, and none is taken for another: they are a plan's.
+        let bits = |scale: &S| {
+            let mut bytes = [0; 8];
+            bytes[..size_of::<S>()].copy_from_slice(bytemuck::bytes_of(scale));
+            u64::from_ne_bytes(bytes)
+        };
+        let key: CallKey = [a, b, c, bias.unwrap_or(0), workspace, bits(alpha), bits(beta)];
+        let call = |stream| self.call(stream, (alpha, beta), [a, b, c], bias, workspace);
+        self.known.put(queue, key, || self.library(), call)
+    }
+
+    fn call<S>(
         &self,
         stream: u64,
         (alpha, beta): (&S, &S),

@@ -110,6 +110,12 @@ impl GemmCore {
             Ok(memory) => workspace = memory,
             Err(error) => return Err(uses.refuse(error)),
         }
+        // What a graph launches is the library's, whoever else drops plan and handle.
+        #[cfg(feature = "cuda")]
+        let uses = match &self.plan {
+            Some(plan) if queue.is_drawing() => uses.keeps(plan.library()),
+            _ => uses,
+        };
         let (uses, workspace) = uses.also_writes(workspace.get_mut());
         let product = |queue: &RawQueue<'_>, (a, b, c): Slices<T>| {
             #[cfg(feature = "cuda")]
@@ -117,7 +123,7 @@ impl GemmCore {
                 let pointers = [a.address(), b.address(), c.address()];
                 let bias = bias.map(RawSlice::address);
                 let workspace = workspace.map_or(0, RawSlice::address);
-                return plan.multiply(queue.stream(), (&alpha, &beta), pointers, bias, workspace);
+                return plan.multiply(queue, (&alpha, &beta), pointers, bias, workspace);
             }
             let _ = &workspace;
             let shape = self.shape;

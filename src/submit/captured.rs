@@ -21,6 +21,8 @@ use super::{SubmitError, explain};
 use crate::backend::{
     ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape, RawGraph, StreamOptions,
 };
+#[cfg(all(feature = "blas", feature = "cuda"))]
+use crate::backend::{DriverResult, KernelCall};
 use crate::error::ErrorDetail;
 use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::stream_state::StreamState;
@@ -41,6 +43,11 @@ pub(crate) struct Captured {
     name: Arc<str>,
     function: Function,
     args: ArgBlock,
+    _graph: CapturedGraph,
+}
+
+/// A graph that was captured, and what its work needs.
+pub(super) struct CapturedGraph {
     /// `None` only inside `drop`.
     remains: Option<CaptureRemains>,
 }
@@ -78,8 +85,8 @@ pub(crate) fn capture(
                     Function::Host(Arc::new(each), name.clone())
                 }
             };
-            let remains = CaptureRemains { engine: engine.clone(), raw, _kept: Mutex::new(kept) };
-            Ok(Arc::new(Captured { name, function, args, remains: Some(remains) }))
+            let _graph = CapturedGraph::new(engine.clone(), raw, kept);
+            Ok(Arc::new(Captured { name, function, args, _graph }))
         }
         Err(refusal) => {
             // Its context is current there.
@@ -90,7 +97,8 @@ pub(crate) fn capture(
     }
 }
 
-fn captured(
+/// The graph of what `calls` puts on the stream that it gets.
+pub(super) fn captured(
     stream: &Arc<StreamState>,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
 ) -> std::result::Result<RawGraph, Refusal> {
@@ -144,7 +152,21 @@ impl KernelCode for Captured {
     }
 }
 
-impl Drop for Captured {
+impl CapturedGraph {
+    /// What it consists of, if that is kernels one behind the other; they live as long as this.
+    #[cfg(all(feature = "blas", feature = "cuda"))]
+    pub(super) fn kernels(&self) -> DriverResult<Option<Vec<KernelCall>>> {
+        let Some(CaptureRemains { engine, raw, .. }) = &self.remains else { return Ok(None) };
+        // SAFETY: the graph is there, and nobody else has it.
+        unsafe { engine.backend.graph_kernels(raw) }
+    }
+
+    pub(super) fn new(engine: Arc<Engine>, raw: RawGraph, kept: Vec<Box<dyn Any + Send>>) -> Self {
+        CapturedGraph { remains: Some(CaptureRemains { engine, raw, _kept: Mutex::new(kept) }) }
+    }
+}
+
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         let Some(remains) = self.remains.take() else { return };
         let engine = remains.engine.clone();

@@ -5,6 +5,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+#[cfg(all(feature = "blas", feature = "cuda"))]
+use crate::backend::KernelCall;
 use crate::backend::host::POISON;
 use crate::backend::{
     ArgBlock, Backend, DeviceKind, DevicePtr, DriverResult, Function, HostCallback, HostPtr,
@@ -173,6 +175,14 @@ impl Raw<'_> {
         // the footprint. The kernel object, which keeps the function loaded, is kept by the
         // footprint or outlives the engine's work (see `Kernel`).
         unsafe { self.backend.launch(self.raw, function, shape, args) }
+    }
+
+    /// Launches a captured kernel, whose graph the caller keeps.
+    #[cfg(all(feature = "blas", feature = "cuda"))]
+    pub(super) fn launch_call(&self, call: &KernelCall) -> DriverResult<()> {
+        // SAFETY: the library put the kernel with these arguments on a stream for the caller, who declared their memory for this
+        // operation as for that; what the kernel needs to stay loaded its graph keeps.
+        unsafe { self.backend.launch_call(call, self.raw) }
     }
 
     pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> DriverResult<()> {

@@ -132,14 +132,14 @@ pub(super) struct IpcHandle(pub(super) [u8; 64]);
 
 macro_rules! entry_points {
     (
-        newer { $($newer:ident($($newer_type:ty),*);)+ }
+        newer { $($(#[$newer_if:meta])* $newer:ident($($newer_type:ty),*);)+ }
         $($name:ident($($type:ty),*);)+
     ) => {
         /// The entry points that this crate calls.
         #[expect(non_snake_case, reason = "the driver's names")]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)+
-            $(pub(super) $newer: Option<unsafe extern "C" fn($($newer_type),*) -> c_int>,)+
+            $($(#[$newer_if])* pub(super) $newer: Option<unsafe extern "C" fn($($newer_type),*) -> c_int>,)+
             /// Never unloaded: the functions above point into it.
             _library: libloading::Library,
         }
@@ -155,7 +155,7 @@ macro_rules! entry_points {
                         };
                         *found.map_err(|_| ErrorDetail::MissingSymbol { symbol: stringify!($name) })?
                     },)+
-                    $($newer: {
+                    $($(#[$newer_if])* $newer: {
                         let symbol = concat!(stringify!($newer), "\0");
                         // SAFETY: as above.
                         let found = unsafe {
@@ -176,6 +176,17 @@ entry_points! {
         cuCtxRecordEvent(Handle, Handle);
         // From CUDA 12.4 on.
         cuFuncGetParamInfo(Handle, usize, *mut usize, *mut usize);
+        // Without these, calls of libraries are made again and again.
+        #[cfg(feature = "blas")]
+        cuGraphGetNodes(Handle, *mut Handle, *mut usize);
+        #[cfg(feature = "blas")]
+        cuGraphNodeGetDependencies(Handle, *mut Handle, *mut usize);
+        #[cfg(feature = "blas")]
+        cuGraphNodeGetType(Handle, *mut c_int);
+        #[cfg(feature = "blas")]
+        cuGraphKernelNodeGetParams_v2(Handle, *mut NodeParams);
+        #[cfg(feature = "blas")]
+        cuGraphKernelNodeGetAttribute(Handle, c_int, *mut c_void);
     }
     cuInit(u32);
     cuDeviceGetCount(*mut c_int);

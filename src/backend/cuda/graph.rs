@@ -5,6 +5,8 @@ use std::ffi::c_int;
 use super::api::Handle;
 use super::node_params::NodeParams;
 use super::{CudaBackend, driver, event_handle, stream_handle};
+#[cfg(feature = "blas")]
+use crate::backend::KernelCall;
 use crate::backend::{DriverResult, Function, GraphCalls, NodeLaunch, RawGraph, RawStream};
 
 impl CudaBackend {
@@ -66,6 +68,16 @@ impl GraphCalls for CudaBackend {
         let mut graph: Handle = std::ptr::null_mut();
         driver!(self.cuStreamEndCapture(stream, &raw mut graph))?;
         Ok(RawGraph { graph: graph as u64, exec: 0, nodes: Box::default() })
+    }
+
+    #[cfg(feature = "blas")]
+    unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>> {
+        self.kernel_chain(graph.graph as Handle)
+    }
+
+    #[cfg(feature = "blas")]
+    unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()> {
+        self.launch_again(call, stream)
     }
 
     unsafe fn graph_compile(

@@ -8,6 +8,8 @@
 use std::ffi::{c_int, c_void};
 use std::mem::{align_of, offset_of, size_of};
 
+#[cfg(feature = "blas")]
+use crate::backend::KernelCall;
 use crate::backend::{Grid, LaunchShape};
 
 /// `CUlaunchConfig`.
@@ -62,13 +64,28 @@ impl RawConfig {
         stream: *mut c_void,
         attributes: &([Attribute; 2], u32),
     ) -> Self {
+        RawConfig::with(grid, stream, (attributes.0.as_ptr(), attributes.1))
+    }
+
+    /// Of a call that was captured, whose attributes the driver told. Points to them as well.
+    #[cfg(feature = "blas")]
+    pub(super) fn of(call: &KernelCall, stream: *mut c_void) -> Self {
+        let attributes = &call.attributes;
+        RawConfig::with(&call.grid, stream, (attributes.as_ptr().cast(), attributes.len() as u32))
+    }
+
+    fn with(
+        grid: &Grid,
+        stream: *mut c_void,
+        (attributes, attribute_count): (*const Attribute, u32),
+    ) -> Self {
         RawConfig {
             grid_dim: grid.grid_dim,
             block_dim: grid.block_dim,
             shared_mem_bytes: grid.shared_mem_bytes,
             stream,
-            attributes: attributes.0.as_ptr(),
-            attribute_count: attributes.1,
+            attributes,
+            attribute_count,
         }
     }
 }

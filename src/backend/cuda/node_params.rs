@@ -4,6 +4,8 @@
 use std::ffi::c_void;
 
 use crate::backend::{ArgPointers, DriverResult, Function, NodeLaunch, RawFunction};
+#[cfg(feature = "blas")]
+use crate::backend::{Grid, KernelCall};
 use crate::error::DriverCode;
 
 const NOT_SUPPORTED: i32 = 801;
@@ -32,6 +34,37 @@ const _: () = {
 };
 
 impl NodeParams {
+    /// For the driver to fill in.
+    #[cfg(feature = "blas")]
+    pub(super) fn unset() -> Self {
+        let none: *mut c_void = std::ptr::null_mut();
+        NodeParams {
+            function: none,
+            grid_dim: [0; 3],
+            block_dim: [0; 3],
+            shared_mem_bytes: 0,
+            params: none.cast(),
+            extra: none.cast(),
+            kernel: none,
+            context: none,
+        }
+    }
+
+    /// What was filled in, as a launch with these attributes.
+    #[cfg(feature = "blas")]
+    pub(super) fn call(&self, attributes: Box<[[u64; 9]]>) -> KernelCall {
+        let NodeParams { grid_dim, block_dim, shared_mem_bytes, .. } = *self;
+        // A kernel that belongs to no context yet is launched as a function is.
+        let function = if self.function.is_null() { self.kernel } else { self.function };
+        KernelCall {
+            function: function as u64,
+            grid: Grid { grid_dim, block_dim, cluster_dim: [1; 3], shared_mem_bytes },
+            params: self.params as u64,
+            extra: self.extra as u64,
+            attributes,
+        }
+    }
+
     /// Points to `params`, which must outlive the call that it is passed to.
     pub(super) fn new(launch: NodeLaunch<'_>, params: &mut ArgPointers) -> DriverResult<Self> {
         let Function::Device(RawFunction(function)) = *launch.function else {

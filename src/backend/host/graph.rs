@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 
 use super::run::{Command, GraphStep, Launch};
 use super::{HostBackend, INVALID_HANDLE, NOT_SUPPORTED, permitted};
+#[cfg(all(feature = "blas", feature = "cuda"))]
+use crate::backend::KernelCall;
 use crate::backend::{
     DriverResult, Function, GraphCalls, NodeLaunch, RawEvent, RawGraph, RawStream,
 };
@@ -33,6 +35,16 @@ impl GraphCalls for HostBackend {
         self.shared.healthy("graph_capture")?;
         code();
         Ok(RawGraph { graph: 0, exec: 0, nodes: Box::default() })
+    }
+
+    #[cfg(all(feature = "blas", feature = "cuda"))]
+    unsafe fn graph_kernels(&self, _graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>> {
+        Ok(None)
+    }
+
+    #[cfg(all(feature = "blas", feature = "cuda"))]
+    unsafe fn launch_call(&self, _call: &KernelCall, _stream: RawStream) -> DriverResult<()> {
+        Err(DriverCode { call: "launch_call", code: NOT_SUPPORTED })
     }
 
     unsafe fn graph_compile(

@@ -1,0 +1,104 @@
+//! Captured kernels, read out of their graph and launched by themselves.
+//!
+//! Source: `cuda.h`, "Graph Management"; arguments that a kernel node tells are the node's, and are there as long as the node is.
+
+use std::ffi::{c_int, c_void};
+
+use super::api::Handle;
+use super::launch_ex::RawConfig;
+use super::node_params::NodeParams;
+use super::{CudaBackend, NOT_SUPPORTED, api, driver, stream_handle};
+use crate::backend::{DriverResult, KernelCall, RawStream};
+use crate::error::DriverCode;
+
+/// A call that older drivers lack.
+macro_rules! newer {
+    ($backend:ident.$call:ident($($arg:expr),* $(,)?)) => {
+        match $backend.api.$call {
+            // SAFETY: the handles are live, and so is what pointers point to, of the sizes that the driver's documentation says.
+            Some(call) => api::check(stringify!($call), unsafe { call($($arg),*) }),
+            None => Err(DriverCode { call: stringify!($call), code: NOT_SUPPORTED }),
+        }
+    };
+}
+
+impl CudaBackend {
+    /// The kernels that are all of a graph, if each is behind the one before.
+    pub(super) fn kernel_chain(&self, graph: Handle) -> DriverResult<Option<Vec<KernelCall>>> {
+        let _bound = self.bind()?;
+        let _relaxed = self.api.relax();
+        let Some(nodes) = self.node_chain(graph)? else { return Ok(None) };
+        let mut calls = Vec::new();
+        for node in nodes {
+            const KERNEL: c_int = 0;
+            let mut kind = KERNEL;
+            newer!(self.cuGraphNodeGetType(node, &raw mut kind))?;
+            if kind != KERNEL {
+                return Ok(None);
+            }
+            let mut params = NodeParams::unset();
+            newer!(self.cuGraphKernelNodeGetParams_v2(node, &raw mut params))?;
+            calls.push(params.call(self.launch_attributes_of(node)?));
+        }
+        Ok(Some(calls))
+    }
+
+    /// A graph's nodes, each behind the one before; an error where one need not wait for all of that.
+    fn node_chain(&self, graph: Handle) -> DriverResult<Option<Vec<Handle>>> {
+        let none: Handle = std::ptr::null_mut();
+        let mut count: usize = 0;
+        newer!(self.cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count))?;
+        let mut nodes = vec![none; count];
+        newer!(self.cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count))?;
+        // What each waits for.
+        let mut links = Vec::new();
+        for node in nodes {
+            newer!(self.cuGraphNodeGetDependencies(node, std::ptr::null_mut(), &raw mut count))?;
+            let mut first = none;
+            match count {
+                0 => {}
+                1 => {
+                    newer!(self.cuGraphNodeGetDependencies(node, &raw mut first, &raw mut count))?;
+                }
+                _ => return Ok(None),
+            }
+            links.push((first, node));
+        }
+        let (mut chain, mut last) = (Vec::new(), none);
+        while let Some((_, node)) = links.iter().find(|(first, _)| *first == last) {
+            chain.push(*node);
+            last = *node;
+        }
+        Ok((chain.len() == links.len()).then_some(chain))
+    }
+
+    /// The attributes of a kernel node without which its launch is another, as far as they are set.
+    fn launch_attributes_of(&self, node: Handle) -> DriverResult<Box<[[u64; 9]]>> {
+        // Cooperative, the clusters' extents, how they are scheduled; from CUDA 12.8 on the extents that are preferred.
+        const ASKED: [c_int; 4] = [2, 4, 5, 11];
+        const INVALID_VALUE: c_int = 1;
+        let mut attributes = Vec::new();
+        for id in ASKED {
+            // `CUlaunchAttribute`: which one, padding, and 64 bytes of a value.
+            let mut attribute = [0; 9];
+            attribute[0] = u64::from(id as u32);
+            let value: *mut c_void = attribute[1..].as_mut_ptr().cast();
+            match newer!(self.cuGraphKernelNodeGetAttribute(node, id, value)) {
+                Err(code) if code.code == INVALID_VALUE => continue,
+                told => told?,
+            }
+            if attribute[1..].iter().any(|part| *part != 0) {
+                attributes.push(attribute);
+            }
+        }
+        Ok(attributes.into())
+    }
+
+    pub(super) fn launch_again(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()> {
+        let _bound = self.bind_for(stream)?;
+        let config = RawConfig::of(call, stream_handle(stream));
+        let function = call.function as Handle;
+        let (params, extra) = (call.params as *mut *mut c_void, call.extra as *mut *mut c_void);
+        driver!(self.cuLaunchKernelEx(&raw const config, function, params, extra))
+    }
+}

@@ -1,0 +1,169 @@
+//! Calls of a library that come again with the same arguments, as the kernels that they launch.
+//!
+//! cuBLASLt keeps the host busy for 6.8 µs with a product that takes 5 on the device. The same call, made again with the same
+//! addresses and values, launches the same kernels with the same arguments. So these are captured, and launched by themselves
+//! from then on.
+//!
+//! | a call | is |
+//! |---|---|
+//! | that did not come lately | made, and noted |
+//! | that was noted | captured, and *known* from then on |
+//! | known as kernels, each behind the one before | launches of these kernels |
+//! | known as anything else: with fills or copies, or what cannot be captured | made |
+//! | inside of a graph | made, into the graph |
+//!
+//! The arguments of captured kernels are their graph's, which goes when the call is forgotten: the driver copies them when a kernel
+//! is launched.
+//!
+//! # Invariants
+//! 1. A call is captured when it comes for the second time, and no sooner (`a_call_is_captured_when_it_comes_again`).
+//! 2. No more than [`KNOWN_MOST`] calls are known, however many come (`few_calls_are_known`).
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::captured::{CapturedGraph, captured};
+use super::raw::{Raw, Refusal};
+use super::raw_queue::RawQueue;
+use crate::backend::KernelCall;
+use crate::error::Result;
+
+/// Addresses and values, all that tells a plan's calls apart.
+pub(crate) type CallKey = [u64; 7];
+
+/// Calls known at once; before another becomes known, all are forgotten.
+const KNOWN_MOST: usize = 256;
+
+/// Places for calls that came once; each has its own by its hash, and the last to come keeps it.
+const NOTED: usize = 64;
+
+/// The calls of a plan.
+pub(crate) struct KnownCalls(Mutex<Table<Arc<KnownKernels>>>);
+
+struct KnownKernels {
+    calls: Vec<KernelCall>,
+    _graph: CapturedGraph,
+}
+
+struct Table<K> {
+    hasher: RandomState,
+    noted: [u64; NOTED],
+    /// `None`: the call is made.
+    known: HashMap<CallKey, Option<K>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Found<K> {
+    Nothing,
+    Noted,
+    Known(Option<K>),
+}
+
+impl KnownCalls {
+    pub(crate) fn new() -> Self {
+        KnownCalls(Mutex::new(Table::new()))
+    }
+
+    /// Puts a call on the queue's stream. `call` makes it, on the stream that it gets; `keep` is what its kernels need to stay loaded.
+    pub(crate) fn put<O: Any + Send>(
+        &self,
+        queue: &RawQueue<'_>,
+        key: CallKey,
+        keep: impl FnOnce() -> O,
+        call: impl Fn(u64) -> Result<()>,
+    ) -> Result<()> {
+        if queue.recorder.is_some() {
+            return call(queue.stream());
+        }
+        let found = self.0.lock().find(&key);
+        let kernels = match found {
+            Found::Known(kernels) => kernels,
+            Found::Nothing => None,
+            Found::Noted => {
+                let kernels = kernels_of(queue, keep, &call).map(Arc::new);
+                // What is forgotten is dropped after the lock.
+                let _forgotten = self.0.lock().enter(key, kernels.clone());
+                kernels
+            }
+        };
+        let Some(kernels) = kernels else { return call(queue.stream()) };
+        let mut launches = kernels.calls.iter().map(|call| queue.raw.launch_call(call));
+        launches.try_for_each(|launched| launched.map_err(|code| queue.engine().refused(code)))
+    }
+}
+
+/// The kernels that are all of a call.
+fn kernels_of<O: Any + Send>(
+    queue: &RawQueue<'_>,
+    keep: impl FnOnce() -> O,
+    call: impl Fn(u64) -> Result<()>,
+) -> Option<KnownKernels> {
+    let stream = queue.raw.stream;
+    let calls = |raw: &Raw<'_>| call(raw.handle()).map_err(Refusal::Foreign);
+    let raw = captured(stream, calls).ok()?;
+    let graph = CapturedGraph::new(stream.engine().clone(), raw, vec![Box::new(keep())]);
+    let calls = graph.kernels().ok()??;
+    Some(KnownKernels { calls, _graph: graph })
+}
+
+impl<K: Clone> Table<K> {
+    fn new() -> Self {
+        Table { hasher: RandomState::new(), noted: [0; NOTED], known: HashMap::new() }
+    }
+
+    /// What is known of a call, which is noted if nothing is.
+    fn find(&mut self, key: &CallKey) -> Found<K> {
+        if let Some(known) = self.known.get(key) {
+            return Found::Known(known.clone());
+        }
+        let hash = self.hasher.hash_one(key);
+        let noted = &mut self.noted[hash as usize % NOTED];
+        if std::mem::replace(noted, hash) == hash { Found::Noted } else { Found::Nothing }
+    }
+
+    /// Enters a call that was noted. What is forgotten for it comes back.
+    fn enter(&mut self, key: CallKey, kernels: Option<K>) -> HashMap<CallKey, Option<K>> {
+        let is_full = self.known.len() == KNOWN_MOST;
+        let forgotten = if is_full { std::mem::take(&mut self.known) } else { HashMap::new() };
+        self.known.insert(key, kernels);
+        forgotten
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Found, KNOWN_MOST, Table};
+
+    #[test]
+    fn a_call_is_captured_when_it_comes_again() {
+        let mut table = Table::<&str>::new();
+        let (first, second) = ([1; 7], [2; 7]);
+        assert_eq!(table.find(&first), Found::Nothing);
+        assert_eq!(table.find(&first), Found::Noted);
+        assert!(table.enter(first, Some("kernel")).is_empty());
+        assert_eq!(table.find(&first), Found::Known(Some("kernel")));
+        assert_eq!(table.find(&second), Found::Nothing);
+        assert_eq!(table.find(&second), Found::Noted);
+        table.enter(second, None);
+        assert_eq!(table.find(&second), Found::Known(None));
+    }
+
+    #[test]
+    fn few_calls_are_known() {
+        let mut table = Table::<u64>::new();
+        for call in 0..10 * KNOWN_MOST as u64 {
+            let key = [call; 7];
+            assert_eq!(table.find(&key), Found::Nothing);
+            assert_eq!(table.find(&key), Found::Noted);
+            table.enter(key, Some(call));
+            assert!(table.known.len() <= KNOWN_MOST);
+            assert_eq!(table.find(&key), Found::Known(Some(call)));
+        }
+    }
+}
