@@ -11,8 +11,8 @@
 //! | the workspace | overwritten |
 //!
 //! A launch that comes for the third time with the same addresses and scales does not call the library: it launches the kernels that
-//! the second call put into a capture, which takes a third of the time or less ([`known_calls`](crate::submit)). A server whose requests use
-//! the same buffers again has that without doing anything; one that takes new memory for each gets back what it gave up, mostly.
+//! the second call put into a capture, which takes the host two thirds of the time or less ([`known_calls`](crate::submit)). A server whose
+//! requests use the same buffers again has that without doing anything; one that takes new memory for each gets back what it gave up, mostly.
 //!
 //! # Invariants
 //! 1. After [`GemmBuilder::plan`] nothing asks for an algorithm (`a_launch_searches_for_nothing`).
