@@ -9,18 +9,19 @@
 //! |---|---|
 //! | `none` | answers with what it got |
 //! | `await` | takes a stream of a `StreamPool`, uploads, launches, awaits the download |
-//! | `batched` | asks a `Batcher`, whose batches do the same with all that came meanwhile |
+//! | `mapped` | takes a stream, copies the request into memory that the kernel uses in place, and awaits that |
+//! | `batched` | asks a `Batcher`, whose batches take a stream and do what `await` does with all that came meanwhile |
 //! | `blocking` | what people do, see below |
 //! | `ready` | the best that can be made of that |
 //!
 //! `blocking` goes through `spawn_blocking` and the bare driver: it allocates, copies, launches,
 //! copies, frees and calls `cuStreamSynchronize`, on a stream that no other request has meanwhile, in
 //! one of tokio's 512 threads. For `ready` the device memory is there already, and no more than 64
-//! requests (`in_flight=K`) come to those threads at once. `await` and `batched` have at most 64
+//! requests (`in_flight=K`) come to those threads at once. The others have at most 64
 //! requests or batches in flight (`in_flight=K`) on 8 streams (`streams=K`). Host memory is pinned
 //! and ready everywhere. The driver waits as it does unless told otherwise.
 //!
-//! `server.C.*` is for C connections. Each way has 0.6 s, behind 0.2 s to warm up, three times in
+//! `server.C.*` is for C connections (`connections=C`: for these alone). Each way has 0.6 s, behind 0.2 s to warm up, three times in
 //! turn; a figure is the median of the three rounds. A latency is counted if its request began within
 //! that time, however long it took; a rate counts what ended within it.
 //!
@@ -47,7 +48,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
-use gpu_await::{BatchWorker, Batcher, Device, StreamPool, kernels};
+use gpu_await::{Batch, BatchWorker, Batcher, Device, Mapped, StreamPool, kernels};
 use http::{
     Client, LEN, Phase, WARM_UP, WINDOW, floats, halves, listen, median, more_files, percentile_of,
     pin, runtime_on,
@@ -76,11 +77,12 @@ fn main() {
     let (serving, asking) = (runtime_on(server), runtime_on(clients.clone()));
     let app = App::new(&serving, &device, raw, in_flight, streams);
     let address = serving.block_on(serve(app.clone()));
-    let mut ways = vec!["none", "await", "batched"];
+    let mut ways = vec!["none", "await", "mapped", "batched"];
     if raw.is_some() {
         ways.extend(["blocking", "ready"]);
     }
-    for connections in CONNECTIONS {
+    let only = measure::number("connections");
+    for connections in CONNECTIONS.into_iter().filter(|count| only.is_none_or(|c| c == *count)) {
         let mut clients = asking.block_on(Client::connect(address, connections, app.computes));
         let mut phases: Vec<Vec<Phase>> = ways.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds(3, 1) {
@@ -95,8 +97,8 @@ fn main() {
                 print(&format!("{name}.{p}_us"), percentile_of(phases, percentile), "us");
             }
         }
-        if let [_, awaiting, batched, blocking, ready] = &phases[..] {
-            for (way, ours) in [("await", awaiting), ("batched", batched)] {
+        if let [_, awaiting, mapped, batched, blocking, ready] = &phases[..] {
+            for (way, ours) in [("await", awaiting), ("mapped", mapped), ("batched", batched)] {
                 for (what, theirs) in [("blocking", blocking), ("ready", ready)] {
                     let name = format!("server.{connections}.{way}");
                     let throughput = median(ours, Phase::rate) / median(theirs, Phase::rate);
@@ -118,6 +120,8 @@ struct App {
     scale: kernels::scale,
     pool: StreamPool,
     batcher: Batcher<Bytes, Bytes>,
+    /// What no request uses.
+    mapped: Arc<Mutex<Vec<Mapped<f32>>>>,
     seats: Option<Seats>,
     /// Whether answers are what the kernel says: a stand-in driver computes nothing.
     computes: bool,
@@ -153,7 +157,9 @@ impl App {
         let (batcher, worker) = batcher(&pool, &scale);
         runtime.spawn(worker);
         let (device, abandoned) = (device.clone(), Arc::default());
-        let mut app = App { device, scale, pool, batcher, seats, computes: true, abandoned };
+        let mapped = Arc::default();
+        let mut app =
+            App { device, scale, pool, batcher, mapped, seats, computes: true, abandoned };
         let answer = runtime.block_on(app.scale(&floats(1.0))).expect("a round trip");
         app.computes = answer == floats(2.0);
         assert!(app.computes || measure::is_smoke(), "the device computes something else");
@@ -173,18 +179,31 @@ impl App {
         let x = stream.download(&x).await?;
         Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&x)))
     }
+
+    async fn scale_in_place(&self, values: &[u8]) -> gpu_await::Result<Bytes> {
+        let stream = self.pool.acquire().await?;
+        let kept = self.mapped.lock().pop();
+        let mut mapped = match kept {
+            Some(mapped) => mapped,
+            None => self.device.pinned(LEN)?.into_mapped(),
+        };
+        bytemuck::cast_slice_mut(mapped.host().await?).copy_from_slice(values);
+        self.scale.launch(&stream, 2.0, &mut mapped).queued()?;
+        let answer = Bytes::copy_from_slice(bytemuck::cast_slice(mapped.host().await?));
+        self.mapped.lock().push(mapped);
+        Ok(answer)
+    }
 }
 
 /// Doubles the floats of all requests of a batch with one upload, one launch and one download.
 fn batcher(pool: &StreamPool, scale: &kernels::scale) -> (Batcher<Bytes, Bytes>, BatchWorker) {
-    let (pool, scale) = (pool.clone(), scale.clone());
+    let scale = scale.clone();
     let builder = Batcher::builder().max_len(64).max_in_flight(4).max_waiting(2 * CONNECTIONS[2]);
-    builder.build(move |requests: Vec<Bytes>| {
-        let (pool, scale) = (pool.clone(), scale.clone());
+    builder.pool(pool).build(move |stream, requests: Batch<Bytes>| {
+        let scale = scale.clone();
         async move {
-            let stream = pool.acquire().await?;
             let mut pinned = stream.pinned::<f32>(LEN * requests.len())?;
-            for (row, request) in pinned.as_chunks_mut::<LEN>().0.iter_mut().zip(&requests) {
+            for (row, request) in pinned.as_chunks_mut::<LEN>().0.iter_mut().zip(&*requests) {
                 bytemuck::cast_slice_mut(row).copy_from_slice(request);
             }
             let mut x = stream.upload(pinned).queued()?;
@@ -201,6 +220,7 @@ async fn serve(app: Arc<App>) -> SocketAddr {
     let router = Router::new()
         .route("/none", post(async |body: Bytes| body))
         .route("/await", post(awaiting))
+        .route("/mapped", post(mapped))
         .route("/batched", post(batched))
         .route("/blocking", post(blocking))
         .route("/ready", post(ready))
@@ -222,6 +242,10 @@ impl Drop for Begun<'_> {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+async fn mapped(State(app): State<Arc<App>>, body: Bytes) -> Result<Bytes, StatusCode> {
+    app.scale_in_place(&body).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 async fn batched(State(app): State<Arc<App>>, body: Bytes) -> Result<Bytes, StatusCode> {
