@@ -683,3 +683,36 @@ fn every_call_refused_once() {
         }
     });
 }
+
+/// What a list was ended by was written where the algorithm was called, not where that calls what it consists of.
+#[tokio::test]
+async fn reports_name_the_callers_line() -> gpu_await::Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut x = stream.upload((0..5_000_u32).rev().collect::<Vec<_>>()).queued()?;
+    let flags = stream.full(5_000, 1_u8).queued()?;
+    let mut places = stream.zeros::<u64>(5_000).queued()?;
+    let mut top = stream.empty::<u32>(3).queued()?;
+    let mut region = Region::new();
+    for _ in 0..3 {
+        let op = stream.replay(&mut region, |q| {
+            q.sort(&mut x)?;
+            let sum = q.sum(&x)?;
+            let count = q.positions(&flags, &mut places)?;
+            q.top_k(&x, &mut top)?;
+            Ok((sum, count, q.max(&x)?))
+        });
+        let (sum, count, most) = op.await?;
+        assert_eq!((sum, count, most), (4_999 * 2_500, 5_000, 4_999));
+        let mut sites = 0;
+        for list in region.last_run() {
+            let told = list.to_string();
+            for site in told.split(" at ").skip(1) {
+                assert!(site.starts_with(file!()), "{told}");
+                sites += 1;
+            }
+        }
+        assert!(sites > 0, "nothing ended a list: {:?}", region.last_run());
+    }
+    Ok(())
+}

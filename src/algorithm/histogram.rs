@@ -131,7 +131,7 @@ impl Queue<'_> {
         range: RangeInclusive<T>,
         counts: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let (op, found) = ("histogram", counts.len());
         let (Elements { span, length }, counts) = (x.elements(), counts.span_mut());
         let refuse = |error| AlgorithmLaunch::new(op).overwrites(&counts).refuse(error);
@@ -160,7 +160,7 @@ impl Queue<'_> {
         levels: &impl Readable<T>,
         counts: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let (op, found, expected) = ("histogram_between", counts.len(), levels.len());
         let (Elements { span, length }, counts) = (x.elements(), counts.span_mut());
         let refuse = |error| AlgorithmLaunch::new(op).overwrites(&counts).refuse(error);

@@ -20,7 +20,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn sum<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T::Total>> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_host::<T, T::Total, _>(&Reduction::sum(x), |sum| sum)
     }
 
@@ -34,7 +34,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_memory::<T, T::Total>(&Reduction::sum(x), out)
     }
 
@@ -49,7 +49,7 @@ impl Queue<'_> {
         op: impl ReduceBy<T>,
         init: T,
     ) -> Result<Lent<T>> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_host::<T, T, _>(&Reduction::by(x, op.operator(), init), |reduced| reduced)
     }
 
@@ -65,7 +65,7 @@ impl Queue<'_> {
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_memory::<T, T>(&Reduction::by(x, op.operator(), init), out)
     }
 
@@ -75,7 +75,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_host::<T, T, _>(&Reduction::min(x), |least| least)
     }
 
@@ -89,7 +89,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_memory::<T, T>(&Reduction::min(x), out)
     }
 
@@ -99,7 +99,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<T>> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_host::<T, T, _>(&Reduction::max(x), |greatest| greatest)
     }
 
@@ -113,7 +113,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_memory::<T, T>(&Reduction::max(x), out)
     }
 
@@ -123,7 +123,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn arg_min<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_host::<T, u64, _>(&Reduction::arg_min(x), place)
     }
 
@@ -137,7 +137,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_memory::<T, u64>(&Reduction::arg_min(x), out)
     }
 
@@ -147,7 +147,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn arg_max<T: Scalar>(&self, x: &impl Sequence<T>) -> Result<Lent<Option<usize>>> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_host::<T, u64, _>(&Reduction::arg_max(x), place)
     }
 
@@ -161,7 +161,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.reduce_to_memory::<T, u64>(&Reduction::arg_max(x), out)
     }
 
@@ -175,7 +175,7 @@ impl Queue<'_> {
         x: &impl Readable<T>,
         y: &impl Readable<T>,
     ) -> Result<Lent<T::Total>> {
-        self.here();
+        let _place = self.composed_here();
         let products = Reduction::dot(x, y)?;
         self.reduce_to_host::<T, T::Total, _>(&products, |sum| sum)
     }
@@ -191,7 +191,7 @@ impl Queue<'_> {
         y: &impl Readable<T>,
         out: &mut impl Writable<T::Total>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let products = Reduction::dot(x, y).map_err(|error| {
             AlgorithmLaunch::new("dot").overwrites(&out.span_mut()).refuse(error)
         })?;
@@ -208,7 +208,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         condition: Compare<T>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         let counted = Reduction::count_if(x, condition);
         let read = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         self.reduce_to_host::<T, u64, _>(&counted, read)
@@ -225,7 +225,7 @@ impl Queue<'_> {
         condition: Compare<T>,
         out: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let counted = Reduction::count_if(x, condition);
         self.reduce_to_memory::<T, u64>(&counted, out)
     }
@@ -241,7 +241,7 @@ impl Queue<'_> {
         condition: Compare<T>,
         selected: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_host::<T>(&select::copy_if(x, condition, selected))
     }
 
@@ -257,7 +257,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_memory::<T>(&select::copy_if(x, condition, selected), count)
     }
 
@@ -273,7 +273,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         others: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_host::<T>(&select::partition(x, condition, selected, others))
     }
 
@@ -290,7 +290,7 @@ impl Queue<'_> {
         others: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_memory::<T>(&select::partition(x, condition, selected, others), count)
     }
 
@@ -304,7 +304,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         selected: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_host::<T>(&select::unique(x, selected))
     }
 
@@ -319,7 +319,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_memory::<T>(&select::unique(x, selected), count)
     }
 
@@ -334,7 +334,7 @@ impl Queue<'_> {
         values: &mut impl Writable<T>,
         lengths: &mut impl Writable<u64>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_host::<T>(&select::run_lengths(x, values, lengths))
     }
 
@@ -350,7 +350,7 @@ impl Queue<'_> {
         lengths: &mut impl Writable<u64>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_memory::<T>(&select::run_lengths(x, values, lengths), count)
     }
 
@@ -365,7 +365,7 @@ impl Queue<'_> {
         flags: &impl Readable<u8>,
         selected: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_host::<T>(&select::select(x, flags, selected))
     }
 
@@ -381,7 +381,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_memory::<T>(&select::select(x, flags, selected), count)
     }
 
@@ -397,7 +397,7 @@ impl Queue<'_> {
         selected: &mut impl Writable<T>,
         others: &mut impl Writable<T>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_host::<T>(&select::partition_flagged(x, flags, selected, others))
     }
 
@@ -414,7 +414,7 @@ impl Queue<'_> {
         others: &mut impl Writable<T>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_memory::<T>(&select::partition_flagged(x, flags, selected, others), count)
     }
 
@@ -428,7 +428,7 @@ impl Queue<'_> {
         flags: &impl Sequence<u8>,
         places: &mut impl Writable<u64>,
     ) -> Result<Lent<usize>> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_host::<u8>(&select::positions(flags, places))
     }
 
@@ -443,7 +443,7 @@ impl Queue<'_> {
         places: &mut impl Writable<u64>,
         count: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.select_to_memory::<u8>(&select::positions(flags, places), count)
     }
 }

@@ -52,7 +52,7 @@ impl Queue<'_> {
         op: impl ReduceBy<T>,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.scan(x.elements(), (op.operator(), None), out)
     }
 
@@ -68,7 +68,7 @@ impl Queue<'_> {
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.scan(x.elements(), (op.operator(), Some(init)), out)
     }
 

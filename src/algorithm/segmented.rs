@@ -83,7 +83,7 @@ impl Queue<'_> {
         init: T,
         out: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         match op.operator() {
             op @ Operator::Of(ReduceOp::Sum) => {
                 self.reduce_segments(x, offsets, (op, init.total()), out)

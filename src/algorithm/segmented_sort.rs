@@ -158,7 +158,7 @@ impl Queue<'_> {
         x: &mut impl SequenceMut<T>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.sort_key_segments("segmented_sort", x, offsets, false)
     }
 
@@ -172,7 +172,7 @@ impl Queue<'_> {
         x: &mut impl SequenceMut<T>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.sort_key_segments("segmented_sort_descending", x, offsets, true)
     }
 
@@ -187,7 +187,7 @@ impl Queue<'_> {
         values: &mut impl Writable<V>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.sort_pair_segments("segmented_sort_by_key", (keys, values), offsets, false)
     }
 
@@ -202,7 +202,7 @@ impl Queue<'_> {
         values: &mut impl Writable<V>,
         offsets: &impl Sequence<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let op = "segmented_sort_by_key_descending";
         self.sort_pair_segments(op, (keys, values), offsets, true)
     }

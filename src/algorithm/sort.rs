@@ -221,7 +221,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn sort<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.sort_keys("sort", x, false)
     }
 
@@ -231,7 +231,7 @@ impl Queue<'_> {
     /// As there.
     #[track_caller]
     pub fn sort_descending<T: Scalar>(&self, x: &mut impl SequenceMut<T>) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.sort_keys("sort_descending", x, true)
     }
 
@@ -245,7 +245,7 @@ impl Queue<'_> {
         keys: &mut impl SequenceMut<K>,
         values: &mut impl Writable<V>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.sort_pairs("sort_by_key", keys, values, false)
     }
 
@@ -259,7 +259,7 @@ impl Queue<'_> {
         keys: &mut impl SequenceMut<K>,
         values: &mut impl Writable<V>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.sort_pairs("sort_by_key_descending", keys, values, true)
     }
 

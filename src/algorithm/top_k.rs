@@ -263,7 +263,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         greatest: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.top::<T>(("top_k", true), x.elements(), out(greatest), None)
     }
 
@@ -278,7 +278,7 @@ impl Queue<'_> {
         greatest: &mut impl Writable<T>,
         places: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let places = Some(out(places));
         self.top::<T>(("top_k_places", true), x.elements(), out(greatest), places)
     }
@@ -293,7 +293,7 @@ impl Queue<'_> {
         x: &impl Sequence<T>,
         least: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         self.top::<T>(("bottom_k", false), x.elements(), out(least), None)
     }
 
@@ -308,7 +308,7 @@ impl Queue<'_> {
         least: &mut impl Writable<T>,
         places: &mut impl Writable<u64>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let places = Some(out(places));
         self.top::<T>(("bottom_k_places", false), x.elements(), out(least), places)
     }

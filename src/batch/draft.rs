@@ -23,6 +23,16 @@ pub(super) enum Writer<'s> {
     Graph(&'s Draft),
 }
 
+impl<'s> Writer<'s> {
+    /// Whether what comes are the parts of one operation.
+    pub(super) fn is_composed(self) -> &'s Cell<bool> {
+        match self {
+            Writer::Replay(run) => &run.is_composed,
+            Writer::Graph(draft) => &draft.is_composed,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Draft {
     list: RefCell<List>,
@@ -34,6 +44,8 @@ pub(crate) struct Draft {
     events: RefCell<Vec<Event>>,
     /// The next launch is one.
     pub(super) barrier: Cell<bool>,
+    /// What comes are the parts of one operation.
+    pub(super) is_composed: Cell<bool>,
 }
 
 /// A list, what keeps its memory until it is summed up, and the events in it.

@@ -18,6 +18,19 @@ use crate::submit::{
     capture, submit_nothing,
 };
 
+/// As long as it is there, what is put on the queue is a part of one operation.
+#[cfg(feature = "algorithms")]
+pub(crate) struct Composed<'q>(Option<&'q Cell<bool>>);
+
+#[cfg(feature = "algorithms")]
+impl Drop for Composed<'_> {
+    fn drop(&mut self) {
+        if let Some(is_composed) = self.0 {
+            is_composed.set(false);
+        }
+    }
+}
+
 impl<'s> Queue<'s> {
     /// One whose launches are written to the lists of a run.
     pub(crate) fn listing(self, run: &'s Run<'s>) -> Self {
@@ -83,13 +96,24 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Remembers where an operation was written, if it is written down first.
+    /// Remembers where an operation was written, if it is written down first, and is no part of another.
     #[track_caller]
     #[inline]
     pub(crate) fn here(&self) {
-        if self.writer.is_some() {
+        if let Some(writer) = self.writer
+            && !writer.is_composed().get()
+        {
             self.at.set(Location::caller());
         }
+    }
+
+    /// [`here`](Self::here) for an operation that consists of several.
+    #[cfg(feature = "algorithms")]
+    #[track_caller]
+    pub(crate) fn composed_here(&self) -> Composed<'_> {
+        self.here();
+        let outermost = self.writer.map(Writer::is_composed).filter(|parts| !parts.replace(true));
+        Composed(outermost)
     }
 
     /// Submits a launch, or writes it down.

@@ -346,6 +346,8 @@ pub(crate) struct Run<'s> {
     is_open: Cell<bool>,
     /// The next launch is one.
     pub(super) barrier: Cell<bool>,
+    /// What comes are the parts of one operation.
+    pub(super) is_composed: Cell<bool>,
     /// The first refusal of what was written down.
     refused: RefCell<Option<Error>>,
 }
@@ -377,8 +379,9 @@ impl<'s> Run<'s> {
     fn new(stream: &'s Arc<StreamHandle>, mut region: Region) -> Self {
         region.last.clear();
         let (region, refused) = (RefCell::new(region), RefCell::new(None));
-        let (number, is_open, barrier) = (Cell::new(0), Cell::new(false), Cell::new(false));
-        Run { stream, region, number, is_open, barrier, refused }
+        let (number, is_open) = (Cell::new(0), Cell::new(false));
+        let (barrier, is_composed) = (Cell::new(false), Cell::new(false));
+        Run { stream, region, number, is_open, barrier, is_composed, refused }
     }
 
     /// What the stream knows its lists by.

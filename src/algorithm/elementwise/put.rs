@@ -138,7 +138,7 @@ impl Queue<'_> {
             )
         };
         let _ = formula;
-        self.here();
+        let _place = self.composed_here();
         let mut passed = PassedOperands::new("transform");
         operands.pass(&mut passed);
         let count = passed.overwrites(output);
@@ -163,7 +163,7 @@ impl Queue<'_> {
             )
         };
         let _ = formula;
-        self.here();
+        let _place = self.composed_here();
         let mut passed = PassedOperands::new("transform_in_place");
         operands.pass(&mut passed);
         let count = passed.updates(updated);
@@ -188,7 +188,7 @@ impl Queue<'_> {
             )
         };
         let _ = formula;
-        self.here();
+        let _place = self.composed_here();
         let mut passed = PassedOperands::new("transform_flags");
         operands.pass(&mut passed);
         let count = passed.overwrites(flags);
@@ -206,7 +206,7 @@ impl Queue<'_> {
         step: T,
         output: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let mut passed = PassedOperands::new("sequence");
         passed.number(start);
         passed.number(step);
@@ -224,7 +224,7 @@ impl Queue<'_> {
         source: &impl Readable<T>,
         output: &mut impl Writable<U>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let mut passed = PassedOperands::new("cast");
         passed.reads(source);
         let count = passed.overwrites(output);
@@ -242,7 +242,7 @@ impl Queue<'_> {
         indices: &impl Readable<I>,
         output: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let mut passed = PassedOperands::new("gather");
         passed.reads(indices);
         let count = passed.overwrites(output);
@@ -264,7 +264,7 @@ impl Queue<'_> {
         indices: &impl Readable<I>,
         target: &mut impl Writable<T>,
     ) -> Result<()> {
-        self.here();
+        let _place = self.composed_here();
         let mut passed = PassedOperands::new("scatter");
         passed.reads(source);
         passed.reads(indices);
