@@ -50,7 +50,7 @@ pub(crate) use self::edges::Edge;
 pub use self::enqueue::{Append, Uses};
 pub(crate) use self::event_node::EventNode;
 pub(crate) use self::footprint::Footprint;
-pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
+pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept, keep_behind};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 pub(crate) use self::known_calls::{CallKey, KnownCalls};
 pub(crate) use self::list::{List, Node, Touched, Written, draw, submit_in_front, submit_listed};

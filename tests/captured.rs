@@ -281,6 +281,43 @@ async fn what_it_keeps_goes_with_the_graph() -> Result<()> {
     Ok(())
 }
 
+/// A graph that finds no place is launched one by one: what captured work keeps stays all the same, also if the graph is
+/// dropped or written anew behind it.
+#[tokio::test]
+async fn what_it_keeps_stays_without_a_place() -> Result<()> {
+    for dropped_first in [false, true] {
+        let device = Device::builder().graph_limit(1).host();
+        let (stream, other) = (device.stream()?, device.stream()?);
+        let ((holder, held), (graph, dropped)) = (keeping(&device), keeping(&device));
+        let mut x = other.full(LEN, 0.0f32).queued()?;
+        for _ in 0..2 {
+            holder.launch(&other, (&mut x, 1.0)).await?;
+        }
+        let mut y = stream.full(LEN, 0.0f32).queued()?;
+        let gate = Gate::close(&stream)?;
+        let op = graph.launch(&stream, (&mut y, 1.0)).submitted()?;
+        // Another value is another capture.
+        let next = (!dropped_first)
+            .then(|| graph.launch(&stream, (&mut y, 2.0)).submitted())
+            .transpose()?;
+        assert_eq!(graph.report().compiled, 0, "the other has the place");
+        drop(graph);
+        // What would be dropped is dropped in front of what the other keeps.
+        drop(holder);
+        eventually("the other's goes", || held.load(Ordering::SeqCst) == 1);
+        assert_eq!(dropped.load(Ordering::SeqCst), 0, "a launch is under way");
+        gate.open();
+        op.await?;
+        let mut captures = 1;
+        if let Some(next) = next {
+            next.await?;
+            captures = 2;
+        }
+        eventually("they go", || dropped.load(Ordering::SeqCst) == captures);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn what_it_keeps_goes_with_a_lost_device() -> Result<()> {
     for before in [false, true] {

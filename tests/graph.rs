@@ -602,7 +602,8 @@ async fn the_state_stays_until_the_launches_are_complete() -> Result<()> {
             panic!("in the state's drop");
         }
     }
-    for refused in [false, true] {
+    // Compiled; refused before, and refused in the launch that is under way.
+    for (refused, refused_now) in [(false, false), (true, false), (false, true)] {
         let (faults, handle) = testing::faults();
         let device = testing::host_with(faults);
         let stream = device.stream()?;
@@ -612,14 +613,17 @@ async fn the_state_stays_until_the_launches_are_complete() -> Result<()> {
             state.lock().unwrap().1.launch(q, 1.0, &mut y)
         });
         let mut y = stream.full(LEN, 0.0f32).queued()?;
-        if refused {
+        if refused || refused_now {
             handle.fail_nth(gpu_await::testing::DriverCall::GraphCompile, 1, ErrorKind::Driver);
         }
-        graph.launch(&stream, (&mut y,)).await?;
+        if !refused_now {
+            graph.launch(&stream, (&mut y,)).await?;
+        }
         let gate = Gate::close(&stream)?;
         let op = graph.launch(&stream, (&mut y,)).submitted()?;
         drop(graph);
         stream.wait(&stream).queued()?;
+        device.stream()?.done().await?;
         assert!(is_dropped.try_recv().is_err(), "a launch is under way");
         gate.open();
         op.await?;

@@ -36,6 +36,7 @@ use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::OfStream;
 use crate::submit::{
     CompiledGraph, Footprint, GraphCell, Kept, List, Node, Raw, Refusal, Summary, Touched,
+    keep_behind,
 };
 
 #[derive(Default)]
@@ -175,21 +176,25 @@ impl Instance {
         }
         let graph = graph.as_deref_mut();
         let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };
-        if graph.is_none() {
-            // What is compiled keeps it.
-            footprint.keeps(Box::new(state.clone()));
-        }
         // Refused before any call of the driver, the nodes are as they were.
-        let mut was_prepared = false;
+        let (mut was_prepared, mut was_plain) = (false, false);
         let submitted = queue.submit(&mut footprint, commands, |raw| {
             let prepared = prepare(raw, list, graph, (to_set, is_refused), state, report);
             was_prepared = true;
             match prepared? {
                 Some(graph) => raw.launch_graph(graph)?,
-                None => list.launch_each(raw)?,
+                None => {
+                    was_plain = true;
+                    list.launch_each(raw)?;
+                }
             }
             Ok::<_, Refusal>(())
         });
+        if was_plain {
+            // What is compiled keeps that; of what was refused in the middle, a part may run.
+            let (stream, kept) = (queue.stream(), (state.clone(), list.code().to_vec()));
+            keep_behind(stream, kept);
+        }
         if was_prepared {
             // They are set, or nothing is compiled.
             to_set.clear();

@@ -19,7 +19,7 @@ use super::raw::{Raw, Refusal};
 use crate::backend::{DevicePtr, DriverResult, NodeLaunch, RawGraph};
 use crate::memory::reclaim::retired::{Remnant, UserList};
 use crate::runtime::graph_budget::Evictable;
-use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
+use crate::runtime::stream_state::{OfStream, StreamHandle, StreamState, Turn};
 use crate::runtime::{Engine, Point};
 use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
@@ -124,6 +124,17 @@ impl Drop for GraphCell {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+/// Keeps what launches that are on the stream need.
+pub(crate) fn keep_behind(stream: &Arc<StreamState>, what: impl Any + Send) {
+    let engine = stream.engine();
+    let users = UserList::from_iter([stream.point(stream.submitted())]);
+    let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner: Box::new(what) };
+    if exit::begun() {
+        return std::mem::forget(what);
+    }
+    engine.retire(what, users);
 }
 
 impl Node {
