@@ -15,8 +15,8 @@ use eventually::eventually;
 use futures::FutureExt;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
-    Device, DeviceBuffer, DeviceKind, ErrorDetail, ErrorKind, In, InOut, RawQueue, RawSlice,
-    Readable, Region, Result, Stream, Uses, Writable, kernels,
+    Device, DeviceBuffer, DeviceKind, DlpackConsumer, ErrorDetail, ErrorKind, In, InOut, RawQueue,
+    RawSlice, Readable, Region, Result, Stream, Uses, Writable, kernels,
 };
 
 const SOON: Duration = Duration::from_secs(10);
@@ -748,6 +748,95 @@ async fn a_late_failure_reaches_every_reader() -> Result<()> {
             stream.fill(sums, 0.0).queued()?;
         }
     }
+    Ok(())
+}
+
+/// What a batch lent may be handed out by another one.
+#[tokio::test]
+async fn a_late_failure_goes_with_what_is_lent() -> Result<()> {
+    let device = Device::host();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let good = stream.full(LEN, 3_u8).queued()?;
+    for known in [false, true] {
+        stream.fill(&mut y, 0).queued()?;
+        let gate = Gate::close(&stream)?;
+        fail_late(&stream, &mut y).queued()?;
+        let (mut lent, mut vec) = (None, None);
+        let (mut fine, mut of_failed) = (None, None);
+        let lends = stream.batch(|q| {
+            lent = Some(q.download(&y)?);
+            vec = Some(q.download_vec(&y)?);
+            fine = Some(q.download(&good)?);
+            Ok(())
+        });
+        let fails = stream.batch(|q| -> Result<()> {
+            of_failed = Some(q.download(&y)?);
+            let few = q.zeros::<u8>(3)?;
+            q.copy(&few, &mut y)
+        });
+        assert_eq!(fails.await.unwrap_err().kind(), ErrorKind::InvalidCall);
+        stream.fill(&mut y, 0).queued()?;
+        let hands_out = |mut lent: Option<_>| other.batch(move |_| Ok(lent.take()));
+        let early = (!known).then(|| hands_out(lent.take()));
+        gate.open();
+        assert_upstream(&lends.await.unwrap_err());
+        let handed_out = early.unwrap_or_else(|| hands_out(lent.take()));
+        assert_upstream(&handed_out.await.unwrap_err());
+        assert_upstream(&hands_out(of_failed.take()).await.unwrap_err());
+        assert_upstream(&other.batch(|_| Ok(vec.take())).await.unwrap_err());
+        assert_eq!(hands_out(fine.take()).await?.unwrap()[..], [3; LEN]);
+    }
+    Ok(())
+}
+
+/// On whatever way the data gets to another device, and from there to its readers.
+#[tokio::test]
+async fn a_late_failure_reaches_readers_of_other_devices() -> Result<()> {
+    for direct in [true, false] {
+        let device = Device::host();
+        let (faults, handle) = testing::faults();
+        let peer = testing::host_with(faults);
+        let third = Device::host();
+        if !direct {
+            handle.refuse_peers();
+        }
+        let (stream, there) = (device.stream()?, peer.stream()?);
+        let beyond = third.stream()?;
+        let mut y = stream.zeros::<u8>(LEN).queued()?;
+        let (mut z, mut w) = (there.zeros::<u8>(LEN).queued()?, there.zeros(LEN).queued()?);
+        let mut v = beyond.zeros::<u8>(LEN).queued()?;
+        let gate = Gate::close(&stream)?;
+        fail_late(&stream, &mut y).queued()?;
+        let copied = there.copy(&y, &mut z);
+        let again = there.copy(&z, &mut w);
+        let beyond_that = beyond.copy(&w, &mut v);
+        let read = there.download(&z);
+        gate.open();
+        for failed in [copied, again, beyond_that] {
+            assert_upstream(&failed.await.unwrap_err());
+        }
+        assert_upstream(&read.await.unwrap_err());
+        assert_upstream(&there.download(&w).await.unwrap_err());
+        assert_upstream(&beyond.download(&v).await.unwrap_err());
+        there.fill(&mut w, 1).queued()?;
+        assert_eq!(there.download(&w).await?, [1; LEN], "overwritten");
+    }
+    Ok(())
+}
+
+/// An export that waits for the producer does not export what that failed to write.
+#[test]
+fn a_late_failure_is_not_exported() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let gate = Gate::close(&stream)?;
+    fail_late(&stream, &mut y).queued()?;
+    let opener = std::thread::spawn(move || gate.open());
+    let refused = y.into_dlpack(&[LEN], DlpackConsumer::Synchronized).unwrap_err();
+    assert_upstream(&refused.error);
+    opener.join().expect("no panic");
     Ok(())
 }
 

@@ -224,5 +224,5 @@ pub(super) fn to_host<R: Element, H: Send + 'static>(
     let result = PinnedBuffer::<R>::new(&queue.home().pinned, 1)?;
     put(&ResultTarget::Pinned(result.block(), result.size_bytes()))?;
     let value = HostValue::later(move || Ok(read(result[0])));
-    Ok(Lent::to(queue.stream(), queue.last_ticket(), value))
+    Ok(Lent::to(queue.stream(), queue.last_ticket(), queue.proved(value)))
 }

@@ -14,6 +14,17 @@ impl Queue<'_> {
         &self.outcomes
     }
 
+    /// What the operation that was submitted last lends: good if nothing that it read fails, whichever future hands it out.
+    #[inline]
+    pub(crate) fn proved<T: Send + 'static>(&self, value: HostValue<T>) -> HostValue<T> {
+        match self.outcomes.of_last() {
+            None => value,
+            Some(read) => {
+                value.if_proved(Box::new(move || read.iter().try_for_each(|read| read.check())))
+            }
+        }
+    }
+
     /// Turns what the closure of a batch returned into its future.
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {

@@ -75,9 +75,12 @@ impl Queue<'_> {
             if part >= BLOCKS {
                 down.comes_after(self.stream.point(*emptied));
             }
-            let (filled, ()) = submit(&relay, self.at.get(), &mut down, 1, |raw| {
+            // The second half writes what the first one reads.
+            self.outcomes.look(source, &down);
+            let filled = submit(&relay, self.at.get(), &mut down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)
-            })?;
+            });
+            let (filled, ()) = filled.inspect_err(|_| self.outcomes.forget_read())?;
 
             let mut up = Footprint::new("copy");
             up.overwrites(to);

@@ -13,7 +13,8 @@
 //! 1. What a later operation overwrote stays good (`a_late_failure_leaves_what_was_overwritten`).
 //! 2. It keeps no memory (`a_late_failure_of_memory_that_is_gone`).
 //! 3. Whoever reads what it wrote fails, submitted before the failure or after it, at first or at second hand
-//!    (`a_late_failure_reaches_every_reader`).
+//!    (`a_late_failure_reaches_every_reader`), on whatever device (`a_late_failure_reaches_readers_of_other_devices`) and through
+//!    whatever future (`a_late_failure_goes_with_what_is_lent`).
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -38,11 +39,14 @@ pub(crate) struct LateOutcomes(OnceCell<Box<RefCell<LateReads>>>);
 #[derive(Default)]
 struct LateReads {
     known: Vec<Dependency>,
+    /// From where on they are those of the operation that was submitted last.
+    last: usize,
     /// What the operation that is being submitted reads.
     read: Vec<Arc<RunOutcome>>,
 }
 
 /// An outcome that an operation's own depends on.
+#[derive(Clone)]
 pub(crate) struct Dependency {
     outcome: Arc<RunOutcome>,
     /// The operation, if it read what the work wrote and is not the work itself.
@@ -62,6 +66,8 @@ struct RunState {
     error: Option<Error>,
     /// What the operation was declared to write, known when it was submitted, and what its readers were.
     written: Vec<WrittenRange>,
+    /// The devices of that memory, by their numbers: readers look there.
+    devices: Vec<u64>,
 }
 
 #[derive(Clone)]
@@ -108,18 +114,30 @@ impl RunOutcome {
     }
 
     /// The operation was submitted, or one that reads what it wrote.
-    fn submitted(&self, footprint: &Footprint<'_>, by: (u64, u64)) {
-        let written = footprint.tracked().filter(|access| access.mode.writes()).map(|access| {
+    fn submitted(self: &Arc<Self>, footprint: &Footprint<'_>, by: (u64, u64)) {
+        let mut written = Vec::new();
+        for access in footprint.tracked().filter(|access| access.mode.writes()) {
+            self.enter_on(access.memory.engine());
             let (memory, range) = (Arc::downgrade(access.memory), access.range.clone());
-            WrittenRange { memory, range, by }
-        });
-        let written: Vec<_> = written.collect();
+            written.push(WrittenRange { memory, range, by });
+        }
         let mut state = self.state.lock();
         state.written.extend(written.iter().cloned());
         let error = state.error.clone();
         drop(state);
         if let Some(error) = error {
             self.poison(&error, &written);
+        }
+    }
+
+    /// Has readers of that device's memory find it.
+    fn enter_on(self: &Arc<Self>, engine: &Engine) {
+        let mut state = self.state.lock();
+        if !state.devices.contains(&engine.id) {
+            state.devices.push(engine.id);
+            drop(state);
+            let work: Arc<dyn Any + Send + Sync> = self.clone();
+            engine.late.enter(Arc::downgrade(&work));
         }
     }
 
@@ -165,7 +183,18 @@ impl LateOutcomes {
     }
 
     pub(crate) fn take(&self) -> Vec<Dependency> {
-        self.0.get().map_or_else(Vec::new, |all| std::mem::take(&mut all.borrow_mut().known))
+        let Some(all) = self.0.get() else { return Vec::new() };
+        let LateReads { known, last, .. } = &mut *all.borrow_mut();
+        *last = 0;
+        std::mem::take(known)
+    }
+
+    /// Those of the operation that was submitted last: what it lends may be handed out by another future than its own.
+    #[inline]
+    pub(crate) fn of_last(&self) -> Option<Vec<Dependency>> {
+        let all = self.0.get()?.borrow();
+        let last = all.known.get(all.last..)?;
+        (!last.is_empty()).then(|| last.to_vec())
     }
 
     /// Finds what an operation will depend on, as it reads what such work wrote. To be called before the operation looks at the
@@ -195,6 +224,13 @@ impl LateOutcomes {
         }
     }
 
+    /// Forgets what was found: nothing of the operation was submitted.
+    pub(crate) fn forget_read(&self) {
+        if let Some(all) = self.0.get() {
+            all.borrow_mut().read.clear();
+        }
+    }
+
     /// Enters the operation as a reader of what was found, for its future to tell of, if it was submitted.
     #[inline]
     pub(crate) fn enter<R, E>(
@@ -214,6 +250,7 @@ impl LateOutcomes {
     fn enter_reader(&self, footprint: &Footprint<'_>, stream: u64, ticket: Option<u64>) {
         let mut all = self.all().borrow_mut();
         let read = std::mem::take(&mut all.read);
+        all.last = all.known.len();
         let Some(ticket) = ticket else { return };
         for outcome in read {
             outcome.submitted(footprint, (stream, ticket));
@@ -238,8 +275,7 @@ impl LateOutcomes {
         }
         for Dependency { outcome, .. } in all[known..].iter().filter(|own| own.reader.is_none()) {
             outcome.submitted(footprint, outcome.at);
-            let work: Arc<dyn Any + Send + Sync> = outcome.clone();
-            engine.late.enter(Arc::downgrade(&work));
+            outcome.enter_on(engine);
         }
     }
 }
