@@ -50,7 +50,7 @@ pub struct Error(Arc<ErrorDetail>);
 /// | kind | what the caller can do |
 /// |---|---|
 /// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device, and what it should have written cannot be read until something overwrites it |
-/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works. Of whatever call: an allocation, a launch that needs memory of its own, NVIDIA's libraries |
+/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works. Of whatever call: an allocation, a launch that needs memory of its own, NVIDIA's libraries. What works in place (`sort`, an update) cannot be tried again: what it would have changed counts as failed, see below |
 /// | [`ErrorKind::Overloaded`] | try later |
 /// | [`ErrorKind::TimedOut`] | what was submitted goes on, and what was not never runs; wait longer or give up |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
@@ -59,6 +59,11 @@ pub struct Error(Arc<ErrorDetail>);
 /// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
 /// | [`ErrorKind::Panicked`] | correct the closure that ran the batch, or enqueued the work; others go on |
 /// | [`ErrorKind::Foreign`] | see the other library's error, the [`source`](std::error::Error::source) |
+///
+/// Whatever the kind, memory that a failed operation would have written counts as failed until something overwrites all of it, also memory that
+/// it would have updated, and also if nothing was put on the device: nobody knows whether the error was looked at. Its readers fail with
+/// [`ErrorDetail::Upstream`], whose kind is that of the cause: whoever tries again by the kind asks for that detail first. To be able to try
+/// again what works in place, keep a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -50,7 +50,7 @@
 //!
 //! | you await | it waits for |
 //! |---|---|
-//! | an operation: [`op.await`](Op) | it, and what is in front of it on its stream |
+//! | an operation: [`op.await`](Op) | it, and what is in front of it on its stream; one that has nothing to do, such as a sort of no elements, may be complete at once |
 //! | an event: [`event.done()`](Event::done) | everything that was on the stream when it was recorded |
 //! | a stream: [`stream.done()`](Stream::done) | everything that is on the stream now |
 //! | a device: [`device.done()`](Device::done) | everything that is on the device now, also of others |

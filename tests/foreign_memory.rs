@@ -313,6 +313,28 @@ async fn a_loan_of_a_library_that_fails() -> Result<()> {
     Ok(())
 }
 
+/// The library failed, whatever becomes of its error.
+#[tokio::test]
+async fn a_loan_whose_error_panics() -> Result<()> {
+    struct Panics;
+    impl From<Panics> for Box<dyn std::error::Error + Send + Sync> {
+        fn from(_: Panics) -> Self {
+            panic!("no error of that")
+        }
+    }
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut y = stream.full(LEN, 1.0f32).queued()?;
+    // SAFETY: they do nothing.
+    let loan = unsafe { stream.lend_memory(Uses::new("theirs").updates(&mut y)) }?;
+    let failed = std::panic::AssertUnwindSafe(|| loan.fail(Panics));
+    let panic = std::panic::catch_unwind(failed).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"no error of that"));
+    let refused = stream.download(&y).await.unwrap_err();
+    assert!(refused.to_string().contains("no error of that"), "{refused}");
+    Ok(())
+}
+
 /// A loan goes to their thread, and the buffer with it, or away before.
 #[tokio::test]
 async fn a_loan_that_outlives_its_borrows() -> Result<()> {

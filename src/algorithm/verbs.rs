@@ -476,7 +476,8 @@ verbs! {
     ///
     /// The output is as long as the input. Where the device alone knows how many elements there are
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
-    /// result is the same from run to run on a device, and differs between devices in its last bits.
+    /// result is the same from run to run on a device, and differs between devices as the order of the
+    /// additions does: a host device adds one after the other, whose rounding adds up over tens of millions of `f32`.
     ///
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///
@@ -514,7 +515,8 @@ verbs! {
     ///
     /// The output is as long as the input. Where the device alone knows how many elements there are
     /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written. A floating point
-    /// result is the same from run to run on a device, and differs between devices in its last bits.
+    /// result is the same from run to run on a device, and differs between devices as the order of the
+    /// additions does: a host device adds one after the other, whose rounding adds up over tens of millions of `f32`.
     ///
     /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Stream::min) says; of `f64` it is the first of them.
     ///

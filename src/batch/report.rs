@@ -26,7 +26,8 @@ pub struct Report {
     pub interrupted: u64,
     /// Compilations and changes that the driver refused: of what was launched one by one instead, if it can be.
     pub refused: u64,
-    /// Not launched, or in part, as the driver refused that or the device is lost or closed. They are in no other figure, but for `compiled`.
+    /// Not launched, or in part: the driver refused that, the device is lost or closed, or what a graph would have read was not there. They are
+    /// in no other figure, but for `compiled`. What a region's closure was refused is no list, and in no figure.
     pub failed: u64,
 }
 

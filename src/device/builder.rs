@@ -44,6 +44,9 @@ impl DeviceBuilder {
     /// streams can keep them (see [`spare_bytes_per_stream`](Self::spare_bytes_per_stream)). Where a
     /// block does not fit because of the latter, it is made without that.
     ///
+    /// On a host device the memory that algorithms, products and transforms need beside their arguments is the process's own, and does not
+    /// count: what fits there may not fit on a GPU. A process that has no memory left for it ends.
+    ///
     /// # Source
     /// `CUmemPoolProps::maxSize` holds the driver to it as well, from CUDA 12.2 on.
     pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {

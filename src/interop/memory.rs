@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use crate::backend::DevicePtr;
@@ -20,7 +21,7 @@ use crate::runtime::loans::OpenLoan;
 use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
 use crate::submit::{OpenUses, Uses};
-use crate::thread::role;
+use crate::thread::{contain, role};
 
 impl Device {
     /// Adopts device memory of another library: `len` elements at `ptr`, complete now. Puts nothing on a stream.
@@ -280,10 +281,19 @@ impl<P> MemoryLoan<'_, P> {
     /// As [`end`](Self::end).
     ///
     /// On a thread that must not submit, the error says so, and the cause is lost.
+    ///
+    /// # Panics
+    /// If making an error of `cause` does; what was declared as written counts as failed all the same.
     pub fn fail(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-        match self.close() {
-            Ok(_) => self.uses.fail(cause.into()),
-            Err(error) => error,
+        let cause = contain::hold(|| cause.into());
+        let closed = self.close();
+        match (cause, closed) {
+            (Ok(cause), Ok(_)) => self.uses.fail(cause),
+            (Ok(_), Err(error)) => error,
+            (Err(panic), _) => {
+                self.uses.fail(contain::message(&*panic).into());
+                resume_unwind(panic)
+            }
         }
     }
 

@@ -24,6 +24,9 @@ impl Stream {
     /// semaphore of your own for as long as each buffer lives, counted in bytes if they differ. Count whole
     /// blocks: multiples of 512 bytes, and up to 1 MiB of an eighth of the next power of two.
     ///
+    /// The loop below is one for fresh memory. An operation in place that was refused leaves its memory failed, so that trying again
+    /// fails as well, with the same kind: see [`ErrorKind`](crate::ErrorKind).
+    ///
     /// # Cancel safety
     /// Yes.
     ///
