@@ -2,16 +2,19 @@
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::serve::ListenerExt;
+use gpu_await::{Device, Mapped};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 
@@ -20,6 +23,37 @@ use super::measure::{Sorted, us, window};
 pub(crate) const LEN: usize = 256;
 pub(crate) const WINDOW: Duration = Duration::from_millis(600);
 pub(crate) const WARM_UP: Duration = Duration::from_millis(200);
+
+/// Memory that kernels use in place, which no request has.
+#[derive(Clone)]
+pub(crate) struct FreeMapped {
+    device: Device,
+    free: Arc<Mutex<Vec<Mapped<f32>>>>,
+}
+
+impl FreeMapped {
+    pub(crate) fn new(device: &Device) -> Self {
+        FreeMapped { device: device.clone(), free: Arc::default() }
+    }
+
+    /// Answers a request by what `launch` does to its values.
+    pub(crate) async fn answer(
+        &self,
+        request: &[u8],
+        launch: impl FnOnce(&mut Mapped<f32>) -> gpu_await::Result<()>,
+    ) -> gpu_await::Result<Bytes> {
+        let kept = self.free.lock().pop();
+        let mut mapped = match kept {
+            Some(mapped) => mapped,
+            None => self.device.pinned(LEN)?.into_mapped(),
+        };
+        bytemuck::cast_slice_mut(mapped.host().await?).copy_from_slice(request);
+        launch(&mut mapped)?;
+        let answer = Bytes::copy_from_slice(bytemuck::cast_slice(mapped.host().await?));
+        self.free.lock().push(mapped);
+        Ok(answer)
+    }
+}
 
 /// Serves from now on, at the address that it returns.
 pub(crate) async fn listen(router: Router) -> SocketAddr {

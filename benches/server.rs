@@ -48,10 +48,10 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
-use gpu_await::{Batch, BatchWorker, Batcher, Device, Mapped, StreamPool, kernels};
+use gpu_await::{Batch, BatchWorker, Batcher, Device, StreamPool, kernels};
 use http::{
-    Client, LEN, Phase, WARM_UP, WINDOW, floats, halves, listen, median, more_files, percentile_of,
-    pin, runtime_on,
+    Client, FreeMapped, LEN, Phase, WARM_UP, WINDOW, floats, halves, listen, median, more_files,
+    percentile_of, pin, runtime_on,
 };
 use measure::{print, rounds, window};
 use parking_lot::Mutex;
@@ -120,8 +120,7 @@ struct App {
     scale: kernels::scale,
     pool: StreamPool,
     batcher: Batcher<Bytes, Bytes>,
-    /// What no request uses.
-    mapped: Arc<Mutex<Vec<Mapped<f32>>>>,
+    mapped: FreeMapped,
     seats: Option<Seats>,
     /// Whether answers are what the kernel says: a stand-in driver computes nothing.
     computes: bool,
@@ -157,7 +156,7 @@ impl App {
         let (batcher, worker) = batcher(&pool, &scale);
         runtime.spawn(worker);
         let (device, abandoned) = (device.clone(), Arc::default());
-        let mapped = Arc::default();
+        let mapped = FreeMapped::new(&device);
         let mut app =
             App { device, scale, pool, batcher, mapped, seats, computes: true, abandoned };
         let answer = runtime.block_on(app.scale(&floats(1.0))).expect("a round trip");
@@ -182,16 +181,8 @@ impl App {
 
     async fn scale_in_place(&self, values: &[u8]) -> gpu_await::Result<Bytes> {
         let stream = self.pool.acquire().await?;
-        let kept = self.mapped.lock().pop();
-        let mut mapped = match kept {
-            Some(mapped) => mapped,
-            None => self.device.pinned(LEN)?.into_mapped(),
-        };
-        bytemuck::cast_slice_mut(mapped.host().await?).copy_from_slice(values);
-        self.scale.launch(&stream, 2.0, &mut mapped).queued()?;
-        let answer = Bytes::copy_from_slice(bytemuck::cast_slice(mapped.host().await?));
-        self.mapped.lock().push(mapped);
-        Ok(answer)
+        let launch = |mapped: &mut _| self.scale.launch(&stream, 2.0, mapped).queued();
+        self.mapped.answer(values, launch).await
     }
 }
 

@@ -34,7 +34,8 @@ use gpu_await::{
     kernels,
 };
 use http::{
-    Client, LEN, Phase, halves, listen, median, more_files, percentile_of, pin, runtime_on,
+    Client, FreeMapped, LEN, Phase, halves, listen, median, more_files, percentile_of, pin,
+    runtime_on,
 };
 use measure::{print, rounds};
 use parking_lot::Mutex;
@@ -45,13 +46,12 @@ const CONNECTIONS: [usize; 2] = [64, 1024];
 const KERNELS: usize = 10;
 
 struct App {
-    device: Device,
     pool: StreamPool,
     scale: kernels::scale,
     graph: Graph<(InOut<f32>, f32)>,
     /// By the stream's number.
     regions: Mutex<HashMap<u64, Arc<Mutex<Region>>>>,
-    mapped: Mutex<Vec<Mapped<f32>>>,
+    mapped: FreeMapped,
     raw: Option<&'static Raw>,
     seats: Arc<Mutex<Vec<Seat>>>,
     permits: Arc<Semaphore>,
@@ -81,10 +81,9 @@ impl App {
             pool: pool.max_waiting(2 * CONNECTIONS[1]).build().expect("a pool"),
             graph: device
                 .graph(scale.clone(), |q, scale, (mut x, first)| ten(scale, q, first, &mut x)),
-            device: device.clone(),
             scale,
             regions: Mutex::default(),
-            mapped: Mutex::default(),
+            mapped: FreeMapped::new(device),
             raw,
             seats: Arc::default(),
             permits: Arc::new(Semaphore::new(in_flight)),
@@ -127,16 +126,9 @@ impl App {
 
     async fn mapped_graph(&self, body: &[u8]) -> Result<Bytes> {
         let stream = self.pool.acquire().await?;
-        let kept = self.mapped.lock().pop();
-        let mut mapped = match kept {
-            Some(mapped) => mapped,
-            None => self.device.pinned(LEN)?.into_mapped(),
-        };
-        bytemuck::cast_slice_mut(mapped.host().await?).copy_from_slice(body);
-        self.graph.launch(&stream, (&mut mapped, self.first())).queued()?;
-        let answer = Bytes::copy_from_slice(bytemuck::cast_slice(mapped.host().await?));
-        self.mapped.lock().push(mapped);
-        Ok(answer)
+        let launch =
+            |mapped: &mut Mapped<f32>| self.graph.launch(&stream, (mapped, self.first())).queued();
+        self.mapped.answer(body, launch).await
     }
 
     async fn raw(&self, body: Bytes) -> Option<Bytes> {

@@ -50,7 +50,7 @@ pub(crate) use self::edges::Edge;
 pub use self::enqueue::{Append, Uses};
 pub(crate) use self::event_node::EventNode;
 pub(crate) use self::footprint::Footprint;
-pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept, keep_behind};
+pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 pub(crate) use self::known_calls::{CallKey, KnownCalls};
 pub(crate) use self::list::{List, Node, Touched, Written, draw, submit_in_front, submit_listed};
@@ -58,7 +58,7 @@ pub(crate) use self::loan::SubmitError;
 pub(crate) use self::memory_kernels::MemoryKernels;
 use self::name::Name;
 pub(crate) use self::open_uses::OpenUses;
-pub(crate) use self::outcome::LateOutcomes;
+pub(crate) use self::outcome::{Dependency, LateOutcomes};
 pub(crate) use self::raw::{Raw, Refusal};
 pub use self::raw_queue::RawQueue;
 pub(crate) use self::summary::Summary;

@@ -233,6 +233,23 @@ macro_rules! driver {
 }
 use driver;
 
+/// [`driver`] for a call that older drivers lack.
+macro_rules! newer {
+    ($self:ident.$call:ident($($arg:expr),* $(,)?)) => {
+        match $self.api.$call {
+            Some(call) => {
+                // SAFETY: the callers of `Backend` keep its contract: live handles, live memory.
+                $crate::backend::cuda::api::check(stringify!($call), unsafe { call($($arg),*) })
+            }
+            None => Err($crate::error::DriverCode {
+                call: stringify!($call),
+                code: $crate::backend::cuda::NOT_SUPPORTED,
+            }),
+        }
+    };
+}
+use newer;
+
 impl Backend for CudaBackend {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Cuda

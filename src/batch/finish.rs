@@ -6,8 +6,8 @@ use crate::batch::queue::Queue;
 use crate::batch::settle::{Settle, Settled};
 use crate::error::refused::Refused;
 use crate::error::{ErrorDetail, Result};
-use crate::op::{HostValue, Op, Points};
-use crate::submit::LateOutcomes;
+use crate::op::{HostValue, Op, Points, Proof};
+use crate::submit::{Dependency, LateOutcomes};
 
 impl Queue<'_> {
     pub(crate) fn outcomes(&self) -> &LateOutcomes {
@@ -19,9 +19,7 @@ impl Queue<'_> {
     pub(crate) fn proved<T: Send + 'static>(&self, value: HostValue<T>) -> HostValue<T> {
         match self.outcomes.of_last() {
             None => value,
-            Some(read) => {
-                value.if_proved(Box::new(move || read.iter().try_for_each(|read| read.check())))
-            }
+            Some(read) => value.if_proved(none_failed(read)),
         }
     }
 
@@ -76,8 +74,12 @@ impl Queue<'_> {
                 return Op::failed(ErrorDetail::Verify { op, at, cause }.into());
             }
         }
-        let proof = move || outcomes.iter().try_for_each(|outcome| outcome.check());
         let points = points.reaching(self.stream, self.last.get());
-        Op::at(points, value.if_proved(Box::new(proof)))
+        Op::at(points, value.if_proved(none_failed(outcomes)))
     }
+}
+
+/// That nothing failed of what was read; asked when that is complete.
+fn none_failed(read: Vec<Dependency>) -> Proof {
+    Box::new(move || read.iter().try_for_each(Dependency::check))
 }

@@ -32,11 +32,11 @@ use crate::event::{Event, Recorded};
 use crate::memory::allocation::KeptByGraph;
 use crate::memory::hazard::Mode;
 use crate::memory::view::Span;
+use crate::runtime::UserList;
 use crate::runtime::graph_memory::KeepsMemory;
 use crate::runtime::stream_state::OfStream;
 use crate::submit::{
     CompiledGraph, Footprint, GraphCell, Kept, List, Node, Raw, Refusal, Summary, Touched,
-    keep_behind,
 };
 
 #[derive(Default)]
@@ -192,8 +192,9 @@ impl Instance {
         });
         if was_plain {
             // What is compiled keeps that; of what was refused in the middle, a part may run.
-            let (stream, kept) = (queue.stream(), (state.clone(), list.code().to_vec()));
-            keep_behind(stream, kept);
+            let stream = queue.stream();
+            let users = UserList::from_iter([stream.point(stream.submitted())]);
+            stream.engine().retire_owner((state.clone(), list.code().to_vec()), users);
         }
         if was_prepared {
             // They are set, or nothing is compiled.

@@ -18,16 +18,12 @@ use super::code::{KernelCode, KernelLaunch};
 use super::footprint::Footprint;
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
-use crate::backend::{
-    ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape, RawGraph, StreamOptions,
-};
+use crate::backend::{ArgBlock, DeviceKind, Function, Grid, LaunchShape, RawGraph, StreamOptions};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use crate::backend::{DriverResult, KernelCall};
 use crate::error::ErrorDetail;
-use crate::memory::reclaim::retired::Remnant;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
-use crate::thread::exit;
 use crate::thread::exit::ExitGuard;
 
 /// What a library says of its work while that is captured.
@@ -170,13 +166,8 @@ impl Drop for CapturedGraph {
     fn drop(&mut self) {
         let Some(remains) = self.remains.take() else { return };
         let engine = remains.engine.clone();
-        let owner = Box::new(remains);
-        let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner };
-        if exit::begun() {
-            return std::mem::forget(what);
-        }
         // Whatever was compiled of it keeps it until its last launch is complete.
-        engine.retire(what, UserList::new());
+        engine.retire_owner(remains, UserList::new());
     }
 }
 

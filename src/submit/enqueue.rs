@@ -263,7 +263,7 @@ impl<'a, P> Uses<'a, P> {
             && outcomes.len() > before
         {
             let is_submitted = submitted.is_ok();
-            outcomes.submitted_with(engine, before, is_submitted, &self.footprint);
+            outcomes.submitted_with(before, is_submitted, &self.footprint);
         }
         match thrown {
             Some(payload) => Err(payload),

@@ -16,12 +16,10 @@ use parking_lot::{Mutex, MutexGuard};
 use super::code::KernelCode;
 use super::list::{List, Node};
 use super::raw::{Raw, Refusal};
-use crate::backend::{DevicePtr, DriverResult, NodeLaunch, RawGraph};
-use crate::memory::reclaim::retired::{Remnant, UserList};
+use crate::backend::{DriverResult, NodeLaunch, RawGraph};
 use crate::runtime::graph_budget::Evictable;
-use crate::runtime::stream_state::{OfStream, StreamHandle, StreamState, Turn};
-use crate::runtime::{Engine, Point};
-use crate::thread::exit;
+use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
+use crate::runtime::{Engine, Point, UserList};
 use crate::thread::exit::ExitGuard;
 
 /// A user's values, which stay until the last launch is complete.
@@ -126,17 +124,6 @@ impl Drop for GraphCell {
     }
 }
 
-/// Keeps what launches that are on the stream need.
-pub(crate) fn keep_behind(stream: &Arc<StreamState>, what: impl Any + Send) {
-    let engine = stream.engine();
-    let users = UserList::from_iter([stream.point(stream.submitted())]);
-    let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner: Box::new(what) };
-    if exit::begun() {
-        return std::mem::forget(what);
-    }
-    engine.retire(what, users);
-}
-
 impl Node {
     fn launch(&self) -> NodeLaunch<'_> {
         NodeLaunch { function: &self.function, shape: &self.shape, args: &self.args }
@@ -204,12 +191,8 @@ impl Drop for CompiledGraph {
         let Some(raw) = self.raw.take() else { return };
         let (engine, code) = (self.engine.clone(), std::mem::take(&mut self.code));
         let users = UserList::from_iter(self.last.take());
-        let owner = Box::new(GraphRemains { engine, raw, _code: code, _kept: self.keeps.take() });
-        let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner };
-        if exit::begun() {
-            return std::mem::forget(what);
-        }
-        self.engine.retire(what, users);
+        let remains = GraphRemains { engine, raw, _code: code, _kept: self.keeps.take() };
+        self.engine.retire_owner(remains, users);
     }
 }
 

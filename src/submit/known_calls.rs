@@ -22,7 +22,6 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
@@ -52,7 +51,6 @@ struct KnownKernels {
 }
 
 struct Table<K> {
-    hasher: RandomState,
     noted: [u64; NOTED],
     /// `None`: the call is made.
     known: HashMap<CallKey, Option<K>>,
@@ -114,7 +112,7 @@ fn kernels_of<O: Any + Send>(
 
 impl<K: Clone> Table<K> {
     fn new() -> Self {
-        Table { hasher: RandomState::new(), noted: [0; NOTED], known: HashMap::new() }
+        Table { noted: [0; NOTED], known: HashMap::new() }
     }
 
     /// What is known of a call, which is noted if nothing is.
@@ -122,15 +120,15 @@ impl<K: Clone> Table<K> {
         if let Some(known) = self.known.get(key) {
             return Found::Known(known.clone());
         }
-        let hash = self.hasher.hash_one(key);
+        let hash = self.known.hasher().hash_one(key);
         let noted = &mut self.noted[hash as usize % NOTED];
         if std::mem::replace(noted, hash) == hash { Found::Noted } else { Found::Nothing }
     }
 
     /// Enters a call that was noted. What is forgotten for it comes back.
-    fn enter(&mut self, key: CallKey, kernels: Option<K>) -> HashMap<CallKey, Option<K>> {
+    fn enter(&mut self, key: CallKey, kernels: Option<K>) -> Vec<(CallKey, Option<K>)> {
         let is_full = self.known.len() == KNOWN_MOST;
-        let forgotten = if is_full { std::mem::take(&mut self.known) } else { HashMap::new() };
+        let forgotten = if is_full { self.known.drain().collect() } else { Vec::new() };
         self.known.insert(key, kernels);
         forgotten
     }

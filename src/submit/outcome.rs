@@ -264,7 +264,6 @@ impl LateOutcomes {
     #[inline(never)]
     pub(super) fn submitted_with(
         &self,
-        engine: &Engine,
         known: usize,
         is_submitted: bool,
         footprint: &Footprint<'_>,
@@ -275,7 +274,6 @@ impl LateOutcomes {
         }
         for Dependency { outcome, .. } in all[known..].iter().filter(|own| own.reader.is_none()) {
             outcome.submitted(footprint, outcome.at);
-            outcome.enter_on(engine);
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use super::api::{Handle, IpcHandle};
 use super::exclusive::Exclusive;
-use super::{CudaBackend, NOT_SUPPORTED, api, driver, event_handle, query, stream_handle};
+use super::{CudaBackend, driver, event_handle, newer, query, stream_handle};
 use crate::backend::{DriverResult, EventCalls, EventOptions, Query, RawEvent, RawStream};
-use crate::error::DriverCode;
 
 impl EventCalls for CudaBackend {
     fn event_create(&self, options: EventOptions) -> DriverResult<RawEvent> {
@@ -49,14 +48,9 @@ impl EventCalls for CudaBackend {
     }
 
     unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()> {
-        const CALL: &str = "cuCtxRecordEvent";
-        let Some(record) = self.api.cuCtxRecordEvent else {
-            return Err(DriverCode { call: CALL, code: NOT_SUPPORTED });
-        };
         let _bound = self.bind()?;
         let _relaxed = self.api.relax();
-        // SAFETY: the context is the device's own, and the event lives: the trait's contract.
-        api::check(CALL, unsafe { record(self.raw_context as Handle, event_handle(event)) })
+        newer!(self.cuCtxRecordEvent(self.raw_context as Handle, event_handle(event)))
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> DriverResult<Query> {

@@ -7,20 +7,8 @@ use std::ffi::{c_int, c_void};
 use super::api::Handle;
 use super::launch_ex::RawConfig;
 use super::node_params::NodeParams;
-use super::{CudaBackend, NOT_SUPPORTED, api, driver, stream_handle};
+use super::{CudaBackend, driver, newer, stream_handle};
 use crate::backend::{DriverResult, KernelCall, RawStream};
-use crate::error::DriverCode;
-
-/// A call that older drivers lack.
-macro_rules! newer {
-    ($backend:ident.$call:ident($($arg:expr),* $(,)?)) => {
-        match $backend.api.$call {
-            // SAFETY: the handles are live, and so is what pointers point to, of the sizes that the driver's documentation says.
-            Some(call) => api::check(stringify!($call), unsafe { call($($arg),*) }),
-            None => Err(DriverCode { call: stringify!($call), code: NOT_SUPPORTED }),
-        }
-    };
-}
 
 impl CudaBackend {
     /// The kernels that are all of a graph, if each is behind the one before.

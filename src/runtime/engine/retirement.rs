@@ -1,5 +1,6 @@
 //! What was given up goes when every stream that may use it is through; no stream waits for that.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -7,12 +8,12 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::{DeviceStream, Engine};
-use crate::backend::Query;
+use crate::backend::{DevicePtr, Query};
 use crate::memory::point::Point;
 use crate::memory::reclaim::retired::{Block, Remnant, Retired, UserList};
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::Progress;
-use crate::thread::role;
+use crate::thread::{exit, role};
 
 /// Before it gives memory back to the system a thread waits so long for frees that wait for nothing
 /// themselves.
@@ -31,6 +32,15 @@ impl<S: DeviceStream> Engine<S> {
             self.sweep_retired(false);
         }
         self.attention.call();
+    }
+
+    /// Drops a value that holds no memory in any account, when its users are through with it. After `main` it is left where it is.
+    pub(crate) fn retire_owner(self: &Arc<Self>, owner: impl Any + Send, users: UserList<S>) {
+        if exit::begun() {
+            return std::mem::forget(owner);
+        }
+        let what = Remnant::Foreign { ptr: DevicePtr::NULL, bytes: 0, owner: Box::new(owner) };
+        self.retire(what, users);
     }
 
     /// Frees a block that one stream has for itself, when that is through with it.
