@@ -50,7 +50,7 @@ pub struct Error(Arc<ErrorDetail>);
 /// | kind | what the caller can do |
 /// |---|---|
 /// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device, and what it should have written cannot be read until something overwrites it |
-/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works. Of whatever call: an allocation, a launch that needs memory of its own, NVIDIA's libraries. What works in place (`sort`, an update) cannot be tried again: what it would have changed counts as failed, see below |
+/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works. Of whatever call: an allocation, a launch that needs memory of its own, NVIDIA's libraries. Before what works in place (`sort`, an update) is tried again: [`clear_poison`](crate::DeviceBuffer::clear_poison), see below |
 /// | [`ErrorKind::Overloaded`] | try later |
 /// | [`ErrorKind::TimedOut`] | what was submitted goes on, and what was not never runs; wait longer or give up |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
@@ -62,8 +62,8 @@ pub struct Error(Arc<ErrorDetail>);
 ///
 /// Whatever the kind, memory that a failed operation would have written counts as failed until something overwrites all of it, also memory that
 /// it would have updated, and also if nothing was put on the device: nobody knows whether the error was looked at. Its readers fail with
-/// [`ErrorDetail::Upstream`], whose kind is that of the cause: whoever tries again by the kind asks for that detail first. To be able to try
-/// again what works in place, keep a copy.
+/// [`ErrorDetail::Upstream`], whose kind is that of the cause: whoever tries again by the kind asks for that detail first. An update in place
+/// can be tried again after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -73,7 +73,7 @@ pub enum ErrorKind {
     /// it is refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten
     /// by a fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it
     /// keeps a part of the destination, as a kernel's `&mut [T]` and
-    /// [rows with gaps](crate::Stream::copy_2d) do: fill it first.
+    /// [rows with gaps](crate::Stream::copy_2d) do: [clear the poison](crate::DeviceBuffer::clear_poison) first.
     InvalidCall,
     /// Device memory or host memory ran out.
     OutOfMemory,
@@ -339,13 +339,15 @@ pub enum ErrorDetail {
     /// room, and the driver refused all the same, because others use the device or because the free
     /// memory is in pieces. `advice` says what helps.
     #[error(
-        "out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
+        "{op} on {device}: out of device memory: asked {asked_bytes} bytes, {free_bytes} free {}; buffers hold \
          {allocated_bytes}, {pending_bytes} pending, {kept_bytes} kept{}{}: {}",
         within(*.limit_bytes, *.total_bytes), leaked_suffix(*.leaked_bytes),
         refused_suffix(*.driver_refused),
         .advice.text(*.limit_bytes)
     )]
     OutOfMemory {
+        op: Arc<str>,
+        device: String,
         asked_bytes: u64,
         advice: MemoryAdvice,
         driver_refused: bool,

@@ -100,13 +100,18 @@ impl MemoryInfo {
         })
     }
 
-    /// The error of an allocation on `stream` that cannot be had.
-    pub(crate) fn out_of_memory(stream: &Arc<StreamState>, asked_bytes: u64) -> Error {
-        let reach = match Reach::of(stream.engine()) {
+    /// The error of an allocation for `op` on `stream` that cannot be had.
+    pub(crate) fn out_of_memory(
+        stream: &Arc<StreamState>,
+        op: Arc<str>,
+        asked_bytes: u64,
+    ) -> Error {
+        let engine = stream.engine();
+        let reach = match Reach::of(engine) {
             Ok(reach) => reach,
             Err(error) => return error,
         };
-        reach.refusal(asked_bytes, &stream.engine().outlook(stream, asked_bytes, reach.bytes()))
+        reach.refusal(engine, op, asked_bytes, &engine.outlook(stream, asked_bytes, reach.bytes()))
     }
 }
 
@@ -147,11 +152,19 @@ impl Reach {
     }
 
     /// The error of an allocation of which things stand so.
-    pub(crate) fn refusal(&self, asked_bytes: u64, outlook: &Outlook) -> Error {
+    pub(crate) fn refusal(
+        &self,
+        engine: &Engine,
+        op: Arc<str>,
+        asked_bytes: u64,
+        outlook: &Outlook,
+    ) -> Error {
         let Outlook { prospect, figures, room, kept_in_use, driver_refused } = outlook;
         // Of a moment later: an account may have changed in between.
         let free_bytes = self.free_bytes(figures, *room).saturating_sub(*kept_in_use);
         ErrorDetail::OutOfMemory {
+            op,
+            device: engine.label().to_owned(),
             asked_bytes,
             advice: match prospect {
                 Prospect::Fits => MemoryAdvice::TryAgain,

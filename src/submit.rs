@@ -216,7 +216,9 @@ fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error
                 _ => error,
             }
         }
-        Refusal::OutOfMemory { asked_bytes } => MemoryInfo::out_of_memory(stream, asked_bytes),
+        Refusal::OutOfMemory { asked_bytes } => {
+            MemoryInfo::out_of_memory(stream, name.to_arc(), asked_bytes)
+        }
         Refusal::Closed => stream.engine().closed(),
         // The other library may have met the loss of the device first.
         Refusal::Foreign(error) => stream.engine().check_health().err().unwrap_or(error),

@@ -283,8 +283,10 @@ fn the_device_alone_knows_how_many() {
                 .expect("it goes on");
             let sum = stream.sum(&kept.up_to(&count).expect("one")).synchronize().expect("a sum");
             assert_eq!(T::total_as_f64(sum), expected.iter().map(|x| x.as_f64()).sum::<f64>());
-            let least =
-                stream.arg_min(&kept.up_to(&count).expect("one")).synchronize().expect("a place");
+            let least = stream
+                .arg_min(&kept.view().up_to(&count).expect("one"))
+                .synchronize()
+                .expect("a place");
             assert_eq!(least.is_none(), expected.is_empty());
             let again = stream.count_if(&kept.up_to(&count).expect("one"), condition).synchronize();
             assert_eq!(again.expect("a count"), expected.len());
@@ -304,7 +306,7 @@ fn the_device_alone_knows_how_many() {
                 .expect("a count");
             let before = down(stream, &kept);
             stream
-                .sort_descending(&mut kept.up_to_mut(&count).expect("one"))
+                .sort_descending(&mut kept.view_mut().up_to_mut(&count).expect("one"))
                 .queued()
                 .expect("a sort");
             let after = down(stream, &kept);

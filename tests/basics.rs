@@ -151,6 +151,58 @@ async fn a_failed_producer_is_named_to_its_reader_until_an_overwrite_heals() {
     assert_eq!(stream.download(&y).await.unwrap(), [5.0; 4]);
 }
 
+#[tokio::test]
+async fn cleared_poison_uncovers_what_was_written() {
+    let device = testing::device();
+    let (stream, other) = (device.stream().unwrap(), device.stream().unwrap());
+    let axpy = kernels::axpy::load(&device).await.unwrap();
+    let short = stream.full(2, 1.0f32).queued().unwrap();
+    let x = stream.full(4, 1.0f32).queued().unwrap();
+    let mut y = stream.full(4, 3.0f32).queued().unwrap();
+    axpy.launch(&stream, 1.0, &short, &mut y).queued().unwrap_err();
+    stream.download(&y).await.unwrap_err();
+    y.clear_poison().unwrap();
+    axpy.launch(&other, 2.0, &x, &mut y).queued().unwrap();
+    assert_eq!(stream.download(&y).await.unwrap(), [5.0; 4]);
+
+    // What should have been overwritten holds nobody knows what; the rest is there again.
+    axpy.launch(&stream, 1.0, &short, &mut y).queued().unwrap_err();
+    let mut half = y.slice_mut(..2).unwrap();
+    stream.copy(&x, &mut half).queued().unwrap_err();
+    let error = y.clear_poison().unwrap_err();
+    match error.detail() {
+        ErrorDetail::Upstream { op, producer, .. } => {
+            assert_eq!((&**op, &**producer), ("clear_poison", "copy"));
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(stream.download(&y.slice(2..).unwrap()).await.unwrap(), [5.0; 2]);
+    stream.download(&y).await.unwrap_err();
+    stream.fill(&mut y, 7.0).queued().unwrap();
+    y.clear_poison().unwrap();
+    assert_eq!(stream.download(&y).await.unwrap(), [7.0; 4]);
+
+    // What nobody wrote is not there afterwards either.
+    let mut y = stream.empty::<f32>(4).queued().unwrap();
+    y.clear_poison().unwrap_err();
+    axpy.launch(&stream, 1.0, &x, &mut y).queued().unwrap_err();
+    y.clear_poison().unwrap_err();
+    stream.download(&y).await.unwrap_err();
+}
+
+/// An overwrite that the driver refuses counts as entered, and is not on the device.
+#[tokio::test]
+async fn cleared_poison_of_a_refused_overwrite() {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream().unwrap();
+    let mut x = stream.empty::<u32>(4).queued().unwrap();
+    handle.fail_nth(testing::DriverCall::Fill, 1, ErrorKind::Unsupported);
+    stream.fill(&mut x, 1).queued().unwrap_err();
+    x.clear_poison().unwrap_err();
+    stream.download(&x).await.unwrap_err();
+}
+
 /// A launch needs memory of its own on a GPU, and so may any other call.
 #[tokio::test]
 async fn memory_that_runs_out_is_told_as_that() {

@@ -751,6 +751,33 @@ async fn a_late_failure_reaches_every_reader() -> Result<()> {
     Ok(())
 }
 
+/// The operations of a list have one ticket.
+#[tokio::test]
+async fn a_late_failure_leaves_what_its_list_overwrote() -> Result<()> {
+    let device = Device::host();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let source = stream.full(LEN, 3_u8).queued()?;
+    let mut z = stream.zeros::<u8>(LEN).queued()?;
+    let mut region = Region::new();
+    for _ in 0..4 {
+        stream.fill(&mut y, 0).queued()?;
+        let gate = Gate::close(&stream)?;
+        fail_late(&stream, &mut y).queued()?;
+        let replay = stream.replay(&mut region, |q| {
+            q.copy(&y, &mut z)?;
+            q.copy(&source.slice(1..LEN - 1)?, &mut z.slice_mut(1..LEN - 1)?)
+        });
+        gate.open();
+        assert_upstream(&replay.await.unwrap_err());
+        assert_eq!(stream.download(&z.slice(1..LEN - 1)?).await?[..], [3; LEN - 2]);
+        for rest in [0..1, LEN - 1..LEN] {
+            assert_upstream(&stream.download(&z.slice(rest)?).await.unwrap_err());
+        }
+    }
+    Ok(())
+}
+
 /// What a batch lent may be handed out by another one.
 #[tokio::test]
 async fn a_late_failure_goes_with_what_is_lent() -> Result<()> {

@@ -68,7 +68,11 @@ enum Step {
     },
     Poison {
         range: Range<u64>,
+        mode: Mode,
         poison: Poison,
+    },
+    ClearPoison {
+        range: Range<u64>,
     },
     /// What the stream's last ticket was the last to write.
     PoisonWritten {
@@ -155,25 +159,35 @@ impl Twins {
             Step::Complete { stream } => {
                 self.streams[*stream as usize].completed.set(self.tickets[*stream as usize]);
             }
-            Step::Poison { range, poison } => {
-                self.hazards.poison(range, poison);
-                self.set_content(range, &Content::Poisoned(*poison));
+            Step::Poison { range, mode, poison } => {
+                self.hazards.poison(range, *mode, poison);
+                for byte in &mut self.bytes[range.start as usize..range.end as usize] {
+                    let has_data = *mode == Mode::ReadWrite
+                        && match byte.content {
+                            Content::Unwritten => false,
+                            Content::Valid => true,
+                            Content::Poisoned { has_data, .. } => has_data,
+                        };
+                    byte.content = Content::Poisoned { by: *poison, has_data };
+                }
+            }
+            Step::ClearPoison { range } => {
+                self.hazards.clear_poison(range);
+                for byte in &mut self.bytes[range.start as usize..range.end as usize] {
+                    if matches!(byte.content, Content::Poisoned { has_data: true, .. }) {
+                        byte.content = Content::Valid;
+                    }
+                }
             }
             Step::PoisonWritten { range, stream, poison } => {
                 let by = (*stream, self.tickets[*stream as usize]);
                 self.hazards.poison_written(range, by, poison);
                 for byte in &mut self.bytes[range.start as usize..range.end as usize] {
                     if byte.writer == Some(by) {
-                        byte.content = Content::Poisoned(*poison);
+                        byte.content = Content::Poisoned { by: *poison, has_data: false };
                     }
                 }
             }
-        }
-    }
-
-    fn set_content(&mut self, range: &Range<u64>, content: &Content<Poison>) {
-        for byte in &mut self.bytes[range.start as usize..range.end as usize] {
-            byte.content = content.clone();
         }
     }
 
@@ -276,7 +290,11 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (range(), mode, 0..STREAMS)
             .prop_map(|(range, mode, stream)| Step::Use { range, mode, stream }),
-        1 => (range(), 0..2_u32).prop_map(|(range, poison)| Step::Poison { range, poison }),
+        1 => (range(), any::<bool>(), 0..2_u32).prop_map(|(range, updates, poison)| {
+            let mode = if updates { Mode::ReadWrite } else { Mode::Overwrite };
+            Step::Poison { range, mode, poison }
+        }),
+        1 => range().prop_map(|range| Step::ClearPoison { range }),
         1 => (range(), 0..STREAMS, 0..2_u32)
             .prop_map(|(range, stream, poison)| Step::PoisonWritten { range, stream, poison }),
         2 => (0..STREAMS).prop_map(|stream| Step::Complete { stream }),
@@ -290,7 +308,7 @@ proptest! {
     fn spans_say_what_every_byte_would(
         made_by in prop::option::of((0..STREAMS, 1..10_u64)),
         content in prop_oneof![
-            Just(Content::Unwritten), Just(Content::Valid), Just(Content::Poisoned(9))
+            Just(Content::Unwritten), Just(Content::Valid), Just(Content::Poisoned { by: 9, has_data: false })
         ],
         steps in prop::collection::vec(step(), 0..size(24)),
     ) {
@@ -404,7 +422,7 @@ fn an_empty_range_touches_nothing() {
     for mode in [Mode::Read, Mode::Overwrite, Mode::ReadWrite] {
         twins.step(&Step::Use { range: LEN / 2..LEN / 2, mode, stream: 1 });
     }
-    twins.step(&Step::Poison { range: 1..1, poison: 1 });
+    twins.step(&Step::Poison { range: 1..1, mode: Mode::ReadWrite, poison: 1 });
     assert_eq!(twins.hazards.span_ends().count(), 1);
     twins.check();
 }

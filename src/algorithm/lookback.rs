@@ -35,8 +35,13 @@ impl Lookback {
     }
 
     /// Memory for the state of so many tiles.
-    pub(super) fn state(&self, queue: &Queue<'_>, tiles: u32) -> Result<DeviceBuffer<u8>> {
-        queue.empty((tiles + self.padding_tiles) as usize * self.state_bytes as usize)
+    pub(super) fn state(
+        &self,
+        queue: &Queue<'_>,
+        op: &'static str,
+        tiles: u32,
+    ) -> Result<DeviceBuffer<u8>> {
+        queue.scratch(op, (tiles + self.padding_tiles) as usize * self.state_bytes as usize)
     }
 
     /// Makes the state, for so many tiles that have not begun.

@@ -195,7 +195,7 @@ impl ReduceKernels {
         let refuse = |error| AlgorithmLaunch::new(op).target(target).refuse(error);
         let blocks = most.div_ceil(u64::from(tiles.tile)).min(u64::from(tiles.most_blocks)) as u32;
         let bytes = blocks as usize * tiles.partial_bytes as usize;
-        let mut partials = queue.empty::<u8>(bytes).map_err(refuse)?;
+        let mut partials = queue.scratch::<u8>(op, bytes).map_err(refuse)?;
         let partials = partials.span_mut();
         let first = AlgorithmLaunch::new(op).inputs(inputs).overwrites(&partials).length(length);
         let first = first.inputs(operator);

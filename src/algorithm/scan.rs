@@ -105,7 +105,7 @@ impl Queue<'_> {
             return launch.run(self, &kernels.scan, (1, 1));
         };
         let tiles = length.most.div_ceil(lookback.tile as usize) as u32;
-        let mut state = lookback.state(self, tiles).map_err(refuse)?;
+        let mut state = lookback.state(self, name, tiles).map_err(refuse)?;
         let state = state.span_mut();
         lookback.begin(self, name, &state, tiles).map_err(refuse)?;
         let launch = AlgorithmLaunch::new(name).reads(&span).writes(&out, counts);

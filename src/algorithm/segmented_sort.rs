@@ -17,7 +17,6 @@ use crate::batch::queue::Queue;
 use crate::device::home::Home;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::memory::buffer::DeviceBuffer;
 use crate::memory::view::{Span, Writable};
 
 /// Of a grid: a block takes one segment after the other.
@@ -117,13 +116,13 @@ impl SegmentSort<'_> {
         // What is behind those that the device counts stays as it is.
         let mut begins = match offsets_length.count {
             Some(_) => queue.zeros::<u64>(most)?,
-            None => queue.empty::<u64>(most)?,
+            None => queue.scratch::<u64>(op, most)?,
         };
         let elements = Elements { span: offsets.clone(), length: offsets_length.clone() };
         let is_long = length.most > tuning.warp_tile as usize;
         let spare = if is_long { length.most } else { 0 };
-        let mut other_keys = queue.empty::<K>(spare)?;
-        let mut other_values: DeviceBuffer<u8> = queue.empty(spare * value_bytes.unwrap_or(0))?;
+        let mut other_keys = queue.scratch::<K>(op, spare)?;
+        let mut other_values = queue.scratch::<u8>(op, spare * value_bytes.unwrap_or(0))?;
         queue.scan::<u64>(elements, (Operator::Of(ReduceOp::Max), None), &mut begins)?;
         let begins = begins.span_mut();
         let segments = most as u64 - 1;

@@ -168,11 +168,11 @@ impl Queue<'_> {
         let tile = u64::from(lookback.tile);
         let (most, part) = (length.most as u64, (i32::MAX as u64) / tile * tile);
         let tiles_of = |items: u64| items.div_ceil(tile).max(1) as u32;
-        let mut state = lookback.state(self, tiles_of(most.min(part)))?;
+        let mut state = lookback.state(self, op, tiles_of(most.min(part)))?;
         let state = state.span_mut();
         // What a part leaves to the next, in turn: two numbers.
         let parts = most.div_ceil(part).max(1);
-        let mut left = self.empty::<u64>(if parts > 1 { 4 } else { 0 })?;
+        let mut left = self.scratch::<u64>(op, if parts > 1 { 4 } else { 0 })?;
         let left = left.span_mut();
         for at in 0..parts {
             let first = at * part;

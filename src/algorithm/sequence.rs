@@ -8,7 +8,7 @@ use crate::error::{ErrorDetail, Result};
 use crate::memory::Element;
 use crate::memory::allocation::Allocation;
 use crate::memory::buffer::DeviceBuffer;
-use crate::memory::view::{Extent, Readable, Span, View, Writable};
+use crate::memory::view::{Extent, Readable, Span, View, ViewMut, Writable};
 
 /// Elements of type `T` that an algorithm reads: a buffer or a view, or the first so many of one, where the device alone knows
 /// how many ([`UpTo`]). Sealed.
@@ -81,6 +81,26 @@ impl<T: Element> DeviceBuffer<T> {
         Ok(UpTo { memory: self.view(), count: one("up_to", count)? })
     }
 
+    /// The first `count[0]` elements, to be changed in place.
+    ///
+    /// # Errors
+    /// A `count` of not exactly one element.
+    pub fn up_to_mut<'a>(&'a mut self, count: &'a DeviceBuffer<u64>) -> Result<UpToMut<'a, Self>> {
+        Ok(UpToMut { memory: self, count: one("up_to_mut", count)? })
+    }
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// The first `count[0]` elements.
+    ///
+    /// # Errors
+    /// A `count` of not exactly one element.
+    pub fn up_to(self, count: &'a DeviceBuffer<u64>) -> Result<UpTo<'a, T>> {
+        Ok(UpTo { memory: self, count: one("up_to", count)? })
+    }
+}
+
+impl<T: Element> ViewMut<'_, T> {
     /// The first `count[0]` elements, to be changed in place.
     ///
     /// # Errors

@@ -26,7 +26,6 @@ use crate::device::home::Home;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::kernel::signature::{In, InOut, TwinFn};
 use crate::memory::Element;
-use crate::memory::buffer::DeviceBuffer;
 use crate::memory::view::{Span, View, Writable};
 
 /// Values of a digit.
@@ -338,11 +337,11 @@ impl Queue<'_> {
         let Sorted { op, keys, values, length, order } = sorted;
         let (most, passes) = (length.most as u64, order.width as u64);
         let books_of = by.books(most, passes);
-        let mut books = self.empty::<u8>(books_of.all as usize)?;
+        let mut books = self.scratch::<u8>(op, books_of.all as usize)?;
         let books = books.span_mut();
-        let mut other_keys = self.empty::<K>(length.most)?;
+        let mut other_keys = self.scratch::<K>(op, length.most)?;
         let value_bytes = values.as_ref().map_or(0, |(_, bytes)| *bytes);
-        let mut other_values: DeviceBuffer<u8> = self.empty(length.most * value_bytes)?;
+        let mut other_values = self.scratch::<u8>(op, length.most * value_bytes)?;
         let has_values = values.is_some();
         if passes % 2 == 1 {
             // It ends where it should only if it begins elsewhere.

@@ -17,7 +17,6 @@ use crate::backend::HostTwin;
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
 use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::buffer::DeviceBuffer;
 use crate::memory::view::{Span, View, Writable};
 
 const THREADS: u32 = 256;
@@ -185,7 +184,7 @@ impl Top<'_> {
             }
             _ => {}
         }
-        let mut keys = queue.empty::<T>(length.most)?;
+        let mut keys = queue.scratch::<T>(op, length.most)?;
         if places.is_none() {
             queue.copy(&View::<T>::over(x.clone(), length.most), &mut keys)?;
             let keys = keys.span_mut();
@@ -195,7 +194,7 @@ impl Top<'_> {
         }
         let is_wide = length.most as u64 > u64::from(u32::MAX);
         let (of, width) = (&numbered[usize::from(is_wide)], if is_wide { 8 } else { 4 });
-        let mut numbers: DeviceBuffer<u8> = queue.empty(length.most * width)?;
+        let mut numbers = queue.scratch::<u8>(op, length.most * width)?;
         let (keys, numbers) = (keys.span_mut(), numbers.span_mut());
         let number = launch().reads(x).overwrites(&keys).overwrites(&numbers);
         number.value(length.most as u64).run(queue, &of.number, grid(length.most))?;
@@ -209,9 +208,9 @@ impl Top<'_> {
     fn select<T: Scalar>(&self, queue: &Queue<'_>, by: &TopSelect) -> Result<()> {
         let Top { op, x, length, out: (_, k), places, descending } = self;
         let buffer_items = (length.most / CANDIDATE_OF).next_multiple_of(ALIGNED_WORDS);
-        let mut state = queue.empty::<u8>(by.state_bytes as usize)?;
-        let mut buffers = queue.empty::<u64>(2 * buffer_items)?;
-        let mut found = queue.empty::<u64>(*k)?;
+        let mut state = queue.scratch::<u8>(op, by.state_bytes as usize)?;
+        let mut buffers = queue.scratch::<u64>(op, 2 * buffer_items)?;
+        let mut found = queue.scratch::<u64>(op, *k)?;
         let (state, buffers) = (state.span_mut(), buffers.span_mut());
         let found = found.span_mut();
         let always = if *descending { !T::ALWAYS } else { T::ALWAYS };

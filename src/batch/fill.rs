@@ -1,6 +1,8 @@
 //! New device memory, and filling it.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
 use super::queue::Queue;
 use crate::backend::{DevicePtr, Pattern};
 use crate::error::{ErrorDetail, Result};
@@ -23,8 +25,18 @@ impl<'s> Queue<'s> {
     /// Out of device memory; a lost or closed device.
     #[track_caller]
     pub fn empty<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.scratch("empty", len)
+    }
+
+    /// Memory that an operation of several launches works in.
+    #[track_caller]
+    pub(crate) fn scratch<T: Element>(
+        &self,
+        op: &'static str,
+        len: usize,
+    ) -> Result<DeviceBuffer<T>> {
         self.here();
-        Ok(self.make(|| Footprint::new("empty"), len, false, |_, _, _| Ok(()))?)
+        Ok(self.make(|| Footprint::new(op), len, false, |_, _, _| Ok(()))?)
     }
 
     /// See [`Stream::zeros`](crate::Stream::zeros).
@@ -137,7 +149,8 @@ impl<'s> Queue<'s> {
             let nothing = Allocation::new(self.stream, (DevicePtr::NULL, 0), 0, 0, true);
             return Ok(DeviceBuffer::new(nothing, len));
         }
-        let mut claim = self.claim(bytes, false)?;
+        let op = || footprint().name().to_arc();
+        let mut claim = self.claim(op, bytes, false)?;
         let attempt = |claim: &mut Claim<'_>| {
             let mut footprint = footprint();
             footprint.makes_buffer(written);
@@ -146,12 +159,12 @@ impl<'s> Queue<'s> {
                 footprint.may_block();
             }
             footprint.claims(claim);
-            let op = footprint.name();
+            let name = footprint.name();
             let (ticket, ()) = self.submit_untold(&mut footprint, 2, |raw| {
                 let ptr = raw.alloc(claim)?;
                 write(raw, ptr, bytes)
             })?;
-            Ok::<_, SubmitError>((op, ticket))
+            Ok::<_, SubmitError>((name, ticket))
         };
         let mut made = attempt(&mut claim);
         let mut again = made.as_ref().is_err_and(is_short);
@@ -161,33 +174,33 @@ impl<'s> Queue<'s> {
             let reach = Reach::of(engine)?;
             let outlook = engine.outlook(self.stream, bytes, reach.bytes());
             if matches!(outlook.prospect, Prospect::Never) {
-                return Err(reach.refusal(bytes, &outlook).into());
+                return Err(reach.refusal(engine, op(), bytes, &outlook).into());
             }
             // Refused, there is nothing to give back.
             engine.backend.pool_trim(0).ok();
-            claim = self.claim(bytes, true)?;
+            claim = self.claim(op, bytes, true)?;
             made = attempt(&mut claim);
             again = made.as_ref().is_err_and(is_short) && claim.missed() && backoff.pause();
         }
-        let (op, ticket) = match made {
+        let (name, ticket) = match made {
             Ok(made) => made,
             // Once more, without what the claim held.
             Err(failed) if is_short(&failed) => {
                 drop(claim);
                 engine.account.lock().refuse(block(bytes));
-                return Err(MemoryInfo::out_of_memory(self.stream, bytes).into());
+                return Err(MemoryInfo::out_of_memory(self.stream, op(), bytes).into());
             }
             Err(failed) => return Err(failed),
         };
         let Some(memory) = claim.keep() else { unreachable!("the operation was submitted") };
         let memory = Allocation::new(self.stream, memory, bytes, ticket, written);
-        op.told(self.stream, ticket);
+        name.told(self.stream, ticket);
         Ok(DeviceBuffer::new(memory, len))
     }
 
-    fn claim(&self, bytes: u64, forced: bool) -> Result<Claim<'s>> {
+    fn claim(&self, op: impl FnOnce() -> Arc<str>, bytes: u64, forced: bool) -> Result<Claim<'s>> {
         let claim = Claim::new(self.stream, bytes, forced)?;
-        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.stream, bytes))
+        claim.ok_or_else(|| MemoryInfo::out_of_memory(self.stream, op(), bytes))
     }
 
     fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {

@@ -52,12 +52,33 @@ impl Poison {
             _ => Poison { producer: op(), cause: error.clone() },
         }
     }
+
+    /// What an operation gets that reads it.
+    pub(crate) fn upstream(&self, op: Arc<str>) -> Error {
+        let Poison { producer, cause } = self.clone();
+        ErrorDetail::Upstream { op, producer, cause }.into()
+    }
 }
 
 impl PartialEq for Poison {
     fn eq(&self, other: &Self) -> bool {
         // One kernel's launches share its name.
         Arc::ptr_eq(&self.producer, &other.producer) && self.cause.is(&other.cause)
+    }
+}
+
+/// Refuses contents that are not worth reading.
+pub(crate) fn check_content(
+    hazards: &AllocationHazards,
+    range: &Range<u64>,
+    op: impl FnOnce() -> Arc<str>,
+) -> Result<()> {
+    match hazards.unreadable(range) {
+        None => Ok(()),
+        Some((_, Content::Poisoned { by, .. })) => Err(by.upstream(op())),
+        Some((part, _)) => {
+            Err(ErrorDetail::Unwritten { op: op(), start: part.start, end: part.end }.into())
+        }
     }
 }
 
@@ -275,13 +296,22 @@ impl Allocation {
 
     /// Whether the first part of the range that cannot be read is one whose producer failed.
     pub(crate) fn is_poisoned(&self, range: &Range<u64>) -> bool {
-        matches!(self.hazards.lock().unreadable(range), Some((_, Content::Poisoned(_))))
+        matches!(self.hazards.lock().unreadable(range), Some((_, Content::Poisoned { .. })))
     }
 
-    pub(crate) fn poison(&self, range: &Range<u64>, poison: &Poison) {
+    /// Poisons what an operation that failed would have written in that mode.
+    pub(crate) fn poison(&self, range: &Range<u64>, mode: Mode, poison: &Poison) {
         let mut hazards = self.hazards.lock();
-        hazards.poison(range, poison);
+        hazards.poison(range, mode, poison);
         self.note_only_user(&hazards);
+    }
+
+    /// Makes a part readable again that operations which failed would have updated; an error in the name of `op` if it is not.
+    pub(crate) fn clear_poison(&self, range: &Range<u64>, op: &'static str) -> Result<()> {
+        let mut hazards = self.hazards.lock();
+        hazards.clear_poison(range);
+        self.note_only_user(&hazards);
+        check_content(&hazards, range, || op.into())
     }
 }
 

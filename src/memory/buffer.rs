@@ -133,6 +133,38 @@ impl<T: Element> DeviceBuffer<T> {
         self.view_mut().split_at_mut(mid)
     }
 
+    /// Makes the buffer readable again after a failed operation that would have updated it in place, so that it can be tried again.
+    /// Puts nothing on a stream, and is to be called once the error was dealt with, like
+    /// [`Mutex::clear_poison`](std::sync::Mutex::clear_poison).
+    ///
+    /// The memory holds what it held before if nothing of the operation reached the device, as after an
+    /// [`InvalidCall`](crate::ErrorKind::InvalidCall) or when a [`sort`](crate::Stream::sort) ran out of memory. If the driver refused
+    /// something in the middle, a part of it may be updated.
+    ///
+    /// # Errors
+    /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if there is a part that the failed
+    /// operation would have overwritten rather than updated, or that nothing had written before: overwrite it. The other parts are
+    /// readable again all the same.
+    ///
+    /// # Examples
+    /// ```
+    /// # use gpu_await::{Device, ErrorKind};
+    /// # futures::executor::block_on(async {
+    /// # let device = Device::host();
+    /// # let stream = device.stream()?;
+    /// let mut keys = stream.upload(vec![3u32, 1, 2]).queued()?;
+    /// let mut values = stream.upload(vec![0u32; 4]).queued()?;
+    /// let error = stream.sort_by_key(&mut keys, &mut values).queued().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::InvalidCall); // 3 keys, 4 values
+    /// keys.clear_poison()?;
+    /// stream.sort(&mut keys).queued()?;
+    /// assert_eq!(stream.download(&keys).await?, [1, 2, 3]);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn clear_poison(&mut self) -> Result<()> {
+        self.view_mut().clear_poison()
+    }
+
     /// Splits in two: this buffer keeps the elements before `at`, and those from `at` on are returned. Puts
     /// nothing on a stream.
     ///

@@ -20,7 +20,8 @@
 //! 4. Content is `Valid` after an overwrite, whatever it was before; `Unwritten` and `Poisoned` ranges
 //!    stay so where no write reached. Whoever may read, writing or not, asks first
 //!    (`no_kernel_reads_it`).
-//! 5. What [`only_user`](Hazards::only_user) names has no dependency and finds all of it readable
+//! 5. Poison that is cleared uncovers nothing that was not written (`spans_say_what_every_byte_would`).
+//! 6. What [`only_user`](Hazards::only_user) names has no dependency and finds all of it readable
 //!    (`the_only_user_waits_for_nothing`).
 //!
 //! Pinned by the property tests in `tests/hazard.rs`.
@@ -54,8 +55,12 @@ pub(crate) enum Content<P> {
     /// Allocated; nothing has written it.
     Unwritten,
     Valid,
-    /// What should have written it could not be submitted.
-    Poisoned(P),
+    /// What should have written it failed.
+    Poisoned {
+        by: P,
+        /// All of it was written before, and the failed operation would have updated it: there is data to go back to.
+        has_data: bool,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,14 +145,30 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         self.merge();
     }
 
-    /// Marks a range as not worth reading until it is overwritten.
-    pub(crate) fn poison(&mut self, range: &Range<u64>, poison: &P) {
+    /// Marks a range as not worth reading, as an operation that failed and would have written it in that mode leaves it.
+    pub(crate) fn poison(&mut self, range: &Range<u64>, mode: Mode, poison: &P) {
         if range.is_empty() {
             return;
         }
         let (first, last) = self.cut(range);
         for span in &mut self.spans[first..last] {
-            span.content = Content::Poisoned(poison.clone());
+            // An overwrite that was entered counts as written, whether or not it reached the device.
+            let has_data = mode == Mode::ReadWrite && span.content.has_data();
+            span.content = Content::Poisoned { by: poison.clone(), has_data };
+        }
+        self.merge();
+    }
+
+    /// Makes what is poisoned and has data worth reading again.
+    pub(crate) fn clear_poison(&mut self, range: &Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let (first, last) = self.cut(range);
+        for span in &mut self.spans[first..last] {
+            if span.content.has_data() {
+                span.content = Content::Valid;
+            }
         }
         self.merge();
     }
@@ -168,7 +189,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         for span in &mut self.spans[first..last] {
             let writer = span.writer.as_ref();
             if writer.is_some_and(|writer| (writer.stream.id(), writer.ticket) == by) {
-                span.content = Content::Poisoned(poison.clone());
+                span.content = Content::Poisoned { by: poison.clone(), has_data: false };
             }
         }
         self.merge();
@@ -244,6 +265,12 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
                 index += 1;
             }
         }
+    }
+}
+
+impl<P> Content<P> {
+    fn has_data(&self) -> bool {
+        matches!(self, Content::Valid | Content::Poisoned { has_data: true, .. })
     }
 }
 

@@ -252,6 +252,15 @@ impl<'a, T: Element> ViewMut<'a, T> {
         Ok(ViewMut { memory, start_bytes, len, tracked, element: PhantomData })
     }
 
+    /// Makes this part readable again; see [`DeviceBuffer::clear_poison`](super::buffer::DeviceBuffer::clear_poison).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn clear_poison(&mut self) -> Result<()> {
+        let Span { memory, range, .. } = self.whole();
+        memory.clear_poison(&range, "clear_poison")
+    }
+
     pub(super) fn without_tracking(self) -> ViewMut<'a, T> {
         ViewMut { tracked: false, ..self }
     }

@@ -68,7 +68,9 @@ impl Stream {
             let waits = match &outlook.prospect {
                 Prospect::Fits => return Ok(()),
                 Prospect::Never if engine.graph_memory.give_up() => continue,
-                Prospect::Never => return Err(reach.refusal(bytes, &outlook)),
+                Prospect::Never => {
+                    return Err(reach.refusal(engine, "reclaimed".into(), bytes, &outlook));
+                }
                 Prospect::Later(waits) => waits.iter(),
             };
             let mut ops: Vec<Op<()>> = waits.cloned().map(Op::until).collect();

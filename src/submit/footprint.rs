@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use super::devices::{check_can_wait, check_device, check_is_there};
 use super::loan::Loan;
 use super::name::Name;
-use crate::error::{Error, ErrorDetail, Result};
-use crate::memory::allocation::{Allocation, AllocationHazards, Poison};
+use crate::error::{Error, Result};
+use crate::memory::allocation::{Allocation, AllocationHazards, Poison, check_content};
 use crate::memory::hazard::{Content, Mode};
 use crate::memory::pinned_pool::PinnedBlock;
 use crate::memory::point::Track;
@@ -176,7 +176,7 @@ impl<'a> Footprint<'a> {
         let mut poison = None;
         for access in self.tracked().filter(|access| access.mode.writes()) {
             let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
-            access.memory.poison(&access.range, poison);
+            access.memory.poison(&access.range, access.mode, poison);
         }
         error
     }
@@ -236,7 +236,7 @@ impl<'a> Footprint<'a> {
         let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
         reads.find_map(|access| {
             access.memory.with_hazards(|hazards| match hazards.unreadable(&access.range) {
-                Some((_, Content::Poisoned(poison))) => Some(self.upstream(poison)),
+                Some((_, Content::Poisoned { by, .. })) => Some(by.upstream(self.name.to_arc())),
                 _ => None,
             })
         })
@@ -248,23 +248,7 @@ impl<'a> Footprint<'a> {
         if access.mode == Mode::Overwrite || self.ends_a_loan {
             return Ok(());
         }
-        match hazards.unreadable(&access.range) {
-            None => Ok(()),
-            Some((_, Content::Poisoned(poison))) => Err(self.upstream(poison)),
-            Some((part, _)) => {
-                let (start, end) = (part.start, part.end);
-                Err(ErrorDetail::Unwritten { op: self.name.to_arc(), start, end }.into())
-            }
-        }
-    }
-
-    fn upstream(&self, poison: &Poison) -> Error {
-        ErrorDetail::Upstream {
-            op: self.name.to_arc(),
-            producer: poison.producer.clone(),
-            cause: poison.cause.clone(),
-        }
-        .into()
+        check_content(hazards, &access.range, || self.name.to_arc())
     }
 
     /// Finds the points of other streams that this operation must wait for, each with its event, and leaves

@@ -206,7 +206,7 @@ impl List {
         let poison = Poison { producer: name.clone(), cause: error.clone() };
         let from = node.touched.start;
         for touched in self.touched[from..].iter().filter(|touched| touched.mode.writes()) {
-            touched.memory.poison(&touched.range, &poison);
+            touched.memory.poison(&touched.range, touched.mode, &poison);
         }
         self.refused.get_or_insert(error);
     }

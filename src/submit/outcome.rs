@@ -10,7 +10,8 @@
 //! it: each of them [depends](Dependency) on the outcome of what it read.
 //!
 //! # Invariants
-//! 1. What a later operation overwrote stays good (`a_late_failure_leaves_what_was_overwritten`).
+//! 1. What a later operation overwrote stays good (`a_late_failure_leaves_what_was_overwritten`), also one of the same list, whose
+//!    ticket is the same (`a_late_failure_leaves_what_its_list_overwrote`).
 //! 2. It keeps no memory (`a_late_failure_of_memory_that_is_gone`).
 //! 3. Whoever reads what it wrote fails, submitted before the failure or after it, at first or at second hand
 //!    (`a_late_failure_reaches_every_reader`), on whatever device (`a_late_failure_reaches_readers_of_other_devices`) and through
@@ -153,6 +154,25 @@ impl RunOutcome {
         })
     }
 
+    /// Another operation is about to overwrite that: if it is refused, it poisons that itself.
+    fn leave(&self, access: &Access<'_>) {
+        let mut state = self.state.lock();
+        let written = std::mem::take(&mut state.written);
+        for known in written {
+            if known.memory.as_ptr() != Arc::as_ptr(access.memory) {
+                state.written.push(known);
+                continue;
+            }
+            let Range { start, end } = known.range;
+            let before = start..end.min(access.range.start);
+            let behind = start.max(access.range.end)..end;
+            for range in [before, behind].into_iter().filter(|range| !range.is_empty()) {
+                let (memory, by) = (known.memory.clone(), known.by);
+                state.written.push(WrittenRange { memory, range, by });
+            }
+        }
+    }
+
     fn poison(&self, error: &Error, written: &[WrittenRange]) {
         let poison = Poison::of(error, || self.op.clone());
         for WrittenRange { memory, range, by } in written {
@@ -209,6 +229,12 @@ impl LateOutcomes {
     #[cold]
     #[inline(never)]
     fn find_read(&self, footprint: &Footprint<'_>) {
+        if let Some(all) = self.0.get() {
+            let overwrites = || footprint.tracked().filter(|access| access.mode == Mode::Overwrite);
+            for Dependency { outcome, .. } in &all.borrow().known {
+                overwrites().for_each(|access| outcome.leave(access));
+            }
+        }
         let mut found: Vec<Arc<RunOutcome>> = Vec::new();
         for access in footprint.tracked().filter(|access| access.mode != Mode::Overwrite) {
             let late = &access.memory.engine().late;
