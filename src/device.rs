@@ -29,6 +29,7 @@ use crate::submit::MemoryKernels;
 use crate::thread::role;
 use crate::thread::role::Role;
 use crate::thread::worker::{Unwanted, offload};
+use crate::timeline::DeviceTimeline;
 
 /// A GPU, or the CPU as a device. Cheap to clone, `Send + Sync`; several of both kinds may be open
 /// in one process, and opening one twice gives two independent devices over one GPU.
@@ -112,7 +113,11 @@ impl Device {
         let home = Home::new(&engine)?;
         MemoryKernels::of(&home);
         tracing::debug!(device = engine.label(), name = engine.backend.name(), "device opened");
-        Ok(Device::at(home))
+        let device = Device::at(home);
+        if let Some(capacity) = options.timeline.filter(|capacity| *capacity > 0) {
+            device.timeline().start(capacity)?;
+        }
+        Ok(device)
     }
 
     fn at(home: Arc<Home>) -> Device {
@@ -214,6 +219,12 @@ impl Device {
     /// `cuMemGetInfo`, `cuMemPoolGetAttribute`.
     pub fn memory(&self) -> Result<MemoryInfo> {
         MemoryInfo::of(self.engine())
+    }
+
+    /// The log of what its operations were and when, which is off until it is started.
+    #[must_use]
+    pub fn timeline(&self) -> DeviceTimeline {
+        DeviceTimeline::of(self.engine())
     }
 
     /// Gives device memory that the pool holds unused back to the system, down to `keep_bytes`, off

@@ -34,6 +34,7 @@
 //! | never to name a stream, or to name it once for many calls | [`Device::current_stream`], [`Stream::scope`] |
 //! | streams and events of other libraries and processes | [`Stream::from_raw`], [`Device::import_event`] |
 //! | to find the operation that faults | [`DeviceBuilder::verify`] |
+//! | to see what ran when, and what waited for it | [`Device::timeline`], [`Trace`] |
 //! | to reduce, scan, sort, select, count into bins | `Stream::sum`, `Stream::sort`, `Stream::copy_if`, `Stream::histogram` (feature `algorithms`) |
 //! | arithmetic on arrays, without a kernel of your own | `transform!`, `Stream::transform` (feature `algorithms`) |
 //! | a kernel of your own | [`kernel!`](crate::kernel!), [`Kernel`], [`Module`] |
@@ -95,6 +96,7 @@ pub(crate) mod system;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub(crate) mod thread;
+pub(crate) mod timeline;
 
 /// Plain data: what an [`Element`] must be, and the derives for it.
 ///
@@ -191,6 +193,7 @@ pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};
 pub use runtime::protocol::cadence::Completion;
+pub use runtime::tracer::TracedWork;
 pub use serve::batcher::builder::BatcherBuilder;
 pub use serve::batcher::running::{Batch, BatchTask};
 pub use serve::batcher::worker::BatchWorker;
@@ -206,6 +209,10 @@ pub use serve::tower::{BatchService, PoolCall, PoolService};
 pub use stream::scope::Scope;
 pub use stream::{Marks, Stream};
 pub use submit::{Append, RawQueue, Uses};
+pub use timeline::DeviceTimeline;
+pub use timeline::picture::TracePicture;
+pub use timeline::report::{Gap, GapCause, OpSummary, TraceReport};
+pub use timeline::trace::{Trace, TracedOp};
 
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]

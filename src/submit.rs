@@ -39,6 +39,7 @@ mod range_map;
 mod raw;
 mod raw_queue;
 mod summary;
+mod traced;
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -62,6 +63,7 @@ pub(crate) use self::outcome::{Dependency, LateOutcomes};
 pub(crate) use self::raw::{Raw, Refusal};
 pub use self::raw_queue::RawQueue;
 pub(crate) use self::summary::Summary;
+use self::traced::{Traced, TracedAs};
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::MemoryInfo;
 use crate::runtime::event_pool::EventHandle;
@@ -80,6 +82,36 @@ pub(crate) fn submit<R>(
     footprint: &mut Footprint<'_>,
     commands: u32,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+) -> Result<(u64, R), SubmitError> {
+    if stream.engine().tracer.is_on() {
+        return submit_traced(stream, at, footprint, commands, calls);
+    }
+    submit_as(stream, at, footprint, commands, calls, ())
+}
+
+#[cold]
+#[inline(never)]
+fn submit_traced<R>(
+    stream: &Arc<StreamState>,
+    at: &'static Location<'static>,
+    footprint: &mut Footprint<'_>,
+    commands: u32,
+    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+) -> Result<(u64, R), SubmitError> {
+    match Traced::of(stream, footprint, at) {
+        Some(traced) => submit_as(stream, at, footprint, commands, calls, traced),
+        None => submit_as(stream, at, footprint, commands, calls, ()),
+    }
+}
+
+#[inline(always)]
+fn submit_as<R>(
+    stream: &Arc<StreamState>,
+    at: &'static Location<'static>,
+    footprint: &mut Footprint<'_>,
+    commands: u32,
+    calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
+    traced: impl TracedAs,
 ) -> Result<(u64, R), SubmitError> {
     let engine = stream.engine();
     if footprint.peers {
@@ -117,8 +149,10 @@ pub(crate) fn submit<R>(
         for access in footprint.tracked() {
             access.memory.enter(&access.range, access.mode, turn.stream.progress(), ticket);
         }
-        let raw = Raw::of(turn);
+        let raw = Raw::noting(turn, traced.note());
+        traced.starts(&raw);
         let result = calls(&raw);
+        traced.ends(&raw);
         // Nobody takes it back before the ticket is published. Without memory nothing has used it.
         if !footprint.lent.is_empty() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
             for loan in footprint.lent.drain(..) {
@@ -135,6 +169,7 @@ pub(crate) fn submit<R>(
         };
         let touched = footprint.makes_buffer || footprint.tracked().next().is_some();
         turn.publish(ticket, commands, touched);
+        traced.enter(turn.stream, ticket, &footprint.after);
         let (value, event) = result?;
         enter_event(turn, ticket, event);
         Ok((ticket, value))

@@ -428,7 +428,7 @@ fn an_empty_range_touches_nothing() {
 }
 
 fn drain(waiters: &mut Waiters<&'static str>, completed: u64) -> Vec<&'static str> {
-    std::iter::from_fn(|| waiters.pop_due(completed)).collect()
+    std::iter::from_fn(|| waiters.pop_due(completed)).map(|(_, waiter)| waiter).collect()
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn a_removed_waiter_is_neither_due_nor_taken() {
 fn a_key_is_good_for_one_registration() {
     let mut waiters = Waiters::new();
     let first = waiters.insert(1, "first");
-    assert_eq!(waiters.pop_due(1), Some("first"));
+    assert_eq!(waiters.pop_due(1), Some((1, "first")));
     // The slot is used again, the key is not.
     let second = waiters.insert(7, "second");
     assert_ne!(first, second);
@@ -471,7 +471,7 @@ fn a_key_is_good_for_one_registration() {
     assert_eq!(waiters.remove(first), None);
     assert_eq!(waiters.waker(second), Some(Some(&"second")));
     assert_eq!(waiters.pop_due(6), None);
-    assert_eq!(waiters.pop_due(7), Some("second"));
+    assert_eq!(waiters.pop_due(7), Some((7, "second")));
 }
 
 #[test]
@@ -483,7 +483,7 @@ fn a_stale_entry_does_not_take_the_slots_next_waiter() {
     // Entry (1, slot 0) is still in the heap; ticket 1 completes.
     assert_eq!(waiters.pop_due(1), None);
     assert_eq!(waiters.len(), 1);
-    assert_eq!(waiters.pop_due(5), Some("next"));
+    assert_eq!(waiters.pop_due(5), Some((5, "next")));
 }
 
 #[test]
@@ -499,7 +499,7 @@ fn a_borrowed_waker_keeps_its_place() {
     assert_eq!(waiters.waker(key), Some(Some(&"first")));
     // Taken meanwhile: who has the waker wakes it.
     let (key, waker) = waiters.borrow_first().unwrap();
-    assert_eq!(waiters.pop_due(4), Some("second"));
+    assert_eq!(waiters.pop_due(4), Some((4, "second")));
     assert_eq!(waiters.return_borrowed(key, waker), Err("first"));
     // Entered again meanwhile, with another.
     let key = waiters.insert(5, "third");
@@ -507,7 +507,7 @@ fn a_borrowed_waker_keeps_its_place() {
     assert_eq!(waiters.replace(key, "fresh"), Ok(None));
     assert_eq!(waiters.return_borrowed(key, waker), Err("third"));
     assert_eq!(waiters.replace(key, "other"), Ok(Some("fresh")));
-    assert_eq!(waiters.pop_due(5), Some("other"));
+    assert_eq!(waiters.pop_due(5), Some((5, "other")));
     assert_eq!(waiters.replace(key, "late"), Err("late"));
 }
 
@@ -559,10 +559,10 @@ proptest! {
                 }
                 2 => {}
                 _ => {
-                    while let Some(id) = waiters.pop_due(ticket) {
+                    while let Some((of, id)) = waiters.pop_due(ticket) {
                         let at = list.iter().position(|known| known.1 == id);
                         let (due, _, key) = list.swap_remove(at.expect("somebody who waits"));
-                        prop_assert!(due <= ticket);
+                        prop_assert!(due <= ticket && due == of);
                         prop_assert!(list.iter().all(|other| due <= other.0));
                         gone.push(key);
                     }

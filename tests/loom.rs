@@ -385,7 +385,7 @@ impl StreamState {
 
     fn settle(&self) {
         let upto = || if self.loss.is_set() { u64::MAX } else { self.timeline.completed() };
-        self.queue.settle(upto, Bell::wake);
+        self.queue.settle(upto, |_, bell| bell.wake());
     }
 
     /// Only declares: the caller may hold locks.

@@ -26,6 +26,7 @@ pub struct DeviceBuilder {
     pub(crate) spare_bytes_per_stream: Option<u64>,
     pub(crate) graph_limit: Option<usize>,
     pub(crate) host_memory_bytes: Option<u64>,
+    pub(super) timeline: Option<usize>,
 }
 
 impl DeviceBuilder {
@@ -120,6 +121,13 @@ impl DeviceBuilder {
     /// kernel that watches a [`PinnedFlag`](crate::PinnedFlag), never ends.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = Some(verify);
+        self
+    }
+
+    /// Starts the [timeline](Device::timeline) as the device is opened, with a log of the last `capacity` operations; 0 for none.
+    /// Unless said here the environment variable `GPU_AWAIT_TIMELINE` says how many, and none if it is not a number.
+    pub fn timeline(mut self, capacity: usize) -> Self {
+        self.timeline = Some(capacity);
         self
     }
 
@@ -239,6 +247,9 @@ impl DeviceBuilder {
             verify,
             block_cache_bytes: self.spare_bytes_per_stream.unwrap_or(SPARE_BYTES),
             graph_limit: self.graph_limit,
+            timeline: self
+                .timeline
+                .or_else(|| std::env::var("GPU_AWAIT_TIMELINE").ok()?.trim().parse().ok()),
         }
     }
 }

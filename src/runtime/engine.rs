@@ -14,6 +14,7 @@
 //! | `loans` | what other libraries have on loan, which `close` waits for |
 //! | `reclaimers` | futures that wait for memory |
 //! | `reaper` | drops what users lent |
+//! | `tracer` | what was submitted, and when, while somebody wants to see it |
 //! | `errands` | makes driver calls for the poller and for drops that may be held up |
 //!
 //! # Invariants
@@ -21,6 +22,7 @@
 //!    (`a_loss_is_seen_by_who_registers_beside_it`).
 //! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
+mod anchors;
 mod ending;
 mod errands;
 mod loss;
@@ -49,6 +51,7 @@ use super::protocol::cadence;
 use super::protocol::cadence::Completion;
 use super::protocol::checkers::Checkers;
 use super::registry::Registry;
+use super::tracer::Tracer;
 use super::words::Words;
 use crate::backend::{
     Backend, DeviceKind, EventOptions, NOT_READY, RawEvent, RawStream, StreamOptions,
@@ -82,6 +85,8 @@ pub(crate) struct EngineOptions {
     pub(crate) block_cache_bytes: u64,
     /// How many compiled graphs there may be.
     pub(crate) graph_limit: Option<usize>,
+    /// Of how many operations a log is kept from the beginning.
+    pub(crate) timeline: Option<usize>,
 }
 
 pub(crate) struct Engine<S: DeviceStream> {
@@ -105,6 +110,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) graph_memory: GraphMemory,
     pub(crate) loans: Arc<Loans>,
     pub(crate) late: LateWork,
+    pub(crate) tracer: Tracer,
     registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
     /// How often something was retired.
@@ -200,6 +206,7 @@ impl<S: DeviceStream> Engine<S> {
             graph_memory: GraphMemory::default(),
             loans: Arc::default(),
             late: LateWork::default(),
+            tracer: Tracer::new(),
             registry: Registry::new(),
             retired: Mutex::default(),
             retirements: AtomicU64::new(0),

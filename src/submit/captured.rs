@@ -107,7 +107,8 @@ pub(super) fn captured(
         None => *spare.insert(backend.stream_create(StreamOptions::default())?),
     };
     let (mut calls, mut called) = (Some(calls), None);
-    let mut code = || called = calls.take().map(|calls| calls(&Raw { stream, backend, raw }));
+    let mut code =
+        || called = calls.take().map(|calls| calls(&Raw { stream, backend, raw, note: None }));
     // SAFETY: nobody else uses the stream, which the engine has; what the code puts there its caller vouches for.
     let graph = unsafe { backend.graph_capture(raw, &mut code) };
     match (called, graph) {

@@ -214,8 +214,8 @@ impl<'a> Footprint<'a> {
         role::check("submitting work")?;
         match engine.lost() {
             Some(lost) => return Err(lost.clone()),
-            None if self.ends_a_loan => {}
-            None => engine.check_open()?,
+            None if self.ends_a_loan || !engine.is_closed() => {}
+            None => return Err(engine.closed()),
         }
         for Access { memory, .. } in &self.accesses {
             let theirs = memory.engine();

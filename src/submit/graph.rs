@@ -19,6 +19,7 @@ use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, NodeLaunch, RawGraph};
 use crate::runtime::graph_budget::Evictable;
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
+use crate::runtime::tracer::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
 use crate::thread::exit::ExitGuard;
 
@@ -157,6 +158,7 @@ impl Raw<'_> {
     /// was entered with that ticket.
     pub(crate) fn launch_graph(&self, graph: &mut CompiledGraph) -> DriverResult<()> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
+        self.moved(TracedWork::List, 0);
         // Also if it is refused: it may have begun.
         graph.last = Some(self.stream.point(self.stream.submitted() + 1));
         // SAFETY: as in `Raw::launch`, for each of the list's; its edges order what touches the same memory, and the
@@ -176,7 +178,7 @@ impl CompiledGraph {
         if turn.is_crowded(1) {
             turn.expect_to_block();
         }
-        match Raw::of(turn).launch_graph(self) {
+        match list.traced(turn, |_, raw| raw.launch_graph(self)) {
             Ok(()) => 1,
             Err(code) => {
                 list.refuse(stream, 0, code.into());

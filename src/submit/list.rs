@@ -28,6 +28,7 @@ use super::edges::{Edge, Edges};
 use super::footprint::{Access, Footprint};
 use super::name::Name;
 use super::raw::{Raw, Refusal};
+use super::traced::{Traced, TracedAs};
 use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, DriverResult, Function, LaunchShape};
 use crate::error::Error;
@@ -198,6 +199,27 @@ impl List {
         self.nodes.push(Node { code, function, shape, args, at, touched });
     }
 
+    /// Has `put` make the list's driver calls for the turn's next ticket.
+    pub(super) fn traced<R>(
+        &self,
+        turn: &Turn<'_, '_>,
+        put: impl FnOnce(&List, &Raw<'_>) -> R,
+    ) -> R {
+        let stream = turn.stream;
+        let first = self.nodes.first().filter(|_| stream.engine().tracer.is_on());
+        let traced = first.and_then(|first| {
+            let name = self.code[first.code].name();
+            Traced::of_list(stream, name, self.nodes.len(), first.at)
+        });
+        let Some(traced) = traced else { return put(self, &Raw::of(turn)) };
+        let raw = Raw::noting(turn, traced.note());
+        traced.starts(&raw);
+        let result = put(self, &raw);
+        traced.ends(&raw);
+        traced.enter(stream, stream.submitted() + 1, &[]);
+        result
+    }
+
     /// Poisons what the nodes from `first` on would have written.
     pub(crate) fn refuse(&mut self, stream: &Arc<StreamState>, first: usize, refusal: Refusal) {
         let Some(node) = self.nodes.get(first) else { return };
@@ -223,15 +245,19 @@ impl Listed for List {
         if turn.is_crowded(commands) {
             turn.expect_to_block();
         }
-        let raw = Raw::of(turn);
-        for at in 0..self.nodes.len() {
-            let Node { function, shape, args, .. } = &self.nodes[at];
-            if let Err(code) = raw.launch(function, shape, args) {
+        let put = self.traced(turn, |list, raw| {
+            for (at, Node { function, shape, args, .. }) in list.nodes.iter().enumerate() {
+                raw.launch(function, shape, args).map_err(|code| (at, code))?;
+            }
+            Ok(())
+        });
+        match put {
+            Ok(()) => commands,
+            Err((at, code)) => {
                 self.refuse(stream, at, code.into());
-                return at as u32;
+                at as u32
             }
         }
-        commands
     }
 }
 

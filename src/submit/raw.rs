@@ -2,6 +2,7 @@
 //!
 //! The one caller of the backend's functions that touch memory.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::Span;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{StreamState, Turn};
+use crate::runtime::tracer::{Note, TracedWork};
 use crate::thread::role;
 use crate::thread::role::Role;
 
@@ -45,17 +47,44 @@ pub(crate) struct Raw<'a> {
     pub(super) stream: &'a Arc<StreamState>,
     pub(super) backend: &'a dyn Backend,
     pub(super) raw: RawStream,
+    /// What the calls are, for who traces the operation.
+    pub(super) note: Option<&'a Cell<Note>>,
 }
 
 impl<'a> Raw<'a> {
     /// The driver, on the stream of a turn.
+    #[inline]
     pub(crate) fn of(turn: &Turn<'a, '_>) -> Self {
+        Raw::noting(turn, None)
+    }
+
+    /// That, with a note of the calls.
+    #[inline(always)]
+    pub(super) fn noting(turn: &Turn<'a, '_>, note: Option<&'a Cell<Note>>) -> Self {
         let stream = turn.stream;
-        Raw { stream, backend: &*stream.engine().backend, raw: stream.raw() }
+        Raw { stream, backend: &*stream.engine().backend, raw: stream.raw(), note }
     }
 }
 
 impl Raw<'_> {
+    /// Adds to the note of the calls.
+    #[inline(always)]
+    fn noted(&self, note: impl FnOnce(&mut Note)) {
+        if let Some(cell) = self.note {
+            let mut known = cell.get();
+            note(&mut known);
+            cell.set(known);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn moved(&self, work: TracedWork, bytes: u64) {
+        self.noted(|note| {
+            note.work = work;
+            note.bytes += bytes;
+        });
+    }
+
     /// The driver's handle of the stream.
     pub(super) fn handle(&self) -> u64 {
         self.raw.0
@@ -104,6 +133,7 @@ impl Raw<'_> {
         src: HostPtr,
         bytes: u64,
     ) -> DriverResult<()> {
+        self.moved(TracedWork::ToDevice, bytes);
         // SAFETY: the caller put `dst` into the footprint or allocated it in this operation, and
         // lent the block of `src`: both outlive the ticket. STREAM: hazards ordered this stream
         // behind every other use of `dst`.
@@ -116,6 +146,7 @@ impl Raw<'_> {
         src: DevicePtr,
         bytes: u64,
     ) -> DriverResult<()> {
+        self.moved(TracedWork::ToHost, bytes);
         // SAFETY: as in `copy_to_device`, the other way round.
         unsafe { self.backend.copy_to_host(self.raw, dst, src, bytes) }
     }
@@ -123,6 +154,7 @@ impl Raw<'_> {
     /// Copies between two ranges of the footprint; the source may be another device's.
     pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> DriverResult<()> {
         let bytes = dst.range.end - dst.range.start;
+        self.moved(TracedWork::Copy, bytes);
         let (to, from) = (dst.ptr(), src.ptr());
         let peer = src.memory.engine();
         if peer.id == self.stream.engine().id {
@@ -149,27 +181,40 @@ impl Raw<'_> {
                     return self.copy_to_host(to, from, bytes);
                 }
                 (Place::Device(to), Place::Device(from)) => {
+                    self.moved(TracedWork::Copy, bytes);
                     // SAFETY: both ranges are in the footprint and hold `bytes` bytes.
                     return unsafe { self.backend.copy_on_device(self.raw, to, from, bytes) };
                 }
                 (Place::Host(_), Place::Host(_)) => {}
             }
         }
+        self.moved(
+            match (to, from) {
+                (Place::Device(_), Place::Host(_)) => TracedWork::ToDevice,
+                (Place::Host(_), _) => TracedWork::ToHost,
+                (Place::Device(_), Place::Device(_)) => TracedWork::Copy,
+            },
+            rows * row_bytes,
+        );
         // SAFETY: as in `copy_to_device`, for the extent of the rows on either side.
         unsafe { self.backend.copy_rows(self.raw, copy) }
     }
 
     pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()> {
+        self.moved(TracedWork::Fill, count * pattern.len as u64);
         // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
         unsafe { self.backend.fill(self.raw, dst, pattern, count) }
     }
 
+    // Inlined, so that where nobody traces nothing is noted.
+    #[inline(always)]
     pub(crate) fn launch(
         &self,
         function: &Function,
         shape: &LaunchShape,
         args: &ArgBlock,
     ) -> DriverResult<()> {
+        self.noted(|note| note.launch(&shape.grid));
         // SAFETY: the kernel's declaration vouches that for arguments that its preconditions
         // admit, and these were checked, it stays inside the memory they name; all of that is in
         // the footprint. The kernel object, which keeps the function loaded, is kept by the
@@ -180,18 +225,22 @@ impl Raw<'_> {
     /// Launches a captured kernel, whose graph the caller keeps.
     #[cfg(all(feature = "blas", feature = "cuda"))]
     pub(super) fn launch_call(&self, call: &KernelCall) -> DriverResult<()> {
+        self.moved(TracedWork::Foreign, 0);
         // SAFETY: the library put the kernel with these arguments on a stream for the caller, who declared their memory for this
         // operation as for that; what the kernel needs to stay loaded its graph keeps.
         unsafe { self.backend.launch_call(call, self.raw) }
     }
 
     pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> DriverResult<()> {
+        self.moved(TracedWork::HostFn, 0);
         // SAFETY: the caller's `data` is a counted reference that the callback gives back.
         unsafe { self.backend.host_fn(self.raw, callback, data) }
     }
 
     /// Runs code of the user's that puts work on the stream. It must not unwind.
+    #[inline]
     pub(super) fn foreign(&self, code: impl FnOnce()) -> DriverResult<()> {
+        self.moved(TracedWork::Foreign, 0);
         let mut code = Some(code);
         let mut run = || {
             if let Some(code) = code.take() {

@@ -98,6 +98,9 @@ impl App {
         options: Options,
     ) -> gpu_await::Result<App> {
         let model = Arc::new(Model::load(&device).await?);
+        if options.timeline > 0 {
+            device.timeline().start(options.timeline)?;
+        }
         let pool = StreamPool::builder()
             .streams(&device, options.streams)
             .max_in_flight(options.max_in_flight)
@@ -158,6 +161,7 @@ impl App {
             .merge(about("/", get(async || Html(include_str!("page.html")))))
             .merge(about("/status", get(async |State(app): State<App>| Json(status::of(&app)))))
             .merge(about("/metrics", get(async |State(app): State<App>| metrics::scrape(&app))))
+            .merge(about("/timeline", get(timeline)))
             .merge(about("/healthz", get(healthy)))
             .merge(about("/readyz", get(ready)))
     }
@@ -308,6 +312,22 @@ pub(crate) async fn ready(State(app): State<App>) -> Result<&'static str, Failur
         None => Ok("ready"),
         Some(why) => Err(unavailable("not_ready", why)),
     }
+}
+
+/// What the device did last, as a page.
+pub(crate) async fn timeline(State(app): State<App>) -> Result<Html<Vec<u8>>, Failure> {
+    if app.options.timeline == 0 {
+        let message = "the server logs no operations: start it with --timeline N";
+        return Err(Failure::new(StatusCode::NOT_FOUND, "not_found", message));
+    }
+    let written = tokio::task::spawn_blocking(move || {
+        let mut page = Vec::new();
+        let trace = app.device.timeline().snapshot().map_err(|error| error.to_string())?;
+        trace.write_html(&mut page).map_err(|error| error.to_string())?;
+        Ok(page)
+    });
+    let page = written.await.map_err(|error| error.to_string()).and_then(|page| page);
+    page.map(Html).map_err(|error| Failure::internal(&error))
 }
 
 fn unavailable(kind: &'static str, why: &'static str) -> Failure {

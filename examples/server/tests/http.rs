@@ -474,6 +474,21 @@ async fn leave_early(server: &Server, random: &mut Random) {
 
 // ---- overload ---------------------------------------------------------------------------------
 
+#[tokio::test]
+async fn the_timeline_shows_what_requests_did() {
+    let server = Server::start(&["--timeline", "1000"]);
+    let body = json!({ "tokens": [1, 2, 3] }).to_string();
+    assert_eq!(server.post("/embed", JSON, body).await.status, StatusCode::OK);
+    let page = server.get("/timeline").await;
+    assert_eq!(page.status, StatusCode::OK);
+    assert!(page.header("content-type").starts_with("text/html"), "{page:?}");
+    assert!(page.text().contains("\"name\":\"embed_mean\""), "{}", page.text());
+    let without = Server::start(&[]);
+    let refused = without.get("/timeline").await;
+    assert_eq!(refused.status, StatusCode::NOT_FOUND);
+    assert!(refused.text().contains("--timeline N"), "{refused:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overload_is_429_and_passes() {
     let server = Arc::new(Server::start(&["--max-in-flight", "1", "--max-waiting", "2"]));

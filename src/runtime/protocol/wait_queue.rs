@@ -141,29 +141,29 @@ impl<W: Wakes> WaitQueue<W> {
         removed.is_some()
     }
 
-    /// Wakes through `wake` whoever waits for a ticket up to `upto()`. After `completed` was raised, or
+    /// Wakes through `wake` whoever waits for a ticket up to `upto()`, with the ticket. After `completed` was raised, or
     /// the device was lost: then all are due.
-    pub(crate) fn settle(&self, upto: impl Fn() -> u64, mut wake: impl FnMut(W)) {
+    pub(crate) fn settle(&self, upto: impl Fn() -> u64, mut wake: impl FnMut(u64, W)) {
         // The store of what `upto` reads before the load of `len`, against `register`.
         fence(Ordering::SeqCst);
         while self.is_waited_for() {
-            let mut due: SmallVec<[W; 16]> = SmallVec::new();
+            let mut due: SmallVec<[(u64, W); 16]> = SmallVec::new();
             // Not under the lock: it may look at other streams, and drop the last handle of one. Whoever
             // raises `completed` behind this settles for itself.
             let upto = upto();
             {
                 let mut waiters = self.waiters.lock();
                 while due.len() < due.inline_size()
-                    && let Some(waker) = waiters.pop_due(upto)
+                    && let Some(waiter) = waiters.pop_due(upto)
                 {
-                    due.push(waker);
+                    due.push(waiter);
                 }
                 self.count(&waiters);
             }
             if due.is_empty() {
                 return;
             }
-            due.into_iter().for_each(&mut wake);
+            due.into_iter().for_each(|(ticket, waker)| wake(ticket, waker));
         }
     }
 
@@ -244,7 +244,7 @@ impl<W: Wakes> WaitQueue<W> {
     /// The stream goes away: whoever is left looks again, and is told that.
     pub(crate) fn close(&self) -> Vec<W> {
         let mut waiters = self.waiters.lock();
-        std::iter::from_fn(|| waiters.pop_due(u64::MAX)).collect()
+        std::iter::from_fn(|| waiters.pop_due(u64::MAX)).map(|(_, waker)| waker).collect()
     }
 
     fn enter(&self, key: &mut Option<WaiterKey>, ticket: u64, fresh: W) -> Option<W> {

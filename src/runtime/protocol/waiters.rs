@@ -117,10 +117,10 @@ impl<W> Waiters<W> {
         Some(waker)
     }
 
-    /// Takes one waiter whose ticket is at most `completed`. Those whose waker is borrowed are taken as
+    /// Takes one waiter whose ticket is at most `completed`, with that. Those whose waker is borrowed are taken as
     /// well: who has it wakes them.
     #[must_use = "a waiter that was taken must be woken"]
-    pub(crate) fn pop_due(&mut self, completed: u64) -> Option<W> {
+    pub(crate) fn pop_due(&mut self, completed: u64) -> Option<(u64, W)> {
         while let Some(Reverse((ticket, slot, generation))) = self.due.peek().copied() {
             if ticket > completed {
                 return None;
@@ -129,7 +129,7 @@ impl<W> Waiters<W> {
             if is_live(&self.slots, slot, generation)
                 && let Some(waker) = self.slots.remove(slot as usize).waker
             {
-                return Some(waker);
+                return Some((ticket, waker));
             }
         }
         None

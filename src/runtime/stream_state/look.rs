@@ -61,7 +61,11 @@ impl StreamState {
         if !role::may_call_driver() {
             return false;
         }
-        let moved = self.look(self.engine.now());
+        let now = self.engine.now();
+        let moved = self.look(now);
+        if moved {
+            self.trace_seen(now);
+        }
         self.settle();
         moved
     }
@@ -238,6 +242,14 @@ impl StreamState {
         drop(markers);
     }
 
+    /// Tells who traces that the stream was seen to have moved.
+    #[inline]
+    pub(super) fn trace_seen(&self, now: u64) {
+        if self.engine.tracer.is_on() && self.engine.tracer.seen(self.id(), self.completed(), now) {
+            self.engine.call_to_resolve();
+        }
+    }
+
     /// Remembers how long the work at the head took, if somebody waited for it.
     fn learn(&self, now: u64) {
         let pace = &self.pace;
@@ -280,7 +292,10 @@ impl StreamState {
             let lost = self.engine.lost().is_some() || self.dependency_lost(u64::MAX).is_some();
             if lost { u64::MAX } else { self.completed() }
         };
-        self.queue.settle(upto, |waker| {
+        self.queue.settle(upto, |ticket, waker| {
+            if self.engine.tracer.is_on() {
+                self.engine.tracer.woken(self.id(), ticket, self.engine.now());
+            }
             // ORDERING: Relaxed: a statistic.
             self.engine.counters.wake_ups.fetch_add(1, Ordering::Relaxed);
             self.engine.state.backlog.enter();

@@ -113,7 +113,7 @@ impl StreamState {
         }
         if let Some(outcome) = self.outcome(ticket) {
             self.forget(wait);
-            return Poll::Ready(outcome);
+            return self.ready(ticket, outcome);
         }
         let now = self.engine.now();
         let stage = wait.stage;
@@ -155,7 +155,7 @@ impl StreamState {
             }
             self.settle();
             if let Some(outcome) = outcome {
-                return Poll::Ready(outcome);
+                return self.ready(ticket, outcome);
             }
         }
         let comes_again = checking || put_off;
@@ -172,7 +172,7 @@ impl StreamState {
                 Registered::Waiting(call) => self.call(call),
                 Registered::Settled(outcome) => {
                     self.forget(wait);
-                    return Poll::Ready(outcome);
+                    return self.ready(ticket, outcome);
                 }
             }
         } else if !comes_again {
@@ -185,6 +185,23 @@ impl StreamState {
             self.yield_now(wait, cx);
         }
         Poll::Pending
+    }
+
+    #[inline]
+    fn ready(&self, ticket: u64, outcome: Result<()>) -> Poll<Result<()>> {
+        if self.engine.tracer.is_on() {
+            self.trace_polled(ticket);
+        }
+        Poll::Ready(outcome)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn trace_polled(&self, ticket: u64) {
+        let now = self.engine.now();
+        // If it looked for itself, nobody else did.
+        self.trace_seen(now);
+        self.engine.tracer.polled(self.id(), ticket, now);
     }
 
     /// Has the task polled again once other tasks had their turn. Other threads have theirs first where this one would keep

@@ -97,6 +97,9 @@ impl StreamState {
         let (since, waited_for) =
             (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
         let moved = self.look(now);
+        if moved {
+            self.trace_seen(now);
+        }
         if moved && waited_for {
             self.engine.checkers.woke(now);
             self.woke(now, since);

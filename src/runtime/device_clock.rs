@@ -1,0 +1,131 @@
+//! [`DeviceClock`]: times of the device on the host's clock (pure).
+//!
+//! An anchor is a moment of the device that the host saw to lie between two looks at its own clock. It stands in their middle, and its
+//! error is half of what is between them. From one anchor to the next the two clocks are taken to run evenly; beyond the last they go
+//! on as they did between the last two.
+//!
+//! # Invariants
+//! 1. Between two anchors a time is off by no more than the larger error of both, if the clocks do run evenly
+//!    (`within_the_error_of_its_anchors`).
+//! 2. What is later on the device is not earlier on the host's clock (`the_order_of_the_device_is_kept`).
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+/// How many anchors are remembered.
+const ANCHORS: usize = 64;
+
+/// How far the two clocks may drift apart, where it is not known: parts of one.
+const DRIFT: f64 = 1e-4;
+
+/// A moment of both clocks, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Anchor {
+    device_ns: f64,
+    host_ns: f64,
+    error_ns: f64,
+}
+
+/// A time on the host's clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct HostTime {
+    pub(crate) ns: f64,
+    /// It is off by no more.
+    pub(crate) error_ns: f64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct DeviceClock {
+    /// In their order.
+    anchors: VecDeque<Anchor>,
+}
+
+impl DeviceClock {
+    /// Enters a moment of the device, between two looks at the host's clock; not before the last one.
+    pub(crate) fn anchor(&mut self, device_ns: f64, (before, after): (u64, u64)) {
+        let (before, after) = (before as f64, after as f64);
+        let host_ns = f64::midpoint(before, after);
+        let is_later = |last: &Anchor| last.device_ns < device_ns && last.host_ns < host_ns;
+        if !self.anchors.back().is_none_or(is_later) {
+            return;
+        }
+        if self.anchors.len() == ANCHORS {
+            self.anchors.pop_front();
+        }
+        self.anchors.push_back(Anchor { device_ns, host_ns, error_ns: (after - before) / 2.0 });
+    }
+
+    /// The host's time at a moment of the device; nothing without an anchor.
+    pub(crate) fn host_time(&self, device_ns: f64) -> Option<HostTime> {
+        let behind = self.anchors.partition_point(|anchor| anchor.device_ns <= device_ns);
+        // The two around it, or the two at the end that it is beyond.
+        let second = behind.clamp(1, self.anchors.len().max(2) - 1);
+        let (Some(a), Some(b)) = (self.anchors.get(second - 1), self.anchors.get(second)) else {
+            let only = self.anchors.front()?;
+            let since = device_ns - only.device_ns;
+            let error_ns = only.error_ns + since.abs() * DRIFT;
+            return Some(HostTime { ns: only.host_ns + since, error_ns });
+        };
+        let rate = (b.host_ns - a.host_ns) / (b.device_ns - a.device_ns);
+        let nearest = if device_ns < b.device_ns { a } else { b };
+        let ns = nearest.host_ns + (device_ns - nearest.device_ns) * rate;
+        let beyond = (a.device_ns - device_ns).max(device_ns - b.device_ns).max(0.0);
+        Some(HostTime { ns, error_ns: a.error_ns.max(b.error_ns) + beyond * DRIFT })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn within_the_error_of_its_anchors(
+            rate in 0.9999_f64..1.0001,
+            anchors in prop::collection::vec((1_000_u64..1_000_000_000, 2_u64..20_000, 0.0_f64..1.0), 2..100),
+            at in 0.0_f64..1.0,
+        ) {
+            let mut clock = DeviceClock::default();
+            let (mut device, mut last) = (0.0, 0);
+            let of_device = |device: f64| 5e9 + device * rate;
+            let mut times = Vec::new();
+            for (gap, window, place) in anchors {
+                device += gap as f64;
+                // The window lies around the moment, wherever in it that is, and behind the last one.
+                let before = ((of_device(device) - window as f64 * place) as u64).max(last);
+                let after = (of_device(device) + window as f64 * (1.0 - place)).ceil() as u64;
+                clock.anchor(device, (before, after));
+                last = after;
+                times.push(device);
+            }
+            let first = times[times.len().saturating_sub(ANCHORS)];
+            let device = first + (device - first) * at;
+            let found = clock.host_time(device).expect("anchors");
+            let off = (found.ns - of_device(device)).abs();
+            // A nanosecond of rounding.
+            prop_assert!(off <= found.error_ns + 1.0, "{off} ns off, and not {}", found.error_ns);
+        }
+
+        #[test]
+        fn the_order_of_the_device_is_kept(
+            anchors in prop::collection::vec((1_u64..1_000_000, 0_u64..5_000, 1_u64..5_000), 0..80),
+            times in prop::collection::vec(-1e6_f64..1e8, 2..20),
+        ) {
+            let mut clock = DeviceClock::default();
+            let (mut device, mut host) = (0.0, 0);
+            for (gap, window, rest) in anchors {
+                device += gap as f64;
+                clock.anchor(device, (host, host + window));
+                host += window + rest;
+            }
+            let mut times = times;
+            times.sort_by(f64::total_cmp);
+            let seen: Vec<f64> =
+                times.iter().filter_map(|at| Some(clock.host_time(*at)?.ns)).collect();
+            // A nanosecond of rounding.
+            prop_assert!(seen.is_sorted_by(|a, b| a <= &(b + 1.0)), "{seen:?}");
+        }
+    }
+}

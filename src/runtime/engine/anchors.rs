@@ -1,0 +1,75 @@
+//! What a [`Tracer`](crate::runtime::tracer::Tracer) asks the driver: when events were reached, and when that is on the host's clock.
+
+use std::sync::Arc;
+
+use super::{DeviceStream, Engine};
+use crate::backend::Query;
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::tracer::{AnchorEvent, AskEvents};
+
+/// The closest of so many is taken.
+const TRIES: usize = 8;
+
+/// A try that takes longer is given up, in nanoseconds: others have the device, or the processor.
+const GIVEN_UP_NS: u64 = 10_000_000;
+
+impl<S: DeviceStream> Engine<S> {
+    /// Has somebody resolve what was traced.
+    #[cold]
+    pub(crate) fn call_to_resolve(self: &Arc<Self>) {
+        self.errand(|engine| engine.resolve_traced());
+    }
+
+    /// Resolves what was traced and is complete. Only where driver calls may be made.
+    pub(crate) fn resolve_traced(&self) {
+        // The clock of a stepped device is not that of its events.
+        if !self.options.stepped {
+            self.tracer.resolve(self, self.now());
+        }
+    }
+
+    fn try_anchor(&self) -> Option<AnchorEvent> {
+        let event = self.timed_event().ok()?;
+        let before = self.now();
+        // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is pending on it.
+        if unsafe { self.backend.event_record(event.raw(), self.private) }.is_err() {
+            event.spoil();
+            return None;
+        }
+        loop {
+            // SAFETY: the handle keeps the event.
+            let answer = unsafe { self.backend.event_query(event.raw()) };
+            let after = self.now();
+            match answer {
+                Ok(Query::Complete) => {
+                    return Some(AnchorEvent { event, window: (before, after) });
+                }
+                Ok(Query::Pending) if after - before < GIVEN_UP_NS => {
+                    if after - before > GIVEN_UP_NS / 100 {
+                        std::thread::yield_now();
+                    } else {
+                        std::hint::spin_loop();
+                    }
+                }
+                _ => {
+                    // It may be pending.
+                    event.spoil();
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+impl<S: DeviceStream> AskEvents for Engine<S> {
+    fn anchor(&self) -> Option<AnchorEvent> {
+        let tries = (0..TRIES).filter_map(|_| self.try_anchor());
+        tries.min_by_key(|anchor| anchor.window.1 - anchor.window.0)
+    }
+
+    fn elapsed_ns(&self, from: &EventHandle, to: &EventHandle) -> Option<f64> {
+        // SAFETY: the handles keep the events.
+        let elapsed_ms = unsafe { self.backend.event_elapsed_ms(from.raw(), to.raw()) };
+        elapsed_ms.ok().map(|ms| f64::from(ms) * 1e6)
+    }
+}

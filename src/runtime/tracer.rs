@@ -1,0 +1,397 @@
+//! [`Tracer`]: a bounded log of what a device's operations were and when, while somebody wants to see it.
+//!
+//! | an operation is | when |
+//! |---|---|
+//! | entered | it was submitted, between two events that measure time |
+//! | seen | a look finds its ticket complete |
+//! | resolved | its events were asked, on the errands' thread or for a snapshot, and went back to their pool |
+//! | dropped | it is the oldest, and the log is full |
+//!
+//! Submitters and futures only write down times. What asks the driver is done for many operations at once, between two anchors of the
+//! device's clock.
+//!
+//! # Invariants
+//! 1. Off, it costs an operation one load (`benches/instructions`).
+//! 2. It holds no more than its capacity, however many operations come (`the_log_is_bounded`).
+//! 3. Nothing that is dropped here is foreign code, and events go back to their pool outside of the lock.
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::device_clock::DeviceClock;
+use super::event_pool::EventHandle;
+use crate::backend::Grid;
+
+/// Operations whose events are asked at once.
+const BATCH: usize = 1024;
+
+/// How long events are kept, where fewer come, in nanoseconds: so long also the clocks may run apart unseen.
+const KEPT_NS: u64 = 250_000_000;
+
+/// Operations that are resolved without the lock.
+const CHUNK: usize = 64;
+
+/// What a device did last.
+pub(crate) struct Tracer {
+    /// One operation of so many is entered; 0: none.
+    one_in: AtomicU32,
+    log: Mutex<Option<Box<Log>>>,
+    /// Held by who asks the driver.
+    resolving: Mutex<()>,
+    /// Somebody was told to.
+    is_called: AtomicBool,
+}
+
+/// What an operation has the device do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TracedWork {
+    /// Nothing that takes time: an allocation, an event, a wait.
+    Order,
+    /// The launch of a kernel.
+    Kernel,
+    /// Launches one by one, or of a graph: of a replayed list, or of a [`Graph`](crate::Graph).
+    List,
+    /// A copy from the host.
+    ToDevice,
+    /// A copy to the host.
+    ToHost,
+    /// A copy on the device, or from another one.
+    Copy,
+    /// A fill.
+    Fill,
+    /// A function on the host.
+    HostFn,
+    /// Calls of another library.
+    Foreign,
+}
+
+/// What an operation's driver calls were.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Note {
+    pub(crate) work: TracedWork,
+    pub(crate) bytes: u64,
+    pub(crate) launches: u32,
+    pub(crate) grid_dim: [u32; 3],
+    pub(crate) block_dim: [u32; 3],
+    pub(crate) shared_mem_bytes: u32,
+}
+
+/// An operation that was submitted.
+#[derive(Clone, Debug)]
+pub(crate) struct TracedSubmission {
+    pub(crate) name: Arc<str>,
+    pub(crate) note: Note,
+    pub(crate) stream: u64,
+    pub(crate) stream_name: Option<Arc<str>>,
+    pub(crate) ticket: u64,
+    pub(crate) at: &'static Location<'static>,
+    pub(crate) span: Option<u64>,
+    /// Tickets of other streams that it waits for on the device.
+    pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,
+    pub(crate) submitted_ns: u64,
+}
+
+/// What became of it; times of the engine's clock, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TracedTimes {
+    pub(crate) device_ns: Option<(f64, f64)>,
+    pub(crate) clock_error_ns: f64,
+    pub(crate) seen_ns: Option<u64>,
+    pub(crate) woken_ns: Option<u64>,
+    pub(crate) polled_ns: Option<u64>,
+}
+
+struct TracedEntry {
+    submission: TracedSubmission,
+    passed: TracedTimes,
+    events: Option<Between>,
+}
+
+/// The events around an operation.
+pub(crate) type Between = (EventHandle, EventHandle);
+
+struct Log {
+    capacity: usize,
+    entries: VecDeque<TracedEntry>,
+    /// The number of the first entry.
+    first: u64,
+    lanes: HashMap<u64, TracedStream>,
+    /// Entries that were seen and have events, by their numbers.
+    unresolved: VecDeque<u64>,
+    clock: DeviceClock,
+    /// The last anchor, and its time on the device.
+    anchor: Option<(EventHandle, f64)>,
+    /// When events were asked last.
+    resolved_ns: u64,
+}
+
+/// A stream's entries: tickets and numbers.
+#[derive(Debug, Default)]
+struct TracedStream {
+    entries: VecDeque<(u64, u64)>,
+    /// From where on they were not seen.
+    unseen: usize,
+}
+
+/// The log, of one moment.
+pub(crate) struct LogSnapshot {
+    pub(crate) operations: Vec<(TracedSubmission, TracedTimes)>,
+    pub(crate) dropped: u64,
+}
+
+/// An anchor: its event, and the looks at the host's clock around it.
+pub(crate) struct AnchorEvent {
+    pub(crate) event: EventHandle,
+    pub(crate) window: (u64, u64),
+}
+
+/// Who asks the driver.
+pub(crate) trait AskEvents {
+    fn anchor(&self) -> Option<AnchorEvent>;
+    /// Nanoseconds from one event to another one.
+    fn elapsed_ns(&self, from: &EventHandle, to: &EventHandle) -> Option<f64>;
+}
+
+impl Default for Note {
+    fn default() -> Self {
+        Note {
+            work: TracedWork::Order,
+            bytes: 0,
+            launches: 0,
+            grid_dim: [0; 3],
+            block_dim: [0; 3],
+            shared_mem_bytes: 0,
+        }
+    }
+}
+
+impl Note {
+    /// One more launch of a kernel.
+    pub(crate) fn launch(&mut self, grid: &Grid) {
+        self.launches += 1;
+        self.work = if self.launches == 1 { TracedWork::Kernel } else { TracedWork::List };
+        self.grid_dim = grid.grid_dim;
+        self.block_dim = grid.block_dim;
+        self.shared_mem_bytes = grid.shared_mem_bytes;
+    }
+}
+
+impl Tracer {
+    pub(crate) fn new() -> Self {
+        Tracer {
+            one_in: AtomicU32::new(0),
+            log: Mutex::default(),
+            resolving: Mutex::default(),
+            is_called: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins a new log. The caller asks for an anchor then.
+    pub(crate) fn start(&self, capacity: usize, one_in: u32, now: u64) {
+        let fresh = Log {
+            capacity,
+            entries: VecDeque::new(),
+            first: 0,
+            lanes: HashMap::new(),
+            unresolved: VecDeque::new(),
+            clock: DeviceClock::default(),
+            anchor: None,
+            resolved_ns: now,
+        };
+        let before = self.log.lock().replace(Box::new(fresh));
+        drop(before);
+        // ORDERING: Relaxed, here and below: a switch; what is entered is under the lock.
+        self.one_in.store(one_in.max(1), Ordering::Relaxed);
+    }
+
+    /// Enters nothing more; what was entered stays.
+    pub(crate) fn stop(&self) {
+        self.one_in.store(0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.one_in.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether an operation with about that ticket is to be entered.
+    pub(crate) fn takes(&self, ticket: u64) -> bool {
+        let one_in = self.one_in.load(Ordering::Relaxed);
+        one_in != 0 && ticket.is_multiple_of(u64::from(one_in))
+    }
+
+    pub(crate) fn enter(&self, submission: TracedSubmission, events: Option<Between>) {
+        let mut log = self.log.lock();
+        let dropped = log.as_mut().map(|log| log.enter(submission, events));
+        drop(log);
+        drop(dropped);
+    }
+
+    /// A look found a stream complete up to a ticket. True if somebody is to [resolve](Self::resolve).
+    #[cold]
+    pub(crate) fn seen(&self, stream: u64, completed: u64, now: u64) -> bool {
+        let mut log = self.log.lock();
+        let is_due = log.as_mut().is_some_and(|log| log.see(stream, completed, now));
+        is_due && !self.is_called.swap(true, Ordering::Relaxed)
+    }
+
+    /// The task that waits for a ticket is woken, because it is complete.
+    #[cold]
+    pub(crate) fn woken(&self, stream: u64, ticket: u64, now: u64) {
+        self.pass(stream, ticket, |passed| passed.woken_ns = passed.woken_ns.or(Some(now)));
+    }
+
+    /// A future found a ticket complete.
+    #[cold]
+    pub(crate) fn polled(&self, stream: u64, ticket: u64, now: u64) {
+        self.pass(stream, ticket, |passed| passed.polled_ns = passed.polled_ns.or(Some(now)));
+    }
+
+    fn pass(&self, stream: u64, ticket: u64, pass: impl FnOnce(&mut TracedTimes)) {
+        let mut log = self.log.lock();
+        if let Some(entry) = log.as_mut().and_then(|log| log.entry_of(stream, ticket)) {
+            pass(&mut entry.passed);
+        }
+    }
+
+    /// Asks the events of what was seen. Only where driver calls may be made; it may take long.
+    pub(crate) fn resolve(&self, ask: &impl AskEvents, now: u64) {
+        let _one_at_a_time = self.resolving.lock();
+        self.is_called.store(false, Ordering::Relaxed);
+        let anchor = ask.anchor();
+        let before = match self.log.lock().as_mut() {
+            Some(log) => {
+                log.resolved_ns = now;
+                log.anchor.clone()
+            }
+            None => return,
+        };
+        if let Some(anchor) = anchor {
+            let device_ns = match &before {
+                None => Some(0.0),
+                Some((event, at)) => ask.elapsed_ns(event, &anchor.event).map(|ns| at + ns),
+            };
+            if let (Some(log), Some(device_ns)) = (self.log.lock().as_mut(), device_ns) {
+                log.clock.anchor(device_ns, anchor.window);
+                log.anchor = Some((anchor.event, device_ns));
+            }
+        }
+        // Of the anchor in front of most of them.
+        let Some((base, base_ns)) = before else { return };
+        loop {
+            let chunk = match self.log.lock().as_mut() {
+                Some(log) => log.take_unresolved(),
+                None => return,
+            };
+            if chunk.is_empty() {
+                return;
+            }
+            let resolved = chunk.iter().map(|(number, (start, end))| {
+                let start = ask.elapsed_ns(&base, start).map(|ns| base_ns + ns);
+                let end = ask.elapsed_ns(&base, end).map(|ns| base_ns + ns);
+                (*number, start.zip(end))
+            });
+            let resolved: Vec<_> = resolved.collect();
+            if let Some(log) = self.log.lock().as_mut() {
+                resolved.into_iter().for_each(|(number, at)| log.resolved(number, at));
+            }
+            // Their events, outside of the lock.
+            drop(chunk);
+        }
+    }
+
+    /// Everything that is in the log.
+    pub(crate) fn snapshot(&self) -> Option<LogSnapshot> {
+        let log = self.log.lock();
+        let log = log.as_ref()?;
+        let entries = log.entries.iter();
+        let operations = entries.map(|entry| (entry.submission.clone(), entry.passed)).collect();
+        Some(LogSnapshot { operations, dropped: log.first })
+    }
+}
+
+impl Log {
+    /// Returns the entry that it takes the place of.
+    fn enter(
+        &mut self,
+        submission: TracedSubmission,
+        events: Option<Between>,
+    ) -> Option<TracedEntry> {
+        let dropped = if self.entries.len() >= self.capacity { self.drop_first() } else { None };
+        let number = self.first + self.entries.len() as u64;
+        let lane = self.lanes.entry(submission.stream).or_default();
+        lane.entries.push_back((submission.ticket, number));
+        self.entries.push_back(TracedEntry { submission, passed: TracedTimes::default(), events });
+        dropped
+    }
+
+    fn drop_first(&mut self) -> Option<TracedEntry> {
+        let entry = self.entries.pop_front()?;
+        self.first += 1;
+        let stream = entry.submission.stream;
+        if let Some(lane) = self.lanes.get_mut(&stream) {
+            lane.entries.pop_front();
+            lane.unseen = lane.unseen.saturating_sub(1);
+            if lane.entries.is_empty() {
+                self.lanes.remove(&stream);
+            }
+        }
+        Some(entry)
+    }
+
+    fn see(&mut self, stream: u64, completed: u64, now: u64) -> bool {
+        let Log { lanes, entries, first, unresolved, resolved_ns, .. } = self;
+        let Some(lane) = lanes.get_mut(&stream) else { return false };
+        while let Some((ticket, number)) = lane.entries.get(lane.unseen).copied()
+            && ticket <= completed
+        {
+            lane.unseen += 1;
+            let entry = &mut entries[(number - *first) as usize];
+            entry.passed.seen_ns = Some(now);
+            if entry.events.is_some() {
+                unresolved.push_back(number);
+            }
+        }
+        unresolved.len() >= BATCH
+            || (!unresolved.is_empty() && now.saturating_sub(*resolved_ns) > KEPT_NS)
+    }
+
+    fn entry_of(&mut self, stream: u64, ticket: u64) -> Option<&mut TracedEntry> {
+        let lane = self.lanes.get(&stream)?;
+        let at = lane.entries.partition_point(|(known, _)| *known < ticket);
+        let (known, number) = *lane.entries.get(at)?;
+        let index = (number - self.first) as usize;
+        self.entries.get_mut(index).filter(|_| known == ticket)
+    }
+
+    fn take_unresolved(&mut self) -> Vec<(u64, Between)> {
+        let mut chunk = Vec::new();
+        while chunk.len() < CHUNK
+            && let Some(number) = self.unresolved.pop_front()
+        {
+            // It may have been dropped.
+            let index = number.checked_sub(self.first);
+            let entry = index.and_then(|index| self.entries.get_mut(index as usize));
+            chunk.extend(entry.and_then(|entry| Some((number, entry.events.take()?))));
+        }
+        chunk
+    }
+
+    fn resolved(&mut self, number: u64, device: Option<(f64, f64)>) {
+        let index = number.checked_sub(self.first);
+        let entry = index.and_then(|index| self.entries.get_mut(index as usize));
+        let (Some(entry), Some((start, end))) = (entry, device) else { return };
+        let times = self.clock.host_time(start).zip(self.clock.host_time(end));
+        if let Some((start, end)) = times {
+            entry.passed.device_ns = Some((start.ns, end.ns));
+            entry.passed.clock_error_ns = start.error_ns.max(end.error_ns);
+        }
+    }
+}

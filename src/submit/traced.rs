@@ -1,0 +1,140 @@
+//! [`Traced`]: an operation while it is submitted, for the log of a [`Tracer`](crate::runtime::tracer::Tracer).
+#![forbid(unsafe_code)]
+
+use std::cell::Cell;
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::footprint::Footprint;
+use super::raw::Raw;
+use crate::memory::point::Track;
+use crate::runtime::MarkedPoint;
+use crate::runtime::event_pool::EventHandle;
+use crate::runtime::stream_state::StreamState;
+use crate::runtime::tracer::{Between, Note, TracedSubmission};
+
+/// Nobody, or who traces an operation: known when it is compiled, as instructions more are too many.
+pub(super) trait TracedAs {
+    /// Where its driver calls are noted.
+    fn note(&self) -> Option<&Cell<Note>>;
+    /// The waits are on the stream, and the driver calls come next.
+    fn starts(&self, raw: &Raw<'_>);
+    /// The driver calls are made.
+    fn ends(&self, raw: &Raw<'_>);
+    /// It has a ticket; under the lock of its stream.
+    fn enter(self, stream: &StreamState, ticket: u64, waits_for: &[MarkedPoint]);
+}
+
+pub(super) struct Traced {
+    name: Arc<str>,
+    at: &'static Location<'static>,
+    span: Option<u64>,
+    submitted_ns: u64,
+    /// What its driver calls say.
+    note: Cell<Note>,
+    events: Option<Between>,
+    /// Without one of its events it has no time.
+    is_untimed: Cell<bool>,
+}
+
+impl Traced {
+    /// An operation that is about to be submitted, if the log takes it. Calls the subscriber: not under a lock.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn of(
+        stream: &StreamState,
+        footprint: &Footprint<'_>,
+        at: &'static Location<'static>,
+    ) -> Option<Self> {
+        if !stream.engine().tracer.takes(stream.submitted() + 1) {
+            return None;
+        }
+        let span = tracing::Span::current().id().map(|id| id.into_u64());
+        Some(Traced::new(stream, footprint.name().to_arc(), at, span))
+    }
+
+    /// A list that is about to be submitted, under the lock of its stream.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn of_list(
+        stream: &StreamState,
+        first: &Arc<str>,
+        launches: usize,
+        at: &'static Location<'static>,
+    ) -> Option<Self> {
+        if !stream.engine().tracer.takes(stream.submitted() + 1) {
+            return None;
+        }
+        let name = match launches {
+            1 => first.clone(),
+            _ => format!("{first} and {} more", launches - 1).into(),
+        };
+        Some(Traced::new(stream, name, at, None))
+    }
+
+    fn new(
+        stream: &StreamState,
+        name: Arc<str>,
+        at: &'static Location<'static>,
+        span: Option<u64>,
+    ) -> Self {
+        let (note, submitted_ns) = (Cell::default(), stream.engine().now());
+        let event = || stream.engine().timed_event().ok();
+        let is_timed = !stream.engine().options.stepped;
+        let events = is_timed.then(|| event().zip(event())).flatten();
+        Traced { name, at, span, submitted_ns, note, events, is_untimed: Cell::new(false) }
+    }
+
+    fn record(&self, raw: &Raw<'_>, which: impl FnOnce(&Between) -> &EventHandle) {
+        let Some(event) = self.events.as_ref().map(which) else { return };
+        if raw.record(event).is_err() {
+            // It may be recorded all the same.
+            event.spoil();
+            self.is_untimed.set(true);
+        }
+    }
+}
+
+impl TracedAs for () {
+    #[inline(always)]
+    fn note(&self) -> Option<&Cell<Note>> {
+        None
+    }
+    #[inline(always)]
+    fn starts(&self, _raw: &Raw<'_>) {}
+    #[inline(always)]
+    fn ends(&self, _raw: &Raw<'_>) {}
+    #[inline(always)]
+    fn enter(self, _stream: &StreamState, _ticket: u64, _waits_for: &[MarkedPoint]) {}
+}
+
+impl TracedAs for Traced {
+    fn note(&self) -> Option<&Cell<Note>> {
+        Some(&self.note)
+    }
+
+    fn starts(&self, raw: &Raw<'_>) {
+        self.record(raw, |(start, _)| start);
+    }
+
+    fn ends(&self, raw: &Raw<'_>) {
+        self.record(raw, |(_, end)| end);
+    }
+
+    fn enter(self, stream: &StreamState, ticket: u64, waits_for: &[MarkedPoint]) {
+        let Traced { name, at, span, submitted_ns, note, events, is_untimed } = self;
+        let waits_for = waits_for.iter().map(|on| (on.point.stream.id(), on.point.ticket));
+        let submission = TracedSubmission {
+            name,
+            note: note.get(),
+            stream: stream.id(),
+            stream_name: stream.name().map(Arc::from),
+            ticket,
+            at,
+            span,
+            waits_for: waits_for.collect(),
+            submitted_ns,
+        };
+        stream.engine().tracer.enter(submission, events.filter(|_| !is_untimed.get()));
+    }
+}

@@ -1,0 +1,124 @@
+//! [`DeviceTimeline`]: what a device's operations were and when, for people.
+//!
+//! The log itself is [`Tracer`](crate::runtime::tracer::Tracer); here it is started, stopped and read. What is read is plain data, a
+//! [`Trace`], which knows no device any more; the files below write it down.
+#![forbid(unsafe_code)]
+
+pub(crate) mod chrome;
+pub(crate) mod page;
+pub(crate) mod perfetto;
+pub(crate) mod picture;
+pub(crate) mod report;
+pub(crate) mod trace;
+
+use std::sync::Arc;
+
+use self::trace::Trace;
+use crate::error::Result;
+use crate::runtime::Engine;
+use crate::thread::role;
+
+/// Timed events that are made before the first operation needs one.
+const EVENTS: usize = 256;
+
+/// The timeline of a device: a log of its last operations, off until it is started; from [`Device::timeline`](crate::Device::timeline).
+///
+/// Of each operation it keeps what it was, where the program submitted it, what it waited for, and six times: submitted, started and
+/// completed on the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
+///
+/// # Cost
+/// Off, an operation loads a word more. On, it is put between two events that measure time, and written to the log under a lock of the
+/// device; the events are asked later, on a thread of this crate.
+///
+/// # Examples
+/// ```
+/// # futures::executor::block_on(async {
+/// let device = gpu_await::Device::host();
+/// let stream = device.stream()?;
+/// device.timeline().start(1000)?;
+/// let x = stream.upload(vec![1.0f32; 1000]).queued()?;
+/// stream.download(&x).await?;
+/// let trace = device.timeline().snapshot()?;
+/// assert_eq!(trace.operations().len(), 2);
+/// println!("{}", trace.picture(80));
+/// let mut json = Vec::new();
+/// trace.write_chrome_json(&mut json)?; // for chrome://tracing and ui.perfetto.dev
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct DeviceTimeline {
+    engine: Arc<Engine>,
+}
+
+impl DeviceTimeline {
+    pub(crate) fn of(engine: &Arc<Engine>) -> Self {
+        DeviceTimeline { engine: engine.clone() }
+    }
+
+    /// Starts an empty log of the last `capacity` operations, in place of the one before.
+    ///
+    /// # Blocking
+    /// Less than a millisecond: it makes events, and compares the device's clock with the host's.
+    ///
+    /// # Errors
+    /// The loss of the device; a thread on which no driver call can be made.
+    pub fn start(&self, capacity: usize) -> Result<()> {
+        self.start_sampled(capacity, 1)
+    }
+
+    /// [`start`](Self::start), of one operation in `one_in` of each stream; 0 counts as 1.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_sampled(&self, capacity: usize, one_in: u32) -> Result<()> {
+        role::check_driver("starting the timeline")?;
+        let engine = &self.engine;
+        engine.check_health()?;
+        if !engine.options.stepped {
+            let events = (0..EVENTS.min(capacity.saturating_mul(2))).map(|_| engine.timed_event());
+            let events = events.collect::<std::result::Result<Vec<_>, _>>();
+            drop(events.map_err(|code| engine.refused(code))?);
+        }
+        engine.tracer.start(capacity.max(1), one_in, engine.now());
+        engine.resolve_traced();
+        Ok(())
+    }
+
+    /// Stops the log. What is in it stays for [`snapshot`](Self::snapshot), until it is started again.
+    pub fn stop(&self) {
+        self.engine.tracer.stop();
+    }
+
+    /// Whether operations are logged.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.engine.tracer.is_on()
+    }
+
+    /// Copies the log, after it asked the device how far each stream is. Empty if it was never started.
+    ///
+    /// # Blocking
+    /// For about a microsecond for each operation whose events were not asked yet, at most a few thousand as a rule.
+    ///
+    /// # Errors
+    /// The loss of the device; a thread on which no driver call can be made.
+    pub fn snapshot(&self) -> Result<Trace> {
+        role::check_driver("reading the timeline")?;
+        let engine = &self.engine;
+        engine.check_health()?;
+        for stream in engine.streams() {
+            stream.sweep();
+            engine.tracer.seen(stream.id(), stream.completed(), engine.now());
+        }
+        engine.resolve_traced();
+        let log = engine.tracer.snapshot();
+        Ok(Trace::of(engine.label(), log))
+    }
+}
+
+impl std::fmt::Debug for DeviceTimeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = if self.is_on() { "on" } else { "off" };
+        write!(f, "DeviceTimeline({state}, {})", self.engine.label())
+    }
+}

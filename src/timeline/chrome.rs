@@ -1,0 +1,159 @@
+//! A trace as JSON of the Trace Event Format, which Chrome's tracing page, Perfetto and Speedscope read.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use super::trace::{Trace, TracedOp};
+use crate::op::Ticket;
+
+/// The process that the lanes of the device are shown in, and that of the host's.
+const DEVICE: u32 = 1;
+const HOST: u32 = 2;
+
+impl Trace {
+    /// Writes the trace as JSON: a lane for each stream, with a bar from started to completed for each operation; a second one, from
+    /// submitted to when the future of an operation was woken or polled; arrows from an operation to those of other streams that waited for it. Times are microseconds.
+    ///
+    /// # Errors
+    /// What the writer says.
+    ///
+    /// # Source
+    /// The Trace Event Format of Chromium's tracing.
+    pub fn write_chrome_json(&self, out: &mut impl io::Write) -> io::Result<()> {
+        write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+        let processes = [(DEVICE, "on the device"), (HOST, "on the host")];
+        let mut comma = "";
+        for (process, place) in processes {
+            let name = JsonText(&format!("{} {place}", self.device()));
+            write!(
+                out,
+                "{comma}\n{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{process},\"args\":{{\"name\":{name}}}}}"
+            )?;
+            comma = ",";
+            for (stream, name) in self.streams() {
+                let name = JsonText(&name);
+                write!(
+                    out,
+                    ",\n{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{process},\"tid\":{stream},\"args\":{{\"name\":{name}}}}}"
+                )?;
+            }
+        }
+        let ends: HashMap<Ticket, (Duration, Duration)> = self
+            .operations()
+            .iter()
+            .filter_map(|op| Some((op.ticket, op.device_time()?)))
+            .collect();
+        for (number, op) in self.operations().iter().enumerate() {
+            write_op(out, number, op, &ends)?;
+        }
+        writeln!(out, "\n]}}")
+    }
+}
+
+fn write_op(
+    out: &mut impl io::Write,
+    number: usize,
+    op: &TracedOp,
+    ends: &HashMap<Ticket, (Duration, Duration)>,
+) -> io::Result<()> {
+    let (name, stream) = (JsonText(&op.name), op.ticket.stream);
+    if let Some((started, completed)) = op.device_time() {
+        let (ts, dur) = (Micros(started), Micros(completed - started));
+        write!(
+            out,
+            ",\n{{\"ph\":\"X\",\"pid\":{DEVICE},\"tid\":{stream},\"ts\":{ts},\"dur\":{dur},\"name\":{name},\"cat\":\"{:?}\",\"args\":{}}}",
+            op.work,
+            Details(op)
+        )?;
+        for on in &op.waits_for {
+            let Some((start, end)) = ends.get(on) else { continue };
+            // Within its bar, or the arrow begins at nothing.
+            let end = end.saturating_sub(Duration::from_nanos(1)).max(*start);
+            let id = format_args!("{}.{}.{number}", on.stream, on.number);
+            write!(
+                out,
+                ",\n{{\"ph\":\"s\",\"pid\":{DEVICE},\"tid\":{},\"ts\":{},\"id\":\"{id}\",\"name\":\"waits for\",\"cat\":\"wait\"}},\n\
+                     {{\"ph\":\"f\",\"bp\":\"e\",\"pid\":{DEVICE},\"tid\":{stream},\"ts\":{ts},\"id\":\"{id}\",\"name\":\"waits for\",\"cat\":\"wait\"}}",
+                on.stream,
+                Micros(end)
+            )?;
+        }
+    }
+    // Those of a stream overlap.
+    if let Some(known) = op.known_at() {
+        let (begin, end) = (Micros(op.submitted), Micros(known));
+        for (ph, ts) in [("b", begin), ("e", end)] {
+            write!(
+                out,
+                ",\n{{\"ph\":\"{ph}\",\"pid\":{HOST},\"tid\":{stream},\"ts\":{ts},\"id\":{number},\"name\":{name},\"cat\":\"host\"}}"
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// What else is known of an operation, as a JSON object.
+struct Details<'a>(&'a TracedOp);
+
+impl fmt::Display for Details<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = self.0;
+        let at = format!("{}:{}", op.at.file(), op.at.line());
+        write!(f, "{{\"ticket\":{},\"at\":{}", op.ticket.number, JsonText(&at))?;
+        if op.bytes > 0 {
+            write!(f, ",\"bytes\":{}", op.bytes)?;
+        }
+        if op.launches > 0 {
+            let ([gx, gy, gz], [bx, by, bz]) = (op.grid_dim, op.block_dim);
+            write!(f, ",\"launches\":{},\"grid\":[{gx},{gy},{gz}]", op.launches)?;
+            write!(f, ",\"block\":[{bx},{by},{bz}],\"shared_mem_bytes\":{}", op.shared_mem_bytes)?;
+        }
+        let times = [
+            ("submitted_us", Some(op.submitted)),
+            ("started_us", op.started),
+            ("completed_us", op.completed),
+            ("seen_us", op.seen),
+            ("woken_us", op.woken),
+            ("polled_us", op.polled),
+        ];
+        for (name, time) in times {
+            if let Some(time) = time {
+                write!(f, ",\"{name}\":{}", Micros(time))?;
+            }
+        }
+        f.write_str("}")
+    }
+}
+
+/// Microseconds, to the nanosecond.
+pub(super) struct Micros(pub(super) Duration);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0.as_nanos();
+        write!(f, "{}.{:03}", ns / 1000, ns % 1000)
+    }
+}
+
+/// A string of JSON.
+pub(super) struct JsonText<'a>(pub(super) &'a str);
+
+impl fmt::Display for JsonText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"")?;
+        for c in self.0.chars() {
+            match c {
+                '"' => f.write_str("\\\"")?,
+                '\\' => f.write_str("\\\\")?,
+                // In a page it would begin an element.
+                '<' => f.write_str("\\u003c")?,
+                c if c < ' ' => write!(f, "\\u{:04x}", u32::from(c))?,
+                c => write!(f, "{c}")?,
+            }
+        }
+        f.write_str("\"")
+    }
+}

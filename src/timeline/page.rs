@@ -1,0 +1,79 @@
+//! A trace as a page of one file.
+#![forbid(unsafe_code)]
+
+use std::io;
+
+use super::chrome::{JsonText, Micros};
+use super::trace::{Trace, TracedOp};
+
+/// The page, and where the trace goes in it.
+const PAGE: &str = include_str!("page.html");
+const PLACE: &str = "/*TRACE*/";
+
+impl Trace {
+    /// Writes a page of one file that needs no network and no other program: a lane for each stream, to zoom and to move; of an
+    /// operation its six times, what it waited for, and where the program submitted it.
+    ///
+    /// # Errors
+    /// What the writer says.
+    pub fn write_html(&self, out: &mut impl io::Write) -> io::Result<()> {
+        let Some((before, behind)) = PAGE.split_once(PLACE) else {
+            unreachable!("the page has a place for the trace")
+        };
+        out.write_all(before.as_bytes())?;
+        self.write_json(out)?;
+        out.write_all(behind.as_bytes())
+    }
+
+    /// The trace as the page reads it; times are microseconds.
+    fn write_json(&self, out: &mut impl io::Write) -> io::Result<()> {
+        let (device, dropped) = (JsonText(self.device()), self.dropped());
+        write!(out, "{{\"device\":{device},\"dropped\":{dropped},\"streams\":[")?;
+        for (at, (stream, name)) in self.streams().iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(out, "{comma}{{\"id\":{stream},\"name\":{}}}", JsonText(name))?;
+        }
+        write!(out, "],\"operations\":[")?;
+        for (at, op) in self.operations().iter().enumerate() {
+            write!(out, "{}", if at == 0 { "\n" } else { ",\n" })?;
+            write_op(out, op)?;
+        }
+        write!(out, "]}}")
+    }
+}
+
+fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
+    let at = format!("{}:{}", op.at.file(), op.at.line());
+    let (name, at, work) = (JsonText(&op.name), JsonText(&at), op.work);
+    let (stream, ticket) = (op.ticket.stream, op.ticket.number);
+    write!(out, "{{\"name\":{name},\"work\":\"{work:?}\",\"stream\":{stream},\"ticket\":{ticket}")?;
+    let (grid, block, shared) = (op.grid_dim, op.block_dim, op.shared_mem_bytes);
+    write!(out, ",\"bytes\":{},\"launches\":{},\"grid\":{grid:?}", op.bytes, op.launches)?;
+    write!(out, ",\"block\":{block:?},\"shared_mem_bytes\":{shared},\"at\":{at},\"span\":")?;
+    match op.span {
+        Some(span) => write!(out, "{span}")?,
+        None => write!(out, "null")?,
+    }
+    write!(out, ",\"waits_for\":[")?;
+    for (at, on) in op.waits_for.iter().enumerate() {
+        let comma = if at == 0 { "" } else { "," };
+        write!(out, "{comma}[{},{}]", on.stream, on.number)?;
+    }
+    let times = [
+        ("submitted", Some(op.submitted)),
+        ("started", op.started),
+        ("completed", op.completed),
+        ("seen", op.seen),
+        ("woken", op.woken),
+        ("polled", op.polled),
+        ("clock_error", Some(op.clock_error)),
+    ];
+    write!(out, "]")?;
+    for (name, time) in times {
+        match time {
+            Some(time) => write!(out, ",\"{name}\":{}", Micros(time))?,
+            None => write!(out, ",\"{name}\":null")?,
+        }
+    }
+    write!(out, "}}")
+}

@@ -1,0 +1,262 @@
+//! A trace as Perfetto's protocol buffers.
+//!
+//! The few fields that are needed, by their numbers in `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
+//! `debug_annotation.proto`.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use super::trace::{Trace, TracedOp};
+use crate::op::Ticket;
+
+/// All packets are of one writer.
+const SEQUENCE: u64 = 1;
+
+/// Numbers of tracks, which are never those of streams.
+const DEVICE: u64 = 1 << 62;
+const HOST: u64 = 2 << 62;
+const IN_FLIGHT: u64 = 3 << 62;
+
+/// How a slice, or a counter's value, is told.
+#[derive(Clone, Copy)]
+enum EventType {
+    Begin = 1,
+    End = 2,
+    Counter = 4,
+}
+
+/// A message, or what is in one.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn number(&mut self, field: u64, value: u64) {
+        self.varint(field << 3);
+        self.varint(value);
+    }
+
+    fn fixed(&mut self, field: u64, value: u64) {
+        self.varint(field << 3 | 1);
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, field: u64, value: &[u8]) {
+        self.varint(field << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend(value);
+    }
+
+    fn message(&mut self, field: u64, fill: impl FnOnce(&mut Message)) {
+        let mut inner = Message::default();
+        fill(&mut inner);
+        self.bytes(field, &inner.0);
+    }
+}
+
+/// What happens on a track at a time.
+struct TrackEvent<'a> {
+    at: Duration,
+    kind: EventType,
+    track: u64,
+    op: Option<&'a TracedOp>,
+    value: u64,
+    /// Arrows that begin here, and that end here.
+    flows: Vec<u64>,
+    ends_flows: Vec<u64>,
+}
+
+impl Trace {
+    /// Writes the trace for [Perfetto](https://ui.perfetto.dev): a track for each stream, on which operations are from started to
+    /// completed; tracks of the host's, on which those that were awaited are from submitted to when their future was woken or polled; arrows from an operation to those of
+    /// other streams that waited for it; and how many operations were in flight. Times are nanoseconds since the device was opened.
+    ///
+    /// # Errors
+    /// What the writer says.
+    ///
+    /// # Source
+    /// `perfetto/trace/trace.proto`.
+    pub fn write_perfetto(&self, out: &mut impl io::Write) -> io::Result<()> {
+        let mut trace = Message::default();
+        for (track, place) in [(DEVICE, "on the device"), (HOST, "on the host")] {
+            describe(&mut trace, track, None, &format!("{} {place}", self.device()));
+        }
+        trace.message(1, |packet| {
+            packet.number(10, SEQUENCE);
+            packet.message(60, |track| {
+                track.number(1, IN_FLIGHT);
+                track.bytes(2, b"operations in flight");
+                track.message(8, |_counter| {});
+            });
+        });
+        for (stream, name) in self.streams() {
+            describe(&mut trace, DEVICE + stream, Some(DEVICE), &name);
+        }
+        let waits = self.waits_on_tracks(&mut trace);
+        for event in self.track_events(&waits) {
+            event.write(&mut trace);
+        }
+        out.write_all(&trace.0)
+    }
+
+    /// Describes tracks on which no two waits of the host overlap, and says which operation's is on which.
+    fn waits_on_tracks(&self, trace: &mut Message) -> Vec<Option<u64>> {
+        let mut ends: HashMap<u64, Vec<(u64, Duration)>> = HashMap::new();
+        let (mut next, names) = (HOST + 1, HashMap::<u64, String>::from_iter(self.streams()));
+        let track_of = |op: &TracedOp| {
+            let (stream, end) = (op.ticket.stream, op.known_at()?);
+            let tracks = ends.entry(stream).or_default();
+            if let Some((track, until)) = tracks.iter_mut().find(|track| track.1 <= op.submitted) {
+                *until = end;
+                return Some(*track);
+            }
+            describe(trace, next, Some(HOST), &names[&stream]);
+            tracks.push((next, end));
+            next += 1;
+            Some(next - 1)
+        };
+        self.operations().iter().map(track_of).collect()
+    }
+
+    /// In the order of their times; at one time what ends is in front of what begins.
+    fn track_events(&self, waits: &[Option<u64>]) -> Vec<TrackEvent<'_>> {
+        let numbers: HashMap<Ticket, usize> =
+            self.operations().iter().enumerate().map(|(at, op)| (op.ticket, at)).collect();
+        let mut flows: Vec<Vec<u64>> = vec![Vec::new(); self.operations().len()];
+        let mut ends_flows = flows.clone();
+        let mut flow = 0;
+        for (at, op) in self.operations().iter().enumerate() {
+            for from in op.waits_for.iter().filter_map(|on| numbers.get(on)) {
+                flow += 1;
+                flows[*from].push(flow);
+                ends_flows[at].push(flow);
+            }
+        }
+        let mut events = Vec::new();
+        let (mut rises, mut falls) = (Vec::new(), Vec::new());
+        for (number, op) in self.operations().iter().enumerate() {
+            let event = |at, kind, track| TrackEvent {
+                at,
+                kind,
+                track,
+                op: Some(op),
+                value: 0,
+                flows: Vec::new(),
+                ends_flows: Vec::new(),
+            };
+            if let Some((started, completed)) = op.device_time() {
+                let track = DEVICE + op.ticket.stream;
+                let (flows, ends_flows) =
+                    (std::mem::take(&mut flows[number]), std::mem::take(&mut ends_flows[number]));
+                events.push(TrackEvent {
+                    flows,
+                    ends_flows,
+                    ..event(started, EventType::Begin, track)
+                });
+                events.push(event(completed, EventType::End, track));
+                rises.push(op.submitted);
+                falls.push(completed);
+            }
+            if let (Some(known), Some(track)) = (op.known_at(), waits[number]) {
+                events.push(event(op.submitted, EventType::Begin, track));
+                events.push(event(known, EventType::End, track));
+            }
+        }
+        let changes = rises.into_iter().map(|at| (at, 1_i64));
+        let mut changes: Vec<_> = changes.chain(falls.into_iter().map(|at| (at, -1))).collect();
+        changes.sort();
+        let mut in_flight = 0;
+        events.extend(changes.into_iter().map(|(at, change)| {
+            in_flight += change;
+            let (kind, track) = (EventType::Counter, IN_FLIGHT);
+            let value = in_flight.max(0).unsigned_abs();
+            TrackEvent {
+                at,
+                kind,
+                track,
+                op: None,
+                value,
+                flows: Vec::new(),
+                ends_flows: Vec::new(),
+            }
+        }));
+        // Stable: of what takes no time the beginning stays in front of the end.
+        events.sort_by_key(|event| event.at);
+        events
+    }
+}
+
+impl TracedOp {
+    /// When who awaited it knew.
+    pub(super) fn known_at(&self) -> Option<Duration> {
+        self.polled.or(self.woken)
+    }
+}
+
+fn describe(trace: &mut Message, track: u64, parent: Option<u64>, name: &str) {
+    trace.message(1, |packet| {
+        packet.number(10, SEQUENCE);
+        packet.message(60, |described| {
+            described.number(1, track);
+            described.bytes(2, name.as_bytes());
+            if let Some(parent) = parent {
+                described.number(5, parent);
+            }
+        });
+    });
+}
+
+impl TrackEvent<'_> {
+    fn write(&self, trace: &mut Message) {
+        trace.message(1, |packet| {
+            packet.number(8, self.at.as_nanos() as u64);
+            packet.number(10, SEQUENCE);
+            packet.message(11, |event| {
+                event.number(9, self.kind as u64);
+                event.number(11, self.track);
+                match (self.kind, self.op) {
+                    (EventType::Begin, Some(op)) => self.tell(event, op),
+                    (EventType::Counter, _) => event.number(30, self.value),
+                    _ => {}
+                }
+            });
+        });
+    }
+
+    fn tell(&self, event: &mut Message, op: &TracedOp) {
+        event.bytes(22, format!("{:?}", op.work).as_bytes());
+        event.bytes(23, op.name.as_bytes());
+        self.flows.iter().for_each(|flow| event.fixed(47, *flow));
+        self.ends_flows.iter().for_each(|flow| event.fixed(48, *flow));
+        let mut note = |name: &str, value: u64| {
+            event.message(4, |note| {
+                note.bytes(10, name.as_bytes());
+                note.number(3, value);
+            });
+        };
+        note("ticket", op.ticket.number);
+        note("bytes", op.bytes);
+        note("launches", u64::from(op.launches));
+        note("submitted_ns", op.submitted.as_nanos() as u64);
+        let times = [("seen_ns", op.seen), ("woken_ns", op.woken), ("polled_ns", op.polled)];
+        for (name, time) in times {
+            if let Some(time) = time {
+                note(name, time.as_nanos() as u64);
+            }
+        }
+        let at = format!("{}:{}", op.at.file(), op.at.line());
+        event.message(4, |note| {
+            note.bytes(10, b"at");
+            note.bytes(6, at.as_bytes());
+        });
+    }
+}

@@ -1,0 +1,171 @@
+//! [`TraceReport`]: where the device's time went, and what it waited for.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::trace::{Trace, TracedOp};
+use crate::op::Ticket;
+use crate::runtime::tracer::TracedWork;
+
+/// Gaps that a report names.
+const GAPS: usize = 8;
+
+/// What a [`Trace`] adds up to; from [`Trace::report`]. Of operations with a time of the device alone.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct TraceReport {
+    /// From the first start to the last completion.
+    pub length: Duration,
+    /// How long at least one operation ran.
+    pub busy: Duration,
+    /// Operations of one name and kind, those that took longest first.
+    pub operations: Vec<OpSummary>,
+    /// The longest stretches in which a stream had nothing to run and then went on, the longest first.
+    pub gaps: Vec<Gap>,
+}
+
+/// Operations of one name and kind.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpSummary {
+    /// The kernel's name, or the verb's.
+    pub name: Arc<str>,
+    /// What they have the device do.
+    pub work: TracedWork,
+    /// How many there are.
+    pub count: usize,
+    /// All their times on the device.
+    pub total: Duration,
+    /// The median of these.
+    pub p50: Duration,
+    /// The 99th percentile of these.
+    pub p99: Duration,
+    /// What they copied or filled.
+    pub bytes: u64,
+}
+
+/// A stretch in which a stream had nothing to run.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Gap {
+    /// The operation behind it.
+    pub before: Ticket,
+    /// Its name.
+    pub name: Arc<str>,
+    /// When it began, since the device was opened.
+    pub from: Duration,
+    /// How long it was.
+    pub length: Duration,
+    /// What the operation behind it waited for.
+    pub because: GapCause,
+}
+
+/// What the operation behind a gap waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GapCause {
+    /// For the host, which had not submitted it.
+    Host,
+    /// For an operation of another stream.
+    Stream(Ticket),
+    /// For the device: it was submitted, and had nothing to wait for that the trace knows.
+    Device,
+}
+
+impl Trace {
+    /// Adds up what ran, and finds the longest gaps.
+    #[must_use]
+    pub fn report(&self) -> TraceReport {
+        let timed = self.operations().iter().filter_map(|op| {
+            let (start, end) = op.device_time()?;
+            Some((op, start, end))
+        });
+        let mut timed: Vec<_> = timed.collect();
+        timed.sort_by_key(|(_, start, _)| *start);
+        let (mut busy, mut until) = (Duration::ZERO, Duration::ZERO);
+        let mut groups: HashMap<(Arc<str>, TracedWork), (u64, Vec<Duration>)> = HashMap::new();
+        for (op, start, end) in &timed {
+            busy += end.saturating_sub((*start).max(until));
+            until = until.max(*end);
+            let (bytes, times) = groups.entry((op.name.clone(), op.work)).or_default();
+            *bytes += op.bytes;
+            times.push(*end - *start);
+        }
+        let mut operations: Vec<OpSummary> = groups
+            .into_iter()
+            .map(|((name, work), (bytes, mut times))| {
+                times.sort();
+                let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+                let (p50, p99) = (at(50), at(99));
+                let (count, total) = (times.len(), times.iter().sum());
+                OpSummary { name, work, count, total, p50, p99, bytes }
+            })
+            .collect();
+        operations.sort_by(|a, b| b.total.cmp(&a.total).then_with(|| a.name.cmp(&b.name)));
+        let first = timed.first().map_or(Duration::ZERO, |(_, start, _)| *start);
+        TraceReport { length: until.saturating_sub(first), busy, operations, gaps: gaps(&timed) }
+    }
+}
+
+/// The longest gaps of operations that are sorted by their starts.
+fn gaps(timed: &[(&TracedOp, Duration, Duration)]) -> Vec<Gap> {
+    let ends: HashMap<Ticket, Duration> =
+        timed.iter().map(|(op, _, end)| (op.ticket, *end)).collect();
+    let mut last: HashMap<u64, Duration> = HashMap::new();
+    let mut gaps = Vec::new();
+    for (op, start, end) in timed {
+        let before = last.insert(op.ticket.stream, *end);
+        let Some(from) = before.filter(|before| before < start) else { continue };
+        // Whoever was complete last, if that was in the gap.
+        let waited_for = op.waits_for.iter().filter_map(|on| Some((*ends.get(on)?, *on)));
+        let waited_for = waited_for.max().filter(|(end, _)| *end > from);
+        let because = match waited_for {
+            Some((end, _)) if op.submitted > end => GapCause::Host,
+            Some((_, on)) => GapCause::Stream(on),
+            None if op.submitted > from => GapCause::Host,
+            None => GapCause::Device,
+        };
+        let (before, name, length) = (op.ticket, op.name.clone(), *start - from);
+        gaps.push(Gap { before, name, from, length, because });
+    }
+    gaps.sort_by_key(|gap| std::cmp::Reverse(gap.length));
+    gaps.truncate(GAPS);
+    gaps
+}
+
+impl fmt::Display for TraceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TraceReport { length, busy, operations, gaps } = self;
+        let percent = |of: Duration, all: Duration| match all.is_zero() {
+            true => 0.0,
+            false => 100.0 * of.as_secs_f64() / all.as_secs_f64(),
+        };
+        writeln!(f, "{length:.1?}, busy for {:.1} %", percent(*busy, *length))?;
+        let all: Duration = operations.iter().map(|op| op.total).sum();
+        for OpSummary { name, count, total, p50, p99, .. } in operations {
+            let share = percent(*total, all);
+            writeln!(
+                f,
+                "{share:5.1} %  {total:>9.1?}  {count:>6} x  p50 {p50:.1?}  p99 {p99:.1?}  {name}"
+            )?;
+        }
+        for Gap { before, name, from, length, because } in gaps {
+            write!(
+                f,
+                "stream {} idle for {length:.1?} at {from:.1?}: {name} waited for ",
+                before.stream
+            )?;
+            match because {
+                GapCause::Host => writeln!(f, "the host to submit it"),
+                GapCause::Stream(on) => {
+                    writeln!(f, "operation {} of stream {}", on.number, on.stream)
+                }
+                GapCause::Device => writeln!(f, "the device"),
+            }?;
+        }
+        Ok(())
+    }
+}

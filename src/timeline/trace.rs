@@ -1,0 +1,178 @@
+//! [`Trace`]: a copy of a device's log, as plain data.
+#![forbid(unsafe_code)]
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::op::Ticket;
+use crate::runtime::tracer::{LogSnapshot, Note, TracedSubmission, TracedTimes, TracedWork};
+
+/// What a device's [timeline](crate::DeviceTimeline) held at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    device: String,
+    operations: Vec<TracedOp>,
+    dropped: u64,
+}
+
+/// An operation of a [`Trace`]. Times are those since the device was opened.
+///
+/// | time | is when |
+/// |---|---|
+/// | `submitted` | the call began to put it on its stream |
+/// | `started` | everything in front of it on the stream, and everything that it waits for elsewhere, was complete on the device |
+/// | `completed` | it was complete on the device |
+/// | `seen` | the host learned of that: a look at the stream found it, or a later operation, complete |
+/// | `woken` | the task that awaits it was woken because of that; nothing if nobody waited, or if its task looked for itself |
+/// | `polled` | its future was polled and found it complete; nothing if nobody awaited it |
+///
+/// Of operations that nobody awaits, `seen` is late: nobody looks before somebody has a reason to.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TracedOp {
+    /// The kernel's name, or the verb's.
+    pub name: Arc<str>,
+    /// What it has the device do.
+    pub work: TracedWork,
+    /// The stream, and the operation's number on it. Operations of a replayed list share one.
+    pub ticket: Ticket,
+    /// The stream's name, if it has one.
+    pub stream_name: Option<Arc<str>>,
+    /// Bytes that are copied or filled.
+    pub bytes: u64,
+    /// How many kernels are launched, as far as this crate launches them.
+    pub launches: u32,
+    /// Blocks of the grid; of the last launch, as the next two.
+    pub grid_dim: [u32; 3],
+    /// Threads of a block.
+    pub block_dim: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_mem_bytes: u32,
+    /// Where the program submitted it; of a batch, where that was.
+    pub at: &'static Location<'static>,
+    /// The number of the [`tracing`] span that it was submitted in, as its subscriber counts.
+    pub span: Option<u64>,
+    /// What it waited for on other streams of the device or another one; not what was complete already.
+    pub waits_for: Vec<Ticket>,
+    /// When the call began to put it on its stream.
+    pub submitted: Duration,
+    /// When the device began with it.
+    pub started: Option<Duration>,
+    /// When it was complete on the device.
+    pub completed: Option<Duration>,
+    /// When the host learned of that.
+    pub seen: Option<Duration>,
+    /// When its task was woken because of that.
+    pub woken: Option<Duration>,
+    /// When its future was found complete.
+    pub polled: Option<Duration>,
+    /// How far `started` and `completed` may both be off, because the device's clock is another one than the host's.
+    pub clock_error: Duration,
+}
+
+impl Trace {
+    pub(super) fn of(device: &str, log: Option<LogSnapshot>) -> Self {
+        let Some(LogSnapshot { operations, dropped }) = log else {
+            return Trace { device: device.to_owned(), ..Trace::default() };
+        };
+        let mut operations: Vec<_> = operations.into_iter().map(TracedOp::from).collect();
+        keep_apart(&mut operations);
+        Trace { device: device.to_owned(), operations, dropped }
+    }
+
+    /// The device, such as `cuda:0`.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The operations, in the order in which they were submitted.
+    #[must_use]
+    pub fn operations(&self) -> &[TracedOp] {
+        &self.operations
+    }
+
+    /// How many operations were logged before these, and made room for later ones.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// The largest [`clock_error`](TracedOp::clock_error).
+    #[must_use]
+    pub fn clock_error(&self) -> Duration {
+        self.operations.iter().map(|op| op.clock_error).max().unwrap_or_default()
+    }
+
+    /// The streams, in the order of their first operations.
+    pub(super) fn streams(&self) -> Vec<(u64, String)> {
+        let mut streams: Vec<(u64, String)> = Vec::new();
+        for op in &self.operations {
+            if streams.iter().all(|(id, _)| *id != op.ticket.stream) {
+                let id = op.ticket.stream;
+                let name = match &op.stream_name {
+                    Some(name) => format!("stream {id} \"{name}\""),
+                    None => format!("stream {id}"),
+                };
+                streams.push((id, name));
+            }
+        }
+        streams
+    }
+}
+
+impl TracedOp {
+    /// When it ran on the device, if that is known.
+    #[must_use]
+    pub fn device_time(&self) -> Option<(Duration, Duration)> {
+        self.started.zip(self.completed)
+    }
+}
+
+impl From<(TracedSubmission, TracedTimes)> for TracedOp {
+    fn from((submission, passed): (TracedSubmission, TracedTimes)) -> Self {
+        let TracedSubmission { name, note, stream, stream_name, ticket, at, span, .. } = submission;
+        let Note { work, bytes, launches, grid_dim, block_dim, shared_mem_bytes } = note;
+        let ticket = Ticket { stream, number: ticket };
+        let waits_for = submission.waits_for.into_iter();
+        let waits_for = waits_for.map(|(stream, number)| Ticket { stream, number }).collect();
+        let exactly = |ns: Option<u64>| ns.map(Duration::from_nanos);
+        let about = |ns: f64| Duration::from_nanos(ns.max(0.0).round() as u64);
+        TracedOp {
+            name,
+            work,
+            ticket,
+            stream_name,
+            bytes,
+            launches,
+            grid_dim,
+            block_dim,
+            shared_mem_bytes,
+            at,
+            span,
+            waits_for,
+            submitted: Duration::from_nanos(submission.submitted_ns),
+            started: passed.device_ns.map(|(start, _)| about(start)),
+            completed: passed.device_ns.map(|(_, end)| about(end)),
+            seen: exactly(passed.seen_ns),
+            woken: exactly(passed.woken_ns),
+            polled: exactly(passed.polled_ns),
+            clock_error: about(passed.clock_error_ns),
+        }
+    }
+}
+
+/// Operations of one stream do not overlap: what says so is the rounding of their times.
+fn keep_apart(operations: &mut [TracedOp]) {
+    let mut ends = std::collections::HashMap::new();
+    for op in operations {
+        let (Some(started), Some(completed)) = (&mut op.started, &mut op.completed) else {
+            continue;
+        };
+        let end = ends.entry(op.ticket.stream).or_insert(Duration::ZERO);
+        *started = (*started).max(*end);
+        *completed = (*completed).max(*started);
+        *end = *completed;
+    }
+}

@@ -1,0 +1,58 @@
+"""Reads the files of examples/13_timeline.rs with Perfetto's published schema, and as JSON: python3 tests/timeline.py FOLDER.
+
+Every slice ends, none overlaps another one on its track, every arrow that ends began, and both files tell of the same operations.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+folder = Path(sys.argv[1])
+trace = Trace()
+trace.ParseFromString((folder / "timeline.pftrace").read_bytes())
+tracks, parents = {}, {}
+slices, counted, begins, ends = defaultdict(list), [], set(), set()
+last = 0
+for packet in trace.packet:
+    assert packet.trusted_packet_sequence_id == 1
+    # Nothing is in a field that the schema does not have.
+    for message in [packet, packet.track_descriptor, packet.track_event, *packet.track_event.debug_annotations]:
+        assert not len(UnknownFieldSet(message)), message
+    if packet.HasField("track_descriptor"):
+        track = packet.track_descriptor
+        assert track.uuid not in tracks, track
+        tracks[track.uuid], parents[track.uuid] = track.name, track.parent_uuid
+        continue
+    event = packet.track_event
+    assert packet.timestamp >= last, "in the order of their times"
+    last = packet.timestamp
+    assert event.track_uuid in tracks, event
+    open_slices = slices[event.track_uuid]
+    if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+        assert not open_slices or open_slices[-1][2] is not None, "they overlap"
+        open_slices.append([event.name, packet.timestamp, None])
+        begins.update(event.flow_ids)
+        ends.update(event.terminating_flow_ids)
+    elif event.type == TrackEvent.TYPE_SLICE_END:
+        assert open_slices and open_slices[-1][2] is None, "it never began"
+        open_slices[-1][2] = packet.timestamp
+    else:
+        assert event.type == TrackEvent.TYPE_COUNTER, event
+        counted.append(event.counter_value)
+assert all(end is not None for track in slices.values() for _, _, end in track)
+assert begins == ends and begins, "the reader waits for a launch"
+assert counted[-1] == 0 and max(counted) > 1, counted
+
+device = next(uuid for uuid, name in tracks.items() if name.endswith("on the device"))
+on_device = sorted(
+    (begin, end - begin, name) for uuid, track in slices.items() if parents[uuid] == device for name, begin, end in track
+)
+events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
+bars = sorted((round(event["ts"] * 1e3), round(event["dur"] * 1e3), event["name"]) for event in events if event["ph"] == "X")
+assert on_device == bars, (on_device, bars)
+assert {event["id"] for event in events if event["ph"] == "s"} == {event["id"] for event in events if event["ph"] == "f"}
+print(f"{len(bars)} operations on {sum(parent == device for parent in parents.values())} tracks, {len(begins)} arrows")

@@ -1,0 +1,312 @@
+//! The timeline: what operations were, when, and what they waited for.
+//!
+//! Times of the device are compared with the host's within the error that the trace says, which is one of this run.
+
+use std::collections::HashMap;
+use std::panic::Location;
+use std::time::Duration;
+
+use gpu_await::testing::{self, Gate};
+use gpu_await::{Device, GapCause, Region, Result, Stream, Trace, TracedOp, TracedWork, kernels};
+
+fn traced(capacity: usize) -> Result<(Device, Stream)> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    device.timeline().start(capacity)?;
+    Ok((device, stream))
+}
+
+fn find<'t>(trace: &'t Trace, name: &str) -> &'t TracedOp {
+    let found = trace.operations().iter().find(|op| &*op.name == name);
+    found.unwrap_or_else(|| panic!("no {name} in {trace:?}"))
+}
+
+/// The times on the host's clock that bound those of the device: error and rounding aside.
+fn assert_in_order(op: &TracedOp) {
+    let error = op.clock_error + Duration::from_nanos(2);
+    let (started, completed) = op.device_time().unwrap_or_else(|| panic!("no times in {op:?}"));
+    assert!(op.submitted <= started + error, "{op:?}");
+    assert!(started <= completed, "{op:?}");
+    let seen = op.seen.unwrap_or_else(|| panic!("not seen: {op:?}"));
+    assert!(completed <= seen + error, "{op:?}");
+    assert!(op.woken.is_none_or(|woken| seen <= woken), "{op:?}");
+    assert!(op.polled.is_none_or(|polled| op.woken.unwrap_or(seen) <= polled), "{op:?}");
+}
+
+#[tokio::test]
+async fn six_times_of_an_operation() -> Result<()> {
+    let (device, stream) = traced(100)?;
+    let scale = kernels::scale::load(&device).await?;
+    let mut x = stream.upload(vec![1.0_f32; 1000]).queued()?;
+    let at = Location::caller();
+    scale.launch(&stream, 2.0, &mut x).await?;
+    stream.download(&x).await?;
+    let trace = device.timeline().snapshot()?;
+    assert_eq!((trace.operations().len(), trace.dropped()), (3, 0));
+    trace.operations().iter().for_each(assert_in_order);
+    let upload = find(&trace, "upload");
+    assert_eq!((upload.work, upload.bytes), (TracedWork::ToDevice, 4000));
+    assert_eq!((upload.woken, upload.polled), (None, None), "nobody awaits it");
+    let launch = find(&trace, "scale");
+    assert_eq!((launch.work, launch.launches), (TracedWork::Kernel, 1));
+    assert_eq!((launch.grid_dim, launch.block_dim), ([4, 1, 1], [256, 1, 1]));
+    assert_eq!((launch.at.file(), launch.at.line()), (at.file(), at.line() + 1));
+    assert!(launch.polled.is_some());
+    let download = find(&trace, "download");
+    assert_eq!((download.work, download.bytes), (TracedWork::ToHost, 4000));
+    assert_eq!(download.ticket.number, launch.ticket.number + 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_gate_is_seen_in_the_times() -> Result<()> {
+    let (device, stream) = traced(100)?;
+    let gate = Gate::close(&stream)?;
+    let behind = stream.host_fn(|| ());
+    let held = Duration::from_millis(20);
+    let waits = std::thread::spawn(move || {
+        std::thread::sleep(held);
+        gate.open();
+    });
+    behind.await?;
+    waits.join().expect("no panic");
+    let trace = device.timeline().snapshot()?;
+    let op = trace.operations().last().expect("the function");
+    assert_in_order(op);
+    assert_eq!(op.work, TracedWork::HostFn);
+    // It was submitted before the thread began.
+    let started = op.started.expect("a time");
+    assert!(started + op.clock_error >= op.submitted + held, "{op:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_waited_for_whom() -> Result<()> {
+    let (device, a) = traced(100)?;
+    let b = device.stream_builder().name("reader").build()?;
+    let mut x = a.full(1000, 1.0_f32).queued()?;
+    let y = b.full(10, 1.0_f32).await?;
+    let gate = Gate::close(&a)?;
+    a.fill(&mut x, 2.0).queued()?;
+    let read = b.download(&x);
+    gate.open();
+    assert_eq!(read.await?[0], 2.0);
+    drop(y);
+    let trace = device.timeline().snapshot()?;
+    let (fill, read) = (find(&trace, "fill"), find(&trace, "download"));
+    assert_eq!(read.waits_for, [fill.ticket]);
+    assert_eq!(read.stream_name.as_deref(), Some("reader"));
+    let report = trace.report();
+    let gap = report.gaps.iter().find(|gap| gap.before == read.ticket).expect("the reader's");
+    assert_eq!(gap.because, GapCause::Stream(fill.ticket), "{report}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_log_is_bounded() -> Result<()> {
+    let (device, stream) = traced(10)?;
+    let mut x = stream.zeros::<u8>(100).queued()?;
+    for n in 0..5000 {
+        stream.fill(&mut x, n as u8).queued()?;
+    }
+    stream.done().await?;
+    let trace = device.timeline().snapshot()?;
+    assert_eq!((trace.operations().len(), trace.dropped()), (10, 4991));
+    let numbers: Vec<u64> = trace.operations().iter().map(|op| op.ticket.number).collect();
+    assert!(numbers.is_sorted_by(|a, b| a + 1 == *b), "{numbers:?}");
+    trace.operations().iter().for_each(assert_in_order);
+    Ok(())
+}
+
+#[tokio::test]
+async fn sampled_stopped_and_started_again() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut x = stream.zeros::<u8>(100).queued()?;
+    let mut fill = |times| (0..times).try_for_each(|n| stream.fill(&mut x, n).queued());
+    let timeline = device.timeline();
+    fill(10)?;
+    assert!(!timeline.is_on() && timeline.snapshot()?.operations().is_empty());
+    timeline.start_sampled(100, 10)?;
+    fill(100)?;
+    assert_eq!(timeline.snapshot()?.operations().len(), 10);
+    timeline.stop();
+    fill(100)?;
+    assert_eq!(timeline.snapshot()?.operations().len(), 10, "what is there stays");
+    timeline.start(100)?;
+    fill(7)?;
+    assert!(timeline.is_on());
+    assert_eq!(timeline.snapshot()?.operations().len(), 7);
+    Ok(())
+}
+
+/// More than are asked at once, from several threads, some of whose operations nobody awaits.
+#[test]
+fn every_operation_of_many_threads() -> Result<()> {
+    const EACH: usize = 1500;
+    let (device, _) = traced(usize::MAX)?;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let stream = device.stream().expect("a stream");
+            scope.spawn(move || {
+                let mut x = stream.zeros::<u8>(100).queued().expect("memory");
+                for n in 0..EACH {
+                    let op = stream.fill(&mut x, n as u8);
+                    match n % 100 {
+                        99 => op.synchronize().expect("a fill"),
+                        _ => op.queued().expect("a fill"),
+                    }
+                }
+            });
+        }
+    });
+    futures::executor::block_on(device.done())?;
+    let trace = device.timeline().snapshot()?;
+    assert_eq!(trace.operations().len(), 4 * (EACH + 1));
+    let mut ends = HashMap::new();
+    for op in trace.operations() {
+        assert_in_order(op);
+        let (started, completed) = op.device_time().expect("times");
+        let end = ends.insert(op.ticket.stream, (op.ticket.number, completed));
+        let is_behind =
+            |(number, end): (u64, Duration)| number < op.ticket.number && end <= started;
+        assert!(end.is_none_or(is_behind), "operations of one stream overlap: {op:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_replayed_list_is_one() -> Result<()> {
+    let (device, stream) = traced(100)?;
+    let axpy = kernels::axpy::load(&device).await?;
+    let x = stream.full(1000, 1.0_f32).queued()?;
+    let mut y = stream.full(1000, 0.0_f32).queued()?;
+    let mut region = Region::new();
+    for _ in 0..4 {
+        stream
+            .replay(&mut region, |q| (0..3).try_for_each(|_| axpy.launch(q, 1.0, &x, &mut y)))
+            .await?;
+    }
+    let trace = device.timeline().snapshot()?;
+    let lists: Vec<_> =
+        trace.operations().iter().filter(|op| op.work == TracedWork::List).collect();
+    assert_eq!(lists.len(), 4, "{trace:?}");
+    for (at, op) in lists.into_iter().enumerate() {
+        assert_in_order(op);
+        // A kernel's first launch is not written to a list.
+        let name = if at == 0 { "axpy and 1 more" } else { "axpy and 2 more" };
+        assert_eq!(&*op.name, name);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_lost_or_refused_leaves_no_gap() -> Result<()> {
+    let (device, stream) = traced(100)?;
+    let x = stream.zeros::<f32>(10).queued()?;
+    let mut y = stream.zeros::<f32>(20).queued()?;
+    stream.copy(&x, &mut y).queued().unwrap_err();
+    stream.fill(&mut y, 1.0).await?;
+    let names: Vec<_> = device.timeline().snapshot()?.operations().to_vec();
+    let names: Vec<_> = names.iter().map(|op| op.name.to_string()).collect();
+    assert_eq!(names, ["zeros", "zeros", "fill"], "what was not submitted is not there");
+    Ok(())
+}
+
+/// On a stepped device times are those of its own clock, and none is the device's.
+#[test]
+fn of_a_stepped_device() -> Result<()> {
+    let (device, stepper) = testing::manual();
+    let stream = device.stream()?;
+    device.timeline().start(100)?;
+    let mut x = stream.zeros::<u8>(100).queued()?;
+    let mut fill = Box::pin(stream.fill(&mut x, 1));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    while fill.as_mut().poll(&mut cx).is_pending() {
+        let _ = stepper.step(1);
+    }
+    let trace = device.timeline().snapshot()?;
+    assert_eq!(trace.operations().len(), 2);
+    for op in trace.operations() {
+        assert_eq!(op.device_time(), None);
+        assert!(op.seen.is_some_and(|seen| op.submitted <= seen), "{op:?}");
+    }
+    Ok(())
+}
+
+async fn example() -> Result<Trace> {
+    let (device, a) = traced(1000)?;
+    let b = device.stream_builder().name("quotes \" and \\").build()?;
+    let scale = kernels::scale::load(&device).await?;
+    let mut x = a.upload(vec![1.0_f32; 100_000]).queued()?;
+    for _ in 0..20 {
+        scale.launch(&a, 1.0, &mut x).queued()?;
+        b.download(&x).await?;
+    }
+    device.timeline().snapshot()
+}
+
+#[tokio::test]
+async fn json_that_others_read() -> Result<()> {
+    let trace = example().await?;
+    let mut json = Vec::new();
+    trace.write_chrome_json(&mut json).expect("memory");
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("it is JSON");
+    let events = json["traceEvents"].as_array().expect("events");
+    let of = |ph: &str| events.iter().filter(|event| event["ph"] == ph).collect::<Vec<_>>();
+    assert_eq!(of("X").len(), trace.operations().len());
+    assert_eq!(of("b").len(), of("e").len());
+    assert_eq!(of("s").len(), of("f").len());
+    assert!(!of("s").is_empty(), "the downloads wait for the launches, and the launches for those");
+    for bar in of("X") {
+        let op = &bar["args"];
+        let at = |name: &str| op[name].as_f64().expect("a time");
+        assert!(
+            (at("completed_us") - at("started_us") - bar["dur"].as_f64().unwrap()).abs() < 0.01
+        );
+    }
+    // Each arrow begins within a bar.
+    for arrow in of("s") {
+        let ts = arrow["ts"].as_f64().expect("a time");
+        let holds = |bar: &&serde_json::Value| {
+            let (start, length) = (bar["ts"].as_f64().unwrap(), bar["dur"].as_f64().unwrap());
+            bar["tid"] == arrow["tid"] && start <= ts && ts <= start + length
+        };
+        assert!(of("X").iter().any(holds), "{arrow}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_picture_and_a_report() -> Result<()> {
+    let trace = example().await?;
+    let picture = trace.picture(60).to_string();
+    let lines: Vec<&str> = picture.lines().collect();
+    assert_eq!(lines.len(), 4, "a head, two streams, the signs:\n{picture}");
+    assert!(lines[1].starts_with("stream ") && lines[2].contains("quotes"), "{picture}");
+    assert!(picture.contains("# kernel") && picture.contains("^ to host"), "{picture}");
+    let lanes: Vec<usize> = lines[1..3].iter().map(|line| line.chars().count()).collect();
+    assert_eq!(lanes[0], lanes[1], "{picture}");
+    let report = trace.report();
+    let count = |name| report.operations.iter().find(|op| &*op.name == name).map(|op| op.count);
+    assert_eq!((count("scale"), count("download"), count("upload")), (Some(20), Some(20), Some(1)));
+    assert!(report.busy <= report.length, "{report}");
+    for op in &report.operations {
+        assert!(op.p50 <= op.p99 && op.p99 <= op.total, "{report}");
+    }
+    assert!(
+        !report.gaps.is_empty()
+            && report.gaps.is_sorted_by_key(|gap| std::cmp::Reverse(gap.length))
+    );
+    Ok(())
+}
+
+/// Where no driver call may be made nothing is started or read.
+#[tokio::test]
+async fn inside_of_a_host_function() -> Result<()> {
+    let (device, stream) = traced(10)?;
+    let inside = device.timeline();
+    let refused = stream.host_fn(move || (inside.start(10).is_err(), inside.snapshot().is_err()));
+    assert_eq!(refused.await?, (true, true));
+    Ok(())
+}
