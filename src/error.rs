@@ -63,7 +63,7 @@ pub struct Error(Arc<ErrorDetail>);
 /// Whatever the kind, memory that a failed operation would have written counts as failed until something overwrites all of it, also memory that
 /// it would have updated, and also if nothing was put on the device: nobody knows whether the error was looked at. Its readers fail with
 /// [`ErrorDetail::Upstream`], whose kind is that of the cause: whoever tries again by the kind asks for that detail first. An update in place
-/// can be tried again after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
+/// that was refused before it began can be tried again after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -295,8 +295,8 @@ pub enum ErrorDetail {
     /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
     /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
     #[error(
-        "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them before (`zeros`, `fill`), or \
-         declare that {op} overwrites all of it, where it does (`Out<[T]>` of a kernel, `Out<[[T]]>` for rows, `Uses::writes`)"
+        "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them before (`zeros`, `fill`; a kernel \
+         that overwrites all of it declares that by `Out<[T]>`, or `Out<[[T]]>` for rows, and an enqueue by `Uses::writes`)"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data that depends on what `producer` would have written, which failed with

@@ -179,7 +179,7 @@ fn submit_as<R>(
             verify(stream, at, ticket, footprint).map(|()| (ticket, value))
         }
         Ok(submitted) => Ok(submitted),
-        Err(refusal) => Err(footprint.poison(explain(stream, footprint.name, refusal))),
+        Err(refusal) => Err(footprint.poison_entered(explain(stream, footprint.name, refusal))),
     };
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
 }
@@ -229,7 +229,7 @@ fn verify(
     let outcome = stream.block_until(ticket).and_then(|()| stream.engine().check_health());
     outcome.map_err(|cause| {
         let op = footprint.name.to_arc();
-        footprint.poison(ErrorDetail::Verify { op, at, cause }.into())
+        footprint.poison_entered(ErrorDetail::Verify { op, at, cause }.into())
     })
 }
 

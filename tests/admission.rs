@@ -702,3 +702,82 @@ fn the_late_are_told_when_a_batch_begins() {
     };
     assert_eq!((of(&third.requests), of(&third.late)), (vec![3], vec![2]));
 }
+
+/// What waits with normal priority is behind it, but for one in nine.
+#[test]
+fn high_priority_is_judged_by_what_is_in_front_of_it() {
+    let mut gather = Gather::new(limits(1, u64::MAX, 1));
+    for at in 0..10 {
+        let _ = gather.add(at * 20 * MS, demand(1, None), ()).expect("it waits");
+        let taken = gather.take(at * 20 * MS);
+        gather.finished((at + 1) * 20 * MS, taken.begun);
+    }
+    let now = 200 * MS;
+    for _ in 0..21 {
+        let _ = gather.add(now, demand(1, None), ()).expect("it waits");
+    }
+    let _running = gather.take(now);
+    let deadline = Some(now + 200 * MS);
+    let refused = gather.add(now, demand(1, deadline), ());
+    assert!(refused.is_err(), "behind twenty of 20 ms: {refused:?}");
+    let high = Demand { high_priority: true, ..demand(1, deadline) };
+    for _ in 0..6 {
+        let _ = gather.add(now, high, ()).expect("behind those of its priority alone");
+    }
+    for _ in 0..4 {
+        let _ = gather.add(now, high, ()).ok();
+    }
+    assert!(gather.add(now, high, ()).is_err(), "behind ten of its own");
+}
+
+/// Who cannot wait for others as long as the batch may is not kept until it is too late.
+#[test]
+fn a_deadline_that_is_nearer_than_the_delay() {
+    let mut gather = Gather::new(limits(4, u64::MAX, 1));
+    let mut now = 0;
+    for took in [0, DELAY / 8, DELAY / 4, DELAY / 4] {
+        let deadline = now + DELAY / 2;
+        let (_, news) = gather.add(now, demand(1, Some(deadline)), ()).expect("it waits");
+        assert!(news && gather.next(now) == Next::Idle, "others may come");
+        now = gather.wakes_at(now).expect("it does not wait for ever");
+        assert!(now + took <= deadline && gather.next(now) == Next::Due, "{now} of {deadline}");
+        let taken = gather.take(now);
+        assert_eq!((taken.requests.len(), taken.late.len()), (1, 0));
+        now += took;
+        gather.finished(now, taken.begun);
+    }
+    // One that comes later may be in more of a hurry.
+    let _ = gather.add(now, demand(1, None), ()).expect("it waits");
+    let far = gather.wakes_at(now).expect("the delay");
+    let (_, news) = gather.add(now, demand(1, Some(now + DELAY / 2)), ()).expect("it waits");
+    assert!(news && gather.wakes_at(now).expect("its time") < far);
+}
+
+/// Three batches had to wait for what they need; what comes then does not.
+#[test]
+fn a_slow_batch_is_soon_forgotten() {
+    let mut gather = Gather::new(limits(4, u64::MAX, 1));
+    let mut now = 0;
+    for _ in 0..3 {
+        let _ = gather.add(now, demand(1, None), ()).expect("it waits");
+        gather.asks(now);
+        now += 300 * MS;
+        let taken = gather.take(now);
+        now += 2 * MS;
+        gather.finished(now, taken.begun);
+    }
+    let mut refused = 0;
+    for _ in 0..12 {
+        let add = |gather: &mut Gather<()>| gather.add(now, demand(1, Some(now + 200 * MS)), ());
+        refused += (0..12).filter(|_| add(&mut gather).is_err()).count();
+        while gather.waiting() > 0 {
+            gather.asks(now);
+            let taken = gather.take(now);
+            now += 2 * MS;
+            gather.finished(now, taken.begun);
+        }
+        now += 100 * MS;
+    }
+    // Those behind the first of a burst, of two bursts.
+    assert!(refused <= 24, "{refused} of 144");
+}

@@ -177,7 +177,7 @@ fn stream_after_short_waits(driver: &StandIn, device: &Device, empty: &kernels::
 /// A stream that remembers that.
 async fn stream_that(driver: &StandIn, device: &Device, remembers: Remembers) -> Stream {
     let mut stream = device.stream().expect("a stream");
-    let modules = driver.live("module");
+    let (modules, streams) = (driver.live("module"), driver.live("stream"));
     match remembers {
         Remembers::Nothing => {}
         Remembers::ShortWaits => {
@@ -189,8 +189,9 @@ async fn stream_that(driver: &StandIn, device: &Device, remembers: Remembers) ->
             soon(spin.launch(&stream, 1_000_000)).await.expect("completes");
         }
     }
-    // So that what comes next sees nothing of the kernel's end.
+    // So that what comes next sees nothing of the kernel's end, nor of streams that did not learn enough.
     eventually("the kernel is unloaded", || driver.live("module") <= modules);
+    eventually("the other streams are gone", || driver.live("stream") <= streams);
     stream
 }
 

@@ -751,6 +751,74 @@ async fn a_late_failure_reaches_every_reader() -> Result<()> {
     Ok(())
 }
 
+/// Whose failure is not known yet is not to be found behind a later operation that was refused when it had begun.
+#[tokio::test]
+async fn cleared_poison_hides_no_late_failure() -> Result<()> {
+    let device = Device::host();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let began = |y: &mut gpu_await::DeviceBuffer<u8>| {
+        let uses = Uses::new("began").updates(y);
+        // SAFETY: nothing is put on the stream.
+        unsafe { stream.enqueue(uses, |_, _| Theirs::Err(TheirError(1))) }.queued().unwrap_err()
+    };
+    // Of memory that nobody wrote, and of memory that was written.
+    for written in [false, true] {
+        let mut y = stream.empty::<u8>(LEN).queued()?;
+        if written {
+            stream.fill(&mut y, 0).queued()?;
+        }
+        let gate = Gate::close(&stream)?;
+        let late = match written {
+            true => fail_late(&stream, &mut y),
+            false => {
+                let uses = Uses::new("their run").writes(&mut y);
+                // SAFETY: nothing is written.
+                unsafe {
+                    stream.enqueue(uses, |queue, _| queue.try_host(|| Theirs::Err(TheirError(5))))
+                }
+            }
+        };
+        began(&mut y);
+        y.clear_poison().unwrap_err();
+        let read = other.download(&y);
+        gate.open();
+        late.await.unwrap_err();
+        read.await.unwrap_err();
+        y.clear_poison().unwrap_err();
+        other.download(&y).await.unwrap_err();
+    }
+    // What the operation that began had put on the stream goes on, and may fail as well.
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let gate = Gate::close(&stream)?;
+    let uses = Uses::new("began").updates(&mut y);
+    let run = |queue: &RawQueue<'_>, _: (RawSlice<u8>,)| {
+        queue.try_host(|| Theirs::Err(TheirError(5)))?;
+        Err::<(), Box<dyn std::error::Error + Send + Sync>>(Box::new(TheirError(1)))
+    };
+    // SAFETY: nothing is written.
+    unsafe { stream.enqueue(uses, run) }.queued().unwrap_err();
+    y.clear_poison().unwrap_err();
+    gate.open();
+    other.download(&y).await.unwrap_err();
+
+    // One that never began hides nothing: the late failure comes when it comes.
+    let mut y = stream.zeros::<u8>(LEN).queued()?;
+    let gate = Gate::close(&stream)?;
+    let late = fail_late(&stream, &mut y);
+    let refused = y.view_mut().cast::<f32>()?;
+    let axpy = kernels::axpy::load(&device).await?;
+    let short = stream.zeros::<f32>(3).queued()?;
+    let mut refused = refused;
+    axpy.launch(&stream, 1.0, &short, &mut refused).queued().unwrap_err();
+    y.clear_poison()?;
+    let read = other.download(&y);
+    gate.open();
+    late.await.unwrap_err();
+    assert_upstream(&read.await.unwrap_err());
+    y.clear_poison().unwrap_err();
+    Ok(())
+}
+
 /// The operations of a list have one ticket.
 #[tokio::test]
 async fn a_late_failure_leaves_what_its_list_overwrote() -> Result<()> {

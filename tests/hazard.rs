@@ -68,7 +68,7 @@ enum Step {
     },
     Poison {
         range: Range<u64>,
-        mode: Mode,
+        leaves_data: bool,
         poison: Poison,
     },
     ClearPoison {
@@ -159,10 +159,10 @@ impl Twins {
             Step::Complete { stream } => {
                 self.streams[*stream as usize].completed.set(self.tickets[*stream as usize]);
             }
-            Step::Poison { range, mode, poison } => {
-                self.hazards.poison(range, *mode, poison);
+            Step::Poison { range, leaves_data, poison } => {
+                self.hazards.poison(range, *leaves_data, poison);
                 for byte in &mut self.bytes[range.start as usize..range.end as usize] {
-                    let has_data = *mode == Mode::ReadWrite
+                    let has_data = *leaves_data
                         && match byte.content {
                             Content::Unwritten => false,
                             Content::Valid => true,
@@ -290,10 +290,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (range(), mode, 0..STREAMS)
             .prop_map(|(range, mode, stream)| Step::Use { range, mode, stream }),
-        1 => (range(), any::<bool>(), 0..2_u32).prop_map(|(range, updates, poison)| {
-            let mode = if updates { Mode::ReadWrite } else { Mode::Overwrite };
-            Step::Poison { range, mode, poison }
-        }),
+        1 => (range(), any::<bool>(), 0..2_u32)
+            .prop_map(|(range, leaves_data, poison)| Step::Poison { range, leaves_data, poison }),
         1 => range().prop_map(|range| Step::ClearPoison { range }),
         1 => (range(), 0..STREAMS, 0..2_u32)
             .prop_map(|(range, stream, poison)| Step::PoisonWritten { range, stream, poison }),
@@ -422,7 +420,7 @@ fn an_empty_range_touches_nothing() {
     for mode in [Mode::Read, Mode::Overwrite, Mode::ReadWrite] {
         twins.step(&Step::Use { range: LEN / 2..LEN / 2, mode, stream: 1 });
     }
-    twins.step(&Step::Poison { range: 1..1, mode: Mode::ReadWrite, poison: 1 });
+    twins.step(&Step::Poison { range: 1..1, leaves_data: true, poison: 1 });
     assert_eq!(twins.hazards.span_ends().count(), 1);
     twins.check();
 }

@@ -299,10 +299,10 @@ impl Allocation {
         matches!(self.hazards.lock().unreadable(range), Some((_, Content::Poisoned { .. })))
     }
 
-    /// Poisons what an operation that failed would have written in that mode.
-    pub(crate) fn poison(&self, range: &Range<u64>, mode: Mode, poison: &Poison) {
+    /// Poisons what an operation that failed would have written. `leaves_data`: it was never entered, and would have updated it.
+    pub(crate) fn poison(&self, range: &Range<u64>, leaves_data: bool, poison: &Poison) {
         let mut hazards = self.hazards.lock();
-        hazards.poison(range, mode, poison);
+        hazards.poison(range, leaves_data, poison);
         self.note_only_user(&hazards);
     }
 

@@ -137,14 +137,15 @@ impl<T: Element> DeviceBuffer<T> {
     /// Puts nothing on a stream, and is to be called once the error was dealt with, like
     /// [`Mutex::clear_poison`](std::sync::Mutex::clear_poison).
     ///
-    /// The memory holds what it held before if nothing of the operation reached the device, as after an
-    /// [`InvalidCall`](crate::ErrorKind::InvalidCall) or when a [`sort`](crate::Stream::sort) ran out of memory. If the driver refused
-    /// something in the middle, a part of it may be updated.
+    /// That is possible if the operation was refused before it began, as with every [`InvalidCall`](crate::ErrorKind::InvalidCall), or
+    /// when a [`sort`](crate::Stream::sort) has no memory to work in. The memory then holds what it held before.
     ///
     /// # Errors
-    /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if there is a part that the failed
-    /// operation would have overwritten rather than updated, or that nothing had written before: overwrite it. The other parts are
-    /// readable again all the same.
+    /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if a part cannot be made readable, and has
+    /// to be overwritten: one that nothing had written before; one that the operation would have overwritten rather than updated, as
+    /// all that a [`Graph`](crate::Graph) was passed to write; one whose operation had begun: the driver, or a closure of
+    /// [`enqueue`](crate::Stream::enqueue), failed in the middle of it, or it failed when it ran. The other parts are readable again all
+    /// the same.
     ///
     /// # Examples
     /// ```

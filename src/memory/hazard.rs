@@ -58,7 +58,9 @@ pub(crate) enum Content<P> {
     /// What should have written it failed.
     Poisoned {
         by: P,
-        /// All of it was written before, and the failed operation would have updated it: there is data to go back to.
+        /// All of it was written before, and the failed operation would have updated it and was never entered: there is data to go
+        /// back to. (What was entered is the last writer, whether or not it reached the device: an earlier one whose failure is not
+        /// known yet is found here no more.)
         has_data: bool,
     },
 }
@@ -145,15 +147,14 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         self.merge();
     }
 
-    /// Marks a range as not worth reading, as an operation that failed and would have written it in that mode leaves it.
-    pub(crate) fn poison(&mut self, range: &Range<u64>, mode: Mode, poison: &P) {
+    /// Marks a range as not worth reading. `leaves_data`: what failed was never entered, and would have updated it.
+    pub(crate) fn poison(&mut self, range: &Range<u64>, leaves_data: bool, poison: &P) {
         if range.is_empty() {
             return;
         }
         let (first, last) = self.cut(range);
         for span in &mut self.spans[first..last] {
-            // An overwrite that was entered counts as written, whether or not it reached the device.
-            let has_data = mode == Mode::ReadWrite && span.content.has_data();
+            let has_data = leaves_data && span.content.has_data();
             span.content = Content::Poisoned { by: poison.clone(), has_data };
         }
         self.merge();

@@ -130,7 +130,7 @@ pub struct BatcherStats {
     pub in_flight: usize,
     /// How many may be.
     pub max_in_flight: usize,
-    /// Batches started so far.
+    /// Batches taken so far, also those that got no stream.
     pub batches: u64,
     /// Requests in them.
     pub requests: u64,
@@ -231,7 +231,7 @@ impl<Q, R, E> Batcher<Q, R, E> {
     }
 
     /// A handle whose callers wait that long for an answer: each [`call`](Self::call) is
-    /// [`call_by`](Self::call_by) the time of the call plus that.
+    /// [`call_by`](Self::call_by) the time of the call plus that. Zero refuses them all.
     #[must_use]
     pub fn with_patience(&self, patience: Duration) -> Self {
         self.with(CallOptions { patience: Some(patience), ..self.calls })

@@ -6,8 +6,8 @@
 //! | there are | and | then |
 //! |---|---|---|
 //! | as many requests as a batch may have, or as heavy ones | a batch may start | one is due |
-//! | fewer | the oldest has waited long enough, or no further one can come | one is due |
-//! | fewer | neither | one is due when the oldest has waited long enough, or more come |
+//! | fewer | the oldest has waited long enough, or somebody for half of its time, or as long as its deadline allows, or no further one can come | one is due |
+//! | fewer | none of that | one is due when it is so, or more come |
 //! | any | as many batches are in flight as may be | they wait for the end of one |
 //! | none | none in flight, no further one can come | that was all |
 //!
@@ -18,12 +18,13 @@
 //! 1. Within a priority requests are batched in FIFO order, and no batch has more than `max_len`, or more than `max_weight`
 //!    and more than one (`batches_are_whole_and_in_order`), whatever requests weigh (`any_weight_is_summed`).
 //! 2. A request waits no longer than `max_delay` while a batch may start
-//!    (`batches_are_whole_and_in_order`).
+//!    (`batches_are_whole_and_in_order`), nor until it is too late (`a_deadline_that_is_nearer_than_the_delay`).
 //! 3. Who left is in no later batch, and changes nothing for the others
 //!    (`batches_are_whole_and_in_order`).
 //! 4. Nobody is in a batch after its deadline, and nobody waits past it (`no_batch_has_the_late`), nor with too little time
 //!    left (`the_late_are_told_when_a_batch_begins`).
-//! 5. While both wait, every ninth request is one of normal priority (`priority_in_batches`).
+//! 5. While both wait, every ninth request is one of normal priority (`priority_in_batches`); whether one of high priority is too late does
+//!    not depend on the others (`high_priority_is_judged_by_what_is_in_front_of_it`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,14 +112,37 @@ pub(crate) struct Begun {
     deadline: u64,
 }
 
+/// How many requests, and how heavy they are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    len: usize,
+    /// Wide enough for any number of the heaviest.
+    weight: u128,
+}
+
+impl Load {
+    fn add(&mut self, weight: u64) {
+        self.len += 1;
+        self.weight += u128::from(weight);
+    }
+
+    fn remove(&mut self, weight: u64) {
+        self.len -= 1;
+        self.weight -= u128::from(weight);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Gather<T> {
     limits: BatchLimits,
     waiting: BTreeMap<RequestKey, Gathered<T>>,
     /// Those with a deadline, by it.
     deadlines: BTreeSet<(u64, RequestKey)>,
-    /// Of all that wait. Wide enough for any number of the heaviest.
-    weight: u128,
+    /// The same, by when half of their time has passed.
+    half_times: BTreeSet<(u64, RequestKey)>,
+    /// Of all that wait, and of those of high priority.
+    all: Load,
+    high: Load,
     came: u64,
     in_flight: usize,
     /// Since when the next batch's needs are asked for.
@@ -137,7 +161,9 @@ impl<T> Gather<T> {
             limits,
             waiting: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            weight: 0,
+            half_times: BTreeSet::new(),
+            all: Load::default(),
+            high: Load::default(),
             came: 0,
             in_flight: 0,
             asked_ns: None,
@@ -160,17 +186,22 @@ impl<T> Gather<T> {
             return Err((NotGathered::Full, request));
         }
         let deadline = demand.deadline.unwrap_or(u64::MAX);
-        if let Some(unwanted) = demand.deadline.and_then(|deadline| self.too_late(now, deadline)) {
+        if let Some(unwanted) = self.too_late(now, &demand) {
             return Err((unwanted, request));
         }
         let key = RequestKey { is_normal: !demand.high_priority, came: self.came };
         self.came += 1;
-        self.weight += u128::from(demand.weight);
-        let is_next = demand.deadline.is_some()
-            && self.deadlines.first().is_none_or(|(first, _)| deadline < *first);
+        self.all.add(demand.weight);
+        if demand.high_priority {
+            self.high.add(demand.weight);
+        }
+        let is_first =
+            |of: &BTreeSet<(u64, RequestKey)>| of.first().is_some_and(|(_, first)| *first == key);
         if demand.deadline.is_some() {
             self.deadlines.insert((deadline, key));
+            self.half_times.insert((half_time(now, deadline), key));
         }
+        let is_next = is_first(&self.deadlines) || is_first(&self.half_times);
         let gathered = Gathered { since: now, weight: demand.weight, deadline, request };
         self.waiting.insert(key, gathered);
         let is_due = self.may_start() && (self.waiting.len() == 1 || self.is_whole());
@@ -273,7 +304,9 @@ impl<T> Gather<T> {
 
     /// Takes out everybody who waits.
     pub(crate) fn clear(&mut self) -> Vec<T> {
-        (self.weight, self.deadlines) = (0, BTreeSet::new());
+        (self.all, self.high) = (Load::default(), Load::default());
+        self.deadlines.clear();
+        self.half_times.clear();
         let waiting = std::mem::take(&mut self.waiting);
         waiting.into_values().map(|gathered| gathered.request).collect()
     }
@@ -304,7 +337,7 @@ impl<T> Gather<T> {
 
     fn is_whole(&self) -> bool {
         self.waiting.len() >= self.limits.max_len
-            || self.weight >= u128::from(self.limits.max_weight)
+            || self.all.weight >= u128::from(self.limits.max_weight)
     }
 
     /// When a batch is due; `None` while none may start, or nobody waits.
@@ -315,22 +348,30 @@ impl<T> Gather<T> {
             self.waiting.range(from..until).next().map(|(_, gathered)| gathered.since)
         };
         let oldest = [true, false].into_iter().filter_map(oldest).min()?;
-        let at_once = self.is_whole() || self.ended;
-        let due = if at_once { 0 } else { oldest.saturating_add(self.limits.max_delay_ns) };
-        self.may_start().then_some(due)
+        if !self.may_start() {
+            return None;
+        }
+        if self.is_whole() || self.ended {
+            return Some(0);
+        }
+        let first = |of: &BTreeSet<(u64, RequestKey)>| of.first().map_or(u64::MAX, |(at, _)| *at);
+        let in_time = first(&self.deadlines).saturating_sub(self.takes_ns());
+        let delayed = oldest.saturating_add(self.limits.max_delay_ns);
+        Some(delayed.min(in_time).min(first(&self.half_times)))
     }
 
-    /// Whether a request that comes now cannot be answered by `deadline`.
-    fn too_late(&self, now: u64, deadline: u64) -> Option<NotGathered> {
-        let remaining_ns = deadline.saturating_sub(now);
+    /// Whether a request that comes now cannot be answered by its deadline.
+    fn too_late(&self, now: u64, demand: &Demand) -> Option<NotGathered> {
+        let remaining_ns = demand.deadline?.saturating_sub(now);
         let mean_ns = self.turns.mean_ns().unwrap_or(0);
         // As in `take`.
         let is_alone = self.in_flight == 0 && self.waiting.is_empty();
         let likely_ns =
             if is_alone { 0 } else { self.turns.likely_ns(self.limits.max_in_flight as u64) };
-        // As many batches are in front of it, of which so many run at once.
-        let in_front = (self.waiting.len() / self.limits.max_len) as u64;
-        let by_weight = self.weight / u128::from(self.limits.max_weight);
+        // As many batches are in front of it, of which so many run at once. (One in nine of the others is as well.)
+        let Load { len, weight } = if demand.high_priority { self.high } else { self.all };
+        let in_front = (len / self.limits.max_len) as u64;
+        let by_weight = weight / u128::from(self.limits.max_weight);
         let by_weight = u64::try_from(by_weight).unwrap_or(u64::MAX).max(in_front);
         let expected_ns = mean_ns.saturating_mul(by_weight) / self.limits.max_in_flight as u64;
         let is_late = remaining_ns == 0 || expected_ns.saturating_add(likely_ns) > remaining_ns;
@@ -353,8 +394,17 @@ impl<T> Gather<T> {
 
     fn remove(&mut self, key: RequestKey) -> Option<Gathered<T>> {
         let gathered = self.waiting.remove(&key)?;
-        self.weight -= u128::from(gathered.weight);
+        self.all.remove(gathered.weight);
+        if !key.is_normal {
+            self.high.remove(gathered.weight);
+        }
         self.deadlines.remove(&(gathered.deadline, key));
+        self.half_times.remove(&(half_time(gathered.since, gathered.deadline), key));
         Some(gathered)
     }
+}
+
+/// The middle between a request's coming and its deadline.
+fn half_time(since: u64, deadline: u64) -> u64 {
+    since.midpoint(deadline)
 }

@@ -9,7 +9,8 @@
 //!
 //! The averages and the mean deviation from the line have the gains of TCP's estimate of round trips (Jacobson, "Congestion
 //! avoidance and control", 1988): an eighth, so that one outlier moves them little and sixteen samples replace it; a quarter
-//! for the deviation, which has to widen before the mean has moved.
+//! for the deviation, which has to widen before the mean has moved. What took less than half of what was expected counts for as much as all
+//! before it: a first request that loads and compiles is forgotten after a few, and one outlier of many times the rest as well.
 //!
 //! # Invariants
 //! 1. The mean stays within what was seen, and an estimate for as many as were in flight then within twice that
@@ -17,9 +18,12 @@
 //! 2. Where nobody who is admitted is late, the mean alone decides (`nobody_is_refused_who_can_be_in_time`); where some are, about one in
 //!    fifty is (`too_many_permits_cost_little_goodput`).
 //! 3. Both kinds of device are told apart (`a_line_is_learned`).
+//! 4. What was slow once is soon forgotten (`a_slow_first_request_is_soon_forgotten`, `a_slow_batch_is_soon_forgotten`).
 #![forbid(unsafe_code)]
 
 const GAIN: f64 = 1.0 / 8.0;
+/// What took less than half of what was expected: an outlier, or something that only the first had to do, was remembered.
+const FALL_GAIN: f64 = 1.0 / 2.0;
 const DEVIATION_GAIN: f64 = 1.0 / 4.0;
 /// Mean deviations that are added for [`Took::likely_ns`] at most. Two hold 19 of 20 samples of a normal distribution, for which the
 /// mean deviation is 0.8 standard deviations; TCP's four are for losses, which cost it more than a wrong guess costs here.
@@ -54,11 +58,13 @@ impl Took {
             (self.ns, self.in_flight, self.deviation_ns) = (t, n, t / 2.0);
             return;
         }
-        let error = (t - self.at(n)).abs();
+        let expected = self.at(n);
+        let gain = if t < expected / 2.0 { FALL_GAIN } else { GAIN };
+        let error = (t - expected).abs();
         self.deviation_ns += DEVIATION_GAIN * (error - self.deviation_ns);
         let (dn, dt) = (n - self.in_flight, t - self.ns);
-        self.in_flight += GAIN * dn;
-        self.ns += GAIN * dt;
+        self.in_flight += gain * dn;
+        self.ns += gain * dt;
         self.variance = (1.0 - GAIN) * (self.variance + GAIN * dn * dn);
         self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * dn * dt);
     }

@@ -65,8 +65,8 @@ pub struct BatchService<Q, R, E = Error> {
 impl StreamPool {
     /// Makes a service that waits for a permit for each request, as this handle's [`acquire`](Self::acquire) does, and calls `run` with the stream.
     ///
-    /// It is always ready: a `timeout` layer bounds the wait for the permit and the work together, and no permit is kept between calls. `load_shed` and
-    /// `concurrency_limit` see no load; who would wait is refused with [`with_patience`](Self::with_patience) of zero, who waits too long with
+    /// It is always ready: a `timeout` layer bounds the wait for the permit and the work together, and no permit is kept between calls. `load_shed` alone
+    /// sheds nothing, and a `concurrency_limit` waits, outside of what a `timeout` layer bounds, or sheds with `load_shed` around it. Who would wait is refused with [`with_patience`](Self::with_patience) of zero, who waits too long with
     /// the time limit as the patience, and the rest with [`max_waiting`](crate::StreamPoolBuilder::max_waiting).
     ///
     /// # Errors

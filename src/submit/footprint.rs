@@ -171,12 +171,21 @@ impl<'a> Footprint<'a> {
         self.record = Some(event);
     }
 
-    /// Poisons what the operation would have written, and hands the error back.
+    /// Poisons what the operation would have written, which was not entered, and hands the error back.
     pub(crate) fn poison(&self, error: Error) -> Error {
+        self.poison_all(error, |mode| mode == Mode::ReadWrite)
+    }
+
+    /// [`poison`](Self::poison) of an operation that was entered: a part of it may have run, on inputs that fail later.
+    pub(crate) fn poison_entered(&self, error: Error) -> Error {
+        self.poison_all(error, |_| false)
+    }
+
+    fn poison_all(&self, error: Error, leaves_data: impl Fn(Mode) -> bool) -> Error {
         let mut poison = None;
         for access in self.tracked().filter(|access| access.mode.writes()) {
             let poison = poison.get_or_insert_with(|| Poison::of(&error, || self.name.to_arc()));
-            access.memory.poison(&access.range, access.mode, poison);
+            access.memory.poison(&access.range, leaves_data(access.mode), poison);
         }
         error
     }

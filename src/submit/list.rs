@@ -228,7 +228,7 @@ impl List {
         let poison = Poison { producer: name.clone(), cause: error.clone() };
         let from = node.touched.start;
         for touched in self.touched[from..].iter().filter(|touched| touched.mode.writes()) {
-            touched.memory.poison(&touched.range, touched.mode, &poison);
+            touched.memory.poison(&touched.range, false, &poison);
         }
         self.refused.get_or_insert(error);
     }
@@ -370,7 +370,7 @@ fn in_turn<R>(
     let submitted = stream
         .with(|turn| if engine.is_closed() { Err(Refusal::Closed) } else { put(turn, footprint) });
     submitted.map_err(|refusal| {
-        let error = footprint.poison(explain(stream, footprint.name, refusal));
+        let error = footprint.poison_entered(explain(stream, footprint.name, refusal));
         SubmitError { error, lent: footprint.lent.len() < loans }
     })
 }

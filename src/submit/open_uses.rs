@@ -86,12 +86,12 @@ impl<P> OpenUses<P> {
                 footprint.leak();
             }
         })?;
-        Ok(failed.map(|error| footprint.poison(error)))
+        Ok(failed.map(|error| footprint.poison_entered(error)))
     }
 
     /// Poisons what was declared as written with another library's error, which is handed back as ours.
     pub(crate) fn fail(&self, error: Box<dyn std::error::Error + Send + Sync>) -> Error {
-        self.footprint().poison(foreign(self.name.into(), error))
+        self.footprint().poison_entered(foreign(self.name.into(), error))
     }
 
     fn footprint(&self) -> Footprint<'_> {

@@ -107,10 +107,11 @@ impl RunOutcome {
         let mut state = self.state.lock();
         if state.error.is_none() {
             let error = foreign(self.op.clone(), error);
-            state.error = Some(error.clone());
-            let written = state.written.clone();
+            // Under the lock: whoever overwrites some of it takes that out before, or comes to it behind.
+            let kept = self.poison(&error, &state.written);
+            state.error = Some(error);
             drop(state);
-            self.poison(&error, &written);
+            drop(kept);
         }
     }
 
@@ -123,12 +124,10 @@ impl RunOutcome {
             written.push(WrittenRange { memory, range, by });
         }
         let mut state = self.state.lock();
-        state.written.extend(written.iter().cloned());
-        let error = state.error.clone();
+        let kept = state.error.as_ref().map(|error| self.poison(error, &written));
+        state.written.append(&mut written);
         drop(state);
-        if let Some(error) = error {
-            self.poison(&error, &written);
-        }
+        drop(kept);
     }
 
     /// Has readers of that device's memory find it.
@@ -173,13 +172,15 @@ impl RunOutcome {
         }
     }
 
-    fn poison(&self, error: &Error, written: &[WrittenRange]) {
+    /// Returns the memory, for the caller to drop outside of the lock: it may have the last share.
+    fn poison(&self, error: &Error, written: &[WrittenRange]) -> Vec<Arc<Allocation>> {
         let poison = Poison::of(error, || self.op.clone());
-        for WrittenRange { memory, range, by } in written {
-            if let Some(memory) = memory.upgrade() {
-                memory.poison_written(range, *by, &poison);
-            }
-        }
+        let alive = written.iter().filter_map(|known| Some((known, known.memory.upgrade()?)));
+        let poisoned = alive.map(|(WrittenRange { range, by, .. }, memory)| {
+            memory.poison_written(range, *by, &poison);
+            memory
+        });
+        poisoned.collect()
     }
 }
 

@@ -386,6 +386,34 @@ fn a_slow_request_locks_nobody_out() {
     }
 }
 
+/// A first request that loads and compiles, and then bursts with pauses, which have all the permits that they need.
+#[test]
+fn a_slow_first_request_is_soon_forgotten() {
+    let mut admission = Admission::new(4, 10_000, [Class::Normal], ONE);
+    let ask = plain(Class::Normal, Patience::UpToTheLimit);
+    let Entered::In(first) = admission.enter(0, ask).0 else { panic!("it is free") };
+    let mut now = 2000 * MS;
+    drop(admission.give_back(now, first));
+    let (mut served, mut refused) = (0, 0);
+    for _ in 0..50 {
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            let deadline = Some(now + 200 * MS);
+            match admission.enter(now, Ask { deadline, ..ask }).0 {
+                Entered::In(permit) => held.push(permit),
+                Entered::Refused(_) => refused += 1,
+                Entered::Waits(_) => panic!("there are permits"),
+            }
+        }
+        for (at, permit) in held.into_iter().enumerate() {
+            served += 1;
+            drop(admission.give_back(now + (at as u64 + 1) * 5 * MS, permit));
+        }
+        now += 100 * MS;
+    }
+    assert!(refused <= 12, "{refused} refused, {served} served");
+}
+
 /// One that asks for three times what the device can do, beside one that asks for a twentieth of it.
 #[test]
 fn a_greedy_share_starves_nobody() {

@@ -59,6 +59,7 @@ pub(crate) struct App(Arc<Shared>);
 pub(crate) struct Shared {
     pub device: Device,
     pub pool: StreamPool,
+    products: StreamPool,
     pub model: Arc<Model>,
     pub embedder: Batcher<Embed, Embedded, gpu_await::Error>,
     pub metrics: PrometheusHandle,
@@ -107,7 +108,8 @@ impl App {
             .max_waiting(options.max_waiting)
             // A request that cannot be answered by then is refused at once, and nobody computes for callers that have gone.
             .patience(options.request_timeout_ms)
-            // Neither kind of request starves the other.
+            // Products take long, and others stand behind them on the device: half of the permits are never theirs.
+            .share(PoolShare::new("matmul").max_in_flight(options.max_in_flight.div_ceil(2)))
             .share(PoolShare::new("embed"))
             .build()?;
         let (embedder, worker) = embedder::start(
@@ -125,9 +127,11 @@ impl App {
             options.health_timeout_ms,
         );
         tokio::spawn(launches);
+        let products = pool.with_share("matmul")?;
         let app = App(Arc::new(Shared {
             device,
             pool,
+            products,
             model,
             embedder,
             metrics,
@@ -265,7 +269,7 @@ pub(crate) async fn multiply(
     input: wire::Matmul,
     reserved: Reserved,
 ) -> Result<(PinnedBuffer<f32>, Times), Failure> {
-    let stream = app.pool.acquire().await?;
+    let stream = app.products.acquire().await?;
     let queue = stream.waited();
     metrics::queued(queue);
 

@@ -65,7 +65,8 @@ impl<P> BatcherBuilder<P> {
     }
 
     /// How long a request may wait for others while a batch could start; zero unless said otherwise.
-    /// Exact to some tens of microseconds, on any executor. No permit is taken before that.
+    /// Exact to some tens of microseconds, on any executor. No permit is taken before that. One with a deadline waits for others for half
+    /// of its time at most, and no longer than leaves what batches took lately.
     pub fn max_delay(mut self, delay: Duration) -> Self {
         self.limits.max_delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         self

@@ -25,7 +25,11 @@ pub struct StreamPoolBuilder {
     shares: Vec<PoolShare>,
 }
 
-/// A share of a [`StreamPool`]: requests that are admitted beside those of the other shares, so that none starves another.
+/// A share of a [`StreamPool`]: requests that are admitted beside those of the other shares.
+///
+/// Shares that want everything divide the time that permits are held by their [parts](Self::part). That keeps a share from having none, and
+/// not from being late: a short request that stands behind long ones on its stream holds its permit for as long as they do. A share of long
+/// kernels beside one of short ones with deadlines needs a [limit](Self::max_in_flight) as well.
 #[must_use = "a share does nothing until a builder has it"]
 #[derive(Clone, Debug)]
 pub struct PoolShare {
