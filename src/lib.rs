@@ -210,8 +210,10 @@ pub use stream::scope::Scope;
 pub use stream::{Marks, Stream};
 pub use submit::{Append, RawQueue, Uses};
 pub use timeline::DeviceTimeline;
+pub use timeline::advice::Advice;
+pub use timeline::gaps::{Gap, GapCause};
 pub use timeline::picture::TracePicture;
-pub use timeline::report::{Gap, GapCause, OpSummary, TraceReport};
+pub use timeline::report::{OpSummary, TraceReport};
 pub use timeline::trace::{Trace, TracedOp};
 
 /// What the `kernel!` macro expands to; not part of the API.

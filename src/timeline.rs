@@ -4,7 +4,9 @@
 //! [`Trace`], which knows no device any more; the files below write it down.
 #![forbid(unsafe_code)]
 
+pub(crate) mod advice;
 pub(crate) mod chrome;
+pub(crate) mod gaps;
 pub(crate) mod page;
 pub(crate) mod perfetto;
 pub(crate) mod picture;
@@ -29,6 +31,11 @@ const EVENTS: usize = 256;
 /// # Cost
 /// Off, an operation loads a word more. On, it is put between two events that measure time, and written to the log under a lock of the
 /// device; the events are asked later, on a thread of this crate.
+///
+/// # Tracing
+/// For each operation whose times were learned there is an event of [`tracing`] (target `gpu_await::timeline`, level trace) with the
+/// fields `op`, `stream`, `ticket`, `span` (the number of the span that it was submitted in), `wait_us` (from submitted to started) and
+/// `device_us`. It comes when the events were asked: a thousand operations or a quarter of a second later, or in a snapshot.
 ///
 /// # Examples
 /// ```

@@ -245,13 +245,22 @@ impl Tracer {
     /// The task that waits for a ticket is woken, because it is complete.
     #[cold]
     pub(crate) fn woken(&self, stream: u64, ticket: u64, now: u64) {
-        self.pass(stream, ticket, |passed| passed.woken_ns = passed.woken_ns.or(Some(now)));
+        self.pass(stream, ticket, |passed| {
+            // Beside a look of its task's own it is woken for nothing.
+            if passed.polled_ns.is_none() {
+                passed.seen_ns.get_or_insert(now);
+                passed.woken_ns.get_or_insert(now);
+            }
+        });
     }
 
     /// A future found a ticket complete.
     #[cold]
     pub(crate) fn polled(&self, stream: u64, ticket: u64, now: u64) {
-        self.pass(stream, ticket, |passed| passed.polled_ns = passed.polled_ns.or(Some(now)));
+        self.pass(stream, ticket, |passed| {
+            passed.seen_ns.get_or_insert(now);
+            passed.polled_ns.get_or_insert(now);
+        });
     }
 
     fn pass(&self, stream: u64, ticket: u64, pass: impl FnOnce(&mut TracedTimes)) {
@@ -299,11 +308,17 @@ impl Tracer {
                 (*number, start.zip(end))
             });
             let resolved: Vec<_> = resolved.collect();
+            let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
+            let mut told = Vec::new();
             if let Some(log) = self.log.lock().as_mut() {
-                resolved.into_iter().for_each(|(number, at)| log.resolved(number, at));
+                for (number, at) in resolved {
+                    let entry = log.resolved(number, at).filter(|_| is_told);
+                    told.extend(entry.map(|entry| (entry.submission.clone(), entry.passed)));
+                }
             }
-            // Their events, outside of the lock.
+            // Their events, and a subscriber, outside of the lock.
             drop(chunk);
+            told.iter().for_each(|(submission, passed)| tell(submission, passed));
         }
     }
 
@@ -354,7 +369,8 @@ impl Log {
         {
             lane.unseen += 1;
             let entry = &mut entries[(number - *first) as usize];
-            entry.passed.seen_ns = Some(now);
+            // Whoever was quicker has said so.
+            entry.passed.seen_ns.get_or_insert(now);
             if entry.events.is_some() {
                 unresolved.push_back(number);
             }
@@ -384,14 +400,21 @@ impl Log {
         chunk
     }
 
-    fn resolved(&mut self, number: u64, device: Option<(f64, f64)>) {
-        let index = number.checked_sub(self.first);
-        let entry = index.and_then(|index| self.entries.get_mut(index as usize));
-        let (Some(entry), Some((start, end))) = (entry, device) else { return };
-        let times = self.clock.host_time(start).zip(self.clock.host_time(end));
-        if let Some((start, end)) = times {
-            entry.passed.device_ns = Some((start.ns, end.ns));
-            entry.passed.clock_error_ns = start.error_ns.max(end.error_ns);
-        }
+    fn resolved(&mut self, number: u64, device: Option<(f64, f64)>) -> Option<&TracedEntry> {
+        let entry = self.entries.get_mut(number.checked_sub(self.first)? as usize)?;
+        let (start, end) = device?;
+        let (start, end) = (self.clock.host_time(start)?, self.clock.host_time(end)?);
+        entry.passed.device_ns = Some((start.ns, end.ns));
+        entry.passed.clock_error_ns = start.error_ns.max(end.error_ns);
+        Some(entry)
     }
+}
+
+/// Tells a subscriber of an operation whose times are known.
+fn tell(submission: &TracedSubmission, passed: &TracedTimes) {
+    let TracedSubmission { name: op, stream, ticket, span, submitted_ns, .. } = submission;
+    let Some((start, end)) = passed.device_ns else { return };
+    let us = |ns: f64| ns / 1e3;
+    let (wait_us, device_us) = (us(start - *submitted_ns as f64), us(end - start));
+    tracing::trace!(target: "gpu_await::timeline", %op, stream, ticket, span, wait_us, device_us);
 }

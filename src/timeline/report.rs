@@ -6,8 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::trace::{Trace, TracedOp};
-use crate::op::Ticket;
+use super::advice::{Advice, advice};
+use super::gaps::{Gap, GapCause, gaps};
+use super::trace::Trace;
 use crate::runtime::tracer::TracedWork;
 
 /// Gaps that a report names.
@@ -25,6 +26,8 @@ pub struct TraceReport {
     pub operations: Vec<OpSummary>,
     /// The longest stretches in which a stream had nothing to run and then went on, the longest first.
     pub gaps: Vec<Gap>,
+    /// What the program could do better.
+    pub advice: Vec<Advice>,
 }
 
 /// Operations of one name and kind.
@@ -45,34 +48,6 @@ pub struct OpSummary {
     pub p99: Duration,
     /// What they copied or filled.
     pub bytes: u64,
-}
-
-/// A stretch in which a stream had nothing to run.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Gap {
-    /// The operation behind it.
-    pub before: Ticket,
-    /// Its name.
-    pub name: Arc<str>,
-    /// When it began, since the device was opened.
-    pub from: Duration,
-    /// How long it was.
-    pub length: Duration,
-    /// What the operation behind it waited for.
-    pub because: GapCause,
-}
-
-/// What the operation behind a gap waited for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum GapCause {
-    /// For the host, which had not submitted it.
-    Host,
-    /// For an operation of another stream.
-    Stream(Ticket),
-    /// For the device: it was submitted, and had nothing to wait for that the trace knows.
-    Device,
 }
 
 impl Trace {
@@ -106,39 +81,16 @@ impl Trace {
             .collect();
         operations.sort_by(|a, b| b.total.cmp(&a.total).then_with(|| a.name.cmp(&b.name)));
         let first = timed.first().map_or(Duration::ZERO, |(_, start, _)| *start);
-        TraceReport { length: until.saturating_sub(first), busy, operations, gaps: gaps(&timed) }
+        let (length, mut gaps) = (until.saturating_sub(first), gaps(&timed));
+        let advice = advice(&timed, &gaps, length);
+        gaps.truncate(GAPS);
+        TraceReport { length, busy, operations, gaps, advice }
     }
-}
-
-/// The longest gaps of operations that are sorted by their starts.
-fn gaps(timed: &[(&TracedOp, Duration, Duration)]) -> Vec<Gap> {
-    let ends: HashMap<Ticket, Duration> =
-        timed.iter().map(|(op, _, end)| (op.ticket, *end)).collect();
-    let mut last: HashMap<u64, Duration> = HashMap::new();
-    let mut gaps = Vec::new();
-    for (op, start, end) in timed {
-        let before = last.insert(op.ticket.stream, *end);
-        let Some(from) = before.filter(|before| before < start) else { continue };
-        // Whoever was complete last, if that was in the gap.
-        let waited_for = op.waits_for.iter().filter_map(|on| Some((*ends.get(on)?, *on)));
-        let waited_for = waited_for.max().filter(|(end, _)| *end > from);
-        let because = match waited_for {
-            Some((end, _)) if op.submitted > end => GapCause::Host,
-            Some((_, on)) => GapCause::Stream(on),
-            None if op.submitted > from => GapCause::Host,
-            None => GapCause::Device,
-        };
-        let (before, name, length) = (op.ticket, op.name.clone(), *start - from);
-        gaps.push(Gap { before, name, from, length, because });
-    }
-    gaps.sort_by_key(|gap| std::cmp::Reverse(gap.length));
-    gaps.truncate(GAPS);
-    gaps
 }
 
 impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TraceReport { length, busy, operations, gaps } = self;
+        let TraceReport { length, busy, operations, gaps, advice } = self;
         let percent = |of: Duration, all: Duration| match all.is_zero() {
             true => 0.0,
             false => 100.0 * of.as_secs_f64() / all.as_secs_f64(),
@@ -166,6 +118,6 @@ impl fmt::Display for TraceReport {
                 GapCause::Device => writeln!(f, "the device"),
             }?;
         }
-        Ok(())
+        advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }
 }

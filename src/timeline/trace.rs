@@ -81,6 +81,11 @@ impl Trace {
         Trace { device: device.to_owned(), operations, dropped }
     }
 
+    #[cfg(test)]
+    pub(super) fn for_test(operations: Vec<TracedOp>) -> Self {
+        Trace { operations, ..Trace::default() }
+    }
+
     /// The device, such as `cuda:0`.
     #[must_use]
     pub fn device(&self) -> &str {

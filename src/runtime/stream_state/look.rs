@@ -64,7 +64,7 @@ impl StreamState {
         let now = self.engine.now();
         let moved = self.look(now);
         if moved {
-            self.trace_seen(now);
+            self.trace_seen();
         }
         self.settle();
         moved
@@ -244,8 +244,17 @@ impl StreamState {
 
     /// Tells who traces that the stream was seen to have moved.
     #[inline]
-    pub(super) fn trace_seen(&self, now: u64) {
-        if self.engine.tracer.is_on() && self.engine.tracer.seen(self.id(), self.completed(), now) {
+    pub(super) fn trace_seen(&self) {
+        if self.engine.tracer.is_on() {
+            self.note_seen();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note_seen(&self) {
+        // Behind the look: it may have been complete since that began.
+        if self.engine.tracer.seen(self.id(), self.completed(), self.engine.now()) {
             self.engine.call_to_resolve();
         }
     }

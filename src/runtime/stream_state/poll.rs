@@ -198,10 +198,9 @@ impl StreamState {
     #[cold]
     #[inline(never)]
     fn trace_polled(&self, ticket: u64) {
-        let now = self.engine.now();
         // If it looked for itself, nobody else did.
-        self.trace_seen(now);
-        self.engine.tracer.polled(self.id(), ticket, now);
+        self.trace_seen();
+        self.engine.tracer.polled(self.id(), ticket, self.engine.now());
     }
 
     /// Has the task polled again once other tasks had their turn. Other threads have theirs first where this one would keep

@@ -98,7 +98,7 @@ impl StreamState {
             (self.pace.head_since.load(Ordering::Relaxed), self.queue.is_waited_for());
         let moved = self.look(now);
         if moved {
-            self.trace_seen(now);
+            self.trace_seen();
         }
         if moved && waited_for {
             self.engine.checkers.woke(now);

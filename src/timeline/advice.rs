@@ -1,0 +1,272 @@
+//! [`Advice`]: what a trace says that its program could do better.
+//!
+//! | said of | when |
+//! |---|---|
+//! | small launches | a stream's kernels are at least [`MANY`], half of them shorter than [`SHORT`], and the stream is idle for the host for longer than they run |
+//! | a wait | a stream was idle for operations of another one for a tenth of the trace |
+//! | streams that take turns | two streams have [`FEW`] operations each, and run at once for less than a hundredth of what the lesser one runs while both are in use |
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::gaps::{Gap, GapCause, Timed};
+use crate::op::Ticket;
+use crate::runtime::tracer::TracedWork;
+
+const MANY: usize = 64;
+const FEW: usize = 10;
+const SHORT: Duration = Duration::from_micros(10);
+
+/// What a program could do better; from [`TraceReport::advice`](crate::TraceReport::advice).
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Many short kernels whose stream waits for the host between them: [`replay`](crate::Stream::replay) or
+    /// [`batch`](crate::Stream::batch) them, or await fewer of them.
+    SmallLaunches {
+        /// Their stream.
+        stream: u64,
+        /// How many there are.
+        launches: usize,
+        /// Their median time on the device.
+        p50: Duration,
+        /// How long the stream was idle because the next operation was not submitted.
+        idle: Duration,
+    },
+    /// A stream was idle for operations of another one.
+    Waits {
+        /// The stream.
+        stream: u64,
+        /// The other one.
+        on: u64,
+        /// The operation there that was waited for longest.
+        name: Arc<str>,
+        /// How long, in all.
+        idle: Duration,
+        /// The part of the trace.
+        share: f64,
+    },
+    /// Two streams that were both in use never ran at once.
+    TakeTurns {
+        /// The streams.
+        streams: [u64; 2],
+        /// How many of their operations wait for the other one: with none, something that this crate does not see orders them: work on
+        /// the legacy default stream, or a call that waits for the device.
+        waits: usize,
+    },
+}
+
+/// Of operations that are sorted by their starts, all their gaps, and the length of all.
+pub(super) fn advice(timed: &[Timed<'_>], gaps: &[Gap], length: Duration) -> Vec<Advice> {
+    let mut streams: BTreeMap<u64, Vec<Timed<'_>>> = BTreeMap::new();
+    for op in timed {
+        streams.entry(op.0.ticket.stream).or_default().push(*op);
+    }
+    let small = streams.iter().filter_map(|(stream, ops)| small_launches(*stream, ops, gaps));
+    let mut advice: Vec<Advice> = small.collect();
+    advice.extend(waits(timed, gaps, length));
+    let all: Vec<_> = streams.iter().collect();
+    for (at, a) in all.iter().enumerate() {
+        advice.extend(all[at + 1..].iter().filter_map(|b| take_turns(*a, *b)));
+    }
+    advice
+}
+
+fn small_launches(stream: u64, ops: &[Timed<'_>], gaps: &[Gap]) -> Option<Advice> {
+    let kernels = ops.iter().filter(|(op, ..)| op.work == TracedWork::Kernel);
+    let mut times: Vec<Duration> = kernels.map(|(_, start, end)| *end - *start).collect();
+    times.sort();
+    let of_host = |gap: &&Gap| gap.before.stream == stream && gap.because == GapCause::Host;
+    let idle = gaps.iter().filter(of_host).map(|gap| gap.length).sum();
+    let p50 = *times.get(times.len() / 2)?;
+    let is_said = times.len() >= MANY && p50 < SHORT && idle > times.iter().sum::<Duration>();
+    is_said.then_some(Advice::SmallLaunches { stream, launches: times.len(), p50, idle })
+}
+
+fn waits(timed: &[Timed<'_>], gaps: &[Gap], length: Duration) -> Vec<Advice> {
+    let names: HashMap<Ticket, &Arc<str>> =
+        timed.iter().map(|(op, ..)| (op.ticket, &op.name)).collect();
+    // For each pair, all of it, and the longest.
+    let mut pairs: BTreeMap<(u64, u64), (Duration, Duration, Ticket)> = BTreeMap::new();
+    for gap in gaps {
+        let GapCause::Stream(on) = gap.because else { continue };
+        let pair = pairs.entry((gap.before.stream, on.stream));
+        let (all, longest, what) = pair.or_insert((Duration::ZERO, Duration::ZERO, on));
+        *all += gap.length;
+        if gap.length > *longest {
+            (*longest, *what) = (gap.length, on);
+        }
+    }
+    let said = pairs.into_iter().filter_map(|((stream, on), (idle, _, what))| {
+        let share = idle.as_secs_f64() / length.as_secs_f64();
+        let name = names.get(&what).map_or_else(|| "?".into(), |name| Arc::clone(name));
+        (share >= 0.1).then_some(Advice::Waits { stream, on, name, idle, share })
+    });
+    said.collect()
+}
+
+fn take_turns(
+    (a, of_a): (&u64, &Vec<Timed<'_>>),
+    (b, of_b): (&u64, &Vec<Timed<'_>>),
+) -> Option<Advice> {
+    // While both are in use.
+    let begin = of_a.first()?.1.max(of_b.first()?.1);
+    let end = of_a.last()?.2.min(of_b.last()?.2);
+    let within = |ops: &[Timed<'_>]| -> Vec<(Duration, Duration)> {
+        let cut = ops.iter().map(|(_, start, stop)| ((*start).max(begin), (*stop).min(end)));
+        cut.filter(|(start, stop)| start < stop).collect()
+    };
+    let (runs_a, runs_b) = (within(of_a), within(of_b));
+    if runs_a.len() < FEW || runs_b.len() < FEW {
+        return None;
+    }
+    let all = |runs: &[(Duration, Duration)]| runs.iter().map(|(start, stop)| *stop - *start).sum();
+    let lesser: Duration = Ord::min(all(&runs_a), all(&runs_b));
+    // Both are sorted, and no two of one stream overlap.
+    let (mut at_a, mut at_b, mut together) = (0, 0, Duration::ZERO);
+    while let (Some(x), Some(y)) = (runs_a.get(at_a), runs_b.get(at_b)) {
+        together += x.1.min(y.1).saturating_sub(x.0.max(y.0));
+        if x.1 < y.1 {
+            at_a += 1;
+        } else {
+            at_b += 1;
+        }
+    }
+    let ordered = |ops: &[Timed<'_>], other: u64| {
+        ops.iter().filter(|(op, ..)| op.waits_for.iter().any(|on| on.stream == other)).count()
+    };
+    let waits = ordered(of_a, *b) + ordered(of_b, *a);
+    (together * 100 < lesser).then_some(Advice::TakeTurns { streams: [*a, *b], waits })
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Advice::SmallLaunches { stream, launches, p50, idle } => write!(
+                f,
+                "{launches} launches of {p50:.1?} on stream {stream}, which was idle for {idle:.1?} between them: put several on it \
+                 at once (`replay`, `batch`), and await the last"
+            ),
+            Advice::Waits { stream, on, name, idle, share } => write!(
+                f,
+                "stream {stream} was idle for {idle:.1?} ({:.0} %) for operations of stream {on}, longest for {name}",
+                100.0 * share
+            ),
+            Advice::TakeTurns { streams: [a, b], waits: 0 } => write!(
+                f,
+                "streams {a} and {b} never ran at once, and nothing in the trace orders them: the device is full, or something else \
+                 does (work on the legacy default stream, a call that waits for the device)"
+            ),
+            Advice::TakeTurns { streams: [a, b], waits } => write!(
+                f,
+                "streams {a} and {b} never ran at once: {waits} of their operations wait for the other stream, as they use the \
+                 same memory or are told to"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+    use crate::timeline::trace::{Trace, TracedOp};
+
+    /// Operations of a stream, each with its start and its end, and the stream whose last operation in front of it it waits for.
+    fn trace(ops: &[(u64, (u64, u64), Option<u64>)]) -> Trace {
+        let mut numbers: HashMap<u64, u64> = HashMap::new();
+        let ops = ops.iter().map(|(stream, (start, end), on)| {
+            let on =
+                on.map(|on| Ticket { stream: on, number: numbers.get(&on).copied().unwrap_or(0) });
+            let number = numbers.entry(*stream).or_default();
+            *number += 1;
+            let (start, end) = (Duration::from_micros(*start), Duration::from_micros(*end));
+            // What waits for another stream was submitted long before.
+            let submitted = if on.is_some() { Duration::ZERO } else { start };
+            TracedOp {
+                name: "kernel".into(),
+                work: TracedWork::Kernel,
+                ticket: Ticket { stream: *stream, number: *number },
+                stream_name: None,
+                bytes: 0,
+                launches: 1,
+                grid_dim: [1; 3],
+                block_dim: [1; 3],
+                shared_mem_bytes: 0,
+                at: Location::caller(),
+                span: None,
+                waits_for: on.into_iter().collect(),
+                submitted,
+                started: Some(start),
+                completed: Some(end),
+                seen: None,
+                woken: None,
+                polled: None,
+                clock_error: Duration::ZERO,
+            }
+        });
+        Trace::for_test(ops.collect())
+    }
+
+    #[test]
+    fn small_launches() {
+        let of = |every: u64| {
+            let ops: Vec<_> = (0..100).map(|at| (1, (at * every, at * every + 3), None)).collect();
+            trace(&ops).report().advice
+        };
+        let idle = Duration::from_micros(99 * 17);
+        let p50 = Duration::from_micros(3);
+        assert_eq!(of(20), [Advice::SmallLaunches { stream: 1, launches: 100, p50, idle }]);
+        assert_eq!(of(5), [], "the device is busy for longer than it is idle");
+    }
+
+    #[test]
+    fn a_stream_that_waits() {
+        // Stream 2 waits for each of the first's, and then runs beside the next.
+        let ops: Vec<_> = (0..5)
+            .flat_map(|at| {
+                [
+                    (1, (at * 100, at * 100 + 90), None),
+                    (2, (at * 100 + 90, at * 100 + 110), Some(1)),
+                ]
+            })
+            .collect();
+        let report = trace(&ops).report();
+        let Advice::Waits { stream, on, idle, share, .. } = &report.advice[0] else {
+            panic!("{report}")
+        };
+        assert_eq!((*stream, *on, *idle), (2, 1, Duration::from_micros(4 * 80)));
+        assert!((0.6..0.7).contains(share), "{share}");
+        assert!(
+            report.to_string().contains(
+                "advice: stream 2 was idle for 320.0µs (63 %) for operations of stream 1"
+            ),
+            "{report}"
+        );
+    }
+
+    #[test]
+    fn streams_that_take_turns() {
+        let turns = |on: fn(u64) -> Option<u64>| {
+            let op = |at: u64| (1 + at % 2, (at * 100, at * 100 + 100), on(1 + at % 2));
+            trace(&(0..40).map(op).collect::<Vec<_>>()).report().advice
+        };
+        let said = |advice: Vec<Advice>| {
+            advice.into_iter().find(|one| matches!(one, Advice::TakeTurns { .. }))
+        };
+        let streams = [1, 2];
+        assert_eq!(
+            said(turns(|stream| Some(3 - stream))),
+            Some(Advice::TakeTurns { streams, waits: 40 })
+        );
+        assert_eq!(said(turns(|_| None)), Some(Advice::TakeTurns { streams, waits: 0 }));
+        // Side by side.
+        let beside: Vec<_> =
+            (0..40).map(|at| (1 + at % 2, (at / 2 * 100, at / 2 * 100 + 90), None)).collect();
+        assert_eq!(said(trace(&beside).report().advice), None);
+    }
+}

@@ -1,0 +1,65 @@
+//! [`Gap`]: a stretch in which a stream had nothing to run, and why.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::trace::TracedOp;
+use crate::op::Ticket;
+
+/// A stretch in which a stream had nothing to run.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Gap {
+    /// The operation behind it.
+    pub before: Ticket,
+    /// Its name.
+    pub name: Arc<str>,
+    /// When it began, since the device was opened.
+    pub from: Duration,
+    /// How long it was.
+    pub length: Duration,
+    /// What the operation behind it waited for.
+    pub because: GapCause,
+}
+
+/// What the operation behind a gap waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GapCause {
+    /// For the host, which had not submitted it.
+    Host,
+    /// For an operation of another stream.
+    Stream(Ticket),
+    /// For the device: it was submitted, and had nothing to wait for that the trace knows.
+    Device,
+}
+
+/// An operation with its times on the device.
+pub(super) type Timed<'t> = (&'t TracedOp, Duration, Duration);
+
+/// The gaps of operations that are sorted by their starts, the longest first.
+pub(super) fn gaps(timed: &[Timed<'_>]) -> Vec<Gap> {
+    let ends: HashMap<Ticket, Duration> =
+        timed.iter().map(|(op, _, end)| (op.ticket, *end)).collect();
+    let mut last: HashMap<u64, Duration> = HashMap::new();
+    let mut gaps = Vec::new();
+    for (op, start, end) in timed {
+        let before = last.insert(op.ticket.stream, *end);
+        let Some(from) = before.filter(|before| before < start) else { continue };
+        // Whoever was complete last, if that was in the gap.
+        let waited_for = op.waits_for.iter().filter_map(|on| Some((*ends.get(on)?, *on)));
+        let waited_for = waited_for.max().filter(|(end, _)| *end > from);
+        let because = match waited_for {
+            Some((end, _)) if op.submitted > end => GapCause::Host,
+            Some((_, on)) => GapCause::Stream(on),
+            None if op.submitted > from => GapCause::Host,
+            None => GapCause::Device,
+        };
+        let (before, name, length) = (op.ticket, op.name.clone(), *start - from);
+        gaps.push(Gap { before, name, from, length, because });
+    }
+    gaps.sort_by_key(|gap| std::cmp::Reverse(gap.length));
+    gaps
+}
