@@ -85,6 +85,8 @@ mod replay;
 mod shared;
 #[path = "driver_calls/staged.rs"]
 mod staged;
+#[path = "driver_calls/timeline.rs"]
+mod timeline;
 #[path = "driver_calls/unwritten.rs"]
 mod unwritten;
 

@@ -301,6 +301,54 @@ async fn a_picture_and_a_report() -> Result<()> {
     Ok(())
 }
 
+/// What goes from the log may still be on the device: nobody else gets its events.
+#[tokio::test]
+async fn events_that_are_pending_are_not_lent() -> Result<()> {
+    for starts_again in [false, true] {
+        let (device, a) = traced(1)?;
+        let b = device.stream()?;
+        let mut x = a.zeros::<u8>(100).await?;
+        let (first, second) = (Gate::close(&a)?, Gate::close(&b)?);
+        for n in 0..600 {
+            a.fill(&mut x, n as u8).queued()?;
+        }
+        if starts_again {
+            device.timeline().start(1)?;
+        }
+        device.timeline().stop();
+        let marks: Vec<_> = (0..600).map(|_| b.record_timed()).collect::<Result<_>>()?;
+        first.open();
+        a.done().await?;
+        assert!(marks.iter().all(|mark| !mark.is_complete()), "b is held up");
+        assert!(!second.timed_out());
+        second.open();
+        b.done().await?;
+        assert!(marks.iter().all(gpu_await::Event::is_complete));
+    }
+    Ok(())
+}
+
+/// What it did is what one wants to know of a device that is lost.
+#[tokio::test]
+async fn of_a_device_that_is_lost() -> Result<()> {
+    let (faults, handle) = testing::faults();
+    let device = testing::host_with(faults);
+    let stream = device.stream()?;
+    device.timeline().start(100)?;
+    let mut x = stream.zeros::<u8>(100).await?;
+    assert!(device.timeline().snapshot()?.operations()[0].device_time().is_some());
+    let gate = Gate::close(&stream)?;
+    let pending = stream.fill(&mut x, 1);
+    handle.lose_device("a test");
+    pending.await.unwrap_err();
+    gate.open();
+    let trace = device.timeline().snapshot()?;
+    let op = trace.operations().last().expect("the fill");
+    assert_eq!((&*op.name, op.completed, op.polled), ("fill", None, None));
+    assert!(device.timeline().start(10).is_err());
+    Ok(())
+}
+
 /// Where no driver call may be made nothing is started or read.
 #[tokio::test]
 async fn inside_of_a_host_function() -> Result<()> {

@@ -14,6 +14,7 @@
 //! 1. Off, it costs an operation one load (`benches/instructions`).
 //! 2. It holds no more than its capacity, however many operations come (`the_log_is_bounded`).
 //! 3. Nothing that is dropped here is foreign code, and events go back to their pool outside of the lock.
+//! 4. Events of what goes from the log before it was seen are not lent again: they may be pending (`events_that_are_pending_are_not_lent`).
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -112,6 +113,15 @@ struct TracedEntry {
     submission: TracedSubmission,
     passed: TracedTimes,
     events: Option<Between>,
+}
+
+impl Drop for TracedEntry {
+    fn drop(&mut self) {
+        if let Some((start, end)) = self.events.as_ref().filter(|_| self.passed.seen_ns.is_none()) {
+            start.spoil();
+            end.spoil();
+        }
+    }
 }
 
 /// The events around an operation.

@@ -135,6 +135,14 @@ impl TracedAs for Traced {
             waits_for: waits_for.collect(),
             submitted_ns,
         };
-        stream.engine().tracer.enter(submission, events.filter(|_| !is_untimed.get()));
+        let events = events.filter(|(start, end)| {
+            if is_untimed.get() {
+                // The other one may be pending.
+                start.spoil();
+                end.spoil();
+            }
+            !is_untimed.get()
+        });
+        stream.engine().tracer.enter(submission, events);
     }
 }

@@ -302,7 +302,7 @@ impl StreamState {
             if lost { u64::MAX } else { self.completed() }
         };
         self.queue.settle(upto, |ticket, waker| {
-            if self.engine.tracer.is_on() {
+            if self.engine.tracer.is_on() && self.is_complete(ticket) {
                 self.engine.tracer.woken(self.id(), ticket, self.engine.now());
             }
             // ORDERING: Relaxed: a statistic.

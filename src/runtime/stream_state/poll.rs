@@ -198,6 +198,10 @@ impl StreamState {
     #[cold]
     #[inline(never)]
     fn trace_polled(&self, ticket: u64) {
+        // Of a loss there is nothing to see.
+        if !self.is_complete(ticket) {
+            return;
+        }
         // If it looked for itself, nobody else did.
         self.trace_seen();
         self.engine.tracer.polled(self.id(), ticket, self.engine.now());
