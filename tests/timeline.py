@@ -15,7 +15,7 @@ folder = Path(sys.argv[1])
 trace = Trace()
 trace.ParseFromString((folder / "timeline.pftrace").read_bytes())
 tracks, parents = {}, {}
-slices, counted, begins, ends = defaultdict(list), [], set(), set()
+slices, counters, begins, ends = defaultdict(list), defaultdict(list), set(), set()
 last = 0
 for packet in trace.packet:
     assert packet.trusted_packet_sequence_id == 1
@@ -42,10 +42,12 @@ for packet in trace.packet:
         open_slices[-1][2] = packet.timestamp
     else:
         assert event.type == TrackEvent.TYPE_COUNTER, event
-        counted.append(event.counter_value)
+        counters[tracks[event.track_uuid]].append(event.counter_value)
 assert all(end is not None for track in slices.values() for _, _, end in track)
 assert begins == ends and begins, "the reader waits for a launch"
-assert counted[-1] == 0 and max(counted) > 1, counted
+in_flight, memory = counters["operations in flight"], counters["memory of buffers"]
+assert in_flight[-1] == 0 and max(in_flight) > 1, in_flight
+assert min(memory) == max(memory) == 2 * (4 << 20), memory
 
 device = next(uuid for uuid, name in tracks.items() if name.endswith("on the device"))
 on_device = sorted(

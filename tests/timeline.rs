@@ -44,6 +44,8 @@ async fn six_times_of_an_operation() -> Result<()> {
     let trace = device.timeline().snapshot()?;
     assert_eq!((trace.operations().len(), trace.dropped()), (3, 0));
     trace.operations().iter().for_each(assert_in_order);
+    let buffers: Vec<u64> = trace.operations().iter().map(|op| op.buffers_bytes).collect();
+    assert_eq!(buffers, [4096; 3]);
     let upload = find(&trace, "upload");
     assert_eq!((upload.work, upload.bytes), (TracedWork::ToDevice, 4000));
     assert_eq!((upload.woken, upload.polled), (None, None), "nobody awaits it");

@@ -97,6 +97,8 @@ pub(crate) struct TracedSubmission {
     /// Tickets of other streams that it waits for on the device.
     pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,
     pub(crate) submitted_ns: u64,
+    /// What the device's buffers held then.
+    pub(crate) buffers_bytes: u64,
 }
 
 /// What became of it; times of the engine's clock, in nanoseconds.

@@ -134,6 +134,7 @@ impl TracedAs for Traced {
             span,
             waits_for: waits_for.collect(),
             submitted_ns,
+            buffers_bytes: stream.engine().account.lock().figures().allocated,
         };
         let events = events.filter(|(start, end)| {
             if is_untimed.get() {

@@ -200,6 +200,7 @@ mod tests {
                 at: Location::caller(),
                 span: None,
                 waits_for: on.into_iter().collect(),
+                buffers_bytes: 0,
                 submitted,
                 started: Some(start),
                 completed: Some(end),

@@ -15,7 +15,8 @@ const HOST: u32 = 2;
 
 impl Trace {
     /// Writes the trace as JSON: a lane for each stream, with a bar from started to completed for each operation; a second one, from
-    /// submitted to when the future of an operation was woken or polled; arrows from an operation to those of other streams that waited for it. Times are microseconds.
+    /// submitted to when the future of an operation was woken or polled; arrows from an operation to those of other streams that waited for it; what buffers held, over time. Times
+    /// are microseconds.
     ///
     /// # Errors
     /// What the writer says.
@@ -82,6 +83,12 @@ fn write_op(
             )?;
         }
     }
+    write!(
+        out,
+        ",\n{{\"ph\":\"C\",\"pid\":{DEVICE},\"ts\":{},\"name\":\"memory of buffers\",\"args\":{{\"bytes\":{}}}}}",
+        Micros(op.submitted),
+        op.buffers_bytes
+    )?;
     // Those of a stream overlap.
     if let Some(known) = op.known_at() {
         let (begin, end) = (Micros(op.submitted), Micros(known));

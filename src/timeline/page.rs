@@ -49,6 +49,7 @@ fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
     write!(out, "{{\"name\":{name},\"work\":\"{work:?}\",\"stream\":{stream},\"ticket\":{ticket}")?;
     let (grid, block, shared) = (op.grid_dim, op.block_dim, op.shared_mem_bytes);
     write!(out, ",\"bytes\":{},\"launches\":{},\"grid\":{grid:?}", op.bytes, op.launches)?;
+    write!(out, ",\"buffers_bytes\":{}", op.buffers_bytes)?;
     write!(out, ",\"block\":{block:?},\"shared_mem_bytes\":{shared},\"at\":{at},\"span\":")?;
     match op.span {
         Some(span) => write!(out, "{span}")?,

@@ -18,6 +18,7 @@ const SEQUENCE: u64 = 1;
 const DEVICE: u64 = 1 << 62;
 const HOST: u64 = 2 << 62;
 const IN_FLIGHT: u64 = 3 << 62;
+const MEMORY: u64 = IN_FLIGHT + 1;
 
 /// How a slice, or a counter's value, is told.
 #[derive(Clone, Copy)]
@@ -78,7 +79,8 @@ struct TrackEvent<'a> {
 impl Trace {
     /// Writes the trace for [Perfetto](https://ui.perfetto.dev): a track for each stream, on which operations are from started to
     /// completed; tracks of the host's, on which those that were awaited are from submitted to when their future was woken or polled; arrows from an operation to those of
-    /// other streams that waited for it; and how many operations were in flight. Times are nanoseconds since the device was opened.
+    /// other streams that waited for it; and, over time, how many operations were in flight and
+    /// what buffers held. Times are nanoseconds since the device was opened.
     ///
     /// # Errors
     /// What the writer says.
@@ -90,14 +92,20 @@ impl Trace {
         for (track, place) in [(DEVICE, "on the device"), (HOST, "on the host")] {
             describe(&mut trace, track, None, &format!("{} {place}", self.device()));
         }
-        trace.message(1, |packet| {
-            packet.number(10, SEQUENCE);
-            packet.message(60, |track| {
-                track.number(1, IN_FLIGHT);
-                track.bytes(2, b"operations in flight");
-                track.message(8, |_counter| {});
+        /// Of counters.
+        const BYTES: u64 = 3;
+        for (track, name, unit) in
+            [(IN_FLIGHT, "operations in flight", 0), (MEMORY, "memory of buffers", BYTES)]
+        {
+            trace.message(1, |packet| {
+                packet.number(10, SEQUENCE);
+                packet.message(60, |described| {
+                    described.number(1, track);
+                    described.bytes(2, name.as_bytes());
+                    described.message(8, |counter| counter.number(3, unit));
+                });
             });
-        });
+        }
         for (stream, name) in self.streams() {
             describe(&mut trace, DEVICE + stream, Some(DEVICE), &name);
         }
@@ -171,23 +179,25 @@ impl Trace {
                 events.push(event(known, EventType::End, track));
             }
         }
+        let counter = |at, track, value| TrackEvent {
+            at,
+            kind: EventType::Counter,
+            track,
+            op: None,
+            value,
+            flows: Vec::new(),
+            ends_flows: Vec::new(),
+        };
+        events.extend(
+            self.operations().iter().map(|op| counter(op.submitted, MEMORY, op.buffers_bytes)),
+        );
         let changes = rises.into_iter().map(|at| (at, 1_i64));
         let mut changes: Vec<_> = changes.chain(falls.into_iter().map(|at| (at, -1))).collect();
         changes.sort();
         let mut in_flight = 0;
         events.extend(changes.into_iter().map(|(at, change)| {
             in_flight += change;
-            let (kind, track) = (EventType::Counter, IN_FLIGHT);
-            let value = in_flight.max(0).unsigned_abs();
-            TrackEvent {
-                at,
-                kind,
-                track,
-                op: None,
-                value,
-                flows: Vec::new(),
-                ends_flows: Vec::new(),
-            }
+            counter(at, IN_FLIGHT, in_flight.max(0).unsigned_abs())
         }));
         // Stable: of what takes no time the beginning stays in front of the end.
         events.sort_by_key(|event| event.at);

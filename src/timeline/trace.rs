@@ -55,6 +55,8 @@ pub struct TracedOp {
     pub span: Option<u64>,
     /// What it waited for on other streams of the device or another one; not what was complete already.
     pub waits_for: Vec<Ticket>,
+    /// What the device's buffers held when it was submitted, as [`MemoryInfo::allocated_bytes`](crate::MemoryInfo::allocated_bytes).
+    pub buffers_bytes: u64,
     /// When the call began to put it on its stream.
     pub submitted: Duration,
     /// When the device began with it.
@@ -157,6 +159,7 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             at,
             span,
             waits_for,
+            buffers_bytes: submission.buffers_bytes,
             submitted: Duration::from_nanos(submission.submitted_ns),
             started: passed.device_ns.map(|(start, _)| about(start)),
             completed: passed.device_ns.map(|(_, end)| about(end)),
