@@ -28,6 +28,9 @@ const EVENTS: usize = 256;
 /// Of each operation it keeps what it was, where the program submitted it, what it waited for, and six times: submitted, started and
 /// completed on the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
 ///
+/// A batch has an entry for each of its operations; a replayed list, and a launch of a [`Graph`](crate::Graph), are one. What a replayed
+/// closure allocates has none.
+///
 /// # Cost
 /// Off, an operation loads a word more. On, it is put between two events that measure time, and written to the log under a lock of the
 /// device; the events are asked later, on a thread of this crate.

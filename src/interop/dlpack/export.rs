@@ -103,7 +103,9 @@ impl<T: DlpackElement> DeviceBuffer<T> {
     /// # Errors
     /// [`TensorProblem::Shape`]; [`ErrorDetail::WrongDevice`]: a stream of another device;
     /// [`ErrorDetail::Unwritten`], [`ErrorDetail::Upstream`]: data that nobody wrote, or whose producer failed; a
-    /// device that is lost or closed. [`Refused`] has the buffer.
+    /// device that is lost or closed. [`Refused`] has the buffer. A producer that fails when it runs
+    /// ([`try_host`](crate::RawQueue::try_host)), and later than this call, is only known with
+    /// [`DlpackConsumer::Synchronized`]; otherwise its future alone tells.
     ///
     /// # Examples
     /// ```
