@@ -2,12 +2,17 @@
 //!
 //! Times of the device are compared with the host's within the error that the trace says, which is one of this run.
 
+#[path = "under_test/cases.rs"]
+mod cases;
+
 use std::collections::HashMap;
 use std::panic::Location;
 use std::time::Duration;
 
+use cases::config;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{Device, GapCause, Region, Result, Stream, Trace, TracedOp, TracedWork, kernels};
+use proptest::prelude::*;
 
 fn traced(capacity: usize) -> Result<(Device, Stream)> {
     let device = testing::device();
@@ -348,6 +353,69 @@ async fn of_a_device_that_is_lost() -> Result<()> {
     let op = trace.operations().last().expect("the fill");
     assert_eq!((&*op.name, op.completed, op.polled), ("fill", None, None));
     assert!(device.timeline().start(10).is_err());
+    Ok(())
+}
+
+/// A step of a random program: what it reads, if anything, what it writes, and on which stream.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    from: Option<usize>,
+    to: usize,
+    stream: usize,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (prop::option::of(0..3_usize), 0..3_usize, 0..3_usize).prop_map(|(from, to, stream)| {
+        let from = from.filter(|from| *from != to);
+        Step { from, to, stream }
+    })
+}
+
+proptest! {
+    #![proptest_config(config(40))]
+
+    /// What uses the same memory is in the trace in the order of the program, on whatever streams.
+    #[test]
+    fn the_order_of_the_program(steps in prop::collection::vec(step(), 1..60)) {
+        let (device, first) = traced(1000).expect("a device");
+        let streams = [first, device.stream().expect("a stream"), device.stream().expect("a stream")];
+        let made = [(); 3].map(|()| streams[0].zeros::<u8>(10_000).queued().expect("memory"));
+        let mut buffers: Vec<_> = made.into_iter().map(Some).collect();
+        for Step { from, to, stream } in &steps {
+            let (mut written, stream) = (buffers[*to].take().expect("it is here"), &streams[*stream]);
+            let op = match from {
+                Some(from) => stream.copy(buffers[*from].as_ref().expect("another"), &mut written),
+                None => stream.fill(&mut written, 1),
+            };
+            op.queued().expect("it goes on");
+            buffers[*to] = Some(written);
+        }
+        device.synchronize().expect("all of it");
+        let trace = device.timeline().snapshot().expect("a trace");
+        let ops = &trace.operations()[3..];
+        prop_assert_eq!(ops.len(), steps.len());
+        for (at, (later, op)) in steps.iter().zip(ops).enumerate() {
+            for (earlier, before) in steps[..at].iter().zip(ops) {
+                let conflict = later.from == Some(earlier.to)
+                    || later.to == earlier.to
+                    || earlier.from == Some(later.to);
+                let (end, start) = (before.completed.expect("a time"), op.started.expect("a time"));
+                let error = before.clock_error.max(op.clock_error) + Duration::from_nanos(2);
+                prop_assert!(!conflict || end <= start + error, "{:?} and {:?}", before, op);
+            }
+        }
+    }
+}
+
+#[test]
+fn from_the_builder() -> Result<()> {
+    let device = Device::builder().timeline(5).host();
+    assert!(device.timeline().is_on());
+    let stream = device.stream()?;
+    let x = stream.zeros::<u8>(10).synchronize()?;
+    drop(x);
+    assert_eq!(device.timeline().snapshot()?.operations().len(), 1);
+    assert!(!Device::builder().timeline(0).host().timeline().is_on());
     Ok(())
 }
 
