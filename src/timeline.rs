@@ -33,7 +33,8 @@ const EVENTS: usize = 256;
 ///
 /// # Cost
 /// Off, an operation loads a word more. On, it is put between two events that measure time, and written to the log under a lock of the
-/// device; the events are asked later, on a thread of this crate.
+/// device; the events are asked later, on a thread of this crate. While a full queue holds somebody up in the driver, which then makes no events for
+/// others, operations may have no times of the device.
 ///
 /// # Tracing
 /// For each operation whose times were learned there is an event of [`tracing`] (target `gpu_await::timeline`, level trace) with the
@@ -85,9 +86,9 @@ impl DeviceTimeline {
         let engine = &self.engine;
         engine.check_health()?;
         if !engine.options.stepped {
-            let events = (0..EVENTS.min(capacity.saturating_mul(2))).map(|_| engine.timed_event());
-            let events = events.collect::<std::result::Result<Vec<_>, _>>();
-            drop(events.map_err(|code| engine.refused(code))?);
+            let events =
+                (0..EVENTS.min(capacity.saturating_mul(2))).map_while(|_| engine.timed_event_now());
+            drop(events.collect::<Vec<_>>());
         }
         engine.tracer.start(capacity.max(1), one_in, engine.now());
         engine.resolve_traced();

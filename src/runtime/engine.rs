@@ -170,6 +170,9 @@ pub(crate) trait DeviceStream: PointStream + Send + Sync + 'static {
 
     /// Takes the memory that the stream keeps for itself.
     fn take_all_kept(&self) -> Vec<Block>;
+
+    /// Whether a full queue may hold somebody up in the driver who submits to the stream.
+    fn may_sit_in_driver(self: &Arc<Self>) -> bool;
 }
 
 impl<S: DeviceStream> Engine<S> {
@@ -346,6 +349,15 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) fn timed_event(&self) -> std::result::Result<EventHandle, DriverCode> {
         let options = EventOptions { timing: true, ..EventOptions::default() };
         self.timed_events.get(|spoiled| self.make_event(options, spoiled))
+    }
+
+    /// [`timed_event`](Self::timed_event), for who can do without: nothing if one would have to be made while the driver may make none.
+    pub(crate) fn timed_event_now(&self) -> Option<EventHandle> {
+        let pooled = self.timed_events.get_idle();
+        pooled.or_else(|| {
+            let may_make = !self.streams().iter().any(S::may_sit_in_driver);
+            may_make.then(|| self.timed_event().ok()).flatten()
+        })
     }
 
     fn make_event(

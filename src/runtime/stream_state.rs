@@ -101,6 +101,8 @@ pub(crate) struct StreamState {
     pace: Pace,
     /// The ticket of the open list; 0 if there is none.
     listed: AtomicU64,
+    /// The last ticket whose driver calls were expected to block the thread.
+    blocks_at: AtomicU64,
     /// Tickets that wait, with all behind them, for another device: for a stream of it, or for one of this
     /// device that does.
     foreign: Mutex<Vec<(u64, Point)>>,
@@ -249,6 +251,7 @@ impl StreamState {
             armed: AtomicU64::new(0),
             pace: Pace::default(),
             listed: AtomicU64::new(0),
+            blocks_at: AtomicU64::new(0),
             foreign: Mutex::default(),
         });
         engine.add_stream(&stream);

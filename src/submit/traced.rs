@@ -79,7 +79,7 @@ impl Traced {
         span: Option<u64>,
     ) -> Self {
         let (note, submitted_ns) = (Cell::default(), stream.engine().now());
-        let event = || stream.engine().timed_event().ok();
+        let event = || stream.engine().timed_event_now();
         let is_timed = !stream.engine().options.stepped;
         let events = is_timed.then(|| event().zip(event())).flatten();
         Traced { name, at, span, submitted_ns, note, events, is_untimed: Cell::new(false) }

@@ -415,6 +415,9 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
         "Device::pinned_async", device => |d| at_once(d.pinned_async::<u8>(100));
         "Device::pinned_flag", device => |d| d.pinned_flag();
         "Device::memory", device => |d| d.memory();
+        "DeviceTimeline::start", device => |d| d.timeline().start(10);
+        "DeviceTimeline::start_sampled", device => |d| d.timeline().start_sampled(10, 2);
+        "DeviceTimeline::snapshot", device => |d| d.timeline().snapshot();
         "Device::trim", device => |d| at_once(d.trim(0));
         "Device::reclaimed", device => |d| at_once(d.reclaimed(1));
         "Stream::reclaimed", full => |s| at_once(s.reclaimed(1));

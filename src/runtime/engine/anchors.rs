@@ -29,7 +29,7 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     fn try_anchor(&self) -> Option<AnchorEvent> {
-        let event = self.timed_event().ok()?;
+        let event = self.timed_event_now()?;
         let before = self.now();
         // SAFETY: the private stream lives as long as the engine; the event is pooled, so nothing is pending on it.
         if unsafe { self.backend.event_record(event.raw(), self.private) }.is_err() {

@@ -47,4 +47,8 @@ impl DeviceStream for StreamState {
     fn take_all_kept(&self) -> Vec<Block> {
         StreamState::take_all_kept(self)
     }
+
+    fn may_sit_in_driver(self: &Arc<Self>) -> bool {
+        self.is_blocked()
+    }
 }

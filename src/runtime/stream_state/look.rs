@@ -50,6 +50,12 @@ impl StreamState {
         self.ask_here_or_there();
     }
 
+    /// Whether somebody who submits to it may be blocked in the driver, which then makes no events for others.
+    pub(super) fn is_blocked(self: &Arc<Self>) -> bool {
+        // ORDERING: Relaxed: a hint.
+        self.blocks_at.load(Ordering::Relaxed) > self.submitted() && self.is_submitted_to()
+    }
+
     /// Whether somebody is submitting to it.
     pub(crate) fn is_submitted_to(self: &Arc<Self>) -> bool {
         self.try_with(|_| ()).is_none()

@@ -249,6 +249,8 @@ impl Turn<'_, '_> {
     /// far, so that others who wait for that find it without this lock.
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
+        // ORDERING: Relaxed: a hint, see `may_sit_in_driver`.
+        self.stream.blocks_at.store(self.stream.submitted() + 1, Ordering::Relaxed);
         if let Err(code) = self.place_event() {
             self.stream.engine.refused(code);
         }
