@@ -14,6 +14,7 @@ pub(crate) mod report;
 pub(crate) mod trace;
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use self::trace::Trace;
 use crate::error::Result;
@@ -29,17 +30,18 @@ const EVENTS: usize = 256;
 /// completed on the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
 ///
 /// A batch has an entry for each of its operations; a replayed list, and a launch of a [`Graph`](crate::Graph), are one. What a replayed
-/// closure allocates has none.
+/// closure allocates has none. On a device of [`testing::manual`](crate::testing::manual) operations have no times of the device.
 ///
 /// # Cost
-/// Off, an operation loads a word more. On, it is put between two events that measure time, and written to the log under a lock of the
+/// Off, none that instructions would show. On, an operation is put between two events that measure time, and written to the log under a lock of the
 /// device; the events are asked later, on a thread of this crate. While a full queue holds somebody up in the driver, which then makes no events for
 /// others, operations may have no times of the device.
 ///
 /// # Tracing
 /// For each operation whose times were learned there is an event of [`tracing`] (target `gpu_await::timeline`, level trace) with the
 /// fields `op`, `stream`, `ticket`, `span` (the number of the span that it was submitted in), `wait_us` (from submitted to started) and
-/// `device_us`. It comes when the events were asked: a thousand operations or a quarter of a second later, or in a snapshot.
+/// `device_us`. It comes when the events were asked: with the first operation that is seen a thousand operations or a quarter of a second
+/// later, or in a snapshot.
 ///
 /// # Examples
 /// ```
@@ -66,10 +68,10 @@ impl DeviceTimeline {
         DeviceTimeline { engine: engine.clone() }
     }
 
-    /// Starts an empty log of the last `capacity` operations, in place of the one before.
+    /// Starts an empty log of the last `capacity` operations, in place of the one before; 0 stops it.
     ///
     /// # Blocking
-    /// Less than a millisecond: it makes events, and compares the device's clock with the host's.
+    /// For about a millisecond: it makes events, and compares the device's clock with the host's.
     ///
     /// # Errors
     /// The loss of the device; a thread on which no driver call can be made.
@@ -77,7 +79,8 @@ impl DeviceTimeline {
         self.start_sampled(capacity, 1)
     }
 
-    /// [`start`](Self::start), of one operation in `one_in` of each stream; 0 counts as 1.
+    /// [`start`](Self::start), of one operation in `one_in` of each stream; 0 counts as 1. With more than 1 a [report](Trace::report) has
+    /// no gaps and no advice: what is between two operations is not known.
     ///
     /// # Errors
     /// As there.
@@ -90,7 +93,7 @@ impl DeviceTimeline {
                 (0..EVENTS.min(capacity.saturating_mul(2))).map_while(|_| engine.timed_event_now());
             drop(events.collect::<Vec<_>>());
         }
-        engine.tracer.start(capacity.max(1), one_in, engine.now());
+        engine.tracer.start(capacity, one_in, engine.now());
         engine.resolve_traced();
         Ok(())
     }
@@ -110,7 +113,8 @@ impl DeviceTimeline {
     /// has what was known when that was found.
     ///
     /// # Blocking
-    /// For about a microsecond for each operation whose events were not asked yet, at most a few thousand as a rule.
+    /// For about a millisecond, a microsecond for each operation whose events were not asked yet, at most a few thousand as a rule, and
+    /// half of one for each that is copied. A slow subscriber of [`tracing`] adds to that.
     ///
     /// # Errors
     /// A thread on which no driver call can be made.
@@ -123,9 +127,11 @@ impl DeviceTimeline {
         }
         if engine.check_health().is_ok() {
             engine.resolve_traced();
+            engine.tracer.look(&**engine, engine.now());
         }
+        let taken = (Duration::from_nanos(engine.now()), SystemTime::now());
         let log = engine.tracer.snapshot();
-        Ok(Trace::of(engine.label(), log))
+        Ok(Trace::of(engine.label(), taken, log))
     }
 }
 

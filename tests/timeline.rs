@@ -356,6 +356,95 @@ async fn of_a_device_that_is_lost() -> Result<()> {
     Ok(())
 }
 
+/// What is logged is one of ten: what is between two of them is not known.
+#[tokio::test]
+async fn a_sampled_log_has_no_gaps() -> Result<()> {
+    let (device, stream) = traced(1000)?;
+    device.timeline().start_sampled(1000, 10)?;
+    let mut x = stream.zeros::<u8>(100).queued()?;
+    for n in 0..200 {
+        stream.fill(&mut x, n).await?;
+    }
+    let trace = device.timeline().snapshot()?;
+    let report = trace.report();
+    assert_eq!((trace.one_in(), report.one_in, report.operations[0].count), (10, 10, 20));
+    assert!(report.gaps.is_empty() && report.advice.is_empty(), "{report}");
+    assert!(report.to_string().contains("with one operation of 10"), "{report}");
+    device.timeline().start(0)?;
+    assert!(!device.timeline().is_on());
+    Ok(())
+}
+
+/// An operation of the log before is still on the device.
+#[tokio::test]
+async fn started_again_beside_an_operation() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    for _ in 0..20 {
+        device.timeline().start(100)?;
+        let gate = Gate::close(&stream)?;
+        stream.host_fn(|| ()).abandon();
+        device.timeline().start(100)?;
+        let behind = stream.host_fn(|| ());
+        other.host_fn(|| ()).await?;
+        gate.open();
+        behind.await?;
+        let trace = device.timeline().snapshot()?;
+        assert_eq!(trace.operations().len(), 2);
+        trace.operations().iter().for_each(assert_in_order);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn odd_names_and_sizes() -> Result<()> {
+    let device = testing::device();
+    let name = "\u{1b}[31m\n\0".to_owned() + &"ä".repeat(70_000);
+    let stream = device.stream_builder().name(&name).build()?;
+    device.timeline().start(100)?;
+    stream.host_fn(|| ()).await?;
+    let trace = device.timeline().snapshot()?;
+    for columns in [0, 80, usize::MAX] {
+        let picture = trace.picture(columns).to_string();
+        assert!(picture.lines().count() == 3 && picture.len() < 5000, "{picture}");
+        assert!(!picture.contains('\u{1b}'), "{picture}");
+    }
+    Ok(())
+}
+
+/// One that is on the device, and one behind it, when the trace is taken.
+#[tokio::test]
+async fn what_runs_is_in_the_trace() -> Result<()> {
+    let (device, stream) = traced(100)?;
+    let gate = Gate::close(&stream)?;
+    let (began, begins) = std::sync::mpsc::channel();
+    let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
+    let running = stream.host_fn(move || {
+        began.send(()).ok();
+        goes_on.recv_timeout(Duration::from_secs(10)).ok();
+    });
+    let behind = stream.host_fn(|| ());
+    gate.open();
+    begins.recv_timeout(Duration::from_secs(10)).expect("it begins");
+    let trace = device.timeline().snapshot()?;
+    // The gate's is complete, though nobody had looked.
+    let [gate, first, second] = trace.operations() else { panic!("{trace:?}") };
+    assert_in_order(gate);
+    assert!(first.is_running() && !second.is_running(), "{trace:?}");
+    assert_eq!((second.started, first.completed), (None, None));
+    assert!(first.started <= Some(trace.taken().0 + first.clock_error), "{trace:?}");
+    let report = trace.report();
+    assert_eq!(report.running.len(), 1);
+    assert!(report.to_string().contains("has run host_fn for"), "{report}");
+    assert!(trace.picture(50).to_string().contains('h'), "{}", trace.picture(50));
+    go_on.send(()).expect("it waits");
+    running.await?;
+    behind.await?;
+    let trace = device.timeline().snapshot()?;
+    trace.operations().iter().for_each(assert_in_order);
+    Ok(())
+}
+
 /// A step of a random program: what it reads, if anything, what it writes, and on which stream.
 #[derive(Clone, Copy, Debug)]
 struct Step {

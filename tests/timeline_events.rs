@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use gpu_await::{Result, testing};
+use gpu_await::{Device, Result, testing};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
 /// What a subscriber is told: the fields of the timeline's events.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<HashMap<&'static str, String>>>>);
+struct Told(Arc<Mutex<Vec<HashMap<&'static str, String>>>>, Arc<Mutex<Option<Device>>>);
 
 impl<S: tracing::Subscriber> Layer<S> for Told {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
@@ -24,6 +24,10 @@ impl<S: tracing::Subscriber> Layer<S> for Told {
             let mut fields = Fields(HashMap::new());
             event.record(&mut fields);
             self.0.lock().unwrap().push(fields.0);
+            let device = self.1.lock().unwrap().take();
+            if let Some(device) = device {
+                device.timeline().snapshot().expect("a trace");
+            }
         }
     }
 }
@@ -38,10 +42,10 @@ fn a_subscriber_is_told_with_the_span() -> Result<()> {
     device.timeline().start(100)?;
     let span = tracing::info_span!("request");
     let number = span.id().expect("a subscriber").into_u64();
-    let x = span.in_scope(|| stream.full(1000, 1.0_f32).queued())?;
+    let mut x = span.in_scope(|| stream.full(1000, 1.0_f32).queued())?;
     stream.download(&x).synchronize()?;
     let trace = device.timeline().snapshot()?;
-    let told = told.0.lock().unwrap();
+    let (told, again) = (told.0.lock().unwrap(), told.1.clone());
     assert_eq!(told.len(), trace.operations().len());
     for (fields, op) in told.iter().zip(trace.operations()) {
         assert_eq!(fields["op"], *op.name);
@@ -55,5 +59,12 @@ fn a_subscriber_is_told_with_the_span() -> Result<()> {
     }
     assert_eq!(told[0]["span"], number.to_string());
     assert_eq!((trace.operations()[0].span, trace.operations()[1].span), (Some(number), None));
+    drop(told);
+
+    // It may ask for a snapshot itself.
+    *again.lock().unwrap() = Some(device.clone());
+    stream.fill(&mut x, 1.0).synchronize()?;
+    assert_eq!(device.timeline().snapshot()?.operations().len(), 3);
+    assert!(again.lock().unwrap().is_none(), "it was asked");
     Ok(())
 }

@@ -351,15 +351,6 @@ impl<S: DeviceStream> Engine<S> {
         self.timed_events.get(|spoiled| self.make_event(options, spoiled))
     }
 
-    /// [`timed_event`](Self::timed_event), for who can do without: nothing if one would have to be made while the driver may make none.
-    pub(crate) fn timed_event_now(&self) -> Option<EventHandle> {
-        let pooled = self.timed_events.get_idle();
-        pooled.or_else(|| {
-            let may_make = !self.streams().iter().any(S::may_sit_in_driver);
-            may_make.then(|| self.timed_event().ok()).flatten()
-        })
-    }
-
     fn make_event(
         &self,
         options: EventOptions,

@@ -105,6 +105,8 @@ pub(crate) struct TracedSubmission {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TracedTimes {
     pub(crate) device_ns: Option<(f64, f64)>,
+    /// Of one that runs.
+    pub(crate) since_ns: Option<f64>,
     pub(crate) clock_error_ns: f64,
     pub(crate) seen_ns: Option<u64>,
     pub(crate) woken_ns: Option<u64>,
@@ -131,10 +133,11 @@ pub(crate) type Between = (EventHandle, EventHandle);
 
 struct Log {
     capacity: usize,
+    one_in: u32,
     entries: VecDeque<TracedEntry>,
     /// The number of the first entry.
     first: u64,
-    lanes: HashMap<u64, TracedStream>,
+    lanes: HashMap<u64, StreamLog>,
     /// Entries that were seen and have events, by their numbers.
     unresolved: VecDeque<u64>,
     clock: DeviceClock,
@@ -146,7 +149,7 @@ struct Log {
 
 /// A stream's entries: tickets and numbers.
 #[derive(Debug, Default)]
-struct TracedStream {
+struct StreamLog {
     entries: VecDeque<(u64, u64)>,
     /// From where on they were not seen.
     unseen: usize,
@@ -156,6 +159,7 @@ struct TracedStream {
 pub(crate) struct LogSnapshot {
     pub(crate) operations: Vec<(TracedSubmission, TracedTimes)>,
     pub(crate) dropped: u64,
+    pub(crate) one_in: u32,
 }
 
 /// An anchor: its event, and the looks at the host's clock around it.
@@ -205,10 +209,11 @@ impl Tracer {
         }
     }
 
-    /// Begins a new log. The caller asks for an anchor then.
+    /// Begins a new log, or none. The caller asks for an anchor then.
     pub(crate) fn start(&self, capacity: usize, one_in: u32, now: u64) {
         let fresh = Log {
             capacity,
+            one_in: one_in.max(1),
             entries: VecDeque::new(),
             first: 0,
             lanes: HashMap::new(),
@@ -217,10 +222,11 @@ impl Tracer {
             anchor: None,
             resolved_ns: now,
         };
+        let one_in = if capacity == 0 { 0 } else { fresh.one_in };
         let before = self.log.lock().replace(Box::new(fresh));
         drop(before);
         // ORDERING: Relaxed, here and below: a switch; what is entered is under the lock.
-        self.one_in.store(one_in.max(1), Ordering::Relaxed);
+        self.one_in.store(one_in, Ordering::Relaxed);
     }
 
     /// Enters nothing more; what was entered stays.
@@ -284,15 +290,27 @@ impl Tracer {
 
     /// Asks the events of what was seen. Only where driver calls may be made; it may take long.
     pub(crate) fn resolve(&self, ask: &impl AskEvents, now: u64) {
+        // A subscriber may ask for a snapshot: not under the lock.
+        let told = self.resolve_one_at_a_time(ask, now);
+        told.iter().for_each(|(submission, passed)| tell(submission, passed));
+    }
+
+    /// Returns what a subscriber is to be told of.
+    fn resolve_one_at_a_time(
+        &self,
+        ask: &impl AskEvents,
+        now: u64,
+    ) -> Vec<(TracedSubmission, TracedTimes)> {
         let _one_at_a_time = self.resolving.lock();
         self.is_called.store(false, Ordering::Relaxed);
+        let mut told = Vec::new();
         let anchor = ask.anchor();
         let before = match self.log.lock().as_mut() {
             Some(log) => {
                 log.resolved_ns = now;
                 log.anchor.clone()
             }
-            None => return,
+            None => return told,
         };
         if let Some(anchor) = anchor {
             let device_ns = match &before {
@@ -305,14 +323,14 @@ impl Tracer {
             }
         }
         // Of the anchor in front of most of them.
-        let Some((base, base_ns)) = before else { return };
+        let Some((base, base_ns)) = before else { return told };
         loop {
             let chunk = match self.log.lock().as_mut() {
                 Some(log) => log.take_unresolved(),
-                None => return,
+                None => return told,
             };
             if chunk.is_empty() {
-                return;
+                return told;
             }
             let resolved = chunk.iter().map(|(number, (start, end))| {
                 let start = ask.elapsed_ns(&base, start).map(|ns| base_ns + ns);
@@ -321,17 +339,60 @@ impl Tracer {
             });
             let resolved: Vec<_> = resolved.collect();
             let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
-            let mut told = Vec::new();
             if let Some(log) = self.log.lock().as_mut() {
                 for (number, at) in resolved {
                     let entry = log.resolved(number, at).filter(|_| is_told);
                     told.extend(entry.map(|entry| (entry.submission.clone(), entry.passed)));
                 }
             }
-            // Their events, and a subscriber, outside of the lock.
+            // Their events, outside of the log's lock.
             drop(chunk);
-            told.iter().for_each(|(submission, passed)| tell(submission, passed));
         }
+    }
+
+    /// Asks the events of what was not seen: nobody may have looked yet, and of the first that is not complete when it began. Only
+    /// where driver calls may be made.
+    pub(crate) fn look(&self, ask: &impl AskEvents, now: u64) {
+        let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
+        let (mut told, mut streams) = (
+            Vec::new(),
+            match self.log.lock().as_ref() {
+                Some(log) => log.lanes.keys().copied().collect::<Vec<_>>(),
+                None => return,
+            },
+        );
+        while let Some(stream) = streams.pop() {
+            let Some(((base, base_ns), next)) = self
+                .log
+                .lock()
+                .as_ref()
+                .and_then(|log| Some((log.anchor.clone()?, log.next_of(stream))))
+            else {
+                continue;
+            };
+            let since = |event: &EventHandle| ask.elapsed_ns(&base, event).map(|ns| base_ns + ns);
+            let mut is_more = next.len() == CHUNK;
+            for (number, ticket, (start, end)) in next {
+                let (start, end) = (since(&start), since(&end));
+                let mut log = self.log.lock();
+                let Some(log) = log.as_mut() else { return };
+                if let Some(at) = start.zip(end) {
+                    log.see(stream, ticket, now);
+                    let entry = log.resolved(number, Some(at)).filter(|_| is_told);
+                    told.extend(entry.map(|entry| (entry.submission.clone(), entry.passed)));
+                    continue;
+                }
+                if let Some(start) = start {
+                    log.runs_since(number, start);
+                }
+                is_more = false;
+                break;
+            }
+            if is_more {
+                streams.push(stream);
+            }
+        }
+        told.iter().for_each(|(submission, passed)| tell(submission, passed));
     }
 
     /// Everything that is in the log.
@@ -340,7 +401,7 @@ impl Tracer {
         let log = log.as_ref()?;
         let entries = log.entries.iter();
         let operations = entries.map(|entry| (entry.submission.clone(), entry.passed)).collect();
-        Some(LogSnapshot { operations, dropped: log.first })
+        Some(LogSnapshot { operations, dropped: log.first, one_in: log.one_in })
     }
 }
 
@@ -410,6 +471,26 @@ impl Log {
             chunk.extend(entry.and_then(|entry| Some((number, entry.events.take()?))));
         }
         chunk
+    }
+
+    /// What a stream has next that was not seen to be complete: numbers, tickets and events.
+    fn next_of(&self, stream: u64) -> Vec<(u64, u64, Between)> {
+        let Some(lane) = self.lanes.get(&stream) else { return Vec::new() };
+        let next = lane.entries.iter().skip(lane.unseen).take(CHUNK);
+        let next = next.map_while(|(ticket, number)| {
+            let entry = self.entries.get((number - self.first) as usize)?;
+            Some((*number, *ticket, entry.events.clone()?))
+        });
+        next.collect()
+    }
+
+    fn runs_since(&mut self, number: u64, since: f64) {
+        let index = number.checked_sub(self.first);
+        let entry = index.and_then(|index| self.entries.get_mut(index as usize));
+        if let (Some(entry), Some(since)) = (entry, self.clock.host_time(since)) {
+            entry.passed.since_ns = Some(since.ns);
+            entry.passed.clock_error_ns = since.error_ns;
+        }
     }
 
     fn resolved(&mut self, number: u64, device: Option<(f64, f64)>) -> Option<&TracedEntry> {

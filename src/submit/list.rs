@@ -215,6 +215,7 @@ impl List {
         let raw = Raw::noting(turn, traced.note());
         traced.starts(&raw);
         let result = put(self, &raw);
+        traced.launched(self.nodes.len());
         traced.ends(&raw);
         traced.enter(stream, stream.submitted() + 1, &[]);
         result

@@ -85,6 +85,13 @@ impl Traced {
         Traced { name, at, span, submitted_ns, note, events, is_untimed: Cell::new(false) }
     }
 
+    /// It consists of so many launches, whether by themselves or in a graph.
+    pub(super) fn launched(&self, launches: usize) {
+        let mut note = self.note.get();
+        note.launches = launches as u32;
+        self.note.set(note);
+    }
+
     fn record(&self, raw: &Raw<'_>, which: impl FnOnce(&Between) -> &EventHandle) {
         let Some(event) = self.events.as_ref().map(which) else { return };
         if raw.record(event).is_err() {

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | small launches | a stream's kernels are at least [`MANY`], half of them shorter than [`SHORT`], and the stream is idle for the host for longer than they run |
 //! | a wait | a stream was idle for operations of another one for a tenth of the trace |
-//! | streams that take turns | two streams have [`FEW`] operations each, and run at once for less than a hundredth of what the lesser one runs while both are in use |
+//! | streams that take turns | two streams have [`FEW`] operations each, have some submitted at once for longer than the lesser one runs, and run at once for less than a hundredth of that |
+//!
+//! Of streams that take turns only the [`BUSIEST`] are looked at: there are as many pairs as their square.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,11 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::gaps::{Gap, GapCause, Timed};
+use super::trace::shown;
 use crate::op::Ticket;
 use crate::runtime::tracer::TracedWork;
 
 const MANY: usize = 64;
 const FEW: usize = 10;
+const BUSIEST: usize = 16;
 const SHORT: Duration = Duration::from_micros(10);
 
 /// What a program could do better; from [`TraceReport::advice`](crate::TraceReport::advice).
@@ -68,7 +72,9 @@ pub(super) fn advice(timed: &[Timed<'_>], gaps: &[Gap], length: Duration) -> Vec
     let small = streams.iter().filter_map(|(stream, ops)| small_launches(*stream, ops, gaps));
     let mut advice: Vec<Advice> = small.collect();
     advice.extend(waits(timed, gaps, length));
-    let all: Vec<_> = streams.iter().collect();
+    let mut all: Vec<_> = streams.iter().collect();
+    all.sort_by_key(|(_, ops)| std::cmp::Reverse(runs_for(ops)));
+    all.truncate(BUSIEST);
     for (at, a) in all.iter().enumerate() {
         advice.extend(all[at + 1..].iter().filter_map(|b| take_turns(*a, *b)));
     }
@@ -112,22 +118,49 @@ fn take_turns(
     (a, of_a): (&u64, &Vec<Timed<'_>>),
     (b, of_b): (&u64, &Vec<Timed<'_>>),
 ) -> Option<Advice> {
-    // While both are in use.
-    let begin = of_a.first()?.1.max(of_b.first()?.1);
-    let end = of_a.last()?.2.min(of_b.last()?.2);
-    let within = |ops: &[Timed<'_>]| -> Vec<(Duration, Duration)> {
-        let cut = ops.iter().map(|(_, start, stop)| ((*start).max(begin), (*stop).min(end)));
-        cut.filter(|(start, stop)| start < stop).collect()
-    };
-    let (runs_a, runs_b) = (within(of_a), within(of_b));
-    if runs_a.len() < FEW || runs_b.len() < FEW {
+    if of_a.len() < FEW || of_b.len() < FEW {
         return None;
     }
-    let all = |runs: &[(Duration, Duration)]| runs.iter().map(|(start, stop)| *stop - *start).sum();
-    let lesser: Duration = Ord::min(all(&runs_a), all(&runs_b));
-    // Both are sorted, and no two of one stream overlap.
+    let lesser = runs_for(of_a).min(runs_for(of_b));
+    let [there_a, there_b] = [of_a, of_b].map(|ops| stretches(ops, |(op, ..)| op.submitted));
+    // They could have: operations of both were there.
+    if at_once(&there_a, &there_b) < lesser {
+        return None;
+    }
+    let [runs_a, runs_b] = [of_a, of_b].map(|ops| stretches(ops, |(_, start, _)| *start));
+    let ordered = |ops: &[Timed<'_>], other: u64| {
+        ops.iter().filter(|(op, ..)| op.waits_for.iter().any(|on| on.stream == other)).count()
+    };
+    let waits = ordered(of_a, *b) + ordered(of_b, *a);
+    let streams = [*a.min(b), *a.max(b)];
+    (at_once(&runs_a, &runs_b) * 100 < lesser).then_some(Advice::TakeTurns { streams, waits })
+}
+
+/// How long a stream's operations ran.
+fn runs_for(ops: &[Timed<'_>]) -> Duration {
+    ops.iter().map(|(_, start, end)| *end - *start).sum()
+}
+
+/// When a stream has operations, from there on to their ends: sorted, and apart.
+fn stretches(
+    ops: &[Timed<'_>],
+    from: impl Fn(&Timed<'_>) -> Duration,
+) -> Vec<(Duration, Duration)> {
+    let mut stretches: Vec<(Duration, Duration)> = Vec::new();
+    for op in ops {
+        let (start, end) = (from(op), op.2);
+        match stretches.last_mut().filter(|last| start <= last.1) {
+            Some(last) => last.1 = last.1.max(end),
+            None => stretches.push((start, end)),
+        }
+    }
+    stretches
+}
+
+/// How long two of these are at once.
+fn at_once(a: &[(Duration, Duration)], b: &[(Duration, Duration)]) -> Duration {
     let (mut at_a, mut at_b, mut together) = (0, 0, Duration::ZERO);
-    while let (Some(x), Some(y)) = (runs_a.get(at_a), runs_b.get(at_b)) {
+    while let (Some(x), Some(y)) = (a.get(at_a), b.get(at_b)) {
         together += x.1.min(y.1).saturating_sub(x.0.max(y.0));
         if x.1 < y.1 {
             at_a += 1;
@@ -135,11 +168,7 @@ fn take_turns(
             at_b += 1;
         }
     }
-    let ordered = |ops: &[Timed<'_>], other: u64| {
-        ops.iter().filter(|(op, ..)| op.waits_for.iter().any(|on| on.stream == other)).count()
-    };
-    let waits = ordered(of_a, *b) + ordered(of_b, *a);
-    (together * 100 < lesser).then_some(Advice::TakeTurns { streams: [*a, *b], waits })
+    together
 }
 
 impl fmt::Display for Advice {
@@ -152,8 +181,9 @@ impl fmt::Display for Advice {
             ),
             Advice::Waits { stream, on, name, idle, share } => write!(
                 f,
-                "stream {stream} was idle for {idle:.1?} ({:.0} %) for operations of stream {on}, longest for {name}",
-                100.0 * share
+                "stream {stream} was idle for {idle:.1?} ({:.0} %) for operations of stream {on}, longest for {}",
+                100.0 * share,
+                shown(name)
             ),
             Advice::TakeTurns { streams: [a, b], waits: 0 } => write!(
                 f,
@@ -176,8 +206,19 @@ mod tests {
     use super::*;
     use crate::timeline::trace::{Trace, TracedOp};
 
-    /// Operations of a stream, each with its start and its end, and the stream whose last operation in front of it it waits for.
-    fn trace(ops: &[(u64, (u64, u64), Option<u64>)]) -> Trace {
+    /// A stream, the start and the end of its operation, and the stream whose last operation in front of it it waits for.
+    type Op = (u64, (u64, u64), Option<u64>);
+
+    /// What waits for another stream was submitted long before, and else each as it started.
+    fn trace(ops: &[Op]) -> Trace {
+        traced(ops, false)
+    }
+
+    fn submitted_at_once(ops: &[Op]) -> Trace {
+        traced(ops, true)
+    }
+
+    fn traced(ops: &[Op], at_once: bool) -> Trace {
         let mut numbers: HashMap<u64, u64> = HashMap::new();
         let ops = ops.iter().map(|(stream, (start, end), on)| {
             let on =
@@ -185,8 +226,7 @@ mod tests {
             let number = numbers.entry(*stream).or_default();
             *number += 1;
             let (start, end) = (Duration::from_micros(*start), Duration::from_micros(*end));
-            // What waits for another stream was submitted long before.
-            let submitted = if on.is_some() { Duration::ZERO } else { start };
+            let submitted = if at_once || on.is_some() { Duration::ZERO } else { start };
             TracedOp {
                 name: "kernel".into(),
                 work: TracedWork::Kernel,
@@ -252,22 +292,31 @@ mod tests {
 
     #[test]
     fn streams_that_take_turns() {
-        let turns = |on: fn(u64) -> Option<u64>| {
+        let turns = |on: fn(u64) -> Option<u64>, is_early: bool| {
             let op = |at: u64| (1 + at % 2, (at * 100, at * 100 + 100), on(1 + at % 2));
-            trace(&(0..40).map(op).collect::<Vec<_>>()).report().advice
+            let ops: Vec<_> = (0..40).map(op).collect();
+            let trace = if is_early { submitted_at_once(&ops) } else { trace(&ops) };
+            trace.report().advice
         };
         let said = |advice: Vec<Advice>| {
             advice.into_iter().find(|one| matches!(one, Advice::TakeTurns { .. }))
         };
         let streams = [1, 2];
-        assert_eq!(
-            said(turns(|stream| Some(3 - stream))),
-            Some(Advice::TakeTurns { streams, waits: 40 })
-        );
-        assert_eq!(said(turns(|_| None)), Some(Advice::TakeTurns { streams, waits: 0 }));
+        let told = |waits| Some(Advice::TakeTurns { streams, waits });
+        assert_eq!(said(turns(|stream| Some(3 - stream), true)), told(40));
+        assert_eq!(said(turns(|_| None, true)), told(0));
+        assert_eq!(said(turns(|_| None, false)), None, "the host submits one after the other");
         // Side by side.
         let beside: Vec<_> =
             (0..40).map(|at| (1 + at % 2, (at / 2 * 100, at / 2 * 100 + 90), None)).collect();
-        assert_eq!(said(trace(&beside).report().advice), None);
+        assert_eq!(said(submitted_at_once(&beside).report().advice), None);
+    }
+
+    #[test]
+    fn of_many_streams() {
+        let ops: Vec<_> =
+            (0..4000 * 20).map(|at| (at % 4000, (at * 10, at * 10 + 5), None)).collect();
+        let advice = submitted_at_once(&ops).report().advice;
+        assert!(advice.len() <= BUSIEST * BUSIEST, "{}", advice.len());
     }
 }

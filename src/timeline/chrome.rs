@@ -45,10 +45,10 @@ impl Trace {
         let ends: HashMap<Ticket, (Duration, Duration)> = self
             .operations()
             .iter()
-            .filter_map(|op| Some((op.ticket, op.device_time()?)))
+            .filter_map(|op| Some((op.ticket, op.runs(self.taken().0)?)))
             .collect();
         for (number, op) in self.operations().iter().enumerate() {
-            write_op(out, number, op, &ends)?;
+            write_op(out, (number, op), op.runs(self.taken().0), &ends)?;
         }
         writeln!(out, "\n]}}")
     }
@@ -56,12 +56,12 @@ impl Trace {
 
 fn write_op(
     out: &mut impl io::Write,
-    number: usize,
-    op: &TracedOp,
+    (number, op): (usize, &TracedOp),
+    runs: Option<(Duration, Duration)>,
     ends: &HashMap<Ticket, (Duration, Duration)>,
 ) -> io::Result<()> {
     let (name, stream) = (JsonText(&op.name), op.ticket.stream);
-    if let Some((started, completed)) = op.device_time() {
+    if let Some((started, completed)) = runs {
         let (ts, dur) = (Micros(started), Micros(completed - started));
         write!(
             out,
@@ -110,6 +110,10 @@ impl fmt::Display for Details<'_> {
         let op = self.0;
         let at = format!("{}:{}", op.at.file(), op.at.line());
         write!(f, "{{\"ticket\":{},\"at\":{}", op.ticket.number, JsonText(&at))?;
+        if let Some(span) = op.span {
+            // Wider than a reader's numbers may be.
+            write!(f, ",\"span\":\"{span}\"")?;
+        }
         if op.bytes > 0 {
             write!(f, ",\"bytes\":{}", op.bytes)?;
         }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,10 @@ pub struct Gap {
     pub before: Ticket,
     /// Its name.
     pub name: Arc<str>,
+    /// The name of its stream, if that has one.
+    pub stream_name: Option<Arc<str>>,
+    /// Where the program submitted it.
+    pub at: &'static Location<'static>,
     /// When it began, since the device was opened.
     pub from: Duration,
     /// How long it was.
@@ -57,8 +62,9 @@ pub(super) fn gaps(timed: &[Timed<'_>]) -> Vec<Gap> {
             None if op.submitted > from => GapCause::Host,
             None => GapCause::Device,
         };
-        let (before, name, length) = (op.ticket, op.name.clone(), *start - from);
-        gaps.push(Gap { before, name, from, length, because });
+        let (before, name, stream_name) = (op.ticket, op.name.clone(), op.stream_name.clone());
+        let (at, length) = (op.at, *start - from);
+        gaps.push(Gap { before, name, stream_name, at, from, length, because });
     }
     gaps.sort_by_key(|gap| std::cmp::Reverse(gap.length));
     gaps

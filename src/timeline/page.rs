@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::time::UNIX_EPOCH;
 
 use super::chrome::{JsonText, Micros};
 use super::trace::{Trace, TracedOp};
@@ -27,8 +28,11 @@ impl Trace {
 
     /// The trace as the page reads it; times are microseconds.
     fn write_json(&self, out: &mut impl io::Write) -> io::Result<()> {
-        let (device, dropped) = (JsonText(self.device()), self.dropped());
-        write!(out, "{{\"device\":{device},\"dropped\":{dropped},\"streams\":[")?;
+        let (device, dropped, one_in) = (JsonText(self.device()), self.dropped(), self.one_in());
+        let (taken, wall) = self.taken();
+        let wall = wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        write!(out, "{{\"taken\":{},\"taken_ms\":{wall},", Micros(taken))?;
+        write!(out, "\"device\":{device},\"dropped\":{dropped},\"one_in\":{one_in},\"streams\":[")?;
         for (at, (stream, name)) in self.streams().iter().enumerate() {
             let comma = if at == 0 { "" } else { "," };
             write!(out, "{comma}{{\"id\":{stream},\"name\":{}}}", JsonText(name))?;
@@ -52,7 +56,8 @@ fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
     write!(out, ",\"buffers_bytes\":{}", op.buffers_bytes)?;
     write!(out, ",\"block\":{block:?},\"shared_mem_bytes\":{shared},\"at\":{at},\"span\":")?;
     match op.span {
-        Some(span) => write!(out, "{span}")?,
+        // Wider than a number of the page's.
+        Some(span) => write!(out, "\"{span}\"")?,
         None => write!(out, "null")?,
     }
     write!(out, ",\"waits_for\":[")?;

@@ -161,7 +161,7 @@ impl Trace {
                 flows: Vec::new(),
                 ends_flows: Vec::new(),
             };
-            if let Some((started, completed)) = op.device_time() {
+            if let Some((started, completed)) = op.runs(self.taken().0) {
                 let track = DEVICE + op.ticket.stream;
                 let (flows, ends_flows) =
                     (std::mem::take(&mut flows[number]), std::mem::take(&mut ends_flows[number]));
@@ -256,6 +256,9 @@ impl TrackEvent<'_> {
         note("ticket", op.ticket.number);
         note("bytes", op.bytes);
         note("launches", u64::from(op.launches));
+        if let Some(span) = op.span {
+            note("span", span);
+        }
         note("submitted_ns", op.submitted.as_nanos() as u64);
         let times = [("seen_ns", op.seen), ("woken_ns", op.woken), ("polled_ns", op.polled)];
         for (name, time) in times {

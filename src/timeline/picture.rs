@@ -15,10 +15,11 @@ pub struct TracePicture<'a> {
 }
 
 impl Trace {
-    /// Draws the trace with so many columns of time, at least 10: a line for each stream, with a sign for what ran in most of a column.
+    /// Draws the trace with so many columns of time, 10 to 1,000: a line for each stream, with a sign for what
+    /// ran for longest in each column, or a dot where the stream was idle for more than half of that.
     #[must_use]
     pub fn picture(&self, columns: usize) -> TracePicture<'_> {
-        TracePicture { trace: self, columns: columns.max(10) }
+        TracePicture { trace: self, columns: columns.clamp(10, 1000) }
     }
 }
 
@@ -43,7 +44,7 @@ impl fmt::Display for TracePicture<'_> {
             .trace
             .operations()
             .iter()
-            .filter_map(|op| op.device_time().map(|(start, end)| (op, start, end)))
+            .filter_map(|op| op.runs(self.trace.taken().0).map(|(start, end)| (op, start, end)))
             .collect();
         let (Some(begin), Some(end)) =
             (timed.iter().map(|timed| timed.1).min(), timed.iter().map(|timed| timed.2).max())
@@ -57,30 +58,36 @@ impl fmt::Display for TracePicture<'_> {
         let width = streams.iter().map(|(_, name)| name.chars().count()).max().unwrap_or(0);
         let mut used = Vec::new();
         for (stream, name) in streams {
-            // What took longest in each column.
-            let mut lane = vec![(0.0, ' '); self.columns];
+            // How long each column is in use, and by what for longest.
+            let mut lane = vec![(0.0, 0.0, ' '); self.columns];
             for (op, start, end) in timed.iter().filter(|timed| timed.0.ticket.stream == stream) {
                 let at = |time: Duration| (time - begin).as_secs_f64() * 1e9 / column_ns;
                 let (start, end) = (at(*start), at(*end));
                 let (sign, meaning) = sign(op.work);
                 let first = (start as usize).min(self.columns - 1);
                 let last = (end as usize).min(self.columns - 1);
-                for (column, cell) in lane.iter_mut().enumerate().take(last + 1).skip(first) {
+                for (column, (used, most, shown)) in
+                    lane.iter_mut().enumerate().take(last + 1).skip(first)
+                {
                     let within = end.min((column + 1) as f64) - start.max(column as f64);
+                    *used += within;
                     // What takes no time is there as well, where nothing else is.
-                    if within.max(f64::MIN_POSITIVE) > cell.0 {
-                        *cell = (within.max(f64::MIN_POSITIVE), sign);
+                    if within > *most || *shown == ' ' {
+                        (*most, *shown) = (within, sign);
                     }
                 }
                 if !used.contains(&(sign, meaning)) {
                     used.push((sign, meaning));
                 }
             }
-            let lane: String = lane.into_iter().map(|(_, sign)| sign).collect();
+            let cell = |(used, _, sign): (f64, f64, char)| {
+                if sign != ' ' && used < 0.5 { '·' } else { sign }
+            };
+            let lane: String = lane.into_iter().map(cell).collect();
             writeln!(f, "{name:width$} |{lane}|")?;
         }
         let meanings: Vec<String> =
             used.into_iter().map(|(sign, meaning)| format!("{sign} {meaning}")).collect();
-        writeln!(f, "{:width$}  {}", "", meanings.join("  "))
+        writeln!(f, "{:width$}  {}  · idle for more than half", "", meanings.join("  "))
     }
 }

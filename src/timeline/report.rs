@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::advice::{Advice, advice};
 use super::gaps::{Gap, GapCause, gaps};
-use super::trace::Trace;
+use super::trace::{Trace, TracedOp, shown};
 use crate::runtime::tracer::TracedWork;
 
 /// Gaps that a report names.
@@ -20,14 +21,20 @@ const GAPS: usize = 8;
 pub struct TraceReport {
     /// From the first start to the last completion.
     pub length: Duration,
-    /// How long at least one operation ran.
+    /// How long at least one operation ran, of those that were logged.
     pub busy: Duration,
+    /// One operation of so many was logged.
+    pub one_in: u32,
     /// Operations of one name and kind, those that took longest first.
     pub operations: Vec<OpSummary>,
     /// The longest stretches in which a stream had nothing to run and then went on, the longest first.
     pub gaps: Vec<Gap>,
     /// What the program could do better.
     pub advice: Vec<Advice>,
+    /// What was on the device when the trace was taken, on each stream.
+    pub running: Vec<TracedOp>,
+    /// When it was taken, since the device was opened.
+    pub taken: Duration,
 }
 
 /// Operations of one name and kind.
@@ -81,34 +88,52 @@ impl Trace {
             .collect();
         operations.sort_by(|a, b| b.total.cmp(&a.total).then_with(|| a.name.cmp(&b.name)));
         let first = timed.first().map_or(Duration::ZERO, |(_, start, _)| *start);
-        let (length, mut gaps) = (until.saturating_sub(first), gaps(&timed));
-        let advice = advice(&timed, &gaps, length);
+        let length = until.saturating_sub(first);
+        // What is between operations that were not logged is not known.
+        let mut gaps = if self.one_in() == 1 { gaps(&timed) } else { Vec::new() };
+        let advice = if self.one_in() == 1 { advice(&timed, &gaps, length) } else { Vec::new() };
         gaps.truncate(GAPS);
-        TraceReport { length, busy, operations, gaps, advice }
+        let running = self.operations().iter().filter(|op| op.is_running()).cloned().collect();
+        let (one_in, taken) = (self.one_in(), self.taken().0);
+        TraceReport { length, busy, one_in, operations, gaps, advice, running, taken }
     }
 }
 
 impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TraceReport { length, busy, operations, gaps, advice } = self;
+        let TraceReport { length, busy, one_in, operations, gaps, advice, running, taken } = self;
         let percent = |of: Duration, all: Duration| match all.is_zero() {
             true => 0.0,
             false => 100.0 * of.as_secs_f64() / all.as_secs_f64(),
         };
-        writeln!(f, "{length:.1?}, busy for {:.1} %", percent(*busy, *length))?;
+        write!(f, "{length:.1?}, busy for {:.1} %", percent(*busy, *length))?;
+        match one_in {
+            0 | 1 => writeln!(f),
+            one_in => writeln!(f, " with one operation of {one_in}"),
+        }?;
         let all: Duration = operations.iter().map(|op| op.total).sum();
         for OpSummary { name, count, total, p50, p99, .. } in operations {
-            let share = percent(*total, all);
+            let (share, name) = (percent(*total, all), shown(name));
             writeln!(
                 f,
                 "{share:5.1} %  {total:>9.1?}  {count:>6} x  p50 {p50:.1?}  p99 {p99:.1?}  {name}"
             )?;
         }
-        for Gap { before, name, from, length, because } in gaps {
+        for op in running {
+            let since = taken.saturating_sub(op.started.unwrap_or_default());
+            let (name, stream) = (shown(&op.name), op.stream_label());
+            writeln!(f, "{stream} has run {name} for {since:.1?}, submitted at {}", place(op.at))?;
+        }
+        for Gap { before, name, stream_name, at, from, length, because } in gaps {
+            let stream = match stream_name {
+                Some(name) => format!("stream {} \"{}\"", before.stream, shown(name)),
+                None => format!("stream {}", before.stream),
+            };
             write!(
                 f,
-                "stream {} idle for {length:.1?} at {from:.1?}: {name} waited for ",
-                before.stream
+                "{stream} idle for {length:.1?} at {from:.1?}: {} ({}) waited for ",
+                shown(name),
+                place(at)
             )?;
             match because {
                 GapCause::Host => writeln!(f, "the host to submit it"),
@@ -120,4 +145,8 @@ impl fmt::Display for TraceReport {
         }
         advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }
+}
+
+fn place(at: &Location<'_>) -> String {
+    format!("{}:{}", at.file(), at.line())
 }

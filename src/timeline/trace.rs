@@ -3,17 +3,19 @@
 
 use std::panic::Location;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::op::Ticket;
 use crate::runtime::tracer::{LogSnapshot, Note, TracedSubmission, TracedTimes, TracedWork};
 
 /// What a device's [timeline](crate::DeviceTimeline) held at one moment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Trace {
     device: String,
+    taken: (Duration, SystemTime),
     operations: Vec<TracedOp>,
     dropped: u64,
+    one_in: u32,
 }
 
 /// An operation of a [`Trace`]. Times are those since the device was opened.
@@ -25,7 +27,10 @@ pub struct Trace {
 /// | `completed` | it was complete on the device |
 /// | `seen` | the host learned of that: a look at the stream found it, or a later operation, complete |
 /// | `woken` | the task that awaits it was woken because of that; nothing if nobody waited, or if its task looked for itself |
-/// | `polled` | its future was polled and found it complete; nothing if nobody awaited it |
+/// | `polled` | its future was polled and found it complete; nothing if nobody awaited it, or awaited it together with a later one of its stream |
+///
+/// `started` and `completed` are missing of what had not come so far when the trace was taken; where the driver could make no event for it
+/// (see [`DeviceTimeline`](crate::DeviceTimeline)); and on a device of `testing::manual`.
 ///
 /// Of operations that nobody awaits, `seen` is late: nobody looks before somebody has a reason to.
 #[derive(Clone, Debug)]
@@ -41,7 +46,8 @@ pub struct TracedOp {
     pub stream_name: Option<Arc<str>>,
     /// Bytes that are copied or filled.
     pub bytes: u64,
-    /// How many kernels are launched, as far as this crate launches them.
+    /// How many launches it consists of, as far as this crate makes them: of kernels, and of fills and copies that are kernels here.
+    /// 0 for a launch of a [`Graph`](crate::Graph).
     pub launches: u32,
     /// Blocks of the grid; of the last launch, as the next two.
     pub grid_dim: [u32; 3],
@@ -74,18 +80,28 @@ pub struct TracedOp {
 }
 
 impl Trace {
-    pub(super) fn of(device: &str, log: Option<LogSnapshot>) -> Self {
-        let Some(LogSnapshot { operations, dropped }) = log else {
-            return Trace { device: device.to_owned(), ..Trace::default() };
-        };
+    pub(super) fn of(
+        device: &str,
+        taken: (Duration, SystemTime),
+        log: Option<LogSnapshot>,
+    ) -> Self {
+        let nothing = LogSnapshot { operations: Vec::new(), dropped: 0, one_in: 1 };
+        let LogSnapshot { operations, dropped, one_in } = log.unwrap_or(nothing);
         let mut operations: Vec<_> = operations.into_iter().map(TracedOp::from).collect();
         keep_apart(&mut operations);
-        Trace { device: device.to_owned(), operations, dropped }
+        Trace { device: device.to_owned(), taken, operations, dropped, one_in }
+    }
+
+    /// When it was taken: since the device was opened, as all its times, and by the clock on the wall.
+    #[must_use]
+    pub fn taken(&self) -> (Duration, SystemTime) {
+        self.taken
     }
 
     #[cfg(test)]
     pub(super) fn for_test(operations: Vec<TracedOp>) -> Self {
-        Trace { operations, ..Trace::default() }
+        let taken = (Duration::ZERO, SystemTime::UNIX_EPOCH);
+        Trace { device: String::new(), taken, operations, dropped: 0, one_in: 1 }
     }
 
     /// The device, such as `cuda:0`.
@@ -94,7 +110,13 @@ impl Trace {
         &self.device
     }
 
-    /// The operations, in the order in which they were submitted.
+    /// One operation of so many of each stream was logged; 1: each.
+    #[must_use]
+    pub fn one_in(&self) -> u32 {
+        self.one_in.max(1)
+    }
+
+    /// The operations, in the order in which they were logged: of one stream that of their tickets.
     #[must_use]
     pub fn operations(&self) -> &[TracedOp] {
         &self.operations
@@ -117,12 +139,7 @@ impl Trace {
         let mut streams: Vec<(u64, String)> = Vec::new();
         for op in &self.operations {
             if streams.iter().all(|(id, _)| *id != op.ticket.stream) {
-                let id = op.ticket.stream;
-                let name = match &op.stream_name {
-                    Some(name) => format!("stream {id} \"{name}\""),
-                    None => format!("stream {id}"),
-                };
-                streams.push((id, name));
+                streams.push((op.ticket.stream, op.stream_label()));
             }
         }
         streams
@@ -130,6 +147,27 @@ impl Trace {
 }
 
 impl TracedOp {
+    /// The stream, for people.
+    pub(super) fn stream_label(&self) -> String {
+        let id = self.ticket.stream;
+        match &self.stream_name {
+            Some(name) => format!("stream {id} \"{}\"", shown(name)),
+            None => format!("stream {id}"),
+        }
+    }
+
+    /// When it ran on the device, or since when it runs: then to when the trace was taken.
+    pub(super) fn runs(&self, taken: Duration) -> Option<(Duration, Duration)> {
+        let started = self.started?;
+        Some((started, self.completed.unwrap_or(taken.max(started))))
+    }
+
+    /// Whether it was on the device when the trace was taken.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.started.is_some() && self.completed.is_none()
+    }
+
     /// When it ran on the device, if that is known.
     #[must_use]
     pub fn device_time(&self) -> Option<(Duration, Duration)> {
@@ -161,26 +199,50 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             waits_for,
             buffers_bytes: submission.buffers_bytes,
             submitted: Duration::from_nanos(submission.submitted_ns),
-            started: passed.device_ns.map(|(start, _)| about(start)),
+            started: passed.device_ns.map(|(start, _)| start).or(passed.since_ns).map(about),
             completed: passed.device_ns.map(|(_, end)| about(end)),
-            seen: exactly(passed.seen_ns),
-            woken: exactly(passed.woken_ns),
+            // Threads beside each other enter them: whoever did something about it had seen it.
+            seen: exactly(
+                [passed.seen_ns, passed.woken_ns, passed.polled_ns].into_iter().flatten().min(),
+            ),
+            woken: exactly(
+                passed
+                    .woken_ns
+                    .map(|woken| passed.polled_ns.map_or(woken, |polled| woken.min(polled))),
+            ),
             polled: exactly(passed.polled_ns),
             clock_error: about(passed.clock_error_ns),
         }
     }
 }
 
+/// A name as people can read it: without control characters, and not longer than a line.
+pub(super) fn shown(name: &str) -> String {
+    const MOST: usize = 60;
+    let mut shown: String = name
+        .chars()
+        .take(MOST)
+        .flat_map(|c| match c.is_control() {
+            true => c.escape_default().collect::<Vec<_>>(),
+            false => vec![c],
+        })
+        .collect();
+    if name.chars().nth(MOST).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// Operations of one stream do not overlap: what says so is the rounding of their times.
 fn keep_apart(operations: &mut [TracedOp]) {
     let mut ends = std::collections::HashMap::new();
     for op in operations {
-        let (Some(started), Some(completed)) = (&mut op.started, &mut op.completed) else {
-            continue;
-        };
+        let Some(started) = &mut op.started else { continue };
         let end = ends.entry(op.ticket.stream).or_insert(Duration::ZERO);
         *started = (*started).max(*end);
-        *completed = (*completed).max(*started);
-        *end = *completed;
+        if let Some(completed) = &mut op.completed {
+            *completed = (*completed).max(*started);
+            *end = *completed;
+        }
     }
 }

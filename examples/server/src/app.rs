@@ -60,6 +60,7 @@ pub(crate) struct Shared {
     pub device: Device,
     pub pool: StreamPool,
     products: StreamPool,
+    timeline_writer: tokio::sync::Mutex<()>,
     pub model: Arc<Model>,
     pub embedder: Batcher<Embed, Embedded, gpu_await::Error>,
     pub metrics: PrometheusHandle,
@@ -132,6 +133,7 @@ impl App {
             device,
             pool,
             products,
+            timeline_writer: tokio::sync::Mutex::default(),
             model,
             embedder,
             metrics,
@@ -319,19 +321,27 @@ pub(crate) async fn ready(State(app): State<App>) -> Result<&'static str, Failur
 }
 
 /// What the device did last, as a page.
-pub(crate) async fn timeline(State(app): State<App>) -> Result<Html<Vec<u8>>, Failure> {
-    if app.options.timeline == 0 {
+pub(crate) async fn timeline(State(app): State<App>) -> Result<Html<Bytes>, Failure> {
+    if !app.device.timeline().is_on() {
         let message = "the server logs no operations: start it with --timeline N";
         return Err(Failure::new(StatusCode::NOT_FOUND, "not_found", message));
     }
+    // One at a time, and within the budget until it is read: a page may have many MiB.
+    let Ok(_writing) = app.timeline_writer.try_lock() else {
+        return Err(unavailable("busy", "another one is being written"));
+    };
+    let device = app.device.clone();
     let written = tokio::task::spawn_blocking(move || {
         let mut page = Vec::new();
-        let trace = app.device.timeline().snapshot().map_err(|error| error.to_string())?;
+        let trace = device.timeline().snapshot().map_err(|error| error.to_string())?;
         trace.write_html(&mut page).map_err(|error| error.to_string())?;
         Ok(page)
     });
-    let page = written.await.map_err(|error| error.to_string()).and_then(|page| page);
-    page.map(Html).map_err(|error| Failure::internal(&error))
+    let page: Result<_, String> =
+        written.await.map_err(|error| error.to_string()).and_then(|page| page);
+    let page = page.map_err(|error| Failure::internal(&error))?;
+    let reserved = app.budget.answer(page.len()).await?;
+    Ok(Html(reserved.hold(page)))
 }
 
 fn unavailable(kind: &'static str, why: &'static str) -> Failure {

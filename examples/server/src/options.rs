@@ -72,8 +72,8 @@ pub struct Options {
     #[arg(long, value_name = "http://HOST:PORT", value_parser = export::endpoint)]
     pub(crate) otlp_endpoint: Option<Uri>,
 
-    /// Operations that `/timeline` shows, the last ones; 0: none, and nothing is logged. One of some 10,000 takes a few MiB
-    #[arg(long, value_name = "N", default_value = "0", value_parser = number(0..=1_048_576))]
+    /// Operations that `/timeline` shows, the last ones; 0: none, and nothing is logged. 10,000 take some 6 MiB, and their page 4
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number(0..=100_000))]
     pub(crate) timeline: usize,
 
     /// A host device, lost after N answers (feature `drill`)
