@@ -125,9 +125,9 @@ impl DeviceTimeline {
             stream.sweep();
             engine.tracer.seen(stream.id(), stream.completed(), engine.now());
         }
-        if engine.check_health().is_ok() {
-            engine.resolve_traced();
+        if engine.check_health().is_ok() && !engine.options.stepped {
             engine.tracer.look(&**engine, engine.now());
+            engine.resolve_traced();
         }
         let taken = (Duration::from_nanos(engine.now()), SystemTime::now());
         let log = engine.tracer.snapshot();

@@ -20,7 +20,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -47,6 +47,8 @@ pub(crate) struct Tracer {
     resolving: Mutex<()>,
     /// Somebody was told to.
     is_called: AtomicBool,
+    /// How many logs there were.
+    started: AtomicU64,
 }
 
 /// What an operation has the device do.
@@ -132,6 +134,8 @@ impl Drop for TracedEntry {
 pub(crate) type Between = (EventHandle, EventHandle);
 
 struct Log {
+    /// Which one it is: numbers of another one's entries mean nothing in it.
+    generation: u64,
     capacity: usize,
     one_in: u32,
     entries: VecDeque<TracedEntry>,
@@ -206,12 +210,15 @@ impl Tracer {
             log: Mutex::default(),
             resolving: Mutex::default(),
             is_called: AtomicBool::new(false),
+            started: AtomicU64::new(0),
         }
     }
 
     /// Begins a new log, or none. The caller asks for an anchor then.
     pub(crate) fn start(&self, capacity: usize, one_in: u32, now: u64) {
         let fresh = Log {
+            // ORDERING: Relaxed: only uniqueness matters.
+            generation: self.started.fetch_add(1, Ordering::Relaxed),
             capacity,
             one_in: one_in.max(1),
             entries: VecDeque::new(),
@@ -305,94 +312,85 @@ impl Tracer {
         self.is_called.store(false, Ordering::Relaxed);
         let mut told = Vec::new();
         let anchor = ask.anchor();
-        let before = match self.log.lock().as_mut() {
-            Some(log) => {
-                log.resolved_ns = now;
-                log.anchor.clone()
-            }
-            None => return told,
+        let begin = |log: &mut Log| {
+            log.resolved_ns = now;
+            (log.generation, log.anchor.clone())
         };
-        if let Some(anchor) = anchor {
+        let Some((generation, before)) = self.log.lock().as_deref_mut().map(begin) else {
+            return told;
+        };
+        if let Some(AnchorEvent { event, window }) = anchor {
             let device_ns = match &before {
                 None => Some(0.0),
-                Some((event, at)) => ask.elapsed_ns(event, &anchor.event).map(|ns| at + ns),
+                Some((last, at)) => ask.elapsed_ns(last, &event).map(|ns| at + ns),
             };
-            if let (Some(log), Some(device_ns)) = (self.log.lock().as_mut(), device_ns) {
-                log.clock.anchor(device_ns, anchor.window);
-                log.anchor = Some((anchor.event, device_ns));
-            }
+            self.within(generation, |log| {
+                if let Some(device_ns) = device_ns {
+                    log.clock.anchor(device_ns, window);
+                    log.anchor = Some((event, device_ns));
+                }
+            });
         }
         // Of the anchor in front of most of them.
         let Some((base, base_ns)) = before else { return told };
+        let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
         loop {
-            let chunk = match self.log.lock().as_mut() {
-                Some(log) => log.take_unresolved(),
-                None => return told,
-            };
+            let Some(chunk) = self.within(generation, Log::take_unresolved) else { return told };
             if chunk.is_empty() {
                 return told;
             }
-            let resolved = chunk.iter().map(|(number, (start, end))| {
-                let start = ask.elapsed_ns(&base, start).map(|ns| base_ns + ns);
-                let end = ask.elapsed_ns(&base, end).map(|ns| base_ns + ns);
-                (*number, start.zip(end))
-            });
+            let at = |event| ask.elapsed_ns(&base, event).map(|ns| base_ns + ns);
+            let resolved =
+                chunk.iter().map(|(number, (start, end))| (*number, at(start).zip(at(end))));
             let resolved: Vec<_> = resolved.collect();
-            let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
-            if let Some(log) = self.log.lock().as_mut() {
+            self.within(generation, |log| {
                 for (number, at) in resolved {
                     let entry = log.resolved(number, at).filter(|_| is_told);
                     told.extend(entry.map(|entry| (entry.submission.clone(), entry.passed)));
                 }
-            }
+            });
             // Their events, outside of the log's lock.
             drop(chunk);
         }
     }
 
-    /// Asks the events of what was not seen: nobody may have looked yet, and of the first that is not complete when it began. Only
+    /// Asks how far each stream is by the events in the log: nobody may have looked yet; and since when what comes next runs. Only
     /// where driver calls may be made.
     pub(crate) fn look(&self, ask: &impl AskEvents, now: u64) {
-        let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
-        let (mut told, mut streams) = (
-            Vec::new(),
-            match self.log.lock().as_ref() {
-                Some(log) => log.lanes.keys().copied().collect::<Vec<_>>(),
-                None => return,
-            },
-        );
-        while let Some(stream) = streams.pop() {
-            let Some(((base, base_ns), next)) = self
-                .log
-                .lock()
-                .as_ref()
-                .and_then(|log| Some((log.anchor.clone()?, log.next_of(stream))))
-            else {
-                continue;
-            };
-            let since = |event: &EventHandle| ask.elapsed_ns(&base, event).map(|ns| base_ns + ns);
-            let mut is_more = next.len() == CHUNK;
-            for (number, ticket, (start, end)) in next {
-                let (start, end) = (since(&start), since(&end));
-                let mut log = self.log.lock();
-                let Some(log) = log.as_mut() else { return };
-                if let Some(at) = start.zip(end) {
-                    log.see(stream, ticket, now);
-                    let entry = log.resolved(number, Some(at)).filter(|_| is_told);
-                    told.extend(entry.map(|entry| (entry.submission.clone(), entry.passed)));
-                    continue;
+        let streams = |log: &Log| (log.generation, log.lanes.keys().copied().collect::<Vec<_>>());
+        let Some((generation, streams)) = self.log.lock().as_deref().map(streams) else { return };
+        for stream in streams {
+            let mut is_more = true;
+            while is_more {
+                let next = |log: &mut Log| Some((log.anchor.clone()?, log.next_of(stream)));
+                let Some(((base, base_ns), next)) = self.within(generation, next).flatten() else {
+                    return;
+                };
+                let (mut complete, mut runs) = (None, None);
+                for (number, ticket, (start, end)) in &next {
+                    if ask.elapsed_ns(&base, end).is_none() {
+                        runs = ask.elapsed_ns(&base, start).map(|since| (*number, base_ns + since));
+                        break;
+                    }
+                    complete = Some(*ticket);
                 }
-                if let Some(start) = start {
-                    log.runs_since(number, start);
-                }
-                is_more = false;
-                break;
-            }
-            if is_more {
-                streams.push(stream);
+                is_more = next.len() == CHUNK && runs.is_none() && complete.is_some();
+                self.within(generation, |log| {
+                    if let Some(ticket) = complete {
+                        log.see(stream, ticket, now);
+                    }
+                    if let Some((number, since)) = runs {
+                        log.runs_since(number, since);
+                    }
+                });
             }
         }
-        told.iter().for_each(|(submission, passed)| tell(submission, passed));
+    }
+
+    /// Works on the log, if it is still that one.
+    fn within<R>(&self, generation: u64, work: impl FnOnce(&mut Log) -> R) -> Option<R> {
+        let mut log = self.log.lock();
+        log.as_deref_mut().filter(|log| log.generation == generation).map(work)
     }
 
     /// Everything that is in the log.
