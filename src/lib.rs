@@ -193,7 +193,7 @@ pub use op::join::join_all;
 pub use op::value::DeviceSide;
 pub use op::{Op, Ticket};
 pub use runtime::protocol::cadence::Completion;
-pub use runtime::tracer::TracedWork;
+pub use runtime::traced_op::TracedWork;
 pub use serve::batcher::builder::BatcherBuilder;
 pub use serve::batcher::running::{Batch, BatchTask};
 pub use serve::batcher::worker::BatchWorker;

@@ -6,7 +6,7 @@
 //! [`event_pool`] the pool of events, [`registry`] the streams of a device,
 //! [`counted`] a list whose length needs no lock, [`weak_list`] one of what others own, [`graph_budget`] how many compiled graphs there are, [`graph_memory`] what graphs
 //! give up, [`loans`] what other libraries have on loan, [`deadlines`] what the poller does at a time, [`coop`] how a task yields,
-//! [`tracer`] a log of operations and [`device_clock`] the device's times in it,
+//! [`tracer`] a log of operations, [`traced_op`] what is in it, and [`device_clock`] the device's times in it,
 //! [`words`] and [`doorbell`] what else than an event tells of a completion, [`progress`] and [`device_state`] what
 //! outlives streams and devices. What was given up is in [`reclaim`](crate::memory::reclaim), the thread that drops what users lent in
 //! [`reaper`](crate::thread::reaper).
@@ -35,6 +35,7 @@ pub(crate) mod progress;
 pub(crate) mod protocol;
 pub(crate) mod registry;
 pub(crate) mod stream_state;
+pub(crate) mod traced_op;
 pub(crate) mod tracer;
 pub(crate) mod weak_list;
 pub(crate) mod words;

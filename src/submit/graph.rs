@@ -19,7 +19,7 @@ use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, NodeLaunch, RawGraph};
 use crate::runtime::graph_budget::Evictable;
 use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
-use crate::runtime::tracer::TracedWork;
+use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
 use crate::thread::exit::ExitGuard;
 

@@ -19,7 +19,7 @@ use crate::memory::reclaim::claim::Claim;
 use crate::memory::view::Span;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::{StreamState, Turn};
-use crate::runtime::tracer::{Note, TracedWork};
+use crate::runtime::traced_op::{Note, TracedWork};
 use crate::thread::role;
 use crate::thread::role::Role;
 

@@ -11,7 +11,8 @@ use crate::memory::point::Track;
 use crate::runtime::MarkedPoint;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
-use crate::runtime::tracer::{Between, Note, TracedSubmission};
+use crate::runtime::traced_op::{Note, TracedSubmission};
+use crate::runtime::tracer::Between;
 
 /// Nobody, or who traces an operation: known when it is compiled, as instructions more are too many.
 pub(super) trait TracedAs {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use super::gaps::{Gap, GapCause, Timed};
 use super::trace::shown;
 use crate::op::Ticket;
-use crate::runtime::tracer::TracedWork;
+use crate::runtime::traced_op::TracedWork;
 
 const MANY: usize = 64;
 const FEW: usize = 10;

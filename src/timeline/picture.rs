@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::trace::{Trace, TracedOp};
-use crate::runtime::tracer::TracedWork;
+use crate::runtime::traced_op::TracedWork;
 
 /// A picture of a trace; from [`Trace::picture`].
 #[derive(Clone, Debug)]

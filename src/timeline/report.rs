@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::advice::{Advice, advice};
 use super::gaps::{Gap, GapCause, gaps};
 use super::trace::{Trace, TracedOp, shown};
-use crate::runtime::tracer::TracedWork;
+use crate::runtime::traced_op::TracedWork;
 
 /// Gaps that a report names.
 const GAPS: usize = 8;

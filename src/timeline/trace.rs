@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::op::Ticket;
-use crate::runtime::tracer::{LogSnapshot, Note, TracedSubmission, TracedTimes, TracedWork};
+use crate::runtime::traced_op::{Note, TracedSubmission, TracedTimes, TracedWork};
+use crate::runtime::tracer::LogSnapshot;
 
 /// What a device's [timeline](crate::DeviceTimeline) held at one moment.
 #[derive(Clone, Debug)]

@@ -1,0 +1,97 @@
+//! What is written down of an operation: plain data of a [`Tracer`](super::tracer::Tracer)'s log.
+#![forbid(unsafe_code)]
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::backend::Grid;
+
+/// What an operation has the device do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TracedWork {
+    /// Nothing that takes time: an allocation, an event, a wait.
+    Order,
+    /// The launch of a kernel.
+    Kernel,
+    /// Launches one by one, or of a graph: of a replayed list, or of a [`Graph`](crate::Graph).
+    List,
+    /// A copy from the host.
+    ToDevice,
+    /// A copy to the host.
+    ToHost,
+    /// A copy on the device, or from another one.
+    Copy,
+    /// A fill.
+    Fill,
+    /// A function on the host.
+    HostFn,
+    /// Calls of another library.
+    Foreign,
+}
+
+/// What an operation's driver calls were.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Note {
+    pub(crate) work: TracedWork,
+    pub(crate) bytes: u64,
+    pub(crate) launches: u32,
+    pub(crate) grid_dim: [u32; 3],
+    pub(crate) block_dim: [u32; 3],
+    pub(crate) shared_mem_bytes: u32,
+}
+
+/// An operation that was submitted.
+#[derive(Clone, Debug)]
+pub(crate) struct TracedSubmission {
+    pub(crate) name: Arc<str>,
+    pub(crate) note: Note,
+    pub(crate) stream: u64,
+    pub(crate) stream_name: Option<Arc<str>>,
+    pub(crate) ticket: u64,
+    pub(crate) at: &'static Location<'static>,
+    pub(crate) span: Option<u64>,
+    /// Tickets of other streams that it waits for on the device.
+    pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,
+    pub(crate) submitted_ns: u64,
+    /// What the device's buffers held then.
+    pub(crate) buffers_bytes: u64,
+}
+
+/// What became of it; times of the engine's clock, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TracedTimes {
+    pub(crate) device_ns: Option<(f64, f64)>,
+    /// Of one that runs.
+    pub(crate) since_ns: Option<f64>,
+    pub(crate) clock_error_ns: f64,
+    pub(crate) seen_ns: Option<u64>,
+    pub(crate) woken_ns: Option<u64>,
+    pub(crate) polled_ns: Option<u64>,
+}
+
+impl Default for Note {
+    fn default() -> Self {
+        Note {
+            work: TracedWork::Order,
+            bytes: 0,
+            launches: 0,
+            grid_dim: [0; 3],
+            block_dim: [0; 3],
+            shared_mem_bytes: 0,
+        }
+    }
+}
+
+impl Note {
+    /// One more launch of a kernel.
+    pub(crate) fn launch(&mut self, grid: &Grid) {
+        self.launches += 1;
+        self.work = if self.launches == 1 { TracedWork::Kernel } else { TracedWork::List };
+        self.grid_dim = grid.grid_dim;
+        self.block_dim = grid.block_dim;
+        self.shared_mem_bytes = grid.shared_mem_bytes;
+    }
+}
