@@ -7,9 +7,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
-/// The newest library of that name beside this test: `cargo test` has just made or checked it.
-fn library(name: &str) -> PathBuf {
+/// The libraries of that name beside this test, the newest first: `cargo test` has just made or checked one.
+fn libraries(name: &str) -> Vec<PathBuf> {
     let this = std::env::current_exe().expect("this test's own file");
     let folder = this.parent().expect("a folder");
     let is_library = |path: &PathBuf| {
@@ -18,14 +19,32 @@ fn library(name: &str) -> PathBuf {
     };
     let files = fs::read_dir(folder).expect("the folder").flatten().map(|entry| entry.path());
     let made = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
-    files.filter(is_library).max_by_key(made).unwrap_or_else(|| panic!("no library of {name}"))
+    let mut found: Vec<_> = files.filter(is_library).collect();
+    found.sort_by_key(|path| std::cmp::Reverse(made(path)));
+    assert!(!found.is_empty(), "no library of {name}");
+    found
+}
+
+/// The library of `bytemuck` that this crate was made with: other features of it may be there as well.
+fn bytemuck() -> &'static Path {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let probe = std::env::temp_dir().join(format!("bytemuck-{}.rs", std::process::id()));
+        let same = "pub fn theirs<T: gpu_await::bytemuck::Pod>() {}\n\
+                    pub fn ours<T: bytemuck::Pod>() { theirs::<T>() }\n";
+        fs::write(&probe, same).expect("a file");
+        let mut all = libraries("bytemuck").into_iter();
+        let found = all.find(|library| compile(&probe, library).is_empty());
+        fs::remove_file(probe).expect("it is there");
+        found.expect("the crate's own")
+    })
 }
 
 /// What the compiler says.
-fn compile(file: &Path) -> String {
-    let library_of = |name: &str| format!("{name}={}", library(name).display());
-    let folder = library("gpu_await");
-    let folder = folder.parent().expect("a folder");
+fn compile(file: &Path, bytemuck: &Path) -> String {
+    let library = libraries("gpu_await").swap_remove(0);
+    let folder = library.parent().expect("a folder");
+    let is = |name: &str, library: &Path| format!("{name}={}", library.display());
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc)
         .args(["--edition=2024", "--crate-type=lib", "--crate-name=mistake", "--cap-lints=allow"])
@@ -33,7 +52,7 @@ fn compile(file: &Path) -> String {
         .arg(std::env::temp_dir().join(format!("mistake-{}.rmeta", std::process::id())))
         .arg("-L")
         .arg(format!("dependency={}", folder.display()))
-        .args(["--extern", &library_of("gpu_await"), "--extern", &library_of("bytemuck")])
+        .args(["--extern", &is("gpu_await", &library), "--extern", &is("bytemuck", bytemuck)])
         .arg(file)
         .output()
         .expect("the compiler runs");
@@ -45,7 +64,7 @@ fn complaint(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).expect("a mistake");
     let mut lines = text.lines().map(|line| line.trim_start_matches("//").trim());
     let (expected, at) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
-    let said = compile(file);
+    let said = compile(file, bytemuck());
     let is_error = |line: &&str| line.starts_with("error") && !line.starts_with("error: aborting");
     let errors: Vec<&str> = said.lines().filter(is_error).collect();
     let good = match (&errors[..], expected) {
