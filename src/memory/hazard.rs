@@ -140,38 +140,24 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
             span.record(mode, stream, ticket);
             return;
         }
-        let (first, last) = self.cut(range);
-        for span in &mut self.spans[first..last] {
-            span.record(mode, stream, ticket);
-        }
-        self.merge();
+        self.change(range, |span| span.record(mode, stream, ticket));
     }
 
     /// Marks a range as not worth reading. `leaves_data`: what failed was never entered, and would have updated it.
     pub(crate) fn poison(&mut self, range: &Range<u64>, leaves_data: bool, poison: &P) {
-        if range.is_empty() {
-            return;
-        }
-        let (first, last) = self.cut(range);
-        for span in &mut self.spans[first..last] {
+        self.change(range, |span| {
             let has_data = leaves_data && span.content.has_data();
             span.content = Content::Poisoned { by: poison.clone(), has_data };
-        }
-        self.merge();
+        });
     }
 
     /// Makes what is poisoned and has data worth reading again.
     pub(crate) fn clear_poison(&mut self, range: &Range<u64>) {
-        if range.is_empty() {
-            return;
-        }
-        let (first, last) = self.cut(range);
-        for span in &mut self.spans[first..last] {
+        self.change(range, |span| {
             if span.content.has_data() {
                 span.content = Content::Valid;
             }
-        }
-        self.merge();
+        });
     }
 
     /// Whether a ticket of a stream was the last to write a part of the range.
@@ -183,17 +169,12 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
 
     /// Marks as not worth reading what a ticket of a stream was the last to write.
     pub(crate) fn poison_written(&mut self, range: &Range<u64>, by: (u64, u64), poison: &P) {
-        if range.is_empty() {
-            return;
-        }
-        let (first, last) = self.cut(range);
-        for span in &mut self.spans[first..last] {
+        self.change(range, |span| {
             let writer = span.writer.as_ref();
             if writer.is_some_and(|writer| (writer.stream.id(), writer.ticket) == by) {
                 span.content = Content::Poisoned { by: poison.clone(), has_data: false };
             }
-        }
-        self.merge();
+        });
     }
 
     /// Every stream that used the allocation, with its highest ticket.
@@ -226,11 +207,15 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         })
     }
 
-    /// Cuts spans at both ends of `range`; returns the indices that now cover it exactly.
-    fn cut(&mut self, range: &Range<u64>) -> (usize, usize) {
+    /// Changes the spans of a range, which begin and end where that does; nothing of an empty one.
+    fn change(&mut self, range: &Range<u64>, change: impl FnMut(&mut Tracked<S, P>)) {
+        if range.is_empty() {
+            return;
+        }
         let first = self.cut_at(range.start);
         let last = self.cut_at(range.end);
-        (first, last)
+        self.spans[first..last].iter_mut().for_each(change);
+        self.merge();
     }
 
     /// Makes `at` a boundary; returns the index of the span that begins there.

@@ -40,7 +40,7 @@ pub(crate) struct Tracer {
     /// One operation of so many is entered; 0: none.
     one_in: AtomicU32,
     log: Mutex<Option<Box<Log>>>,
-    /// Held by who asks the driver.
+    /// Serializes the queries of the driver.
     resolving: Mutex<()>,
     /// Somebody was told to.
     is_called: AtomicBool,
@@ -105,7 +105,7 @@ pub(crate) struct AnchorEvent {
     pub(crate) window: (u64, u64),
 }
 
-/// Who asks the driver.
+/// Reads events and the device's clock for a tracer; the engine implements it.
 pub(crate) trait AskEvents {
     fn anchor(&self) -> Option<AnchorEvent>;
     /// Nanoseconds from one event to another one.
@@ -362,9 +362,13 @@ impl Log {
     fn entry_of(&mut self, stream: u64, ticket: u64) -> Option<&mut TracedEntry> {
         let lane = self.lanes.get(&stream)?;
         let at = lane.entries.partition_point(|(known, _)| *known < ticket);
-        let (known, number) = *lane.entries.get(at)?;
-        let index = (number - self.first) as usize;
-        self.entries.get_mut(index).filter(|_| known == ticket)
+        let (_, number) = *lane.entries.get(at).filter(|(known, _)| *known == ticket)?;
+        self.entry(number)
+    }
+
+    /// An entry by its number, unless it was dropped.
+    fn entry(&mut self, number: u64) -> Option<&mut TracedEntry> {
+        self.entries.get_mut(number.checked_sub(self.first)? as usize)
     }
 
     fn take_unresolved(&mut self) -> Vec<(u64, Between)> {
@@ -372,10 +376,8 @@ impl Log {
         while chunk.len() < CHUNK
             && let Some(number) = self.unresolved.pop_front()
         {
-            // It may have been dropped.
-            let index = number.checked_sub(self.first);
-            let entry = index.and_then(|index| self.entries.get_mut(index as usize));
-            chunk.extend(entry.and_then(|entry| Some((number, entry.events.take()?))));
+            let events = self.entry(number).and_then(|entry| entry.events.take());
+            chunk.extend(events.map(|events| (number, events)));
         }
         chunk
     }
@@ -392,18 +394,17 @@ impl Log {
     }
 
     fn runs_since(&mut self, number: u64, since: f64) {
-        let index = number.checked_sub(self.first);
-        let entry = index.and_then(|index| self.entries.get_mut(index as usize));
-        if let (Some(entry), Some(since)) = (entry, self.clock.host_time(since)) {
+        let since = self.clock.host_time(since);
+        if let (Some(entry), Some(since)) = (self.entry(number), since) {
             entry.passed.since_ns = Some(since.ns);
             entry.passed.clock_error_ns = since.error_ns;
         }
     }
 
     fn resolved(&mut self, number: u64, device: Option<(f64, f64)>) -> Option<&TracedEntry> {
-        let entry = self.entries.get_mut(number.checked_sub(self.first)? as usize)?;
         let (start, end) = device?;
         let (start, end) = (self.clock.host_time(start)?, self.clock.host_time(end)?);
+        let entry = self.entry(number)?;
         entry.passed.device_ns = Some((start.ns, end.ns));
         entry.passed.clock_error_ns = start.error_ns.max(end.error_ns);
         Some(entry)

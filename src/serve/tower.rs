@@ -65,9 +65,11 @@ pub struct BatchService<Q, R, E = Error> {
 impl StreamPool {
     /// Makes a service that waits for a permit for each request, as this handle's [`acquire`](Self::acquire) does, and calls `run` with the stream.
     ///
-    /// It is always ready: a `timeout` layer bounds the wait for the permit and the work together, and no permit is kept between calls. `load_shed` alone
-    /// sheds nothing, and a `concurrency_limit` waits, outside of what a `timeout` layer bounds, or sheds with `load_shed` around it. Who would wait is refused with [`with_patience`](Self::with_patience) of zero, who waits too long with
-    /// the time limit as the patience, and the rest with [`max_waiting`](crate::StreamPoolBuilder::max_waiting).
+    /// The service is always ready, and an idle service holds no permit. So a `timeout` layer bounds the wait for the permit and the work
+    /// together, and `load_shed` alone sheds nothing. A `concurrency_limit` makes callers wait where a `timeout` layer does not reach, unless
+    /// `load_shed` is around it. Instead, let the pool refuse requests: [`with_patience`](Self::with_patience) of zero refuses those that
+    /// would wait, a patience of the time limit those that would wait too long, and
+    /// [`max_waiting`](crate::StreamPoolBuilder::max_waiting) those that are too many.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), turned into the error of `run`'s future.

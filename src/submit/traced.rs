@@ -96,8 +96,6 @@ impl Traced {
     fn record(&self, raw: &Raw<'_>, which: impl FnOnce(&Between) -> &EventHandle) {
         let Some(event) = self.events.as_ref().map(which) else { return };
         if raw.record(event).is_err() {
-            // It may be recorded all the same.
-            event.spoil();
             self.is_untimed.set(true);
         }
     }
@@ -146,7 +144,7 @@ impl TracedAs for Traced {
         };
         let events = events.filter(|(start, end)| {
             if is_untimed.get() {
-                // The other one may be pending.
+                // Either may be pending: a refused record may be made all the same.
                 start.spoil();
                 end.spoil();
             }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::trace::{Trace, TracedOp};
+use super::trace::{Trace, TracedOp, place};
 use crate::op::Ticket;
 
 /// The process that the lanes of the device are shown in, and that of the host's.
@@ -108,8 +108,7 @@ struct Details<'a>(&'a TracedOp);
 impl fmt::Display for Details<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let op = self.0;
-        let at = format!("{}:{}", op.at.file(), op.at.line());
-        write!(f, "{{\"ticket\":{},\"at\":{}", op.ticket.number, JsonText(&at))?;
+        write!(f, "{{\"ticket\":{},\"at\":{}", op.ticket.number, JsonText(&place(op.at)))?;
         if let Some(span) = op.span {
             // Wider than a reader's numbers may be.
             write!(f, ",\"span\":\"{span}\"")?;
@@ -122,17 +121,9 @@ impl fmt::Display for Details<'_> {
             write!(f, ",\"launches\":{},\"grid\":[{gx},{gy},{gz}]", op.launches)?;
             write!(f, ",\"block\":[{bx},{by},{bz}],\"shared_mem_bytes\":{}", op.shared_mem_bytes)?;
         }
-        let times = [
-            ("submitted_us", Some(op.submitted)),
-            ("started_us", op.started),
-            ("completed_us", op.completed),
-            ("seen_us", op.seen),
-            ("woken_us", op.woken),
-            ("polled_us", op.polled),
-        ];
-        for (name, time) in times {
+        for (name, time) in op.times() {
             if let Some(time) = time {
-                write!(f, ",\"{name}\":{}", Micros(time))?;
+                write!(f, ",\"{name}_us\":{}", Micros(time))?;
             }
         }
         f.write_str("}")

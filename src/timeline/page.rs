@@ -5,7 +5,7 @@ use std::io;
 use std::time::UNIX_EPOCH;
 
 use super::chrome::{JsonText, Micros};
-use super::trace::{Trace, TracedOp};
+use super::trace::{Trace, TracedOp, place};
 
 /// The page, and where the trace goes in it.
 const PAGE: &str = include_str!("page.html");
@@ -47,7 +47,7 @@ impl Trace {
 }
 
 fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
-    let at = format!("{}:{}", op.at.file(), op.at.line());
+    let at = place(op.at);
     let (name, at, work) = (JsonText(&op.name), JsonText(&at), op.work);
     let (stream, ticket) = (op.ticket.stream, op.ticket.number);
     write!(out, "{{\"name\":{name},\"work\":\"{work:?}\",\"stream\":{stream},\"ticket\":{ticket}")?;
@@ -65,17 +65,8 @@ fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
         let comma = if at == 0 { "" } else { "," };
         write!(out, "{comma}[{},{}]", on.stream, on.number)?;
     }
-    let times = [
-        ("submitted", Some(op.submitted)),
-        ("started", op.started),
-        ("completed", op.completed),
-        ("seen", op.seen),
-        ("woken", op.woken),
-        ("polled", op.polled),
-        ("clock_error", Some(op.clock_error)),
-    ];
-    write!(out, "]")?;
-    for (name, time) in times {
+    write!(out, "],\"clock_error\":{}", Micros(op.clock_error))?;
+    for (name, time) in op.times() {
         match time {
             Some(time) => write!(out, ",\"{name}\":{}", Micros(time))?,
             None => write!(out, ",\"{name}\":null")?,

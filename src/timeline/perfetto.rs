@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::time::Duration;
 
-use super::trace::{Trace, TracedOp};
+use super::trace::{Trace, TracedOp, place};
 use crate::op::Ticket;
 
 /// All packets are of one writer.
@@ -90,24 +90,19 @@ impl Trace {
     pub fn write_perfetto(&self, out: &mut impl io::Write) -> io::Result<()> {
         let mut trace = Message::default();
         for (track, place) in [(DEVICE, "on the device"), (HOST, "on the host")] {
-            describe(&mut trace, track, None, &format!("{} {place}", self.device()));
+            describe(&mut trace, track, &format!("{} {place}", self.device()), |_| {});
         }
         /// Of counters.
         const BYTES: u64 = 3;
         for (track, name, unit) in
             [(IN_FLIGHT, "operations in flight", 0), (MEMORY, "memory of buffers", BYTES)]
         {
-            trace.message(1, |packet| {
-                packet.number(10, SEQUENCE);
-                packet.message(60, |described| {
-                    described.number(1, track);
-                    described.bytes(2, name.as_bytes());
-                    described.message(8, |counter| counter.number(3, unit));
-                });
+            describe(&mut trace, track, name, |track| {
+                track.message(8, |counter| counter.number(3, unit));
             });
         }
         for (stream, name) in self.streams() {
-            describe(&mut trace, DEVICE + stream, Some(DEVICE), &name);
+            describe(&mut trace, DEVICE + stream, &name, |track| track.number(5, DEVICE));
         }
         let waits = self.waits_on_tracks(&mut trace);
         for event in self.track_events(&waits) {
@@ -127,7 +122,7 @@ impl Trace {
                 *until = end;
                 return Some(*track);
             }
-            describe(trace, next, Some(HOST), &names[&stream]);
+            describe(trace, next, &names[&stream], |track| track.number(5, HOST));
             tracks.push((next, end));
             next += 1;
             Some(next - 1)
@@ -150,17 +145,10 @@ impl Trace {
             }
         }
         let mut events = Vec::new();
-        let (mut rises, mut falls) = (Vec::new(), Vec::new());
+        let mut changes = Vec::new();
         for (number, op) in self.operations().iter().enumerate() {
-            let event = |at, kind, track| TrackEvent {
-                at,
-                kind,
-                track,
-                op: Some(op),
-                value: 0,
-                flows: Vec::new(),
-                ends_flows: Vec::new(),
-            };
+            let event =
+                |at, kind, track| TrackEvent { op: Some(op), ..TrackEvent::new(at, kind, track) };
             if let Some((started, completed)) = op.runs(self.taken().0) {
                 let track = DEVICE + op.ticket.stream;
                 let (flows, ends_flows) =
@@ -171,8 +159,7 @@ impl Trace {
                     ..event(started, EventType::Begin, track)
                 });
                 events.push(event(completed, EventType::End, track));
-                rises.push(op.submitted);
-                falls.push(completed);
+                changes.extend([(op.submitted, 1_i64), (completed, -1)]);
             }
             if let (Some(known), Some(track)) = (op.known_at(), waits[number]) {
                 events.push(event(op.submitted, EventType::Begin, track));
@@ -180,19 +167,12 @@ impl Trace {
             }
         }
         let counter = |at, track, value| TrackEvent {
-            at,
-            kind: EventType::Counter,
-            track,
-            op: None,
             value,
-            flows: Vec::new(),
-            ends_flows: Vec::new(),
+            ..TrackEvent::new(at, EventType::Counter, track)
         };
         events.extend(
             self.operations().iter().map(|op| counter(op.submitted, MEMORY, op.buffers_bytes)),
         );
-        let changes = rises.into_iter().map(|at| (at, 1_i64));
-        let mut changes: Vec<_> = changes.chain(falls.into_iter().map(|at| (at, -1))).collect();
         changes.sort();
         let mut in_flight = 0;
         events.extend(changes.into_iter().map(|(at, change)| {
@@ -212,20 +192,25 @@ impl TracedOp {
     }
 }
 
-fn describe(trace: &mut Message, track: u64, parent: Option<u64>, name: &str) {
+/// Describes a track, and adds what `more` says: its parent, or that it is a counter.
+fn describe(trace: &mut Message, track: u64, name: &str, more: impl FnOnce(&mut Message)) {
     trace.message(1, |packet| {
         packet.number(10, SEQUENCE);
         packet.message(60, |described| {
             described.number(1, track);
             described.bytes(2, name.as_bytes());
-            if let Some(parent) = parent {
-                described.number(5, parent);
-            }
+            more(described);
         });
     });
 }
 
 impl TrackEvent<'_> {
+    /// Of no operation, and without arrows.
+    fn new(at: Duration, kind: EventType, track: u64) -> Self {
+        let (flows, ends_flows) = (Vec::new(), Vec::new());
+        TrackEvent { at, kind, track, op: None, value: 0, flows, ends_flows }
+    }
+
     fn write(&self, trace: &mut Message) {
         trace.message(1, |packet| {
             packet.number(8, self.at.as_nanos() as u64);
@@ -266,7 +251,7 @@ impl TrackEvent<'_> {
                 note(name, time.as_nanos() as u64);
             }
         }
-        let at = format!("{}:{}", op.at.file(), op.at.line());
+        let at = place(op.at);
         event.message(4, |note| {
             note.bytes(10, b"at");
             note.bytes(6, at.as_bytes());

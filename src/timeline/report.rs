@@ -3,13 +3,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::advice::{Advice, advice};
 use super::gaps::{Gap, GapCause, gaps};
-use super::trace::{Trace, TracedOp, shown};
+use super::trace::{Trace, TracedOp, place, shown, stream_label};
 use crate::runtime::traced_op::TracedWork;
 
 /// Gaps that a report names.
@@ -125,10 +124,7 @@ impl fmt::Display for TraceReport {
             writeln!(f, "{stream} has run {name} for {since:.1?}, submitted at {}", place(op.at))?;
         }
         for Gap { before, name, stream_name, at, from, length, because } in gaps {
-            let stream = match stream_name {
-                Some(name) => format!("stream {} \"{}\"", before.stream, shown(name)),
-                None => format!("stream {}", before.stream),
-            };
+            let stream = stream_label(before.stream, stream_name.as_deref());
             write!(
                 f,
                 "{stream} idle for {length:.1?} at {from:.1?}: {} ({}) waited for ",
@@ -145,8 +141,4 @@ impl fmt::Display for TraceReport {
         }
         advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }
-}
-
-fn place(at: &Location<'_>) -> String {
-    format!("{}:{}", at.file(), at.line())
 }

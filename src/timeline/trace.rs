@@ -1,6 +1,7 @@
 //! [`Trace`]: a copy of a device's log, as plain data.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -33,7 +34,7 @@ pub struct Trace {
 /// `started` and `completed` are missing of what had not come so far when the trace was taken; where the driver could make no event for it
 /// (see [`DeviceTimeline`](crate::DeviceTimeline)); and on a device of `testing::manual`.
 ///
-/// Of operations that nobody awaits, `seen` is late: nobody looks before somebody has a reason to.
+/// `seen` is late for operations that are not awaited: the host asks a stream how far it is only when something needs to know.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TracedOp {
@@ -114,7 +115,7 @@ impl Trace {
     /// One operation of so many of each stream was logged; 1: each.
     #[must_use]
     pub fn one_in(&self) -> u32 {
-        self.one_in.max(1)
+        self.one_in
     }
 
     /// The operations, in the order in which they were logged: of one stream that of their tickets.
@@ -137,24 +138,28 @@ impl Trace {
 
     /// The streams, in the order of their first operations.
     pub(super) fn streams(&self) -> Vec<(u64, String)> {
-        let mut streams: Vec<(u64, String)> = Vec::new();
-        for op in &self.operations {
-            if streams.iter().all(|(id, _)| *id != op.ticket.stream) {
-                streams.push((op.ticket.stream, op.stream_label()));
-            }
-        }
-        streams
+        let mut known = HashSet::new();
+        let firsts = self.operations.iter().filter(|op| known.insert(op.ticket.stream));
+        firsts.map(|op| (op.ticket.stream, op.stream_label())).collect()
     }
 }
 
 impl TracedOp {
     /// The stream, for people.
     pub(super) fn stream_label(&self) -> String {
-        let id = self.ticket.stream;
-        match &self.stream_name {
-            Some(name) => format!("stream {id} \"{}\"", shown(name)),
-            None => format!("stream {id}"),
-        }
+        stream_label(self.ticket.stream, self.stream_name.as_deref())
+    }
+
+    /// Its six times, in their order, by the names of the fields.
+    pub(super) fn times(&self) -> [(&'static str, Option<Duration>); 6] {
+        [
+            ("submitted", Some(self.submitted)),
+            ("started", self.started),
+            ("completed", self.completed),
+            ("seen", self.seen),
+            ("woken", self.woken),
+            ("polled", self.polled),
+        ]
     }
 
     /// When it ran on the device, or since when it runs: then to when the trace was taken.
@@ -215,6 +220,19 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             clock_error: about(passed.clock_error_ns),
         }
     }
+}
+
+/// A stream, for people.
+pub(super) fn stream_label(id: u64, name: Option<&str>) -> String {
+    match name {
+        Some(name) => format!("stream {id} \"{}\"", shown(name)),
+        None => format!("stream {id}"),
+    }
+}
+
+/// A line of the program.
+pub(super) fn place(at: &Location<'_>) -> String {
+    format!("{}:{}", at.file(), at.line())
 }
 
 /// A name as people can read it: without control characters, and not longer than a line.
