@@ -208,7 +208,7 @@ pub use serve::pool::{
 pub use serve::tower::{BatchService, PoolCall, PoolService};
 pub use stream::scope::Scope;
 pub use stream::{Marks, Stream};
-pub use submit::{Append, RawQueue, Uses};
+pub use submit::{Append, RawQueue, Uses, WorkOutcome};
 pub use timeline::DeviceTimeline;
 pub use timeline::advice::Advice;
 pub use timeline::gaps::{Gap, GapCause};

@@ -560,6 +560,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     // They exist inside `enqueue` alone.
     "RawQueue::host",
     "RawQueue::host_each",
+    "RawQueue::outcome",
     "RawQueue::try_host",
     "RawQueue::cudarc_stream",
     "RawSlice::cudarc",
@@ -575,6 +576,9 @@ const CALL_NO_DRIVER: &[&str] = &[
     "DlpackTensor::shape",
     "DlpackTensor::strides",
     // In `tests/foreign_memory.rs`.
+    "MemoryLoan::complete",
+    "MemoryLoan::outcome",
+    "WorkOutcome::fail",
     "MemoryLoan::end",
     "MemoryLoan::fail",
     "MemoryLoan::detach",

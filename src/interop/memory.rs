@@ -6,11 +6,13 @@
 //! | ours, lent | borrowed from the caller, ordered with their stream at both ends; for their threads and other streams when the loan is [ready](MemoryLoan::ready) | the loan ends |
 
 use std::any::Any;
+use std::cell::OnceCell;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use crate::backend::DevicePtr;
+use crate::batch::queue::Queue;
 use crate::device::Device;
 use crate::error::{Error, ErrorDetail, MemoryProblem, Result};
 use crate::memory::Element;
@@ -20,7 +22,7 @@ use crate::op::Op;
 use crate::runtime::loans::OpenLoan;
 use crate::runtime::{Engine, Point};
 use crate::stream::Stream;
-use crate::submit::{OpenUses, Uses};
+use crate::submit::{OpenUses, Uses, WorkOutcome};
 use crate::thread::{contain, role};
 
 impl Device {
@@ -155,7 +157,8 @@ impl Stream {
         match opened {
             Ok(uses) => {
                 let (stream, begins) = (self.clone(), self.state().point(begins));
-                Ok(MemoryLoan { uses, stream, begins, open: Some(open), borrowed: PhantomData })
+                let (open, outcome) = (Some(open), OnceCell::new());
+                Ok(MemoryLoan { uses, stream, begins, open, outcome, borrowed: PhantomData })
             }
             Err(error) => {
                 engine.let_go(open);
@@ -222,6 +225,8 @@ pub struct MemoryLoan<'a, P> {
     begins: Point,
     /// Until it is over.
     open: Option<OpenLoan>,
+    /// If somebody asked for it.
+    outcome: OnceCell<WorkOutcome>,
     borrowed: PhantomData<&'a mut ()>,
 }
 
@@ -269,7 +274,51 @@ impl<P> MemoryLoan<'_, P> {
     ///
     /// A closed device is no error: a loan may end after [`Device::close`] has timed out.
     pub fn end(mut self) -> Result<()> {
-        self.close()?.map_or(Ok(()), Err)
+        self.close_now()?.map_or(Ok(()), Err)
+    }
+
+    /// Ends the loan, as [`end`](Self::end) does, with a future. Ready proves *complete on the device*: what is on the stream
+    /// when the loan ends.
+    ///
+    /// # Blocking
+    /// As [`end`](Self::end).
+    ///
+    /// # Cancel safety
+    /// Dropped, the future leaves the work running.
+    ///
+    /// # Errors
+    /// As [`end`](Self::end); the failure that the [outcome](Self::outcome) was told of by then.
+    pub fn complete(mut self) -> Op<()> {
+        let stream = self.stream.clone();
+        let queue = stream.queue();
+        let closed = self.close(&queue);
+        queue.finish(closed.and_then(|failed| failed.map_or(Ok(()), Err)))
+    }
+
+    /// Returns the outcome of the library's work, through which the library may say, from any thread and after the loan has
+    /// ended, that it failed. [`complete`](Self::complete) and readers of what was declared as written tell of it.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use gpu_await::{ErrorDetail, Uses};
+    /// let mut y = stream.empty::<f32>(4).queued()?;
+    /// // SAFETY: the library overwrites `y`, on the stream of the loan.
+    /// let loan = unsafe { stream.lend_memory(Uses::new("receive").writes(&mut y)) }?;
+    /// let outcome = loan.outcome();
+    /// // On a GPU: theirs::receive(stream, loan.slices().0.address(), 4)
+    /// let op = loan.complete();
+    /// outcome.fail("the sender is gone");
+    /// assert_eq!(op.await.unwrap_err().to_string(), "receive: the sender is gone");
+    /// let error = stream.download(&y).await.unwrap_err();
+    /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn outcome(&self) -> WorkOutcome {
+        self.outcome.get_or_init(|| WorkOutcome::of_loan(self.uses.name())).clone()
     }
 
     /// Ends the loan of a library that failed: what was declared as written counts as failed, with this cause, and
@@ -286,7 +335,7 @@ impl<P> MemoryLoan<'_, P> {
     /// If making an error of `cause` does; what was declared as written counts as failed all the same.
     pub fn fail(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         let cause = contain::hold(|| cause.into());
-        let closed = self.close();
+        let closed = self.close_now();
         match (cause, closed) {
             (Ok(cause), Ok(_)) => self.uses.fail(cause),
             (Ok(_), Err(error)) => error,
@@ -315,16 +364,26 @@ impl<P> MemoryLoan<'_, P> {
             stream: self.stream.clone(),
             begins: self.begins.clone(),
             open: self.open.take(),
+            outcome: self.outcome.clone(),
             borrowed: PhantomData,
         }
     }
 
-    /// Ends it, if it has not ended; returns the failure of what was read.
-    fn close(&mut self) -> Result<Option<Error>> {
+    fn close_now(&mut self) -> Result<Option<Error>> {
+        let stream = self.stream.clone();
+        self.close(&stream.queue())
+    }
+
+    /// Ends it, if it has not ended, on a queue of its stream; returns the failure of what was read.
+    fn close(&mut self, queue: &Queue<'_>) -> Result<Option<Error>> {
         let Some(open) = self.open.take() else { return Ok(None) };
-        let queue = self.stream.queue();
+        let outcome = self.outcome.get();
         let ended = self.uses.close(self.stream.engine(), |footprint| {
-            queue.submit(footprint, 0, |_| Ok(()))?;
+            let (ticket, ()) = queue.submit(footprint, 0, |_| Ok(()))?;
+            if let Some(outcome) = outcome {
+                outcome.ended_at(footprint, queue.stream().id(), ticket);
+                queue.outcomes().push(outcome.dependency());
+            }
             Ok(())
         });
         // Who closes the device is woken here, or where users' code may run.
@@ -336,7 +395,7 @@ impl<P> MemoryLoan<'_, P> {
 impl<P> Drop for MemoryLoan<'_, P> {
     fn drop(&mut self) {
         // It poisoned what was to be written.
-        self.close().ok();
+        self.close_now().ok();
     }
 }
 

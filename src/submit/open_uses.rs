@@ -59,6 +59,10 @@ impl<P> OpenUses<P> {
         self.pointers
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// The uses, which are not here any more.
     pub(crate) fn take(&mut self) -> OpenUses<P>
     where

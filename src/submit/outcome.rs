@@ -1,6 +1,7 @@
-//! [`RunOutcome`]: how another library's work ended, where the stream of a host device runs it later.
+//! [`RunOutcome`]: how another library's work ended, where that is known only when it has run: a function on a host device, work
+//! whose library has threads that tell of its failure ([`WorkOutcome`]).
 //!
-//! | its function | what was declared as written |
+//! | its function, or its library | what was declared as written |
 //! |---|---|
 //! | has not failed | counts as written |
 //! | fails behind the submission | counts as failed from then on, unless a later operation wrote it |
@@ -21,8 +22,9 @@
 use std::any::Any;
 use std::cell::{OnceCell, RefCell};
 use std::error::Error as StdError;
+use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
@@ -56,9 +58,60 @@ pub(crate) struct Dependency {
 
 pub(crate) struct RunOutcome {
     op: Arc<str>,
-    /// The stream and the ticket of the operation.
-    at: (u64, u64),
+    /// The stream and the ticket of the operation, once it has some.
+    at: OnceLock<(u64, u64)>,
     state: Mutex<RunState>,
+}
+
+/// How work that is already submitted ends, for a library that learns of a failure later than its call returns: from
+/// [`RawQueue::outcome`](crate::RawQueue::outcome) or [`MemoryLoan::outcome`](crate::MemoryLoan::outcome).
+///
+/// Whoever may learn of the failure keeps it until the operation is complete. Clones are the same outcome; dropping
+/// them all says that nothing fails any more.
+#[derive(Clone)]
+pub struct WorkOutcome(Arc<RunOutcome>);
+
+impl WorkOutcome {
+    pub(super) fn new(outcome: &Arc<RunOutcome>) -> Self {
+        WorkOutcome(outcome.clone())
+    }
+
+    /// That of the work of a loan, which has no ticket before the loan ends.
+    pub(crate) fn of_loan(op: &'static str) -> Self {
+        let (op, at, state) = (op.into(), OnceLock::new(), Mutex::default());
+        WorkOutcome(Arc::new(RunOutcome { op, at, state }))
+    }
+
+    /// The loan has ended with that ticket.
+    pub(crate) fn ended_at(&self, footprint: &Footprint<'_>, stream: u64, ticket: u64) {
+        let at = *self.0.at.get_or_init(|| (stream, ticket));
+        self.0.submitted(footprint, at);
+    }
+
+    /// For the future of the loan.
+    pub(crate) fn dependency(&self) -> Dependency {
+        Dependency::own(self.0.clone())
+    }
+
+    /// Says that the work failed. The first failure counts.
+    ///
+    /// The operation's future resolves with [`ErrorDetail::Foreign`], whose source is `cause` (an [`Error`] of this crate stays
+    /// as it is), **when the work is complete on the device**: the library sees to it that it ends, and calls this before. What the
+    /// operation was declared to write counts as failed from now on, until it is overwritten, and operations that have read it,
+    /// or will, fail with [`ErrorDetail::Upstream`]. Once the work is complete it is too late: its future may have been ready, and
+    /// the call may change nothing.
+    ///
+    /// Any thread may call it. It does not block, and never calls the driver.
+    pub fn fail(&self, cause: impl Into<Box<dyn StdError + Send + Sync>>) {
+        self.0.fail(cause.into());
+    }
+}
+
+impl fmt::Debug for WorkOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = self.0.state.lock().error.clone();
+        f.debug_struct("WorkOutcome").field("op", &self.0.op).field("error", &error).finish()
+    }
 }
 
 #[derive(Default)]
@@ -99,7 +152,8 @@ impl Dependency {
 impl RunOutcome {
     /// That of the operation of that name that is being submitted to `stream`, whose lock the caller has.
     pub(super) fn of(op: Arc<str>, stream: &StreamState) -> Self {
-        RunOutcome { op, at: (stream.id(), stream.submitted() + 1), state: Mutex::default() }
+        let at = OnceLock::from((stream.id(), stream.submitted() + 1));
+        RunOutcome { op, at, state: Mutex::default() }
     }
 
     /// The function failed.
@@ -199,7 +253,7 @@ impl LateOutcomes {
         self.0.get().map_or(0, |all| all.borrow().known.len())
     }
 
-    pub(super) fn push(&self, own: Dependency) {
+    pub(crate) fn push(&self, own: Dependency) {
         self.all().borrow_mut().known.push(own);
     }
 
@@ -300,7 +354,9 @@ impl LateOutcomes {
             return all.truncate(known);
         }
         for Dependency { outcome, .. } in all[known..].iter().filter(|own| own.reader.is_none()) {
-            outcome.submitted(footprint, outcome.at);
+            if let Some(at) = outcome.at.get() {
+                outcome.submitted(footprint, *at);
+            }
         }
     }
 }

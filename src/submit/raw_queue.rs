@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::name::Name;
-use super::outcome::{Dependency, LateOutcomes, RunOutcome};
+use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOutcome};
 use super::raw::Raw;
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
@@ -118,9 +118,9 @@ impl RawQueue<'_> {
     /// An operation that was submitted *before* the failure and reads that memory runs on whatever it holds. Its future fails likewise
     /// when it is ready, and what it wrote counts as failed too.
     ///
-    /// There is nothing like it on a GPU, where device work has no status. Work that the library does on the host goes
-    /// between [`MemoryLoan::ready`](crate::MemoryLoan::ready) and [`MemoryLoan::fail`](crate::MemoryLoan::fail) on
-    /// every device.
+    /// On a GPU device work has no status of its own; a library that learns of a failure in another way tells of it through an
+    /// [`outcome`](Self::outcome). Work that the library does on the host goes between
+    /// [`MemoryLoan::ready`](crate::MemoryLoan::ready) and [`MemoryLoan::fail`](crate::MemoryLoan::fail) on every device.
     ///
     /// # Examples
     /// ```
@@ -166,6 +166,42 @@ impl RawQueue<'_> {
             outcomes.push(Dependency::own(outcome));
         }
         Ok(())
+    }
+
+    /// Returns the outcome of the operation, through which the library may say, after the call and from any thread, that the
+    /// work failed: a peer that is gone, a status that a thread of the library's finds.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::Unsupported`]: in the closure of a [`Graph`](crate::Graph), whose launches have outcomes of their own.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use gpu_await::{Error, ErrorDetail, Uses};
+    /// let mut y = stream.empty::<f32>(4).queued()?;
+    /// // SAFETY: the library overwrites `y`, if it succeeds.
+    /// let op = unsafe {
+    ///     stream.enqueue(Uses::new("receive").writes(&mut y), |queue, (y,)| {
+    ///         let outcome = queue.outcome()?;
+    ///         // On a GPU the library's own thread does this; a host device runs it here.
+    ///         queue.host(move || outcome.fail(format!("nobody sent {} numbers", y.len())))?;
+    ///         Ok::<(), Error>(())
+    ///     })
+    /// };
+    /// assert_eq!(op.await.unwrap_err().to_string(), "receive: nobody sent 4 numbers");
+    /// let error = stream.download(&y).await.unwrap_err();
+    /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn outcome(&self) -> Result<WorkOutcome> {
+        let Some(outcomes) = self.outcomes else {
+            return Err(self.unsupported("the outcome of work in a graph"));
+        };
+        let outcome = Arc::new(RunOutcome::of(self.name.to_arc(), self.raw.stream));
+        outcomes.push(Dependency::own(outcome.clone()));
+        Ok(WorkOutcome::new(&outcome))
     }
 
     /// [`host`](Self::host) for work that [can be captured](crate::Uses::can_be_captured): in a graph each launch calls the

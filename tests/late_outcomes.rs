@@ -1,0 +1,181 @@
+//! Work of other libraries whose failure is known only later, on every device: who is told of it.
+
+use gpu_await::testing::{self, Gate};
+use gpu_await::{
+    DeviceBuffer, Error, ErrorDetail, ErrorKind, MemoryLoan, Op, Result, Stream, Uses, WorkOutcome,
+};
+
+const LEN: usize = 1000;
+
+/// Work that does nothing, and the outcome through which it fails.
+fn work(stream: &Stream, y: &mut DeviceBuffer<f32>) -> (Op<()>, WorkOutcome) {
+    let mut outcome = None;
+    // SAFETY: nothing is put on the stream, and the memory was written before.
+    let op = unsafe {
+        stream.enqueue(Uses::new("their work").updates(y), |queue, _| {
+            outcome = Some(queue.outcome()?);
+            Ok::<(), Error>(())
+        })
+    };
+    (op, outcome.expect("the closure ran"))
+}
+
+fn lend<'a>(stream: &Stream, y: &'a mut DeviceBuffer<f32>) -> Result<MemoryLoan<'a, impl Copy>> {
+    // SAFETY: nobody does anything there, and the memory was written before.
+    unsafe { stream.lend_memory(Uses::new("their work").updates(y)) }
+}
+
+fn assert_upstream(error: &Error) {
+    assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    assert!(error.to_string().contains("their work"), "{error}");
+}
+
+#[tokio::test]
+async fn an_outcome_reaches_every_reader() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let mut y = stream.zeros::<f32>(LEN).queued()?;
+    let mut z = stream.zeros::<f32>(LEN).queued()?;
+    for is_lent in [false, true, false, true] {
+        stream.fill(&mut y, 1.0).queued()?;
+        stream.fill(&mut z, 1.0).queued()?;
+        let gate = Gate::close(&stream)?;
+        let (op, outcome) = match is_lent {
+            false => work(&stream, &mut y),
+            true => {
+                let loan = lend(&stream, &mut y)?;
+                let outcome = loan.outcome();
+                (loan.complete(), outcome)
+            }
+        };
+        let copied = other.copy(&y, &mut z);
+        let read = other.download(&z);
+        assert!(!op.is_complete());
+        outcome.fail("nobody sent anything");
+        outcome.fail("the first failure counts");
+        let after = other.download(&y);
+        gate.open();
+        let error = op.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Foreign);
+        assert_eq!(error.to_string(), "their work: nobody sent anything");
+        for failed in [copied.await.unwrap_err(), read.await.unwrap_err()] {
+            assert_upstream(&failed);
+        }
+        assert_upstream(&after.await.unwrap_err());
+        assert_upstream(&stream.download(&z).await.unwrap_err());
+    }
+    // Overwritten, it is good again.
+    stream.fill(&mut y, 3.0).queued()?;
+    assert_eq!(stream.download(&y).await?, [3.0; LEN]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn work_that_does_not_fail() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut y = stream.full(LEN, 2.0f32).queued()?;
+    let (op, outcome) = work(&stream, &mut y);
+    let read = stream.download(&y);
+    op.await?;
+    drop(outcome);
+    assert_eq!(read.await?, [2.0; LEN]);
+    let loan = lend(&stream, &mut y)?;
+    let outcome = loan.outcome();
+    loan.complete().await?;
+    assert_eq!(stream.download(&y).await?, [2.0; LEN]);
+    // Too late: whoever waited for it was told that it is good.
+    outcome.fail("after all");
+    assert_eq!(stream.download(&y).await?, [2.0; LEN]);
+    Ok(())
+}
+
+/// The failure is known before the loan ends, or when it ended without a future.
+#[tokio::test]
+async fn an_outcome_of_a_loan_at_any_time() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut y = stream.full(LEN, 2.0f32).queued()?;
+    let loan = lend(&stream, &mut y)?;
+    loan.outcome().fail("before the end");
+    let error = loan.complete().await.unwrap_err();
+    assert_eq!(error.to_string(), "their work: before the end");
+    assert_upstream(&stream.download(&y).await.unwrap_err());
+    for ends in [true, false] {
+        stream.fill(&mut y, 4.0).queued()?;
+        let loan = lend(&stream, &mut y)?;
+        let outcome = loan.outcome();
+        match ends {
+            true => loan.end()?,
+            false => drop(loan),
+        }
+        outcome.fail("behind the end");
+        assert_upstream(&stream.download(&y).await.unwrap_err());
+    }
+    // A part that somebody overwrote meanwhile is good.
+    stream.fill(&mut y, 4.0).queued()?;
+    let (op, outcome) = work(&stream, &mut y);
+    stream.fill(&mut y.slice_mut(..10)?, 5.0).queued()?;
+    outcome.fail("late");
+    op.await.expect_err("it failed");
+    assert_eq!(stream.download(&y.slice(..10)?).await?, [5.0; 10]);
+    assert_upstream(&stream.download(&y.slice(10..)?).await.unwrap_err());
+    Ok(())
+}
+
+/// It fails on one device, and is read on another.
+#[tokio::test]
+async fn an_outcome_reaches_other_devices() -> Result<()> {
+    let (device, peer) = (testing::device(), testing::peer_device());
+    let (stream, there) = (device.stream()?, peer.stream()?);
+    let mut y = stream.full(LEN, 1.0f32).queued()?;
+    let mut z = there.full(LEN, 1.0f32).queued()?;
+    let gate = Gate::close(&stream)?;
+    let (op, outcome) = work(&stream, &mut y);
+    let copied = there.copy(&y, &mut z);
+    outcome.fail("gone");
+    gate.open();
+    op.await.expect_err("it failed");
+    assert_upstream(&copied.await.unwrap_err());
+    assert_upstream(&there.download(&z).await.unwrap_err());
+    Ok(())
+}
+
+/// Its thread says so at any time, beside readers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_beside_readers_is_lost_to_nobody() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let mut y = stream.zeros::<f32>(LEN).queued()?;
+    let mut z = other.zeros::<f32>(LEN).queued()?;
+    for _ in 0..200 {
+        stream.fill(&mut y, 1.0).queued()?;
+        let gate = Gate::close(&stream)?;
+        let (op, outcome) = work(&stream, &mut y);
+        let thread = std::thread::spawn(move || {
+            outcome.fail("gone");
+            gate.open();
+        });
+        let copied = other.copy(&y, &mut z);
+        op.await.expect_err("it failed before it was complete");
+        assert_upstream(&copied.await.unwrap_err());
+        assert_upstream(&other.download(&z).await.unwrap_err());
+        thread.join().expect("ends");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_outcome_in_a_graph() -> Result<()> {
+    let device = testing::device();
+    let made = device.graph::<(gpu_await::InOut<f32>,), _, _>((), |q, (), (mut y,)| {
+        let uses = Uses::new("their work").updates(&mut y).can_be_captured();
+        // SAFETY: nothing is put on the stream.
+        unsafe { q.enqueue(uses, |queue, _| queue.outcome().map(drop)) }
+    });
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<f32>(LEN).queued()?;
+    let error = made.launch(&stream, (&mut y,)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    Ok(())
+}
