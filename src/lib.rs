@@ -214,7 +214,7 @@ pub use timeline::advice::Advice;
 pub use timeline::gaps::{Gap, GapCause};
 pub use timeline::picture::TracePicture;
 pub use timeline::report::{OpSummary, TraceReport};
-pub use timeline::trace::{Trace, TracedOp};
+pub use timeline::trace::{Trace, TracedOp, TracedStream};
 
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]

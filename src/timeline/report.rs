@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::advice::{Advice, advice};
 use super::gaps::{Gap, GapCause, gaps};
-use super::trace::{Trace, TracedOp, place, shown, stream_label};
+use super::trace::{Trace, TracedOp, place, shown};
 use crate::runtime::traced_op::TracedWork;
 
 /// Gaps that a report names.
@@ -123,8 +123,7 @@ impl fmt::Display for TraceReport {
             let (name, stream) = (shown(&op.name), op.stream_label());
             writeln!(f, "{stream} has run {name} for {since:.1?}, submitted at {}", place(op.at))?;
         }
-        for Gap { before, name, stream_name, at, from, length, because } in gaps {
-            let stream = stream_label(before.stream, stream_name.as_deref());
+        for Gap { name, stream, at, from, length, because, .. } in gaps {
             write!(
                 f,
                 "{stream} idle for {length:.1?} at {from:.1?}: {} ({}) waited for ",
@@ -133,9 +132,7 @@ impl fmt::Display for TraceReport {
             )?;
             match because {
                 GapCause::Host => writeln!(f, "the host to submit it"),
-                GapCause::Stream(on) => {
-                    writeln!(f, "operation {} of stream {}", on.number, on.stream)
-                }
+                GapCause::Stream { name, stream, .. } => writeln!(f, "{} of {stream}", shown(name)),
                 GapCause::Device => writeln!(f, "the device"),
             }?;
         }

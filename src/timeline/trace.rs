@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
+use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -144,10 +145,32 @@ impl Trace {
     }
 }
 
+/// A stream of a trace; formatted as `stream 3 "left"`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracedStream {
+    /// Its id, as in [`Ticket::stream`](crate::Ticket::stream).
+    pub id: u64,
+    /// Its [name](crate::StreamBuilder::name), if it was given one.
+    pub name: Option<Arc<str>>,
+}
+
+impl fmt::Display for TracedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "stream {} \"{}\"", self.id, shown(name)),
+            None => write!(f, "stream {}", self.id),
+        }
+    }
+}
+
 impl TracedOp {
     /// The stream, for people.
     pub(super) fn stream_label(&self) -> String {
-        stream_label(self.ticket.stream, self.stream_name.as_deref())
+        self.stream().to_string()
+    }
+
+    pub(super) fn stream(&self) -> TracedStream {
+        TracedStream { id: self.ticket.stream, name: self.stream_name.clone() }
     }
 
     /// Its six times, in their order, by the names of the fields.
@@ -219,14 +242,6 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             polled: exactly(passed.polled_ns),
             clock_error: about(passed.clock_error_ns),
         }
-    }
-}
-
-/// A stream, for people.
-pub(super) fn stream_label(id: u64, name: Option<&str>) -> String {
-    match name {
-        Some(name) => format!("stream {id} \"{}\"", shown(name)),
-        None => format!("stream {id}"),
     }
 }
 
