@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `timeline.queued.off_us`, `.on_us`, `.sampled_us` | how long the thread is busy for a queued launch of an empty kernel, without a log, with one of all operations, and with one of an operation in 100; medians of bursts of 100 on an empty stream, in turn |
 //! | `timeline.await.off_us`, `.on_us`, `.sampled_us` | the same of an awaited launch, each the median of 100 |
-//! | `timeline.elapsed.off_by_us` | how far a kernel's time in the trace is from that of two timed events of the program around it (`cuEventElapsedTime`), the median; kernels of 10 µs to 10 ms |
+//! | `timeline.elapsed.off_by_us` | how far a kernel's time in the trace is from what two timed events of a program around it say without a trace (`cuEventElapsedTime`; the median of 20), the median; kernels of 10 µs to 10 ms |
 //! | `timeline.elapsed.beyond` | for how many it is more than 2 µs and more than 1 % |
 //! | `timeline.spin.off_by_us`, `.beyond` | the same beside what the kernel spins, and ... |
 //! | `timeline.spin.events_off_by_us`, `.events_beyond` | ... what the program's events say of that |
@@ -80,20 +80,26 @@ async fn lengths(device: &Device) {
     let [mut beside_events, mut beside_spin, mut events_beside_spin] =
         [(); 3].map(|()| Errors::default());
     for spin_ns in [10_000, 100_000, 1_000_000, 10_000_000] {
-        device.timeline().start(CAPACITY).expect("a log");
-        let mut elapsed = Vec::new();
-        for _ in 0..rounds(20, 2) {
+        let runs = rounds(20, 2);
+        let spun = spin_ns as f64 / 1e3;
+        device.timeline().stop();
+        let mut between_events = Vec::new();
+        for _ in 0..runs {
             let timed = stream.timed(|queue| spin.launch(queue, spin_ns));
-            elapsed.push(us(timed.await.expect("completes").1));
+            between_events.push(us(timed.await.expect("completes").1));
+        }
+        let by_events = Sorted::new(between_events.clone()).p50();
+        between_events.into_iter().for_each(|took| events_beside_spin.add(took, spun));
+        device.timeline().start(CAPACITY).expect("a log");
+        for _ in 0..runs {
+            spin.launch(&stream, spin_ns).await.expect("completes");
         }
         let trace = device.timeline().snapshot().expect("a trace");
-        let ops = trace.operations().iter().filter(|op| &*op.name == "spin");
-        for (op, elapsed) in ops.zip(elapsed) {
+        for op in trace.operations() {
             let (started, completed) = op.device_time().expect("its times");
-            let (took, spun) = (us(completed - started), spin_ns as f64 / 1e3);
-            beside_events.add(took, elapsed);
+            let took = us(completed - started);
+            beside_events.add(took, by_events);
             beside_spin.add(took, spun);
-            events_beside_spin.add(elapsed, spun);
         }
     }
     beside_events.print("timeline.elapsed.");

@@ -67,6 +67,8 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error + Send + Sy
     let folder = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
     let named = |name| device.stream_builder().name(name);
     let (low, high) = device.priority_range();
+    // The first memory of a device takes longer.
+    device.zeros::<u8>(1024).await?;
     for schedule in ["apart", "library", "priority"] {
         device.timeline().start(10_000)?;
         match schedule {

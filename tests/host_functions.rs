@@ -578,6 +578,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     // In `tests/foreign_memory.rs`.
     "MemoryLoan::complete",
     "MemoryLoan::outcome",
+    "MemoryLoan::raw_stream",
     "WorkOutcome::fail",
     "MemoryLoan::end",
     "MemoryLoan::fail",

@@ -313,7 +313,8 @@ async fn a_picture_and_a_report() -> Result<()> {
     Ok(())
 }
 
-/// What goes from the log may still be on the device: nobody else gets its events.
+/// What goes from the log may still be on the device: nobody else gets its events. (A stream of a GPU takes 1,021 launches, or a third
+/// of them with their times.)
 #[tokio::test]
 async fn events_that_are_pending_are_not_lent() -> Result<()> {
     for starts_again in [false, true] {
@@ -321,18 +322,18 @@ async fn events_that_are_pending_are_not_lent() -> Result<()> {
         let b = device.stream()?;
         let mut x = a.zeros::<u8>(100).await?;
         let (first, second) = (Gate::close(&a)?, Gate::close(&b)?);
-        for n in 0..600 {
+        for n in 0..300 {
             a.fill(&mut x, n as u8).queued()?;
         }
         if starts_again {
             device.timeline().start(1)?;
         }
         device.timeline().stop();
-        let marks: Vec<_> = (0..600).map(|_| b.record_timed()).collect::<Result<_>>()?;
+        let marks: Vec<_> = (0..300).map(|_| b.record_timed()).collect::<Result<_>>()?;
         first.open();
         a.done().await?;
+        assert!(!first.timed_out() && !second.timed_out());
         assert!(marks.iter().all(|mark| !mark.is_complete()), "b is held up");
-        assert!(!second.timed_out());
         second.open();
         b.done().await?;
         assert!(marks.iter().all(gpu_await::Event::is_complete));

@@ -241,6 +241,16 @@ impl<P: Copy> MemoryLoan<'_, P> {
 }
 
 impl<P> MemoryLoan<'_, P> {
+    /// Returns the driver's handle of the loan's stream, for what the library puts there before the loan ends: a `CUstream` as a
+    /// number. It is not used afterwards, nor captured or destroyed.
+    ///
+    /// The stream does not become shared, as it does after [`as_raw`](Stream::as_raw): the end of the loan stands for all that the
+    /// library put there.
+    #[must_use]
+    pub fn raw_stream(&self) -> u64 {
+        self.stream.state().raw().0
+    }
+
     /// Resolves when a thread of the host, or a stream that the crate does not know, may use the memory. Puts nothing on a
     /// stream. Ready proves *complete on the device*: every earlier use of the memory that the declared ones must
     /// follow.
