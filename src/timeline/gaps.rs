@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
+use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::trace::{TracedOp, TracedStream};
+use super::trace::{TracedOp, TracedStream, place, shown};
 use crate::op::Ticket;
 
 /// A stretch in which a stream had nothing to run.
@@ -46,6 +47,19 @@ pub enum GapCause {
     },
     /// For the device: it was submitted, and had nothing to wait for that the trace knows.
     Device,
+}
+
+impl fmt::Display for Gap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Gap { name, stream, at, from, length, because, .. } = self;
+        let (name, at) = (shown(name), place(at));
+        write!(f, "{stream} idle for {length:.1?} at {from:.1?}: {name} ({at}) waited for ")?;
+        match because {
+            GapCause::Host => f.write_str("the host to submit it"),
+            GapCause::Stream { name, stream, .. } => write!(f, "{} of {stream}", shown(name)),
+            GapCause::Device => f.write_str("the device"),
+        }
+    }
 }
 
 /// An operation with its times on the device.

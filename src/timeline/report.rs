@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::advice::{Advice, advice};
-use super::gaps::{Gap, GapCause, gaps};
+use super::gaps::{Gap, gaps};
 use super::trace::{Trace, TracedOp, place, shown};
 use crate::runtime::traced_op::TracedWork;
 
@@ -123,19 +123,7 @@ impl fmt::Display for TraceReport {
             let (name, stream) = (shown(&op.name), op.stream_label());
             writeln!(f, "{stream} has run {name} for {since:.1?}, submitted at {}", place(op.at))?;
         }
-        for Gap { name, stream, at, from, length, because, .. } in gaps {
-            write!(
-                f,
-                "{stream} idle for {length:.1?} at {from:.1?}: {} ({}) waited for ",
-                shown(name),
-                place(at)
-            )?;
-            match because {
-                GapCause::Host => writeln!(f, "the host to submit it"),
-                GapCause::Stream { name, stream, .. } => writeln!(f, "{} of {stream}", shown(name)),
-                GapCause::Device => writeln!(f, "the device"),
-            }?;
-        }
+        gaps.iter().try_for_each(|gap| writeln!(f, "{gap}"))?;
         advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }
 }
