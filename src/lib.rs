@@ -80,6 +80,7 @@ pub(crate) mod event;
 #[cfg(feature = "fft")]
 pub(crate) mod fft;
 pub(crate) mod graph;
+pub mod guide;
 pub(crate) mod interop;
 pub(crate) mod kernel;
 pub mod kernels;
