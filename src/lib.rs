@@ -224,7 +224,7 @@ pub mod __private {
     pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }
 
-/// The README's examples run as well.
-#[cfg(all(doctest, feature = "algorithms", feature = "test-util"))]
+/// The README's programs run as well.
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
