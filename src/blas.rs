@@ -198,6 +198,9 @@ impl<T: GemmElement> Gemm<T> {
     ///
     /// If `beta` is 0, `c` is overwritten, whatever was there.
     ///
+    /// # Blocking
+    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.
+    ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape; [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): one that begins at
     /// an address which is no multiple of 16; [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); a plan with a bias

@@ -1,17 +1,19 @@
 //! [`Device`]: a GPU, or the CPU as one.
 #![forbid(unsafe_code)]
 
+// In the order in which rustdoc shows the methods that they add.
 pub(crate) mod builder;
+pub(crate) mod streams;
+
 mod close;
 pub(crate) mod home;
 pub(crate) mod loss;
 pub(crate) mod stats;
-pub(crate) mod streams;
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use self::builder::DeviceBuilder;
 use self::home::Home;
 use self::loss::Loss;
 use crate::backend::{Backend, DeviceKind};
@@ -49,59 +51,6 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the CUDA device of that ordinal.
-    ///
-    /// # Errors
-    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver), [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with the count,
-    /// [`ErrorDetail::NotBuilt`](crate::ErrorDetail::NotBuilt) without the `cuda` feature.
-    pub fn cuda(ordinal: usize) -> Result<Device> {
-        Device::builder().cuda(ordinal)
-    }
-
-    /// Opens a host device: real streams over CPU threads. Each call makes a new one. Its kernels
-    /// run asynchronously, as a GPU's do: submitting one returns before it has run.
-    ///
-    /// # Panics
-    /// If the system gives no thread, or the process is ending; `Device::builder().named("host")` is an error
-    /// then.
-    #[must_use]
-    pub fn host() -> Device {
-        Device::builder().host()
-    }
-
-    /// Opens CUDA device 0, or a host device where there is no driver or no GPU. Which, and why, is
-    /// told through `tracing`.
-    ///
-    /// # Errors
-    /// A GPU that is there and cannot be opened; no thread to be had.
-    pub fn cuda_or_host() -> Result<Device> {
-        Device::builder().cuda_or_host()
-    }
-
-    /// Opens the device named by the environment variable `GPU_AWAIT_DEVICE`: `cuda:N`, `cuda`,
-    /// `host` or `auto` (also when it is unset).
-    ///
-    /// # Errors
-    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the value; those of the device named.
-    pub fn from_env() -> Result<Device> {
-        Device::builder().from_env()
-    }
-
-    /// Options first.
-    pub fn builder() -> DeviceBuilder {
-        DeviceBuilder::default()
-    }
-
-    /// The number of CUDA devices; 0 where there is no driver, and inside a host function where nobody
-    /// asked before.
-    #[must_use]
-    pub fn count() -> usize {
-        #[cfg(feature = "cuda")]
-        return crate::backend::cuda::device_count();
-        #[cfg(not(feature = "cuda"))]
-        0
-    }
-
     pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Device> {
         // A host device has no driver that could refuse calls: it opens anywhere.
         let is_host = backend.kind() == DeviceKind::Host;
@@ -202,6 +151,9 @@ impl Device {
     }
 
     /// A word, zero at first, that the host and running kernels share.
+    ///
+    /// # Blocking
+    /// As [`pinned`](Self::pinned) for a few bytes.
     ///
     /// # Errors
     /// Out of pinned memory; a device that is lost or closed; a thread on which it would dead-lock.
@@ -387,6 +339,21 @@ fn at(points: Vec<Point>) -> Op<()> {
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.engine().label(), self.name())
+    }
+}
+
+/// The same opened device: handles of it are equal, and two that were opened by themselves are not, also over one GPU.
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.engine().id == other.engine().id
+    }
+}
+
+impl Eq for Device {}
+
+impl Hash for Device {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.engine().id.hash(state);
     }
 }
 

@@ -11,6 +11,7 @@
 pub(crate) mod admitter;
 pub(crate) mod advice;
 mod codes;
+pub(crate) mod foreign;
 pub(crate) mod image;
 pub(crate) mod refused;
 pub(crate) mod tensor;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, within};
+use foreign::ForeignError;
 use image::{ImageProblem, ParamLayout};
 use tensor::TensorProblem;
 use unfinished::Unfinished;
@@ -42,7 +44,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(error.to_string().contains("2..9"));
 /// # Ok::<(), gpu_await::Error>(())
 /// ```
-#[derive(Clone)]
+///
+/// Two errors are equal if their facts are.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error(Arc<ErrorDetail>);
 
 /// What a caller can do about an [`Error`].
@@ -163,7 +167,7 @@ pub enum LaunchLimit {
 }
 
 /// The facts of an [`Error`].
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields are described by each variant")]
 pub enum ErrorDetail {
@@ -326,7 +330,7 @@ pub enum ErrorDetail {
     /// Another library refused what [`enqueue`](crate::Stream::enqueue) had it do, with `cause`, which is the
     /// [`source`](std::error::Error::source). What the operation declared as written counts as failed.
     #[error("{op}: {cause}")]
-    Foreign { op: Arc<str>, cause: Arc<dyn std::error::Error + Send + Sync> },
+    Foreign { op: Arc<str>, cause: ForeignError },
     /// The closure given to [`enqueue`](crate::Stream::enqueue) panicked. What the operation declared as written
     /// counts as failed.
     #[error("the closure that enqueued {op} panicked: {message}")]
@@ -468,7 +472,7 @@ pub enum MemoryProblem {
 }
 
 /// Why a device was lost.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossCause {
     /// A driver call returned a sticky code (e.g. 700, an illegal address).

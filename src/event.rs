@@ -121,6 +121,9 @@ impl Event {
     /// Resolves when the stream has reached the point that was recorded last: *complete on the
     /// device*.
     ///
+    /// # Blocking
+    /// No; but the first call for an interprocess event makes a stream, as [`Device::stream`](crate::Device::stream) does.
+    ///
     /// # Errors
     /// The loss of the device.
     #[track_caller]
@@ -209,6 +212,9 @@ impl Event {
     ///
     /// # Ownership
     /// This event must live while the other process uses its own.
+    ///
+    /// # Blocking
+    /// For a call of the driver.
     ///
     /// # Errors
     /// [`EventProblem::NotInterprocess`]; what the driver says.

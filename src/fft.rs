@@ -181,6 +181,9 @@ impl<T: FftElement> ComplexFft<T> {
     /// Puts a forward transform on a stream, a device's current stream, or a batch. Ready proves *complete on the
     /// device*.
     ///
+    /// # Blocking
+    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.
+    ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;
     /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); no memory for the work area; those of cuFFT, as

@@ -357,6 +357,10 @@ launch! {
     /// [`InOut`](crate::InOut) and [`Out`](crate::Out). Work of other streams on them is waited for
     /// on the device.
     ///
+    /// # Blocking
+    /// While the stream's queue is [full](Stream#blocking). The first launch of a kernel may also wait, for what the driver makes
+    /// then: launch each kernel once before serving.
+    ///
     /// # Errors
     /// Refused before the driver sees it: a precondition that does not hold, with the values
     /// ([`ErrorDetail::Precondition`]); an extent that is zero or over a limit, with what was asked

@@ -1,11 +1,14 @@
 //! [`Stream`]: an ordered queue of work on a device. What is put on it is in [`verbs`].
 #![forbid(unsafe_code)]
 
+// In the order in which rustdoc shows the methods that they add.
+pub(crate) mod verbs;
+
+pub(crate) mod staged;
+
 pub(crate) mod lease;
 pub(crate) mod reclaimed;
 pub(crate) mod scope;
-pub(crate) mod staged;
-pub(crate) mod verbs;
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

@@ -15,6 +15,7 @@
 //! More than 500 lines: what tests need in one place, half of it docs.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -303,9 +304,23 @@ pub struct Faults {
     block_cache_bytes: u64,
 }
 
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults")
+            .field("spare_bytes_per_stream", &self.block_cache_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Decides what fails, while the device runs.
 #[derive(Clone)]
 pub struct FaultHandle(Arc<Control>);
+
+impl fmt::Debug for FaultHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultHandle").finish_non_exhaustive()
+    }
+}
 
 /// A watcher and its handle.
 ///

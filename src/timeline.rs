@@ -30,7 +30,7 @@ const EVENTS: usize = 256;
 /// completed on the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
 ///
 /// A batch has an entry for each of its operations; a replayed list, and a launch of a [`Graph`](crate::Graph), are one. What a replayed
-/// closure allocates has none. On a device of [`testing::manual`](crate::testing::manual) operations have no times of the device.
+/// closure allocates has none. On a device of `testing::manual` operations have no times of the device.
 ///
 /// # Cost
 /// Off, none that instructions would show. On, an operation is put between two events that measure time, and written to the log under a lock of the
@@ -82,8 +82,11 @@ impl DeviceTimeline {
     /// [`start`](Self::start), of one operation in `one_in` of each stream; 0 counts as 1. With more than 1 a [report](Trace::report) has
     /// no gaps and no advice: what is between two operations is not known.
     ///
+    /// # Blocking
+    /// As [`start`](Self::start).
+    ///
     /// # Errors
-    /// As there.
+    /// As [`start`](Self::start).
     pub fn start_sampled(&self, capacity: usize, one_in: u32) -> Result<()> {
         role::check_driver("starting the timeline")?;
         let engine = &self.engine;

@@ -29,6 +29,73 @@ pub struct DeviceBuilder {
     pub(super) timeline: Option<usize>,
 }
 
+impl Device {
+    /// Opens the CUDA device of that ordinal.
+    ///
+    /// # Blocking
+    /// Yes: the first time in a process, the driver initialises itself and makes a context. Open devices when the program starts.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver), [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with the count,
+    /// [`ErrorDetail::NotBuilt`](crate::ErrorDetail::NotBuilt) without the `cuda` feature.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Device::builder().cuda(ordinal)
+    }
+
+    /// Opens a host device: real streams over CPU threads. Each call makes a new one. Its kernels
+    /// run asynchronously, as a GPU's do: submitting one returns before it has run.
+    ///
+    /// # Panics
+    /// If the system gives no thread, or the process is ending; `Device::builder().named("host")` is an error
+    /// then.
+    #[must_use]
+    pub fn host() -> Device {
+        Device::builder().host()
+    }
+
+    /// Opens CUDA device 0, or a host device where there is no driver or no GPU. Which, and why, is
+    /// told through `tracing`.
+    ///
+    /// # Blocking
+    /// As [`cuda`](Self::cuda).
+    ///
+    /// # Errors
+    /// A GPU that is there and cannot be opened; no thread to be had.
+    pub fn cuda_or_host() -> Result<Device> {
+        Device::builder().cuda_or_host()
+    }
+
+    /// Opens the device named by the environment variable `GPU_AWAIT_DEVICE`: `cuda:N`, `cuda`,
+    /// `host` or `auto` (also when it is unset).
+    ///
+    /// # Blocking
+    /// As [`cuda`](Self::cuda).
+    ///
+    /// # Errors
+    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the value; those of the device named.
+    pub fn from_env() -> Result<Device> {
+        Device::builder().from_env()
+    }
+
+    /// Options first.
+    pub fn builder() -> DeviceBuilder {
+        DeviceBuilder::default()
+    }
+
+    /// The number of CUDA devices; 0 where there is no driver, and inside a host function where nobody
+    /// asked before.
+    ///
+    /// # Blocking
+    /// The first call in a process loads the driver and initialises it.
+    #[must_use]
+    pub fn count() -> usize {
+        #[cfg(feature = "cuda")]
+        return crate::backend::cuda::device_count();
+        #[cfg(not(feature = "cuda"))]
+        0
+    }
+}
+
 impl DeviceBuilder {
     /// Chooses how completions are learned; the default suits everybody.
     pub fn completion(mut self, completion: Completion) -> Self {
@@ -139,6 +206,9 @@ impl DeviceBuilder {
 
     /// See [`Device::cuda`].
     ///
+    /// # Blocking
+    /// As [`Device::cuda`].
+    ///
     /// # Errors
     /// As [`Device::cuda`].
     #[cfg(feature = "cuda")]
@@ -186,6 +256,9 @@ impl DeviceBuilder {
 
     /// See [`Device::cuda_or_host`].
     ///
+    /// # Blocking
+    /// As [`Device::cuda`].
+    ///
     /// # Errors
     /// As [`Device::cuda_or_host`].
     pub fn cuda_or_host(self) -> Result<Device> {
@@ -209,6 +282,9 @@ impl DeviceBuilder {
 
     /// See [`Device::from_env`].
     ///
+    /// # Blocking
+    /// As [`Device::cuda`].
+    ///
     /// # Errors
     /// As [`Device::from_env`].
     pub fn from_env(self) -> Result<Device> {
@@ -220,6 +296,9 @@ impl DeviceBuilder {
     }
 
     /// Opens the device of that name: `cuda:N`, `cuda`, `host` or `auto`.
+    ///
+    /// # Blocking
+    /// As [`Device::cuda`].
     ///
     /// # Errors
     /// [`ErrorDetail::BadDeviceName`]; those of the device named.

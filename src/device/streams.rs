@@ -43,40 +43,6 @@ impl Device {
         StreamBuilder { device: self, options: StreamOptions::default(), name: None }
     }
 
-    /// CUDA's *legacy default stream* (the NULL stream): its work waits for that of every stream that
-    /// is not [non-blocking](StreamBuilder::non_blocking), also of other libraries, and theirs for
-    /// its. One of the whole context, shared with everybody.
-    ///
-    /// # Ordering
-    /// Others put work on it. [`done`](Stream::done), [`record`](Stream::record) and
-    /// [`wait`](Stream::wait) cover that, and nothing else does.
-    ///
-    /// # Errors
-    /// A device that is lost or closed. While anybody captures a stream that is not non-blocking into
-    /// a graph, the driver refuses what is put on this one, and that capture is void.
-    ///
-    /// # Source
-    /// `CU_STREAM_LEGACY`.
-    pub fn legacy_stream(&self) -> Result<Stream> {
-        Ok(Stream::new(self.home.legacy()?, self.home.clone()))
-    }
-
-    /// The stream of the calling thread, made at its first call and dropped when the thread ends.
-    ///
-    /// It is an ordinary stream that any thread may use. CUDA's own per-thread default stream is not
-    /// offered: its handle means another stream on every thread, and tasks change threads.
-    ///
-    /// # Blocking
-    /// The first call of a thread, as [`stream`](Self::stream).
-    ///
-    /// # Errors
-    /// A device that is lost or closed; a thread on which it would dead-lock.
-    pub fn thread_stream(&self) -> Result<Stream> {
-        role::check("making a stream")?;
-        self.engine().check_open()?;
-        Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
-    }
-
     /// The stream that every device has from the start, and where what is called on the device goes
     /// outside of scopes. It is an ordinary one, not CUDA's legacy default stream.
     #[must_use]
@@ -128,10 +94,44 @@ impl Device {
         self.current_stream().reclaimed(bytes).await
     }
 
+    /// The stream of the calling thread, made at its first call and dropped when the thread ends.
+    ///
+    /// It is an ordinary stream that any thread may use. CUDA's own per-thread default stream is not
+    /// offered: its handle means another stream on every thread, and tasks change threads.
+    ///
+    /// # Blocking
+    /// The first call of a thread, as [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// A device that is lost or closed; a thread on which it would dead-lock.
+    pub fn thread_stream(&self) -> Result<Stream> {
+        role::check("making a stream")?;
+        self.engine().check_open()?;
+        Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
+    }
+
     /// The lowest and the highest stream priority; the highest is the smaller number.
     #[must_use]
     pub fn priority_range(&self) -> (i32, i32) {
         self.engine().backend.limits().priorities
+    }
+
+    /// CUDA's *legacy default stream* (the NULL stream): its work waits for that of every stream that
+    /// is not [non-blocking](StreamBuilder::non_blocking), also of other libraries, and theirs for
+    /// its. One of the whole context, shared with everybody.
+    ///
+    /// # Ordering
+    /// Others put work on it. [`done`](Stream::done), [`record`](Stream::record) and
+    /// [`wait`](Stream::wait) cover that, and nothing else does.
+    ///
+    /// # Errors
+    /// A device that is lost or closed. While anybody captures a stream that is not non-blocking into
+    /// a graph, the driver refuses what is put on this one, and that capture is void.
+    ///
+    /// # Source
+    /// `CU_STREAM_LEGACY`.
+    pub fn legacy_stream(&self) -> Result<Stream> {
+        Ok(Stream::new(self.home.legacy()?, self.home.clone()))
     }
 }
 

@@ -81,6 +81,10 @@ impl EventBuilder<'_> {
 
     /// Makes the event.
     ///
+    /// # Blocking
+    /// An interprocess event is made at once, and the driver makes none while any stream's
+    /// [queue is full](Stream#blocking). Others are made when they are first recorded.
+    ///
     /// # Errors
     /// [`EventProblem::InterprocessTimed`]; [`ErrorDetail::Unsupported`] for an interprocess event on
     /// a device that has none, such as the host device; a device that is lost or closed.
@@ -101,7 +105,10 @@ impl EventBuilder<'_> {
 
 impl Event {
     /// Records the event behind everything submitted to `stream` so far: from now on it stands for
-    /// that point. Who waits for an earlier point of it still does. The host does not wait.
+    /// that point. A wait for an earlier point of it still waits for that. The host does not wait.
+    ///
+    /// # Blocking
+    /// As [`Stream::record`]; of a timed event, as [`Stream::record_timed`].
     ///
     /// # Errors
     /// [`ErrorDetail::WrongDevice`]: a stream of another device. A device that is lost or closed.

@@ -6,6 +6,7 @@
 //! | ours, lent | borrowed from the caller, ordered with their stream at both ends; for their threads and other streams when the loan is [ready](MemoryLoan::ready) | the loan ends |
 
 use std::any::Any;
+use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -223,6 +224,16 @@ pub struct MemoryLoan<'a, P> {
     /// Until it is over.
     open: Option<OpenLoan>,
     borrowed: PhantomData<&'a mut ()>,
+}
+
+impl<P> fmt::Debug for MemoryLoan<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = self.open.is_some();
+        f.debug_struct("MemoryLoan")
+            .field("stream", &self.stream)
+            .field("open", &open)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<P: Copy> MemoryLoan<'_, P> {

@@ -167,6 +167,10 @@ impl Module {
     /// parameters, other sizes or other alignments than the kernel was compiled with, where the driver
     /// tells (CUDA 12.4). That the types are right, beyond their sizes, nobody can check.
     ///
+    /// # Blocking
+    /// For calls of the driver: it may load the kernel's code only then, which waits as [`load`](Self::load) does. Look kernels up
+    /// before serving.
+    ///
     /// # Source
     /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.
     pub unsafe fn kernel<S: Signature>(&self, name: &str) -> Result<Kernel<S>> {

@@ -138,7 +138,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// [`Mutex::clear_poison`](std::sync::Mutex::clear_poison).
     ///
     /// That is possible if the operation was refused before it began, as with every [`InvalidCall`](crate::ErrorKind::InvalidCall), or
-    /// when a [`sort`](crate::Stream::sort) has no memory to work in. The memory then holds what it held before.
+    /// when a `sort` has no memory to work in. The memory then holds what it held before.
     ///
     /// # Errors
     /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if a part cannot be made readable, and has

@@ -73,106 +73,6 @@ macro_rules! verbs {
 pub(crate) use verbs;
 
 verbs! {
-    // ---- batches --------------------------------------------------------------------------
-
-    /// Puts several operations on the stream as one future: one marker, one waker, and what the
-    /// closure returns comes back whole.
-    ///
-    /// The closure runs at once; inside it the verbs of [`Queue`] return plain results. Host values
-    /// come as [`Lent`](crate::Lent) and are handed back by the future. Ready proves that every
-    /// operation of the batch is complete, and the host values that it returns *visible to the host*,
-    /// also those that another batch lent.
-    ///
-    /// # Errors
-    /// The first error that the closure returns; what was put on the stream before goes on. Verbs that take
-    /// a pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an
-    /// [`Error`](crate::Error): a closure that ends with one ends with `Ok(q.upload_into(part, &mut x)?)`.
-    ///
-    /// # Panics
-    /// If the closure does: what it put on the stream before goes on.
-    ///
-    /// # Examples
-    /// ```
-    /// # futures::executor::block_on(async {
-    /// # let device = gpu_await::Device::host();
-    /// # let stream = device.stream()?;
-    /// let (x, y) = stream
-    ///     .batch(|q| {
-    ///         let x = q.full(4, 7u32)?;
-    ///         let y = q.download(&x)?;
-    ///         Ok((x, y))
-    ///     })
-    ///     .await?;
-    /// assert_eq!((x.len(), &y[..]), (4, &[7; 4][..]));
-    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
-    /// ```
-    pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
-        let queue = self.queue();
-        let result = work(&queue);
-        queue.finish(result)
-    }
-
-    /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list of the shape that it had
-    /// in the run before is launched as one graph, with the arguments that changed set anew. A run of another shape is launched one by one,
-    /// and gives the graph up. Fills and copies within the device are launches too.
-    ///
-    /// The closure runs each time; results, ordering, errors and the value are those of a batch. Its **shape** is the kernels, in
-    /// their order, and which of them have to wait for which: arguments, lengths and launch configurations may differ. A
-    /// list ends where something else than a launch is put on the stream, with a kernel that runs for the
-    /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters. Fresh memory (`empty`, `zeros`,
-    /// `full`, `upload`) ends none: it is made in front of the list.
-    ///
-    /// One region for each closure, and call site: two that take turns in one are never replayed ([`Region`]). Work of other libraries ends
-    /// a list also if it can be captured: a [`Graph`](crate::Graph) captures it.
-    ///
-    /// Ready proves the same as that of a batch.
-    ///
-    /// # Errors
-    /// As [`batch`](Stream::batch); a launch that the driver refused when it came to that, behind the closure.
-    ///
-    /// # Blocking
-    /// As a batch; a call that compiles takes as long as [`Graph::launch`](crate::Graph::launch) says.
-    ///
-    /// # Panics
-    /// If the closure does: what it wrote before is on the stream, as a list like any other, and the region keeps what it counted and
-    /// compiled.
-    ///
-    /// # Examples
-    /// ```
-    /// # futures::executor::block_on(async {
-    /// use gpu_await::Region;
-    /// # let device = gpu_await::Device::host();
-    /// # let stream = device.stream()?;
-    /// # let axpy = gpu_await::kernels::axpy::load(&device).await?;
-    /// let (x, mut y) = (stream.full(100, 1.0f32).queued()?, stream.full(100, 0.0f32).queued()?);
-    /// let mut region = Region::new();
-    /// for n in 0..10 {
-    ///     let steps = stream.replay(&mut region, |q| {
-    ///         axpy.launch(q, n as f32, &x, &mut y)?;
-    ///         axpy.launch(q, 1.0, &x, &mut y)
-    ///     });
-    ///     steps.await?;
-    /// }
-    /// assert_eq!(stream.download(&y).await?[0], 55.0);
-    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Source
-    /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
-    pub fn replay<R: Settle>(
-        &self,
-        region: &mut Region,
-        work: impl FnOnce(&Queue<'_>) -> Result<R>,
-    ) -> Op<R::Output> {
-        let run_of = RunOf::new(self.handle(), region);
-        let run = run_of.run();
-        let queue = self.queue().listing(run);
-        let result = work(&queue);
-        run.end();
-        let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
-        queue.finish(result)
-    }
-
     // ---- copies and fills -----------------------------------------------------------------
 
     /// Copies host data into a new device buffer. Ready proves *complete on the device*.
@@ -201,6 +101,12 @@ verbs! {
 
     /// Copies a slice into a new device buffer; see [`upload`](Self::upload). The slice is free
     /// again when the call returns.
+    ///
+    /// # Blocking
+    /// As [`upload`](Self::upload) of a `Vec`.
+    ///
+    /// # Errors
+    /// As [`upload`](Self::upload).
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Op<DeviceBuffer<T>> {
         self.batch(|queue| queue.upload_from(source))
     }
@@ -260,8 +166,8 @@ verbs! {
     /// Copies device memory into a `Vec`. Ready proves *visible to the host*.
     ///
     /// # Blocking
-    /// The poll that finds it complete copies from pinned memory: about 0.1 ms a mebibyte. For large
-    /// data see [`Stream::download_staged`].
+    /// As [`download`](Self::download); and the poll that finds it complete copies from pinned memory: about
+    /// 0.1 ms a mebibyte. For large data see [`Stream::download_staged`].
     ///
     /// # Errors
     /// As [`download`](Self::download).
@@ -503,6 +409,109 @@ verbs! {
         function: impl FnOnce() -> R + Send + 'static,
     ) -> Op<R> {
         self.batch(|queue| queue.host_fn(function))
+    }
+
+    // ---- batches --------------------------------------------------------------------------
+
+    /// Puts several operations on the stream as one future: one marker, one waker, and what the
+    /// closure returns comes back whole.
+    ///
+    /// The closure runs at once; inside it the verbs of [`Queue`] return plain results. Host values
+    /// come as [`Lent`](crate::Lent) and are handed back by the future. Ready proves that every
+    /// operation of the batch is complete, and the host values that it returns *visible to the host*,
+    /// also those that another batch lent.
+    ///
+    /// # Blocking
+    /// As the verbs that the closure calls.
+    ///
+    /// # Errors
+    /// The first error that the closure returns; what was put on the stream before goes on. Verbs that take
+    /// a pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an
+    /// [`Error`](crate::Error): a closure that ends with one ends with `Ok(q.upload_into(part, &mut x)?)`.
+    ///
+    /// # Panics
+    /// If the closure does: what it put on the stream before goes on.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let (x, y) = stream
+    ///     .batch(|q| {
+    ///         let x = q.full(4, 7u32)?;
+    ///         let y = q.download(&x)?;
+    ///         Ok((x, y))
+    ///     })
+    ///     .await?;
+    /// assert_eq!((x.len(), &y[..]), (4, &[7; 4][..]));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
+        let queue = self.queue();
+        let result = work(&queue);
+        queue.finish(result)
+    }
+
+    /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list of the shape that it had
+    /// in the run before is launched as one graph, with the arguments that changed set anew. A run of another shape is launched one by one,
+    /// and gives the graph up. Fills and copies within the device are launches too.
+    ///
+    /// The closure runs each time; results, ordering, errors and the value are those of a batch. Its **shape** is the kernels, in
+    /// their order, and which of them have to wait for which: arguments, lengths and launch configurations may differ. A
+    /// list ends where something else than a launch is put on the stream, with a kernel that runs for the
+    /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters. Fresh memory (`empty`, `zeros`,
+    /// `full`, `upload`) ends none: it is made in front of the list.
+    ///
+    /// One region for each closure, and call site: two that take turns in one are never replayed ([`Region`]). Work of other libraries ends
+    /// a list also if it can be captured: a [`Graph`](crate::Graph) captures it.
+    ///
+    /// Ready proves the same as that of a batch.
+    ///
+    /// # Errors
+    /// As [`batch`](Stream::batch); a launch that the driver refused when it came to that, behind the closure.
+    ///
+    /// # Blocking
+    /// As a batch; a call that compiles takes as long as [`Graph::launch`](crate::Graph::launch) says.
+    ///
+    /// # Panics
+    /// If the closure does: what it wrote before is on the stream, as a list like any other, and the region keeps what it counted and
+    /// compiled.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::Region;
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// # let axpy = gpu_await::kernels::axpy::load(&device).await?;
+    /// let (x, mut y) = (stream.full(100, 1.0f32).queued()?, stream.full(100, 0.0f32).queued()?);
+    /// let mut region = Region::new();
+    /// for n in 0..10 {
+    ///     let steps = stream.replay(&mut region, |q| {
+    ///         axpy.launch(q, n as f32, &x, &mut y)?;
+    ///         axpy.launch(q, 1.0, &x, &mut y)
+    ///     });
+    ///     steps.await?;
+    /// }
+    /// assert_eq!(stream.download(&y).await?[0], 55.0);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
+    pub fn replay<R: Settle>(
+        &self,
+        region: &mut Region,
+        work: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<R::Output> {
+        let run_of = RunOf::new(self.handle(), region);
+        let run = run_of.run();
+        let queue = self.queue().listing(run);
+        let result = work(&queue);
+        run.end();
+        let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
+        queue.finish(result)
     }
 
     // ---- order ----------------------------------------------------------------------------
