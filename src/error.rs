@@ -172,19 +172,26 @@ pub enum LaunchLimit {
 #[expect(missing_docs, reason = "fields are described by each variant")]
 pub enum ErrorDetail {
     /// No driver library could be loaded.
-    #[error("no CUDA driver: {reason}")]
+    #[error(
+        "no CUDA driver: {reason}; install NVIDIA's driver, or use a host device (`Device::cuda_or_host`)"
+    )]
     NoDriver { reason: String },
     /// The crate was built without the `cuda` feature.
     #[error("this build has no CUDA support (feature `cuda` is off)")]
     NotBuilt,
     /// There is no device with that ordinal.
-    #[error("no CUDA device {ordinal}: this machine has {count}")]
+    #[error(
+        "no CUDA device {ordinal}: {count} can be seen (`CUDA_VISIBLE_DEVICES` hides the others)"
+    )]
     NoSuchDevice { ordinal: usize, count: usize },
-    /// `GPU_AWAIT_DEVICE` (or a device name passed by the caller) could not be read.
-    #[error("`{value}` names no device: expected `auto`, `host`, `cuda` or `cuda:N`")]
-    BadDeviceName { value: String },
+    /// A device name cannot be read: what the caller passed, or the value of the environment variable `variable`.
+    #[error(
+        "{} is `{value}`: expected `auto`, `host`, `cuda` or `cuda:N`",
+        .variable.map_or("the device name".to_owned(), |name| format!("the environment variable {name}"))
+    )]
+    BadDeviceName { variable: Option<&'static str>, value: String },
     /// A driver symbol is missing: the driver is older than this call needs.
-    #[error("the driver has no `{symbol}`: it is older than this call needs")]
+    #[error("the driver has no `{symbol}`: it is older than this call needs; update it")]
     MissingSymbol { symbol: &'static str },
     /// The driver refused a call, of the operation `op` if it was one's.
     #[error("{}{code}", operation(.op.as_deref()))]
@@ -225,17 +232,17 @@ pub enum ErrorDetail {
     )]
     WrongParameters { kernel: String, declared: Vec<ParamLayout>, compiled: Vec<ParamLayout> },
     /// The kernel has no implementation for this kind of device.
-    #[error("kernel `{kernel}` has no implementation for a {device} device")]
+    #[error("kernel `{kernel}` has no code for a {device} device: {}", missing_clause(.device))]
     NoImplementation { kernel: String, device: &'static str },
     /// A precondition of a kernel does not hold; nothing was launched.
     #[error("kernel `{kernel}` requires `{requirement}`, but {values}")]
     Precondition { kernel: String, requirement: &'static str, values: String },
     /// A launch exceeds a limit, or has a zero extent.
-    #[error("kernel `{kernel}`: {what} is {asked}, allowed is {}", allowed(*what, *limit))]
+    #[error("kernel `{kernel}`: {what} is {asked}, but must be {}", allowed(*what, *limit))]
     LaunchLimit { kernel: String, what: LaunchLimit, asked: u64, limit: u64 },
     /// A grid is not a whole number of clusters along an axis.
     #[error(
-        "kernel `{kernel}`: grid_dim.{axis} is {grid_dim}, no multiple of cluster_dim.{axis}, {cluster_dim}"
+        "kernel `{kernel}`: grid_dim.{axis} is {grid_dim}, not a multiple of cluster_dim.{axis}, {cluster_dim}"
     )]
     PartialCluster { kernel: String, axis: Axis, grid_dim: u32, cluster_dim: u32 },
     /// A buffer, stream or event of another device was passed.
@@ -260,7 +267,7 @@ pub enum ErrorDetail {
     #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
     /// A number in a formula of `transform!` is none of the integers that it is used for.
-    #[error("{op}: {value} in the formula is no `{element}`")]
+    #[error("{op}: {value} in the formula does not fit `{element}`")]
     LiteralOutOfRange { op: &'static str, value: i128, element: &'static str },
     /// An argument of an operation begins at an address that is not aligned as its plan, or the operation, asks for.
     #[error("{op}: {what} begins at {ptr:#x}, expected a multiple of {alignment}")]
@@ -270,8 +277,7 @@ pub enum ErrorDetail {
     OutOfBounds { start: usize, end: usize, len: usize, unit: &'static str },
     /// Bytes cannot be taken as elements of another type: a rest is left, or they are not aligned.
     #[error(
-        "{bytes} bytes from byte {start} on are no array of elements of {element_bytes} bytes that \
-         are aligned to {alignment}"
+        "{bytes} bytes from byte {start} on are not a whole number of {element_bytes}-byte elements aligned to {alignment}"
     )]
     Reinterpret { start: u64, bytes: u64, element_bytes: usize, alignment: usize },
     /// Rows of a 2-D copy overlap: the pitch is less than the width (both in elements).
@@ -299,8 +305,8 @@ pub enum ErrorDetail {
     /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
     /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
     #[error(
-        "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them before (`zeros`, `fill`; a kernel \
-         that overwrites all of it declares that by `Out<[T]>`, or `Out<[[T]]>` for rows, and an enqueue by `Uses::writes`)"
+        "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them first (`zeros`, `fill`; a kernel \
+         that overwrites all of it declares `Out<[T]>`, or `Out<[[T]]>` for rows; an enqueue, `Uses::writes`)"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data that depends on what `producer` would have written, which failed with
@@ -317,12 +323,14 @@ pub enum ErrorDetail {
     /// behind it on that stream fails in the same way, and so does what waits for that stream: drop it
     /// and make a new one. A wait that is submitted after the loss is refused, and the stream stays
     /// usable. [`Error::is_device_lost`] is false.
-    #[error("this operation depends on {device}, which was lost: {cause}")]
+    #[error(
+        "this operation waits for {device}, which was lost: {cause}; make a new stream on this device"
+    )]
     DependencyLost { device: String, cause: Error },
     /// A submission, a blocking wait or a driver call from a thread where it would dead-lock or the
     /// driver refuses it: in a host function, in a kernel's host twin, in a waker. Do it elsewhere:
     /// return what it takes from the host function, and go on in the task that awaits it.
-    #[error("{what} is not possible on {thread}")]
+    #[error("{what} is not possible on {thread}: do it in the task that awaits the work")]
     WrongThread { what: &'static str, thread: &'static str },
     /// An event was used in a way it was not made for, or too early.
     #[error("{which} {problem}")]
@@ -372,22 +380,22 @@ pub enum ErrorDetail {
     OutOfHostMemory { asked_bytes: u64 },
     /// Too many requests are in flight, and as many wait as may.
     #[error(
-        "{by} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}"
+        "{by} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}; retry later"
     )]
     Overloaded { by: Admitter, in_flight: u64, limit: u64, waiting: u64, max_waiting: u64 },
     /// A request cannot be answered by its deadline, by what requests took lately: refused at once, or under overload
     /// because newer ones go first. `expected_us` is the wait, `takes_us` what it is then likely to take: both together are more
     /// than what is left.
     #[error(
-        "{by} cannot answer in time: {remaining_us} µs are left, and lately a request with {waiting} waiting waits \
-         {expected_us} µs, and is then likely to take {takes_us} µs; try later, or elsewhere"
+        "{by} cannot answer in time: {remaining_us} µs are left; with {waiting} waiting, a request waits about \
+         {expected_us} µs and then takes {takes_us} µs; retry later, or elsewhere"
     )]
     TooLate { by: Admitter, remaining_us: u64, expected_us: u64, takes_us: u64, waiting: u64 },
     /// A request waited until its deadline, with nothing left (its kind is `TimedOut`), or until less was left than what it is
     /// likely to take (`takes_us`; `Overloaded`). It never reached the device.
     #[error(
-        "{by} had no turn in time for a request that waited {waited_us} µs: {remaining_us} µs are left, it is \
-         likely to take {takes_us} µs, and {waiting} wait; try later, or elsewhere"
+        "{by} did not admit a request in time: it waited {waited_us} µs and has {remaining_us} µs left of the {takes_us} µs \
+         that it is likely to take; {waiting} wait; retry later, or elsewhere"
     )]
     Expired { by: Admitter, waited_us: u64, remaining_us: u64, takes_us: u64, waiting: u64 },
     /// A pool has no share of that name.
@@ -397,10 +405,12 @@ pub enum ErrorDetail {
     #[error("{what}: {found}, at least {least} needed")]
     TooFew { what: &'static str, found: u64, least: u64 },
     /// A batch was not answered request by request.
-    #[error("a batch of {requests} requests got {replies} replies")]
+    #[error(
+        "a batch of {requests} requests got {replies} replies: return one for each request, in order"
+    )]
     Replies { requests: usize, replies: usize },
-    /// What ran a batch panicked.
-    #[error("what ran a batch of {requests} requests panicked: {message}")]
+    /// The closure that ran a batch panicked.
+    #[error("the closure of a batch of {requests} requests panicked: {message}")]
     BatchPanicked { requests: usize, message: String },
     /// A time limit passed: of [`Device::close`](crate::Device::close) or
     /// [`StreamPool::drained_within`](crate::StreamPool::drained_within), with what is left.
@@ -410,7 +420,7 @@ pub enum ErrorDetail {
     #[error("{what} is not supported by {device}")]
     Unsupported { what: &'static str, device: String },
     /// The device faulted or was lost; sticky for the life of the process.
-    #[error("{device} is lost: {cause}")]
+    #[error("{device} is lost: {cause}{}", what_now(.cause))]
     DeviceLost { device: String, cause: LossCause },
     /// The device was closed.
     #[error("{device} was closed")]
@@ -432,7 +442,7 @@ pub enum EventProblem {
     #[error("was never recorded")]
     Unrecorded,
     /// It was recorded behind the event that ends the time.
-    #[error("was recorded behind the end event: take them the other way round")]
+    #[error("was recorded after the end event: swap the two")]
     BehindEnd,
     /// Its stream has not reached it.
     #[error("is not complete yet: await it first")]
@@ -717,10 +727,27 @@ fn owner(expected: &str, found: &str) -> String {
 
 fn allowed(what: LaunchLimit, limit: u64) -> String {
     match what {
-        _ if limit == 0 => "none".to_owned(),
-        // None is as good as any.
+        // None at all is allowed as well.
         LaunchLimit::SharedMemBytes => format!("at most {limit}"),
+        _ if limit == 0 => "smaller: the device can hold none of that shape".to_owned(),
         _ => format!("1 to {limit}"),
+    }
+}
+
+/// The clause of `kernel!` that is left out, or what stands for it.
+fn missing_clause(device: &str) -> &'static str {
+    match device {
+        "host" => "give its declaration `host = twin`, a Rust function",
+        _ => "give its declaration `ptx = ..` or `cuda = ..`",
+    }
+}
+
+fn what_now(cause: &LossCause) -> &'static str {
+    match cause {
+        LossCause::Driver(_) => {
+            "; restart the process; GPU_AWAIT_VERIFY=1 finds the operation that faults"
+        }
+        LossCause::Host(_) | LossCause::Injected(_) => "",
     }
 }
 

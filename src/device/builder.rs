@@ -14,6 +14,9 @@ use crate::thread::exit;
 /// What a stream keeps of freed memory, unless said otherwise.
 const SPARE_BYTES: u64 = 8 << 20;
 
+/// The environment variable of [`Device::from_env`].
+const DEVICE: &str = "GPU_AWAIT_DEVICE";
+
 /// Options for opening a [`Device`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until a device is opened with it"]
@@ -72,7 +75,7 @@ impl Device {
     /// As [`cuda`](Self::cuda).
     ///
     /// # Errors
-    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the value; those of the device named.
+    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the variable and its value; those of the device named.
     pub fn from_env() -> Result<Device> {
         Device::builder().from_env()
     }
@@ -288,10 +291,9 @@ impl DeviceBuilder {
     /// # Errors
     /// As [`Device::from_env`].
     pub fn from_env(self) -> Result<Device> {
-        match std::env::var("GPU_AWAIT_DEVICE") {
-            Ok(name) => self.named(&name),
-            Err(std::env::VarError::NotPresent) => self.cuda_or_host(),
-            Err(std::env::VarError::NotUnicode(name)) => self.named(&name.to_string_lossy()),
+        match std::env::var_os(DEVICE) {
+            Some(name) => self.open_named(Some(DEVICE), &name.to_string_lossy()),
+            None => self.cuda_or_host(),
         }
     }
 
@@ -303,7 +305,12 @@ impl DeviceBuilder {
     /// # Errors
     /// [`ErrorDetail::BadDeviceName`]; those of the device named.
     pub fn named(self, name: &str) -> Result<Device> {
-        let bad = || ErrorDetail::BadDeviceName { value: name.to_owned() };
+        self.open_named(None, name)
+    }
+
+    /// `variable` is the environment variable that names it.
+    fn open_named(self, variable: Option<&'static str>, name: &str) -> Result<Device> {
+        let bad = || ErrorDetail::BadDeviceName { variable, value: name.to_owned() };
         match name.trim().split_once(':') {
             None if name.trim() == "auto" || name.trim().is_empty() => self.cuda_or_host(),
             None if name.trim() == "host" => self.try_host(),

@@ -244,7 +244,7 @@ where
             Err(Failed::NoStream(error)) => Err(error),
             Err(Failed::Panicked(message)) => {
                 contain::log(|| {
-                    tracing::error!(requests, message, "what ran a batch panicked");
+                    tracing::error!(requests, message, "the closure of a batch panicked");
                 });
                 Err(Error::from(ErrorDetail::BatchPanicked { requests, message }).into())
             }
