@@ -106,7 +106,7 @@ impl Blas {
     /// Yes, up to seconds: not from async code.
     ///
     /// # Errors
-    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device) -> Result<Blas> {
         role::check("loading a library")?;
         Ok(Blas { multiplier: Multiplier::load(device.engine())? })
@@ -185,7 +185,7 @@ impl<T: GemmElement> GemmBuilder<T> {
     /// Yes, some milliseconds the first time: not from async code.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); a thread on which it would dead-lock.
+    /// As [`plan`](Self::plan); a thread on which it would deadlock.
     pub fn plan_blocking(self) -> Result<Gemm<T>> {
         role::check("choosing an algorithm")?;
         let core = self.multiplier.plan(&self.shape)?;

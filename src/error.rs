@@ -53,31 +53,32 @@ pub struct Error(Arc<ErrorDetail>);
 ///
 /// | kind | what the caller can do |
 /// |---|---|
-/// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device, and what it should have written cannot be read until something overwrites it |
-/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works. Of whatever call: an allocation, a launch that needs memory of its own, NVIDIA's libraries. Before what works in place (`sort`, an update) is tried again: [`clear_poison`](crate::DeviceBuffer::clear_poison), see below |
-/// | [`ErrorKind::Overloaded`] | try later |
-/// | [`ErrorKind::TimedOut`] | what was submitted goes on, and what was not never runs; wait longer or give up |
+/// | [`ErrorKind::InvalidCall`] | fix the call; nothing was put on the device, and its outputs cannot be read until something overwrites them |
+/// | [`ErrorKind::OutOfMemory`] | free something and retry; everything else still works. Any call can return it: an allocation, a launch that needs scratch memory, NVIDIA's libraries. Before retrying an in-place operation (`sort`, an update) call [`clear_poison`](crate::DeviceBuffer::clear_poison), see below |
+/// | [`ErrorKind::Overloaded`] | retry later |
+/// | [`ErrorKind::TimedOut`] | wait longer or give up; submitted work goes on, and work that was not submitted never runs |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
 /// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
 /// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), or `main` has returned |
 /// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
-/// | [`ErrorKind::Panicked`] | correct the closure that ran the batch, or enqueued the work; others go on |
+/// | [`ErrorKind::Panicked`] | fix the closure that ran the batch or enqueued the work; other work goes on |
 /// | [`ErrorKind::Foreign`] | see the other library's error, the [`source`](std::error::Error::source) |
 ///
-/// Whatever the kind, memory that a failed operation would have written counts as failed until something overwrites all of it, also memory that
-/// it would have updated, and also if nothing was put on the device: nobody knows whether the error was looked at. Its readers fail with
-/// [`ErrorDetail::Upstream`], whose kind is that of the cause: whoever tries again by the kind asks for that detail first. An update in place
-/// that was refused before it began can be tried again after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
+/// Whatever the kind, memory that a failed operation would have written or updated counts as failed until
+/// something overwrites all of it, even if nothing was put on the device, because the error may have gone
+/// unnoticed. Its readers fail with [`ErrorDetail::Upstream`], whose kind is that of the cause: code that
+/// retries by kind should check for that detail first. An in-place operation that was refused before it began
+/// can be retried after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The call itself was wrong; nothing was put on the device.
     ///
-    /// Errors follow data, those of refused calls too: the destination counts as failed, and what reads
-    /// it is refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten
-    /// by a fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it
-    /// keeps a part of the destination, as a kernel's `&mut [T]` and
-    /// [rows with gaps](crate::Stream::copy_2d) do: [clear the poison](crate::DeviceBuffer::clear_poison) first.
+    /// Errors follow data, those of refused calls too: the destination counts as failed, and its readers are
+    /// refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten by a
+    /// fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it keeps part of
+    /// the destination, as a kernel's `&mut [T]` and [rows with gaps](crate::Stream::copy_2d) do: [clear the
+    /// poison](crate::DeviceBuffer::clear_poison) first.
     InvalidCall,
     /// Device memory or host memory ran out.
     OutOfMemory,
@@ -95,7 +96,7 @@ pub enum ErrorKind {
     Closed,
     /// The driver refused a call that this crate believed to be valid.
     Driver,
-    /// A closure of the caller's panicked.
+    /// A closure that the caller passed panicked.
     Panicked,
     /// Another library refused its part; its error is the [`source`](std::error::Error::source).
     Foreign,
@@ -156,7 +157,8 @@ pub enum LaunchLimit {
     KernelThreadsPerBlock,
     /// Registers of a block: those of a thread times the threads.
     RegistersPerBlock,
-    /// Dynamic shared memory of a block, in bytes; the kernel's static is taken off the limit.
+    /// Dynamic shared memory of a block, in bytes; the kernel's static shared memory is subtracted from the
+    /// limit.
     SharedMemBytes,
     /// Blocks along an axis of a cluster.
     Cluster(Axis),
@@ -193,7 +195,7 @@ pub enum ErrorDetail {
     /// A driver symbol is missing: the driver is older than this call needs.
     #[error("the driver has no `{symbol}`: it is older than this call needs; update it")]
     MissingSymbol { symbol: &'static str },
-    /// The driver refused a call, of the operation `op` if it was one's.
+    /// The driver refused a call; `op` is the operation that made it, if any.
     #[error("{}{code}", operation(.op.as_deref()))]
     Driver { op: Option<Arc<str>>, code: DriverCode },
     /// A kernel image did not load; `log` is the JIT compiler's.
@@ -263,19 +265,19 @@ pub enum ErrorDetail {
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
-    /// An argument of an operation has another length than its plan, or the operation, asks for (in elements).
+    /// An argument's length (in elements) is not the one that the operation or its plan requires.
     #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
-    /// A number in a formula of `transform!` is none of the integers that it is used for.
+    /// A number in a formula of `transform!` does not fit the integer type that it is used with.
     #[error("{op}: {value} in the formula does not fit `{element}`")]
     LiteralOutOfRange { op: &'static str, value: i128, element: &'static str },
-    /// An argument of an operation begins at an address that is not aligned as its plan, or the operation, asks for.
+    /// An argument's address is not aligned as the operation or its plan requires.
     #[error("{op}: {what} begins at {ptr:#x}, expected a multiple of {alignment}")]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
     /// A range leaves its buffer, or the rows or columns of a view; `unit` says what it counts.
     #[error("range {start}..{end} is out of bounds: there are {len} {unit}")]
     OutOfBounds { start: usize, end: usize, len: usize, unit: &'static str },
-    /// Bytes cannot be taken as elements of another type: a rest is left, or they are not aligned.
+    /// Bytes cannot be reinterpreted as elements of another type: their number or alignment does not fit.
     #[error(
         "{bytes} bytes from byte {start} on are not a whole number of {element_bytes}-byte elements aligned to {alignment}"
     )]
@@ -283,13 +285,13 @@ pub enum ErrorDetail {
     /// Rows of a 2-D copy overlap: the pitch is less than the width (both in elements).
     #[error("{op}: rows of {width} elements overlap at a pitch of {pitch}")]
     Pitch { op: &'static str, width: usize, pitch: usize },
-    /// Elements are no whole number of rows.
+    /// The number of elements is not a whole number of rows.
     #[error("{len} elements are not a whole number of rows of {columns}")]
     Ragged { len: usize, columns: usize },
     /// A length in bytes does not fit the address space.
     #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
     TooLarge { len: usize, element_bytes: usize },
-    /// The value is made by the host when the device gets there; only awaiting can give it.
+    /// The host makes the value when the operation completes; only awaiting gives it.
     #[error("{op}: the value is made by the host; await it")]
     HostValue { op: &'static str },
     /// The operation cannot be a part of a [`Graph`](crate::Graph).
@@ -327,20 +329,20 @@ pub enum ErrorDetail {
         "this operation waits for {device}, which was lost: {cause}; make a new stream on this device"
     )]
     DependencyLost { device: String, cause: Error },
-    /// A submission, a blocking wait or a driver call from a thread where it would dead-lock or the
-    /// driver refuses it: in a host function, in a kernel's host twin, in a waker. Do it elsewhere:
-    /// return what it takes from the host function, and go on in the task that awaits it.
+    /// A submission, a blocking wait or a driver call on a thread where it would deadlock or the driver
+    /// refuses it: inside a host function, a kernel's host twin or a waker. Return what is needed from the
+    /// host function and continue in the task that awaits it.
     #[error("{what} is not possible on {thread}: do it in the task that awaits the work")]
     WrongThread { what: &'static str, thread: &'static str },
     /// An event was used in a way it was not made for, or too early.
     #[error("{which} {problem}")]
     Event { which: &'static str, problem: EventProblem },
-    /// Another library refused what [`enqueue`](crate::Stream::enqueue) had it do, with `cause`, which is the
-    /// [`source`](std::error::Error::source). What the operation declared as written counts as failed.
+    /// A call of another library inside [`enqueue`](crate::Stream::enqueue) failed with `cause`, which is the
+    /// [`source`](std::error::Error::source). Memory that the operation declared as written counts as failed.
     #[error("{op}: {cause}")]
     Foreign { op: Arc<str>, cause: ForeignError },
-    /// The closure given to [`enqueue`](crate::Stream::enqueue) panicked. What the operation declared as written
-    /// counts as failed.
+    /// The closure passed to [`enqueue`](crate::Stream::enqueue) panicked. Memory that the operation declared
+    /// as written counts as failed.
     #[error("the closure that enqueued {op} panicked: {message}")]
     EnqueuePanicked { op: Arc<str>, message: String },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
@@ -375,7 +377,7 @@ pub enum ErrorDetail {
     /// Pinned host memory could not be made.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },
-    /// Ordinary host memory for a result could not be had.
+    /// Ordinary host memory for a result could not be allocated.
     #[error("out of host memory: asked {asked_bytes} bytes")]
     OutOfHostMemory { asked_bytes: u64 },
     /// Too many requests are in flight, and as many wait as may.
@@ -401,7 +403,7 @@ pub enum ErrorDetail {
     /// A pool has no share of that name.
     #[error("{by} has no share `{name}`: declare it with `StreamPoolBuilder::share`")]
     NoSuchShare { by: Admitter, name: String },
-    /// There are fewer of something than it takes.
+    /// There are fewer of something than required.
     #[error("{what}: {found}, at least {least} needed")]
     TooFew { what: &'static str, found: u64, least: u64 },
     /// A batch was not answered request by request.
@@ -425,13 +427,13 @@ pub enum ErrorDetail {
     /// The device was closed.
     #[error("{device} was closed")]
     Closed { device: String },
-    /// `main` has returned or `exit` was called: what needs a thread or the driver is refused, and the
-    /// driver itself may have gone before whoever calls.
+    /// `main` has returned or `exit` was called: calls that need a thread or the driver are refused, because
+    /// the driver may be gone.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
 }
 
-/// What an event lacks for what was asked of it.
+/// Why an event cannot do what was asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventProblem {
@@ -441,7 +443,7 @@ pub enum EventProblem {
     /// It was never recorded.
     #[error("was never recorded")]
     Unrecorded,
-    /// It was recorded behind the event that ends the time.
+    /// It was recorded after the event that ends the interval.
     #[error("was recorded after the end event: swap the two")]
     BehindEnd,
     /// Its stream has not reached it.
@@ -465,7 +467,7 @@ pub enum MemoryProblem {
     /// The device has no memory there: the driver does not know it, or the range leaves the address space.
     #[error("the device has no memory there; host memory has to be uploaded or pinned")]
     NotDeviceMemory,
-    /// The address is no multiple of the element's alignment.
+    /// The address is not a multiple of the element's alignment.
     #[error("the address is not aligned to {alignment} bytes")]
     Misaligned {
         /// Of the element type, in bytes.
@@ -513,9 +515,9 @@ impl Error {
 
     /// Whether the operation's own device is lost: the process cannot use that device any more.
     ///
-    /// False for [`ErrorDetail::DependencyLost`], whose kind is [`ErrorKind::DeviceLost`] too: there
-    /// another device was lost, and this one works. Make a new stream on it and go on. For an
-    /// [`ErrorDetail::Upstream`] it says so of the device of what failed first.
+    /// False for [`ErrorDetail::DependencyLost`], whose kind is [`ErrorKind::DeviceLost`] too: there another
+    /// device was lost, and this one works; make a new stream on it and go on. For an
+    /// [`ErrorDetail::Upstream`] it refers to the device of the operation that failed first.
     #[must_use]
     pub fn is_device_lost(&self) -> bool {
         match self.detail() {

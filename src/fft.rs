@@ -104,7 +104,7 @@ impl Fft {
     /// Yes, up to seconds: not from async code.
     ///
     /// # Errors
-    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device) -> Result<Fft> {
         role::check("loading a library")?;
         Ok(Fft { transformer: Transformer::load(device.engine())? })
@@ -154,7 +154,7 @@ impl<P: From<FftPlan>> FftBuilder<P> {
     /// Yes, up to seconds: not from async code.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); a thread on which it would dead-lock.
+    /// As [`plan`](Self::plan); a thread on which it would deadlock.
     pub fn plan_blocking(self) -> Result<P> {
         role::check("making a plan")?;
         Ok(FftPlan(Arc::new(self.transformer.plan(&self.shape)?)).into())

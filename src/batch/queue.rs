@@ -44,7 +44,7 @@ use crate::thread::role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
 ///
-/// It is not `Send`: a batch is put on its stream by one thread, in program order.
+/// It is not `Send`: one thread puts a batch on its stream, in program order.
 pub struct Queue<'s> {
     pub(super) stream: &'s Arc<StreamHandle>,
     pub(super) home: &'s Arc<Home>,
