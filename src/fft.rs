@@ -67,7 +67,7 @@ pub struct FftBuilder<P> {
 
 /// A plan for transforms of complex numbers. Cheap to clone; any thread may launch it on any stream of its device.
 ///
-/// Nothing is scaled: an inverse of a forward transform is the signal times its length.
+/// Nothing is scaled: the inverse of a forward transform is the signal times its length.
 pub struct ComplexFft<T> {
     core: Arc<FftCore>,
     element: PhantomData<fn() -> T>,
@@ -126,7 +126,7 @@ impl Fft {
 }
 
 impl<P: From<FftPlan>> FftBuilder<P> {
-    /// Makes a launch `count` transforms, of signals that lie one behind the other.
+    /// Makes each launch compute `count` transforms, of signals stored one after the other.
     pub fn batch(mut self, count: usize) -> Self {
         self.shape.batch = count;
         self
@@ -186,8 +186,9 @@ impl<T: FftElement> ComplexFft<T> {
     ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;
-    /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); no memory for the work area; those of cuFFT, as
-    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); an input that nobody wrote or whose producer failed.
+    /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); no memory for the work area; those of
+    /// cuFFT, as [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); an input that was never written or
+    /// whose producer failed.
     ///
     /// # Source
     /// `cufftExecC2C`, `cufftExecZ2Z`.

@@ -405,14 +405,12 @@ fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> D
 
 impl FaultHandle {
     /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect, with a code of the
-    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory),
-    /// [`InvalidCall`](ErrorKind::InvalidCall) (800, what the driver answers inside a host function),
-    /// [`Unsupported`](ErrorKind::Unsupported) or
+    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory), [`InvalidCall`](ErrorKind::InvalidCall) (800,
+    /// what the driver answers inside a host function), [`Unsupported`](ErrorKind::Unsupported) or
     /// [`DeviceLost`](ErrorKind::DeviceLost), and for any other kind one that is reported as
-    /// [`Driver`](ErrorKind::Driver). Every call of the kind
-    /// counts that the device's backend gets, whoever causes it: yours, and those that the runtime makes for
-    /// itself, such as a marker's `EventRecord` or the poller's `EventQuery`. Calls before this one do
-    /// not count.
+    /// [`Driver`](ErrorKind::Driver). Every call of that kind to the device's backend counts: those of the
+    /// test, and those that the runtime makes for itself, such as a marker's `EventRecord` or the poller's
+    /// `EventQuery`. Calls before this one do not count.
     pub fn fail_nth(&self, call: DriverCall, nth: u64, kind: ErrorKind) {
         self.0.fail(call.name(), nth, code_for(kind), false);
     }

@@ -107,8 +107,8 @@ impl Stream {
     /// by then is complete. [`Device::close`] waits for that as well.
     ///
     /// # Errors
-    /// As of any operation: a range that is to be read and that nobody wrote, or whose producer failed; memory of
-    /// another device; a device that is lost or closed.
+    /// As of any operation: an input that was never written or whose producer failed; memory of another
+    /// device; a device that is lost or closed.
     ///
     /// # Safety
     /// - The library touches the memory only as declared, while the loan lasts, and begins and finishes as the table

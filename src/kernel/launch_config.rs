@@ -3,7 +3,7 @@
 
 use crate::backend::Grid;
 
-/// Threads of a block where nobody says otherwise.
+/// The default block size.
 const BLOCK: u32 = 256;
 
 /// The geometry of a launch: grid, block, dynamic shared memory and cluster.

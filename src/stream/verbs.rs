@@ -247,8 +247,8 @@ verbs! {
         self.lending(|queue| queue.upload_2d(source, destination, rows))
     }
 
-    /// Copies rows of device memory into a pinned buffer of yours. Ready proves *visible to the host*
-    /// and hands it back; gaps between rows are as they were.
+    /// Copies rows of device memory into a pinned buffer that is passed in. Ready proves *visible to the
+    /// host* and hands it back; gaps between rows are as they were.
     ///
     /// # Ownership
     /// As of [`upload_into`](Self::upload_into).

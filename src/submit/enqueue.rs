@@ -171,8 +171,9 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
-    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate when the stream's
-    /// queue may be full, so that it holds nobody up; [`throttle`](crate::Stream::throttle) counts the work as one operation all the same.
+    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate
+    /// when the stream's queue may be full, so that other threads are not delayed;
+    /// [`throttle`](crate::Stream::throttle) counts the work as one operation all the same.
     pub fn commands(mut self, commands: u32) -> Self {
         self.work.commands = commands;
         self
