@@ -183,6 +183,9 @@ impl Device {
     ///
     /// It is recorded, waited for and awaited like one of this process; it has no timing.
     ///
+    /// # Blocking
+    /// For a call of the driver.
+    ///
     /// # Errors
     /// [`ErrorDetail::Unsupported`] on a device without such events, such as the host device; the driver's error
     /// for a handle that it does not know. The exporting process cannot import its own event.

@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::cell::OnceCell;
+use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -108,8 +109,8 @@ impl Stream {
     /// by then is complete. [`Device::close`] waits for that as well.
     ///
     /// # Errors
-    /// As of any operation: a range that is to be read and that nobody wrote, or whose producer failed; memory of
-    /// another device; a device that is lost or closed.
+    /// As of any operation: an input that was never written or whose producer failed; memory of another
+    /// device; a device that is lost or closed.
     ///
     /// # Safety
     /// - The library touches the memory only as declared, while the loan lasts, and begins and finishes as the table
@@ -228,6 +229,16 @@ pub struct MemoryLoan<'a, P> {
     /// If somebody asked for it.
     outcome: OnceCell<WorkOutcome>,
     borrowed: PhantomData<&'a mut ()>,
+}
+
+impl<P> fmt::Debug for MemoryLoan<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = self.open.is_some();
+        f.debug_struct("MemoryLoan")
+            .field("stream", &self.stream)
+            .field("open", &open)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<P: Copy> MemoryLoan<'_, P> {

@@ -29,11 +29,12 @@ pub struct Trace {
 /// | `started` | everything in front of it on the stream, and everything that it waits for elsewhere, was complete on the device |
 /// | `completed` | it was complete on the device |
 /// | `seen` | the host learned of that: a look at the stream found it, or a later operation, complete |
-/// | `woken` | the task that awaits it was woken because of that; nothing if nobody waited, or if its task looked for itself |
-/// | `polled` | its future was polled and found it complete; nothing if nobody awaited it, or awaited it together with a later one of its stream |
+/// | `woken` | the task that awaits it was woken because of that; none if no task waited, or if it checked for itself |
+/// | `polled` | its future was polled and found it complete; none if it was not awaited, or only together with a later operation of its stream |
 ///
-/// `started` and `completed` are missing of what had not come so far when the trace was taken; where the driver could make no event for it
-/// (see [`DeviceTimeline`](crate::DeviceTimeline)); and on a device of `testing::manual`.
+/// `started` and `completed` are missing for operations that had not got that far when the trace was taken,
+/// where the driver could create no event (see [`DeviceTimeline`](crate::DeviceTimeline)), and on a device of
+/// `testing::manual`.
 ///
 /// `seen` is late for operations that are not awaited: the host asks a stream how far it is only when something needs to know.
 #[derive(Clone, Debug)]
