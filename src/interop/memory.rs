@@ -329,9 +329,10 @@ impl<P> MemoryLoan<'_, P> {
     /// // SAFETY: the library overwrites `y`, on the stream of the loan.
     /// let loan = unsafe { stream.lend_memory(Uses::new("receive").writes(&mut y)) }?;
     /// let outcome = loan.outcome();
-    /// // On a GPU: theirs::receive(stream, loan.slices().0.address(), 4)
-    /// let op = loan.complete();
+    /// // On a GPU: theirs::receive(loan.raw_stream(), loan.slices().0.address(), 4)
+    /// // Later, on the library's own thread, before the work ends on the device:
     /// outcome.fail("the sender is gone");
+    /// let op = loan.complete();
     /// assert_eq!(op.await.unwrap_err().to_string(), "receive: the sender is gone");
     /// let error = stream.download(&y).await.unwrap_err();
     /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
@@ -402,7 +403,7 @@ impl<P> MemoryLoan<'_, P> {
         let ended = self.uses.close(self.stream.engine(), |footprint| {
             let (ticket, ()) = queue.submit(footprint, 0, |_| Ok(()))?;
             if let Some(outcome) = outcome {
-                outcome.ended_at(footprint, queue.stream().id(), ticket);
+                outcome.ended_at(footprint, queue.stream(), ticket);
                 queue.outcomes().push(outcome.dependency());
             }
             Ok(())
