@@ -245,13 +245,13 @@ impl<S: GraphSlots> Graph<S> {
     fn put(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()> {
         let mut passed = Passed::default();
         S::enter(&slots, &mut passed);
-        role::check("submitting work").map_err(|error| poisoned(&passed, error))?;
+        role::check("submitting work").map_err(|error| self.refuse(&passed, error))?;
         let engine = queue.stream().engine();
         if engine.id != self.engine.id {
-            return Err(poisoned(&passed, wrong_device(NAME, engine, &self.engine)));
+            return Err(self.refuse(&passed, wrong_device(NAME, engine, &self.engine)));
         }
         if queue.is_drawing() {
-            return Err(poisoned(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
+            return Err(self.refuse(&passed, ErrorDetail::NotInGraph { op: NAME.into() }.into()));
         }
         let instance = self.instance(queue.handle());
         {
@@ -266,13 +266,19 @@ impl<S: GraphSlots> Graph<S> {
         let drawing = queue.drawing(&draft);
         let drawn = self.definition.draw(&drawing, slots);
         drawing.release_last();
-        drawn.map_err(|error| poisoned(&passed, error))?;
+        drawn.map_err(|error| self.refuse(&passed, error))?;
         let drawn = draft.finish();
         // The closure went on behind a launch that failed: the next one fails as well.
         let is_whole = !has_failed(&passed);
         let mut instance = instance.lock();
         instance.redraw(drawn, &passed, is_whole);
         self.submit(&mut instance, queue, &passed)
+    }
+
+    /// Counts a launch of which nothing was submitted, and poisons what it would have written.
+    fn refuse(&self, passed: &Passed<'_>, error: Error) -> Error {
+        self.report.lock().failed += 1;
+        poisoned(passed, error)
     }
 
     fn submit(

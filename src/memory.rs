@@ -169,6 +169,7 @@ impl Reach {
             advice: match prospect {
                 Prospect::Fits => MemoryAdvice::TryAgain,
                 Prospect::Later(_) => MemoryAdvice::Reclaim,
+                Prospect::Never if engine.loans.open() > 0 => MemoryAdvice::EndLoans,
                 Prospect::Never => MemoryAdvice::DropBuffers,
             },
             driver_refused: *driver_refused,

@@ -702,3 +702,47 @@ async fn a_loan_ends_whose_producer_failed_late() -> Result<()> {
 fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect()
 }
+
+/// What a close waits for is told: here an owner that takes long to go, and another one behind it.
+#[tokio::test]
+async fn a_close_tells_of_owners_that_are_dropped() -> Result<()> {
+    struct Slow(std::sync::mpsc::Receiver<()>);
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            self.0.recv_timeout(SOON).ok();
+        }
+    }
+    let device = Device::host();
+    let theirs = [1.0_f32; 10];
+    let (go_on, goes_on) = channel();
+    for owner in [Some(Slow(goes_on)), None] {
+        // SAFETY: the array lives longer than the device.
+        drop(unsafe { device.adopt_memory::<f32>(theirs.as_ptr() as u64, 10, owner) }?);
+    }
+    let error = device.close(Duration::from_millis(50)).await.unwrap_err();
+    let ErrorDetail::TimedOut { left, .. } = error.detail() else { panic!("{error}") };
+    assert_eq!((left.drops, left.operations, left.loans), (2, 0, 0), "{error}");
+    go_on.send(()).expect("it waits");
+    device.close(SOON).await
+}
+
+/// Memory that is lent counts though its buffer is gone, and the error says what helps.
+#[tokio::test]
+async fn out_of_memory_that_is_on_loan() -> Result<()> {
+    let device = Device::builder().memory_limit_bytes(4096).host();
+    let stream = device.stream()?;
+    let mut x = stream.zeros::<f32>(1024).queued()?;
+    // SAFETY: nobody does anything.
+    let loan = unsafe { stream.lend_memory(Uses::new("theirs").updates(&mut x)) }?;
+    // SAFETY: nothing else uses it.
+    let loan = unsafe { loan.detach() };
+    drop(x);
+    let error = stream.zeros::<f32>(1).queued().unwrap_err();
+    let ErrorDetail::OutOfMemory { advice, .. } = error.detail() else { panic!("{error}") };
+    assert_eq!(*advice, gpu_await::MemoryAdvice::EndLoans);
+    assert!(error.to_string().contains("end loans of memory"), "{error}");
+    loan.end()?;
+    stream.done().await?;
+    stream.zeros::<f32>(1).queued()?;
+    Ok(())
+}

@@ -1127,3 +1127,22 @@ async fn what_is_told_of_kept_pinned_memory() -> Result<()> {
     assert!(matches!(error.detail(), ErrorDetail::KeptByGraph { op: "into_pinned" }), "{error}");
     Ok(())
 }
+
+/// Each launch is counted once, those of which nothing was submitted among the failed.
+#[tokio::test]
+async fn launches_that_are_refused_are_counted() -> Result<()> {
+    let device = testing::device();
+    let (stream, elsewhere) = (device.stream()?, Device::host().stream()?);
+    let graph =
+        device.graph::<(In<f32>, InOut<f32>), _, _>((), |q, (), (x, mut y)| q.copy(&x, &mut y));
+    let (x, mut y) = (stream.zeros::<f32>(4).queued()?, stream.zeros::<f32>(5).queued()?);
+    for _ in 0..3 {
+        stream.fill(&mut y, 0.0).queued()?;
+        graph.launch(&stream, (&x, &mut y)).await.expect_err("another length");
+    }
+    let (far, mut far_too) =
+        (elsewhere.zeros::<f32>(4).queued()?, elsewhere.zeros::<f32>(4).queued()?);
+    graph.launch(&elsewhere, (&far, &mut far_too)).await.expect_err("another device");
+    assert_eq!(graph.report().failed, 4, "{:?}", graph.report());
+    Ok(())
+}

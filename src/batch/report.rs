@@ -28,9 +28,9 @@ pub struct Report {
     /// Compilations and updates that the driver refused; the work was launched operation by operation
     /// instead, where possible.
     pub refused: u64,
-    /// Not launched, or only in part: the driver refused, the device is lost or closed, or a graph's input
-    /// was missing. Not included in other counts except `compiled`. Operations that were refused inside a
-    /// region's closure are not counted.
+    /// Not launched, or only in part: the driver refused, the device is lost or closed, or a launch of a graph was refused
+    /// (a missing input, an error of its closure). Not included in other counts except `compiled`. Operations that were
+    /// refused inside a region's closure are not counted.
     pub failed: u64,
 }
 

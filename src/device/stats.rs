@@ -68,7 +68,9 @@ impl Device {
             left.operations += operations;
         }
         let Stats { loans, permits, pending_bytes, .. } = self.stats();
-        Unfinished { loans, permits, pending_bytes, ..left }
+        // ORDERING: Relaxed: a statistic.
+        let drops = self.engine().to_drop.load(Ordering::Relaxed);
+        Unfinished { loans, permits, pending_bytes, drops, ..left }
     }
 
     /// Asks what the device is doing. Inside a host function the answer is what is known, and the poller

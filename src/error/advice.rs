@@ -9,6 +9,9 @@ pub enum MemoryAdvice {
     Reclaim,
     /// Drop buffers, ask for less, or raise the limit: `reclaimed` would refuse at once.
     DropBuffers,
+    /// End [loans](crate::Stream::lend_memory) of memory, which keep what was lent though its buffers are dropped; otherwise as
+    /// [`DropBuffers`](Self::DropBuffers).
+    EndLoans,
     /// Try again: memory has become free in the meantime.
     TryAgain,
 }
@@ -20,6 +23,10 @@ impl MemoryAdvice {
             (MemoryAdvice::DropBuffers, None) => "drop buffers, or ask for less",
             (MemoryAdvice::DropBuffers, Some(_)) => {
                 "drop buffers, ask for less, or raise the limit"
+            }
+            (MemoryAdvice::EndLoans, None) => "end loans of memory, drop buffers, or ask for less",
+            (MemoryAdvice::EndLoans, Some(_)) => {
+                "end loans of memory, drop buffers, ask for less, or raise the limit"
             }
             (MemoryAdvice::TryAgain, _) => "try again: memory has become free in the meantime",
         }

@@ -17,16 +17,20 @@ pub struct Unfinished {
     pub permits: u64,
     /// Freed memory that waits for device work.
     pub pending_bytes: u64,
+    /// Values of the program's (owners of adopted memory, kept values, functions) that are being dropped on a thread of the
+    /// crate, one after the other, or are next there.
+    pub drops: u64,
 }
 
 impl fmt::Display for Unfinished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unfinished { streams, operations, loans, permits, pending_bytes } = *self;
+        let Unfinished { streams, operations, loans, permits, pending_bytes, drops } = *self;
         write!(f, "in flight are {operations} operations on {streams} streams")?;
         let rest = [
             (permits, "permits of stream pools held"),
             (loans, "pieces of memory on loan to other libraries"),
             (pending_bytes, "bytes of memory not free yet"),
+            (drops, "values of the program's being dropped, or next"),
         ];
         rest.iter().filter(|(n, _)| *n > 0).try_for_each(|(n, what)| write!(f, ", {n} {what}"))
     }

@@ -110,6 +110,8 @@ pub(crate) struct Engine<S: DeviceStream> {
     pub(crate) graph_memory: GraphMemory,
     pub(crate) loans: Arc<Loans>,
     pub(crate) late: LateWork,
+    /// Values of the program's that the reaper has not dropped.
+    pub(crate) to_drop: Arc<AtomicU64>,
     pub(crate) tracer: Tracer,
     registry: Registry<S>,
     retired: Mutex<Vec<Retired<S>>>,
@@ -209,6 +211,7 @@ impl<S: DeviceStream> Engine<S> {
             graph_memory: GraphMemory::default(),
             loans: Arc::default(),
             late: LateWork::default(),
+            to_drop: Arc::default(),
             tracer: Tracer::new(),
             registry: Registry::new(),
             retired: Mutex::default(),

@@ -11,6 +11,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::channel::oneshot;
 
@@ -100,7 +101,7 @@ impl<S: DeviceStream> Engine<S> {
 
     /// Drops a value on the reaper's thread, not before the poller's next look: what its drop needed was refused.
     pub(crate) fn drop_again(&self, value: Box<dyn Any + Send>) {
-        self.reaper.keep([self.on_reaper(move || drop(value))]);
+        self.reaper.keep([self.on_reaper(self.counted(move || drop(value)))]);
         self.call_for_left();
     }
 
@@ -116,7 +117,8 @@ impl<S: DeviceStream> Engine<S> {
     pub(crate) async fn reaped(&self) {
         if self.reaper.has_begun() && !self.reaper.is_here() {
             let (behind, is_gone) = oneshot::channel::<()>();
-            self.reap(move || drop(behind));
+            self.reaper.send(self.on_reaper(move || drop(behind)));
+            self.call_for_left();
             // That it was dropped is what it tells.
             is_gone.await.ok();
         }
@@ -125,8 +127,17 @@ impl<S: DeviceStream> Engine<S> {
     /// Does something on the reaper's thread, behind the drops sent before, with the device's context current: what is
     /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
-        self.reaper.send(self.on_reaper(task));
+        self.reaper.send(self.on_reaper(self.counted(task)));
         self.call_for_left();
+    }
+
+    /// A task that is counted until it is done.
+    fn counted(&self, task: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
+        let counted = ToDrop::one(&self.to_drop);
+        move || {
+            task();
+            drop(counted);
+        }
     }
 
     /// A task for the reaper's thread.
@@ -141,5 +152,23 @@ impl<S: DeviceStream> Engine<S> {
             }
             task();
         })
+    }
+}
+
+/// Something of the program's on its way to the reaper's thread, and counted until it is dropped.
+struct ToDrop(Arc<AtomicU64>);
+
+impl ToDrop {
+    fn one(all: &Arc<AtomicU64>) -> Self {
+        // ORDERING: Relaxed: a statistic.
+        all.fetch_add(1, Ordering::Relaxed);
+        ToDrop(all.clone())
+    }
+}
+
+impl Drop for ToDrop {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed: a statistic.
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
