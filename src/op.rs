@@ -231,11 +231,10 @@ impl<T> Op<T> {
     pub fn without_value(mut self) -> Op<()> {
         match std::mem::replace(&mut self.state, OpState::Done) {
             OpState::Pending(Pending { points, wait, value }) => {
-                let nothing = SyncWrapper::new(HostValue::Here(()));
-                let op = Op { state: OpState::Pending(Pending { points, wait, value: nothing }) };
-                // The stream has a share of what the device uses.
-                drop(value);
-                op
+                // Dropped here: the stream has a share of what the device uses.
+                let proofs = value.into_inner().proofs();
+                let value = SyncWrapper::new(HostValue::proved_by((), proofs));
+                Op { state: OpState::Pending(Pending { points, wait, value }) }
             }
             OpState::Failed(error, ..) => Op::failed(error),
             OpState::Done => panic!("`Op` used after it completed"),

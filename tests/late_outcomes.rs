@@ -211,3 +211,26 @@ async fn outcomes_that_are_kept() -> Result<()> {
     }
     Ok(())
 }
+
+/// Who wants no value is told all the same.
+#[tokio::test]
+async fn without_a_value_it_fails_as_well() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let mut y = stream.zeros::<f32>(LEN).queued()?;
+    let gate = Gate::close(&stream)?;
+    let (op, outcome) = work(&stream, &mut y);
+    let reads = [
+        stream.download(&y).without_value(),
+        stream.download_vec(&y).without_value(),
+        stream.download(&y).and(stream.done()).without_value(),
+    ];
+    let op = op.without_value();
+    outcome.fail("late");
+    gate.open();
+    op.await.expect_err("it failed");
+    for read in reads {
+        assert_upstream(&read.await.unwrap_err());
+    }
+    Ok(())
+}

@@ -22,6 +22,9 @@ pub(crate) trait Late<T> {
 
     /// The value, if it is known, with its proof put to others.
     fn unproved(self: Box<Self>, proofs: &mut Vec<Proof>) -> Option<T>;
+
+    /// The proofs alone: nobody wants the value.
+    fn proofs(self: Box<Self>) -> Vec<Proof>;
 }
 
 /// What is known of an operation only when it is complete.
@@ -47,6 +50,38 @@ impl<T> Late<T> for Unproved<T> {
         proofs.extend(self.proofs);
         Some(self.value)
     }
+
+    fn proofs(self: Box<Self>) -> Vec<Proof> {
+        self.proofs
+    }
+}
+
+/// A value that is made if a proof succeeds.
+struct ProvedFirst<T> {
+    proof: Proof,
+    value: HostValue<T>,
+}
+
+impl<T> Late<T> for ProvedFirst<T> {
+    fn take(self: Box<Self>) -> Result<T> {
+        (self.proof)()?;
+        self.value.take()
+    }
+
+    fn is_known(&self) -> bool {
+        false
+    }
+
+    fn unproved(self: Box<Self>, _: &mut Vec<Proof>) -> Option<T> {
+        None
+    }
+
+    fn proofs(self: Box<Self>) -> Vec<Proof> {
+        let ProvedFirst { proof, value } = *self;
+        let mut proofs = vec![proof];
+        proofs.extend(value.proofs());
+        proofs
+    }
 }
 
 impl<T, F: FnOnce() -> Result<T>> Late<T> for F {
@@ -60,6 +95,10 @@ impl<T, F: FnOnce() -> Result<T>> Late<T> for F {
 
     fn unproved(self: Box<Self>, _: &mut Vec<Proof>) -> Option<T> {
         None
+    }
+
+    fn proofs(self: Box<Self>) -> Vec<Proof> {
+        Vec::new()
     }
 }
 
@@ -101,6 +140,14 @@ impl<T> HostValue<T> {
         }
     }
 
+    /// What has to be good of it, without the value, which is dropped.
+    pub(super) fn proofs(self) -> Vec<Proof> {
+        match self {
+            HostValue::Here(_) => Vec::new(),
+            HostValue::Later(late) => late.proofs(),
+        }
+    }
+
     fn is_known(&self) -> bool {
         match self {
             HostValue::Here(_) => true,
@@ -117,7 +164,7 @@ impl<T> HostValue<T> {
 }
 
 impl<T: Send + 'static> HostValue<T> {
-    fn proved_by(value: T, proofs: Vec<Proof>) -> Self {
+    pub(super) fn proved_by(value: T, proofs: Vec<Proof>) -> Self {
         if proofs.is_empty() {
             return HostValue::Here(value);
         }
@@ -127,7 +174,7 @@ impl<T: Send + 'static> HostValue<T> {
     /// The value, if the proof succeeds as well.
     pub(crate) fn if_proved(self, proof: Proof) -> Self {
         if !self.is_known() {
-            return HostValue::later(move || proof().and_then(|()| self.take()));
+            return HostValue::Later(Box::new(ProvedFirst { proof, value: self }));
         }
         let mut proofs = vec![proof];
         match self.unproved(&mut proofs) {
