@@ -1,4 +1,4 @@
-//! The guide: one page a subject, each with programs that run as they stand.
+//! The guide: one page per subject, each with programs that run as they stand.
 //!
 //! | page | about |
 //! |---|---|

@@ -139,7 +139,7 @@ pub mod guide;
 pub mod testing;
 
 pub(crate) mod backend;
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "algorithms"))]
 mod must_not_compile;
 pub(crate) mod runtime;
 pub(crate) mod submit;

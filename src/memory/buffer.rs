@@ -150,17 +150,18 @@ impl<T: Element> DeviceBuffer<T> {
     ///
     /// # Examples
     /// ```
-    /// # use gpu_await::{Device, ErrorKind};
+    /// # use gpu_await::{Device, ErrorKind, kernels};
     /// # futures::executor::block_on(async {
     /// # let device = Device::host();
     /// # let stream = device.stream()?;
-    /// let mut keys = stream.upload(vec![3u32, 1, 2]).queued()?;
-    /// let mut values = stream.upload(vec![0u32; 4]).queued()?;
-    /// let error = stream.sort_by_key(&mut keys, &mut values).queued().unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::InvalidCall); // 3 keys, 4 values
-    /// keys.clear_poison()?;
-    /// stream.sort(&mut keys).queued()?;
-    /// assert_eq!(stream.download(&keys).await?, [1, 2, 3]);
+    /// let axpy = kernels::axpy::load(&device).await?; // y += a * x
+    /// let (x, longer) = (stream.full(3, 1.0f32).queued()?, stream.full(4, 1.0f32).queued()?);
+    /// let mut y = stream.full(3, 2.0f32).queued()?;
+    /// let error = axpy.launch(&stream, 1.0, &longer, &mut y).queued().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::InvalidCall); // of 4 elements and 3
+    /// y.clear_poison()?;
+    /// axpy.launch(&stream, 1.0, &x, &mut y).queued()?;
+    /// assert_eq!(stream.download(&y).await?, [3.0; 3]);
     /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
     /// ```
     pub fn clear_poison(&mut self) -> Result<()> {
