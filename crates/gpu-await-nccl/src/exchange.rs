@@ -170,6 +170,10 @@ impl Hub {
                 let missing = (0..world).filter(|rank| !here[*rank]).collect();
                 // They may try again.
                 ranks.iter().for_each(|rank| here[*rank] = false);
+                if !here.contains(&true) {
+                    drop(here);
+                    HUBS.lock().as_mut().and_then(|hubs| hubs.remove(&id));
+                }
                 return Err(Error::MissingRanks { missing, world, limit });
             }
         }

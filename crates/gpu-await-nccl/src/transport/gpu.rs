@@ -12,7 +12,8 @@
 //! |---|---|---|
 //! | 1 | group begins; `ncclCommAbort` sets the flags that kernels and connecting threads look at | returns with an error |
 //! | 2 | takes the lock that calls are made under: none is running | – |
-//! | 3 | group ends: the handle is freed | refused: it looks at `ending` under that lock |
+//! | 3 | waits for the streams: no kernel has the handle's memory any more | refused: it looks at `ending` under that lock |
+//! | 4 | group ends: the handle is freed | refused |
 //!
 //! # Invariants
 //! 1. A handle is freed once, by whoever sets `ending`, and behind the last call that uses it: calls are made under `calling`, and
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_await::Device;
+use gpu_await::{Device, Stream};
 
 use parking_lot::Mutex;
 
@@ -86,6 +87,7 @@ struct Comms {
     /// The contexts of their devices.
     contexts: Vec<u64>,
     _devices: Vec<Device>,
+    streams: Vec<Stream>,
     /// Held by the call that is running.
     calling: Mutex<()>,
     /// Somebody frees the handles, or did.
@@ -131,6 +133,7 @@ impl GpuTransport {
             handles,
             contexts,
             _devices: ranks.iter().map(|local| local.device.clone()).collect(),
+            streams: ranks.iter().map(|local| local.stream.clone()).collect(),
             calling: Mutex::new(()),
             ending: AtomicBool::new(false),
             freed: Mutex::new(false),
@@ -285,6 +288,10 @@ impl Comms {
             let _told = unsafe { self.nccl.abort_in_group(*handle) };
         }
         let _calling = self.calling.lock();
+        // Kernels that are told to stop do so when they run, which may be behind other work.
+        for stream in &self.streams {
+            let _complete = stream.synchronize();
+        }
         let _ended = self.nccl.group_end();
     }
 
