@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, Stream};
+use gpu_await::{Device, Stream, StreamLoan};
 
 use parking_lot::Mutex;
 
@@ -39,8 +39,6 @@ use crate::stats;
 
 pub(crate) struct GpuTransport {
     comms: Arc<Comms>,
-    /// The raw streams, each from a loan of its stream that never ends: the communicator keeps both.
-    lanes: Vec<Lane>,
     world: usize,
     group: Option<Peers>,
 }
@@ -142,14 +140,8 @@ impl GpuTransport {
             // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
             return Err(error);
         }
-        let lane = |(local, comm): (&LocalRank, &Comm)| {
-            // SAFETY: NCCL's calls are made while the communicator keeps the stream; it is neither captured nor destroyed.
-            let stream = unsafe { local.stream.as_raw() };
-            Lane { comm: *comm, stream }
-        };
-        let lanes = ranks.iter().zip(&comms.handles).map(lane).collect();
         let group = wire.map(|wire| Peers::new(wire, ranks[0].rank));
-        Ok(GpuTransport { comms: Arc::new(comms), lanes, world, group })
+        Ok(GpuTransport { comms: Arc::new(comms), world, group })
     }
 
     /// Makes one call, or adds it to the group of the thread.
@@ -203,7 +195,7 @@ impl GpuTransport {
 impl Transport for GpuTransport {
     fn submit(
         &self,
-        _ranks: &[LocalRank],
+        ranks: &[LocalRank],
         calls: &[Placed],
         _shared: &Weak<Shared>,
     ) -> Result<(), LostCause> {
@@ -219,18 +211,23 @@ impl Transport for GpuTransport {
         // SAFETY: the device is kept beside its context.
         let current = unsafe { comms.driver.enter(comms.contexts[first.at]) };
         let _current = current.map_err(cause_of)?;
-        let put = |placed: &Placed| {
+        // While they last, and not for good: then the stream marks only what is awaited.
+        // SAFETY: the handles are used while the loans last, and NCCL neither captures nor destroys the streams.
+        let lend = |placed: &Placed| unsafe { ranks[placed.at].stream.lend_raw() };
+        let loans: Vec<_> = calls.iter().map(lend).collect();
+        let put = |(placed, loan): (&Placed, &StreamLoan)| {
+            let lane = Lane { comm: comms.handles[placed.at], stream: loan.handle() };
             // SAFETY: the memory is lent to the stream of that rank; the handle is live, as calls are refused before it
             // is freed, under the lock that is held here.
-            unsafe { self.call(self.lanes[placed.at], &placed.call) }
+            unsafe { self.call(lane, &placed.call) }
         };
         if let [alone] = calls
             && alone.call.verb != Verb::AllToAll
         {
-            return put(alone).map_err(cause_of);
+            return put((alone, &loans[0])).map_err(cause_of);
         }
         comms.nccl.group_start().map_err(cause_of)?;
-        let put = calls.iter().try_for_each(put);
+        let put = calls.iter().zip(&loans).try_for_each(put);
         // Always: a group that is not ended would swallow the thread's next calls.
         let ended = comms.nccl.group_end();
         put.and(ended).map_err(cause_of)
