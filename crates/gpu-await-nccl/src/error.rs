@@ -226,6 +226,9 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// A call of a group was recorded and not made: the group's closure panicked.
+    #[error("the call was not made: the closure of its group panicked")]
+    NotCalled,
     /// The communicator was lost, before the call or while its work was pending.
     #[error(transparent)]
     Lost(#[from] CollectiveLost),

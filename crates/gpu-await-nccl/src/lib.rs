@@ -44,6 +44,7 @@ mod mesh;
 mod nccl;
 mod rendezvous;
 mod stats;
+mod system;
 mod transport;
 mod unique_id;
 mod watchdog;

@@ -25,10 +25,12 @@ use parking_lot::Mutex;
 use crate::call::Head;
 use crate::error::{LostCause, Result};
 use crate::exchange::{Inbox, Message, Wire};
-use crate::stats;
+use crate::{stats, system};
 
 /// How often a writer that a peer does not read from looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long it tells a peer of an end, which may be as stuck as what ends.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long it waits for that peer at most: its reader does nothing but read.
 const STUCK: Duration = Duration::from_secs(30);
 
@@ -103,6 +105,7 @@ impl Mesh {
             };
             // A connection whose options cannot be set ends, and its peer with it: it is found by reading.
             stream.set_nodelay(true).ok();
+            system::find_lost_hosts(&stream);
             stream.set_read_timeout(None).ok();
             stream.set_write_timeout(Some(LOOK)).ok();
             match stream.try_clone() {
@@ -136,6 +139,13 @@ impl Mesh {
         MeshChannel { mesh, number, members, inbox }
     }
 
+    /// Writes a frame without data; a peer that does not take it finds that the connection has ended.
+    fn tell(&self, to: usize, number: u64, kind: Kind) {
+        let began = Instant::now();
+        let is_wanted = || began.elapsed() < LAST_WORDS;
+        self.write(to, (number, kind), [&[], &[]], is_wanted).ok();
+    }
+
     /// Writes a frame; gives up when it is not wanted any more.
     fn write(
         &self,
@@ -167,7 +177,7 @@ impl Mesh {
 impl Drop for Mesh {
     fn drop(&mut self) {
         for peer in 0..self.links.len() {
-            self.write(peer, (0, Kind::Goodbye), [&[], &[]], || true).ok();
+            self.tell(peer, 0, Kind::Goodbye);
             if let Some(link) = &self.links[peer] {
                 link.lock().shutdown(Shutdown::Write).ok();
             }
@@ -272,15 +282,11 @@ impl Wire for MeshChannel {
     }
 
     fn abort(&self, _from: usize) {
-        for peer in self.others() {
-            self.mesh.write(peer, (self.number, Kind::Abort), [&[], &[]], || true).ok();
-        }
+        self.others().for_each(|peer| self.mesh.tell(peer, self.number, Kind::Abort));
     }
 
     fn leave(&self, _from: usize) {
-        for peer in self.others() {
-            self.mesh.write(peer, (self.number, Kind::Leave), [&[], &[]], || true).ok();
-        }
+        self.others().for_each(|peer| self.mesh.tell(peer, self.number, Kind::Leave));
     }
 }
 

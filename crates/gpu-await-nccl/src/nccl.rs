@@ -31,7 +31,13 @@ type RawStream = *mut c_void;
 
 /// A rank's handle of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
 pub(crate) struct Comm(usize);
+
+impl Comm {
+    /// None yet.
+    pub(crate) const NONE: Comm = Comm(0);
+}
 
 /// `ncclUniqueId`: passed by value.
 #[repr(C)]
@@ -227,15 +233,22 @@ impl Nccl {
     }
 
     /// Makes a rank's handle, in a group, on the device whose context is current.
-    pub(crate) fn init_rank(&self, world: usize, id: RawId, rank: usize) -> Result<Comm> {
+    ///
+    /// # Safety
+    /// The handle stays where it is until the group has ended, and is not read before.
+    pub(crate) unsafe fn init_rank(
+        &self,
+        handle: &mut Comm,
+        world: usize,
+        id: RawId,
+        rank: usize,
+    ) -> Result<()> {
         let mut config = Config::blocking();
-        let (mut comm, world, rank) = (std::ptr::null_mut(), world as c_int, rank as c_int);
-        // SAFETY: NCCL copies the configuration in the call; the handle is written in the call, as it is in a group.
-        let code = unsafe {
-            (self.ncclCommInitRankConfig)(&raw mut comm, world, id, rank, &raw mut config)
-        };
-        self.check("ncclCommInitRankConfig", code)?;
-        Ok(Comm(comm as usize))
+        let (comm, world, rank) = (&raw mut *handle, world as c_int, rank as c_int);
+        // SAFETY: NCCL copies the configuration in the call; a handle is a pointer, and the caller vouches for its place.
+        let code =
+            unsafe { (self.ncclCommInitRankConfig)(comm.cast(), world, id, rank, &raw mut config) };
+        self.check("ncclCommInitRankConfig", code)
     }
 
     /// What NCCL's threads found: 0, or the number of an error.

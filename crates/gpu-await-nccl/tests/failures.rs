@@ -288,3 +288,51 @@ async fn communicators_end() {
         tokio::task::yield_now().await;
     }
 }
+
+#[tokio::test]
+async fn a_device_that_is_lost() {
+    let (faults, handle) = gpu_await::testing::faults();
+    let devices = [gpu_await::testing::host_with(faults), Device::host()];
+    let comm = all(&devices).await;
+    let (mut x, mut y) = (ones(&devices[0]), ones(&devices[1]));
+    // Rank 0 does not call, and its device is lost while it has something to do.
+    let gate = gpu_await::testing::Gate::close(&devices[0].stream().expect("a stream"));
+    let op = comm.group(|g| g.rank(1)?.all_reduce_in_place(&mut y, Reduction::Sum));
+    handle.lose_device("a test");
+    devices[0].fill(&mut x, 2.0).abandon();
+    let error = within(op).await.unwrap_err();
+    assert!(matches!(cause(&error), LostCause::DeviceLost { .. }), "{error}");
+    drop(gate);
+    // The other device works.
+    devices[1].fill(&mut y, 1.0).queued().expect("healed");
+    let alone = all(&devices[1..]).await;
+    within(alone.all_reduce_in_place(&mut y, Reduction::Sum)).await.expect("it works");
+}
+
+/// Memory of calls that are not made counts as failed, also where the closure panics.
+#[tokio::test]
+async fn a_group_that_panics() {
+    let _turn = support::turn().await;
+    let devices = devices(1);
+    let comm = all(&devices).await;
+    let (x, mut y) = (ones(&devices[0]), ones(&devices[0]));
+    let calls = std::panic::AssertUnwindSafe(|| {
+        comm.group(|g| {
+            g.rank(0)?.all_reduce(&x, &mut y, Reduction::Sum)?;
+            panic!("a test")
+        })
+    });
+    assert!(std::panic::catch_unwind(calls).is_err());
+    let error = devices[0].download(&y).await.unwrap_err();
+    assert!(matches!(Error::of(&error), Some(Error::NotCalled)), "{error}");
+    within(comm.all_reduce(&x, &mut y, Reduction::Sum)).await.expect("it works");
+}
+
+#[test]
+fn handles_go_anywhere() {
+    fn goes<T: Send + Sync + 'static>() {}
+    goes::<Communicator>();
+    goes::<gpu_await_nccl::Group>();
+    goes::<gpu_await_nccl::CommunicatorBuilder>();
+    goes::<Error>();
+}

@@ -1,6 +1,6 @@
 //! Ranks that are processes: this test again, as its own child. One is killed in the middle; the others find that, and go on.
 //!
-//! `cargo test -p gpu-await-nccl --test processes -- --ignored two_hosts` runs two of them in network namespaces of their own, with
+//! `cargo test -p gpu-await-nccl --test processes -- --ignored host` runs two of them in network namespaces of their own, with
 //! nothing but a link between them: that needs root, and iproute2.
 
 mod support;
@@ -124,9 +124,10 @@ fn the_first_of_three_is_killed() {
 struct Host(String);
 
 impl Host {
-    fn two() -> [Host; 2] {
+    /// Names that nobody else uses now.
+    fn two(test: &str) -> [Host; 2] {
         let id = std::process::id();
-        let hosts = [Host(format!("ga{id}a")), Host(format!("ga{id}b"))];
+        let hosts = ["a", "b"].map(|host| Host(format!("ga-{id}-{test}-{host}")));
         hosts.iter().for_each(|host| ip(&["netns", "add", &host.0]));
         let [a, b] = &hosts;
         ip(&["link", "add", "ga0", "netns", &a.0, "type", "veth", "peer", "ga0", "netns", &b.0]);
@@ -158,7 +159,7 @@ fn ip(args: &[&str]) {
 #[test]
 #[ignore = "needs root and iproute2"]
 fn two_hosts() {
-    let hosts = Host::two();
+    let hosts = Host::two("work");
     let ranks: Vec<_> = hosts.iter().zip(0..).map(|(host, rank)| host.rank("work", rank)).collect();
     ranks.into_iter().for_each(Rank::ends_well);
     let mut ranks: Vec<_> =
@@ -166,6 +167,19 @@ fn two_hosts() {
     ranks.iter_mut().for_each(|rank| rank.says("working"));
     ranks[1].child.kill().expect("SIGKILL");
     ranks.remove(0).ends_well();
+}
+
+/// A host that is gone says nothing: the other one finds that by itself.
+#[test]
+#[ignore = "needs root and iproute2"]
+fn a_host_is_cut_off() {
+    let hosts = Host::two("cut");
+    let mut ranks: Vec<_> =
+        hosts.iter().zip(0..).map(|(host, rank)| host.rank("survive", rank)).collect();
+    ranks.iter_mut().for_each(|rank| rank.says("working"));
+    ip(&["-n", &hosts[1].0, "link", "set", "ga0", "down"]);
+    // Each is alone now.
+    ranks.into_iter().for_each(Rank::ends_well);
 }
 
 /// What a child does; by itself nothing.

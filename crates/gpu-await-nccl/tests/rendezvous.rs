@@ -155,6 +155,9 @@ async fn the_others_go_on() {
             tokio::task::yield_now().await;
         }
     }
+    let error = within(groups[0].connect(&device)).await.unwrap_err();
+    let is_right = matches!(&error, Error::Lost(lost) if matches!(lost.cause, LostCause::PeerLeft { rank: 1 }));
+    assert!(is_right, "{error}");
     let rest: Vec<_> = groups.iter().map(|group| group.without(&[1]).expect("rank 1")).collect();
     assert_eq!(rest.iter().map(Group::rank).collect::<Vec<_>>(), [0, 1]);
     let comms = rest.iter().map(|group| group.connect(&device));

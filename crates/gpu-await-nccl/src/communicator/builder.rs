@@ -78,7 +78,8 @@ impl CommunicatorBuilder {
     /// # Errors
     /// Before anything is done: [`Error::NoRanks`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
     /// [`Error::MixedDevices`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
-    /// [`Error::NotConnected`]; of the host twin [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`].
+    /// [`Error::NotConnected`]; of the host twin and of a group [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`];
+    /// [`Error::Lost`]: a rank of a group has ended.
     pub async fn connect(self) -> Result<Communicator> {
         let kind = self.check()?;
         let CommunicatorBuilder { id, world, ranks, limit, connect_limit, channel } = self;

@@ -63,9 +63,10 @@ struct Pending {
 
 /// A call of a rank whose memory is lent to its stream.
 pub(crate) struct Part<'a> {
-    pub(crate) at: usize,
-    pub(crate) call: Call,
-    loan: Box<dyn Lent + 'a>,
+    at: usize,
+    call: Call,
+    /// Until it is made, or fails.
+    loan: Option<Box<dyn Lent + 'a>>,
 }
 
 /// A loan, whatever was declared.
@@ -91,8 +92,19 @@ impl<P> Lent for MemoryLoan<'_, P> {
 
 impl Part<'_> {
     /// It is not made.
-    pub(crate) fn fail(self, error: Error) -> gpu_await::Error {
-        self.loan.fail(error)
+    pub(crate) fn fail(mut self, error: Error) {
+        if let Some(loan) = self.loan.take() {
+            drop(loan.fail(error));
+        }
+    }
+}
+
+/// A call that was recorded and not made, as the closure of its group panicked.
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if let Some(loan) = self.loan.take() {
+            drop(loan.fail(Error::NotCalled));
+        }
     }
 }
 
@@ -152,7 +164,7 @@ impl Shared {
         // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
         let loan = unsafe { self.ranks[at].stream.lend_memory(uses) }?;
         let call = call(loan.slices());
-        Ok(Part { at, call, loan: Box::new(loan) })
+        Ok(Part { at, call, loan: Some(Box::new(loan)) })
     }
 
     /// Refuses a call; what it would have written counts as failed.
@@ -184,7 +196,9 @@ impl Shared {
             return self.refused(op, parts, lost);
         }
         let (mut placed, mut loans) = (Vec::new(), Vec::new());
-        for Part { at, call, loan } in parts {
+        for mut part in parts {
+            let (at, call) = (part.at, part.call);
+            let Some(loan) = part.loan.take() else { continue };
             let outcome = loan.outcome();
             placed.push(Placed { at, call, outcome });
             loans.push((at, loan));
@@ -210,8 +224,8 @@ impl Shared {
     }
 
     fn refused(&self, op: &'static str, parts: Vec<Part<'_>>, error: Error) -> Op<()> {
-        let refused = parts.into_iter().map(|part| part.fail(error.clone())).last();
-        self.failed(op, refused.unwrap_or_else(|| error.into()))
+        parts.into_iter().for_each(|part| part.fail(error.clone()));
+        refuse(&self.ranks[0], Uses::new(op), error)
     }
 
     /// Has the watchdog look after work; or fails it, if the communicator was lost meanwhile.

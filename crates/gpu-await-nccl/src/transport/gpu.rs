@@ -35,7 +35,7 @@ use crate::error::{Error, LostCause, Result};
 use crate::exchange::{Inbox, Wire};
 use crate::nccl::driver::Driver;
 use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
-use crate::stats;
+use crate::{stats, system};
 
 pub(crate) struct GpuTransport {
     comms: Arc<Comms>,
@@ -104,19 +104,20 @@ impl GpuTransport {
         wire: Option<Arc<dyn Wire>>,
     ) -> Result<GpuTransport> {
         let (nccl, driver) = (Nccl::get()?, Driver::get()?);
+        system::wait_at_exit();
         nccl.group_start()?;
-        let mut handles = Vec::new();
+        // They stay where they are until the group has ended.
+        let mut handles = vec![Comm::NONE; ranks.len()];
         let mut failed = None;
-        for (local, context) in ranks.iter().zip(&contexts) {
+        for ((local, context), handle) in ranks.iter().zip(&contexts).zip(&mut handles) {
             // SAFETY: the device is open, and `ranks` keeps it.
-            let made = unsafe { driver.enter(*context) }
-                .and_then(|_current| nccl.init_rank(world, id, local.rank));
-            match made {
-                Ok(handle) => handles.push(handle),
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
+            let made = unsafe { driver.enter(*context) }.and_then(|_current| {
+                // SAFETY: the handles are not moved, and are read when the group has ended.
+                unsafe { nccl.init_rank(handle, world, id, local.rank) }
+            });
+            if let Err(error) = made {
+                failed = Some(error);
+                break;
             }
         }
         let ended = {
@@ -260,7 +261,11 @@ impl Transport for GpuTransport {
     }
 
     fn finish(&self) {
-        self.comms.finish();
+        match self.group.as_ref().and_then(Peers::refusal) {
+            // NCCL's orderly end may wait for a peer that is gone.
+            Some(LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }) => self.comms.abort(),
+            _ => self.comms.finish(),
+        }
         if let Some(group) = &self.group {
             group.wire.leave(group.rank);
         }
