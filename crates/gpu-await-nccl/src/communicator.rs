@@ -1,4 +1,4 @@
-//! [`Communicator`]: ranks that make collectives together.
+//! [`Communicator`]: a set of ranks and its collectives.
 
 pub(crate) mod builder;
 pub(crate) mod group;
@@ -20,34 +20,33 @@ use self::shared::Shared;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
 use crate::unique_id::UniqueId;
 
-/// Ranks that make collectives together, one a device: those of this process, of many processes, of many hosts.
+/// A set of ranks, one per device, that run collectives together: within a process, across processes, across hosts.
 ///
-/// A collective is an operation like any other: it is on a stream of the communicator's when the call returns, ordered behind
-/// every use of its memory on any stream and in front of every later one, and [`Op`] resolves when this process's part is
+/// A collective is an operation like any other. It is on a private stream of the communicator when the call returns, ordered behind
+/// every earlier use of its memory on any stream and ahead of every later one. Its [`Op`] resolves when this process's part is
 /// *complete on the device*. Cheap to clone, `Send + Sync`.
 ///
 /// # Ordering
-/// Every rank calls the same collectives in the same order, with the same sizes. Communicators that share devices are called in one
-/// order everywhere as well: calls of one process are, as calls are made one at a time; across processes it is the program's to
-/// see to.
+/// Every rank calls the same collectives in the same order, with the same sizes. Communicators that share devices must be called in the
+/// same order everywhere too. Within a process they are: calls are serialized. Across processes the program has to ensure it.
 ///
 /// # Blocking
-/// A call takes what NCCL takes to put work on a stream, some 5 µs. Where it needs ranks that were not connected yet
-/// (the first [`send`](Self::send) to a rank, the first use of an algorithm that was not used before) it waits for them to make
-/// the same call, up to the [limit](Self::set_limit); calls of other communicators of the process wait as well.
+/// A call takes as long as NCCL needs to launch, about 5 µs. If it uses a connection that does not exist yet (the first
+/// [`send`](Self::send) to a rank, the first use of an algorithm), it waits until the other ranks make the same call, up to the
+/// [limit](Self::set_limit). Collective calls on other communicators in the process wait behind it.
 ///
 /// # Failure
-/// A communicator is lost as a whole: to [`abort`](Self::abort), to an error that NCCL reports, to its [limit](Self::set_limit), to
-/// the end of a process that came by [`Group::join`](crate::Group::join), to the loss of a device. Then every pending operation
-/// resolves, and every later one is refused, with [`CollectiveLost`], which [`Error::lost`] finds; what was to be written
-/// counts as failed; memory that NCCL may still touch stays allocated until the device is through with it. Other communicators, devices and
-/// the process go on.
+/// A communicator is lost as a whole: by [`abort`](Self::abort), when NCCL reports an error, when an operation exceeds the
+/// [limit](Self::set_limit), when a process of its [`Group`](crate::Group) ends, or with one of its devices. Every pending
+/// operation then fails with [`CollectiveLost`], and every later call is refused with it; [`Error::lost`] finds it in an operation's error.
+/// Outputs count as failed, and memory that NCCL may still access stays allocated until the device has finished with it. Other
+/// communicators, other devices and the process are unaffected.
 ///
-/// NCCL alone does not see the end of every peer on its own host: who joins without [`Group`](crate::Group) sets a limit.
+/// NCCL by itself does not notice every peer that dies. Without a [`Group`](crate::Group), set a limit.
 ///
 /// # Cancel safety
-/// Dropping an operation leaves it running, for the other ranks. Dropping the last handle of a communicator never blocks and never
-/// aborts: what it has is freed when its work is complete.
+/// Dropping an operation does not cancel it. Dropping the last handle never blocks and never aborts: resources are freed when the
+/// pending work is complete.
 ///
 /// # Examples
 /// ```
@@ -71,7 +70,7 @@ pub struct Communicator {
     handle: Arc<Handle>,
 }
 
-/// What ends the communicator when its last handle is dropped.
+/// Ends the communicator when the last clone is dropped.
 struct Handle(Arc<Shared>);
 
 impl Communicator {
@@ -98,7 +97,7 @@ impl Communicator {
         builder.connect().await
     }
 
-    /// Begins a communicator of `world` ranks, of which this process has some: each gives the [id](UniqueId) that one of them made.
+    /// Starts building a communicator of `world` ranks, some of which are in this process. All ranks use the same [id](UniqueId).
     ///
     /// # Examples
     /// Two ranks that could be in two processes:
@@ -121,25 +120,25 @@ impl Communicator {
         CommunicatorBuilder::new(id, world)
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
         self.shared().world
     }
 
-    /// The ranks of this process, in the order in which they were given.
+    /// Returns the ranks in this process, in the order they were added.
     #[must_use]
     pub fn ranks(&self) -> Vec<usize> {
         self.shared().ranks.iter().map(|local| local.rank).collect()
     }
 
-    /// The devices of [`ranks`](Self::ranks).
+    /// Returns the devices of [`ranks`](Self::ranks).
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
         self.shared().ranks.iter().map(|local| local.device.clone()).collect()
     }
 
-    /// Why it was lost, if it was.
+    /// Returns why the communicator was lost, if it was.
     #[must_use]
     pub fn lost(&self) -> Option<CollectiveLost> {
         match self.shared().lost() {
@@ -148,9 +147,9 @@ impl Communicator {
         }
     }
 
-    /// Sets how long an operation may be pending: one that takes longer, counted from its call, loses the communicator with
-    /// [`LostCause::TimedOut`]. None by default: then a rank that never calls leaves the others pending, as with NCCL. A
-    /// `timeout(..)` around an operation gives up on it alone, and leaves the communicator as it is.
+    /// Sets how long an operation may be pending, counted from its call. An operation that takes longer loses the communicator with
+    /// [`LostCause::TimedOut`]. There is no limit by default: if a rank never calls, the others stay pending, as with NCCL itself. A
+    /// `timeout(..)` around an operation abandons that operation only, and leaves the communicator intact.
     pub fn set_limit(&self, limit: Option<Duration>) {
         self.shared().set_limit(limit);
     }
@@ -161,15 +160,15 @@ impl Communicator {
         self.shared().limit()
     }
 
-    /// Makes several calls as one operation, for any ranks of this process: they run at once, so that sends and receives cannot
-    /// wait for one another. Ready proves that each is *complete on the device*.
+    /// Submits several calls, for any ranks in this process, as one operation. They progress concurrently, so sends and receives in
+    /// a group do not deadlock. Ready proves that all of them are *complete on the device*.
     ///
     /// # Errors
-    /// The first call that is refused, or the error of the closure; the others are not made, and what they would have written
-    /// counts as failed.
+    /// The error of the first refused call, or of the closure. Nothing is submitted then, and the outputs of all recorded calls count
+    /// as failed.
     ///
     /// # Examples
-    /// Every rank hands its elements to the next one:
+    /// A ring, in which every rank sends to the next one:
     /// ```
     /// # futures::executor::block_on(async {
     /// use gpu_await::Device;
@@ -202,7 +201,6 @@ impl Communicator {
         let group = GroupCalls::new(self.shared());
         match calls(&group) {
             Ok(()) => self.shared().run("group", group.into_parts()),
-            // The loans of the calls that were recorded end with it.
             Err(error) => {
                 group.fail(&error);
                 self.shared().failed("group", error)
@@ -210,13 +208,13 @@ impl Communicator {
         }
     }
 
-    /// Loses the communicator on purpose, for every rank of this process: pending operations fail with [`LostCause::Aborted`] when NCCL
-    /// has ended their kernels. Resolves when every rank's work here is complete; the other ranks learn of it if they came by
-    /// [`Group::join`](crate::Group::join), are ranks of a host twin, or have a [limit](Self::set_limit).
+    /// Aborts the communicator for all ranks in this process. Pending operations fail with [`LostCause::Aborted`] once NCCL has stopped
+    /// their kernels. Resolves when the work of all local ranks is complete. Ranks in other processes are told if they joined by
+    /// [`Group::join`](crate::Group::join); otherwise their [limit](Self::set_limit) has to end the wait.
     ///
     /// # Cancel safety
-    /// Dropped, the communicator is lost all the same. NCCL aborts on a thread of its own, which is
-    /// [counted](crate::Stats::threads_in_nccl), and lost if NCCL does not come back.
+    /// The abort happens even if the future is dropped. It runs on a thread of its own, which
+    /// [`Stats::threads_in_nccl`](crate::Stats::threads_in_nccl) counts and which is lost if NCCL never returns.
     ///
     /// # Errors
     /// The loss of a device.
@@ -245,7 +243,7 @@ impl fmt::Debug for Communicator {
     }
 }
 
-/// The version of NCCL, as it writes it in one number: 22803 is 2.28.3.
+/// Returns the version of the NCCL library as one number: 22803 is 2.28.3.
 ///
 /// # Errors
 /// [`Error::NoLibrary`], [`Error::OldLibrary`], [`Error::MissingSymbol`].

@@ -1,4 +1,4 @@
-//! What can be sent and reduced: element types and reductions, with the arithmetic of the host twin.
+//! Element types and reductions, and the arithmetic of the host twin.
 //!
 //! | type | NCCL reduces in | the host twin in |
 //! |---|---|---|
@@ -10,22 +10,22 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-/// How elements of several ranks become one.
+/// How the elements of several ranks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// Their sum.
+    /// The sum.
     Sum,
-    /// Their product.
+    /// The product.
     Product,
-    /// The smallest.
+    /// The minimum.
     Min,
-    /// The largest.
+    /// The maximum.
     Max,
-    /// Their sum, divided by the number of ranks; of integers rounded towards zero.
+    /// The sum divided by the number of ranks; integers round towards zero.
     Average,
 }
 
-/// An element type that collectives take: `f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i32`, `u32`, `i64`, `u64`.
+/// An element type of collectives: `f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i32`, `u32`, `i64`, `u64`.
 /// Sealed.
 #[diagnostic::on_unimplemented(
     message = "NCCL has no element type `{Self}`",
@@ -33,7 +33,7 @@ pub enum Reduction {
 )]
 pub trait CollectiveElement: gpu_await::Element + sealed::Sealed {}
 
-/// The element types by number.
+/// The element types as values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each is the type of that name")]
 pub enum ElementType {

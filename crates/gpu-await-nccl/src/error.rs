@@ -1,16 +1,16 @@
-//! What can go wrong, with the facts and what to do.
+//! Errors of the crate, and how they reach operations.
 //!
-//! | when | what the caller gets |
+//! | failure | is reported as |
 //! |---|---|
-//! | a communicator is made | an [`Error`] |
-//! | a call is refused, or its work fails later | the operation's [`gpu_await::Error`], with the [`Error`] behind it as its source: [`Error::of`] finds it |
+//! | of making a communicator | an [`Error`] |
+//! | of a call, at once or later | the operation's [`gpu_await::Error`], whose source chain has the [`Error`]: [`Error::of`] finds it |
 #![forbid(unsafe_code)]
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the functions of this crate return.
+/// A result with an [`Error`] of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a communicator could not be made, or a call was refused.
@@ -75,7 +75,7 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
-    /// gpu-await refused something.
+    /// An error of gpu-await.
     #[error(transparent)]
     Runtime(#[from] gpu_await::Error),
     /// A communicator needs ranks.
@@ -95,13 +95,13 @@ pub enum Error {
         world: usize,
     },
     /// A rank was given twice.
-    #[error("rank {rank} is taken: each rank joins once; give every process, or device, its own")]
+    #[error("rank {rank} is taken: give every process, or device, a rank of its own")]
     DuplicateRank {
         /// The rank.
         rank: usize,
     },
     /// Two ranks of one communicator would be on one GPU, which NCCL refuses.
-    #[error("ranks {first} and {second} are both on {device}: NCCL takes one rank a GPU")]
+    #[error("ranks {first} and {second} are both on {device}: give each rank a GPU of its own")]
     DuplicateDevice {
         /// A rank.
         first: usize,
@@ -110,8 +110,8 @@ pub enum Error {
         /// The device of both.
         device: String,
     },
-    /// GPUs and host devices in one communicator.
-    #[error("{first} and {second} cannot be in one communicator: its devices are of one kind")]
+    /// GPUs and host devices were mixed in one communicator.
+    #[error("{first} and {second} cannot be in one communicator: use devices of one kind")]
     MixedDevices {
         /// A device.
         first: String,
@@ -120,7 +120,7 @@ pub enum Error {
     },
     /// Processes disagree about the number of ranks.
     #[error(
-        "rank {rank} joined a world of {found}, which has {expected} ranks: start all with one size"
+        "rank {rank} joined with a world size of {found}, the others with {expected}: start all ranks with the same size"
     )]
     WrongWorld {
         /// The rank that asked.
@@ -130,9 +130,9 @@ pub enum Error {
         /// The size that the rank gave.
         found: usize,
     },
-    /// Ranks did not come within the limit.
+    /// Some ranks did not join within the limit.
     #[error(
-        "ranks {missing:?} of {world} did not come within {limit:?}: start them, or give them more time"
+        "ranks {missing:?} of {world} did not join within {limit:?}: start them, or raise the limit"
     )]
     MissingRanks {
         /// Who is missing.
@@ -150,9 +150,9 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// Nobody answered at an address within the limit, or whoever did ended the connection.
+    /// Nothing answered at the address within the limit, or the other side disconnected.
     #[error(
-        "the rendezvous at {address} is closed: {reason}; is rank 0 running, and is this its address?"
+        "the rendezvous at {address} is closed: {reason}; check that rank 0 is running at this address"
     )]
     Closed {
         /// The address.
@@ -160,7 +160,7 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
-    /// Bytes that are no unique id, or one for other devices.
+    /// Bytes that are not a unique id, or one for another kind of device.
     #[error("this is not the unique id of a communicator of {expected}: {reason}")]
     BadId {
         /// The kind of devices.
@@ -170,13 +170,13 @@ pub enum Error {
     },
     /// A communicator could not be connected within its limit.
     #[error(
-        "the communicator was not connected within {limit:?}: is every rank connecting, with this id and this world?"
+        "the communicator was not connected within {limit:?}: check that every rank connects with this id and world size"
     )]
     NotConnected {
         /// The time that was given.
         limit: Duration,
     },
-    /// A rank that is another process's.
+    /// A rank of another process.
     #[error("rank {rank} is not in this process; ranks {local:?} are")]
     NotLocal {
         /// The rank.
@@ -184,9 +184,9 @@ pub enum Error {
         /// Those that are here.
         local: Vec<usize>,
     },
-    /// A verb without a rank, of a communicator with several ranks in this process.
+    /// A verb that does not name a rank, on a communicator with several local ranks.
     #[error(
-        "{op}: this process has the ranks {local:?}; say for which one, in `group(|g| g.rank(..)?.{op}(..))`"
+        "{op}: this process has the ranks {local:?}: choose one with `group(|g| g.rank(..)?.{op}(..))`"
     )]
     SeveralRanks {
         /// The verb.
@@ -218,7 +218,7 @@ pub enum Error {
         /// The number of ranks.
         world: usize,
     },
-    /// A rank sends to itself, or receives from itself, alone.
+    /// A rank sends to itself or receives from itself outside of a group.
     #[error("{op}: rank {rank} is the caller's own; copy on the device instead")]
     OwnRank {
         /// The verb.
@@ -226,7 +226,7 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// A call of a group was recorded and not made: the group's closure panicked.
+    /// A recorded call was not submitted because the group's closure panicked.
     #[error("the call was not made: the closure of its group panicked")]
     NotCalled,
     /// The communicator was lost, before the call or while its work was pending.
@@ -235,7 +235,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Finds the error of this crate behind an operation's.
+    /// Finds the error of this crate in the source chain of an operation's error.
     ///
     /// # Examples
     /// ```
@@ -267,7 +267,7 @@ impl Error {
         None
     }
 
-    /// Finds the loss of a communicator behind an operation's error.
+    /// Finds the [`CollectiveLost`] in the source chain of an operation's error.
     #[must_use]
     pub fn lost(error: &gpu_await::Error) -> Option<&CollectiveLost> {
         match Error::of(error) {
@@ -277,11 +277,11 @@ impl Error {
     }
 }
 
-/// A communicator that works no more: every pending and later operation on it fails with this.
+/// The error of every pending and later operation of a lost communicator.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("the communicator of rank {rank} is lost: {cause}")]
 pub struct CollectiveLost {
-    /// The rank in this process; the first one, if it has several.
+    /// The rank in this process; the first one if there are several.
     pub rank: usize,
     /// Why.
     pub cause: LostCause,
@@ -303,12 +303,12 @@ pub enum LostCause {
         /// The rank.
         rank: usize,
     },
-    /// A rank ended its part of the communicator, and takes part in nothing more.
+    /// A rank dropped its communicator.
     PeerLeft {
         /// The rank.
         rank: usize,
     },
-    /// The communicator was aborted where another rank is.
+    /// Another rank aborted the communicator.
     PeerAborted {
         /// The rank.
         rank: usize,

@@ -1,4 +1,4 @@
-//! [`Group`]: processes that meet at an address, one rank each.
+//! [`Group`]: a TCP rendezvous of processes, one rank each.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -19,14 +19,14 @@ use crate::unique_id::UniqueId;
 /// How long [`Group::join`] waits.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Processes that have met at an address, each as one rank, on one host or on many.
+/// Processes that have joined at one address, each as one rank, on one host or many.
 ///
-/// Their connections stay: they carry NCCL's unique ids, and on host devices the elements. They tell of the end of a process
-/// as soon as the system does, which NCCL does not in every case: its communicators are lost then, with
-/// [`PeerGone`](crate::LostCause::PeerGone).
+/// The group keeps a connection between every two processes. It carries NCCL's unique ids and, for host devices, the elements. It also
+/// detects peers that die, which NCCL does not always do: at once if a process ends, within 15 seconds if a host becomes
+/// unreachable. Communicators with that rank are then lost with [`PeerGone`](crate::LostCause::PeerGone).
 ///
 /// # Examples
-/// Two processes, or as here two tasks:
+/// Two ranks, as tasks of one process:
 /// ```
 /// # futures::executor::block_on(async {
 /// use gpu_await::Device;
@@ -53,23 +53,26 @@ pub struct Group {
 }
 
 impl Group {
-    /// Meets the other processes at `address` (`host:port`): the rank 0 listens there. Waits a minute.
+    /// Joins the other processes at `address` (`host:port`), where rank 0 listens. Resolves when all ranks are connected; gives up
+    /// after a minute.
     ///
     /// # Cancel safety
-    /// Dropped, a thread goes on until its limit, and hangs up.
+    /// If the future is dropped, a thread keeps waiting until the limit and then disconnects.
     ///
     /// # Errors
-    /// [`Error::NoRanks`], [`Error::BadRank`]; [`Error::Address`]: one that cannot be listened at, or has no meaning;
-    /// [`Error::Closed`]: nobody listens, or rank 0 is gone; [`Error::MissingRanks`], which names them;
-    /// [`Error::DuplicateRank`] and [`Error::WrongWorld`], for who comes with them.
+    /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.
+    /// - [`Error::Address`]: the address does not resolve, or rank 0 cannot listen there.
+    /// - [`Error::Closed`]: nothing listens at the address, or rank 0 disconnected.
+    /// - [`Error::MissingRanks`]: some ranks did not join in time; it names them.
+    /// - [`Error::DuplicateRank`], [`Error::WrongWorld`]: this process joined with a rank that is taken, or another world size.
     pub async fn join(address: &str, rank: usize, world: usize) -> Result<Group> {
         Group::join_within(LIMIT, address, rank, world).await
     }
 
-    /// [`join`](Self::join), with another limit.
+    /// [`join`](Self::join) with another limit.
     ///
     /// # Errors
-    /// As there.
+    /// As [`join`](Self::join).
     pub async fn join_within(
         limit: Duration,
         address: &str,
@@ -96,20 +99,20 @@ impl Group {
         Ok(Group { mesh, members: (0..world).collect() })
     }
 
-    /// The rank of this process.
+    /// Returns the rank of this process.
     #[must_use]
     pub fn rank(&self) -> usize {
         let rank = self.members.iter().position(|member| *member == self.mesh.rank());
         rank.unwrap_or_default()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
         self.members.len()
     }
 
-    /// The ranks whose processes have ended, or left.
+    /// Returns the ranks whose processes have died, are unreachable, or have left the group.
     #[must_use]
     pub fn gone(&self) -> Vec<usize> {
         let ended = self.mesh.ended();
@@ -117,7 +120,7 @@ impl Group {
         (0..self.world()).filter(is_gone).collect()
     }
 
-    /// Connects a communicator of all ranks, with `device` as this process's; see [`builder`](Self::builder).
+    /// Connects a communicator of all ranks, in which this process has `device`; see [`builder`](Self::builder).
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::connect`].
@@ -125,19 +128,19 @@ impl Group {
         self.builder(device).connect().await
     }
 
-    /// Begins a communicator of all ranks, with `device` as this process's. A group has any number of them; all processes make
-    /// them in one order.
+    /// Starts building a communicator of all ranks, in which this process has `device`. A group can have any number of
+    /// communicators; every process makes them in the same order.
     pub fn builder(&self, device: &Device) -> CommunicatorBuilder {
         let channel = Arc::new(self.mesh.open_next(&self.members));
         let builder = Communicator::builder(UniqueId::of_group(), self.world());
         builder.rank(self.rank(), device).over(channel)
     }
 
-    /// The group without some of its ranks, for those who are left to go on together: each calls it with the same ones. Who is left
-    /// keeps the order, and its rank is counted anew.
+    /// Returns the group without some ranks, so that the others can continue together. Each of them calls it with the same ranks. The
+    /// remaining ranks keep their order and are renumbered from 0.
     ///
     /// # Errors
-    /// [`Error::BadRank`]: one that does not exist; this process's own.
+    /// [`Error::BadRank`]: a rank that does not exist, or this process's own.
     ///
     /// # Examples
     /// ```

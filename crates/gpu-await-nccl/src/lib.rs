@@ -1,8 +1,8 @@
 //! Awaitable collectives on NCCL, for [`gpu-await`](gpu_await): many GPUs and many hosts.
 //!
-//! NCCL moves the data; a collective is an [`Op`](gpu_await::Op) like any other: on its stream when the call returns, ordered against
-//! kernels and copies by the memory that it uses, awaited, joined, given a time limit. A peer that dies, a rank that never calls, an
-//! error of NCCL's resolve what is pending with [`CollectiveLost`], and the process goes on.
+//! NCCL moves the data. A collective is an [`Op`](gpu_await::Op) like any other: it is on its stream when the call returns, it is
+//! ordered against kernels and copies by the memory it uses, and it can be awaited, joined and timed out. If a peer dies, a rank
+//! never calls or NCCL reports an error, pending operations resolve with [`CollectiveLost`] and the process keeps running.
 //!
 //! ```
 //! # futures::executor::block_on(async {
@@ -18,21 +18,22 @@
 //! # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
 //! ```
 //!
-//! # Which ranks are where
+//! # Making a communicator
 //!
-//! | ranks | made by |
+//! | ranks | use |
 //! |---|---|
 //! | all in this process | [`Communicator::all`] |
-//! | in several processes or hosts, which can reach one address | [`Group::join`] |
-//! | in several processes, with a store of their own | [`UniqueId`] and [`Communicator::builder`] |
+//! | in several processes or hosts that can reach one address | [`Group::join`] |
+//! | in several processes that share a store of their own | [`UniqueId`] and [`Communicator::builder`] |
 //!
 //! # Devices
-//! On GPUs NCCL does the work: 2.19 or newer, loaded at run time (`libnccl.so.2`, from `LD_LIBRARY_PATH`, the system or a library that
-//! the process has loaded already). On host devices functions do it, in one process and over TCP: the *host twin*, for tests without
-//! GPUs. Its checks, names and errors are the same, and it finds mistakes that NCCL does not: ranks whose calls differ.
+//! On GPUs the transport is NCCL 2.19 or newer, loaded at run time: `libnccl.so.2` from `LD_LIBRARY_PATH`, from the system, or as the
+//! process has already loaded it. On host devices it is the *host twin*, Rust functions that exchange elements within a process and over
+//! TCP, for tests without GPUs. Both share every check, name and error. The twin also detects what NCCL does not: ranks whose calls
+//! disagree.
 //!
 //! # Graphs
-//! Collectives are not parts of a [`Graph`](gpu_await::Graph): the loan of memory that orders them lasts longer than a call.
+//! A collective cannot be part of a [`Graph`](gpu_await::Graph): the memory loan that orders it outlives a single call.
 
 mod call;
 mod communicator;
@@ -58,8 +59,8 @@ pub use group::Group;
 pub use stats::{Stats, stats};
 pub use unique_id::UniqueId;
 
-/// An error of this crate as an operation's: in the closure of [`Communicator::group`], and where a function returns
-/// [`gpu_await::Result`].
+/// Wraps an error of this crate as an operation's error, for `?` in the closure of [`Communicator::group`] and in functions
+/// that return [`gpu_await::Result`].
 impl From<Error> for gpu_await::Error {
     fn from(error: Error) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! What the crate is doing, in numbers, and the threads that may never come back.
+//! Counters of the crate, and its threads, some of which may never return from NCCL.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,16 +6,16 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::error::{Error, Result};
 
-/// What the crate is doing in this process.
+/// Counters of this process; see [`stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Communicators whose handles live, or whose work is not complete.
+    /// Communicators that have handles or pending work.
     pub communicators: usize,
-    /// Communicators that were lost, since the process began.
+    /// Communicators lost since the process started.
     pub lost_communicators: usize,
-    /// Threads inside a call of NCCL's that may never return: connects, aborts and ends. What is still here long after those are over
-    /// is lost, with what NCCL allocated for it.
+    /// Threads that are connecting, aborting or freeing a communicator. A thread that stays here is stuck in NCCL and lost, together
+    /// with what NCCL allocated for its communicator.
     pub threads_in_nccl: usize,
 }
 
@@ -23,7 +23,7 @@ pub(crate) static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) static LOST: AtomicUsize = AtomicUsize::new(0);
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns what the crate is doing in this process.
+/// Returns the counters of this process.
 #[must_use]
 pub fn stats() -> Stats {
     // ORDERING: Relaxed: statistics.

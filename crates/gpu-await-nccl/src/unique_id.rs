@@ -1,4 +1,4 @@
-//! [`UniqueId`]: what ranks find one another by.
+//! [`UniqueId`]: identifies a communicator while its ranks connect.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -12,25 +12,25 @@ use crate::nccl::{ID_BYTES, Nccl, RawId};
 
 const HOST: &[u8; 16] = b"gpu-await host 1";
 
-/// The id of a communicator: one rank makes it, and every rank [connects](crate::Communicator::builder) with it. It is
-/// bytes, for whatever carries them: a file, a queue, a store; [`Group::join`](crate::Group::join) for who has nothing.
+/// The id of a communicator. One rank creates it, and all ranks [connect](crate::Communicator::builder) with it. It is plain bytes, to be
+/// distributed by whatever the program has: a file, a queue, a key-value store. [`Group::join`](crate::Group::join) needs none.
 ///
-/// An id is good for one communicator.
+/// Each communicator needs an id of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; ID_BYTES]);
 
 impl UniqueId {
-    /// The number of bytes of an id.
+    /// The size of an id in bytes.
     pub const BYTES: usize = ID_BYTES;
 
-    /// Makes an id for devices of a kind: GPUs find one another on any host; the ranks of a host twin are in one process, and with
-    /// [`Group::join`](crate::Group::join) in several.
+    /// Creates an id for a kind of device. An id for GPUs works across hosts. One for host devices works within this process; across
+    /// processes use [`Group::join`](crate::Group::join).
     ///
     /// # Blocking
-    /// On GPUs, the first in a process: NCCL is loaded and starts a thread that the ranks will talk to.
+    /// For GPUs, NCCL is loaded on first use and starts a thread that the other ranks connect to.
     ///
     /// # Errors
-    /// [`Error::NoLibrary`], [`Error::OldLibrary`]; what NCCL says.
+    /// [`Error::NoLibrary`], [`Error::OldLibrary`], [`Error::MissingSymbol`], [`Error::Nccl`].
     ///
     /// # Source
     /// `ncclGetUniqueId`.
@@ -50,19 +50,19 @@ impl UniqueId {
         Ok(UniqueId(id))
     }
 
-    /// Takes the bytes of an id that another process made.
+    /// Restores an id from the bytes of [`to_bytes`](Self::to_bytes).
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> UniqueId {
         UniqueId(bytes)
     }
 
-    /// Returns the bytes.
+    /// Returns the bytes of the id.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         self.0
     }
 
-    /// That of a group's, whose ranks have met already.
+    /// The placeholder of a group's communicator, whose ranks exchange the id themselves.
     pub(crate) fn of_group() -> UniqueId {
         UniqueId([0; ID_BYTES])
     }
@@ -89,7 +89,7 @@ impl UniqueId {
     }
 }
 
-/// The first bytes that differ.
+/// A part that differs between ids.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("UniqueId(")?;

@@ -1,4 +1,4 @@
-//! [`CommunicatorBuilder`]: who is in a communicator, and how its ranks come together.
+//! [`CommunicatorBuilder`]: the local ranks of a communicator, its options, and connecting it.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::unique_id::UniqueId;
 /// Long enough for a process that loads a model first.
 const CONNECT: Duration = Duration::from_secs(120);
 
-/// The ranks of a communicator that are in this process; see [`Communicator::builder`].
+/// The local ranks and the options of a communicator; see [`Communicator::builder`].
 #[derive(Debug)]
 #[must_use = "`connect` makes the communicator"]
 pub struct CommunicatorBuilder {
@@ -45,7 +45,7 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Adds a rank of this process, on a device of its own.
+    /// Adds a rank in this process. Each rank needs a GPU of its own; host devices can be shared.
     pub fn rank(mut self, rank: usize, device: &Device) -> Self {
         self.ranks.push((rank, device.clone()));
         self
@@ -63,17 +63,17 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Makes the communicator; resolves when every rank has come, and small and large collectives have run once, so that a first
-    /// one does not wait for connections.
+    /// Connects the communicator. Resolves when every rank is connected. On GPUs a few small and large collectives have run by
+    /// then, so that the first ones of the program do not have to wait for connections.
     ///
-    /// Ranks of one communicator connect beside one another: in one builder, or from tasks of their own. Several communicators of the
-    /// same processes are made in one order everywhere.
+    /// All ranks must connect concurrently: local ranks in one builder, or from concurrent tasks. Processes that share several
+    /// communicators make them in the same order.
     ///
     /// # Blocking
-    /// No: threads of the crate wait. NCCL allocates device memory meanwhile, which waits for kernels that run.
+    /// None: threads of the crate wait. NCCL allocates device memory, which waits for running kernels.
     ///
     /// # Cancel safety
-    /// Dropped, the communicator is still made, for the other ranks, and ended.
+    /// If the future is dropped, the communicator is still connected, for the sake of the other ranks, and then ended.
     ///
     /// # Errors
     /// Before anything is done: [`Error::NoRanks`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],

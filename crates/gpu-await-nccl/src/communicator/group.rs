@@ -9,14 +9,14 @@ use super::parts::RankOf;
 use super::shared::{Part, Shared};
 use crate::error::Error;
 
-/// The calls of a [`group`](crate::Communicator::group): each is for a [rank](Self::rank) of this process.
+/// Records the calls of a [`group`](crate::Communicator::group), each for a [rank](Self::rank) in this process.
 pub struct GroupCalls<'a> {
     shared: Arc<Shared>,
     parts: RefCell<Vec<Part<'a>>>,
 }
 
-/// The calls of one rank in a [`group`](crate::Communicator::group). Each borrows its memory until the group is on the
-/// device, and reports what is wrong with it at once.
+/// Records the calls of one rank in a [`group`](crate::Communicator::group). A call borrows its memory until the group is
+/// submitted, and returns its errors immediately.
 pub struct RankCalls<'g, 'a> {
     pub(super) group: &'g GroupCalls<'a>,
     at: usize,
@@ -38,7 +38,7 @@ impl<'a> GroupCalls<'a> {
         }
     }
 
-    /// Makes calls for a rank of this process.
+    /// Selects the rank that calls are recorded for.
     ///
     /// # Errors
     /// [`Error::NotLocal`].

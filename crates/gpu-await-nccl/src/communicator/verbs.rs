@@ -37,11 +37,11 @@ impl Communicator {
         }
     }
 
-    /// Hands the rank's elements to another rank, which [receives](Self::recv) as many. Ready proves that `x` may be used
-    /// again; that they have arrived is the other one's to know.
+    /// Sends `x` to the rank `peer`, which must [receive](Self::recv) the same number of elements. Ready proves that `x` has been
+    /// read; whether it arrived is known to the receiver.
     ///
     /// # Blocking
-    /// The first between two ranks connects them: until the other one receives, see [`Communicator`](Communicator#blocking).
+    /// The first send between two ranks connects them, and blocks until the peer receives; see [`Communicator`](Communicator#blocking).
     ///
     /// # Errors
     /// [`Error::BadRank`]; [`Error::OwnRank`]; [`Error::SeveralRanks`]; [`Error::Lost`]; as of any operation.
@@ -55,7 +55,7 @@ impl Communicator {
         }
     }
 
-    /// Receives the elements that another rank [sends](Self::send), as many as `y` has. Ready proves that they are in `y`.
+    /// Receives into `y` what the rank `peer` [sends](Self::send): as many elements as `y` has. Ready proves that they are in `y`.
     ///
     /// # Blocking
     /// As [`send`](Self::send).
@@ -72,8 +72,8 @@ impl Communicator {
         }
     }
 
-    /// Waits for all ranks, on the device. Ready proves that every rank's earlier work on this communicator is complete there, and that
-    /// every rank has called it; work on other streams is not waited for.
+    /// Synchronizes all ranks, on the device. Ready proves that every rank has called it and that the collectives each rank called
+    /// before it are complete there. It does not wait for other streams.
     ///
     /// # Errors
     /// [`Error::SeveralRanks`]; [`Error::Lost`]; the loss of the device.
@@ -86,7 +86,7 @@ impl Communicator {
 }
 
 impl<'a> RankCalls<'_, 'a> {
-    /// See [`Communicator::send`]; a rank may send to itself here.
+    /// See [`Communicator::send`]. In a group a rank may send to itself.
     ///
     /// # Errors
     /// [`Error::BadRank`]; as of any operation.
@@ -119,7 +119,7 @@ impl<'a> RankCalls<'_, 'a> {
     }
 }
 
-/// Makes the faces of verbs that take memory.
+/// Defines each verb for a communicator and for a rank in a group.
 macro_rules! verbs {
     ($(
         $(#[$meta:meta])*
@@ -187,40 +187,39 @@ macro_rules! verbs {
 }
 
 verbs! {
-    /// Reduces the elements of all ranks, one by one, and gives the result to every rank: `x` is this rank's, `y` the result, of one
-    /// length everywhere. Ready proves that it is in `y`.
+    /// Reduces `x` across all ranks, element by element, into `y` on every rank. All lengths are equal. Ready proves that the result
+    /// is in `y`.
     all_reduce, all_reduce_in_place, (by: Reduction),
     "[`Error::WrongLength`];", "`ncclAllReduce`.",
-    "[`all_reduce`](Self::all_reduce) of `x`, which becomes the result.";
+    "[`all_reduce`](Self::all_reduce) in place: `x` is replaced by the result.";
 
-    /// Reduces the elements of all ranks, one by one, and gives the result to the rank `root`: `x` is this rank's, `y` the result
-    /// there; on other ranks `y` is left alone. Ready proves that the result is in `y`, and elsewhere that `x` may be used again.
+    /// Reduces `x` across all ranks, element by element, into `y` on the rank `root`. Other ranks do not use `y`. Ready proves that
+    /// the result is in `y` on the root, and that `x` has been read on the others.
     reduce, reduce_in_place, (by: Reduction, root: usize),
     "[`Error::WrongLength`]; [`Error::BadRank`];", "`ncclReduce`.",
-    "[`reduce`](Self::reduce) of `x`, which becomes the result on the rank `root`, and stays as it is on others.";
+    "[`reduce`](Self::reduce) in place: `x` is replaced by the result on the rank `root`, and unchanged on the others.";
 
-    /// Gives the elements of the rank `root` to every rank: `x` is what it has (on other ranks `x` is left alone), `y` is where
-    /// they go, on every rank. Ready proves that they are in `y`.
+    /// Copies `x` of the rank `root` into `y` on every rank. Other ranks do not use `x`. Ready proves that the elements are in `y`.
     broadcast, broadcast_in_place, (root: usize),
     "[`Error::WrongLength`]; [`Error::BadRank`];", "`ncclBroadcast`.",
-    "[`broadcast`](Self::broadcast) of `x` of the rank `root` to `x` of the others.";
+    "[`broadcast`](Self::broadcast) in place: `x` of the rank `root` replaces `x` on the others.";
 
-    /// Gives the elements of every rank to every rank: `x` is this rank's, `y` has them all in the order of the ranks. Ready proves that
-    /// they are in `y`.
+    /// Concatenates `x` of all ranks, in rank order, into `y` on every rank; `y` has `world` times as many elements. Ready proves that they
+    /// are in `y`.
     all_gather, all_gather_in_place, (),
     "[`Error::WrongLength`]; in place [`Error::NotShared`];", "`ncclAllGather`.",
-    "[`all_gather`](Self::all_gather) into `x`, whose share of this rank is what it has; all of `x` was written before.";
+    "[`all_gather`](Self::all_gather) in place: this rank contributes its own part of `x`. All of `x` must have been written before.";
 
-    /// Reduces the elements of all ranks, one by one, and gives each rank a share of the result: `x` is this rank's, `y` its share,
-    /// in the order of the ranks. Ready proves that it is in `y`.
+    /// Reduces `x` across all ranks, element by element, and scatters the result: the *i*-th of `world` equal parts goes into `y` on rank
+    /// *i*. Ready proves that this rank's part is in `y`.
     reduce_scatter, reduce_scatter_in_place, (by: Reduction),
     "[`Error::WrongLength`]; in place [`Error::NotShared`];", "`ncclReduceScatter`.",
-    "[`reduce_scatter`](Self::reduce_scatter) of `x`, whose share of this rank becomes the result.";
+    "[`reduce_scatter`](Self::reduce_scatter) in place: this rank's part of `x` is replaced by the result; the other parts are unspecified.";
 }
 
 impl Communicator {
-    /// Gives each rank a share of this rank's elements, in the order of the ranks: `x` is what it has, `y` what it gets. Ready proves that
-    /// it is in `y`.
+    /// Sends the *i*-th of `world` equal parts of `x` to rank *i*, and receives one part from every rank into `y`, in rank order. Ready
+    /// proves that all parts are in `y`.
     ///
     /// # Errors
     /// [`Error::WrongLength`]; [`Error::NotShared`]; [`Error::SeveralRanks`]; [`Error::Lost`]; as of any operation.
