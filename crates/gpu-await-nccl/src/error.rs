@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A result with an [`Error`] of this crate.
@@ -254,12 +253,6 @@ impl Error {
         let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
         while let Some(error) = next {
             if let Some(ours) = error.downcast_ref::<Error>() {
-                return Some(ours);
-            }
-            // The cause of a failure is shared, and an `Arc` of an error is one.
-            if let Some(shared) = error.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()
-                && let Some(ours) = shared.downcast_ref::<Error>()
-            {
                 return Some(ours);
             }
             next = error.source();

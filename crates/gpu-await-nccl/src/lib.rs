@@ -66,8 +66,9 @@ impl From<Error> for gpu_await::Error {
         match error {
             Error::Runtime(error) => error,
             error => {
-                let cause = std::sync::Arc::new(error);
-                gpu_await::ErrorDetail::Foreign { op: "collective".into(), cause }.into()
+                let cause: Box<dyn std::error::Error + Send + Sync> = error.into();
+                let (op, cause) = ("collective".into(), cause.into());
+                gpu_await::ErrorDetail::Foreign { op, cause }.into()
             }
         }
     }
