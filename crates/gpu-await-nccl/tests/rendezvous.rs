@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use gpu_await::Device;
-use gpu_await_nccl::{Error, Group, LostCause, Reduction};
+use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction};
 
 use support::{LIMIT, within};
 
@@ -172,6 +172,54 @@ async fn the_others_go_on() {
         .collect();
     within(futures::future::try_join_all(ops)).await.expect("they work");
     assert_eq!(device.download(&sums[1]).await.expect("sums"), [4.0; 10]);
+}
+
+/// Two ranks with a device each, on GPUs if those are asked for; none where there is one.
+async fn two() -> Option<(Vec<Device>, Vec<Group>, Vec<Communicator>)> {
+    let devices = support::devices(2);
+    if devices.len() < 2 {
+        return None;
+    }
+    let groups = groups(2).await;
+    let comms = groups.iter().zip(&devices).map(|(group, device)| group.connect(device));
+    let comms = within(futures::future::try_join_all(comms)).await.expect("connected");
+    Some((devices, groups, comms))
+}
+
+#[tokio::test]
+async fn an_abort_is_told() {
+    let _turn = support::turn().await;
+    let Some((devices, _groups, comms)) = two().await else { return };
+    let mut x = devices[0].ones::<f32>(100).queued().expect("memory");
+    let op = comms[0].recv(&mut x, 1);
+    within(comms[1].abort()).await.expect("aborted");
+    let error = within(op).await.unwrap_err();
+    let lost = Error::lost(&error).expect("lost");
+    assert!(matches!(lost.cause, LostCause::PeerAborted { rank: 1 }), "{error}");
+}
+
+#[tokio::test]
+async fn left_while_another_waits() {
+    let _turn = support::turn().await;
+    let Some((devices, mut groups, mut comms)) = two().await else { return };
+    let mut x: Vec<_> =
+        devices.iter().map(|device| device.ones::<f32>(100).queued().expect("memory")).collect();
+    for _ in 0..20 {
+        let ops: Vec<_> = (comms.iter().zip(&mut x))
+            .map(|(comm, x)| comm.all_reduce_in_place(x, Reduction::Max))
+            .collect();
+        within(futures::future::try_join_all(ops)).await.expect("they work");
+    }
+    let op = comms[0].all_reduce_in_place(&mut x[0], Reduction::Sum);
+    drop((comms.remove(1), groups.remove(1)));
+    let error = within(op).await.unwrap_err();
+    let lost = Error::lost(&error).expect("lost");
+    assert!(matches!(lost.cause, LostCause::PeerLeft { rank: 1 }), "{error}");
+    let rest = groups[0].without(&[1]).expect("rank 1");
+    let alone = within(rest.connect(&devices[0])).await.expect("a world of one");
+    devices[0].fill(&mut x[0], 3.0).queued().expect("a fill");
+    within(alone.all_reduce_in_place(&mut x[0], Reduction::Sum)).await.expect("it works");
+    assert_eq!(devices[0].download(&x[0]).await.expect("its own"), [3.0; 100]);
 }
 
 /// More than the connection takes at once, both ways.
