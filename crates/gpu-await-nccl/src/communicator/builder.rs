@@ -66,6 +66,9 @@ impl CommunicatorBuilder {
     /// Connects the communicator. Resolves when every rank is connected. On GPUs a few small and large collectives have run by
     /// then, so that the first ones of the program do not have to wait for connections.
     ///
+    /// On GPUs it [enables peer access](Device::enable_peer) between the devices of the builder. Buffers that are
+    /// [adopted](Device::adopt_memory), and devices of the same process in another builder, must be accessible to the peers already.
+    ///
     /// All ranks must connect concurrently: local ranks in one builder, or from concurrent tasks. Processes that share several
     /// communicators make them in the same order.
     ///
@@ -91,6 +94,10 @@ impl CommunicatorBuilder {
                 contexts.push(context_of(&stream)?);
             }
             locals.push(LocalRank { rank, device, stream });
+        }
+        if kind == DeviceKind::Cuda {
+            let devices: Vec<_> = locals.iter().map(|local| local.device.clone()).collect();
+            enable_peers(&devices).await?;
         }
         let made = Making { id, world, locals, scratch, contexts, channel, connect_limit };
         let (send, receive) = oneshot::channel();
@@ -136,6 +143,18 @@ impl CommunicatorBuilder {
         }
         Ok(first.kind())
     }
+}
+
+/// Lets the GPUs of a process reach each other's memory: within a process NCCL's kernels access the buffers of other ranks
+/// directly, and memory of a pool is closed to other GPUs at first.
+async fn enable_peers(devices: &[Device]) -> Result<()> {
+    for from in devices {
+        for to in devices.iter().filter(|to| to.ordinal() != from.ordinal()) {
+            // Where they cannot, NCCL goes through the host.
+            let _reaches = from.enable_peer(to).await?;
+        }
+    }
+    Ok(())
 }
 
 /// A communicator that is being made.
