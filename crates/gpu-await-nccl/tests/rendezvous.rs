@@ -180,6 +180,9 @@ async fn two() -> Option<(Vec<Device>, Vec<Group>, Vec<Communicator>)> {
     if devices.len() < 2 {
         return None;
     }
+    // As in a process of its own NCCL would have no need of it.
+    devices[0].enable_peer(&devices[1]).await.expect("a driver");
+    devices[1].enable_peer(&devices[0]).await.expect("a driver");
     let groups = groups(2).await;
     let comms = groups.iter().zip(&devices).map(|(group, device)| group.connect(device));
     let comms = within(futures::future::try_join_all(comms)).await.expect("connected");
