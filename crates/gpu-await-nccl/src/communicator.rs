@@ -34,6 +34,7 @@ use crate::unique_id::UniqueId;
 /// A call takes as long as NCCL needs to launch, about 5 µs. If it uses a connection that does not exist yet (the first
 /// [`send`](Self::send) to a rank, the first use of an algorithm), it waits until the other ranks make the same call, up to the
 /// [limit](Self::set_limit). Collective calls on other communicators in the process wait behind it.
+/// [`connect_pairs`](CommunicatorBuilder::connect_pairs) connects for sends ahead.
 ///
 /// # Failure
 /// A communicator is lost as a whole: by [`abort`](Self::abort), when NCCL reports an error, when an operation exceeds the

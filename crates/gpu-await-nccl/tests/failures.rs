@@ -269,6 +269,21 @@ async fn communicators_that_cannot_be() {
     within(waits.remove(0)).await.expect("connected");
 }
 
+/// Where every two ranks are connected, a send does not wait for its receive.
+#[tokio::test]
+async fn pairs_that_are_connected() {
+    let _turn = support::turn().await;
+    let Some(devices) = two() else { return };
+    let id = UniqueId::new(devices[0].kind()).expect("an id");
+    let builder = Communicator::builder(id, 2).rank(0, &devices[0]).rank(1, &devices[1]);
+    let comm = within(builder.connect_pairs().limit(LIMIT).connect()).await.expect("connected");
+    let (x, mut y) = (ones(&devices[0]), devices[1].zeros::<f32>(LEN).queued().expect("memory"));
+    let sent = comm.group(|g| g.rank(0)?.send(&x, 1));
+    let received = comm.group(|g| g.rank(1)?.recv(&mut y, 0));
+    within(futures::future::try_join(sent, received)).await.expect("both");
+    assert_eq!(devices[1].download(&y).await.expect("ones"), [1.0; LEN]);
+}
+
 /// What is made is freed.
 #[tokio::test]
 async fn communicators_end() {

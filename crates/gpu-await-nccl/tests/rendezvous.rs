@@ -194,7 +194,7 @@ async fn an_abort_is_told() {
     let _turn = support::turn().await;
     let Some((devices, _groups, comms)) = two().await else { return };
     let mut x = devices[0].ones::<f32>(100).queued().expect("memory");
-    let op = comms[0].recv(&mut x, 1);
+    let op = comms[0].all_reduce_in_place(&mut x, Reduction::Sum);
     within(comms[1].abort()).await.expect("aborted");
     let error = within(op).await.unwrap_err();
     let lost = Error::lost(&error).expect("lost");

@@ -30,6 +30,7 @@ pub struct CommunicatorBuilder {
     ranks: Vec<(usize, Device)>,
     limit: Option<Duration>,
     connect_limit: Duration,
+    connects_pairs: bool,
     /// Of a group: how its other ranks are reached.
     channel: Option<Arc<dyn Wire>>,
 }
@@ -37,7 +38,8 @@ pub struct CommunicatorBuilder {
 impl CommunicatorBuilder {
     pub(super) fn new(id: UniqueId, world: usize) -> Self {
         let (ranks, limit, connect_limit, channel) = (Vec::new(), None, CONNECT, None);
-        CommunicatorBuilder { id, world, ranks, limit, connect_limit, channel }
+        let connects_pairs = false;
+        CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel }
     }
 
     pub(crate) fn over(mut self, channel: Arc<dyn Wire>) -> Self {
@@ -63,6 +65,14 @@ impl CommunicatorBuilder {
         self
     }
 
+    /// Also connects every two ranks for [`send`](Communicator::send), [`recv`](Communicator::recv) and
+    /// [`all_to_all`](Communicator::all_to_all), so that the first of them does not block. NCCL takes device memory for each
+    /// pair. By default a pair is connected when it is first used.
+    pub fn connect_pairs(mut self) -> Self {
+        self.connects_pairs = true;
+        self
+    }
+
     /// Connects the communicator. Resolves when every rank is connected. On GPUs a few small and large collectives have run by
     /// then, so that the first ones of the program do not have to wait for connections.
     ///
@@ -85,7 +95,8 @@ impl CommunicatorBuilder {
     /// [`Error::Lost`]: a rank of a group has ended.
     pub async fn connect(self) -> Result<Communicator> {
         let kind = self.check()?;
-        let CommunicatorBuilder { id, world, ranks, limit, connect_limit, channel } = self;
+        let CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel } =
+            self;
         let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, device) in ranks {
             let stream = device.stream()?;
@@ -99,7 +110,8 @@ impl CommunicatorBuilder {
             let devices: Vec<_> = locals.iter().map(|local| local.device.clone()).collect();
             enable_peers(&devices).await?;
         }
-        let made = Making { id, world, locals, scratch, contexts, channel, connect_limit };
+        let pairs = connects_pairs;
+        let made = Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs };
         let (send, receive) = oneshot::channel();
         stats::spawn("connect", move || {
             let connected = made.within(connect_limit);
@@ -167,6 +179,7 @@ struct Making {
     contexts: Vec<u64>,
     channel: Option<Arc<dyn Wire>>,
     connect_limit: Duration,
+    pairs: bool,
 }
 
 impl Making {
@@ -189,7 +202,7 @@ impl Making {
     }
 
     fn make(self) -> Result<Communicator> {
-        let Making { id, world, locals, scratch, contexts, channel, connect_limit } = self;
+        let Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs } = self;
         let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
         let began = Instant::now();
         let is_gpu = !contexts.is_empty();
@@ -215,7 +228,7 @@ impl Making {
         let comm = Communicator::of(shared);
         if is_gpu {
             comm.set_limit(Some(connect_limit.saturating_sub(began.elapsed())));
-            warm_up::connect_all(&comm)?;
+            warm_up::connect_all(&comm, pairs)?;
         }
         Ok(comm)
     }

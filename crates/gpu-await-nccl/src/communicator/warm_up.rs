@@ -9,15 +9,16 @@ use super::parts::RankOf;
 use super::shared::{Part, Shared};
 use crate::element::Reduction;
 use crate::error::Result;
+use crate::transport::LocalRank;
 
 /// In elements of four bytes; the last is where NCCL's algorithms for large messages begin.
 const SIZES: [usize; 3] = [1, 16 << 10, 1 << 20];
 
-/// Blocks until they are complete.
-pub(super) fn connect_all(comm: &Communicator) -> Result<()> {
+/// Blocks until they are complete. With `pairs`, every two ranks are connected as well.
+pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
     let shared = comm.shared();
     for len in SIZES {
-        let zeros = |local: &crate::transport::LocalRank| local.stream.zeros::<f32>(len).queued();
+        let zeros = |local: &LocalRank| local.stream.zeros::<f32>(len).queued();
         let mut memory: Vec<_> = shared.ranks.iter().map(zeros).collect::<Result<_, _>>()?;
         let mut parts = Vec::new();
         for (at, x) in memory.iter_mut().enumerate() {
@@ -25,7 +26,7 @@ pub(super) fn connect_all(comm: &Communicator) -> Result<()> {
         }
         run(shared, parts)?;
     }
-    let small = |local: &crate::transport::LocalRank| {
+    let small = |local: &LocalRank| {
         let shares = local.stream.zeros::<f32>(shared.world).queued()?;
         Ok((local.stream.zeros::<f32>(1).queued()?, shares))
     };
@@ -44,6 +45,16 @@ pub(super) fn connect_all(comm: &Communicator) -> Result<()> {
     let mut parts = Vec::new();
     for (at, (_, shares)) in memory.iter_mut().enumerate() {
         parts.push(rank(shared, at).reduce_scatter_in_place(shares, Reduction::Sum)?);
+    }
+    run(shared, parts)?;
+    if !pairs {
+        return Ok(());
+    }
+    let zeros = |local: &LocalRank| local.stream.zeros::<f32>(shared.world).queued();
+    let mut received: Vec<_> = shared.ranks.iter().map(zeros).collect::<Result<_, _>>()?;
+    let mut parts = Vec::new();
+    for (at, ((_, shares), y)) in memory.iter().zip(&mut received).enumerate() {
+        parts.push(rank(shared, at).all_to_all(shares, y)?);
     }
     run(shared, parts)
 }
