@@ -189,6 +189,9 @@ pub(crate) fn pin(cores: &[usize]) {
 pub(crate) fn runtime_on(cores: Vec<usize>) -> Runtime {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(cores.len()).on_thread_start(move || pin(&cores));
+    if let Some(polls) = crate::measure::number("global_queue_interval") {
+        builder.global_queue_interval(polls as u32);
+    }
     builder.enable_all().build().expect("a runtime")
 }
 

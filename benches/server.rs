@@ -21,7 +21,7 @@
 //! requests or batches in flight (`in_flight=K`) on 8 streams (`streams=K`). Host memory is pinned
 //! and ready everywhere. The driver waits as it does unless told otherwise.
 //!
-//! `server.C.*` is for C connections (`connections=C`: for these alone). Each way has 0.6 s, behind 0.2 s to warm up, three times in
+//! `server.C.*` is for C connections (`connections=C`: for these alone; `way=K`: one of the ways, from 0). Each way has 0.6 s, behind 0.2 s to warm up, three times in
 //! turn; a figure is the median of the three rounds. A latency is counted if its request began within
 //! that time, however long it took; a rate counts what ended within it.
 //!
@@ -80,6 +80,9 @@ fn main() {
     let mut ways = vec!["none", "await", "mapped", "batched"];
     if raw.is_some() {
         ways.extend(["blocking", "ready"]);
+    }
+    if let Some(way) = measure::number("way") {
+        ways = vec![ways[way]];
     }
     let only = measure::number("connections");
     for connections in CONNECTIONS.into_iter().filter(|count| only.is_none_or(|c| c == *count)) {

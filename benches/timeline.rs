@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `timeline.queued.off_us`, `.on_us`, `.sampled_us` | how long the thread is busy for a queued launch of an empty kernel, without a log, with one of all operations, and with one of an operation in 100; medians of bursts of 100 on an empty stream, in turn |
 //! | `timeline.await.off_us`, `.on_us`, `.sampled_us` | the same of an awaited launch, each the median of 100 |
-//! | `timeline.elapsed.off_by_us` | how far a kernel's time in the trace is from that of two timed events of the program around it (`cuEventElapsedTime`), at most; kernels of 10 µs to 10 ms |
-//! | `timeline.spin.off_by_us` | how far it is above what the kernel spins, at most |
+//! | `timeline.elapsed.off_by_us` | how far a kernel's time in the trace is from what two timed events of a program around it say without a trace (`cuEventElapsedTime`; the median of 20), the median; kernels of 10 µs to 10 ms |
+//! | `timeline.elapsed.beyond` | for how many it is more than 2 µs and more than 1 % |
+//! | `timeline.spin.off_by_us`, `.beyond` | the same beside what the kernel spins, and ... |
+//! | `timeline.spin.events_off_by_us`, `.events_beyond` | ... what the program's events say of that |
 //! | `timeline.early` | operations that started before they were submitted, or were complete after they were seen, of a million |
 //! | `timeline.early.most_us` | by how much, at most |
 //! | `timeline.clock.error_us` | the largest error that the trace says of the device's clock, over a minute |
@@ -75,25 +77,54 @@ async fn cost(device: &Device) {
 async fn lengths(device: &Device) {
     let stream = device.stream().expect("a stream");
     let spin = kernels::spin::load(device).await.expect("loads");
-    let (mut beside_events, mut beyond_spin) = (Vec::new(), Vec::new());
+    let [mut beside_events, mut beside_spin, mut events_beside_spin] =
+        [(); 3].map(|()| Errors::default());
     for spin_ns in [10_000, 100_000, 1_000_000, 10_000_000] {
-        device.timeline().start(CAPACITY).expect("a log");
-        let mut elapsed = Vec::new();
-        for _ in 0..rounds(20, 2) {
+        let runs = rounds(20, 2);
+        let spun = spin_ns as f64 / 1e3;
+        device.timeline().stop();
+        let mut between_events = Vec::new();
+        for _ in 0..runs {
             let timed = stream.timed(|queue| spin.launch(queue, spin_ns));
-            elapsed.push(us(timed.await.expect("completes").1));
+            between_events.push(us(timed.await.expect("completes").1));
+        }
+        let by_events = Sorted::new(between_events.clone()).p50();
+        between_events.into_iter().for_each(|took| events_beside_spin.add(took, spun));
+        device.timeline().start(CAPACITY).expect("a log");
+        for _ in 0..runs {
+            spin.launch(&stream, spin_ns).await.expect("completes");
         }
         let trace = device.timeline().snapshot().expect("a trace");
-        let ops = trace.operations().iter().filter(|op| &*op.name == "spin");
-        for (op, elapsed) in ops.zip(elapsed) {
+        for op in trace.operations() {
             let (started, completed) = op.device_time().expect("its times");
             let took = us(completed - started);
-            beside_events.push((took - elapsed).abs());
-            beyond_spin.push((took - spin_ns as f64 / 1e3).abs());
+            beside_events.add(took, by_events);
+            beside_spin.add(took, spun);
         }
     }
-    print("timeline.elapsed.off_by_us", Sorted::new(beside_events).max(), "us");
-    print("timeline.spin.off_by_us", Sorted::new(beyond_spin).max(), "us");
+    beside_events.print("timeline.elapsed.");
+    beside_spin.print("timeline.spin.");
+    events_beside_spin.print("timeline.spin.events_");
+}
+
+/// How far times are from what they should be.
+#[derive(Default)]
+struct Errors {
+    all: Vec<f64>,
+    beyond: usize,
+}
+
+impl Errors {
+    fn add(&mut self, took: f64, expected: f64) {
+        let off_by = (took - expected).abs();
+        self.all.push(off_by);
+        self.beyond += usize::from(off_by > 2.0 && off_by > expected / 100.0);
+    }
+
+    fn print(self, name: &str) {
+        print(&format!("{name}off_by_us"), Sorted::new(self.all).p50(), "us");
+        print(&format!("{name}beyond"), self.beyond as f64, "count");
+    }
 }
 
 /// By how much the device was ahead of the host's call, or behind its look: microseconds, if it was.

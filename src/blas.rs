@@ -106,7 +106,7 @@ impl Blas {
     /// Yes, up to seconds: not from async code.
     ///
     /// # Errors
-    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device) -> Result<Blas> {
         role::check("loading a library")?;
         Ok(Blas { multiplier: Multiplier::load(device.engine())? })
@@ -121,7 +121,7 @@ impl Blas {
 }
 
 impl<T: GemmElement> GemmBuilder<T> {
-    /// Makes a launch `count` products, of matrices that lie one behind the other.
+    /// Makes each launch compute `count` products, of matrices stored one after the other.
     pub fn batch(mut self, count: usize) -> Self {
         self.shape.batch = count;
         self
@@ -145,20 +145,20 @@ impl<T: GemmElement> GemmBuilder<T> {
         self
     }
 
-    /// Applies a function to each element last.
+    /// Applies a function to each element of the result.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.shape.activation = activation;
         self
     }
 
-    /// Lets products of `f32` round their inputs to 10 bits of mantissa, for tensor cores; other types and host
-    /// devices compute as they do.
+    /// Lets products of `f32` round their inputs to 10 bits of mantissa, for tensor cores; other types and
+    /// host devices are not affected.
     pub fn tf32(mut self) -> Self {
         self.shape.tf32 = true;
         self
     }
 
-    /// Sets how much memory a launch may use beside its arguments; 32 MiB unless said.
+    /// Limits the scratch memory of a launch; 32 MiB by default.
     pub fn workspace_bytes(mut self, most: usize) -> Self {
         self.shape.workspace_bytes = most;
         self
@@ -185,7 +185,7 @@ impl<T: GemmElement> GemmBuilder<T> {
     /// Yes, some milliseconds the first time: not from async code.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); a thread on which it would dead-lock.
+    /// As [`plan`](Self::plan); a thread on which it would deadlock.
     pub fn plan_blocking(self) -> Result<Gemm<T>> {
         role::check("choosing an algorithm")?;
         let core = self.multiplier.plan(&self.shape)?;
@@ -194,15 +194,21 @@ impl<T: GemmElement> GemmBuilder<T> {
 }
 
 impl<T: GemmElement> Gemm<T> {
-    /// Puts a product on a stream, a device's current stream, or a batch. Ready proves *complete on the device*.
+    /// Puts the product on a stream, a device's current stream, or a batch. Ready proves *complete on the
+    /// device*.
     ///
     /// If `beta` is 0, `c` is overwritten, whatever was there.
     ///
+    /// # Blocking
+    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.
+    ///
     /// # Errors
-    /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape; [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): one that begins at
-    /// an address which is no multiple of 16; [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); a plan with a bias
+    /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;
+    /// [`ErrorDetail::Misaligned`](crate::ErrorDetail::Misaligned): one whose address is not a multiple of
+    /// 16; [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); a plan with a bias
     /// ([`launch_with_bias`](Self::launch_with_bias)); no memory for the workspace; those of cuBLASLt, as
-    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); inputs that nobody wrote or whose producer failed.
+    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); inputs that were never written or whose
+    /// producer failed.
     ///
     /// # Source
     /// `cublasLtMatmul`; with addresses and scales that came before, `cuLaunchKernelEx` of the kernels that it launched then.
@@ -240,8 +246,8 @@ impl<T: GemmElement> Gemm<T> {
         on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, Some(bias), c))
     }
 
-    /// Returns how much memory a launch uses beside its arguments, in bytes. The plan keeps as much from its first launch
-    /// on; a launch that finds it in use by another stream takes as much of its own.
+    /// Returns the size of a launch's scratch memory, in bytes. The plan keeps that much from its first
+    /// launch on; a launch that finds it in use by another stream allocates as much again.
     #[must_use]
     pub fn workspace_bytes(&self) -> usize {
         self.core.workspace_bytes()

@@ -1,17 +1,19 @@
 //! [`Device`]: a GPU, or the CPU as one.
 #![forbid(unsafe_code)]
 
+// In the order in which rustdoc shows the methods that they add.
 pub(crate) mod builder;
+pub(crate) mod streams;
+
 mod close;
 pub(crate) mod home;
 pub(crate) mod loss;
 pub(crate) mod stats;
-pub(crate) mod streams;
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use self::builder::DeviceBuilder;
 use self::home::Home;
 use self::loss::Loss;
 use crate::backend::{Backend, DeviceKind};
@@ -31,8 +33,8 @@ use crate::thread::role::Role;
 use crate::thread::worker::{Unwanted, offload};
 use crate::timeline::DeviceTimeline;
 
-/// A GPU, or the CPU as a device. Cheap to clone, `Send + Sync`; several of both kinds may be open
-/// in one process, and opening one twice gives two independent devices over one GPU.
+/// A GPU, or the CPU as a device: where streams, memory and kernels come from. Cheap to clone, `Send + Sync`.
+/// A process may open several of both kinds; opening a GPU twice gives two independent devices.
 ///
 /// # Examples
 /// ```
@@ -49,59 +51,6 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the CUDA device of that ordinal.
-    ///
-    /// # Errors
-    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver), [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with the count,
-    /// [`ErrorDetail::NotBuilt`](crate::ErrorDetail::NotBuilt) without the `cuda` feature.
-    pub fn cuda(ordinal: usize) -> Result<Device> {
-        Device::builder().cuda(ordinal)
-    }
-
-    /// Opens a host device: real streams over CPU threads. Each call makes a new one. Its kernels
-    /// run asynchronously, as a GPU's do: submitting one returns before it has run.
-    ///
-    /// # Panics
-    /// If the system gives no thread, or the process is ending; `Device::builder().named("host")` is an error
-    /// then.
-    #[must_use]
-    pub fn host() -> Device {
-        Device::builder().host()
-    }
-
-    /// Opens CUDA device 0, or a host device where there is no driver or no GPU. Which, and why, is
-    /// told through `tracing`.
-    ///
-    /// # Errors
-    /// A GPU that is there and cannot be opened; no thread to be had.
-    pub fn cuda_or_host() -> Result<Device> {
-        Device::builder().cuda_or_host()
-    }
-
-    /// Opens the device named by the environment variable `GPU_AWAIT_DEVICE`: `cuda:N`, `cuda`,
-    /// `host` or `auto` (also when it is unset).
-    ///
-    /// # Errors
-    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the value; those of the device named.
-    pub fn from_env() -> Result<Device> {
-        Device::builder().from_env()
-    }
-
-    /// Options first.
-    pub fn builder() -> DeviceBuilder {
-        DeviceBuilder::default()
-    }
-
-    /// The number of CUDA devices; 0 where there is no driver, and inside a host function where nobody
-    /// asked before.
-    #[must_use]
-    pub fn count() -> usize {
-        #[cfg(feature = "cuda")]
-        return crate::backend::cuda::device_count();
-        #[cfg(not(feature = "cuda"))]
-        0
-    }
-
     pub(crate) fn open(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Device> {
         // A host device has no driver that could refuse calls: it opens anywhere.
         let is_host = backend.kind() == DeviceKind::Host;
@@ -139,50 +88,51 @@ impl Device {
         self.engine().backend.kind()
     }
 
-    /// Its number among the devices of its kind.
+    /// Returns its number among the devices of its kind.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.engine().backend.ordinal()
     }
 
-    /// What it calls itself, e.g. `NVIDIA H200`.
+    /// Returns the device's name, e.g. `NVIDIA H200`.
     #[must_use]
     pub fn name(&self) -> &str {
         self.engine().backend.name()
     }
 
-    /// The number of multiprocessors; of cores on a host device.
+    /// Returns the number of multiprocessors; on a host device, of cores.
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
         self.engine().backend.limits().multiprocessors
     }
 
-    /// The CUDA compute capability, (major, minor); (0, 0) on a host device.
+    /// Returns the CUDA compute capability, (major, minor); (0, 0) on a host device.
     #[must_use]
     pub fn compute_capability(&self) -> (u32, u32) {
         self.engine().backend.limits().compute_capability
     }
 
-    /// Threads that run in lock-step.
+    /// Returns the number of threads that run in lock-step.
     #[must_use]
     pub fn warp_size(&self) -> u32 {
         self.engine().backend.limits().warp_size
     }
 
-    /// A pinned host buffer of `len` zeros, from the device's pool.
+    /// Takes a pinned host buffer of `len` zeros from the device's pool.
     ///
     /// # Blocking
     /// As [`Stream::pinned`]. In async code use [`pinned_async`](Self::pinned_async).
     ///
     /// # Errors
-    /// Out of pinned memory; a device that is lost or closed; a thread on which it would dead-lock (it may
-    /// have to map memory). A loss that no driver call has reported yet is not seen if the pool has the
-    /// memory: see [`lost`](Self::lost).
+    /// Out of pinned memory; the device is lost or closed; the calling thread would deadlock (the call may
+    /// map memory). If the pool has the memory, a loss that no driver call has reported yet goes unnoticed:
+    /// see [`lost`](Self::lost).
     pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.default.pinned(len)
     }
 
-    /// Like [`pinned`](Self::pinned), zeroing more than a mebibyte and growing the pool off the executor.
+    /// [`pinned`](Self::pinned) for async code: zeroing more than 1 MiB and growing the pool happen off the
+    /// executor.
     ///
     /// # Errors
     /// As [`pinned`](Self::pinned).
@@ -201,16 +151,19 @@ impl Device {
         self.home.crew.offload(line, Unwanted::IsLeft, zeroed).await?
     }
 
-    /// A word, zero at first, that the host and running kernels share.
+    /// Makes a word that the host and running kernels share; it begins as zero.
+    ///
+    /// # Blocking
+    /// As [`pinned`](Self::pinned) for a few bytes.
     ///
     /// # Errors
-    /// Out of pinned memory; a device that is lost or closed; a thread on which it would dead-lock.
+    /// Out of pinned memory; a device that is lost or closed; a thread on which it would deadlock.
     pub fn pinned_flag(&self) -> Result<PinnedFlag> {
         self.engine().check_open()?;
         PinnedFlag::new(&self.home.pinned)
     }
 
-    /// Free, total, used and reserved device memory, by asking the device.
+    /// Asks the device for its free, total, used and reserved memory.
     ///
     /// # Errors
     /// The loss of the device.
@@ -221,14 +174,14 @@ impl Device {
         MemoryInfo::of(self.engine())
     }
 
-    /// The log of what its operations were and when, which is off until it is started.
+    /// Returns the log of the device's operations and their times; it is off until it is started.
     #[must_use]
     pub fn timeline(&self) -> DeviceTimeline {
         DeviceTimeline::of(self.engine())
     }
 
-    /// Gives device memory that the pool holds unused back to the system, down to `keep_bytes`, off
-    /// the executor. Memory whose free is still on a stream stays.
+    /// Returns unused memory of the device's pool to the system, down to `keep_bytes`, off the executor.
+    /// Memory whose free is still on a stream stays.
     ///
     /// # Errors
     /// The loss of the device; inside a host function.
@@ -251,12 +204,11 @@ impl Device {
         .await?
     }
 
-    /// Gives pinned memory that nobody holds back to the system, down to `keep_bytes` of what is
-    /// mapped, off the executor; returns how many bytes went. A mapping of which any part is in use
-    /// stays.
+    /// Returns unused pinned memory to the system, until `keep_bytes` are mapped, off the executor; resolves
+    /// to the number of bytes returned. A mapping stays while any part of it is in use.
     ///
-    /// On a GPU this waits for the running kernels, and launches of other threads wait with it: a
-    /// thing to do when nothing else is.
+    /// On a GPU this waits for all running kernels and delays launches of other threads: call it when the
+    /// device is idle.
     ///
     /// # Errors
     /// The loss of the device; inside a host function.
@@ -274,10 +226,10 @@ impl Device {
         offload(move || pool.trim(keep_bytes)).await?
     }
 
-    /// Lets copies of this device reach the memory of another one directly, off the executor; false if
-    /// the two cannot, so that copies between them go through the host. The first copy does the same
-    /// by itself; done ahead, that copy does not wait for it. Once a pair and direction; a device
-    /// reaches itself.
+    /// Lets this device copy from and to the memory of `other` directly; false if the two cannot, and copies
+    /// between them go through the host. The first copy does the same by itself: called beforehand, this
+    /// spares that copy the wait. Needed once for each pair and direction; a device always reaches itself.
+    /// Works off the executor.
     ///
     /// # Errors
     /// The loss of this device; a driver's refusal; inside a host function.
@@ -298,24 +250,22 @@ impl Device {
         offload(move || home.reaches(&other)).await?
     }
 
-    /// Resolves when everything submitted so far to this device, by anybody in this process, is
-    /// *complete on the device*: every stream of this handle's and of other handles', and those of
-    /// other libraries.
+    /// Resolves when everything submitted so far to this device by the process is *complete on the device*:
+    /// on streams of every handle, and of other libraries.
     ///
-    /// With a driver before CUDA 12.5, which cannot tell of streams that it is not shown, those of
-    /// other libraries are waited for only if they are not non-blocking. So it is when the device
-    /// was closed.
+    /// With a driver before CUDA 12.5, streams of other libraries are waited for only if they are not
+    /// non-blocking. The same holds once the device is closed.
     ///
     /// # Ordering
     /// It is the coarsest way to wait: see the [table](crate#waiting).
     ///
     /// # Errors
-    /// The loss of the device. [`ErrorDetail::DependencyLost`](crate::ErrorDetail::DependencyLost): one of its streams waits for another
-    /// device that was lost; this device works, and so do its other streams. So it may be for a moment after
-    /// that stream was dropped; from then on streams of other libraries are waited for as with an old driver.
-    /// A thread where no driver call
-    /// may be made (in a host function, in a waker). While anybody captures a stream of this device into a graph the driver
-    /// refuses, and that capture is void: wait for streams and events beside captures.
+    /// The loss of the device. [`ErrorDetail::DependencyLost`](crate::ErrorDetail::DependencyLost): one of
+    /// its streams waits for another device that was lost; this device and its other streams work. That may
+    /// last for a moment after that stream is dropped, and from then on streams of other libraries are waited
+    /// for as with an old driver. The calling thread must not make driver calls (inside a host function or a
+    /// waker). While a stream of this device is being captured into a graph, the driver refuses and
+    /// invalidates that capture: wait for streams and events instead.
     ///
     /// # Source
     /// `cuCtxRecordEvent`.
@@ -329,11 +279,11 @@ impl Device {
         }
     }
 
-    /// Resolves when everything submitted so far to all of `devices` is *complete on the device*;
-    /// see [`done`](Self::done).
+    /// Resolves when everything submitted so far to all of `devices` is *complete on the device*:
+    /// [`done`](Self::done) for several.
     ///
     /// # Errors
-    /// As [`done`](Self::done), the first.
+    /// The first error of [`done`](Self::done).
     ///
     /// # Examples
     /// ```
@@ -355,7 +305,7 @@ impl Device {
     /// Yes: not from async code; `device.done().await` there.
     ///
     /// # Errors
-    /// The loss of the device; a thread on which it would dead-lock.
+    /// The loss of the device; a thread on which it would deadlock.
     pub fn synchronize(&self) -> Result<()> {
         role::check("a blocking wait")?;
         self.done().synchronize()
@@ -363,13 +313,13 @@ impl Device {
 
     /// Resolves with the error when the device is lost, and stays pending otherwise.
     ///
-    /// A driver tells of a loss when it is called. While somebody awaits this, a device without work
-    /// is asked once a second.
+    /// A driver reports a loss only when it is called. While this is being awaited, an idle device is asked
+    /// once a second.
     ///
-    /// The device may still write to host memory that it knew, so after a loss all pinned memory stays
-    /// mapped for the life of the process, also what was not lent to anything: the pool's slabs (2 MiB if
-    /// no more was ever needed) and the words that streams write (64 KiB). A process that opens a device
-    /// again after each loss grows by that each time.
+    /// The device may still write to host memory that it knows, so after a loss all pinned memory stays
+    /// mapped for the life of the process, lent or not: the pool's slabs (2 MiB if no more was ever needed)
+    /// and the words that streams write (64 KiB). A process that reopens a device after each loss grows by
+    /// that much each time.
     ///
     /// # Cancel safety
     /// Yes.
@@ -387,6 +337,21 @@ fn at(points: Vec<Point>) -> Op<()> {
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.engine().label(), self.name())
+    }
+}
+
+/// The same opened device: handles of it are equal, and two that were opened by themselves are not, also over one GPU.
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.engine().id == other.engine().id
+    }
+}
+
+impl Eq for Device {}
+
+impl Hash for Device {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.engine().id.hash(state);
     }
 }
 

@@ -11,6 +11,7 @@
 pub(crate) mod admitter;
 pub(crate) mod advice;
 mod codes;
+pub(crate) mod foreign;
 pub(crate) mod image;
 pub(crate) mod refused;
 pub(crate) mod tensor;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, within};
+use foreign::ForeignError;
 use image::{ImageProblem, ParamLayout};
 use tensor::TensorProblem;
 use unfinished::Unfinished;
@@ -42,38 +44,41 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(error.to_string().contains("2..9"));
 /// # Ok::<(), gpu_await::Error>(())
 /// ```
-#[derive(Clone)]
+///
+/// Two errors are equal if their facts are.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error(Arc<ErrorDetail>);
 
 /// What a caller can do about an [`Error`].
 ///
 /// | kind | what the caller can do |
 /// |---|---|
-/// | [`ErrorKind::InvalidCall`] | correct the call; nothing was put on the device, and what it should have written cannot be read until something overwrites it |
-/// | [`ErrorKind::OutOfMemory`] | free something and try again; everything else still works. Of whatever call: an allocation, a launch that needs memory of its own, NVIDIA's libraries. Before what works in place (`sort`, an update) is tried again: [`clear_poison`](crate::DeviceBuffer::clear_poison), see below |
-/// | [`ErrorKind::Overloaded`] | try later |
-/// | [`ErrorKind::TimedOut`] | what was submitted goes on, and what was not never runs; wait longer or give up |
+/// | [`ErrorKind::InvalidCall`] | fix the call; nothing was put on the device, and its outputs cannot be read until something overwrites them |
+/// | [`ErrorKind::OutOfMemory`] | free something and retry; everything else still works. Any call can return it: an allocation, a launch that needs scratch memory, NVIDIA's libraries. Before retrying an in-place operation (`sort`, an update) call [`clear_poison`](crate::DeviceBuffer::clear_poison), see below |
+/// | [`ErrorKind::Overloaded`] | retry later |
+/// | [`ErrorKind::TimedOut`] | wait longer or give up; submitted work goes on, and work that was not submitted never runs |
 /// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
 /// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
 /// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), or `main` has returned |
 /// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
-/// | [`ErrorKind::Panicked`] | correct the closure that ran the batch, or enqueued the work; others go on |
+/// | [`ErrorKind::Panicked`] | fix the closure that ran the batch or enqueued the work; other work goes on |
 /// | [`ErrorKind::Foreign`] | see the other library's error, the [`source`](std::error::Error::source) |
 ///
-/// Whatever the kind, memory that a failed operation would have written counts as failed until something overwrites all of it, also memory that
-/// it would have updated, and also if nothing was put on the device: nobody knows whether the error was looked at. Its readers fail with
-/// [`ErrorDetail::Upstream`], whose kind is that of the cause: whoever tries again by the kind asks for that detail first. An update in place
-/// that was refused before it began can be tried again after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
+/// Whatever the kind, memory that a failed operation would have written or updated counts as failed until
+/// something overwrites all of it, even if nothing was put on the device, because the error may have gone
+/// unnoticed. Its readers fail with [`ErrorDetail::Upstream`], whose kind is that of the cause: code that
+/// retries by kind should check for that detail first. An in-place operation that was refused before it began
+/// can be retried after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The call itself was wrong; nothing was put on the device.
     ///
-    /// Errors follow data, those of refused calls too: the destination counts as failed, and what reads
-    /// it is refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten
-    /// by a fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it
-    /// keeps a part of the destination, as a kernel's `&mut [T]` and
-    /// [rows with gaps](crate::Stream::copy_2d) do: [clear the poison](crate::DeviceBuffer::clear_poison) first.
+    /// Errors follow data, those of refused calls too: the destination counts as failed, and its readers are
+    /// refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten by a
+    /// fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it keeps part of
+    /// the destination, as a kernel's `&mut [T]` and [rows with gaps](crate::Stream::copy_2d) do: [clear the
+    /// poison](crate::DeviceBuffer::clear_poison) first.
     InvalidCall,
     /// Device memory or host memory ran out.
     OutOfMemory,
@@ -91,7 +96,7 @@ pub enum ErrorKind {
     Closed,
     /// The driver refused a call that this crate believed to be valid.
     Driver,
-    /// A closure of the caller's panicked.
+    /// A closure that the caller passed panicked.
     Panicked,
     /// Another library refused its part; its error is the [`source`](std::error::Error::source).
     Foreign,
@@ -152,7 +157,8 @@ pub enum LaunchLimit {
     KernelThreadsPerBlock,
     /// Registers of a block: those of a thread times the threads.
     RegistersPerBlock,
-    /// Dynamic shared memory of a block, in bytes; the kernel's static is taken off the limit.
+    /// Dynamic shared memory of a block, in bytes; the kernel's static shared memory is subtracted from the
+    /// limit.
     SharedMemBytes,
     /// Blocks along an axis of a cluster.
     Cluster(Axis),
@@ -163,26 +169,33 @@ pub enum LaunchLimit {
 }
 
 /// The facts of an [`Error`].
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields are described by each variant")]
 pub enum ErrorDetail {
     /// No driver library could be loaded.
-    #[error("no CUDA driver: {reason}")]
+    #[error(
+        "no CUDA driver: {reason}; install NVIDIA's driver, or use a host device (`Device::cuda_or_host`)"
+    )]
     NoDriver { reason: String },
     /// The crate was built without the `cuda` feature.
     #[error("this build has no CUDA support (feature `cuda` is off)")]
     NotBuilt,
     /// There is no device with that ordinal.
-    #[error("no CUDA device {ordinal}: this machine has {count}")]
+    #[error(
+        "no CUDA device {ordinal}: {count} can be seen (`CUDA_VISIBLE_DEVICES` hides the others)"
+    )]
     NoSuchDevice { ordinal: usize, count: usize },
-    /// `GPU_AWAIT_DEVICE` (or a device name passed by the caller) could not be read.
-    #[error("`{value}` names no device: expected `auto`, `host`, `cuda` or `cuda:N`")]
-    BadDeviceName { value: String },
+    /// A device name cannot be read: what the caller passed, or the value of the environment variable `variable`.
+    #[error(
+        "{} is `{value}`: expected `auto`, `host`, `cuda` or `cuda:N`",
+        .variable.map_or("the device name".to_owned(), |name| format!("the environment variable {name}"))
+    )]
+    BadDeviceName { variable: Option<&'static str>, value: String },
     /// A driver symbol is missing: the driver is older than this call needs.
-    #[error("the driver has no `{symbol}`: it is older than this call needs")]
+    #[error("the driver has no `{symbol}`: it is older than this call needs; update it")]
     MissingSymbol { symbol: &'static str },
-    /// The driver refused a call, of the operation `op` if it was one's.
+    /// The driver refused a call; `op` is the operation that made it, if any.
     #[error("{}{code}", operation(.op.as_deref()))]
     Driver { op: Option<Arc<str>>, code: DriverCode },
     /// A kernel image did not load; `log` is the JIT compiler's.
@@ -221,17 +234,17 @@ pub enum ErrorDetail {
     )]
     WrongParameters { kernel: String, declared: Vec<ParamLayout>, compiled: Vec<ParamLayout> },
     /// The kernel has no implementation for this kind of device.
-    #[error("kernel `{kernel}` has no implementation for a {device} device")]
+    #[error("kernel `{kernel}` has no code for a {device} device: {}", missing_clause(.device))]
     NoImplementation { kernel: String, device: &'static str },
     /// A precondition of a kernel does not hold; nothing was launched.
     #[error("kernel `{kernel}` requires `{requirement}`, but {values}")]
     Precondition { kernel: String, requirement: &'static str, values: String },
     /// A launch exceeds a limit, or has a zero extent.
-    #[error("kernel `{kernel}`: {what} is {asked}, allowed is {}", allowed(*what, *limit))]
+    #[error("kernel `{kernel}`: {what} is {asked}, but must be {}", allowed(*what, *limit))]
     LaunchLimit { kernel: String, what: LaunchLimit, asked: u64, limit: u64 },
     /// A grid is not a whole number of clusters along an axis.
     #[error(
-        "kernel `{kernel}`: grid_dim.{axis} is {grid_dim}, no multiple of cluster_dim.{axis}, {cluster_dim}"
+        "kernel `{kernel}`: grid_dim.{axis} is {grid_dim}, not a multiple of cluster_dim.{axis}, {cluster_dim}"
     )]
     PartialCluster { kernel: String, axis: Axis, grid_dim: u32, cluster_dim: u32 },
     /// A buffer, stream or event of another device was passed.
@@ -252,34 +265,33 @@ pub enum ErrorDetail {
     /// Two lengths that must agree do not (both in elements).
     #[error("{op}: the source has {source_len} elements, the destination {destination_len}")]
     LengthMismatch { op: &'static str, source_len: usize, destination_len: usize },
-    /// An argument of an operation has another length than its plan, or the operation, asks for (in elements).
+    /// An argument's length (in elements) is not the one that the operation or its plan requires.
     #[error("{op}: {what} has {found} elements, expected {expected}")]
     WrongLength { op: &'static str, what: &'static str, expected: usize, found: usize },
-    /// A number in a formula of `transform!` is none of the integers that it is used for.
-    #[error("{op}: {value} in the formula is no `{element}`")]
+    /// A number in a formula of `transform!` does not fit the integer type that it is used with.
+    #[error("{op}: {value} in the formula does not fit `{element}`")]
     LiteralOutOfRange { op: &'static str, value: i128, element: &'static str },
-    /// An argument of an operation begins at an address that is not aligned as its plan, or the operation, asks for.
+    /// An argument's address is not aligned as the operation or its plan requires.
     #[error("{op}: {what} begins at {ptr:#x}, expected a multiple of {alignment}")]
     Misaligned { op: &'static str, what: &'static str, ptr: u64, alignment: u64 },
     /// A range leaves its buffer, or the rows or columns of a view; `unit` says what it counts.
     #[error("range {start}..{end} is out of bounds: there are {len} {unit}")]
     OutOfBounds { start: usize, end: usize, len: usize, unit: &'static str },
-    /// Bytes cannot be taken as elements of another type: a rest is left, or they are not aligned.
+    /// Bytes cannot be reinterpreted as elements of another type: their number or alignment does not fit.
     #[error(
-        "{bytes} bytes from byte {start} on are no array of elements of {element_bytes} bytes that \
-         are aligned to {alignment}"
+        "{bytes} bytes from byte {start} on are not a whole number of {element_bytes}-byte elements aligned to {alignment}"
     )]
     Reinterpret { start: u64, bytes: u64, element_bytes: usize, alignment: usize },
     /// Rows of a 2-D copy overlap: the pitch is less than the width (both in elements).
     #[error("{op}: rows of {width} elements overlap at a pitch of {pitch}")]
     Pitch { op: &'static str, width: usize, pitch: usize },
-    /// Elements are no whole number of rows.
+    /// The number of elements is not a whole number of rows.
     #[error("{len} elements are not a whole number of rows of {columns}")]
     Ragged { len: usize, columns: usize },
     /// A length in bytes does not fit the address space.
     #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
     TooLarge { len: usize, element_bytes: usize },
-    /// The value is made by the host when the device gets there; only awaiting can give it.
+    /// The host makes the value when the operation completes; only awaiting gives it.
     #[error("{op}: the value is made by the host; await it")]
     HostValue { op: &'static str },
     /// The operation cannot be a part of a [`Graph`](crate::Graph).
@@ -295,8 +307,8 @@ pub enum ErrorDetail {
     /// Memory would be read that nothing has written since it was allocated: by a copy, by a kernel
     /// (also through a `&mut [T]`), or as what stays between the rows of a pitched copy.
     #[error(
-        "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them before (`zeros`, `fill`; a kernel \
-         that overwrites all of it declares that by `Out<[T]>`, or `Out<[[T]]>` for rows, and an enqueue by `Uses::writes`)"
+        "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them first (`zeros`, `fill`; a kernel \
+         that overwrites all of it declares `Out<[T]>`, or `Out<[[T]]>` for rows; an enqueue, `Uses::writes`)"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data that depends on what `producer` would have written, which failed with
@@ -313,22 +325,24 @@ pub enum ErrorDetail {
     /// behind it on that stream fails in the same way, and so does what waits for that stream: drop it
     /// and make a new one. A wait that is submitted after the loss is refused, and the stream stays
     /// usable. [`Error::is_device_lost`] is false.
-    #[error("this operation depends on {device}, which was lost: {cause}")]
+    #[error(
+        "this operation waits for {device}, which was lost: {cause}; make a new stream on this device"
+    )]
     DependencyLost { device: String, cause: Error },
-    /// A submission, a blocking wait or a driver call from a thread where it would dead-lock or the
-    /// driver refuses it: in a host function, in a kernel's host twin, in a waker. Do it elsewhere:
-    /// return what it takes from the host function, and go on in the task that awaits it.
-    #[error("{what} is not possible on {thread}")]
+    /// A submission, a blocking wait or a driver call on a thread where it would deadlock or the driver
+    /// refuses it: inside a host function, a kernel's host twin or a waker. Return what is needed from the
+    /// host function and continue in the task that awaits it.
+    #[error("{what} is not possible on {thread}: do it in the task that awaits the work")]
     WrongThread { what: &'static str, thread: &'static str },
     /// An event was used in a way it was not made for, or too early.
     #[error("{which} {problem}")]
     Event { which: &'static str, problem: EventProblem },
-    /// Another library refused what [`enqueue`](crate::Stream::enqueue) had it do, with `cause`, which is the
-    /// [`source`](std::error::Error::source). What the operation declared as written counts as failed.
+    /// A call of another library inside [`enqueue`](crate::Stream::enqueue) failed with `cause`, which is the
+    /// [`source`](std::error::Error::source). Memory that the operation declared as written counts as failed.
     #[error("{op}: {cause}")]
-    Foreign { op: Arc<str>, cause: Arc<dyn std::error::Error + Send + Sync> },
-    /// The closure given to [`enqueue`](crate::Stream::enqueue) panicked. What the operation declared as written
-    /// counts as failed.
+    Foreign { op: Arc<str>, cause: ForeignError },
+    /// The closure passed to [`enqueue`](crate::Stream::enqueue) panicked. Memory that the operation declared
+    /// as written counts as failed.
     #[error("the closure that enqueued {op} panicked: {message}")]
     EnqueuePanicked { op: Arc<str>, message: String },
     /// Device memory ran out. All figures in bytes, as in [`MemoryInfo`](crate::MemoryInfo).
@@ -363,40 +377,42 @@ pub enum ErrorDetail {
     /// Pinned host memory could not be made.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },
-    /// Ordinary host memory for a result could not be had.
+    /// Ordinary host memory for a result could not be allocated.
     #[error("out of host memory: asked {asked_bytes} bytes")]
     OutOfHostMemory { asked_bytes: u64 },
     /// Too many requests are in flight, and as many wait as may.
     #[error(
-        "{by} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}"
+        "{by} is full: {in_flight} of {limit} in flight, {waiting} waiting of at most {max_waiting}; retry later"
     )]
     Overloaded { by: Admitter, in_flight: u64, limit: u64, waiting: u64, max_waiting: u64 },
     /// A request cannot be answered by its deadline, by what requests took lately: refused at once, or under overload
     /// because newer ones go first. `expected_us` is the wait, `takes_us` what it is then likely to take: both together are more
     /// than what is left.
     #[error(
-        "{by} cannot answer in time: {remaining_us} µs are left, and lately a request with {waiting} waiting waits \
-         {expected_us} µs, and is then likely to take {takes_us} µs; try later, or elsewhere"
+        "{by} cannot answer in time: {remaining_us} µs are left; with {waiting} waiting, a request waits about \
+         {expected_us} µs and then takes {takes_us} µs; retry later, or elsewhere"
     )]
     TooLate { by: Admitter, remaining_us: u64, expected_us: u64, takes_us: u64, waiting: u64 },
     /// A request waited until its deadline, with nothing left (its kind is `TimedOut`), or until less was left than what it is
     /// likely to take (`takes_us`; `Overloaded`). It never reached the device.
     #[error(
-        "{by} had no turn in time for a request that waited {waited_us} µs: {remaining_us} µs are left, it is \
-         likely to take {takes_us} µs, and {waiting} wait; try later, or elsewhere"
+        "{by} did not admit a request in time: it waited {waited_us} µs and has {remaining_us} µs left of the {takes_us} µs \
+         that it is likely to take; {waiting} wait; retry later, or elsewhere"
     )]
     Expired { by: Admitter, waited_us: u64, remaining_us: u64, takes_us: u64, waiting: u64 },
     /// A pool has no share of that name.
     #[error("{by} has no share `{name}`: declare it with `StreamPoolBuilder::share`")]
     NoSuchShare { by: Admitter, name: String },
-    /// There are fewer of something than it takes.
+    /// There are fewer of something than required.
     #[error("{what}: {found}, at least {least} needed")]
     TooFew { what: &'static str, found: u64, least: u64 },
     /// A batch was not answered request by request.
-    #[error("a batch of {requests} requests got {replies} replies")]
+    #[error(
+        "a batch of {requests} requests got {replies} replies: return one for each request, in order"
+    )]
     Replies { requests: usize, replies: usize },
-    /// What ran a batch panicked.
-    #[error("what ran a batch of {requests} requests panicked: {message}")]
+    /// The closure that ran a batch panicked.
+    #[error("the closure of a batch of {requests} requests panicked: {message}")]
     BatchPanicked { requests: usize, message: String },
     /// A time limit passed: of [`Device::close`](crate::Device::close) or
     /// [`StreamPool::drained_within`](crate::StreamPool::drained_within), with what is left.
@@ -406,18 +422,18 @@ pub enum ErrorDetail {
     #[error("{what} is not supported by {device}")]
     Unsupported { what: &'static str, device: String },
     /// The device faulted or was lost; sticky for the life of the process.
-    #[error("{device} is lost: {cause}")]
+    #[error("{device} is lost: {cause}{}", what_now(.cause))]
     DeviceLost { device: String, cause: LossCause },
     /// The device was closed.
     #[error("{device} was closed")]
     Closed { device: String },
-    /// `main` has returned or `exit` was called: what needs a thread or the driver is refused, and the
-    /// driver itself may have gone before whoever calls.
+    /// `main` has returned or `exit` was called: calls that need a thread or the driver are refused, because
+    /// the driver may be gone.
     #[error("the process is ending: {what} is refused")]
     ProcessEnding { what: &'static str },
 }
 
-/// What an event lacks for what was asked of it.
+/// Why an event cannot do what was asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventProblem {
@@ -427,8 +443,8 @@ pub enum EventProblem {
     /// It was never recorded.
     #[error("was never recorded")]
     Unrecorded,
-    /// It was recorded behind the event that ends the time.
-    #[error("was recorded behind the end event: take them the other way round")]
+    /// It was recorded after the event that ends the interval.
+    #[error("was recorded after the end event: swap the two")]
     BehindEnd,
     /// Its stream has not reached it.
     #[error("is not complete yet: await it first")]
@@ -451,7 +467,7 @@ pub enum MemoryProblem {
     /// The device has no memory there: the driver does not know it, or the range leaves the address space.
     #[error("the device has no memory there; host memory has to be uploaded or pinned")]
     NotDeviceMemory,
-    /// The address is no multiple of the element's alignment.
+    /// The address is not a multiple of the element's alignment.
     #[error("the address is not aligned to {alignment} bytes")]
     Misaligned {
         /// Of the element type, in bytes.
@@ -468,7 +484,7 @@ pub enum MemoryProblem {
 }
 
 /// Why a device was lost.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossCause {
     /// A driver call returned a sticky code (e.g. 700, an illegal address).
@@ -499,9 +515,9 @@ impl Error {
 
     /// Whether the operation's own device is lost: the process cannot use that device any more.
     ///
-    /// False for [`ErrorDetail::DependencyLost`], whose kind is [`ErrorKind::DeviceLost`] too: there
-    /// another device was lost, and this one works. Make a new stream on it and go on. For an
-    /// [`ErrorDetail::Upstream`] it says so of the device of what failed first.
+    /// False for [`ErrorDetail::DependencyLost`], whose kind is [`ErrorKind::DeviceLost`] too: there another
+    /// device was lost, and this one works; make a new stream on it and go on. For an
+    /// [`ErrorDetail::Upstream`] it refers to the device of the operation that failed first.
     #[must_use]
     pub fn is_device_lost(&self) -> bool {
         match self.detail() {
@@ -713,10 +729,27 @@ fn owner(expected: &str, found: &str) -> String {
 
 fn allowed(what: LaunchLimit, limit: u64) -> String {
     match what {
-        _ if limit == 0 => "none".to_owned(),
-        // None is as good as any.
+        // None at all is allowed as well.
         LaunchLimit::SharedMemBytes => format!("at most {limit}"),
+        _ if limit == 0 => "smaller: the device can hold none of that shape".to_owned(),
         _ => format!("1 to {limit}"),
+    }
+}
+
+/// The clause of `kernel!` that is left out, or what stands for it.
+fn missing_clause(device: &str) -> &'static str {
+    match device {
+        "host" => "give its declaration `host = twin`, a Rust function",
+        _ => "give its declaration `ptx = ..` or `cuda = ..`",
+    }
+}
+
+fn what_now(cause: &LossCause) -> &'static str {
+    match cause {
+        LossCause::Driver(_) => {
+            "; restart the process; GPU_AWAIT_VERIFY=1 finds the operation that faults"
+        }
+        LossCause::Host(_) | LossCause::Injected(_) => "",
     }
 }
 

@@ -36,12 +36,11 @@ use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::submit::{EventNode, Footprint, submit, wrong_device};
 use crate::thread::role;
 
-/// A point of a stream that others can wait for, the host can await, and (if it is timed) time can
-/// be measured between.
+/// A point on a stream: other streams can wait for it, the host can await it, and the time between two timed
+/// events can be measured.
 ///
-/// It stands for all work submitted to its stream before it was recorded, and for nothing later.
-/// Cheap to clone: clones are the same event. One that was never recorded has nothing to wait for, as
-/// in CUDA: it is complete.
+/// It stands for all work submitted to its stream before it was recorded, and for nothing later. Cheap to
+/// clone; clones are the same event. An event that was never recorded is complete, as in CUDA.
 #[derive(Clone)]
 pub struct Event {
     inner: Arc<Inner>,
@@ -118,8 +117,11 @@ impl Event {
         Event::unrecorded(engine, options, Some(event))
     }
 
-    /// Resolves when the stream has reached the point that was recorded last: *complete on the
+    /// Resolves when the stream has passed the point that was recorded last. Ready proves *complete on the
     /// device*.
+    ///
+    /// # Blocking
+    /// No; but the first call for an interprocess event makes a stream, as [`Device::stream`](crate::Device::stream) does.
     ///
     /// # Errors
     /// The loss of the device.
@@ -137,8 +139,8 @@ impl Event {
         }
     }
 
-    /// Whether the stream has reached the point that was recorded last, by asking the device. Never
-    /// blocks. Inside a host function it answers with what is known, and the poller asks.
+    /// Asks the device whether the stream has passed the point that was recorded last. Never blocks. Inside a
+    /// host function the answer is what is known, and the poller asks.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.inner.shared {
@@ -148,15 +150,14 @@ impl Event {
         }
     }
 
-    /// Blocks the calling thread until the stream has reached the point that was recorded last.
+    /// Blocks the calling thread until the stream has passed the point that was recorded last.
     ///
     /// # Blocking
-    /// Yes: not from async code; `event.done().await` there. The thread looks for itself for a
-    /// moment and then sleeps; with [`blocking_sync`](builder::EventBuilder::blocking_sync) it
-    /// sleeps at once.
+    /// Yes: not from async code; `event.done().await` there. The thread polls for a moment and then sleeps;
+    /// with [`blocking_sync`](builder::EventBuilder::blocking_sync) it sleeps at once.
     ///
     /// # Errors
-    /// The loss of the device; a thread on which it would dead-lock.
+    /// The loss of the device; the calling thread would deadlock.
     pub fn synchronize(&self) -> Result<()> {
         let mut done = self.done();
         if self.inner.options.blocking_sync {
@@ -165,12 +166,12 @@ impl Event {
         done.synchronize()
     }
 
-    /// The time on the device between two timed events, `start` before `self`.
+    /// Returns the time on the device from `start` to `self`; both must be timed.
     ///
     /// # Errors
-    /// [`ErrorDetail::Event`] with, in this order: [`EventProblem::Untimed`],
-    /// [`EventProblem::Unrecorded`], [`EventProblem::Incomplete`] (it does not wait). Then
-    /// [`ErrorDetail::WrongDevice`] if they are of two devices, and [`EventProblem::BehindEnd`] if the
+    /// Checked in this order: [`ErrorDetail::Event`] with [`EventProblem::Untimed`],
+    /// [`EventProblem::Unrecorded`] or [`EventProblem::Incomplete`] (it does not wait);
+    /// [`ErrorDetail::WrongDevice`] if the two are of different devices; [`EventProblem::BehindEnd`] if the
     /// device reached `self` before `start`.
     ///
     /// # Source
@@ -204,14 +205,17 @@ impl Event {
         }
     }
 
-    /// The event's handle for another process of the same machine: plain bytes, to be sent there by
+    /// Returns the event's handle for another process of the same machine: plain bytes, to be sent there by
     /// any means and opened with [`Device::import_event`](crate::Device::import_event).
     ///
     /// # Ownership
     /// This event must live while the other process uses its own.
     ///
+    /// # Blocking
+    /// For a call of the driver.
+    ///
     /// # Errors
-    /// [`EventProblem::NotInterprocess`]; what the driver says.
+    /// [`EventProblem::NotInterprocess`]; an error of the driver.
     ///
     /// # Source
     /// `cuIpcGetEventHandle`.

@@ -67,7 +67,7 @@ pub struct FftBuilder<P> {
 
 /// A plan for transforms of complex numbers. Cheap to clone; any thread may launch it on any stream of its device.
 ///
-/// Nothing is scaled: an inverse of a forward transform is the signal times its length.
+/// Nothing is scaled: the inverse of a forward transform is the signal times its length.
 pub struct ComplexFft<T> {
     core: Arc<FftCore>,
     element: PhantomData<fn() -> T>,
@@ -104,7 +104,7 @@ impl Fft {
     /// Yes, up to seconds: not from async code.
     ///
     /// # Errors
-    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device) -> Result<Fft> {
         role::check("loading a library")?;
         Ok(Fft { transformer: Transformer::load(device.engine())? })
@@ -126,7 +126,7 @@ impl Fft {
 }
 
 impl<P: From<FftPlan>> FftBuilder<P> {
-    /// Makes a launch `count` transforms, of signals that lie one behind the other.
+    /// Makes each launch compute `count` transforms, of signals stored one after the other.
     pub fn batch(mut self, count: usize) -> Self {
         self.shape.batch = count;
         self
@@ -154,7 +154,7 @@ impl<P: From<FftPlan>> FftBuilder<P> {
     /// Yes, up to seconds: not from async code.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); a thread on which it would dead-lock.
+    /// As [`plan`](Self::plan); a thread on which it would deadlock.
     pub fn plan_blocking(self) -> Result<P> {
         role::check("making a plan")?;
         Ok(FftPlan(Arc::new(self.transformer.plan(&self.shape)?)).into())
@@ -181,10 +181,14 @@ impl<T: FftElement> ComplexFft<T> {
     /// Puts a forward transform on a stream, a device's current stream, or a batch. Ready proves *complete on the
     /// device*.
     ///
+    /// # Blocking
+    /// As a [launch](crate::Stream::launch): while the stream's queue is full, and the first time.
+    ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](crate::ErrorDetail::WrongLength): an argument of another shape;
-    /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); no memory for the work area; those of cuFFT, as
-    /// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); an input that nobody wrote or whose producer failed.
+    /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice); no memory for the work area; those of
+    /// cuFFT, as [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign); an input that was never written or
+    /// whose producer failed.
     ///
     /// # Source
     /// `cufftExecC2C`, `cufftExecZ2Z`.

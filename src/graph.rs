@@ -33,32 +33,35 @@ use crate::thread::role;
 use instance::Instance;
 use slots::{GraphArgs, GraphSlots, Passed};
 
-/// Operations that are written down once and launched together, as one graph of the driver's, with slots for what
-/// changes: buffers and values.
+/// Operations that are written down once and launched together as one CUDA graph, with slots for the buffers
+/// and values that change.
 ///
-/// [`Device::graph`] makes it of a closure, which writes its launches to a [`Queue`]. A launch takes one argument for each slot,
-/// is one operation like any other ([`Op`](crate::Op)), and puts one command on its stream, whatever the number of its nodes. The first launch on a stream runs the closure and
-/// compiles the graph there; a launch with other arguments than the last one on that stream (another buffer, another part,
-/// another value) runs the closure again and sets the nodes that differ; if kernels or their order differ as well it is compiled
-/// again. With the same arguments nothing but the launch is left. [`replay`](crate::Stream::replay) runs the closure each time,
-/// and takes closures that capture.
+/// [`Device::graph`] makes it from a closure that writes launches to a [`Queue`]. A launch takes one argument
+/// for each slot, is one operation like any other ([`Op`](crate::Op)), and puts one command on its stream,
+/// however many nodes it has. The first launch on a stream runs the closure and compiles the graph there. A
+/// launch with other arguments than the last one on that stream (another buffer, another part, another value)
+/// runs the closure again and updates the nodes that differ; if kernels or their order differ too, the graph
+/// is compiled again. With the same arguments only the launch itself is left.
+/// [`replay`](crate::Stream::replay) runs the closure each time, and takes closures that capture.
 ///
-/// Fills and copies within the device are launches too, and so is what `zeros`, `ones` and `full` begin with. Matrix products, Fourier
-/// transforms, and whatever other libraries do that [can be captured](crate::Uses::can_be_captured), are captured when the closure runs: other
-/// arguments are another graph then, which is compiled anew.
+/// Fills and copies within the device count as launches, as do the fills of `zeros`, `ones` and `full`.
+/// Matrix products, Fourier transforms, and work of other libraries that [can be
+/// captured](crate::Uses::can_be_captured) are captured when the closure runs: with other arguments the graph
+/// is compiled again.
 ///
 /// [`Event::record_in`](crate::Event::record_in) records an event at a place in the graph, for its time.
 ///
-/// Launches run as wide as their data allows: those that touch different memory run beside each other, whatever the order in
-/// which they are written.
+/// Nodes that touch different memory run side by side, whatever the order in which they are written.
 ///
 /// Clones are the same graph. Each stream has a compiled graph of its own, so that launches on several streams overlap.
 ///
 /// # Ownership
-/// A graph owns its state (kernels, weights), which nobody changes, and keeps memory that the closure made, for each stream by
-/// itself; nothing that is passed to a launch. Where an allocation finds no other memory, it gets what closures made, behind the
-/// launches that use it, and the next launch runs the closure again. It keeps no stream open: what it has for a stream goes when nobody
-/// else has that. Dropped in flight, all of that stays until the launches are complete, and is then dropped by a thread of this crate.
+/// A graph owns its immutable state (kernels, weights) and, for each stream, the memory that its closure
+/// allocated; it keeps nothing that is passed to a launch. An allocation that finds no other memory takes
+/// memory of closures, behind the launches that use it, and the next launch runs the closure again. A graph
+/// keeps no stream open: its data for a stream goes when the stream's last other handle does. If it is
+/// dropped in flight, everything stays until the launches are complete, and is then dropped by a thread of
+/// this crate.
 ///
 /// # Examples
 /// ```
@@ -79,8 +82,8 @@ use slots::{GraphArgs, GraphSlots, Passed};
 /// assert_eq!(stream.download(&y).await?, [6.0; 4]);
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
-/// Slots have one dimension. A function that makes rows of a [`View`](crate::View) and a [`ViewMut`](crate::ViewMut) serves a stream, the
-/// closures of `batch` and `replay`, and a graph alike:
+/// Slots have one dimension. A function that makes rows from a [`View`](crate::View) and a
+/// [`ViewMut`](crate::ViewMut) works for a stream, for the closures of `batch` and `replay`, and for a graph:
 /// ```
 /// # use gpu_await::{Device, Grid, LaunchConfig, Slice2, SliceMut2, kernel};
 /// # kernel! {
@@ -161,15 +164,17 @@ const NAME: &str = "a graph";
 impl Device {
     /// Makes a graph of the launches that `closure` writes to the queue; see [`Graph`].
     ///
-    /// The closure runs when the graph is launched with arguments that it was not written for, and not each time: what it
-    /// does besides writing launches is done then alone. It captures nothing: it gets the queue, `state`, which the graph owns, and
-    /// what was passed for each slot, so that nothing that it computes with changes behind its back. A closure that captures does not
-    /// compile; `cargo build` says so and `cargo check` may not, since that is known only for the finished type. The last note of the error
-    /// names the line of the call.
+    /// The closure runs when the graph is launched with new arguments, not each time; side effects happen
+    /// only then. It captures nothing: it gets the queue, `state`, which the graph owns, and the argument for
+    /// each slot, so that none of its inputs can change unnoticed. A closure that captures does not compile;
+    /// `cargo build` reports that, `cargo check` may not, because it is known only after monomorphization.
+    /// The last note of the error names the line of the call.
     ///
-    /// On the queue there are launches, fills and copies within the device, fresh memory, which the graph keeps, events by
-    /// [`Event::record_in`](crate::Event::record_in), and work that [can be captured](crate::Uses::can_be_captured). Everything else is [`ErrorDetail::NotInGraph`]. What the closure puts on a stream beside its
-    /// queue is no part of the graph: it runs in front of the whole launch, and only when the closure runs.
+    /// The queue accepts launches, fills and copies within the device, fresh memory (which the graph keeps),
+    /// events by [`Event::record_in`](crate::Event::record_in), and work that [can be
+    /// captured](crate::Uses::can_be_captured). Everything else is [`ErrorDetail::NotInGraph`]. Work that the
+    /// closure puts on a stream directly is not part of the graph: it runs in front of the whole launch, and
+    /// only when the closure runs.
     pub fn graph<S, State, F>(&self, state: State, closure: F) -> Graph<S>
     where
         S: GraphSlots,
@@ -195,17 +200,19 @@ impl<S: GraphSlots> Graph<S> {
     /// Ready proves that all of its operations are *complete on the device*.
     ///
     /// # Blocking
-    /// The first launch on a stream, and those that compile again, take 0.1 to 1 ms for 100 to 1,000 nodes. A compilation for which the
-    /// driver needs more memory than all graphs before it took waits for all kernels that run on the GPU, and launches of other threads
-    /// wait with it. While another thread launches the same graph on the same stream.
+    /// The first launch on a stream, and each that compiles again, takes 0.1 to 1 ms for 100 to 1,000 nodes.
+    /// If the driver needs more memory for graphs than ever before, the compilation waits for all running
+    /// kernels and delays launches of other threads. A launch also waits while another thread launches the
+    /// same graph on the same stream.
     ///
     /// # Errors
-    /// The first error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read, and that nobody wrote or
-    /// whose producer failed; [`ErrorDetail::WrongDevice`]; a lost or closed device. What is passed for an `InOut` or `Out` counts as
-    /// failed then. A graph that the driver does not compile is launched one operation after the other ([`report`](Self::report)).
+    /// The error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read but was
+    /// never written or whose producer failed; [`ErrorDetail::WrongDevice`]; a lost or closed device.
+    /// Arguments for `InOut` and `Out` then count as failed. A graph that the driver does not compile is
+    /// launched operation by operation ([`report`](Self::report)).
     ///
     /// # Panics
-    /// If the closure does; nothing is launched then, and what was passed stays as it was.
+    /// If the closure does; nothing is launched, and the arguments are unchanged.
     ///
     /// # Source
     /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
@@ -215,14 +222,15 @@ impl<S: GraphSlots> Graph<S> {
         on.batch_of_one(|queue| self.put(queue, slots))
     }
 
-    /// What became of its launches so far, on all streams.
+    /// Returns what became of its launches so far, on all streams.
     #[must_use]
     pub fn report(&self) -> Report {
         *self.report.lock()
     }
 
-    /// Draws what is compiled, in the DOT language: for each stream the launches, with their configurations and the ranges that they
-    /// name, and which of them run behind which. A stream on which it is being launched right now is left out.
+    /// Draws the compiled graphs in the DOT language: for each stream the launches, with their configurations
+    /// and memory ranges, and which of them wait for which. A stream on which the graph is being launched
+    /// right now is left out.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);

@@ -78,8 +78,8 @@ impl Stream {
         role::check("adopting a stream")?;
         let engine = device.engine();
         engine.check_open()?;
-        let (raw, options) = match handle {
-            0 | 1 => (RawStream::LEGACY, RawStream::LEGACY_OPTIONS),
+        let (raw, options, name) = match handle {
+            0 | 1 => (RawStream::LEGACY, RawStream::LEGACY_OPTIONS, "legacy default stream"),
             2 => {
                 let reason = "the per-thread default stream is another one on every thread; use \
                               `Device::thread_stream`";
@@ -95,12 +95,12 @@ impl Stream {
                     let found = format!("the context {:#x}", info.context);
                     return Err(ErrorDetail::WrongDevice { what, expected, found }.into());
                 }
-                (raw, StreamOptions { priority: info.priority, blocking: info.blocking })
+                let options = StreamOptions { priority: info.priority, blocking: info.blocking };
+                (raw, options, "adopted")
             }
         };
         let owner: Option<Owner> = Some(Box::new(owner));
-        let stream =
-            StreamState::open_foreign(engine, raw, options, Some("adopted".into()), owner)?;
+        let stream = StreamState::open_foreign(engine, raw, options, Some(name.into()), owner)?;
         Ok(Stream::new(stream, device.default_stream().home().clone()))
     }
 
@@ -182,6 +182,9 @@ impl Device {
     /// Opens an event that another process of this machine [exported](Event::export).
     ///
     /// It is recorded, waited for and awaited like one of this process; it has no timing.
+    ///
+    /// # Blocking
+    /// For a call of the driver.
     ///
     /// # Errors
     /// [`ErrorDetail::Unsupported`] on a device without such events, such as the host device; the driver's error

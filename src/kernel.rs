@@ -123,14 +123,14 @@ mod sealed {
 }
 
 impl<S: Signature> Kernel<S> {
-    /// A kernel for the host device alone: `twin` is called once a launch with the whole grid.
+    /// Makes a kernel for the host device alone: `twin` is called once per launch, for the whole grid.
     ///
-    /// A twin is on its stream while it runs. What submits or blocks is
+    /// A twin occupies its stream while it runs. Calls that submit or block fail with
     /// [`ErrorDetail::WrongThread`] inside one.
     ///
-    /// That the twin overwrites all of an [`Out`](crate::Out) is trusted and not checked: the memory counts
-    /// as written from then on. What the twin leaves out reads as it was before: where nothing ever wrote,
-    /// bytes of `0xA5`, with which a host device fills new memory.
+    /// The twin must overwrite all of an [`Out`](crate::Out); that is trusted, not checked, and the memory
+    /// counts as written from then on. Elements that the twin skips keep their old value: in memory that was
+    /// never written, bytes of `0xA5`, with which a host device fills new memory.
     ///
     /// # Errors
     /// [`ErrorDetail::NoImplementation`] on another kind of device.
@@ -167,7 +167,7 @@ impl<S: Signature> Kernel<S> {
         Kernel { core: Arc::new(core), requirements: Arc::default(), names: &[] }
     }
 
-    /// Adds a precondition that every launch is checked against; `text` is what the error says.
+    /// Adds a precondition that is checked before every launch; `text` appears in the error.
     ///
     /// # Examples
     /// ```
@@ -356,6 +356,10 @@ launch! {
     /// Buffers are borrowed for the call only: `&x` for [`In`](crate::In), `&mut y` for
     /// [`InOut`](crate::InOut) and [`Out`](crate::Out). Work of other streams on them is waited for
     /// on the device.
+    ///
+    /// # Blocking
+    /// While the stream's queue is [full](Stream#blocking). The first launch of a kernel may also wait, for what the driver makes
+    /// then: launch each kernel once before serving.
     ///
     /// # Errors
     /// Refused before the driver sees it: a precondition that does not hold, with the values

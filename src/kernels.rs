@@ -67,11 +67,11 @@ kernel! {
 }
 
 kernel! {
-    /// Waits until the word is not zero, for at most `timeout_ns`; then it makes it 2.
+    /// Waits until the word is not zero, for at most `timeout_ns`; after the timeout it sets the word to 2.
     ///
-    /// A stream behind it stands still meanwhile. Open it with
-    /// [`PinnedFlag::compare_exchange`](crate::PinnedFlag::compare_exchange)`(0, 1)`, and use a fresh
-    /// word for each launch.
+    /// Its stream stands still meanwhile. Open it with
+    /// [`PinnedFlag::compare_exchange`](crate::PinnedFlag::compare_exchange)`(0, 1)`, and use a fresh word
+    /// for each launch.
     pub unsafe fn gate(word: &PinnedFlag, timeout_ns: u64);
     launch = LaunchConfig::new(1, 1);
     ptx = include_str!("../kernels/gate.ptx");

@@ -3,7 +3,7 @@
 //! Kernel launches, copies, fills, events, waits between streams and host functions are on the
 //! device when the call returns; the future, [`Op`], only observes. Async code queues work with
 //! `.queued()?` where device order is enough and says `.await` where the host needs the result.
-//! Where there is no GPU the same program runs on the *host device*, real streams over CPU threads.
+//! Where there is no GPU the same program runs on the *host device*: real streams over CPU threads.
 //!
 //! ```
 //! use gpu_await::{Device, kernels};
@@ -21,29 +21,63 @@
 //! # Ok::<(), gpu_await::Error>(()) }).unwrap();
 //! ```
 //!
-//! | you want | read |
+//! The [`guide`] is the way in; below is the reference by subject.
+//!
+//! # Devices and streams
+//! | item | for |
 //! |---|---|
-//! | to open a GPU, or the CPU as one | [`Device`] |
-//! | to put work in order, side by side, behind other work | [`Stream`] |
-//! | to know what `.await` proves, what a drop does | [`Op`] |
-//! | several operations as one future | [`Stream::batch`], [`join_all`] |
-//! | memory on the device, ranges of it | [`DeviceBuffer`], [`View`], [`ViewMut`] |
-//! | copies at full speed | [`PinnedBuffer`], [`Stream::upload_staged`] |
-//! | to bound what many requests have in flight | [`StreamPool`], [`Stream::throttle`] |
-//! | one launch for many small requests | [`Batcher`] |
-//! | never to name a stream, or to name it once for many calls | [`Device::current_stream`], [`Stream::scope`] |
-//! | streams and events of other libraries and processes | [`Stream::from_raw`], [`Device::import_event`] |
-//! | to find the operation that faults | [`DeviceBuilder::verify`] |
-//! | to see what ran when, and what waited for it | [`Device::timeline`], [`Trace`] |
-//! | to reduce, scan, sort, select, count into bins | `Stream::sum`, `Stream::sort`, `Stream::copy_if`, `Stream::histogram` (feature `algorithms`) |
-//! | arithmetic on arrays, without a kernel of your own | `transform!`, `Stream::transform` (feature `algorithms`) |
-//! | a kernel of your own | [`kernel!`](crate::kernel!), [`Kernel`], [`Module`] |
-//! | to compile CUDA C++ at run time | [`Module::compile`], [`CudaSource`] |
-//! | a geometry, and one that fills the device | [`LaunchConfig`], [`Occupancy`] |
-//! | a point to wait for, time on the device | [`Event`] |
-//! | other libraries: their calls, memory and streams | [`Stream::enqueue`], [`Device::adopt_memory`], [`Stream::lend_memory`], [`Stream::lend_raw`] |
-//! | what can go wrong | [`Error`], [`ErrorKind`], [`ErrorDetail`] |
-//! | tests without a GPU, gates, faults | `testing` (feature `test-util`) |
+//! | [`Device`], [`DeviceBuilder`] | a GPU, or the CPU as one; its options |
+//! | [`Stream`], [`StreamBuilder`] | work in order; side by side with other streams |
+//! | [`Op`], [`join_all`] | an operation as a future: what `.await` proves, what a drop does |
+//! | [`Event`] | a point to wait for; time on the device |
+//! | [`Stream::batch`], [`Queue`] | several operations as one future |
+//! | [`Stream::scope`], [`Device::current_stream`] | naming a stream once for many calls |
+//! | [`Error`], [`ErrorKind`], [`ErrorDetail`] | what failed, what to do, the figures |
+//!
+//! # Memory
+//! | item | for |
+//! |---|---|
+//! | [`DeviceBuffer`], [`View`], [`ViewMut`] | memory on the device, and ranges of it |
+//! | [`View2`], [`ViewMut2`], [`Copy2d`] | rows and columns |
+//! | [`PinnedBuffer`], [`Mapped`], [`PinnedFlag`] | host memory that the device copies at full speed, or uses in place |
+//! | [`Stream::upload_staged`], [`Stream::download_staged`] | large ordinary memory, off the executor |
+//! | [`Frozen`] | memory that many streams read |
+//! | [`Stream::reclaimed`], [`Pressure`] | waiting for memory |
+//!
+//! # Kernels
+//! | item | for |
+//! |---|---|
+//! | [`kernel!`](crate::kernel!) | a kernel of your own: types, preconditions, code, a twin for the CPU |
+//! | [`Kernel`], [`Module`] | kernels that are found at run time |
+//! | [`Module::compile`], [`CudaSource`] | CUDA C++ compiled at run time |
+//! | [`LaunchConfig`], [`Occupancy`] | a geometry, and one that fills the device |
+//! | [`kernels`] | those that come with the crate |
+//! | [`Stream::replay`], [`Region`], [`Graph`] | many small launches as one |
+//! | `Stream::sum`, `Stream::sort`, `transform!` and others | algorithms and formulas (feature `algorithms`) |
+//! | `Blas`, `Fft` | matrix products, Fourier transforms (features `blas`, `fft`) |
+//!
+//! # Services
+//! | item | for |
+//! |---|---|
+//! | [`StreamPool`], [`Stream::throttle`] | bounds on what is in flight |
+//! | [`Batcher`] | one launch for many small requests |
+//! | [`Device::close`], [`StreamPool::drained_within`] | an orderly end |
+//! | [`Device::timeline`], [`Trace`], [`Device::stats`] | what ran when, and what waited for it |
+//!
+//! # Other libraries
+//! | item | for |
+//! |---|---|
+//! | [`Stream::enqueue`], [`Uses`] | their calls as operations |
+//! | [`Device::adopt_memory`], [`Stream::lend_memory`] | their memory here, ours there |
+//! | [`Stream::from_raw`], [`Stream::lend_raw`], [`Device::import_event`] | streams and events of other libraries and processes |
+//! | [`DlpackTensor`], [`DlpackConsumer`] | tensors of PyTorch, CuPy, NumPy, JAX |
+//!
+//! # Tests
+//! | item | for |
+//! |---|---|
+//! | [`Device::host`] | the same program without a GPU |
+//! | [`DeviceBuilder::verify`] | finds the operation that faults |
+//! | `testing` | gates, faults, a device that the test steps (feature `test-util`) |
 //!
 //! # Waiting
 //! From fine to coarse; each has a blocking form, `synchronize()`, and one that orders streams on the
@@ -58,45 +92,60 @@
 //! | several: [`join_all`], [`Device::all_done`] | each of them |
 //!
 //! # Features
-//! `cuda-auto` (default): NVIDIA GPUs, no toolkit needed to build; `cuda`: the same, with the CUDA
-//! version of `cudarc` chosen by you; `tokio` (default): operations take part in the
-//! cooperative budget of tokio's tasks; `algorithms`: reductions, scans, sorts, selections, histograms and formulas over arrays as verbs; `blas`, `fft`: matrix products by cuBLASLt and Fourier transforms by cuFFT;
-//! `tower`: pools and batchers as services; `test-util`: the `testing` module. The core runs on any executor.
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `cuda-auto` | yes | NVIDIA GPUs; no toolkit is needed to build |
+//! | `cuda` | | the same, with the CUDA version chosen by `cudarc`'s features |
+//! | `tokio` | yes | operations take part in the cooperative budget of tokio's tasks; the core runs on any executor |
+//! | `algorithms` | | reductions, scans, sorts, selections, histograms and formulas over arrays |
+//! | `blas`, `fft` | | matrix products by cuBLASLt, Fourier transforms by cuFFT |
+//! | `tower` | | pools and batchers as services |
+//! | `test-util` | | the `testing` module |
+//!
+//! There is no prelude: [`Stream`] would hide `futures::Stream`, and a few names are all that a program needs.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(all(feature = "cuda", feature = "test-util")),
     allow(dead_code, reason = "some parts serve one backend, or the tests, alone")
 )]
 
-#[cfg(feature = "algorithms")]
-pub(crate) mod algorithm;
-pub(crate) mod backend;
-pub(crate) mod batch;
-#[cfg(feature = "blas")]
-pub(crate) mod blas;
+// In the order in which rustdoc shows the methods that they add to `Device` and `Stream`.
 pub(crate) mod device;
+pub(crate) mod stream;
+
+pub(crate) mod batch;
 pub(crate) mod error;
 pub(crate) mod event;
-#[cfg(feature = "fft")]
-pub(crate) mod fft;
 pub(crate) mod graph;
-pub(crate) mod interop;
 pub(crate) mod kernel;
 pub mod kernels;
 pub(crate) mod memory;
+pub(crate) mod op;
+pub(crate) mod serve;
+pub(crate) mod timeline;
+
+#[cfg(feature = "algorithms")]
+pub(crate) mod algorithm;
+#[cfg(feature = "blas")]
+pub(crate) mod blas;
+#[cfg(feature = "fft")]
+pub(crate) mod fft;
+
+pub(crate) mod interop;
+
+pub mod guide;
+#[cfg(feature = "test-util")]
+pub mod testing;
+
+pub(crate) mod backend;
 #[cfg(doctest)]
 mod must_not_compile;
-pub(crate) mod op;
 pub(crate) mod runtime;
-pub(crate) mod serve;
-pub(crate) mod stream;
 pub(crate) mod submit;
 pub(crate) mod sync;
 pub(crate) mod system;
-#[cfg(feature = "test-util")]
-pub mod testing;
 pub(crate) mod thread;
-pub(crate) mod timeline;
 
 /// Plain data: what an [`Element`] must be, and the derives for it.
 ///
@@ -113,6 +162,21 @@ pub(crate) mod timeline;
 /// }
 /// ```
 pub use bytemuck;
+
+/// The CUDA bindings, of the version whose types [`Device::from_cudarc`], [`Device::adopt`] and their like take.
+#[cfg(feature = "cuda")]
+pub use cudarc;
+
+/// `f16` and `bf16`, of the version that is an [`Element`] here.
+pub use half;
+
+/// The traits of [`Complex`], and of the version that [`Fft`] takes.
+#[cfg(feature = "fft")]
+pub use num_complex;
+
+/// The trait that [`PoolService`] and [`BatchService`] implement.
+#[cfg(feature = "tower")]
+pub use tower_service;
 
 #[cfg(feature = "algorithms")]
 pub use algorithm::{
@@ -142,6 +206,7 @@ pub use device::stats::Stats;
 pub use device::streams::StreamBuilder;
 pub use error::admitter::{Admitter, AdmitterKind};
 pub use error::advice::MemoryAdvice;
+pub use error::foreign::ForeignError;
 pub use error::image::{ImageProblem, ParamLayout};
 pub use error::refused::Refused;
 pub use error::tensor::TensorProblem;
@@ -214,7 +279,7 @@ pub use timeline::advice::Advice;
 pub use timeline::gaps::{Gap, GapCause};
 pub use timeline::picture::TracePicture;
 pub use timeline::report::{OpSummary, TraceReport};
-pub use timeline::trace::{Trace, TracedOp};
+pub use timeline::trace::{Trace, TracedOp, TracedStream};
 
 /// What the `kernel!` macro expands to; not part of the API.
 #[doc(hidden)]
@@ -223,7 +288,7 @@ pub mod __private {
     pub use crate::kernel::plain::{Plain, Proof, element, proof};
 }
 
-/// The README's examples run as well.
-#[cfg(all(doctest, feature = "algorithms", feature = "test-util"))]
+/// The README's programs run as well.
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -48,30 +48,30 @@ use crate::thread::role;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// What an allocation finds without taking over what is pending, in pieces: what the device has
-    /// left, what its pool holds unused and what streams keep, within the limit.
+    /// Memory that allocations can get without taking over pending memory, possibly in pieces: what is free
+    /// on the device, unused in its pool and cached by streams, within the limit.
     pub free_bytes: u64,
-    /// What there is in all.
+    /// All memory of the device.
     pub total_bytes: u64,
-    /// What buffers hold, in whole blocks.
+    /// Memory held by buffers, in whole blocks.
     pub allocated_bytes: u64,
-    /// What was given up and waits for device work: other streams use it, or its free is on a stream.
-    /// It is not in `free_bytes`, and comes free without a buffer being dropped.
+    /// Freed memory that waits for device work: other streams use it, or its free is on a stream. Not
+    /// included in `free_bytes`; it becomes free by itself.
     pub pending_bytes: u64,
-    /// What streams keep of what was given up, for their next allocations. It is in `free_bytes`.
+    /// Freed memory that streams cache for their next allocations. Included in `free_bytes`.
     pub kept_bytes: u64,
-    /// What the driver refused to free: lost for the life of the process.
+    /// Memory that the driver refused to free: lost for the life of the process.
     pub leaked_bytes: u64,
-    /// What is allocated or pending.
+    /// Allocated and pending memory.
     pub used_bytes: u64,
     /// The most that `used_bytes` ever was.
     pub used_peak_bytes: u64,
-    /// What the device's pool took from it, in use or not, as the driver counts: it takes more at a
-    /// time than it is asked for.
+    /// Memory that the pool has reserved, in use or not, as the driver counts: it reserves more at a time
+    /// than it is asked for.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` ever was.
     pub reserved_peak_bytes: u64,
-    /// What [`DeviceBuilder::memory_limit_bytes`](crate::DeviceBuilder::memory_limit_bytes) said.
+    /// The limit set with [`DeviceBuilder::memory_limit_bytes`](crate::DeviceBuilder::memory_limit_bytes).
     pub limit_bytes: Option<u64>,
 }
 

@@ -58,36 +58,34 @@ use crate::thread::role;
 /// later.
 ///
 /// # Ordering
-/// The call that returned the `Op` has put the work on the device; the future only observes. An
-/// `async` block around that call is lazy as always: it runs the call when it is first polled. In a
-/// `select!` loop make the `Op` outside of the loop and poll `&mut op` inside.
+/// The call that returned the `Op` has put the work on the device; the future only observes. An `async` block
+/// around that call is lazy as always: it makes the call when it is first polled. In a `select!` loop create
+/// the `Op` outside the loop and poll `&mut op` inside.
 ///
 /// # Fairness
-/// With the feature `tokio` an operation that is ready takes one of the
-/// [budget](https://docs.rs/tokio/latest/tokio/task/coop/index.html) that tokio gives each poll of a
-/// task. A task that has none left is put off once, and polled again after others, so that a loop
-/// over operations that are complete keeps nobody from running. Elsewhere, and under
-/// `tokio::task::unconstrained`, there is no budget. [`try_take`](Op::try_take) and
+/// With the feature `tokio`, an operation that is ready spends one unit of the
+/// [budget](https://docs.rs/tokio/latest/tokio/task/coop/index.html) that tokio gives each poll of a task. A
+/// task without budget yields once, so that a loop over complete operations starves no other task. Other
+/// executors, and `tokio::task::unconstrained`, have no budget. [`try_take`](Op::try_take) and
 /// [`synchronize`](Op::synchronize) spend none.
 ///
 /// # Cancel safety
-/// Dropping an `Op` abandons it: it never blocks, never cancels the work, never frees what the
-/// device still uses. Polling can be given up and resumed at any point.
+/// Dropping an `Op` abandons it: that never blocks, never cancels the work, and never frees what the device
+/// still uses. Polling can stop and resume at any point.
 ///
 /// # Wakers
-/// While it looks for itself it wakes its own task from inside `poll`, and the device's poller may wake
-/// it ahead of completion: a poll that finds it pending is no error. Wakers are called with no lock of
-/// this crate held; one that panics does so out of the call that it was called by, if that is its own
-/// task's poll or drop. One that blocks delays the device's other futures; one that blocks *for such a
-/// future* (an executor's `block_on` inside of a waker) blocks the thread that would resolve it.
+/// While it checks the device itself, it wakes its own task from inside `poll`, and the device's poller may
+/// wake it before completion: a wake-up that finds it pending is normal. Wakers are called without any lock
+/// of this crate. A waker that panics unwinds out of the call that woke it, if that is its own task's poll or
+/// drop. A waker that blocks delays the device's other futures; one that blocks *on such a future*
+/// (`block_on` inside a waker) blocks the thread that would resolve it.
 ///
 /// # Errors
-/// What could not be submitted (also at once through [`submitted`](Op::submitted) or
-/// [`queued`](Op::queued)), or the loss of the device.
+/// The operation could not be submitted ([`submitted`](Op::submitted) and [`queued`](Op::queued) say so at
+/// once); the device was lost.
 ///
 /// # Panics
-/// Polling it after it was ready panics. Awaiting a host function that panicked goes on with that
-/// panic.
+/// Polling it again after it was ready. Awaiting a host function that panicked resumes the closure's panic.
 #[must_use = "await it, or say `.queued()?` where device order is enough; dropping it drops its error"]
 pub struct Op<T> {
     state: OpState<T>,
@@ -109,12 +107,12 @@ struct Pending<T> {
     value: SyncWrapper<HostValue<T>>,
 }
 
-/// Where an operation stands on its stream's timeline.
+/// The position of an operation on its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
-    /// The stream's id, unique in the process and never used again.
+    /// The stream's id, unique in the process and never reused.
     pub stream: u64,
-    /// The operation's number on it; the first is 1.
+    /// The operation's number on that stream; the first is 1.
     pub number: u64,
 }
 
@@ -153,8 +151,8 @@ impl<T> Op<T> {
         Op::at(all, value)
     }
 
-    /// Gives up the host's interest where device order is enough: what comes behind it on the
-    /// device sees its effect. Costs nothing.
+    /// Gives up waiting, where device order is enough: work behind it on the device sees its effect. Costs
+    /// nothing.
     ///
     /// It does not exist for values that the host would read:
     /// ```compile_fail
@@ -165,8 +163,8 @@ impl<T> Op<T> {
     /// ```
     ///
     /// # Errors
-    /// Why it could not be submitted; a value that a function makes of it on the host
-    /// ([`map_value`](Op::map_value)), which is awaited.
+    /// The operation could not be submitted; its value is computed on the host ([`map_value`](Op::map_value))
+    /// and must be awaited.
     ///
     /// # Panics
     /// If it gave its value before.
@@ -188,7 +186,7 @@ impl<T> Op<T> {
 
     /// Reports a submission error now and keeps the future.
     ///
-    /// For host memory that the call was given see [`accepted`](Op::accepted).
+    /// To get back host memory that was passed to the call, use [`accepted`](Op::accepted).
     ///
     /// # Errors
     /// Why it could not be submitted.
@@ -210,10 +208,10 @@ impl<T> Op<T> {
         }
     }
 
-    /// The same operation without its value: what it would hand back is dropped, and pinned memory
-    /// returns to its pool when the operation is complete. Costs nothing.
+    /// Drops the operation's value: pinned memory returns to its pool when the operation is complete. Costs
+    /// nothing.
     ///
-    /// So an upload can be [`queued`](Self::queued) whose buffer should simply go home.
+    /// This makes an upload [`queued`](Self::queued) whose pinned buffer is not needed again.
     ///
     /// # Examples
     /// ```
@@ -244,10 +242,10 @@ impl<T> Op<T> {
         }
     }
 
-    /// Drops the future and, with it, a submission error: the work goes on.
+    /// Drops the future, and a submission error with it; the work goes on.
     pub fn abandon(self) {}
 
-    /// Whether it is complete (or failed), by asking the device. Never blocks.
+    /// Asks the device whether the operation is complete (or failed). Never blocks.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.state {
@@ -256,7 +254,7 @@ impl<T> Op<T> {
         }
     }
 
-    /// Takes the result if it is complete, by asking the device. Never blocks; `None` leaves the
+    /// Asks the device, and takes the result if the operation is complete. Never blocks; `None` leaves the
     /// future as it was.
     pub fn try_take(&mut self) -> Option<Result<T>> {
         if matches!(self.state, OpState::Done) || !self.is_complete() {
@@ -274,8 +272,9 @@ impl<T> Op<T> {
     /// Yes: not from async code; `.await` there.
     ///
     /// # Errors
-    /// As the future; and at once on a thread of this crate, where it would dead-lock: in a host function or a
-    /// twin, and in a waker that the poller calls. (A waker that a task calls while it polls blocks that task.)
+    /// As the future; and at once on a thread of this crate, where it would deadlock: inside a host function
+    /// or a twin, and in a waker that the poller calls. (A waker that a task calls while it polls blocks that
+    /// task.)
     ///
     /// # Panics
     /// If it gave its value before; and with the panic of a host function.
@@ -317,7 +316,7 @@ impl<T> Op<T> {
         }
     }
 
-    /// The last ticket it waits for, if it was submitted.
+    /// Returns the last ticket that it waits for, if it was submitted.
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
         let points = self.points();
@@ -399,13 +398,13 @@ impl<T> Op<T> {
 macro_rules! accepted {
     ($($value:ident)+) => {$(
         impl<T: Element> Op<$value<T>> {
-            /// Reports a refusal now, with the host memory that the call was given, and keeps the
-            /// future otherwise: [`submitted`](Op::submitted) for copies that take a pinned buffer.
-            /// (Of an [`upload`](crate::Stream::upload) it is the data that was to be uploaded, in
-            /// pinned memory, whatever it came in.)
+            /// Reports a refusal now and hands back the host memory that was passed to the call; otherwise
+            /// keeps the future. It is [`submitted`](Op::submitted) for copies that take a pinned buffer. (An
+            /// [`upload`](crate::Stream::upload) hands back its data in pinned memory, whatever it was passed
+            /// in.)
             ///
             /// # Errors
-            /// [`Refused`]: why, and what the call was given.
+            /// [`Refused`]: the error, and what was passed to the call.
             ///
             /// # Examples
             /// ```
@@ -438,7 +437,7 @@ impl<T: Element> Op<Frozen<T>> {
     /// Reports a refused [`freeze`](DeviceBuffer::freeze) now, with the buffer, and keeps the future otherwise.
     ///
     /// # Errors
-    /// [`Refused`]: why, and the buffer.
+    /// [`Refused`]: the error, and the buffer.
     pub fn accepted(self) -> Result<Self, Refused<DeviceBuffer<T>>> {
         self.returning()
     }

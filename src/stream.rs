@@ -1,11 +1,14 @@
 //! [`Stream`]: an ordered queue of work on a device. What is put on it is in [`verbs`].
 #![forbid(unsafe_code)]
 
+// In the order in which rustdoc shows the methods that they add.
+pub(crate) mod verbs;
+
+pub(crate) mod staged;
+
 pub(crate) mod lease;
 pub(crate) mod reclaimed;
 pub(crate) mod scope;
-pub(crate) mod staged;
-pub(crate) mod verbs;
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -26,24 +29,24 @@ use crate::submit::of_dependency;
 use crate::thread::role;
 use crate::thread::worker::Unwanted;
 
-/// An ordered queue of work on a device: what is put on it runs in program order, streams run
-/// beside each other.
+/// An ordered queue of work on a device: work on one stream runs in program order, and streams run side by
+/// side.
 ///
 /// Every verb puts its work on the stream *before it returns* and returns a future, [`Op`], that
 /// only observes. Say `.queued()?` where device order is enough, `.await` where the host needs the
 /// result. Work on memory that another stream uses is ordered behind that use, on the device.
 ///
-/// Give each logical unit of work a stream of its own, and launch what is critical as early as what
-/// it depends on allows. Streams run at once where the device has room for both: a kernel that fills
-/// it leaves none, and small ones may be over before the next is launched.
+/// Give each logical unit of work a stream of its own, and launch critical work as early as its dependencies
+/// allow. Streams run at once where the device has room for both: a kernel that fills it leaves none, and
+/// small ones may be over before the next is launched.
 ///
-/// Cheap to clone, `Send + Sync`; any number of threads may submit, one at a time. Dropped with
-/// work pending, the work goes on.
+/// Cheap to clone, `Send + Sync`; threads may share it, and their submissions take turns. Dropping it with
+/// work pending lets the work finish.
 ///
 /// # Blocking
-/// The driver queues about a thousand launches a stream. The next call for that stream then blocks in
-/// the driver until one of them is done, and as long as a thread is blocked there, the driver also holds
-/// up every call *for other streams* that makes it create something:
+/// The driver queues about a thousand launches per stream. The next call for that stream then blocks in the
+/// driver until one of them completes, and while a thread is blocked there, the driver also holds up every
+/// call *for other streams* that has to create something:
 ///
 /// | call | what is created | instead |
 /// |---|---|---|
@@ -54,8 +57,9 @@ use crate::thread::worker::Unwanted;
 /// | [`pinned`](Self::pinned), [`upload`](Self::upload), [`download`](Self::download), [`download_vec`](Self::download_vec) above 1 MiB, the first of a size | pinned memory | [`Device::pinned_async`](crate::Device::pinned_async), taken beforehand and lent; the staged copies |
 /// | [`Module::load`](crate::Module::load), [`Module::load_blocking`](crate::Module::load_blocking), `load` of a declared kernel | loaded code | load before serving |
 ///
-/// All else goes on: launches, copies and fills on other streams, awaits, [`Device::done`](crate::Device::done). Better is
-/// that no queue is ever full: a producer that awaits [`throttle`](Self::throttle) stays below the limit.
+/// Everything else proceeds: launches, copies and fills on other streams, awaits,
+/// [`Device::done`](crate::Device::done). Better still, keep queues from filling up: a producer that awaits
+/// [`throttle`](Self::throttle) stays below the limit.
 ///
 /// # Examples
 /// ```
@@ -77,7 +81,7 @@ pub struct Stream {
     lease: Option<Arc<Lease>>,
 }
 
-/// Something on a stream to wait for: a [`Stream`] (all submitted to it so far), an [`Event`], an
+/// Something on a stream to wait for: a [`Stream`] (everything submitted to it so far), an [`Event`], an
 /// [`Op`], a stream of a pool. Sealed.
 #[diagnostic::on_unimplemented(
     message = "a stream cannot wait for `{Self}`",
@@ -143,11 +147,11 @@ impl Stream {
         Op::pending(&self.state, self.state.tail(), HostValue::Here(()))
     }
 
-    /// Whether everything submitted so far is complete, by asking the device. Inside a host function it answers with what is known, and the poller asks; a stream that is shared with
-    /// others is then not known to be idle.
+    /// Asks the device whether everything submitted so far is complete. Inside a host function the answer is
+    /// what is known, and the poller asks; a stream that is shared with other libraries then counts as busy.
     ///
     /// # Blocking
-    /// No, unless the stream is shared with others and its queue is full.
+    /// Only if the stream is shared with other libraries and its queue is full.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state.is_idle_shared().unwrap_or_else(|| {
@@ -163,7 +167,7 @@ impl Stream {
     /// Yes: not from async code; `stream.done().await` there.
     ///
     /// # Errors
-    /// The loss of the device; a thread on which it would dead-lock.
+    /// The loss of the device; the calling thread would deadlock.
     pub fn synchronize(&self) -> Result<()> {
         role::check("a blocking wait")?;
         self.done().synchronize()
@@ -171,13 +175,12 @@ impl Stream {
 
     // ---- fork and join --------------------------------------------------------------------
 
-    /// Makes `n` streams of this one's priority and place in the order of the
-    /// [legacy default stream](crate::Device::legacy_stream), each ordered behind everything submitted
-    /// here so far. The host does not wait.
+    /// Makes `n` streams with this one's priority and relation to the [legacy default
+    /// stream](crate::Device::legacy_stream), each ordered behind everything submitted here so far. The host
+    /// does not wait.
     ///
     /// # Blocking
-    /// While another stream's queue is full, as [`Device::stream`](crate::Device::stream): fork where
-    /// the program starts and use the branches again.
+    /// As [`Device::stream`](crate::Device::stream): fork when the program starts, and reuse the branches.
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -226,11 +229,11 @@ impl Stream {
         self.wait_for(Ok(MarkList(all)))
     }
 
-    /// [`record_timed`](Self::record_timed) for streams whose queue may be full: waits off the executor
-    /// until the driver takes the record. What others submit meanwhile may be in front of it.
+    /// [`record_timed`](Self::record_timed) for streams whose queue may be full: waits off the executor until
+    /// the driver accepts the record. Work that other tasks submit meanwhile may end up in front of it.
     ///
     /// # Cancel safety
-    /// Dropped, the point is still recorded, and nobody has it.
+    /// If it is dropped, the event is still recorded, and discarded.
     ///
     /// # Errors
     /// As [`record_timed`](Self::record_timed).
@@ -244,21 +247,23 @@ impl Stream {
 
     // ---- load -----------------------------------------------------------------------------
 
-    /// Operations submitted so far: the ticket of the last one. The launch of a [`Graph`](crate::Graph) is one, and so is each list of a
-    /// [replayed batch](Self::replay), however it is launched; any other batch is as many as its closure calls.
+    /// Returns how many operations were submitted so far: the ticket of the last one. The launch of a
+    /// [`Graph`](crate::Graph) counts as one, and so does each list of a [replayed batch](Self::replay),
+    /// however it is launched; any other batch counts each operation of its closure.
     #[must_use]
     pub fn submitted(&self) -> u64 {
         self.state.submitted()
     }
 
-    /// Operations known to be complete; it lags until somebody asks the device.
+    /// Returns how many operations are known to be complete; the number lags until the device is asked.
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.state.completed()
     }
 
-    /// Operations in flight, counted as by [`submitted`](Self::submitted), by asking the device. Never blocks. Inside a host function it answers with
-    /// what is known, and the poller asks. After the loss of the device it keeps its last value.
+    /// Asks the device how many operations are in flight, counted as by [`submitted`](Self::submitted). Never
+    /// blocks. Inside a host function the answer is what is known, and the poller asks. After the loss of the
+    /// device it keeps its last value.
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let submitted = self.state.submitted();
@@ -266,16 +271,17 @@ impl Stream {
         submitted - self.state.completed().min(submitted)
     }
 
-    /// Waits until at most `max` operations are in flight, so that a producer stays below the
-    /// driver's limit: about a thousand launches, after which it blocks the calling thread.
+    /// Waits until at most `max` operations are in flight, so that a producer stays below the driver's limit
+    /// of about a thousand launches, beyond which the driver blocks the calling thread.
     ///
-    /// A launch of a [`Graph`](crate::Graph), or a list of a [replayed batch](Self::replay), is one operation. Launched as a graph it is
-    /// one of the driver's thousand too; launched one by one ([`Report::plain`](crate::Report::plain)) it takes as many as it has launches:
-    /// where that is the rule, `max` times those should stay below a thousand.
+    /// A launch of a [`Graph`](crate::Graph), or a list of a [replayed batch](Self::replay), is one
+    /// operation. Launched as a graph it also counts once towards the driver's thousand; launched one by one
+    /// ([`Report::plain`](crate::Report::plain)) it counts each of its launches: where that is the rule,
+    /// `max` times the launches of a list should stay below a thousand.
     ///
-    /// Progress is known in steps, which end where somebody awaits, records or waits, and at each call of this:
-    /// called in front of each piece of work, it waits for no more than it must. What was queued in one go
-    /// is one step, up to 128 operations.
+    /// Progress is known in steps, which end wherever the program awaits, records or waits, and at each call
+    /// of this method: called before each piece of work, it waits no longer than it must. Operations queued
+    /// without a pause form one step, of up to 128.
     ///
     /// # Errors
     /// The loss of the device.
@@ -295,20 +301,19 @@ impl Stream {
 
     // ---- identity -------------------------------------------------------------------------
 
-    /// The stream's id: unique in the process and never used again.
+    /// Returns the stream's id, which is unique in the process and never reused.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.state.id()
     }
 
-    /// The stream's priority: lower numbers go first, 0 where the device has none.
+    /// Returns the stream's priority: lower numbers go first; 0 where the device has none.
     #[must_use]
     pub fn priority(&self) -> i32 {
         self.state.options().priority
     }
 
-    /// Whether it stays out of the order of the
-    /// [legacy default stream](crate::Device::legacy_stream), by asking the driver.
+    /// Asks the driver whether the stream ignores the [legacy default stream](crate::Device::legacy_stream).
     ///
     /// # Errors
     /// The loss of the device.
@@ -319,21 +324,21 @@ impl Stream {
         self.state.is_blocking().map(|blocking| !blocking)
     }
 
-    /// The name that it was given.
+    /// Returns the stream's name, if it was given one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.state.name()
     }
 
-    /// A pinned host buffer of `len` zeros, from the device's pool.
+    /// Takes a pinned host buffer of `len` zeros from the device's pool.
     ///
     /// # Blocking
-    /// Zeroing takes about 0.1 ms a mebibyte: a buffer that comes back from a copy can be used again
-    /// without. Up to 1 MiB the buffer is cut from a slab of 2 MiB. The device registers the first one in the
-    /// background from when it is opened, and the next one when no mebibyte of it is left in one piece: a
-    /// call registers memory itself only if more was taken in the meantime. Above 1 MiB, the first of its
-    /// size does: 0.2 to 6 ms a mebibyte, and for as long as another stream's
-    /// [queue is full](Self#blocking).
+    /// Zeroing takes about 0.1 ms per MiB; a buffer that comes back from a copy can be reused without. Up to
+    /// 1 MiB, the buffer is cut from a slab of 2 MiB. The device registers the first slab in the background
+    /// when it is opened, and the next one when no whole MiB is left in one piece: a call registers memory
+    /// itself only if more was taken in the meantime. Above 1 MiB, the first buffer of each size is
+    /// registered by the call: that takes 0.2 to 6 ms per MiB, and waits while another stream's [queue is
+    /// full](Self#blocking).
     ///
     /// # Errors
     /// As [`Device::pinned`](crate::Device::pinned).

@@ -106,15 +106,16 @@ fn submit_traced<R>(
 }
 
 #[inline(always)]
-fn submit_as<R>(
+fn submit_as<R, T: TracedAs>(
     stream: &Arc<StreamState>,
     at: &'static Location<'static>,
     footprint: &mut Footprint<'_>,
     commands: u32,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<R, Refusal>,
-    traced: impl TracedAs,
+    traced: T,
 ) -> Result<(u64, R), SubmitError> {
     let engine = stream.engine();
+    let commands = commands + T::COMMANDS;
     if footprint.peers {
         footprint.enter_frozen_peers(engine);
     }

@@ -4,7 +4,17 @@
 //! host device to check its memory accesses, has none of these calls: there the advice does nothing, the
 //! machine has [`MIRI_MEMORY`] bytes, and no handler runs.
 //!
+//! | asked | Linux | other Unix | Windows |
+//! |---|---|---|---|
+//! | exact sleeps, huge pages | yes | – | – |
+//! | memory of the machine | `sysconf` | `sysconf` | `GlobalMemoryStatusEx` |
+//! | files that this user alone can write | owner and mode | owner and mode | not asked: there is no disk cache |
+//!
 //! Source: `prctl(2)`, `PR_SET_TIMERSLACK`; `madvise(2)`, `MADV_HUGEPAGE`; `sysconf(3)`; `atexit(3)`.
+
+use std::fs::{DirBuilder, Metadata, OpenOptions};
+#[cfg(unix)]
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 
 /// How much memory the machine has under Miri.
 const MIRI_MEMORY: u64 = 1 << 30;
@@ -45,9 +55,11 @@ pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
 
 /// How much memory the machine has.
 pub(crate) fn physical_memory() -> u64 {
-    if cfg!(miri) {
-        return MIRI_MEMORY;
-    }
+    if cfg!(miri) { MIRI_MEMORY } else { memory_of_the_machine() }
+}
+
+#[cfg(unix)]
+fn memory_of_the_machine() -> u64 {
     // SAFETY: sysconf reads a number and touches no memory of ours.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     // SAFETY: as above.
@@ -55,7 +67,73 @@ pub(crate) fn physical_memory() -> u64 {
     u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page_bytes).unwrap_or(0))
 }
 
+#[cfg(windows)]
+fn memory_of_the_machine() -> u64 {
+    /// `MEMORYSTATUSEX`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Status {
+        length: u32,
+        load: u32,
+        total_physical: u64,
+        others: [u64; 6],
+    }
+
+    #[link(name = "kernel32")]
+    unsafe extern "system" {
+        fn GlobalMemoryStatusEx(status: *mut Status) -> i32;
+    }
+
+    let mut status = Status { length: size_of::<Status>() as u32, ..Status::default() };
+    // SAFETY: the structure is the one that its length says, and writable.
+    let found = unsafe { GlobalMemoryStatusEx(&mut status) };
+    if found == 0 { 0 } else { status.total_physical }
+}
+
+/// Whether files can be kept from other users: whether their owner and mode can be asked for.
+pub(crate) const HAS_PRIVATE_FILES: bool = cfg!(unix);
+
+/// Makes folders that this user alone can use, and those that they are in.
+pub(crate) fn private_folder() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    builder.mode(0o700);
+    builder
+}
+
+/// Makes files that this user alone can use.
+pub(crate) fn private_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    options.mode(0o600);
+    options
+}
+
+/// Reads files, follows no link and waits for no pipe.
+pub(crate) fn plain_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options
+}
+
+/// Whether this user alone owns it and can write it.
+#[cfg(unix)]
+pub(crate) fn is_ours_alone(found: &Metadata) -> bool {
+    found.uid() == effective_user() && found.mode() & 0o022 == 0
+}
+
+/// Not known here: see [`HAS_PRIVATE_FILES`].
+#[cfg(not(unix))]
+pub(crate) fn is_ours_alone(_: &Metadata) -> bool {
+    false
+}
+
 /// Whose files this process may read and write.
+#[cfg(unix)]
 pub(crate) fn effective_user() -> u32 {
     // SAFETY: it always succeeds and touches no memory of ours.
     unsafe { libc::geteuid() }

@@ -15,6 +15,7 @@
 //! More than 500 lines: what tests need in one place, half of it docs.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,19 +44,19 @@ use crate::thread::role::Role;
 /// The environment variable that names the device for tests.
 pub const TEST_DEVICE: &str = "GPU_AWAIT_TEST_DEVICE";
 
-/// The device that tests run on: the one named by [`TEST_DEVICE`], else a host device.
+/// Opens the device that tests run on: the one named by [`TEST_DEVICE`], else a host device.
 ///
-/// A GPU is given to one test thread at a time: another one waits here until that thread's devices
-/// and streams are dropped.
+/// A GPU is given to one test thread at a time: another thread waits here until the first one's devices and
+/// streams are dropped.
 ///
 /// # Panics
-/// If the device that was asked for is not there: never a skip.
+/// If the requested device is not there: tests are never skipped.
 #[must_use]
 pub fn device() -> Device {
     device_with(Completion::default())
 }
 
-/// [`device`], with completions learned in a given way.
+/// [`device`] with a given way of detecting completions.
 ///
 /// # Panics
 /// As [`device`].
@@ -82,8 +83,8 @@ fn open(name: &str, completion: Completion) -> Device {
     }
 }
 
-/// Another device of the kind that tests run on: the second GPU where there is one, else the same GPU
-/// once more; a host device beside host devices.
+/// Opens another device of the same kind as [`device`]: the second GPU if there is one, else the same GPU
+/// again; or another host device.
 ///
 /// # Panics
 /// As [`device`].
@@ -149,17 +150,17 @@ const TOLD: u32 = 3;
 
 /// Holds a stream until it is opened: everything submitted behind it waits.
 ///
-/// It has no place in [verify mode](crate::DeviceBuilder::verify): closing one would wait for it.
+/// It cannot be used in [verify mode](crate::DeviceBuilder::verify), where closing it would wait for it.
 ///
-/// Load kernels before closing one: on a GPU, loading waits for everything that runs. For that
-/// reason, and because a GPU's queues are few, closing one waits while another device of the same
-/// process has a closed gate or loads a kernel.
+/// Load kernels before closing a gate: on a GPU, loading waits for everything that runs. For that reason, and
+/// because a GPU has few queues, closing a gate waits while another device of the same process has a closed
+/// gate or loads a kernel.
 ///
 /// It is a kernel that watches a word (never a driver wait on a value: eight of those freeze a
 /// process). On a host device a closed gate takes about a quarter of a core for that.
 ///
-/// It opens when dropped, and by its time limit: [`open`](Self::open) and the drop then say so with
-/// `tracing::warn!`, once.
+/// It opens when dropped, and when its time limit passes; in the latter case [`open`](Self::open) or the drop
+/// logs `tracing::warn!`, once.
 #[derive(Debug)]
 pub struct Gate {
     word: PinnedFlag,
@@ -170,7 +171,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// How long a gate stays closed at most.
+    /// The longest time that a gate stays closed.
     pub const LIMIT: Duration = Duration::from_secs(20);
 
     /// Closes a gate on `stream`, for at most [`LIMIT`](Self::LIMIT).
@@ -204,7 +205,7 @@ impl Gate {
         })
     }
 
-    /// Opens it: what waits behind it goes on.
+    /// Opens the gate: the work behind it goes on.
     pub fn open(&self) {
         let is_late = self.word.compare_exchange(0, 1) == Err(TIMED_OUT);
         if is_late && self.word.compare_exchange(TIMED_OUT, TOLD).is_ok() {
@@ -229,9 +230,9 @@ impl Drop for Gate {
     }
 }
 
-/// A driver call of the backend that can be made to fail. What is counted is calls, not operations: a verb
-/// that needs an allocation, a copy and a marker makes one of each kind, one that finds memory or an
-/// event in a cache or pool makes no call for it, and a copy in parts makes one a part.
+/// A driver call of the backend that can be made to fail. Calls are counted, not operations: a verb that
+/// needs an allocation, a copy and a marker makes one of each kind, one that finds memory or an event in a
+/// cache or pool makes no call for it, and a copy in parts makes one per part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each is a function of the driver")]
@@ -303,11 +304,25 @@ pub struct Faults {
     block_cache_bytes: u64,
 }
 
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults")
+            .field("spare_bytes_per_stream", &self.block_cache_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Decides what fails, while the device runs.
 #[derive(Clone)]
 pub struct FaultHandle(Arc<Control>);
 
-/// A watcher and its handle.
+impl fmt::Debug for FaultHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultHandle").finish_non_exhaustive()
+    }
+}
+
+/// Makes a watcher for a device's calls, and the handle that controls it.
 ///
 /// # Examples
 /// ```
@@ -328,8 +343,8 @@ pub fn faults() -> (Faults, FaultHandle) {
 }
 
 impl Faults {
-    /// How much freed memory each stream of the device keeps; none unless said otherwise, so that each
-    /// buffer is an allocation. See
+    /// Sets how much freed memory each stream of the device caches; none by default, so that each buffer is
+    /// an allocation. See
     /// [`DeviceBuilder::spare_bytes_per_stream`](crate::DeviceBuilder::spare_bytes_per_stream).
     #[must_use]
     pub fn spare_bytes_per_stream(mut self, bytes: u64) -> Self {
@@ -344,7 +359,7 @@ impl Faults {
 /// do: which call is the `nth` depends on the test alone.
 ///
 /// # Panics
-/// If the system gives no thread.
+/// If the system refuses a thread.
 #[must_use]
 pub fn host_with(faults: Faults) -> Device {
     watched(Arc::new(HostBackend::new(None, true)), faults, EngineOptions::default())
@@ -353,7 +368,7 @@ pub fn host_with(faults: Faults) -> Device {
 /// [`host_with`], with completions learned in a given way.
 ///
 /// # Panics
-/// If the system gives no thread.
+/// If the system refuses a thread.
 #[must_use]
 pub fn host_with_completion(faults: Faults, completion: Completion) -> Device {
     Device::builder().completion(completion).host_with(faults)
@@ -363,7 +378,7 @@ impl DeviceBuilder {
     /// [`host_with`], with these options: a memory limit, say, or verify mode.
     ///
     /// # Panics
-    /// If the system gives no thread.
+    /// If the system refuses a thread.
     #[must_use]
     pub fn host_with(self, faults: Faults) -> Device {
         let faults = match self.spare_bytes_per_stream {
@@ -390,14 +405,12 @@ fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> D
 
 impl FaultHandle {
     /// Makes the `nth` call of a kind from now (1 is the next) fail, without effect, with a code of the
-    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory),
-    /// [`InvalidCall`](ErrorKind::InvalidCall) (800, what the driver answers inside a host function),
-    /// [`Unsupported`](ErrorKind::Unsupported) or
+    /// driver's: of [`OutOfMemory`](ErrorKind::OutOfMemory), [`InvalidCall`](ErrorKind::InvalidCall) (800,
+    /// what the driver answers inside a host function), [`Unsupported`](ErrorKind::Unsupported) or
     /// [`DeviceLost`](ErrorKind::DeviceLost), and for any other kind one that is reported as
-    /// [`Driver`](ErrorKind::Driver). Every call of the kind
-    /// counts that the device's backend gets, whoever causes it: yours, and those that the runtime makes for
-    /// itself, such as a marker's `EventRecord` or the poller's `EventQuery`. Calls before this one do
-    /// not count.
+    /// [`Driver`](ErrorKind::Driver). Every call of that kind to the device's backend counts: those of the
+    /// test, and those that the runtime makes for itself, such as a marker's `EventRecord` or the poller's
+    /// `EventQuery`. Calls before this one do not count.
     pub fn fail_nth(&self, call: DriverCall, nth: u64, kind: ErrorKind) {
         self.0.fail(call.name(), nth, code_for(kind), false);
     }
@@ -408,12 +421,12 @@ impl FaultHandle {
     }
 
     /// Loses the device: from now on every call fails, as after a kernel's fault. A service that recovers
-    /// opens another one; in a test that is a fresh host device.
+    /// opens another device; in a test that is a fresh host device.
     pub fn lose_device(&self, what: &str) {
         self.0.lose(what);
     }
 
-    /// Makes the device unable to reach the memory of others: copies from there go through the host.
+    /// Makes the device unable to reach the memory of other devices: copies from there go through the host.
     pub fn refuse_peers(&self) {
         self.0.refuse_peers();
     }
@@ -442,11 +455,11 @@ fn code_for(kind: ErrorKind) -> i32 {
     }
 }
 
-/// Runs a [`manual`] device, which nothing else does: keep it for as long as futures of the device are
-/// awaited. `let (device, _) = manual()` drops it at once.
+/// Runs a [`manual`] device; nothing else does, so keep it for as long as futures of the device are awaited.
+/// `let (device, _) = manual()` drops it at once.
 ///
-/// Dropped, it closes the device. What was not run never will be: futures that are pending then, and
-/// everything that is submitted later, resolve with [`ErrorKind::Closed`].
+/// Dropping it closes the device. Work that has not run never will: pending futures, and everything that is
+/// submitted later, resolve with [`ErrorKind::Closed`].
 #[derive(Debug)]
 pub struct Stepper {
     device: Device,
@@ -454,9 +467,9 @@ pub struct Stepper {
     active: Mutex<Vec<Arc<StreamState>>>,
 }
 
-/// A host device without threads: nothing runs until the test steps it, so interleavings are
-/// chosen, not raced. Its clock does not go by itself either: the same calls and the same steps do
-/// the same each time. Without its [`Stepper`] the device is closed.
+/// Makes a host device without threads: nothing runs until the test steps it, so interleavings are chosen,
+/// not raced. Its clock advances only with its steps: the same calls and steps give the same result each
+/// time. The device closes when its [`Stepper`] is dropped.
 ///
 /// # Examples
 /// ```
@@ -501,22 +514,22 @@ pub fn manual_with_faults_completion(faults: Faults, completion: Completion) -> 
 }
 
 impl Stepper {
-    /// How far a step moves the device's clock.
+    /// The time by which a step advances the device's clock.
     pub const STEP: Duration = Duration::from_micros(1);
 
     fn new(device: Device) -> Self {
         Stepper { device, active: Mutex::default() }
     }
 
-    /// Moves the device's clock on by more than its steps do: what the runtime learns of how long
-    /// work takes is in this time. It stops at 292 years.
+    /// Advances the device's clock beyond its steps: the runtime measures how long work takes by this clock.
+    /// It stops at 292 years.
     pub fn advance(&self, by: Duration) {
         self.device.engine().advance(by);
     }
 
-    /// Runs one command: the `choose`-th of the streams whose next command is ready, modulo their
-    /// number. Then wakes who waited for that. False if nothing was ready; inside a host function, a
-    /// host twin or the closure of `enqueue` nothing is.
+    /// Runs one command, on the `choose`-th of the streams whose next command is ready, modulo their number,
+    /// then wakes the futures that waited for it. False if nothing was ready; inside a host function, a host
+    /// twin or the closure of `enqueue` nothing ever is.
     #[must_use]
     pub fn step(&self, choose: usize) -> bool {
         if is_inside_a_command() {

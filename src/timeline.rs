@@ -30,12 +30,13 @@ const EVENTS: usize = 256;
 /// completed on the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
 ///
 /// A batch has an entry for each of its operations; a replayed list, and a launch of a [`Graph`](crate::Graph), are one. What a replayed
-/// closure allocates has none. On a device of [`testing::manual`](crate::testing::manual) operations have no times of the device.
+/// closure allocates has none. On a device of `testing::manual` operations have no times of the device.
 ///
 /// # Cost
-/// Off, none that instructions would show. On, an operation is put between two events that measure time, and written to the log under a lock of the
-/// device; the events are asked later, on a thread of this crate. While a full queue holds somebody up in the driver, which then makes no events for
-/// others, operations may have no times of the device.
+/// Off, none that instruction counts would show. On, an operation is put between two timed events and logged
+/// under a lock of the device; the events are queried later, on a thread of this crate. While a full queue
+/// blocks a thread in the driver, the driver creates no events, and operations may lack their times on the
+/// device.
 ///
 /// # Tracing
 /// For each operation whose times were learned there is an event of [`tracing`] (target `gpu_await::timeline`, level trace) with the
@@ -68,7 +69,7 @@ impl DeviceTimeline {
         DeviceTimeline { engine: engine.clone() }
     }
 
-    /// Starts an empty log of the last `capacity` operations, in place of the one before; 0 stops it.
+    /// Starts an empty log of the last `capacity` operations, replacing an earlier one; 0 stops it.
     ///
     /// # Blocking
     /// For about a millisecond: it makes events, and compares the device's clock with the host's.
@@ -82,8 +83,11 @@ impl DeviceTimeline {
     /// [`start`](Self::start), of one operation in `one_in` of each stream; 0 counts as 1. With more than 1 a [report](Trace::report) has
     /// no gaps and no advice: what is between two operations is not known.
     ///
+    /// # Blocking
+    /// As [`start`](Self::start).
+    ///
     /// # Errors
-    /// As there.
+    /// As [`start`](Self::start).
     pub fn start_sampled(&self, capacity: usize, one_in: u32) -> Result<()> {
         role::check_driver("starting the timeline")?;
         let engine = &self.engine;
@@ -98,7 +102,7 @@ impl DeviceTimeline {
         Ok(())
     }
 
-    /// Stops the log. What is in it stays for [`snapshot`](Self::snapshot), until it is started again.
+    /// Stops the log. Its contents stay for [`snapshot`](Self::snapshot) until it is started again.
     pub fn stop(&self) {
         self.engine.tracer.stop();
     }
@@ -109,12 +113,13 @@ impl DeviceTimeline {
         self.engine.tracer.is_on()
     }
 
-    /// Copies the log, after it asked the device how far each stream is. Empty if it was never started. Of a device that is lost it
-    /// has what was known when that was found.
+    /// Asks the device how far each stream is, and copies the log. It is empty if it was never started. For a
+    /// lost device it has what was known when the loss was found.
     ///
     /// # Blocking
-    /// For about a millisecond, a microsecond for each operation whose events were not asked yet, at most a few thousand as a rule, and
-    /// half of one for each that is copied. A slow subscriber of [`tracing`] adds to that.
+    /// For about a millisecond, plus a microsecond for each operation whose events were not yet queried
+    /// (usually at most a few thousand) and half a microsecond for each that is copied. A slow [`tracing`]
+    /// subscriber adds to that.
     ///
     /// # Errors
     /// A thread on which no driver call can be made.

@@ -1,12 +1,15 @@
 //! Bad input: a clear typed error, nothing lost, nothing hung.
 
+#[path = "under_test/child.rs"]
+mod child;
+
 use std::time::Duration;
 
 use futures::FutureExt;
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
     Axis, Device, DeviceKind, ErrorDetail, ErrorKind, Grid, Image, ImageProblem, In, InOut, Kernel,
-    LaunchConfig, LaunchLimit, Module, kernels,
+    LaunchConfig, LaunchLimit, Module, kernel, kernels,
 };
 
 fn empty_kernel(device: &Device) -> kernels::empty {
@@ -30,10 +33,66 @@ fn an_ordinal_out_of_range_names_the_count_or_the_missing_driver() {
 fn device_names_are_checked() {
     for bad in ["gpu", "cuda:x", "cuda:-1", "host:1:2", "metal:0"] {
         let error = Device::builder().named(bad).unwrap_err();
-        assert!(matches!(error.detail(), ErrorDetail::BadDeviceName { value } if value == bad));
+        assert!(
+            matches!(error.detail(), ErrorDetail::BadDeviceName { variable: None, value } if value == bad)
+        );
         assert!(error.to_string().contains("expected `auto`"), "{error}");
     }
     assert_eq!(Device::builder().named("host").unwrap().kind(), DeviceKind::Host);
+}
+
+/// In a process of its own, as it has the variable.
+#[test]
+fn a_bad_variable_is_named() {
+    const NAME: &str = "a_bad_variable_is_named";
+    if child::parameter().is_some() {
+        println!("{}", Device::from_env().unwrap_err());
+        return;
+    }
+    let mut command = child::command(NAME, "child");
+    command.env("GPU_AWAIT_DEVICE", "gpu0");
+    let output = child::run_command(command, NAME, "child");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let expected = "the environment variable GPU_AWAIT_DEVICE is `gpu0`: expected `auto`, `host`, `cuda` or `cuda:N`";
+    assert!(said.contains(expected), "{said}");
+}
+
+kernel! {
+    unsafe fn twin_panics(x: &mut [f32]);
+    launch = LaunchConfig::for_elements(x.len());
+    host = on_purpose;
+}
+
+fn on_purpose(_: &Grid, _: &mut [f32]) {
+    panic!("on purpose");
+}
+
+#[test]
+fn a_twins_panic_names_its_kernel() {
+    let device = Device::host();
+    let stream = device.stream().unwrap();
+    let kernel = twin_panics::load_blocking(&device).unwrap();
+    let mut x = stream.zeros(4).queued().unwrap();
+    let error = kernel.launch(&stream, &mut x).synchronize().unwrap_err();
+    assert!(error.is_device_lost());
+    let said = error.to_string();
+    assert!(said.contains("the host twin of `twin_panics` panicked: on purpose"), "{said}");
+}
+
+/// No dynamic shared memory is as good as any: a limit says so, where blocks and threads begin with 1.
+#[test]
+fn a_limit_says_whether_0_is_legal() {
+    let device = testing::device();
+    let stream = device.stream().unwrap();
+    let empty = empty_kernel(&device);
+    // SAFETY: it takes nothing and does nothing, whatever the geometry.
+    let kernel = unsafe { empty.kernel() };
+    let said =
+        |config: LaunchConfig| stream.launch(kernel, config, ()).queued().unwrap_err().to_string();
+    let shared = said(LaunchConfig::new(1, 1).shared_mem_bytes(1 << 30));
+    assert!(shared.contains("is 1073741824, but must be at most "), "{shared}");
+    let threads = said(LaunchConfig::new(1, 1025));
+    assert!(threads.contains("block_dim.x is 1025, but must be 1 to 1024"), "{threads}");
 }
 
 #[test]

@@ -175,9 +175,15 @@ async fn errors_of_one_and_of_all_reach_whom_they_concern() -> Result<()> {
     let (a, b) = together(1, 666).await;
     let error = a.expect_err("a panic");
     assert_eq!((error.kind(), b.is_err()), (ErrorKind::Panicked, true));
-    assert_eq!(error.to_string(), "what ran a batch of 2 requests panicked: a number of the beast");
+    assert_eq!(
+        error.to_string(),
+        "the closure of a batch of 2 requests panicked: a number of the beast"
+    );
     let (a, b) = together(1, 404).await;
-    assert_eq!(a.expect_err("one short").to_string(), "a batch of 2 requests got 1 replies");
+    assert_eq!(
+        a.expect_err("one short").to_string(),
+        "a batch of 2 requests got 1 replies: return one for each request, in order"
+    );
     assert!(b.is_err());
     // It goes on.
     let (a, b) = together(1, 2).await;
@@ -239,7 +245,10 @@ async fn too_many_requests_are_refused_at_once() -> Result<()> {
     let (a, b) = (batcher.call(2), batcher.call(3));
     let error = soon(batcher.call(4)).await.expect_err("two wait");
     assert_eq!(error.kind(), ErrorKind::Overloaded);
-    assert_eq!(error.to_string(), "the batcher is full: 1 of 1 in flight, 2 waiting of at most 2");
+    assert_eq!(
+        error.to_string(),
+        "the batcher is full: 1 of 1 in flight, 2 waiting of at most 2; retry later"
+    );
     // A place is free again with the drop.
     drop(b);
     let b = batcher.call(5);

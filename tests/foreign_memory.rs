@@ -275,13 +275,13 @@ async fn a_refused_loan_lends_nothing() -> Result<()> {
     let kept = Arc::new(());
     let uses = Uses::new("theirs").reads(&unwritten).keeps(kept.clone());
     // SAFETY: refused.
-    let refused = unsafe { stream.lend_memory(uses) }.err().expect("nobody wrote it");
+    let refused = unsafe { stream.lend_memory(uses) }.expect_err("nobody wrote it");
     assert!(matches!(refused.detail(), ErrorDetail::Unwritten { .. }), "{refused}");
     assert_eq!(Arc::strong_count(&kept), 1);
     let pinned = testing::peer_device().pinned::<u8>(10)?;
     // SAFETY: refused.
     let refused = unsafe { stream.lend_memory(Uses::new("theirs").lends(&pinned)) };
-    let refused = refused.err().expect("it is another device's");
+    let refused = refused.expect_err("it is another device's");
     assert!(matches!(refused.detail(), ErrorDetail::WrongDevice { .. }), "{refused}");
     Ok(())
 }

@@ -237,7 +237,7 @@ async fn a_full_pool_says_so() -> Result<()> {
     assert_eq!(error.kind(), ErrorKind::Overloaded);
     assert_eq!(
         error.to_string(),
-        "the stream pool is full: 1 of 1 in flight, 1 waiting of at most 1"
+        "the stream pool is full: 1 of 1 in flight, 1 waiting of at most 1; retry later"
     );
     assert_eq!(pool.stats().refused, 1);
     drop(stream);

@@ -43,6 +43,16 @@ async fn the_page_draws_a_trace() -> Result<()> {
         lanes.as_array().expect("names").iter().filter_map(|n| n.as_str()).collect();
     assert!(lanes.len() == 2 && lanes[1].ends_with("\"</script><b>\"reader\"\""), "{lanes:?}");
 
+    // Its gaps are those of the report; one that is clicked fills a third of the lanes.
+    let report = trace.report();
+    let gaps = browser
+        .value("Array.from(document.querySelectorAll('#gaps button')).map(gap => gap.textContent)");
+    assert_eq!(gaps, json!(report.gaps.iter().map(ToString::to_string).collect::<Vec<_>>()));
+    browser.value("document.querySelector('#gaps button').click()");
+    let part = browser.value("timeline.range[1] - timeline.range[0]").as_f64().expect("a number");
+    let length_us = report.gaps[0].length.as_nanos() as f64 / 1e3;
+    assert!((part / length_us - 3.0).abs() < 0.01, "{part} of {length_us} us");
+
     // Where its bar is, the canvas has the color of a copy to the host.
     browser.value(&format!(
         "var op = timeline.ops[{number}]; timeline.show(op.started - 1, op.completed + 1)"

@@ -19,10 +19,11 @@ use crate::stream::verbs::verbs;
 verbs! {
     // ---- many elements, one value -----------------------------------------------------------
 
-    /// Sums the elements up. Ready proves that the value is *visible to the host*.
+    /// Sums the elements. Ready proves that the value is *visible to the host*.
     ///
-    /// Of nothing the sum is 0. Integers are summed up in 64 bits, `f16` and `bf16` in `f32`. A floating point
-    /// result is the same from run to run on a device, and differs between devices in its last bits.
+    /// The sum of no elements is 0. Integers are summed in 64 bits, `f16` and `bf16` in `f32`. A floating
+    /// point result is the same from run to run on one device, and may differ between devices in its last
+    /// bits.
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -49,7 +50,7 @@ verbs! {
         self.batch(|queue| queue.sum(x))
     }
 
-    /// Sums the elements up, on the device. The result goes to `out`, memory of one element. Ready proves
+    /// Sums the elements, on the device. The result goes to `out`, memory of one element. Ready proves
     /// *complete on the device*.
     ///
     /// See [`sum`](Stream::sum).
@@ -869,8 +870,8 @@ verbs! {
     /// Copies the elements that satisfy a condition, in their order. Ready proves that the count, which it
     /// resolves with, is *visible to the host*.
     ///
-    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
-    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    /// An output must be at least as long as the input, because its final length is not known beforehand; the
+    /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -904,9 +905,9 @@ verbs! {
     /// element: [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on without a host wait. Ready
     /// proves *complete on the device*.
     ///
-    /// See [`copy_if`](Stream::copy_if). An output is at least as long as the input, as nobody knows before how
-    /// much of it is taken; the rest stays as it was, and so all of it must have been written before
-    /// ([`zeros`](Stream::zeros)).
+    /// See [`copy_if`](Stream::copy_if). An output must be at least as long as the input, because its final
+    /// length is not known beforehand; the rest stays as it was, and so all of it must have been written
+    /// before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -940,8 +941,8 @@ verbs! {
     /// Copies the elements that satisfy a condition to one place and the others to another, both in their order.
     /// Ready proves that the count, which it resolves with, is *visible to the host*.
     ///
-    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
-    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    /// An output must be at least as long as the input, because its final length is not known beforehand; the
+    /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -963,9 +964,9 @@ verbs! {
     /// The count goes to `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes what was
     /// selected on without a host wait. Ready proves *complete on the device*.
     ///
-    /// See [`partition`](Stream::partition). An output is at least as long as the input, as nobody knows before
-    /// how much of it is taken; the rest stays as it was, and so all of it must have been written before
-    /// ([`zeros`](Stream::zeros)).
+    /// See [`partition`](Stream::partition). An output must be at least as long as the input, because its
+    /// final length is not known beforehand; the rest stays as it was, and so all of it must have been
+    /// written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -986,8 +987,8 @@ verbs! {
     /// Copies the first of each run of equal elements. Ready proves that the count, which it resolves with, is
     /// *visible to the host*.
     ///
-    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
-    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    /// An output must be at least as long as the input, because its final length is not known beforehand; the
+    /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -1019,9 +1020,9 @@ verbs! {
     /// [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on without a host wait. Ready proves
     /// *complete on the device*.
     ///
-    /// See [`unique`](Stream::unique). An output is at least as long as the input, as nobody knows before how much
-    /// of it is taken; the rest stays as it was, and so all of it must have been written before
-    /// ([`zeros`](Stream::zeros)).
+    /// See [`unique`](Stream::unique). An output must be at least as long as the input, because its final
+    /// length is not known beforehand; the rest stays as it was, and so all of it must have been written
+    /// before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -1100,8 +1101,8 @@ verbs! {
     /// Copies the elements whose flag is not 0, in their order. There are as many flags as elements. Ready proves
     /// that the count, which it resolves with, is *visible to the host*.
     ///
-    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
-    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    /// An output must be at least as long as the input, because its final length is not known beforehand; the
+    /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -1123,9 +1124,9 @@ verbs! {
     /// goes to `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on
     /// without a host wait. Ready proves *complete on the device*.
     ///
-    /// See [`select`](Stream::select). An output is at least as long as the input, as nobody knows before how much
-    /// of it is taken; the rest stays as it was, and so all of it must have been written before
-    /// ([`zeros`](Stream::zeros)).
+    /// See [`select`](Stream::select). An output must be at least as long as the input, because its final
+    /// length is not known beforehand; the rest stays as it was, and so all of it must have been written
+    /// before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -1146,8 +1147,8 @@ verbs! {
     /// Copies the elements whose flag is not 0 to one place and the others to another, both in their order. Ready
     /// proves that the count, which it resolves with, is *visible to the host*.
     ///
-    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
-    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    /// An output must be at least as long as the input, because its final length is not known beforehand; the
+    /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -1169,9 +1170,9 @@ verbs! {
     /// count goes to `count`, memory of one element: [`up_to`](crate::DeviceBuffer::up_to) passes what was
     /// selected on without a host wait. Ready proves *complete on the device*.
     ///
-    /// See [`partition_flagged`](Stream::partition_flagged). An output is at least as long as the input, as nobody
-    /// knows before how much of it is taken; the rest stays as it was, and so all of it must have been written
-    /// before ([`zeros`](Stream::zeros)).
+    /// See [`partition_flagged`](Stream::partition_flagged). An output must be at least as long as the input,
+    /// because its final length is not known beforehand; the rest stays as it was, and so all of it must have
+    /// been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -1192,8 +1193,8 @@ verbs! {
     /// Writes the positions of the flags that are not 0, in their order. Ready proves that the count, which it
     /// resolves with, is *visible to the host*.
     ///
-    /// An output is at least as long as the input, as nobody knows before how much of it is taken; the rest stays
-    /// as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
+    /// An output must be at least as long as the input, because its final length is not known beforehand; the
+    /// rest stays as it was, and so all of it must have been written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a
@@ -1215,9 +1216,9 @@ verbs! {
     /// element: [`up_to`](crate::DeviceBuffer::up_to) passes what was selected on without a host wait. Ready
     /// proves *complete on the device*.
     ///
-    /// See [`positions`](Stream::positions). An output is at least as long as the input, as nobody knows before
-    /// how much of it is taken; the rest stays as it was, and so all of it must have been written before
-    /// ([`zeros`](Stream::zeros)).
+    /// See [`positions`](Stream::positions). An output must be at least as long as the input, because its
+    /// final length is not known beforehand; the rest stays as it was, and so all of it must have been
+    /// written before ([`zeros`](Stream::zeros)).
     ///
     /// # Errors
     /// Elements that were never written or whose producer failed; out of memory; an output of another length; a

@@ -53,7 +53,7 @@ pub(crate) type ArgPointers = [*mut std::ffi::c_void; MOST_ARGS];
 /// The arguments of one launch: values in 8-byte words, one slot an argument.
 ///
 /// The driver wants an array of pointers to the values; the twin reads the slots.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct ArgBlock {
     words: SmallVec<[u64; 24]>,
@@ -69,16 +69,33 @@ pub(crate) struct ArgSlot {
     pub(crate) memory_bytes: u64,
 }
 
+/// By copies of memory: the derived one goes through the words one by one.
+impl Clone for ArgBlock {
+    fn clone(&self) -> Self {
+        let (words, slots) = (SmallVec::from_slice(&self.words), SmallVec::from_slice(&self.slots));
+        ArgBlock { words, slots }
+    }
+}
+
 impl ArgBlock {
     /// Adds a value of any plain type, up to its size rounded to words.
+    // Inlined: where the length is known this is one store.
+    #[inline]
     pub(crate) fn push_value(&mut self, bytes: &[u8]) {
         let word = self.words.len() as u32;
-        for chunk in bytes.chunks(8) {
-            let mut padded = [0; 8];
-            padded[..chunk.len()].copy_from_slice(chunk);
-            self.words.push(u64::from_ne_bytes(padded));
+        if bytes.len() <= 8 {
+            self.push_word(bytes);
+        } else {
+            bytes.chunks(8).for_each(|chunk| self.push_word(chunk));
         }
         self.slots.push(ArgSlot { word, memory_bytes: 0 });
+    }
+
+    #[inline]
+    fn push_word(&mut self, bytes: &[u8]) {
+        let mut padded = [0; 8];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        self.words.push(u64::from_ne_bytes(padded));
     }
 
     /// Adds an address of `memory_bytes` bytes.

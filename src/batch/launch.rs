@@ -83,11 +83,11 @@ impl<'s> Queue<'s> {
         matches!(self.writer, Some(Writer::Graph(_)))
     }
 
-    /// Adds an order that the data does not show: the launch behind this runs behind all in front of it, and all behind that
-    /// launch runs behind it, whatever they touch.
+    /// Adds an ordering that the data does not show: the next launch runs after everything before it, and
+    /// everything after that launch runs after it, whatever they touch.
     ///
-    /// For [replayed batches](crate::Stream::replay) and [graphs](crate::Graph), whose launches run beside each other where they touch
-    /// different memory. Elsewhere the order of the stream says as much.
+    /// For [replayed batches](crate::Stream::replay) and [graphs](crate::Graph), whose launches run side by
+    /// side where they touch different memory. Elsewhere the order of the stream is enough.
     pub fn barrier(&self) {
         match self.writer {
             Some(Writer::Replay(run)) => run.barrier.set(true),

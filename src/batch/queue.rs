@@ -14,6 +14,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::fmt;
 use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ use crate::thread::role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
 ///
-/// It is not `Send`: a batch is put on its stream by one thread, in program order.
+/// It is not `Send`: one thread puts a batch on its stream, in program order.
 pub struct Queue<'s> {
     pub(super) stream: &'s Arc<StreamHandle>,
     pub(super) home: &'s Arc<Home>,
@@ -60,6 +61,13 @@ pub struct Queue<'s> {
     /// Of work that can fail when it runs, and of what reads what it wrote.
     pub(super) outcomes: LateOutcomes,
     pub(super) not_send: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for Queue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stream: &StreamState = self.stream;
+        f.debug_struct("Queue").field("stream", stream).finish_non_exhaustive()
+    }
 }
 
 impl<'s> Queue<'s> {

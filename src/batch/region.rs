@@ -40,12 +40,12 @@ use crate::submit::{
 
 /// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
 ///
-/// It keeps the kernels of what it compiled, and no buffers. Used on several streams, it remembers each of them, and keeps none open:
-/// what was compiled for a stream goes with that.
+/// It keeps the kernels of the graphs it compiled, and no buffers. It can be used on several streams and
+/// remembers each, without keeping any open: graphs that were compiled for a stream go with it.
 ///
-/// A region is for one closure: it compares the lists of a run with those of the run before, by their numbers. Closures of other shapes
-/// that take turns in one region are launched one by one each time ([`ListOutcome::Differs`]); each of them is compiled and replayed in a
-/// region of its own.
+/// A region is for one closure: it compares the lists of a run with those of the previous run, by position.
+/// Closures of different shapes that alternate in one region are launched operation by operation each time
+/// ([`ListOutcome::Differs`]); give each its own region.
 ///
 /// # Examples
 /// See [`Stream::replay`](crate::Stream::replay).
@@ -86,27 +86,28 @@ struct Remembered {
 }
 
 impl Region {
-    /// One that remembers nothing yet.
+    /// Makes one that remembers nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Region::default()
     }
 
-    /// What became of its lists so far, those of runs that panicked included.
+    /// Returns what became of its lists so far, including those of runs that panicked.
     #[must_use]
     pub fn report(&self) -> Report {
         self.report
     }
 
-    /// What became of each list of the last run, in their order, and why: a list that is not replayed says what differed, and one that
-    /// ended in the middle what ended it. Told as events of `tracing` as well, target `gpu_await::replay`, level `TRACE`.
+    /// Returns what became of each list of the last run, in order, and why: for a list that was not replayed,
+    /// what differed; for one that was cut short, what ended it. The same is reported as `tracing` events,
+    /// target `gpu_await::replay`, level `TRACE`.
     #[must_use]
     pub fn last_run(&self) -> &[ListReport] {
         &self.last
     }
 
-    /// Draws what it remembers, in the DOT language: for each list of each stream the launches, with their configurations and the
-    /// ranges that they name, and which of them run behind which.
+    /// Draws what it remembers in the DOT language: for each list of each stream the launches, with their
+    /// configurations and memory ranges, and which of them wait for which.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);

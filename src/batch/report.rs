@@ -9,25 +9,28 @@ use std::sync::Arc;
 use crate::backend::{ArgBlock, LaunchShape};
 use crate::submit::Edge;
 
-/// What became of the lists of a [`Region`](crate::Region) (stretches of launches between operations that a graph does not take), or of
-/// the launches of a [`Graph`](crate::Graph).
+/// What became of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
+/// cannot contain), or of the launches of a [`Graph`](crate::Graph).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
     /// Launched as the graph that was compiled for their shape.
     pub replayed: u64,
-    /// Nodes of those whose arguments were set.
+    /// Nodes of replayed graphs whose arguments were updated.
     pub nodes_set: u64,
-    /// Compiled, and launched for the first time: of a region, because their shape came twice.
+    /// Compiled, and launched for the first time; of a region, because the shape came twice.
     pub compiled: u64,
-    /// Launched one by one: of a shape that did not come before, or with no [place](crate::DeviceBuilder::graph_limit) for its graph.
+    /// Launched operation by operation: the shape was new, or there was no
+    /// [room](crate::DeviceBuilder::graph_limit) for its graph.
     pub plain: u64,
     /// Launched one by one, in the middle: something else used the stream, or waited for their work.
     pub interrupted: u64,
-    /// Compilations and changes that the driver refused: of what was launched one by one instead, if it can be.
+    /// Compilations and updates that the driver refused; the work was launched operation by operation
+    /// instead, where possible.
     pub refused: u64,
-    /// Not launched, or in part: the driver refused that, the device is lost or closed, or what a graph would have read was not there. They are
-    /// in no other figure, but for `compiled`. What a region's closure was refused is no list, and in no figure.
+    /// Not launched, or only in part: the driver refused, the device is lost or closed, or a graph's input
+    /// was missing. Not included in other counts except `compiled`. Operations that were refused inside a
+    /// region's closure are not counted.
     pub failed: u64,
 }
 
@@ -39,8 +42,8 @@ pub struct ListReport {
     pub launches: usize,
     /// What became of it.
     pub outcome: ListOutcome,
-    /// The operation that ended it: no graph takes it, or it used the stream beside the queue, in the middle. `None` at the end of the
-    /// closure, and where something waited for the list's work.
+    /// The operation that ended it: a graph cannot contain it, or it used the stream outside of the queue.
+    /// `None` at the end of the closure, and where something waited for the list's work.
     pub ended_by: Option<OpSite>,
 }
 
@@ -48,23 +51,24 @@ pub struct ListReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ListOutcome {
-    /// Launched as the graph that was compiled for its shape, after so many nodes were set.
+    /// Launched as the graph that was compiled for its shape.
     Replayed {
-        /// Of how many nodes the arguments or the launch configuration were other ones.
+        /// How many nodes had their arguments or launch configuration updated.
         nodes_set: usize,
     },
-    /// Its shape came for the second time: compiled, and launched as a graph.
+    /// Its shape came a second time: compiled, and launched as a graph.
     Compiled,
-    /// Launched one by one: no list of its number came before.
+    /// Launched one by one: the first list at its position.
     First,
-    /// Launched one by one, as it was not the list of its number of the last run: this launch is of another kernel.
+    /// Launched one by one, as it differs from the list at its position in the last run: this launch is of
+    /// another kernel.
     Differs(OpSite),
-    /// Launched one by one: this launch is of the same kernel as in the last run, and waits for other launches, as it uses other memory or
-    /// there is a [barrier](crate::Queue::barrier) more or less.
+    /// Launched one by one: this launch is of the same kernel as in the last run but waits for other
+    /// launches, because it uses other memory or a [barrier](crate::Queue::barrier) was added or removed.
     Reordered(OpSite),
-    /// Launched one by one: this launch is one more than in the last run.
+    /// Launched one by one: from this launch on, it is longer than in the last run.
     Longer(OpSite),
-    /// Launched one by one: it has fewer launches than in the last run, which begin as those did.
+    /// Launched one by one: it stops earlier than in the last run.
     Shorter,
     /// Launched one by one, in the middle: something else used the stream ([`ended_by`](ListReport::ended_by)), or waited for its work.
     Interrupted,

@@ -16,14 +16,15 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::op::{HostValue, Points};
 use crate::runtime::stream_state::StreamState;
 
-/// A host value that is with the device until its operation is complete.
+/// A host value that is lent to the device until its operation is complete.
 ///
-/// A batch that returns it hands it back: the future waits for the operation that it is lent to,
-/// also if another batch lent it, of another stream or device.
+/// A batch that returns it hands it back: the future waits for the operation that the value is lent to, even
+/// one of another batch, stream or device.
 ///
-/// Inside the batch nobody can look at it: no index, no method. The value comes back from the batch's future.
+/// Inside the batch it cannot be read: it has no index and no methods. The value comes back from the batch's
+/// future.
 ///
-/// Dropped, it is given back (to its pool, or to be dropped) when the operation is complete.
+/// When it is dropped, the value returns to its pool, or is dropped, once the operation is complete.
 #[must_use = "return it from the batch, or the future cannot hand it back"]
 pub struct Lent<T>(pub(crate) Settled<T>);
 

@@ -157,7 +157,7 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
         16 => Some("CUBLAS_STATUS_LICENSE_ERROR"),
         _ => None,
     };
-    let cause = Arc::new(LibraryStatus { call, code, name });
+    let cause = Arc::new(LibraryStatus { call, code, name }).into();
     Err(ErrorDetail::Foreign { op: "gemm".into(), cause }.into())
 }
 

@@ -14,6 +14,9 @@ use crate::thread::exit;
 /// What a stream keeps of freed memory, unless said otherwise.
 const SPARE_BYTES: u64 = 8 << 20;
 
+/// The environment variable of [`Device::from_env`].
+const DEVICE: &str = "GPU_AWAIT_DEVICE";
+
 /// Options for opening a [`Device`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until a device is opened with it"]
@@ -29,46 +32,114 @@ pub struct DeviceBuilder {
     pub(super) timeline: Option<usize>,
 }
 
+impl Device {
+    /// Opens the CUDA device of that ordinal.
+    ///
+    /// # Blocking
+    /// Yes: the first time in a process, the driver initialises itself and makes a context. Open devices when the program starts.
+    ///
+    /// # Errors
+    /// [`ErrorDetail::NoDriver`](crate::ErrorDetail::NoDriver), [`ErrorDetail::NoSuchDevice`](crate::ErrorDetail::NoSuchDevice) with the count,
+    /// [`ErrorDetail::NotBuilt`](crate::ErrorDetail::NotBuilt) without the `cuda` feature.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Device::builder().cuda(ordinal)
+    }
+
+    /// Opens a host device: real streams over CPU threads. Each call makes a new one. Its kernels
+    /// run asynchronously, as a GPU's do: submitting one returns before it has run.
+    ///
+    /// # Panics
+    /// If the system refuses a thread, or the process is ending; `Device::builder().named("host")` returns an
+    /// error instead.
+    #[must_use]
+    pub fn host() -> Device {
+        Device::builder().host()
+    }
+
+    /// Opens CUDA device 0, or a host device where there is no driver or no GPU. A `tracing` event says
+    /// which, and why.
+    ///
+    /// # Blocking
+    /// As [`cuda`](Self::cuda).
+    ///
+    /// # Errors
+    /// A GPU is there and cannot be opened; the system refuses a thread.
+    pub fn cuda_or_host() -> Result<Device> {
+        Device::builder().cuda_or_host()
+    }
+
+    /// Opens the device named by the environment variable `GPU_AWAIT_DEVICE`: `cuda:N`, `cuda`,
+    /// `host` or `auto` (also when it is unset).
+    ///
+    /// # Blocking
+    /// As [`cuda`](Self::cuda).
+    ///
+    /// # Errors
+    /// [`ErrorDetail::BadDeviceName`](crate::ErrorDetail::BadDeviceName) with the variable and its value; those of the device named.
+    pub fn from_env() -> Result<Device> {
+        Device::builder().from_env()
+    }
+
+    /// Sets options before opening a device.
+    pub fn builder() -> DeviceBuilder {
+        DeviceBuilder::default()
+    }
+
+    /// Returns the number of CUDA devices: 0 where there is no driver, and inside a host function if it was
+    /// never asked before.
+    ///
+    /// # Blocking
+    /// The first call in a process loads the driver and initialises it.
+    #[must_use]
+    pub fn count() -> usize {
+        #[cfg(feature = "cuda")]
+        return crate::backend::cuda::device_count();
+        #[cfg(not(feature = "cuda"))]
+        0
+    }
+}
+
 impl DeviceBuilder {
-    /// Chooses how completions are learned; the default suits everybody.
+    /// Chooses how completions are detected; the default is right for almost every program.
     pub fn completion(mut self, completion: Completion) -> Self {
         self.completion = completion;
         self
     }
 
-    /// Limits how much device memory this device may hold at once, so that several users can share a
-    /// GPU; the default is none. What buffers hold counts, what was given up and waits for device work,
-    /// and what streams keep. What an allocation beyond it does is in
-    /// [`on_pressure`](Self::on_pressure).
+    /// Limits how much device memory this device may hold at once, so that several users can share a GPU;
+    /// there is no limit by default. Buffers count, as do freed memory that still waits for device work and
+    /// the blocks that streams cache. [`on_pressure`](Self::on_pressure) chooses what an allocation beyond
+    /// the limit does.
     ///
-    /// Whole blocks count: bytes are rounded up to a multiple of 512 bytes, and up to 1 MiB so that
-    /// streams can keep them (see [`spare_bytes_per_stream`](Self::spare_bytes_per_stream)). Where a
-    /// block does not fit because of the latter, it is made without that.
+    /// Whole blocks count: sizes are rounded up to a multiple of 512 bytes, and sizes up to 1 MiB further, so
+    /// that streams can cache the blocks (see [`spare_bytes_per_stream`](Self::spare_bytes_per_stream)). A
+    /// block that does not fit only because of the second rounding is allocated without it.
     ///
-    /// On a host device the memory that algorithms, products and transforms need beside their arguments is the process's own, and does not
-    /// count: what fits there may not fit on a GPU. A process that has no memory left for it ends.
+    /// On a host device the scratch memory of algorithms, matrix products and transforms is the process's own
+    /// and does not count: what fits there may not fit on a GPU. A process that has no memory left for it
+    /// aborts.
     ///
     /// # Source
-    /// `CUmemPoolProps::maxSize` holds the driver to it as well, from CUDA 12.2 on.
+    /// `CUmemPoolProps::maxSize`, which enforces the limit in the driver as well from CUDA 12.2 on.
     pub fn memory_limit_bytes(mut self, bytes: u64) -> Self {
         self.memory_limit_bytes = Some(bytes);
         self
     }
 
-    /// Chooses what an allocation does that fits neither the limit nor the device until other streams
-    /// got further: [`Pressure::Wait`] unless said otherwise. What streams keep and what is complete is
-    /// used in any case, and so is what the allocation's own stream gave up.
+    /// Chooses what an allocation does that fits the limit or the device only once other streams have
+    /// progressed; [`Pressure::Wait`] by default. Either way it first takes cached blocks, freed memory that
+    /// is no longer in use, and memory that its own stream freed.
     ///
-    /// What does not fit even so is [`ErrorDetail::OutOfMemory`].
+    /// What still does not fit fails with [`ErrorDetail::OutOfMemory`].
     pub fn on_pressure(mut self, pressure: Pressure) -> Self {
         self.on_pressure = pressure;
         self
     }
 
-    /// How much of what is freed the device's pool keeps for quick allocations; the default is all
-    /// of it. The driver gives the rest back when somebody in the process synchronizes a stream or
-    /// an event, which this crate never does: [`Device::trim`] gives it back at once. The pool is this
-    /// device's own; a host device keeps nothing.
+    /// Sets how much freed memory the device's pool keeps for quick allocations; all of it by default. The
+    /// driver returns the rest when a stream or an event is synchronized anywhere in the process, which this
+    /// crate never does; [`Device::trim`] returns it at once. The pool is this device's own; a host device
+    /// keeps nothing.
     ///
     /// # Source
     /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
@@ -77,55 +148,57 @@ impl DeviceBuilder {
         self
     }
 
-    /// How much memory of buffers of at most 1 MiB each stream keeps when they are freed, for the
-    /// next ones of about that size on the same stream; 0 for none, 8 MiB unless said otherwise. What
-    /// a stream keeps is given back by [`Device::trim`], by the drop of the stream, and before an
-    /// allocation fails.
+    /// Sets how much memory each stream caches from freed buffers of at most 1 MiB, for its next buffers of
+    /// about that size; 8 MiB by default, 0 for none. The cache is returned by [`Device::trim`], when the
+    /// stream is dropped, and before an allocation fails.
     ///
-    /// So that blocks fit the next buffers, sizes up to 1 MiB are rounded up: to a multiple of 512 bytes
-    /// up to 4 KiB, beyond that to an eighth of the next power of two, which is at most a quarter more.
-    /// With 0 they are rounded to 512 bytes alone.
+    /// Sizes up to 1 MiB are rounded up so that blocks fit the next buffers: to a multiple of 512 bytes up to
+    /// 4 KiB, and beyond that to an eighth of the next power of two, at most a quarter more. With 0 they are
+    /// only rounded to 512 bytes.
     ///
-    /// The driver's allocator is quick for one thread and slow for several: 0.6 µs for an allocation
-    /// and its free on an H200, and 27 µs from each of eight threads. What is kept costs neither.
+    /// The driver's allocator is fast from one thread and slow from several: 0.6 µs for an allocation and its
+    /// free on an H200, and 27 µs from each of eight threads. A cached block costs neither.
     pub fn spare_bytes_per_stream(mut self, bytes: u64) -> Self {
         self.spare_bytes_per_stream = Some(bytes);
         self
     }
 
-    /// How many compiled graphs there may be at once, of [`Region`](crate::Region)s and [`Graph`](crate::Graph)s: at least one, 1,024
-    /// unless said otherwise. Each takes memory of the device, beside [`memory_limit_bytes`](Self::memory_limit_bytes): 0.1 MiB for a
-    /// graph of one launch on an H200, 0.3 for one of a hundred.
+    /// Sets how many compiled graphs of [`Region`](crate::Region)s and [`Graph`](crate::Graph)s may exist at
+    /// once: at least one, 1,024 by default. Each takes device memory outside
+    /// [`memory_limit_bytes`](Self::memory_limit_bytes): on an H200, 0.1 MiB for a graph of one launch, 0.3
+    /// MiB for one of a hundred.
     ///
-    /// One more takes the place of the one whose last launch is the longest ago, if that is a second or more
-    /// ([`Stats::graphs_evicted`](crate::Stats::graphs_evicted)); that one is compiled again when it comes again. Where all are in
-    /// use, it is launched one operation after the other ([`Report::plain`](crate::Report::plain),
-    /// [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)). A graph of a stream that is gone gives its place back.
+    /// One more evicts the least recently launched graph, if its last launch was at least a second ago
+    /// ([`Stats::graphs_evicted`](crate::Stats::graphs_evicted)); the evicted graph is compiled again when
+    /// needed. If all are in use, the new list is launched operation by operation
+    /// ([`Report::plain`](crate::Report::plain), [`ListOutcome::NoPlace`](crate::ListOutcome::NoPlace)).
+    /// Graphs of a stream that is gone do not count.
     ///
-    /// A graph with [events](crate::Event::record_in), or on a GPU [captured work](crate::Uses::can_be_captured), cannot be launched like
-    /// that: it takes the place of the one whose last launch is the longest ago, also if that is in use, and has one beyond the limit if
-    /// none can go at that moment. More of them in turns than there are places are compiled at each launch. On a host device captured
-    /// work is called like a launch, and needs no place.
+    /// A graph with [events](crate::Event::record_in) or, on a GPU, [captured
+    /// work](crate::Uses::can_be_captured) cannot be launched operation by operation: it evicts the least
+    /// recently launched graph even if that is in use, and exceeds the limit if none can be evicted at that
+    /// moment. More such graphs in rotation than the limit allows are compiled at each launch. On a host
+    /// device captured work is called like a launch and does not count.
     pub fn graph_limit(mut self, graphs: usize) -> Self {
         self.graph_limit = Some(graphs);
         self
     }
 
-    /// Whether each operation is waited for and checked before its call returns, to find the one that
-    /// faults: its error is then [`ErrorDetail::Verify`], with the operation's name and the place in
-    /// the program where it was submitted (of a batch, where that was). Unless said here the
-    /// environment variable `GPU_AWAIT_VERIFY=1` says so.
+    /// Waits for each operation and checks it before its call returns, to find the one that faults. Its error
+    /// is [`ErrorDetail::Verify`], with the operation's name and the line that submitted it (of a batch, the
+    /// line of the batch). The environment variable `GPU_AWAIT_VERIFY=1` sets the default.
     ///
     /// # Blocking
-    /// Every call then blocks until the device is through. What waits for the host to go on, such as a
-    /// kernel that watches a [`PinnedFlag`](crate::PinnedFlag), never ends.
+    /// Every call blocks until the device has finished. Work that waits for the host, such as a kernel that
+    /// watches a [`PinnedFlag`](crate::PinnedFlag), never ends.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = Some(verify);
         self
     }
 
-    /// Starts the [timeline](Device::timeline) as the device is opened, with a log of the last `capacity` operations; 0 for none.
-    /// Unless said here the environment variable `GPU_AWAIT_TIMELINE` says how many, and none if it is not a number.
+    /// Starts the [timeline](Device::timeline) when the device is opened, as a log of the last `capacity`
+    /// operations; 0 for none. The environment variable `GPU_AWAIT_TIMELINE` sets the default; a value that
+    /// is not a number means none.
     pub fn timeline(mut self, capacity: usize) -> Self {
         self.timeline = Some(capacity);
         self
@@ -138,6 +211,9 @@ impl DeviceBuilder {
     }
 
     /// See [`Device::cuda`].
+    ///
+    /// # Blocking
+    /// As [`Device::cuda`].
     ///
     /// # Errors
     /// As [`Device::cuda`].
@@ -186,6 +262,9 @@ impl DeviceBuilder {
 
     /// See [`Device::cuda_or_host`].
     ///
+    /// # Blocking
+    /// As [`Device::cuda`].
+    ///
     /// # Errors
     /// As [`Device::cuda_or_host`].
     pub fn cuda_or_host(self) -> Result<Device> {
@@ -209,22 +288,32 @@ impl DeviceBuilder {
 
     /// See [`Device::from_env`].
     ///
+    /// # Blocking
+    /// As [`Device::cuda`].
+    ///
     /// # Errors
     /// As [`Device::from_env`].
     pub fn from_env(self) -> Result<Device> {
-        match std::env::var("GPU_AWAIT_DEVICE") {
-            Ok(name) => self.named(&name),
-            Err(std::env::VarError::NotPresent) => self.cuda_or_host(),
-            Err(std::env::VarError::NotUnicode(name)) => self.named(&name.to_string_lossy()),
+        match std::env::var_os(DEVICE) {
+            Some(name) => self.open_named(Some(DEVICE), &name.to_string_lossy()),
+            None => self.cuda_or_host(),
         }
     }
 
     /// Opens the device of that name: `cuda:N`, `cuda`, `host` or `auto`.
     ///
+    /// # Blocking
+    /// As [`Device::cuda`].
+    ///
     /// # Errors
     /// [`ErrorDetail::BadDeviceName`]; those of the device named.
     pub fn named(self, name: &str) -> Result<Device> {
-        let bad = || ErrorDetail::BadDeviceName { value: name.to_owned() };
+        self.open_named(None, name)
+    }
+
+    /// `variable` is the environment variable that names it.
+    fn open_named(self, variable: Option<&'static str>, name: &str) -> Result<Device> {
+        let bad = || ErrorDetail::BadDeviceName { variable, value: name.to_owned() };
         match name.trim().split_once(':') {
             None if name.trim() == "auto" || name.trim().is_empty() => self.cuda_or_host(),
             None if name.trim() == "host" => self.try_host(),

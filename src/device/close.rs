@@ -20,28 +20,29 @@ use crate::thread::worker::offload;
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
 impl Device {
-    /// Refuses new work, on every handle, and waits until nothing uses the device any more, for at
-    /// most `limit`; [`Duration::MAX`] is no limit. It waits, in this order, until
-    /// - what was submitted is complete,
-    /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries put on their streams
-    ///   until then is complete,
-    /// - what the device's work [kept](crate::Uses::keeps) and the owners of memory that was given up are dropped, and
-    ///   the memory that was given up, by whatever thread, is free.
+    /// Refuses new work on every handle and waits until nothing uses the device, for at most `limit`;
+    /// [`Duration::MAX`] is no limit. It waits, in this order, until
+    /// - all submitted work is complete,
+    /// - every [loan of memory](crate::Stream::lend_memory) has ended, and what other libraries had put on
+    ///   their streams by then is complete,
+    /// - values that work [keeps](crate::Uses::keeps) and owners of freed memory are dropped, and all memory
+    ///   freed by any thread is back.
     ///
-    /// What streams keep is freed as soon as they have finished, and of what is dropped later nothing is kept. In the end
-    /// it gives back what the device's pool holds unused. Buffers that are alive stay valid, and are
-    /// freed when they are dropped. It does not wait for [loans of streams](crate::Stream::lend_raw) to end.
+    /// Streams free their caches as soon as they have finished, and cache nothing that is dropped later. In
+    /// the end the pool's unused memory is returned. Buffers that are alive stay valid and are freed when
+    /// they are dropped. It does not wait for [loans of streams](crate::Stream::lend_raw) to end.
     ///
-    /// It holds no thread: the device's poller keeps the time. On a device that is stepped
-    /// (`testing::manual`) the limit is in the time of its steps.
+    /// It blocks no thread: the device's poller keeps the time. On a stepped device (`testing::manual`) the
+    /// limit counts the time of its steps.
     ///
     /// # Cancel safety
     /// Dropped, it waits no longer; the device stays closed.
     ///
     /// # Errors
-    /// [`ErrorDetail::TimedOut`], which says how much is left: work or a loan is still there and goes on, with its memory, and a later call can
-    /// wait again; the loss of the device; [`ErrorDetail::DependencyLost`]: it is closed, but a stream waits for
-    /// another device that was lost, so not all that was submitted is complete; inside a host function.
+    /// [`ErrorDetail::TimedOut`] says what is left: that work or loan goes on, with its memory, and a later
+    /// call can wait again. [`ErrorDetail::DependencyLost`]: the device is closed, but a stream waits for
+    /// another device that was lost, so not all submitted work is complete. The loss of the device; a call
+    /// inside a host function.
     pub async fn close(&self, limit: Duration) -> Result<()> {
         coop::proceed().await;
         role::check_driver("closing a device")?;

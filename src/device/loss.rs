@@ -1,6 +1,7 @@
 //! [`Loss`]: the end of a device, awaited.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,6 +23,12 @@ pub struct Loss {
 impl Loss {
     pub(super) fn of(engine: &Arc<Engine>) -> Self {
         Loss { engine: engine.clone(), key: None, budget: Budget::default() }
+    }
+}
+
+impl fmt::Debug for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loss({})", self.engine.label())
     }
 }
 

@@ -10,47 +10,50 @@ use crate::error::unfinished::Unfinished;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Operations submitted and not known to be complete, on all streams. After the loss of the device the
-    /// last value: it does not go down to 0.
+    /// Operations submitted and not known to be complete, on all streams. After the loss of the device it
+    /// keeps its last value.
     pub in_flight: u64,
-    /// Streams alive: somebody has them, or a buffer that was made there, or their work goes on.
+    /// Streams alive: a handle exists, or a buffer that was made there, or their work goes on.
     pub streams: usize,
     /// Host memory lent to operations in flight.
     pub lent_bytes: u64,
-    /// Host memory set aside for good because the device was lost with it. What was not lent is not in it,
-    /// and stays mapped too: see [`Device::lost`].
+    /// Host memory that was lent when the device was lost, and is never reused. Memory that was not lent
+    /// stays mapped too, but is not included: see [`Device::lost`].
     pub quarantined_bytes: u64,
     /// [Loans](crate::Stream::lend_memory) of device memory to other libraries that have not ended, which
     /// [`close`](Device::close) waits for.
     pub loans: u64,
-    /// Permits of [stream pools](crate::StreamPool), by their weights, that requests hold on streams of the device, or that wait for its work.
+    /// Permits of [stream pools](crate::StreamPool), by weight, that requests hold on streams of the device
+    /// or that wait for its work.
     pub permits: u64,
     /// Device memory held by buffers, in whole blocks.
     pub allocated_bytes: u64,
-    /// Device memory that was given up and waits for device work: other streams use it, or its free is
-    /// on a stream.
+    /// Freed device memory that waits for device work: other streams use it, or its free is still on a
+    /// stream.
     pub pending_bytes: u64,
-    /// Device memory that streams keep of what was given up, for their next allocations.
+    /// Freed device memory that streams cache for their next allocations.
     pub kept_bytes: u64,
-    /// Device memory that the driver refused to free, or that work may use which waits for a device that was
-    /// lost: lost for the life of the process.
+    /// Device memory that is never freed: the driver refused, or work that waits for a lost device may still
+    /// use it.
     pub leaked_bytes: u64,
     /// Device buffers alive.
     pub allocations: u64,
-    /// Pinned host memory mapped and registered, in use or pooled: 2 MiB soon after the device was opened,
-    /// which are registered in the background.
+    /// Pinned host memory mapped and registered, in use or pooled. 2 MiB are registered in the background
+    /// when the device is opened.
     pub pinned_bytes: u64,
-    /// Pinned host memory in use: held by you, or lent. After the loss of the device also what was dropped
-    /// since: nobody gets it again.
+    /// Pinned host memory in use: held by the program, or lent. After the loss of the device it includes
+    /// buffers dropped since, which are never reused.
     pub pinned_used_bytes: u64,
-    /// Futures woken so far because their operation was complete; who looked for itself is not in it.
+    /// Futures woken so far because their operation was complete; excludes futures that saw completion
+    /// without being woken.
     pub wake_ups: u64,
     /// Graphs that [`Region`](crate::Region)s and [`Graph`](crate::Graph)s have compiled: one for each stream and list.
     /// At most [`graph_limit`](crate::DeviceBuilder::graph_limit).
     pub graphs: u64,
-    /// Graphs that were given up so far, as others needed their place: they are compiled again when they come again.
+    /// Graphs evicted so far to make room for others; each is compiled again when needed.
     pub graphs_evicted: u64,
-    /// What the driver refused to take back or may not be given back, which leaks; and what waits for a thread that the system did not give.
+    /// Resources that leaked because the driver refused them or must not get them back, and values that wait
+    /// for a thread that the system refused.
     pub unreturned: u64,
 }
 
@@ -68,8 +71,8 @@ impl Device {
         Unfinished { loans, permits, pending_bytes, ..left }
     }
 
-    /// What the device is doing, by asking it. Inside a host function it answers with what is known, and
-    /// the poller asks.
+    /// Asks what the device is doing. Inside a host function the answer is what is known, and the poller
+    /// asks.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = self.engine();

@@ -23,69 +23,35 @@ impl Device {
     /// Makes a stream.
     ///
     /// # Blocking
-    /// While any stream's [queue is full](Stream#blocking) and a thread blocks in the driver because of
-    /// that, the driver makes no streams: the call waits until the queue moves. Make streams beforehand,
-    /// or keep queues short with [`throttle`](Stream::throttle).
+    /// While a thread is blocked in the driver because some stream's [queue is full](Stream#blocking), the
+    /// driver creates no streams: the call waits until that queue moves. Create streams when the program
+    /// starts, or keep queues short with [`throttle`](Stream::throttle).
     ///
-    /// And where more streams of a process are alive at once than ever before, the driver now and then makes room for
-    /// more, which waits until every kernel that runs has ended: on an H200 with the 40th stream, and then with about
-    /// each 85th. Streams that are kept, as in a [`StreamPool`](crate::StreamPool), do not get there.
+    /// When a process has more streams alive than ever before, the driver occasionally makes room for more,
+    /// and that waits for every running kernel: on an H200 with the 40th stream, and then with about every
+    /// 85th. A fixed set of streams, as in a [`StreamPool`](crate::StreamPool), avoids it.
     ///
     /// # Errors
-    /// A device that is lost or closed; a thread on which it would dead-lock (in a host function or a host
-    /// twin, in a waker).
+    /// The device is lost or closed; the calling thread would deadlock (inside a host function, a host twin
+    /// or a waker).
     pub fn stream(&self) -> Result<Stream> {
         self.stream_builder().build()
     }
 
-    /// Makes a stream, options first.
+    /// Sets options before making a stream.
     pub fn stream_builder(&self) -> StreamBuilder<'_> {
         StreamBuilder { device: self, options: StreamOptions::default(), name: None }
     }
 
-    /// CUDA's *legacy default stream* (the NULL stream): its work waits for that of every stream that
-    /// is not [non-blocking](StreamBuilder::non_blocking), also of other libraries, and theirs for
-    /// its. One of the whole context, shared with everybody.
-    ///
-    /// # Ordering
-    /// Others put work on it. [`done`](Stream::done), [`record`](Stream::record) and
-    /// [`wait`](Stream::wait) cover that, and nothing else does.
-    ///
-    /// # Errors
-    /// A device that is lost or closed. While anybody captures a stream that is not non-blocking into
-    /// a graph, the driver refuses what is put on this one, and that capture is void.
-    ///
-    /// # Source
-    /// `CU_STREAM_LEGACY`.
-    pub fn legacy_stream(&self) -> Result<Stream> {
-        Ok(Stream::new(self.home.legacy()?, self.home.clone()))
-    }
-
-    /// The stream of the calling thread, made at its first call and dropped when the thread ends.
-    ///
-    /// It is an ordinary stream that any thread may use. CUDA's own per-thread default stream is not
-    /// offered: its handle means another stream on every thread, and tasks change threads.
-    ///
-    /// # Blocking
-    /// The first call of a thread, as [`stream`](Self::stream).
-    ///
-    /// # Errors
-    /// A device that is lost or closed; a thread on which it would dead-lock.
-    pub fn thread_stream(&self) -> Result<Stream> {
-        role::check("making a stream")?;
-        self.engine().check_open()?;
-        Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
-    }
-
-    /// The stream that every device has from the start, and where what is called on the device goes
-    /// outside of scopes. It is an ordinary one, not CUDA's legacy default stream.
+    /// Returns the stream that every device has from the start; verbs called on the device outside of scopes
+    /// go there. It is an ordinary stream, not CUDA's legacy default stream.
     #[must_use]
     pub fn default_stream(&self) -> &Stream {
         &self.default
     }
 
-    /// Sets the default stream, for this handle and its clones: a handle of the same device whose
-    /// verbs go to `stream` outside of scopes. Other handles stay as they are.
+    /// Returns a handle of the same device whose verbs go to `stream` outside of scopes. Other handles are
+    /// unchanged.
     ///
     /// # Errors
     /// [`ErrorDetail::WrongDevice`](crate::ErrorDetail::WrongDevice): a stream of another device.
@@ -106,11 +72,10 @@ impl Device {
         Ok(Device { home: self.home.clone(), default: stream.clone() })
     }
 
-    /// The stream to which verbs called on the device go: that of the innermost
-    /// [scope](Stream::scope) on a stream of this device, else the
-    /// [default stream](Self::default_stream).
+    /// Returns the stream that verbs called on the device go to: that of the innermost [scope](Stream::scope)
+    /// on a stream of this device, else the [default stream](Self::default_stream).
     ///
-    /// A call with an explicit stream is quicker by about 25 ns (`benches/current_stream.rs`).
+    /// Naming the stream saves about 25 ns a call (`benches/current_stream.rs`).
     #[must_use]
     pub fn current_stream(&self) -> Stream {
         scope::innermost(Some(self.engine().id)).unwrap_or_else(|| self.default.clone())
@@ -128,32 +93,65 @@ impl Device {
         self.current_stream().reclaimed(bytes).await
     }
 
-    /// The lowest and the highest stream priority; the highest is the smaller number.
+    /// Returns the calling thread's own stream, created by the first call and dropped when the thread ends.
+    ///
+    /// It is an ordinary stream that any thread may use. CUDA's own per-thread default stream is not
+    /// offered: its handle means another stream on every thread, and tasks change threads.
+    ///
+    /// # Blocking
+    /// The first call of a thread, as [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// A device that is lost or closed; a thread on which it would deadlock.
+    pub fn thread_stream(&self) -> Result<Stream> {
+        role::check("making a stream")?;
+        self.engine().check_open()?;
+        Ok(Stream::new(self.home.of_this_thread()?, self.home.clone()))
+    }
+
+    /// Returns the lowest and the highest stream priority; the highest is the smaller number.
     #[must_use]
     pub fn priority_range(&self) -> (i32, i32) {
         self.engine().backend.limits().priorities
     }
+
+    /// Returns CUDA's *legacy default stream* (the NULL stream). Its work waits for that of every stream that
+    /// is not [non-blocking](StreamBuilder::non_blocking), and theirs waits for its; streams of other
+    /// libraries included. There is one for the whole context.
+    ///
+    /// # Ordering
+    /// Other libraries put work on it. [`done`](Stream::done), [`record`](Stream::record) and
+    /// [`wait`](Stream::wait) cover that work; nothing else does.
+    ///
+    /// # Errors
+    /// The device is lost or closed. While a stream that is not non-blocking is being captured into a graph
+    /// anywhere in the process, the driver refuses work on this one and invalidates that capture.
+    ///
+    /// # Source
+    /// `CU_STREAM_LEGACY`.
+    pub fn legacy_stream(&self) -> Result<Stream> {
+        Ok(Stream::new(self.home.legacy()?, self.home.clone()))
+    }
 }
 
 impl StreamBuilder<'_> {
-    /// Sets the priority: lower numbers go first; out of range is clamped, as the driver does. What
-    /// came of it is [`Stream::priority`], as the driver tells it.
+    /// Sets the priority: lower numbers go first; values out of range are clamped, as the driver does.
+    /// [`Stream::priority`] returns what the driver made of it.
     ///
-    /// It is a hint: when a block of a kernel ends, blocks of the stream with the highest priority
-    /// that wait are started first. Blocks that run are not stopped for it (a kernel whose blocks
-    /// fill the GPU until they are through holds up every other), and copies do not know it. It is
-    /// among the streams of one process. Events order streams, priorities do not.
+    /// It is a hint: when a block of a kernel ends, waiting blocks of the stream with the highest priority
+    /// start first. Running blocks are not preempted (a kernel whose long-running blocks fill the GPU delays
+    /// every other kernel), copies ignore it, and it applies among the streams of one process. Events order
+    /// streams, priorities do not.
     ///
-    /// The documentation of CUDA says in one place that a kernel of higher priority may pre-empt one
-    /// that runs. Nothing here relies on that, nor on how a driver mode or an architecture differs.
+    /// CUDA's documentation says in one place that a kernel of higher priority may preempt a running one.
+    /// Nothing here relies on that, nor on how driver modes or architectures differ.
     pub fn priority(mut self, priority: i32) -> Self {
         let (lowest, highest) = self.device.priority_range();
         self.options.priority = priority.clamp(highest.min(lowest), lowest.max(highest));
         self
     }
 
-    /// Whether it stays out of the order of the
-    /// [legacy default stream](Device::legacy_stream); true unless said otherwise.
+    /// Whether the stream ignores the [legacy default stream](Device::legacy_stream); true by default.
     ///
     /// # Source
     /// `CU_STREAM_NON_BLOCKING`.
@@ -162,7 +160,7 @@ impl StreamBuilder<'_> {
         self
     }
 
-    /// Gives it a name, for traces and messages.
+    /// Names the stream in traces and messages.
     pub fn name(mut self, name: &str) -> Self {
         self.name = Some(name.into());
         self
@@ -174,7 +172,7 @@ impl StreamBuilder<'_> {
     /// As [`Device::stream`].
     ///
     /// # Errors
-    /// A device that is lost or closed; a thread on which it would dead-lock.
+    /// A device that is lost or closed; a thread on which it would deadlock.
     ///
     /// # Source
     /// `cuStreamCreateWithPriority`.
@@ -185,7 +183,7 @@ impl StreamBuilder<'_> {
 }
 
 impl Stream {
-    /// The device that it belongs to.
+    /// Returns the stream's device.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::at(self.home().clone())

@@ -5,11 +5,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryAdvice {
-    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for what is pending.
+    /// Await [`Stream::reclaimed`](crate::Stream::reclaimed), which waits for pending memory.
     Reclaim,
     /// Drop buffers, ask for less, or raise the limit: `reclaimed` would refuse at once.
     DropBuffers,
-    /// Try again: memory came free meanwhile.
+    /// Try again: memory has become free in the meantime.
     TryAgain,
 }
 
@@ -21,7 +21,7 @@ impl MemoryAdvice {
             (MemoryAdvice::DropBuffers, Some(_)) => {
                 "drop buffers, ask for less, or raise the limit"
             }
-            (MemoryAdvice::TryAgain, _) => "try again: memory came free meanwhile",
+            (MemoryAdvice::TryAgain, _) => "try again: memory has become free in the meantime",
         }
     }
 }

@@ -5,18 +5,18 @@ use std::fmt;
 
 use super::Error;
 
-/// Why a call was refused that was given memory, and that memory.
+/// Why a call that takes memory was refused, and that memory.
 ///
 /// `?` makes an [`Error`] of it; pinned memory then returns to its pool, and device memory is freed.
 ///
 /// Returned by [`Op::accepted`](crate::Op::accepted) and by the verbs of [`Queue`](crate::Queue) that
 /// take a pinned buffer.
 pub struct Refused<T> {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// What the call was given, as it was. `None` if the driver refused in the middle: the device may
-    /// still use the memory, which returns to its pool when the stream is past that. Also `None` if an
-    /// upload found no pinned memory to copy its data to.
+    /// What the call was passed, unchanged. `None` if the driver refused in the middle: the device may still
+    /// use the memory, which returns to its pool when the stream is past that point. Also `None` if an upload
+    /// found no pinned memory to copy its data to.
     pub value: Option<T>,
 }
 

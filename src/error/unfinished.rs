@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// What a device or a stream pool still had when the time limit of a wait for its end passed; a snapshot.
+/// What a device or a stream pool still had to finish when a time limit passed; a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unfinished {
@@ -15,7 +15,7 @@ pub struct Unfinished {
     pub loans: u64,
     /// Permits of stream pools that are not released: a request holds its stream, or the device has not finished it.
     pub permits: u64,
-    /// Memory that was given up and waits for device work.
+    /// Freed memory that waits for device work.
     pub pending_bytes: u64,
 }
 

@@ -22,13 +22,13 @@ pub struct EventBuilder<'d> {
 impl Device {
     /// Makes an event without timing, to be [recorded](Event::record) later.
     ///
-    /// Where the point is recorded once and at once, [`Stream::record`] is shorter.
+    /// To record a point once, right away, [`Stream::record`] is shorter.
     #[must_use]
     pub fn event(&self) -> Event {
         Event::unrecorded(self.engine(), EventOptions::default(), None)
     }
 
-    /// Makes an event, options first.
+    /// Sets options before making an event.
     ///
     /// # Examples
     /// ```
@@ -50,7 +50,7 @@ impl Device {
 }
 
 impl EventBuilder<'_> {
-    /// Whether it takes the time of the device when it is recorded; false unless said otherwise.
+    /// Whether the event takes a time stamp of the device; false by default.
     ///
     /// # Source
     /// `CU_EVENT_DISABLE_TIMING`.
@@ -59,8 +59,8 @@ impl EventBuilder<'_> {
         self
     }
 
-    /// Whether a thread that [synchronizes](Event::synchronize) with it sleeps at once; otherwise it
-    /// looks for itself for a moment.
+    /// Whether a thread that [synchronizes](Event::synchronize) with the event sleeps at once instead of
+    /// polling for a moment first.
     ///
     /// # Source
     /// `CU_EVENT_BLOCKING_SYNC`.
@@ -69,8 +69,8 @@ impl EventBuilder<'_> {
         self
     }
 
-    /// Whether it can be [exported](Event::export) to other processes. Such an event has no timing,
-    /// and awaiting it takes a stream of this crate's own.
+    /// Whether the event can be [exported](Event::export) to other processes. Such an event has no timing,
+    /// and awaiting it takes a stream of its own.
     ///
     /// # Source
     /// `CU_EVENT_INTERPROCESS`.
@@ -80,6 +80,10 @@ impl EventBuilder<'_> {
     }
 
     /// Makes the event.
+    ///
+    /// # Blocking
+    /// An interprocess event is made at once, and the driver makes none while any stream's
+    /// [queue is full](Stream#blocking). Others are made when they are first recorded.
     ///
     /// # Errors
     /// [`EventProblem::InterprocessTimed`]; [`ErrorDetail::Unsupported`] for an interprocess event on
@@ -101,7 +105,10 @@ impl EventBuilder<'_> {
 
 impl Event {
     /// Records the event behind everything submitted to `stream` so far: from now on it stands for
-    /// that point. Who waits for an earlier point of it still does. The host does not wait.
+    /// that point. A wait for an earlier point of it still waits for that. The host does not wait.
+    ///
+    /// # Blocking
+    /// As [`Stream::record`]; of a timed event, as [`Stream::record_timed`].
     ///
     /// # Errors
     /// [`ErrorDetail::WrongDevice`]: a stream of another device. A device that is lost or closed.
@@ -126,10 +133,10 @@ impl Event {
     /// [`replay`](Stream::replay) it ends the list of launches, because each run records another point; a graph has a
     /// node for it.
     ///
-    /// In the closure of a [`Graph`](crate::Graph) every launch records it: it then stands for the whole launch, and its time is that of
-    /// its place in the graph, where what is in front of it runs before what is behind it, as at a
-    /// [`barrier`](Queue::barrier). The event is a part of the graph's state. Launches on several streams record one event: what it
-    /// tells is of any of them, so give each stream a graph of its own to measure.
+    /// In the closure of a [`Graph`](crate::Graph), every launch records it: it then stands for the whole
+    /// launch, and its time is that of its place in the graph, which acts as a [`barrier`](Queue::barrier).
+    /// The event is part of the graph's state. Launches on several streams record the same event, so its time
+    /// may be that of any of them: to measure, give each stream its own graph.
     ///
     /// ```
     /// # use gpu_await::{Device, InOut};

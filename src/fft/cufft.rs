@@ -118,7 +118,7 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
         16 => Some("CUFFT_NOT_SUPPORTED"),
         _ => None,
     };
-    let cause = Arc::new(LibraryStatus { call, code, name });
+    let cause = Arc::new(LibraryStatus { call, code, name }).into();
     Err(ErrorDetail::Foreign { op: "fft".into(), cause }.into())
 }
 

@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::cell::OnceCell;
+use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -108,8 +109,8 @@ impl Stream {
     /// by then is complete. [`Device::close`] waits for that as well.
     ///
     /// # Errors
-    /// As of any operation: a range that is to be read and that nobody wrote, or whose producer failed; memory of
-    /// another device; a device that is lost or closed.
+    /// As of any operation: an input that was never written or whose producer failed; memory of another
+    /// device; a device that is lost or closed.
     ///
     /// # Safety
     /// - The library touches the memory only as declared, while the loan lasts, and begins and finishes as the table
@@ -230,6 +231,16 @@ pub struct MemoryLoan<'a, P> {
     borrowed: PhantomData<&'a mut ()>,
 }
 
+impl<P> fmt::Debug for MemoryLoan<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = self.open.is_some();
+        f.debug_struct("MemoryLoan")
+            .field("stream", &self.stream)
+            .field("open", &open)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<P: Copy> MemoryLoan<'_, P> {
     /// Returns the addresses of what is lent, in the order of the declarations.
     ///
@@ -241,6 +252,16 @@ impl<P: Copy> MemoryLoan<'_, P> {
 }
 
 impl<P> MemoryLoan<'_, P> {
+    /// Returns the driver's handle of the loan's stream, for what the library puts there before the loan ends: a `CUstream` as a
+    /// number. It is not used afterwards, nor captured or destroyed.
+    ///
+    /// The stream does not become shared, as it does after [`as_raw`](Stream::as_raw): the end of the loan stands for all that the
+    /// library put there.
+    #[must_use]
+    pub fn raw_stream(&self) -> u64 {
+        self.stream.state().raw().0
+    }
+
     /// Resolves when a thread of the host, or a stream that the crate does not know, may use the memory. Puts nothing on a
     /// stream. Ready proves *complete on the device*: every earlier use of the memory that the declared ones must
     /// follow.
@@ -308,9 +329,10 @@ impl<P> MemoryLoan<'_, P> {
     /// // SAFETY: the library overwrites `y`, on the stream of the loan.
     /// let loan = unsafe { stream.lend_memory(Uses::new("receive").writes(&mut y)) }?;
     /// let outcome = loan.outcome();
-    /// // On a GPU: theirs::receive(stream, loan.slices().0.address(), 4)
-    /// let op = loan.complete();
+    /// // On a GPU: theirs::receive(loan.raw_stream(), loan.slices().0.address(), 4)
+    /// // Later, on the library's own thread, before the work ends on the device:
     /// outcome.fail("the sender is gone");
+    /// let op = loan.complete();
     /// assert_eq!(op.await.unwrap_err().to_string(), "receive: the sender is gone");
     /// let error = stream.download(&y).await.unwrap_err();
     /// assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }));
@@ -381,7 +403,7 @@ impl<P> MemoryLoan<'_, P> {
         let ended = self.uses.close(self.stream.engine(), |footprint| {
             let (ticket, ()) = queue.submit(footprint, 0, |_| Ok(()))?;
             if let Some(outcome) = outcome {
-                outcome.ended_at(footprint, queue.stream().id(), ticket);
+                outcome.ended_at(footprint, queue.stream(), ticket);
                 queue.outcomes().push(outcome.dependency());
             }
             Ok(())

@@ -108,7 +108,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
     /// [`load`](Self::load) on the calling thread.
     ///
     /// # Errors
-    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    /// As [`load`](Self::load); a thread on which it would deadlock.
     pub fn load_blocking(device: &Device) -> Result<Self> {
         role::check("loading a kernel")?;
         Declared::load_now(device.home())

@@ -21,9 +21,7 @@
 #![forbid(unsafe_code)]
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{DirBuilder, Metadata, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -55,19 +53,22 @@ pub(super) struct DiskCache {
 impl DiskCache {
     /// The user's, if there is one. Makes the folder.
     pub(super) fn of_the_user() -> Option<DiskCache> {
+        if !system::HAS_PRIVATE_FILES {
+            return None;
+        }
         DiskCache::open(folder(|name| env::var_os(name))?, LIMIT_BYTES)
     }
 
     fn open(folder: PathBuf, limit_bytes: u64) -> Option<DiskCache> {
         let look = || {
             if !folder.exists() {
-                DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+                system::private_folder().create(&folder)?;
             }
             fs::metadata(&folder)
         };
         let reason = match look() {
             Ok(found) if !found.is_dir() => "it is no folder".to_owned(),
-            Ok(found) if !is_ours_alone(&found) => {
+            Ok(found) if !system::is_ours_alone(&found) => {
                 "another user owns it, or can write it: it would run on the GPU".to_owned()
             }
             Ok(_) => return Some(DiskCache { folder, limit_bytes }),
@@ -81,11 +82,9 @@ impl DiskCache {
     /// What was compiled for the key.
     pub(super) fn find(&self, key: &CacheKey) -> Option<Compiled> {
         let path = self.folder.join(file_name(key));
-        // No link is followed, and no pipe waited for.
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+        let mut file = system::plain_file().open(path).ok()?;
         let found = file.metadata().ok()?;
-        if !found.is_file() || !is_ours_alone(&found) || found.len() > self.limit_bytes {
+        if !found.is_file() || !system::is_ours_alone(&found) || found.len() > self.limit_bytes {
             return None;
         }
         let mut entry = Vec::new();
@@ -114,8 +113,7 @@ impl DiskCache {
         let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
         let new = self.folder.join(format!("{name}.{}.{number}", std::process::id()));
         let write = || {
-            let mut options = OpenOptions::new();
-            let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
+            let mut file = system::private_file().open(&new)?;
             // Not synchronized: what a crash cuts short is a miss.
             file.write_all(entry)?;
             fs::rename(&new, self.folder.join(name))
@@ -160,10 +158,6 @@ fn file_name(key: &CacheKey) -> String {
     format!("{:016x}{EXTENSION}", key.hash())
 }
 
-fn is_ours_alone(found: &Metadata) -> bool {
-    found.uid() == system::effective_user() && found.mode() & 0o022 == 0
-}
-
 /// Whether it is the name of an entry, or of one that is being written.
 fn is_an_entrys(name: &OsStr) -> bool {
     let Some((hash, rest)) = name.to_str().and_then(|name| name.split_at_checked(16)) else {
@@ -174,10 +168,10 @@ fn is_an_entrys(name: &OsStr) -> bool {
     is_made_of(hash, "0123456789abcdef") && is_made_of(rest, "0123456789.")
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use std::fs::File;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     use std::path::Path;
     use std::time::Duration;
 

@@ -307,7 +307,7 @@ macro_rules! __kernel {
             /// async code.
             ///
             /// # Errors
-            /// As [`load`](Self::load); a thread on which it would dead-lock.
+            /// As [`load`](Self::load); a thread on which it would deadlock.
             $vis fn load_blocking(device: &$crate::Device) -> $crate::Result<Self> {
                 let kernel = $crate::__private::Declared::load_blocking(device)?;
                 ::core::result::Result::Ok(Self { kernel })

@@ -20,10 +20,10 @@ pub(crate) enum Form {
 }
 
 impl Image {
-    /// PTX text; the driver compiles it for its GPU.
+    /// Makes an image from PTX text; the driver compiles it for its GPU.
     ///
-    /// Loading refuses text with a NUL in it, and what begins like a binary: the driver would take it for
-    /// one ([`ErrorDetail::BadImage`](crate::ErrorDetail::BadImage)).
+    /// Loading refuses text that contains a NUL or begins like a binary, which the driver would take it for
+    /// ([`ErrorDetail::BadImage`](crate::ErrorDetail::BadImage)).
     pub fn ptx(text: impl Into<Cow<'static, str>>) -> Self {
         let bytes = match text.into() {
             Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
@@ -32,15 +32,15 @@ impl Image {
         Image { name: "PTX".to_owned(), form: Form::Ptx, bytes, instances: Vec::new() }
     }
 
-    /// The bytes of a cubin or fatbin.
+    /// Makes an image from the bytes of a cubin or fatbin.
     ///
-    /// Loading refuses those whose own sizes do not stay inside of them, such as a file that was cut off
-    /// ([`ErrorDetail::BadImage`](crate::ErrorDetail::BadImage) with the figures). What else they say
-    /// the driver believes.
+    /// Loading refuses bytes whose internal sizes exceed them, such as a truncated file
+    /// ([`ErrorDetail::BadImage`](crate::ErrorDetail::BadImage) with the figures). The driver trusts
+    /// everything else in them.
     ///
     /// # Safety
-    /// The bytes are a whole cubin or fatbin as a CUDA compiler wrote it. The driver is not told their
-    /// number, and runs what is in them; bytes that were changed can end the process.
+    /// The bytes are a whole cubin or fatbin as a CUDA compiler wrote it. The driver does not learn their
+    /// length and runs what they contain; modified bytes can crash the process.
     ///
     /// # Examples
     /// ```

@@ -3,13 +3,12 @@
 
 use crate::backend::Grid;
 
-/// Threads of a block where nobody says otherwise.
+/// The default block size.
 const BLOCK: u32 = 256;
 
-/// Grid, block, dynamic shared memory and cluster of a launch.
+/// The geometry of a launch: grid, block, dynamic shared memory and cluster.
 ///
-/// Everything is checked when it is launched, before the driver sees it: see
-/// [`Stream::launch`](crate::Stream::launch).
+/// It is checked at the launch, before the driver sees it: see [`Stream::launch`](crate::Stream::launch).
 ///
 /// # Examples
 /// ```
@@ -57,7 +56,7 @@ impl From<[u32; 3]> for Dim3 {
 }
 
 impl LaunchConfig {
-    /// Blocks of the grid, threads of a block.
+    /// Sets the blocks of the grid and the threads of a block.
     pub fn new(grid_dim: impl Into<Dim3>, block_dim: impl Into<Dim3>) -> Self {
         let grid = Grid {
             grid_dim: grid_dim.into().0,
@@ -68,8 +67,8 @@ impl LaunchConfig {
         LaunchConfig { grid, cooperative: false, nothing: false }
     }
 
-    /// At least one thread for each of `n` elements, in blocks of 256: the kernel guards the tail.
-    /// For no elements the launch is nothing.
+    /// Covers `n` elements with at least one thread each, in blocks of 256; the kernel guards the tail. A
+    /// launch for no elements does nothing.
     #[must_use]
     pub fn for_elements(n: usize) -> Self {
         LaunchConfig::for_elements_in_blocks(n, BLOCK)
@@ -81,8 +80,8 @@ impl LaunchConfig {
         LaunchConfig { nothing: n == 0, ..LaunchConfig::new(blocks, block) }
     }
 
-    /// At least one thread for each point of a 1-, 2- or 3-dimensional extent, in blocks of
-    /// `block_dim`: the kernel guards the edges. For an extent without points the launch is nothing.
+    /// Covers each point of a 1-, 2- or 3-dimensional extent with at least one thread, in blocks of
+    /// `block_dim`; the kernel guards the edges. A launch for an empty extent does nothing.
     #[must_use]
     pub fn for_extent(extent: impl Into<Dim3>, block_dim: impl Into<Dim3>) -> Self {
         let (extent, block) = (extent.into().0, block_dim.into().0);
@@ -92,13 +91,13 @@ impl LaunchConfig {
         LaunchConfig { nothing, ..LaunchConfig::new([blocks(0), blocks(1), blocks(2)], block) }
     }
 
-    /// A launch of no elements: nothing reaches the device.
+    /// Makes a launch of no elements: nothing reaches the device.
     #[must_use]
     pub fn nothing() -> Self {
         LaunchConfig::for_elements(0)
     }
 
-    /// Gives each block dynamic shared memory. More than the device's default is asked for with the
+    /// Gives each block dynamic shared memory. If that exceeds the device's default, the launch uses the
     /// driver's opt-in.
     #[must_use]
     pub fn shared_mem_bytes(mut self, bytes: u32) -> Self {
@@ -106,20 +105,20 @@ impl LaunchConfig {
         self
     }
 
-    /// All blocks of the grid are resident at once and may synchronize with each other. A grid of
-    /// more blocks than the device holds is refused:
-    /// [`Occupancy::resident_blocks`](crate::Occupancy::resident_blocks) tells how many those are.
+    /// Makes the launch cooperative: all blocks of the grid are resident at once and may synchronize with
+    /// each other. A grid of more blocks than the device can hold
+    /// ([`Occupancy::resident_blocks`](crate::Occupancy::resident_blocks)) is refused.
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
         self
     }
 
-    /// Groups the blocks of the grid into clusters of so many along each axis. The blocks of a cluster
-    /// run at once, close to each other, and may read each other's shared memory.
+    /// Groups the blocks of the grid into clusters of `cluster_dim` blocks along each axis. The blocks of a
+    /// cluster run at once, close to each other, and may read each other's shared memory.
     ///
-    /// At most eight blocks, and the grid must be a whole number of clusters. Needs compute capability
-    /// 9.0; on a host device the twin sees it in [`Grid::cluster_dim`].
+    /// A cluster has at most eight blocks, and the grid must be a whole number of clusters. Needs compute
+    /// capability 9.0; on a host device the twin sees the cluster in [`Grid::cluster_dim`].
     #[must_use]
     pub fn cluster(mut self, cluster_dim: impl Into<Dim3>) -> Self {
         self.grid.cluster_dim = cluster_dim.into().0;

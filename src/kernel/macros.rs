@@ -26,9 +26,9 @@
 /// }
 /// ```
 ///
-/// with its clauses in any order, and code for one kind of device at least, makes `struct NAME` with `NAME::load(&device).await?` (`NAME::load_blocking(&device)?` in sync
-/// code) and `.launch(&stream, ..)`, which returns `Op<()>` on a [`Stream`](crate::Stream) and
-/// `Result<()>` on a [`Queue`](crate::Queue).
+/// with its clauses in any order and code for at least one kind of device, makes `struct NAME` with
+/// `NAME::load(&device).await?` (`NAME::load_blocking(&device)?` in sync code) and `.launch(&stream, ..)`,
+/// which returns `Op<()>` on a [`Stream`](crate::Stream) and `Result<()>` on a [`Queue`](crate::Queue).
 ///
 /// | declared | a launch takes | the CUDA kernel receives | the host twin receives |
 /// |---|---|---|---|
@@ -42,43 +42,42 @@
 /// | `go: &PinnedFlag` | `&PinnedFlag` | `unsigned*` | [`&AtomicU32`](std::sync::atomic::AtomicU32) |
 /// | `n: u64 = y.len() as u64` | nothing: the launch computes it | `unsigned long long` | `u64` |
 ///
-/// The twin is a function of [`&Grid`](crate::Grid) and these, in order; it is called once a launch.
-/// A struct is passed by value, as CUDA C++ does it: `#[repr(C)]`, with fields in the order of the kernel's,
-/// `#[derive(Clone, Copy, Debug, Pod, Zeroable)]` of [`bytemuck`](crate::bytemuck) (with
-/// `#[bytemuck(crate = "gpu_await::bytemuck")]`, unless the program depends on that itself), and no padding: fill gaps
-/// with a field on both sides. Conditions and `launch` read its fields. `f16` and `bf16` of `half` are `__half` and
+/// The twin is a function of [`&Grid`](crate::Grid) and these, in order; it is called once per launch. A
+/// struct is passed by value, as in CUDA C++: `#[repr(C)]`, with fields in the order of the kernel's,
+/// `#[derive(Clone, Copy, Debug, Pod, Zeroable)]` of [`bytemuck`](crate::bytemuck) (with `#[bytemuck(crate =
+/// "gpu_await::bytemuck")]`, unless the program depends on that itself), and no padding: fill gaps with a
+/// field on both sides. Conditions and `launch` read its fields. `f16` and `bf16` of `half` are `__half` and
 /// `__nv_bfloat16` there, `Complex<f32>` of `num-complex` is `float2`, `Complex<f64>` `double2`.
 ///
-/// `ptx` is an image's text; `cuda` is CUDA C++, a text or a [`CudaSource`](crate::CudaSource), which NVRTC compiles when the
-/// kernel is loaded ([`Module::compile`](crate::Module::compile)). In it the entry is `extern "C"`, or an instance of a
-/// template: `entry = "scale<float>"`.
+/// `ptx` is PTX text; `cuda` is CUDA C++, as text or as a [`CudaSource`](crate::CudaSource), which NVRTC
+/// compiles when the kernel is loaded ([`Module::compile`](crate::Module::compile)). In it the entry is
+/// `extern "C"`, or an instance of a template: `entry = "scale<float>"`.
 ///
-/// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that `entry`
-/// lists, each with its own name in the code, and loaded by itself: `NAME::<f32>::load`. `NAME<T>` needs `T: 'static`, as
-/// every [`Element`](crate::Element) is. The twin is a function that is
-/// generic in the same way, with any bounds. Each is a type of its own, with methods of its own: code that is generic
-/// over the element as well takes a trait of yours, implemented for each type of the list by a line of a macro:
-/// `trait Scale: Element { fn scale(on: &Stream, kernel: &scale<Self>, a: Self, x: &mut DeviceBuffer<Self>) -> Op<()>; }`.
+/// A declaration with a type parameter, `NAME<T>(a: T, x: &mut [T])`, is one kernel for each type that
+/// `entry` lists, each with its own name in the code and loaded separately: `NAME::<f32>::load`. `NAME<T>`
+/// needs `T: 'static`, as every [`Element`](crate::Element) is. The twin is a function that is generic in the
+/// same way, with any bounds. Each is a separate type with its own methods: code that is generic over the
+/// element needs a trait of your own, implemented for each listed type by a macro: `trait Scale: Element { fn
+/// scale(on: &Stream, kernel: &scale<Self>, a: Self, x: &mut DeviceBuffer<Self>) -> Op<()>; }`.
 ///
-/// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written
-/// (`y: &mut [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and derived values that the
-/// launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as bare pointers.
-/// Only an `Out` may be given memory that nothing has written, as `empty` makes it: say `Out` where the
-/// kernel writes every element, or pass `zeros`.
-/// In conditions and in `launch`, arrays have a `len()`, rows have `rows()`, `columns()` and `pitch()`
-/// ([`Shape2`](crate::Shape2)), and values are themselves; `|config|` names
-/// the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares the number,
-/// sizes and alignments of the parameters with those of the compiled kernel
-/// ([`ErrorDetail::WrongParameters`](crate::ErrorDetail::WrongParameters)), where the driver tells them
+/// Arguments are plain values (`a: f32`), arrays that are read (`x: &[f32]`), read and written (`y: &mut
+/// [f32]`) or overwritten as a whole (`y: Out<[f32]>`), words shared with the host (`go: &PinnedFlag`), and
+/// derived values that the launch computes (`n: u64 = y.len() as u64`). The CUDA kernel receives arrays as
+/// bare pointers. Only an `Out` accepts unwritten memory, such as that from `empty`: declare `Out` where the
+/// kernel writes every element, or pass `zeros`. In conditions and in `launch`, arrays have a `len()`, rows
+/// have `rows()`, `columns()` and `pitch()` ([`Shape2`](crate::Shape2)), and values are themselves;
+/// `|config|` names the [`LaunchConfig`](crate::LaunchConfig) for the conditions. Loading on a GPU compares
+/// the number, sizes and alignments of the parameters with those of the compiled kernel
+/// ([`ErrorDetail::WrongParameters`](crate::ErrorDetail::WrongParameters)), where the driver reports them
 /// (CUDA 12.4).
 ///
-/// Errors and [reports](crate::Region::last_run) name the line that called `launch`. A function of yours around it wants
-/// `#[track_caller]`, so that they name its caller's line.
+/// Errors and [reports](crate::Region::last_run) name the line that called `launch`. Put `#[track_caller]` on
+/// a wrapper function, so that they name its caller's line instead.
 ///
 /// # Safety
-/// `unsafe fn` is your signature under: these types are those of the CUDA source, and for all
-/// arguments and geometries that the `where` lines and `launch` admit the kernel stays inside its
-/// arrays, and overwrites all of those declared `Out`. Without `launch`, that is any geometry.
+/// By writing `unsafe fn` you vouch that these types are those of the CUDA source, and that for all arguments
+/// and geometries that the `where` lines and `launch` admit, the kernel stays inside its arrays and
+/// overwrites all of those declared `Out`. Without `launch`, that is any geometry.
 ///
 /// # Examples
 /// ```

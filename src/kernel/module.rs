@@ -20,7 +20,7 @@ use crate::thread::worker::offload;
 
 const NOT_FOUND: i32 = 500;
 
-/// Kernels found by name at run time: PTX, a cubin or a fatbin, loaded on a CUDA device.
+/// A loaded image (PTX, a cubin or a fatbin) on a CUDA device, whose kernels are found by name at run time.
 ///
 /// # Source
 /// `cuModuleLoadDataEx`.
@@ -41,12 +41,12 @@ impl Module {
     /// Loads an image, off the executor: compiling PTX can take seconds.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadImage`] with the compiler's log and line, or with what is wrong with the file;
+    /// [`ErrorDetail::BadImage`] with the compiler's log, or with what is wrong with the file;
     /// [`ErrorDetail::NoImplementation`] on a host device.
     ///
     /// # Blocking
-    /// No; but the future stays pending until everything that runs on the GPU has ended, and while a
-    /// stream's [queue is full](crate::Stream#blocking). Load before serving.
+    /// No; but the future stays pending until everything running on the GPU has ended, and while a stream's
+    /// [queue is full](crate::Stream#blocking). Load before serving.
     ///
     /// # Cancel safety
     /// Dropped, the load goes on and its result is unloaded.
@@ -61,11 +61,11 @@ impl Module {
     /// [`load`](Self::load) on the calling thread.
     ///
     /// # Blocking
-    /// Yes, up to seconds, and until everything that runs on the GPU has ended, full
-    /// [queues](crate::Stream#blocking) included: not from async code.
+    /// Yes: up to seconds, and until everything running on the GPU has ended, full
+    /// [queues](crate::Stream#blocking) included. Not from async code.
     ///
     /// # Errors
-    /// As [`load`](Self::load); a thread on which it would dead-lock.
+    /// As [`load`](Self::load); the calling thread would deadlock.
     pub fn load_blocking(device: &Device, image: Image) -> Result<Module> {
         role::check("loading a kernel")?;
         Module::load_now(device.engine(), image)
@@ -106,22 +106,21 @@ impl Module {
         &self.loaded
     }
 
-    /// Compiles CUDA C++ for this device and loads it, off the executor: that takes milliseconds to
-    /// minutes. What it was compiled to is kept, also for the next process: see [`CudaSource`].
+    /// Compiles CUDA C++ for this device and loads it, off the executor: that takes milliseconds to minutes.
+    /// The result is cached, for later processes as well: see [`CudaSource`].
     ///
-    /// The compiler is NVRTC, found when it is first asked for: `libnvrtc.so.12` (or 13, 11.2) on the
-    /// loader's search path or in a CUDA toolkit; the environment variable `GPU_AWAIT_NVRTC` names
-    /// another library, or its folder. A compiler that is newer than the driver makes PTX that it does
-    /// not load: see [`CudaSource::cubin`].
+    /// The compiler is NVRTC, loaded at the first call: `libnvrtc.so.12` (or 13, 11.2) on the loader's search
+    /// path or in a CUDA toolkit; the environment variable `GPU_AWAIT_NVRTC` names another library, or its
+    /// folder. A compiler that is newer than the driver makes PTX that the driver does not load: see
+    /// [`CudaSource::cubin`].
     ///
     /// # Errors
     /// [`ErrorDetail::Compile`] with the compiler's log, which names file and line;
-    /// [`ErrorDetail::NoCompiler`] with what was looked for; [`ErrorDetail::Unsupported`] on a host
-    /// device, which runs no CUDA C++: there a kernel has a twin, see [`Kernel::host`]; those of
-    /// [`load`](Self::load).
+    /// [`ErrorDetail::NoCompiler`] with the names that were tried; [`ErrorDetail::Unsupported`] on a host
+    /// device, which runs twins instead of CUDA C++ (see [`Kernel::host`]); those of [`load`](Self::load).
     ///
     /// # Cancel safety
-    /// Dropped, the compilation goes on and its result is kept for the next to ask.
+    /// If it is dropped, the compilation goes on and its result is cached.
     ///
     /// # Examples
     /// ```no_run
@@ -153,8 +152,8 @@ impl Module {
         offload(move || Module::load_now(&home.engine, source.image(&home)?)).await?
     }
 
-    /// Finds a kernel by name: as it is in the image, or an instance of a template as
-    /// [`CudaSource::instance`] named it.
+    /// Finds a kernel by its name in the image, or by the name that [`CudaSource::instance`] gave an instance
+    /// of a template.
     ///
     /// # Safety
     /// `S` must be the types of the kernel's parameters in order (arrays as bare pointers), and for
@@ -163,9 +162,13 @@ impl Module {
     /// [`Out`](crate::Out).
     ///
     /// # Errors
-    /// [`ErrorDetail::NoSuchKernel`]; [`ErrorDetail::WrongParameters`]: `S` has another number of
-    /// parameters, other sizes or other alignments than the kernel was compiled with, where the driver
-    /// tells (CUDA 12.4). That the types are right, beyond their sizes, nobody can check.
+    /// [`ErrorDetail::NoSuchKernel`]; [`ErrorDetail::WrongParameters`] if number, sizes or alignments of the
+    /// parameters differ from those the kernel was compiled with, where the driver reports them (CUDA 12.4).
+    /// Types beyond their sizes cannot be checked.
+    ///
+    /// # Blocking
+    /// For calls of the driver: it may load the kernel's code only then, which waits as [`load`](Self::load) does. Look kernels up
+    /// before serving.
     ///
     /// # Source
     /// `cuModuleGetFunction`, `cuFuncGetAttribute`, `cuFuncGetParamInfo`.

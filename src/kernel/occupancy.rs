@@ -13,21 +13,21 @@ const MOST_BLOCKS: u32 = 32;
 
 /// How many blocks of a kernel run at once, and which block size fills the device best.
 ///
-/// A multiprocessor takes a block when it has room for all of it: for its threads in whole warps,
-/// for its registers ([`registers`](KernelAttributes::registers) a thread), for its static and dynamic
-/// shared memory. What is left when the next block does not fit any more stays empty. Blocks of
-/// other kernels, of whatever stream, compete for the same room.
+/// A multiprocessor takes a block when it has room for all of it: its threads in whole warps, its registers
+/// ([`registers`](KernelAttributes::registers) per thread), its static and dynamic shared memory. Room that
+/// is too small for another block stays unused. Blocks of other kernels, on any stream, compete for the same
+/// room.
 ///
 /// On a host device a kernel's twin is called once for the whole grid, so the answers are
 /// conventions: a block a core, and a best block of one thread.
 ///
 /// # Blocking
-/// Each question is a driver call, [`best_block`](Self::best_block) one for each block size. None waits
-/// for the device.
+/// Each question is one driver call; [`best_block`](Self::best_block) makes one for each block size. None
+/// waits for the device.
 ///
 /// # Errors
-/// What a launch would be refused for; the loss of the device; a thread that must not call the driver,
-/// such as the one that runs host functions.
+/// Whatever a launch would be refused for; the loss of the device; a call on a thread that must not call the
+/// driver, such as the one that runs host functions.
 ///
 /// # Examples
 /// ```
@@ -50,7 +50,7 @@ pub struct Occupancy<'k> {
 }
 
 impl<S: Signature> Kernel<S> {
-    /// What the compiler made of the kernel: registers, memory, versions.
+    /// Returns what the compiler made of the kernel: registers, memory, versions.
     #[must_use]
     pub fn attributes(&self) -> KernelAttributes {
         self.core.attributes
@@ -64,7 +64,7 @@ impl<S: Signature> Kernel<S> {
 }
 
 impl Occupancy<'_> {
-    /// Blocks that a multiprocessor holds at once; 1 on a host device.
+    /// Returns how many blocks a multiprocessor holds at once; 1 on a host device.
     ///
     /// # Errors
     /// A block that a launch would be refused for; the loss of the device.
@@ -74,9 +74,9 @@ impl Occupancy<'_> {
         self.core.active_blocks(block_dim.iter().product(), shared_mem_bytes)
     }
 
-    /// Blocks that the whole device holds at once: the largest grid of a cooperative launch. Block,
-    /// shared memory and cluster of `config` count, its grid does not. A block a core on a host
-    /// device, and one cluster at least.
+    /// Returns how many blocks the whole device holds at once: the largest grid of a cooperative launch.
+    /// Block, shared memory and cluster of `config` count, its grid does not. On a host device it is one
+    /// block per core, and at least one cluster.
     ///
     /// # Errors
     /// A geometry that a launch would be refused for; the loss of the device.
@@ -89,12 +89,12 @@ impl Occupancy<'_> {
         self.core.resident_blocks(&config.grid())
     }
 
-    /// The block size that keeps most threads active, and the smallest grid that fills the device
-    /// with it: `(min_grid, block)`. `shared_mem_bytes` is the dynamic shared memory of a block of so
-    /// many threads; `limit` bounds the block. `(1, 1)` on a host device.
+    /// Returns the block size that keeps the most threads active and the smallest grid that fills the device
+    /// with it: `(min_grid, block)`. `shared_mem_bytes` returns the dynamic shared memory of a block of a
+    /// given number of threads; `limit` bounds the block size. `(1, 1)` on a host device.
     ///
-    /// Tries every whole number of warps, from the largest block down, and keeps the first of those
-    /// with the most active threads.
+    /// Tries every whole number of warps, from the largest block down, and keeps the first one with the most
+    /// active threads.
     ///
     /// # Errors
     /// [`LaunchLimit::SharedMemBytes`] where no block has so much shared memory; a limit of 0; the
@@ -143,8 +143,8 @@ impl Occupancy<'_> {
         }
     }
 
-    /// At least one thread for each of `n` elements, in blocks of the best size: the kernel guards
-    /// the tail. For no elements the launch is nothing.
+    /// Covers `n` elements with at least one thread each, in blocks of the best size; the kernel guards the
+    /// tail. A launch for no elements does nothing.
     ///
     /// # Errors
     /// The loss of the device.

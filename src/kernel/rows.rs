@@ -24,13 +24,16 @@ use crate::memory::view::Span;
 use crate::memory::view_2d::{Shape2, View2, ViewMut2};
 
 /// Marker: a 2-D array that the kernel reads.
+#[derive(Debug)]
 pub struct In2<T>(PhantomData<fn() -> T>);
 
 /// Marker: a 2-D array that the kernel may read and write. All of it must have been written.
+#[derive(Debug)]
 pub struct InOut2<T>(PhantomData<fn() -> T>);
 
-/// Marker: a 2-D array of which the kernel overwrites every element before anything reads it. Without gaps
-/// between its rows it may be memory that nothing has written; it counts as written from then on.
+/// Marker: a 2-D array that the kernel overwrites, every element, before reading any. Unwritten memory is
+/// accepted if there are no gaps between its rows, and counts as written from then on.
+#[derive(Debug)]
 pub struct Out2<T>(PhantomData<fn() -> T>);
 
 /// Rows of a host device's memory, as a host twin reads them.

@@ -28,20 +28,25 @@ use crate::memory::view::{Extent, Readable, Writable};
 use crate::submit::Footprint;
 
 /// Marker: an array that the kernel reads.
+#[derive(Debug)]
 pub struct In<T>(PhantomData<fn() -> T>);
 
 /// Marker: an array that the kernel may read and write. All of it must have been written.
+#[derive(Debug)]
 pub struct InOut<T>(PhantomData<fn() -> T>);
 
-/// Marker: an array of which the kernel overwrites every element before anything reads it. It may be
-/// memory that nothing has written; it counts as written from then on.
+/// Marker: an array that the kernel overwrites, every element, before reading any. Unwritten memory is
+/// accepted, and counts as written from then on.
+#[derive(Debug)]
 pub struct Out<T>(PhantomData<fn() -> T>);
 
-/// Marker: a plain value of a type of yours, in the signature of a [`Kernel`](crate::Kernel) that is made
-/// at run time. In [`kernel!`](crate::kernel!) the type stands for itself.
+/// Marker: a plain value of your own type, in the signature of a [`Kernel`](crate::Kernel) that is found at
+/// run time. In [`kernel!`](crate::kernel!) the type stands for itself.
+#[derive(Debug)]
 pub struct Value<T>(PhantomData<fn() -> T>);
 
 /// Marker: a word that the host and the running kernel share, a [`PinnedFlag`].
+#[derive(Debug)]
 pub struct Flag(());
 
 /// The length of an array argument, as a precondition sees it.
@@ -49,7 +54,7 @@ pub struct Flag(());
 pub struct Len(usize);
 
 impl Len {
-    /// The length of anything with one.
+    /// Returns the length of anything that has one.
     pub fn of(what: &impl Extent) -> Self {
         Len(what.len())
     }

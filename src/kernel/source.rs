@@ -9,22 +9,23 @@ use crate::error::{Error, ErrorDetail};
 #[cfg(not(feature = "cuda"))]
 use crate::{error::Result, kernel::image::Image};
 
-/// CUDA C++ to compile with [`Module::compile`](crate::Module::compile), and how.
+/// CUDA C++ source and compiler options, for [`Module::compile`](crate::Module::compile).
 ///
-/// Compiled for the device's compute capability, or for the newest below it that the compiler knows.
-/// A kernel that is `extern "C"` is found by its name, an instance of a template by
-/// [`instance`](Self::instance).
+/// It is compiled for the device's compute capability, or for the newest below it that the compiler supports.
+/// An `extern "C"` kernel is found by its name, an instance of a template by [`instance`](Self::instance).
 ///
 /// # Caching
-/// A source is compiled once if nothing but itself decides the result: it has no [`include_dir`](Self::include_dir), no
-/// [`option`](Self::option), and includes nothing but its [`header`](Self::header)s. (The words `include`, `embed`,
-/// `__has_include`, `__DATE__`, `__TIME__` and the like anywhere else, even in a comment, have it compiled each time.)
+/// A source is compiled once if its result depends on nothing else: it has no
+/// [`include_dir`](Self::include_dir), no [`option`](Self::option), and includes only its own
+/// [`header`](Self::header)s. (If the words `include`, `embed`, `__has_include`, `__DATE__`, `__TIME__` and
+/// the like occur anywhere else, even in a comment, it is compiled each time.)
 ///
 /// - In memory, a device keeps the results of the last 32 sources.
-/// - On disk, they are kept for other processes, by source, options, architecture and NVRTC's major and minor version: in the
-///   folder that the environment variable `GPU_AWAIT_CACHE_DIR` names, else in `gpu-await` under `XDG_CACHE_HOME` or `~/.cache`;
-///   nowhere if it is set to nothing. At most 256 MiB: the least recently used are removed. A folder or a file that
-///   another user could have written is not used. No state of the disk makes a compilation fail.
+/// - On disk, they are kept for other processes, by source, options, architecture and NVRTC's major and minor
+///   version: in the folder that the environment variable `GPU_AWAIT_CACHE_DIR` names, else in `gpu-await`
+///   under `XDG_CACHE_HOME` or `~/.cache`; nowhere if the variable is empty. The cache holds at most 256 MiB:
+///   the least recently used entries are removed. Folders and files that another user could have written are
+///   ignored. Problems with the cache never make a compilation fail.
 ///
 /// # Examples
 /// ```
@@ -52,7 +53,7 @@ pub struct CudaSource {
 const UNNAMED: &str = "source.cu";
 
 impl CudaSource {
-    /// A text of CUDA C++.
+    /// Makes one from a text of CUDA C++.
     pub fn new(text: impl Into<Cow<'static, str>>) -> Self {
         CudaSource {
             text: text.into(),
@@ -82,7 +83,7 @@ impl CudaSource {
         self.with(format!("--define-macro={name}={value}"))
     }
 
-    /// Gives `#include "name"` a text; no file is read.
+    /// Provides the text for `#include "name"`; no file is read.
     pub fn header(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.headers.push((name.into(), text.into()));
         self
@@ -93,8 +94,8 @@ impl CudaSource {
         self.option(format!("--include-path={}", folder.as_ref().display()))
     }
 
-    /// Makes an instance of a template, e.g. `scale<float>`; [`Module::kernel`](crate::Module::kernel)
-    /// finds it by that very text.
+    /// Instantiates a template, e.g. `scale<float>`; [`Module::kernel`](crate::Module::kernel) finds the
+    /// instance by exactly that text.
     pub fn instance(mut self, expression: impl Into<String>) -> Self {
         self.instances.push(expression.into());
         self
@@ -105,7 +106,7 @@ impl CudaSource {
         self.with("--use_fast_math".to_owned())
     }
 
-    /// Bounds the registers of a thread; more of them are spilled to local memory.
+    /// Limits the registers of a thread; further values are spilled to local memory.
     pub fn max_registers(self, registers: u32) -> Self {
         self.with(format!("--maxrregcount={registers}"))
     }
@@ -122,15 +123,15 @@ impl CudaSource {
         self
     }
 
-    /// Compiles to the machine code of this very device instead of PTX. The driver then has nothing
-    /// left to compile, and a driver that is older than the compiler, but of the same major version,
-    /// loads it where it does not load the PTX.
+    /// Compiles to machine code for this device instead of PTX. The driver then has nothing left to compile,
+    /// and a driver that is older than the compiler, but of the same major version, loads it although it
+    /// would not load the PTX.
     pub fn cubin(mut self) -> Self {
         self.cubin = true;
         self
     }
 
-    /// Passes an option of NVRTC as it is, e.g. `--std=c++20`.
+    /// Passes an option to NVRTC unchanged, e.g. `--std=c++20`.
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.has_options = true;
         self.with(option.into())

@@ -15,17 +15,17 @@ use crate::error::Result;
 
 /// `len` elements of type `T` in a device's memory.
 ///
-/// Made by the verbs of [`Stream`](crate::Stream): `upload`, `zeros`, `full`, `empty`. It may be
-/// passed to operations at once, also on other streams of its device: they are ordered behind what
-/// wrote it, on the device.
+/// Made by the verbs of [`Stream`](crate::Stream): `upload`, `zeros`, `full`, `empty`. It may be passed to
+/// operations at once, on any stream of its device: they are ordered, on the device, behind the work that
+/// writes it.
 ///
 /// # Ownership
 /// Operations borrow a buffer only for the call. Dropping it is always right and never blocks: the
 /// memory is freed when every use on every stream is complete, and no stream waits for that.
 ///
-/// It owns its memory, or a part of it: [`split_off`](Self::split_off) makes two buffers of one, which are
-/// moved to other tasks, written at once and joined again with [`unsplit`](Self::unsplit). The memory is
-/// freed with the last part. To share a buffer among readers, [`freeze`](Self::freeze) it.
+/// It owns its memory, or a part of it: [`split_off`](Self::split_off) makes two buffers of one, which can
+/// move to different tasks, be written at once, and be joined again with [`unsplit`](Self::unsplit). The
+/// memory is freed with the last part. To share a buffer among readers, [`freeze`](Self::freeze) it.
 pub struct DeviceBuffer<T> {
     memory: Arc<Allocation>,
     /// Where its part of the memory begins, which is nobody else's.
@@ -77,7 +77,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// Returns the device address of the first element, a `CUdeviceptr` as a number. To use it, see
     /// [`Stream::enqueue`](crate::Stream::enqueue).
     ///
-    /// The memory is live from where the operation that made it stands on its stream, to where its free does.
+    /// The memory is live from the allocation to the free, at their places on their streams.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.span().ptr().0
@@ -112,7 +112,7 @@ impl<T: Element> DeviceBuffer<T> {
         ViewMut::new(memory, *start_bytes, *len)
     }
 
-    /// Splits into two halves that two streams may fill at once.
+    /// Splits into two parts that two streams may write at once.
     ///
     /// # Errors
     /// [`OutOfBounds`](crate::ErrorDetail::OutOfBounds) if `mid > len`.
@@ -133,19 +133,20 @@ impl<T: Element> DeviceBuffer<T> {
         self.view_mut().split_at_mut(mid)
     }
 
-    /// Makes the buffer readable again after a failed operation that would have updated it in place, so that it can be tried again.
-    /// Puts nothing on a stream, and is to be called once the error was dealt with, like
+    /// Makes the buffer readable again after a failed in-place operation, so that the operation can be
+    /// retried. Puts nothing on a stream. Call it once the error has been dealt with, like
     /// [`Mutex::clear_poison`](std::sync::Mutex::clear_poison).
     ///
-    /// That is possible if the operation was refused before it began, as with every [`InvalidCall`](crate::ErrorKind::InvalidCall), or
-    /// when a [`sort`](crate::Stream::sort) has no memory to work in. The memory then holds what it held before.
+    /// That is possible if the operation was refused before it began, as with every
+    /// [`InvalidCall`](crate::ErrorKind::InvalidCall), or when a `sort` finds no scratch memory. The memory
+    /// is then unchanged.
     ///
     /// # Errors
-    /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if a part cannot be made readable, and has
-    /// to be overwritten: one that nothing had written before; one that the operation would have overwritten rather than updated, as
-    /// all that a [`Graph`](crate::Graph) was passed to write; one whose operation had begun: the driver, or a closure of
-    /// [`enqueue`](crate::Stream::enqueue), failed in the middle of it, or it failed when it ran. The other parts are readable again all
-    /// the same.
+    /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if a part
+    /// cannot be made readable and must be overwritten: it was never written; the operation would have
+    /// overwritten rather than updated it, as with everything that a [`Graph`](crate::Graph) was passed to
+    /// write; or the operation had begun, and the driver or a closure of [`enqueue`](crate::Stream::enqueue)
+    /// failed in the middle, or it failed when it ran. The other parts are readable again all the same.
     ///
     /// # Examples
     /// ```
@@ -170,8 +171,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// nothing on a stream.
     ///
     /// # Ownership
-    /// Both are buffers of their own, for tasks of their own: work on one is not ordered behind work on the
-    /// other. The memory of both is freed with the last of them.
+    /// Both are independent buffers, for different tasks: work on one is not ordered behind work on the
+    /// other. Their memory is freed with the last of them.
     ///
     /// # Errors
     /// [`OutOfBounds`](crate::ErrorDetail::OutOfBounds) if `at > len`; nothing is split then.
@@ -199,11 +200,11 @@ impl<T: Element> DeviceBuffer<T> {
         Ok(DeviceBuffer { memory: self.memory.clone(), start_bytes, len, element: PhantomData })
     }
 
-    /// Joins what was [split off](Self::split_off) to the end of this buffer again. Copies nothing, and puts
+    /// Rejoins a part that was [split off](Self::split_off) the end of this buffer. Copies nothing, and puts
     /// nothing on a stream.
     ///
     /// # Errors
-    /// `other`, if it is not what follows this buffer in the same memory.
+    /// Returns `other` if it does not directly follow this buffer in the same memory.
     pub fn unsplit(&mut self, other: DeviceBuffer<T>) -> std::result::Result<(), DeviceBuffer<T>> {
         let follows = other.start_bytes == self.span().range.end;
         if !follows || !Arc::ptr_eq(&self.memory, &other.memory) {

@@ -14,14 +14,14 @@ use crate::error::Result;
 
 /// `len` elements of type `T` in a device's memory, complete and read-only: weights, tables.
 ///
-/// Made by [`DeviceBuffer::freeze`]. Operations on any stream read it without a wait, without a
-/// lock and without an entry for each reader, so that many threads may launch kernels that read the
-/// same memory and do not meet there. Cheap to clone; all clones are the same memory.
+/// Made by [`DeviceBuffer::freeze`]. Operations on any stream read it without ordering, locking or tracking,
+/// so that many threads can launch kernels that read the same memory without contention. Cheap to clone;
+/// clones share the memory.
 ///
 /// # Ownership
-/// Operations borrow it only for the call. Dropping it is always right and never blocks. Who reads it
-/// is not known, so the memory is freed when everything is complete that was on any stream of the
-/// device when the last handle was dropped; no stream waits for that.
+/// Operations borrow it only for the call. Dropping it is always right and never blocks. Readers are not
+/// tracked, so the memory is freed when everything that was on any stream of the device at the drop of the
+/// last handle is complete; no stream waits for that.
 ///
 /// # Examples
 /// ```
@@ -36,7 +36,7 @@ use crate::error::Result;
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 ///
-/// Nothing writes it:
+/// It cannot be written:
 /// ```compile_fail
 /// # futures::executor::block_on(async {
 /// # let device = gpu_await::Device::host();
@@ -98,7 +98,7 @@ impl<T: Element> Frozen<T> {
         View::new(&self.memory, self.start_bytes, self.len, false)
     }
 
-    /// A part of it (in elements) that is owned, for a task of its own: another handle of the same memory.
+    /// Returns an owned part of it (in elements), for another task: another handle of the same memory.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`](crate::ErrorDetail::OutOfBounds) with the range and the length.

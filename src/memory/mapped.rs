@@ -20,13 +20,13 @@ use super::pinned::PinnedBuffer;
 use super::view::{Extent, Readable, Span, ViewMut, Writable, sealed};
 use crate::backend::DevicePtr;
 
-/// `len` elements of pinned host memory under the address that the device has for it: kernels read and write it in
+/// `len` elements of pinned host memory, mapped into the device's address space: kernels read and write it in
 /// place, over the bus.
 ///
-/// Made by [`PinnedBuffer::into_mapped`]. For the few kilobytes of a small request, one launch then does what an
-/// upload, a launch and a download do. What a kernel reads more than once belongs in device memory.
+/// Made by [`PinnedBuffer::into_mapped`]. For the few kilobytes of a small request, one launch replaces an
+/// upload, a launch and a download. Data that a kernel reads more than once belongs in device memory.
 ///
-/// It is passed to operations as a [`DeviceBuffer`] is, and what is said there of order, errors and drops holds.
+/// It is passed to operations like a [`DeviceBuffer`], with the same rules of ordering, errors and drops.
 ///
 /// # Examples
 /// ```
@@ -53,7 +53,7 @@ pub struct Mapped<T> {
 }
 
 impl<T: Element> PinnedBuffer<T> {
-    /// Makes it memory that kernels use in place. Puts nothing on a stream.
+    /// Maps the buffer for kernels that use it in place. Puts nothing on a stream.
     #[must_use]
     pub fn into_mapped(self) -> Mapped<T> {
         let (block, bytes) = (self.block().clone(), self.size_bytes());

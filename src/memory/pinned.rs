@@ -14,16 +14,16 @@ use super::{Element, must_fit};
 use crate::backend::HostPtr;
 use crate::error::{ErrorDetail, Result};
 
-/// `len` elements in pinned host memory: copies to and from the device run at full speed and
-/// without the calling thread.
+/// `len` elements in pinned host memory: copies to and from the device run at full speed and without any
+/// thread.
 ///
-/// It derefs to `[T]` and is aligned to 128 bytes. Fresh ones are zero, also where the pool had the
-/// memory from somebody else. It is *lent* to a copy and comes back from the copy's future; dropped, it
-/// returns to its device's pool.
+/// It dereferences to `[T]` and is aligned to 128 bytes. A new one is zeroed, even if the pool reuses memory.
+/// It is *lent* to a copy and comes back from the copy's future; when dropped, it returns to its device's
+/// pool.
 ///
-/// To copy to or from a part of one, [`split_off`](Self::split_off) the part, lend that, and put the two
-/// together again with [`unsplit`](Self::unsplit): parts are buffers of their own, so that one may be filled
-/// while the device copies another.
+/// To copy to or from a part, [`split_off`](Self::split_off) that part, lend it, and rejoin the two with
+/// [`unsplit`](Self::unsplit): parts are independent buffers, so one may be filled while the device copies
+/// another.
 ///
 /// # Examples
 /// The second half is lent, the first one is written meanwhile:
@@ -115,8 +115,8 @@ impl<T: Element> PinnedBuffer<T> {
 
     /// Splits in two: this buffer keeps the elements before `at`, and those from `at` on are returned.
     ///
-    /// Both are lent, filled and dropped without the other; the memory returns to its pool with the last of
-    /// them.
+    /// Each can be lent, filled and dropped without the other; the memory returns to its pool with the last
+    /// of them.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if `at > len`; nothing is split then.
@@ -128,10 +128,10 @@ impl<T: Element> PinnedBuffer<T> {
         Ok(PinnedBuffer { block: self.block.clone(), room, len: len - at, element: PhantomData })
     }
 
-    /// Joins what was [split off](Self::split_off) to the end of this buffer again. Copies nothing.
+    /// Rejoins a part that was [split off](Self::split_off) the end of this buffer. Copies nothing.
     ///
     /// # Errors
-    /// `other`, if it is not what follows this buffer in the same memory.
+    /// Returns `other` if it does not directly follow this buffer in the same memory.
     pub fn unsplit(&mut self, other: PinnedBuffer<T>) -> std::result::Result<(), PinnedBuffer<T>> {
         let end = self.room.start + self.len * size_of::<T>();
         let follows = self.room.end == end && other.room.start == end;
@@ -206,8 +206,8 @@ impl<T: Element + PartialEq<U>, U: Element> PartialEq<Vec<U>> for PinnedBuffer<T
 
 /// A 32-bit word in pinned memory that the host and *running* kernels share.
 ///
-/// Cheap to clone; all clones are the same word. A launch that was given the flag keeps it alive
-/// until it is complete.
+/// Cheap to clone; clones share the word. A launch that is passed the flag keeps it alive until the launch is
+/// complete.
 #[derive(Clone)]
 pub struct PinnedFlag {
     block: Arc<PinnedBlock>,
@@ -226,18 +226,18 @@ impl PinnedFlag {
         self.word().load(Ordering::Acquire)
     }
 
-    /// Writes the word; running kernels see it soon.
+    /// Writes the word; running kernels see the value soon.
     pub fn set(&self, value: u32) {
         self.word().store(value, Ordering::Release);
     }
 
-    /// Writes `new` if the word is `current`; returns what it was.
+    /// Writes `new` if the word is `current`, and returns the previous value.
     ///
-    /// Atomic towards the host's threads. Towards a kernel it is not, unless the device reports
-    /// native host atomics.
+    /// Atomic among host threads; with respect to a running kernel only if the device reports native host
+    /// atomics.
     ///
     /// # Errors
-    /// The value that was found, if it was not `current`.
+    /// The value found, if it was not `current`.
     pub fn compare_exchange(&self, current: u32, new: u32) -> std::result::Result<u32, u32> {
         self.word().compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
     }

@@ -20,8 +20,8 @@ impl<T> RawSlice<T> {
         RawSlice { ptr, len, element: PhantomData }
     }
 
-    /// Returns the device address of the first element, a `CUdeviceptr`. On a host device it is an address
-    /// of this process, which holds the memory from the moment that the stream reaches the operation.
+    /// Returns the device address of the first element, a `CUdeviceptr`. On a host device it is an address in
+    /// this process, valid once the stream reaches the operation.
     #[must_use]
     pub fn address(self) -> u64 {
         self.ptr.0

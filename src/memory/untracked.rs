@@ -4,11 +4,11 @@ use super::Element;
 use super::view::{View, ViewMut};
 
 impl<'a, T: Element> View<'a, T> {
-    /// The same range, outside of the library's bookkeeping: operations that use it wait for no other
+    /// Returns the same range outside of the library's tracking: operations that use it wait for no other
     /// stream, and no other operation waits for them.
     ///
-    /// What it saves is the bookkeeping alone, some ten nanoseconds a use. It is checked neither
-    /// whether anything wrote the range nor whether its producer failed.
+    /// This saves the tracking, some ten nanoseconds per use. Nothing checks whether the range was written or
+    /// its producer failed.
     ///
     /// # Safety
     /// Every use of the result must be ordered by the caller, as in CUDA: by the stream itself, by
@@ -34,10 +34,10 @@ impl<'a, T: Element> View<'a, T> {
 }
 
 impl<'a, T: Element> ViewMut<'a, T> {
-    /// The same range, outside of the library's bookkeeping; see [`View::untracked`].
+    /// Returns the same range outside of the library's tracking; see [`View::untracked`].
     ///
-    /// What is written through it does not count as written: a buffer from
-    /// [`empty`](crate::Stream::empty) stays unreadable for tracked operations.
+    /// Writes through it do not count: a buffer from [`empty`](crate::Stream::empty) stays unreadable for
+    /// tracked operations.
     ///
     /// # Safety
     /// As [`View::untracked`]; and every other use of the range, also a read, is ordered with the

@@ -153,11 +153,10 @@ impl<'a, T: Element> View<'a, T> {
         Ok(View { start_bytes, len: range.len(), ..*self })
     }
 
-    /// The same bytes as elements of another type.
+    /// Reinterprets the bytes as elements of another type.
     ///
     /// # Errors
-    /// [`ErrorDetail::Reinterpret`] if they are no whole number of such elements, or not aligned for
-    /// them.
+    /// [`ErrorDetail::Reinterpret`] if they are not a whole number of such elements, or not aligned for them.
     ///
     /// # Examples
     /// ```
@@ -215,7 +214,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         self.span().ptr().0
     }
 
-    /// Splits into two disjoint halves.
+    /// Splits into two disjoint parts.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if `mid > len`.
@@ -242,7 +241,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         ViewMut { memory: self.memory, element: PhantomData, ..*self }
     }
 
-    /// The same bytes as elements of another type; see [`View::cast`].
+    /// Reinterprets the bytes as elements of another type; see [`View::cast`].
     ///
     /// # Errors
     /// As [`View::cast`].
@@ -255,7 +254,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// Makes this part readable again; see [`DeviceBuffer::clear_poison`](super::buffer::DeviceBuffer::clear_poison).
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceBuffer::clear_poison`](super::buffer::DeviceBuffer::clear_poison).
     pub fn clear_poison(&mut self) -> Result<()> {
         let Span { memory, range, .. } = self.whole();
         memory.clear_poison(&range, "clear_poison")

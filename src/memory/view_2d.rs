@@ -32,8 +32,8 @@ pub struct Shape2 {
 /// [`Copy2d`](crate::Copy2d).
 ///
 /// # Ordering
-/// Like a [`View`] from its first row's begin to its last row's end: also what lies between its rows must
-/// have been written, and work on columns beside each other is ordered.
+/// Like a [`View`] from the start of its first row to the end of its last: the gaps between its rows must
+/// have been written too, and work on adjacent columns is ordered.
 ///
 /// # Examples
 /// The lower right corner of a matrix of 4 columns:
@@ -57,8 +57,8 @@ pub struct View2<'a, T> {
 
 /// Borrowed rows of device memory, for writing; see [`View2`].
 ///
-/// A kernel takes it for a parameter `y: &mut [[T]]` or `y: Out<[[T]]>`. The latter may be memory that nothing
-/// has written only if there are no gaps between its rows.
+/// A kernel takes it for a parameter `y: &mut [[T]]` or `y: Out<[[T]]>`. The latter accepts unwritten memory
+/// only if there are no gaps between its rows.
 pub struct ViewMut2<'a, T> {
     memory: &'a Arc<Allocation>,
     start_bytes: u64,
@@ -316,8 +316,8 @@ impl<'a, T: Element> ViewMut2<'a, T> {
         Ok((self.at(above.0, above.1), self.at(below.0, below.1)))
     }
 
-    /// Splits into the columns before `mid` and the others. One kernel may write both; work of two streams
-    /// on them is ordered, as their rows lie between each other.
+    /// Splits into the columns before `mid` and the others. One kernel may write both; work of two streams on
+    /// them is ordered, because their rows interleave.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if there are fewer columns.

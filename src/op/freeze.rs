@@ -22,8 +22,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// stream. Ready proves *complete on the device*: everything that wrote the buffer.
     ///
     /// # Ownership
-    /// The buffer moves in, and comes back from a refused call through [`accepted`](Op::accepted). If the future fails later or is
-    /// dropped, the memory is freed when every use of it is complete.
+    /// The buffer moves in; if the call is refused, [`accepted`](Op::accepted) hands it back. If the future
+    /// fails later or is dropped, the memory is freed when every use of it is complete.
     ///
     /// # Errors
     /// Part of the buffer was never written, or what should have written it failed

@@ -3,7 +3,7 @@
 
 use super::{HostValue, Op, Points};
 
-/// Joins operations into one future, with one waiter a stream.
+/// Joins operations into one future, with one waker per stream.
 ///
 /// # Errors
 /// The first operation that could not be submitted, at once; or the loss of a device. The others

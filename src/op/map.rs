@@ -17,16 +17,17 @@ use super::{HostValue, Op};
 use crate::error::Result;
 
 impl<T: Send + 'static> Op<T> {
-    /// Passes the value through a function, and is an [`Op`] again: with a name, to be joined, polled in
+    /// Passes the value through a function; the result is an [`Op`] again: it can be named, joined, polled in
     /// place or blocked on. Puts nothing on the stream. Ready proves what the operation's own ready does, and
     /// that the function returned.
     ///
     /// `f` runs in the poll that finds the operation ready, on the thread that polls (or in
     /// [`try_take`](Op::try_take) or [`synchronize`](Op::synchronize)): keep it short, as in any
-    /// `Future::poll`. It may submit work. It costs one allocation, or none if `f` and the value are of no size.
+    /// `Future::poll`. It may submit work. It costs one allocation, or none if `f` and the value are
+    /// zero-sized.
     ///
-    /// It is not called `map`, nor `map_ok`: those are `FutureExt`'s and `TryFutureExt`'s, which make another
-    /// future, and work on an `Op` as on any.
+    /// It is not called `map` or `map_ok`: those belong to `FutureExt` and `TryFutureExt`, which return other
+    /// futures and work on an `Op` as on any future.
     ///
     /// # Cancel safety
     /// `f` is called once at most. It is dropped without a call if the operation fails, or is dropped before it
@@ -34,12 +35,12 @@ impl<T: Send + 'static> Op<T> {
     /// an error.
     ///
     /// # Errors
-    /// Those of the operation. A refused call's host memory is not handed back any more:
-    /// [`accepted`](Op::accepted) comes first.
+    /// Those of the operation. Host memory of a refused call is no longer handed back: call
+    /// [`accepted`](Op::accepted) first.
     ///
     /// # Panics
-    /// If it gave its value before. A panic of `f` leaves the poll that called it; the operation is
-    /// complete on the device all the same, and polling it again panics.
+    /// If it gave its value before. A panic of `f` unwinds out of the poll; the operation is complete on the
+    /// device all the same, and polling it again panics.
     ///
     /// # Examples
     /// ```

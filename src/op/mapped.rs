@@ -13,11 +13,11 @@ use crate::op::{HostValue, Op};
 use crate::runtime::Point;
 
 impl<T: Element> Mapped<T> {
-    /// Waits until every use is complete, and lends the memory to the host: to read what a kernel wrote, and to write
-    /// what the next one reads. Nothing is submitted with it during the borrow.
+    /// Waits until every use is complete, then lends the memory to the host: to read what a kernel wrote, and
+    /// to write what the next one reads. Nothing can be submitted with it during the borrow.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up nothing.
+    /// Yes: dropping the future loses nothing.
     ///
     /// # Errors
     /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
@@ -35,14 +35,14 @@ impl<T: Element> Mapped<T> {
     /// Until every use is complete: not from async code.
     ///
     /// # Errors
-    /// As [`host`](Self::host); a thread on which it would dead-lock.
+    /// As [`host`](Self::host); a thread on which it would deadlock.
     pub fn host_blocking(&mut self) -> Result<&mut [T]> {
         Op::at_points(self.uses("host_blocking")?, HostValue::Here(())).synchronize()?;
         check("host_blocking", &self.span())?;
         Ok(self.host_mut())
     }
 
-    /// Gives the memory back as what it was. Ready proves *visible to the host*: every use is complete.
+    /// Turns the memory back into a pinned buffer. Ready proves *visible to the host*: every use is complete.
     ///
     /// # Ownership
     /// If it fails or is dropped, the memory returns to its pool when every use is complete.

@@ -66,9 +66,9 @@ impl<T, F: FnOnce() -> Result<T>> Late<T> for F {
 /// Values that are good without a host wait because device order is enough: `()`, device buffers,
 /// and tuples, vectors and options of them. Sealed.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is a host value: it is not good before the device got there",
-    label = "only the host can have it",
-    note = "`.await` the operation, or give the value up with `.without_value().queued()`"
+    message = "`{Self}` is read by the host, and only valid when the operation is complete: await it",
+    label = "`.queued()` does not wait: say `.await` instead",
+    note = "`.synchronize()` waits in sync code; `.without_value().queued()` gives the value up"
 )]
 pub trait DeviceSide: sealed::Sealed + Sized {
     #[doc(hidden)]

@@ -30,9 +30,17 @@ impl LateWork {
         self.is_used.load(Ordering::Relaxed)
     }
 
-    /// Those that have not ended.
-    pub(crate) fn alive<T: Any + Send + Sync>(&self) -> Vec<Arc<T>> {
+    /// Those that have not ended; forgets the others.
+    pub(crate) fn alive<T: Any + Send + Sync>(&self, is_open: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let all = self.all.lock().alive();
-        all.into_iter().filter_map(|work| work.downcast().ok()).collect()
+        let all = all.into_iter().filter_map(|work| work.downcast().ok());
+        let (open, over): (Vec<Arc<T>>, Vec<Arc<T>>) = all.partition(|work| is_open(work));
+        if !over.is_empty() {
+            let is_over = |work: &Weak<dyn Any + Send + Sync>| {
+                over.iter().any(|over| std::ptr::addr_eq(Arc::as_ptr(over), work.as_ptr()))
+            };
+            self.all.lock().retain(|work| !is_over(work));
+        }
+        open
     }
 }

@@ -24,6 +24,10 @@ impl<T: ?Sized> WeakList<T> {
         self.all.push(item);
     }
 
+    pub(crate) fn retain(&mut self, keeps: impl FnMut(&Weak<T>) -> bool) {
+        self.all.retain(keeps);
+    }
+
     /// Those that are there. Whoever is the last to have one drops it: not under a lock.
     pub(crate) fn alive(&self) -> Vec<Arc<T>> {
         self.all.iter().filter_map(Weak::upgrade).collect()

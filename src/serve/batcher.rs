@@ -43,25 +43,28 @@ use crate::thread::contain;
 
 /// Gathers single requests into batches and gives each its own answer.
 ///
-/// A GPU takes about as long for one small request as for sixty-four. A batcher takes requests one
-/// by one ([`call`](Self::call)), gathers them for up to a time, a count or a weight, has one function run each
-/// batch (one launch for all of it), and hands every caller the reply to its own request.
+/// A GPU takes about as long for one small request as for sixty-four. A batcher takes requests one by one
+/// ([`call`](Self::call)), gathers them up to a time, a count or a weight, runs one function on each batch
+/// (one launch for all of it), and hands every caller the reply to its own request.
 ///
-/// [`build`](builder::BatcherBuilder::build) returns it with its [`BatchWorker`](crate::BatchWorker), a future to be spawned on
-/// any executor. With the default delay, zero, a batch starts as soon as one may: requests are
-/// gathered while [`max_in_flight`](builder::BatcherBuilder::max_in_flight) batches are on the device, and
-/// while the [pool](builder::BatcherBuilder::pool) has no permit, so that batches grow with the load and a lone request waits for nobody.
+/// [`build`](builder::BatcherBuilder::build) returns it with its [`BatchWorker`](crate::BatchWorker), a
+/// future to be spawned on any executor. With the default delay, zero, a batch starts as soon as it may:
+/// requests are gathered while [`max_in_flight`](builder::BatcherBuilder::max_in_flight) batches are on the
+/// device, and while the [pool](builder::BatcherBuilder::pool) has no permit, so that batches grow with the
+/// load and a single request never waits for others.
 ///
-/// There is no `close`: when the last clone is dropped, the worker answers what is entered and ends. What it
-/// runs uses its streams until then: await the worker before the pool and the device are closed.
+/// There is no `close`: when the last clone is dropped, the worker answers the requests it has and ends. It
+/// uses its streams until then: await the worker before closing the pool and the device.
 ///
 /// # Deadlines, priority and weight
-/// [`call_by`](Self::call_by), or a [`patience`](builder::BatcherBuilder::patience) for all, says until when an answer is of use. Requests
-/// that cannot be answered by then, by what batches took lately, are refused at once; none is computed after its deadline.
-/// [`with_high_priority`](Self::with_high_priority) and [`with_weight`](Self::with_weight) are handles of the same batcher.
+/// [`call_by`](Self::call_by), or a [`patience`](builder::BatcherBuilder::patience) for all, sets a deadline
+/// for the answer. Requests that cannot be answered in time, judged by how long batches took lately, are
+/// refused at once; none is computed after its deadline. [`with_high_priority`](Self::with_high_priority) and
+/// [`with_weight`](Self::with_weight) are handles of the same batcher.
 ///
-/// A refusal names the batcher, if it has a [name](builder::BatcherBuilder::name), is counted in [`stats`](Self::stats), and is an event of
-/// `tracing` in the span of the request, as those of a [pool](crate::StreamPool#refusals) are.
+/// A refusal names the batcher, if it has a [name](builder::BatcherBuilder::name), is counted in
+/// [`stats`](Self::stats), and is a `tracing` event in the span of the request, like those of a
+/// [pool](crate::StreamPool#refusals).
 ///
 /// Cheap to clone, `Send + Sync`.
 ///
@@ -109,8 +112,8 @@ pub struct Batcher<Q, R, E = Error> {
 /// is closed, or its last device is lost.
 ///
 /// # Cancel safety
-/// Dropped before its batch started, the request leaves the batch; afterwards its reply is dropped.
-/// The others of the batch do not notice.
+/// If it is dropped before its batch starts, the request leaves the batch; afterwards its reply is dropped.
+/// Other requests of the batch are not affected.
 #[must_use = "dropping it takes the request back"]
 pub struct Call<Q, R, E = Error> {
     shared: Arc<BatcherCore<Q, R, E>>,
@@ -130,7 +133,7 @@ pub struct BatcherStats {
     pub in_flight: usize,
     /// How many may be.
     pub max_in_flight: usize,
-    /// Batches taken so far, also those that got no stream.
+    /// Batches taken so far, including those that got no stream.
     pub batches: u64,
     /// Requests in them.
     pub requests: u64,
@@ -197,47 +200,49 @@ struct Refusals {
 struct Open<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
 
 impl<Q, R, E> Batcher<Q, R, E> {
-    /// Enters a request; the future resolves with the reply to it. It is entered when the call
-    /// returns, and awaiting it only observes.
+    /// Enters a request; the future resolves to its reply. The request is entered when the call returns;
+    /// awaiting it only observes.
     pub fn call(&self, request: Q) -> Call<Q, R, E> {
         let patience = self.calls.patience;
         self.enter(request, patience.and_then(|patience| Instant::now().checked_add(patience)))
     }
 
-    /// [`call`](Self::call), for a request whose answer is of use until `deadline`: for a caller that gives up at some time,
-    /// this is the time.
+    /// [`call`](Self::call) for a request whose answer is useful until `deadline`, such as the time at which
+    /// the caller gives up.
     ///
-    /// What is bounded is the wait for a batch, and by an estimate the batch itself: refused at once
-    /// ([`ErrorDetail::TooLate`]) is what cannot be answered by then by what batches took lately, and at its deadline at the latest whatever waits is told
+    /// The wait for a batch is bounded exactly, the batch itself by an estimate: a request that cannot be
+    /// answered in time, judged by how long batches took lately, is refused at once
+    /// ([`ErrorDetail::TooLate`]), and one that waits fails at its deadline at the latest
     /// ([`ErrorDetail::Expired`]), on any executor. A batch that has begun goes on.
     pub fn call_by(&self, request: Q, deadline: Instant) -> Call<Q, R, E> {
         self.enter(request, Some(deadline))
     }
 
-    /// A handle whose requests go into a batch before those of normal priority, but for every ninth. The stream is that
-    /// of the pool's handle, [`StreamPool::with_high_priority`](crate::StreamPool::with_high_priority) or not.
+    /// Returns a handle whose requests go into a batch before those of normal priority, except for every
+    /// ninth. The batch's stream depends on the pool's handle,
+    /// [`StreamPool::with_high_priority`](crate::StreamPool::with_high_priority) or not.
     ///
-    /// With [`in_order`](builder::BatcherBuilder::in_order) it changes nothing.
+    /// With [`in_order`](builder::BatcherBuilder::in_order) it has no effect.
     #[must_use]
     pub fn with_high_priority(&self) -> Self {
         self.with(CallOptions { high_priority: true, ..self.calls })
     }
 
-    /// A handle whose requests weigh so much each, against
+    /// Returns a handle whose requests weigh `weight` each, against
     /// [`max_weight`](builder::BatcherBuilder::max_weight): tokens, rows or bytes. At least 1.
     #[must_use]
     pub fn with_weight(&self, weight: u64) -> Self {
         self.with(CallOptions { weight: weight.max(1), ..self.calls })
     }
 
-    /// A handle whose callers wait that long for an answer: each [`call`](Self::call) is
-    /// [`call_by`](Self::call_by) the time of the call plus that. Zero refuses them all.
+    /// Returns a handle whose callers wait that long for an answer: each [`call`](Self::call) is
+    /// [`call_by`](Self::call_by) with a deadline that far from the call. Zero refuses them all.
     #[must_use]
     pub fn with_patience(&self, patience: Duration) -> Self {
         self.with(CallOptions { patience: Some(patience), ..self.calls })
     }
 
-    /// What the batcher is doing.
+    /// Returns what the batcher is doing.
     #[must_use]
     pub fn stats(&self) -> BatcherStats {
         let book = self.shared.book.lock();

@@ -65,25 +65,27 @@ const MAX_WAITING: usize = 1024;
 
 /// Streams of one or several devices, lent to requests with a bound on what is in flight.
 ///
-/// A time-out gives a caller its answer back, but the GPU goes on with what it was given: only
-/// admission bounds that. [`acquire`](Self::acquire) waits until fewer than
-/// [`max_in_flight`](StreamPoolBuilder::max_in_flight) requests are in flight, then hands out the
-/// stream that the fewest share. A request is in flight until its [`PooledStream`] is dropped *and* the
-/// device is through with everything that was put on the stream through it, also if its futures
-/// were dropped long before.
+/// A timeout frees the caller, but the GPU finishes the work: only admission bounds that.
+/// [`acquire`](Self::acquire) waits until fewer than [`max_in_flight`](StreamPoolBuilder::max_in_flight)
+/// requests are in flight, then hands out the stream that the fewest requests share. A request is in flight
+/// until its [`PooledStream`] is dropped *and* the device has finished everything that was submitted through
+/// it, even if its futures were dropped long before.
 ///
-/// Streams are shared by several requests at once, so that the device has work while tasks wake up. A GPU
-/// runs few streams at once: four to eight for each device are plenty.
+/// Several requests share a stream, so that the device has work while tasks wake up. A GPU runs few streams
+/// at once: four to eight per device are plenty.
 ///
 /// # Overload
-/// Without deadlines requests are admitted in FIFO order, which under overload means: to those whose callers are about to
-/// give up. [`acquire_by`](Self::acquire_by), or a [`patience`](StreamPoolBuilder::patience) for all, tells the pool when an answer is still of
-/// use. It then refuses at once whoever cannot be answered by then, by what permits took lately; tells whoever waits when its time is up;
-/// and admits the newest first while it is overloaded (for 100 ms everybody waited longer than permits take).
+/// Without deadlines, requests are admitted in FIFO order; under overload that favours requests whose callers
+/// are about to give up. [`acquire_by`](Self::acquire_by), or a [`patience`](StreamPoolBuilder::patience) for
+/// all, sets a deadline for the answer. The pool then refuses at once a request that cannot be answered in
+/// time, judged by how long permits were held lately; fails a waiting request when its time is up; and admits
+/// the newest first while it is overloaded (for 100 ms every request has waited longer than permits are
+/// held).
 ///
 /// # Refusals
-/// The error names the pool, if it has a [name](StreamPoolBuilder::name), and the share; [`stats`](Self::stats) counts refusals by share and
-/// reason. Each is an event of `tracing` as well, in the span of whoever asked: target `gpu_await::refusal`, level `DEBUG`, with the fields
+/// The error names the pool, if it has a [name](StreamPoolBuilder::name), and the share;
+/// [`stats`](Self::stats) counts refusals by share and reason. Each is also a `tracing` event in the span of
+/// the request: target `gpu_await::refusal`, level `DEBUG`, with the fields
 ///
 /// | field | is |
 /// |---|---|
@@ -139,14 +141,13 @@ struct Asks {
 
 /// A stream of a [`StreamPool`], and a permit in it.
 ///
-/// It dereferences to [`Stream`], and goes to a kernel's `launch` as it is: `kernel.launch(&stream, ..)`
-/// ([`LaunchOn`](crate::LaunchOn)). A clone of that stream holds the permit as well. What is put on the
-/// stream by other means (a stream that it was [forked](Stream::fork) into, its raw handle) does
-/// not count.
+/// It dereferences to [`Stream`], and a kernel's `launch` takes it directly: `kernel.launch(&stream, ..)`
+/// ([`LaunchOn`](crate::LaunchOn)). A clone of that stream holds the permit as well. Work submitted by other
+/// means (on a stream that it was [forked](Stream::fork) into, or through its raw handle) does not count.
 ///
 /// # Cancel safety
-/// Dropped with work pending, the work goes on, and the permit is released when the device has
-/// finished it. A leaked one leaks its permit.
+/// If it is dropped with work pending, the work goes on, and the permit is released when the device has
+/// finished it. Leaking it leaks the permit.
 pub struct PooledStream {
     stream: Stream,
     waited: Duration,
@@ -172,13 +173,13 @@ pub struct DrainedWithin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Permits in flight: requests that hold a stream, or that the device is not through with, by their weights.
+    /// Permits in flight, by weight: of requests that hold a stream, or that the device has not finished.
     pub in_flight: usize,
-    /// How many may be.
+    /// How many may be in flight.
     pub max_in_flight: usize,
     /// Requests that wait for a permit.
     pub waiting: usize,
-    /// How many may, of each share.
+    /// How many requests of each share may wait.
     pub max_waiting: usize,
     /// Requests admitted so far; these and those below over all shares.
     pub granted: u64,
@@ -242,8 +243,7 @@ pub struct PooledStreamStats {
     pub state: PooledStreamState,
     /// Requests in flight on it.
     pub in_flight: usize,
-    /// Operations on it that the device is not known to be through with; after the loss of the device
-    /// the last value.
+    /// Operations on it that are not known to be complete; after the loss of the device, the last value.
     pub backlog: u64,
 }
 
@@ -290,18 +290,19 @@ struct PoolState {
 struct DeadlinePassed(Weak<PoolCore>);
 
 impl StreamPool {
-    /// Makes a pool, options first.
+    /// Sets options before making a pool.
     pub fn builder() -> StreamPoolBuilder {
         StreamPoolBuilder::default()
     }
 
-    /// Waits for a permit and hands out the stream that the fewest requests share. In FIFO order, unless the handle has a
-    /// [patience](Self::with_patience): then as [`acquire_by`](Self::acquire_by) that long from now.
+    /// Waits for a permit and hands out the stream that the fewest requests share. Permits are granted in
+    /// FIFO order, unless the handle has a [patience](Self::with_patience): then this is
+    /// [`acquire_by`](Self::acquire_by) with a deadline that far from now.
     ///
-    /// A task that acquires a second permit while it holds one can dead-lock: as many tasks as there are
-    /// permits may each hold one and wait for another, for ever. A request that needs more streams takes
-    /// one permit and [forks](Stream::fork) its stream, or gives its permit back before it acquires
-    /// again; one that must hold two takes the second from another pool, always in the same order.
+    /// A task that acquires a second permit while it holds one can deadlock: as many tasks as there are
+    /// permits may each hold one and wait for another for ever. A request that needs more streams should take
+    /// one permit and [fork](Stream::fork) its stream, or release its permit before it acquires again; one
+    /// that must hold two should take the second from another pool, always in the same order.
     ///
     /// # Errors
     /// [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded), at once: the pool is full and
@@ -312,26 +313,28 @@ impl StreamPool {
     /// From the first wait on, idle devices of the pool are asked once a second for that.
     ///
     /// # Cancel safety
-    /// Yes: put a time-out around it. Who gives up loses the place in the queue and nothing else. Do not
-    /// forget an [`Acquire`] (`mem::forget`): it keeps its turn.
+    /// Yes: a timeout around it loses its turn in the queue and nothing else. Do not `mem::forget` an
+    /// [`Acquire`]: it keeps its turn.
     pub fn acquire(&self) -> Acquire {
         self.enter(self.asks, self.patient_until(), Patience::UpToTheLimit)
     }
 
-    /// Like [`acquire`](Self::acquire), for a request whose *answer* is of use until `deadline`: for a caller that gives up at some time,
-    /// this is the time.
+    /// [`acquire`](Self::acquire) for a request whose *answer* is useful until `deadline`, such as the time
+    /// at which the caller gives up.
     ///
-    /// What is bounded is the wait for the permit, and by an estimate the work behind it. A permit goes to a request only
-    /// if what its share's permits took lately, beside as many, fits in the time that is left.
+    /// The wait for the permit is bounded exactly, the work behind it by an estimate: a permit goes to a
+    /// request only if the time for which its share's permits were held lately, with as many in flight, fits
+    /// into the time that is left.
     ///
     /// # Ordering
-    /// FIFO in its class and share, until that is overloaded: then the newest first of those with a deadline. Requests without
-    /// one keep their turn among these, in FIFO order.
+    /// FIFO within its class and share. While the share is overloaded, the newest of the requests with a
+    /// deadline go first; requests without one keep their FIFO turn among them.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`ErrorDetail::TooLate`] (its kind is `Overloaded`), at once or as soon as newer ones pushed it too far
-    /// back: it cannot be answered in time. [`ErrorDetail::Expired`]: it waited, and at its deadline at the latest is told that there was no
-    /// permit in time; on any executor, by a thread of the pool's that keeps the time.
+    /// As [`acquire`](Self::acquire). [`ErrorDetail::TooLate`] (of kind `Overloaded`), at once or as soon as
+    /// newer requests push it too far back: it cannot be answered in time. [`ErrorDetail::Expired`], at the
+    /// deadline at the latest: it waited, and there was no permit in time. A thread of the pool keeps the
+    /// time, so this works on any executor.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -358,16 +361,16 @@ impl StreamPool {
         self.with_high_priority().acquire()
     }
 
-    /// A handle whose requests go ahead of those that wait, and on a stream for
-    /// requests of high priority if the pool has any: the device prefers what is on these.
+    /// Returns a handle whose requests go ahead of those that wait, and on a high-priority stream if the pool
+    /// has any: the device prefers work on these.
     ///
-    /// Of those who wait, every ninth to be admitted is one of normal priority, so nobody starves.
+    /// Every ninth request that is admitted from the queue is one of normal priority, so that none starves.
     #[must_use]
     pub fn with_high_priority(&self) -> StreamPool {
         self.with(Asks { class: Class::High, ..self.asks })
     }
 
-    /// A handle whose requests count for the [share](StreamPoolBuilder::share) of that name.
+    /// Returns a handle whose requests belong to the [share](StreamPoolBuilder::share) of that name.
     ///
     /// # Errors
     /// [`ErrorDetail::NoSuchShare`].
@@ -382,55 +385,58 @@ impl StreamPool {
         }
     }
 
-    /// A handle whose requests take `permits` permits each (of [`max_in_flight`](StreamPoolBuilder::max_in_flight)) on one stream: for what
-    /// costs as much as that many. At least 1; what is more than there are takes all there are.
+    /// Returns a handle whose requests take `permits` permits each (of
+    /// [`max_in_flight`](StreamPoolBuilder::max_in_flight)) on one stream, for requests that cost as much as
+    /// that many others. The number is clamped to 1 and to all permits.
     ///
-    /// A heavy request that is next waits until all of its permits are free, and those behind it wait as well: lighter
-    /// ones do not starve it.
+    /// A heavy request whose turn it is waits until all of its permits are free, and those behind it wait as
+    /// well: lighter ones do not starve it.
     #[must_use]
     pub fn with_weight(&self, permits: u32) -> StreamPool {
         self.with(Asks { weight: permits, ..self.asks })
     }
 
-    /// A handle whose callers wait that long for an *answer*: its [`acquire`](Self::acquire) is
-    /// [`acquire_by`](Self::acquire_by) the time of the call plus that. Zero: who would wait is refused at once
-    /// ([`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded)).
+    /// Returns a handle whose callers wait that long for an *answer*: its [`acquire`](Self::acquire) is
+    /// [`acquire_by`](Self::acquire_by) with a deadline that far from the call. With zero, a request that
+    /// would have to wait is refused at once ([`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded)).
     #[must_use]
     pub fn with_patience(&self, patience: Duration) -> StreamPool {
         self.with(Asks { patience: Some(patience), ..self.asks })
     }
 
-    /// A stream, if there is a permit right now.
+    /// Takes a stream if there is a permit right now.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire); `Overloaded` also while nobody waits. A device that is gone
+    /// As [`acquire`](Self::acquire), with `Overloaded` whenever no permit is free. A lost or closed device
     /// is reported rather than `Overloaded`.
     pub fn try_acquire(&self) -> Result<PooledStream> {
         let acquired = self.enter(self.asks, None, Patience::Never).now_or_never();
         acquired.unwrap_or_else(|| unreachable!("who never waits is answered at once"))
     }
 
-    /// Admits no more requests, and ends the waits with an error. What is in flight goes on:
-    /// [`drained`](Self::drained) waits for it.
+    /// Admits no more requests, and fails those that wait. Requests in flight go on:
+    /// [`drained`](Self::drained) waits for them.
     pub fn close(&self) {
         let wakers = self.shared.book.lock().admission.close();
         wakers.into_iter().for_each(contain::wake);
     }
 
-    /// Resolves when no request is in flight: none holds a stream, and the devices are through with
-    /// everything. For a shutdown, behind [`close`](Self::close). A lost device is through with
-    /// everything; requests that hold its streams are waited for all the same.
+    /// Resolves when no request is in flight: none holds a stream, and the devices have finished all of their
+    /// work. Call it after [`close`](Self::close) to shut down. Work of a lost device counts as finished;
+    /// requests that hold its streams are waited for all the same.
     pub fn drained(&self) -> Drained {
         Drained { shared: self.shared.clone(), budget: Budget::default() }
     }
 
-    /// [`drained`](Self::drained) for at most `limit` from the call, on any executor; [`Duration::MAX`] is no limit. A thread of the pool's keeps the time.
+    /// [`drained`](Self::drained) for at most `limit` from the call, on any executor; [`Duration::MAX`] is no
+    /// limit. A thread of the pool keeps the time.
     ///
     /// # Cancel safety
-    /// Dropped, it waits no longer.
+    /// If it is dropped, it stops waiting.
     ///
     /// # Errors
-    /// [`ErrorDetail::TimedOut`], which says how many permits are not released and what is in flight on the pool's streams.
+    /// [`ErrorDetail::TimedOut`] says how many permits are not released and what is in flight on the pool's
+    /// streams.
     ///
     /// # Examples
     /// ```
@@ -452,7 +458,7 @@ impl StreamPool {
         DrainedWithin { drained: self.drained(), limit, end }
     }
 
-    /// What the pool is doing, by asking the devices.
+    /// Asks the devices what the pool is doing.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         // A device that is lost while nothing is in flight is found so.
@@ -540,7 +546,7 @@ impl StreamPool {
 }
 
 impl PooledStream {
-    /// How long the request waited for its permit.
+    /// Returns how long the request waited for its permit.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited

@@ -47,8 +47,8 @@ pub struct PoolService<F> {
 /// A call of a [`PoolService`].
 ///
 /// # Cancel safety
-/// Dropped, it leaves the pool's queue, or drops the future of the function with its stream: what was submitted goes on, and keeps its permit until the
-/// device has finished.
+/// If it is dropped, it leaves the pool's queue, or drops the function's future with its stream: submitted
+/// work goes on, and keeps its permit until the device has finished.
 #[pin_project]
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct PoolCall<F, Q, Fut> {
@@ -79,8 +79,8 @@ impl StreamPool {
 }
 
 impl<Q, R, E> Batcher<Q, R, E> {
-    /// The handle as a service, whose calls are this handle's [`call`](Self::call)s. It is always ready, and refuses what is too much: a
-    /// `timeout` layer bounds the wait for a batch and the batch together.
+    /// Makes a service whose calls are this handle's [`call`](Self::call)s. It is always ready and refuses
+    /// excess requests: a `timeout` layer bounds the wait for a batch and the batch together.
     ///
     /// # Errors
     /// As [`Call`].

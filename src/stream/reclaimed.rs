@@ -13,26 +13,26 @@ use crate::runtime::coop;
 use crate::stream::Stream;
 
 impl Stream {
-    /// Resolves when an allocation of so many bytes on this stream fits, as far as the device's account
-    /// says: enough of what was given up is complete, or more was given up. Other allocations may be
-    /// quicker; then this one fails again, and `reclaimed` may be awaited again. If the driver refused
-    /// what fits, it resolves when memory has moved since, of whatever size: try again, and stop if the
-    /// [`advice`](crate::MemoryAdvice) of that error is not to wait.
+    /// Resolves when an allocation of `bytes` on this stream fits by the device's own accounting: enough
+    /// freed memory is no longer in use, or more was freed. Another allocation may take it first; then this
+    /// one fails again, and `reclaimed` may be awaited again. If the driver refused an allocation that fits,
+    /// it resolves once any memory has moved: try again, and stop if the [`advice`](crate::MemoryAdvice) of
+    /// that error is not to wait.
     ///
-    /// It waits for memory that was given up, never for buffers that are alive elsewhere: beside those,
-    /// what does not fit is refused at once. To wait until other tasks drop theirs, hold a permit of a
-    /// semaphore of your own for as long as each buffer lives, counted in bytes if they differ. Count whole
-    /// blocks: multiples of 512 bytes, and up to 1 MiB of an eighth of the next power of two.
+    /// It waits for freed memory, never for live buffers: a request that does not fit beside those fails at
+    /// once. To wait until other tasks drop their buffers, guard each buffer with a permit of your own
+    /// semaphore, counted in bytes if sizes differ. Count whole blocks: multiples of 512 bytes, and up to 1
+    /// MiB multiples of an eighth of the next power of two.
     ///
-    /// The loop below is one for fresh memory. An operation in place that was refused leaves its memory failed, so that trying again
-    /// fails as well, with the same kind: see [`ErrorKind`](crate::ErrorKind).
+    /// The loop below is for fresh memory. An in-place operation that was refused leaves its memory failed,
+    /// so retrying it fails as well, with the same kind: see [`ErrorKind`](crate::ErrorKind).
     ///
     /// # Cancel safety
     /// Yes.
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory), at once, if what buffers hold
-    /// leaves no room for so much; a device that is lost or closed; a thread of this crate.
+    /// [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory), at once, if live buffers leave no room
+    /// for `bytes`; the device is lost or closed; a call on a thread of this crate.
     ///
     /// # Examples
     /// ```

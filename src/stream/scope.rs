@@ -125,23 +125,23 @@ fn enter(stream: &Stream, ordered: bool) -> Stream {
 }
 
 impl Stream {
-    /// Makes this stream the [current](crate::Device::current_stream) one of its device for what
-    /// `future` does: verbs called on the [`Device`](crate::Device) go to it.
+    /// Makes this stream the [current stream](crate::Device::current_stream) of its device inside `future`:
+    /// verbs called on the [`Device`](crate::Device) go to it.
     ///
-    /// It is state of the future, installed for the length of each poll: tasks that it spawns do not
-    /// inherit it, other tasks of the same thread do not see it, and it may be awaited on any thread.
-    /// Scopes nest, and a scope leaves the current streams of other devices alone.
+    /// The scope is state of the future, installed for the duration of each poll: spawned tasks do not
+    /// inherit it, other tasks on the same thread do not see it, and it may be awaited on any thread. Scopes
+    /// nest, and a scope leaves the current streams of other devices alone.
     ///
     /// # Ordering
-    /// When it is first polled this stream is ordered behind the stream that was current (everything
-    /// submitted to it so far), on the device; see [`scope_unordered`](Self::scope_unordered). What
-    /// comes after the scope does not wait for it: say `stream.wait(..)`.
+    /// At the first poll, this stream is ordered, on the device, behind everything submitted so far to the
+    /// stream that was current; [`scope_unordered`](Self::scope_unordered) leaves that out. Work after the
+    /// scope does not wait for it: use `stream.wait(..)`.
     ///
     /// # Cancel safety
     /// That of `future`.
     ///
     /// # Errors
-    /// If the wait cannot be put on the stream, what the future calls on the device fails with that
+    /// If the wait cannot be put on the stream, verbs that the future calls on the device fail with that
     /// error.
     ///
     /// # Examples
@@ -158,7 +158,7 @@ impl Stream {
         Scope { future, state: ScopeState::New { stream: self.clone(), ordered: true } }
     }
 
-    /// Like [`scope`](Self::scope), without waiting for the stream that was current. Buffers are
+    /// [`scope`](Self::scope) without the wait for the stream that was current. Work on the same buffers is
     /// ordered all the same.
     pub fn scope_unordered<F: Future>(&self, future: F) -> Scope<F> {
         Scope { future, state: ScopeState::New { stream: self.clone(), ordered: false } }
@@ -168,21 +168,21 @@ impl Stream {
     /// [`scope`](Self::scope).
     ///
     /// # Panics
-    /// Those of `work`; the stream is no longer current then.
+    /// If `work` panics; the scope ends first.
     pub fn scope_sync<R>(&self, work: impl FnOnce() -> R) -> R {
         let _installed = Installed::new(&enter(self, true));
         work()
     }
 
-    /// Like [`scope_sync`](Self::scope_sync), without waiting for the stream that was current.
+    /// [`scope_sync`](Self::scope_sync) without the wait for the stream that was current.
     pub fn scope_sync_unordered<R>(&self, work: impl FnOnce() -> R) -> R {
         let _installed = Installed::new(self);
         work()
     }
 
-    /// The stream of the innermost scope, whatever its device; `None` outside of scopes.
+    /// Returns the stream of the innermost scope, whatever its device; `None` outside of scopes.
     ///
-    /// With it, code that was given neither a device nor a stream can record, wait and submit.
+    /// It lets code without a device or stream at hand record, wait and submit.
     ///
     /// # Examples
     /// ```

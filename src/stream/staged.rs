@@ -52,31 +52,30 @@ const PART_BYTES: usize = 2 << 20;
 const MOST_IN_FLIGHT: u64 = 512;
 
 impl Stream {
-    /// Copies ordinary host data into a new device buffer without the executor's threads. Ready
-    /// proves that everything is *on the stream*: device order is enough for what comes behind.
+    /// Copies ordinary host data into a new device buffer, off the executor. Ready proves that everything is
+    /// *on the stream*: device order is enough for work behind it.
     ///
-    /// A few threads of the device's copy the data into pinned memory, part by part, while earlier
-    /// parts are on their way: several times the speed of the driver's own copy from pageable
-    /// memory. They are at most 8, however many copies there are, and one for each stream whose copies wait for
-    /// device memory. For less than about a megabyte, or for a [`PinnedBuffer`], there is no gain over
+    /// A few threads of the device copy the data into pinned memory, part by part, while earlier parts are
+    /// being transferred: several times as fast as the driver's own copy from pageable memory. There are at
+    /// most 8 of them, however many copies run, and one more for each stream whose copies wait for device
+    /// memory. Below about a megabyte, or for a [`PinnedBuffer`], there is no gain over
     /// [`upload`](Self::upload).
     ///
     /// # Ownership
-    /// The source moves in and is dropped off the executor. At most some 40 MiB of pinned memory are
-    /// in use for one call.
+    /// The source moves in and is dropped off the executor. One call uses at most about 40 MiB of pinned
+    /// memory.
     ///
     /// # Ordering
-    /// The work goes on the stream while the future is polled, not before. What others submit to the
-    /// stream meanwhile goes between the parts; nobody can see the buffer before the future hands it
-    /// out.
+    /// The work is submitted while the future is polled, not before. Work that other tasks submit to the
+    /// stream meanwhile goes between the parts; the buffer is not visible before the future returns it.
     ///
     /// # Cancel safety
-    /// Dropped, it stops: parts that are on the stream go on, the buffer is freed behind them.
+    /// Dropping it stops the copy: parts that are on the stream go on, and the buffer is freed behind them.
     ///
     /// # Blocking
-    /// Never: a poll takes as long as submitting one copy (which takes longer while others pin memory
-    /// or load kernels: the driver has one lock for all). While the stream is held up, or more than
-    /// 512 operations are in flight on it, the future waits.
+    /// Never: a poll takes as long as submitting one copy (longer while other threads pin memory or load
+    /// kernels, as the driver has one lock for all of these). While the stream is held up, or more than 512
+    /// operations are in flight on it, the future waits.
     ///
     /// # Errors
     /// Out of device or pinned memory; a device that is lost or closed.
@@ -161,15 +160,14 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// Copies device memory into a `Vec` without the executor's threads. Ready proves *visible to
-    /// the host*.
+    /// Copies device memory into a `Vec`, off the executor. Ready proves *visible to the host*.
     ///
-    /// The opposite of [`upload_staged`](Self::upload_staged): what is said there about speed,
-    /// pinned memory, cancel safety and blocking holds here.
+    /// The counterpart of [`upload_staged`](Self::upload_staged), with the same speed, pinned memory, cancel
+    /// safety and blocking.
     ///
     /// # Ordering
-    /// The work goes on the stream while the future is polled, not before. The source stays borrowed
-    /// until then, so that all parts are of one state of it.
+    /// The work is submitted while the future is polled, not before. The source stays borrowed until then, so
+    /// that all parts are of one state of it.
     ///
     /// # Errors
     /// As [`download`](Self::download); out of host memory.
@@ -180,10 +178,9 @@ impl Stream {
         self.download_staged_into(source, Vec::new()).await
     }
 
-    /// Copies device memory into a `Vec` of yours, whose elements it replaces, without the
-    /// executor's threads; see [`download_staged`](Self::download_staged). Quicker than a fresh one,
-    /// whose pages the system has to make first. Ready proves *visible to the host* and hands it
-    /// back.
+    /// Copies device memory into a `Vec` that is passed in, replacing its elements, off the executor; see
+    /// [`download_staged`](Self::download_staged). Faster than into a fresh `Vec`, whose pages the system has
+    /// to make first. Ready proves *visible to the host* and hands the `Vec` back.
     ///
     /// # Ownership
     /// If it fails or is dropped, the `Vec` is dropped.

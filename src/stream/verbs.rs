@@ -73,106 +73,6 @@ macro_rules! verbs {
 pub(crate) use verbs;
 
 verbs! {
-    // ---- batches --------------------------------------------------------------------------
-
-    /// Puts several operations on the stream as one future: one marker, one waker, and what the
-    /// closure returns comes back whole.
-    ///
-    /// The closure runs at once; inside it the verbs of [`Queue`] return plain results. Host values
-    /// come as [`Lent`](crate::Lent) and are handed back by the future. Ready proves that every
-    /// operation of the batch is complete, and the host values that it returns *visible to the host*,
-    /// also those that another batch lent.
-    ///
-    /// # Errors
-    /// The first error that the closure returns; what was put on the stream before goes on. Verbs that take
-    /// a pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an
-    /// [`Error`](crate::Error): a closure that ends with one ends with `Ok(q.upload_into(part, &mut x)?)`.
-    ///
-    /// # Panics
-    /// If the closure does: what it put on the stream before goes on.
-    ///
-    /// # Examples
-    /// ```
-    /// # futures::executor::block_on(async {
-    /// # let device = gpu_await::Device::host();
-    /// # let stream = device.stream()?;
-    /// let (x, y) = stream
-    ///     .batch(|q| {
-    ///         let x = q.full(4, 7u32)?;
-    ///         let y = q.download(&x)?;
-    ///         Ok((x, y))
-    ///     })
-    ///     .await?;
-    /// assert_eq!((x.len(), &y[..]), (4, &[7; 4][..]));
-    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
-    /// ```
-    pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
-        let queue = self.queue();
-        let result = work(&queue);
-        queue.finish(result)
-    }
-
-    /// [`batch`](Stream::batch) with a memory: the launches of the closure are written to lists, and a list of the shape that it had
-    /// in the run before is launched as one graph, with the arguments that changed set anew. A run of another shape is launched one by one,
-    /// and gives the graph up. Fills and copies within the device are launches too.
-    ///
-    /// The closure runs each time; results, ordering, errors and the value are those of a batch. Its **shape** is the kernels, in
-    /// their order, and which of them have to wait for which: arguments, lengths and launch configurations may differ. A
-    /// list ends where something else than a launch is put on the stream, with a kernel that runs for the
-    /// first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters. Fresh memory (`empty`, `zeros`,
-    /// `full`, `upload`) ends none: it is made in front of the list.
-    ///
-    /// One region for each closure, and call site: two that take turns in one are never replayed ([`Region`]). Work of other libraries ends
-    /// a list also if it can be captured: a [`Graph`](crate::Graph) captures it.
-    ///
-    /// Ready proves the same as that of a batch.
-    ///
-    /// # Errors
-    /// As [`batch`](Stream::batch); a launch that the driver refused when it came to that, behind the closure.
-    ///
-    /// # Blocking
-    /// As a batch; a call that compiles takes as long as [`Graph::launch`](crate::Graph::launch) says.
-    ///
-    /// # Panics
-    /// If the closure does: what it wrote before is on the stream, as a list like any other, and the region keeps what it counted and
-    /// compiled.
-    ///
-    /// # Examples
-    /// ```
-    /// # futures::executor::block_on(async {
-    /// use gpu_await::Region;
-    /// # let device = gpu_await::Device::host();
-    /// # let stream = device.stream()?;
-    /// # let axpy = gpu_await::kernels::axpy::load(&device).await?;
-    /// let (x, mut y) = (stream.full(100, 1.0f32).queued()?, stream.full(100, 0.0f32).queued()?);
-    /// let mut region = Region::new();
-    /// for n in 0..10 {
-    ///     let steps = stream.replay(&mut region, |q| {
-    ///         axpy.launch(q, n as f32, &x, &mut y)?;
-    ///         axpy.launch(q, 1.0, &x, &mut y)
-    ///     });
-    ///     steps.await?;
-    /// }
-    /// assert_eq!(stream.download(&y).await?[0], 55.0);
-    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Source
-    /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
-    pub fn replay<R: Settle>(
-        &self,
-        region: &mut Region,
-        work: impl FnOnce(&Queue<'_>) -> Result<R>,
-    ) -> Op<R::Output> {
-        let run_of = RunOf::new(self.handle(), region);
-        let run = run_of.run();
-        let queue = self.queue().listing(run);
-        let result = work(&queue);
-        run.end();
-        let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
-        queue.finish(result)
-    }
-
     // ---- copies and fills -----------------------------------------------------------------
 
     /// Copies host data into a new device buffer. Ready proves *complete on the device*.
@@ -181,14 +81,13 @@ verbs! {
     /// first.
     ///
     /// # Ownership
-    /// The source moves in; a pinned buffer returns to its pool when the copy is complete. If the call
-    /// is refused, [`accepted`](Op::accepted) hands the data back.
+    /// The source moves in; a pinned buffer returns to its pool when the copy is complete. If the call is
+    /// refused, [`accepted`](Op::accepted) returns the data.
     ///
     /// # Blocking
-    /// The host copy of a `Vec` takes about 0.1 ms a mebibyte; above 1 MiB, the first of its
-    /// size also maps and registers memory, which waits while another stream's
-    /// [queue is full](Stream#blocking) ([`pinned`](Stream::pinned) says more). For large data see
-    /// [`Stream::upload_staged`].
+    /// The host copy of a `Vec` takes about 0.1 ms per MiB; above 1 MiB, the first upload of each size also
+    /// maps and registers memory, which waits while another stream's [queue is full](Stream#blocking) (see
+    /// [`pinned`](Stream::pinned)). For large data use [`Stream::upload_staged`].
     ///
     /// # Errors
     /// Out of device or pinned memory; a [`PinnedBuffer`] of another device; a device that is lost or closed.
@@ -199,8 +98,14 @@ verbs! {
         self.lending(|queue| queue.upload(source))
     }
 
-    /// Copies a slice into a new device buffer; see [`upload`](Self::upload). The slice is free
-    /// again when the call returns.
+    /// Copies a slice into a new device buffer; see [`upload`](Self::upload). The slice can be reused as soon
+    /// as the call returns.
+    ///
+    /// # Blocking
+    /// As [`upload`](Self::upload) of a `Vec`.
+    ///
+    /// # Errors
+    /// As [`upload`](Self::upload).
     pub fn upload_from<T: Element>(&self, source: &[T]) -> Op<DeviceBuffer<T>> {
         self.batch(|queue| queue.upload_from(source))
     }
@@ -211,7 +116,7 @@ verbs! {
     /// # Ownership
     /// The pinned buffer is lent to the device until the copy is complete; if the future is dropped it
     /// returns to its pool. If the call is refused, [`accepted`](Op::accepted) hands it back. With
-    /// [`without_value`](Op::without_value) it goes home by itself, and the copy can be `queued()`.
+    /// [`without_value`](Op::without_value) it returns to its pool by itself, and the copy can be `queued()`.
     ///
     /// # Errors
     /// Lengths that differ; memory of another device; a device that is lost or closed.
@@ -226,14 +131,14 @@ verbs! {
     /// Copies device memory into a pooled pinned buffer. Ready proves *visible to the host*.
     ///
     /// # Blocking
-    /// Above 1 MiB, the first of its size maps and registers memory, which the driver does not do while any
-    /// thread is blocked in a [full queue](Stream#blocking): [`download_into`](Self::download_into) takes memory of yours,
-    /// and `download_staged` grows the pool off the executor. Up to 1 MiB the pool has memory ready, unless
-    /// much was taken at once: see [`pinned`](Stream::pinned).
+    /// Above 1 MiB, the first download of each size maps and registers memory, which the driver does not do
+    /// while any thread is blocked in a [full queue](Stream#blocking): [`download_into`](Self::download_into)
+    /// takes a buffer that exists, and `download_staged` grows the pool off the executor. Up to 1 MiB the
+    /// pool has memory ready, unless much was taken at once: see [`pinned`](Stream::pinned).
     ///
     /// # Errors
-    /// Data that nothing has written, or whose producer failed (with its name); out of pinned
-    /// memory; a device that is lost or closed.
+    /// The data was never written, or its producer failed (the error names it); out of pinned memory; the
+    /// device is lost or closed.
     ///
     /// # Source
     /// `cuMemcpyDtoHAsync`.
@@ -241,7 +146,7 @@ verbs! {
         self.batch(|queue| queue.download(source))
     }
 
-    /// Copies device memory into a pinned buffer of yours. Ready proves *visible to the host* and
+    /// Copies device memory into a pinned buffer that is passed in. Ready proves *visible to the host* and
     /// hands it back.
     ///
     /// # Ownership
@@ -260,8 +165,8 @@ verbs! {
     /// Copies device memory into a `Vec`. Ready proves *visible to the host*.
     ///
     /// # Blocking
-    /// The poll that finds it complete copies from pinned memory: about 0.1 ms a mebibyte. For large
-    /// data see [`Stream::download_staged`].
+    /// As [`download`](Self::download); and the poll that finds it complete copies from pinned memory, about
+    /// 0.1 ms per MiB. For large data use [`Stream::download_staged`].
     ///
     /// # Errors
     /// As [`download`](Self::download).
@@ -271,14 +176,14 @@ verbs! {
 
     /// Copies between device buffers or ranges of them. Ready proves *complete on the device*.
     ///
-    /// The source may be on another device of the same kind; the copy is ordered with both, and no
-    /// host waits. Where the two can reach each other's memory it goes directly, else in parts
-    /// through pinned host memory, at most 16 MiB for each copy in flight.
+    /// The source may be on another device of the same kind; the copy is ordered with the work of both, and
+    /// the host does not wait. Where the two devices can reach each other's memory it goes directly,
+    /// otherwise in parts through pinned host memory, at most 16 MiB for each copy in flight.
     ///
     /// # Blocking
-    /// The first copy between two devices enables the access: see
-    /// [`Device::enable_peer`](crate::Device::enable_peer). Through the host, the call takes some
-    /// 10 µs for each 4 MiB, and above 1 MiB the first of its size maps and registers memory.
+    /// The first copy between two devices enables peer access: see
+    /// [`Device::enable_peer`](crate::Device::enable_peer). Through the host, the call takes some 10 µs for
+    /// each 4 MiB, and above 1 MiB the first copy of each size maps and registers memory.
     ///
     /// # Errors
     /// Lengths that differ; a source that nothing has written or whose producer failed; a
@@ -342,8 +247,8 @@ verbs! {
         self.lending(|queue| queue.upload_2d(source, destination, rows))
     }
 
-    /// Copies rows of device memory into a pinned buffer of yours. Ready proves *visible to the host*
-    /// and hands it back; gaps between rows are as they were.
+    /// Copies rows of device memory into a pinned buffer that is passed in. Ready proves *visible to the
+    /// host* and hands it back; gaps between rows are as they were.
     ///
     /// # Ownership
     /// As of [`upload_into`](Self::upload_into).
@@ -418,22 +323,22 @@ verbs! {
 
     // ---- host functions -------------------------------------------------------------------
 
-    /// Runs a closure on the host when the stream gets there. Ready hands its result over.
+    /// Runs a closure on the host when the stream reaches it. Ready hands over its result.
     ///
-    /// All host functions of a process run one after the other on a thread of the driver's: keep
-    /// them short, and do not let one wait for another. After a fault of the device none runs any more.
+    /// All host functions of a process run one after the other on a thread of the driver: keep them short,
+    /// and never let one wait for another. After a fault of the device no more of them run.
     ///
-    /// The driver refuses every call inside one. What submits, blocks or needs the driver is
-    /// [`ErrorDetail::WrongThread`] there; what only asks ([`Op::is_complete`], [`Device::stats`])
-    /// answers with what is known and has the device's poller ask; an [`Op`] that is polled there is
-    /// woken by the poller.
+    /// The driver refuses every call inside one. Methods that submit, block or need the driver return
+    /// [`ErrorDetail::WrongThread`] there; methods that only ask ([`Op::is_complete`], [`Device::stats`])
+    /// answer with what is known and let the device's poller ask; an [`Op`] that is polled there is woken by
+    /// the poller.
     ///
     /// # Ownership
-    /// What it captured and does not return is dropped when it ends, *on that thread*. Handles of this
-    /// crate may be dropped there: that enqueues and never blocks. What takes long to drop, or must not
-    /// be dropped on a thread of the driver's, is to be returned: what it returns is the future's, and
-    /// a result that nobody takes, the payload of its panic and a closure that never ran are dropped
-    /// by who dropped the future or by a thread of this crate's.
+    /// Captured values that the closure does not return are dropped when it ends, *on that thread*. Handles
+    /// of this crate may be dropped there: that enqueues and never blocks. Return values that take long to
+    /// drop, or must not be dropped on a thread of the driver: they then belong to the future. A result that
+    /// is never taken, the payload of a panic, and a closure that never ran are dropped where the future is
+    /// dropped, or by a thread of this crate.
     ///
     /// ```
     /// # futures::executor::block_on(async {
@@ -446,19 +351,19 @@ verbs! {
     /// ```
     ///
     /// # Blocking
-    /// While another stream's [queue is full](Stream#blocking) the driver takes no host functions, on
-    /// whatever stream: the call waits until that queue moves. Awaiting what is in front and running
-    /// the function in the task does not.
+    /// While another stream's [queue is full](Stream#blocking) the driver accepts no host functions on any
+    /// stream: the call waits until that queue moves. To avoid that, await the work in front and run the
+    /// function in the task.
     ///
     /// # Panics
-    /// The awaiting task goes on with the closure's panic.
+    /// Awaiting it resumes the closure's panic.
     ///
     /// # Errors
     /// A device that is lost or closed. `queued()` works for `()`; another value needs the await.
     ///
     /// # Examples
     /// A closure that uses a result of the device. A word goes through a [`PinnedFlag`](crate::PinnedFlag)
-    /// that a kernel in front of it wrote, and nobody awaits in between:
+    /// that a kernel in front of it writes, with no await in between:
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
     /// use gpu_await::{Device, Grid, LaunchConfig, kernel};
@@ -505,14 +410,122 @@ verbs! {
         self.batch(|queue| queue.host_fn(function))
     }
 
+    // ---- batches --------------------------------------------------------------------------
+
+    /// Puts several operations on the stream as one future, with one marker and one waker; it returns what
+    /// the closure returns.
+    ///
+    /// The closure runs at once; inside it the verbs of [`Queue`] return plain results. Host values are
+    /// [`Lent`](crate::Lent) and handed back by the future. Ready proves that every operation of the batch is
+    /// complete, and that the host values it returns are *visible to the host*, including those that another
+    /// batch lent.
+    ///
+    /// # Blocking
+    /// As the verbs that the closure calls.
+    ///
+    /// # Errors
+    /// The error that the closure returns; operations that it submitted before go on. Verbs that take a
+    /// pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an [`Error`](crate::Error):
+    /// a closure whose last call is one ends with `Ok(q.upload_into(part, &mut x)?)`.
+    ///
+    /// # Panics
+    /// If the closure does; operations that it submitted before go on.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// let (x, y) = stream
+    ///     .batch(|q| {
+    ///         let x = q.full(4, 7u32)?;
+    ///         let y = q.download(&x)?;
+    ///         Ok((x, y))
+    ///     })
+    ///     .await?;
+    /// assert_eq!((x.len(), &y[..]), (4, &[7; 4][..]));
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    pub fn batch<R: Settle>(&self, work: impl FnOnce(&Queue<'_>) -> Result<R>) -> Op<R::Output> {
+        let queue = self.queue();
+        let result = work(&queue);
+        queue.finish(result)
+    }
+
+    /// A [`batch`](Stream::batch) that remembers: the closure's launches are collected in lists, and a list
+    /// that has the same shape as in the previous run is launched as one graph, with changed arguments
+    /// updated. A run of another shape is launched operation by operation, and discards the graph. Fills and
+    /// copies within the device count as launches.
+    ///
+    /// The closure runs each time; results, ordering, errors and the value are those of a batch. The
+    /// **shape** of a list is its kernels, in order, and which of them wait for which: arguments, lengths and
+    /// launch configurations may differ. A list ends with anything other than a launch, and with a kernel
+    /// that runs for the first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters.
+    /// Fresh memory (`empty`, `zeros`, `full`, `upload`) does not end it: it is allocated in front of the
+    /// list.
+    ///
+    /// Use one region for each closure and call site: two closures that alternate in one region are never
+    /// replayed ([`Region`]). Work of other libraries ends a list even if it can be captured; a
+    /// [`Graph`](crate::Graph) captures it.
+    ///
+    /// Ready proves the same as that of a batch.
+    ///
+    /// # Errors
+    /// As [`batch`](Stream::batch); a launch that the driver refuses after the closure has returned.
+    ///
+    /// # Blocking
+    /// As a batch; a call that compiles a graph takes as long as [`Graph::launch`](crate::Graph::launch)
+    /// says.
+    ///
+    /// # Panics
+    /// If the closure does; the operations before the panic are submitted as a list like any other, and the
+    /// region keeps its counts and graphs.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await::Region;
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// # let axpy = gpu_await::kernels::axpy::load(&device).await?;
+    /// let (x, mut y) = (stream.full(100, 1.0f32).queued()?, stream.full(100, 0.0f32).queued()?);
+    /// let mut region = Region::new();
+    /// for n in 0..10 {
+    ///     let steps = stream.replay(&mut region, |q| {
+    ///         axpy.launch(q, n as f32, &x, &mut y)?;
+    ///         axpy.launch(q, 1.0, &x, &mut y)
+    ///     });
+    ///     steps.await?;
+    /// }
+    /// assert_eq!(stream.download(&y).await?[0], 55.0);
+    /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Source
+    /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
+    pub fn replay<R: Settle>(
+        &self,
+        region: &mut Region,
+        work: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<R::Output> {
+        let run_of = RunOf::new(self.handle(), region);
+        let run = run_of.run();
+        let queue = self.queue().listing(run);
+        let result = work(&queue);
+        run.end();
+        let result = result.and_then(|value| run.take_refused().map_or(Ok(value), Err));
+        queue.finish(result)
+    }
+
     // ---- order ----------------------------------------------------------------------------
 
     /// Records the point behind everything submitted so far. The host does not wait.
     ///
     /// # Blocking
-    /// No, also while another thread is held up by the stream's full queue, as long as the stream has
-    /// events in stock (some dozens, used again when they are complete and dropped): the driver makes none
-    /// while any stream's [queue is full](Stream#blocking). Yes if the stream is shared with other libraries and its queue is full.
+    /// No, even while another thread is blocked by the stream's full queue, as long as the stream has events
+    /// in stock (a few dozen, reused when they are complete and dropped): the driver creates none while any
+    /// stream's [queue is full](Stream#blocking). Yes, if the stream is shared with other libraries and its
+    /// queue is full.
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -523,14 +536,14 @@ verbs! {
         Ok(Event::recorded(self.engine(), self.mark()?, false))
     }
 
-    /// Records a point with a time stamp of the device's; see [`Event::elapsed_since`].
+    /// Records a point with a time stamp of the device; see [`Event::elapsed_since`].
     ///
     /// # Blocking
-    /// While another thread is held up by the stream's full queue: the time stamp has its place behind
-    /// what that thread submits. While one is held up by another stream's
-    /// [full queue](Stream#blocking): only if more events that measure time are used than the device
-    /// has in stock (eight when a queue begins to fill; again when they are dropped). In both cases
-    /// [`record_timed_async`](Stream::record_timed_async) waits off the executor.
+    /// While another thread is blocked by this stream's full queue: the time stamp goes behind what that
+    /// thread submits. While a thread is blocked by another stream's [full queue](Stream#blocking): only if
+    /// more timed events are in use than the device has in stock (eight when a queue begins to fill; they
+    /// return when dropped). In both cases [`record_timed_async`](Stream::record_timed_async) waits off the
+    /// executor.
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -538,11 +551,11 @@ verbs! {
         Ok(Event::recorded(self.engine(), self.mark_timed()?, true))
     }
 
-    /// Makes everything submitted to this stream *from now on* wait, on the device, for a point of
-    /// another stream: a stream (all submitted to it so far), an event or an operation. The host
-    /// does not wait. Ready proves that this stream has passed the wait.
+    /// Makes everything submitted to this stream *from now on* wait, on the device, for a point of another
+    /// stream: a stream (everything submitted to it so far), an event or an operation. The host does not
+    /// wait. Ready proves that this stream has passed the wait.
     ///
-    /// Buffers need none of this: work on them is ordered by itself.
+    /// Buffers do not need this: work on the same memory is ordered by itself.
     ///
     /// # Errors
     /// A stream of another kind of device; an interprocess event of another GPU
@@ -559,19 +572,19 @@ verbs! {
         self.wait_for(mark.marks())
     }
 
-    /// Measures what `work` puts on this stream, as a [`batch`](Self::batch): its value and the time
-    /// on the device. Ready proves what the batch proves.
+    /// Runs `work` as a [`batch`](Self::batch) and measures it: gives its value and its time on the device.
+    /// Ready proves what the batch proves.
     ///
-    /// The time begins when the stream gets there, and includes what it then waits for: memory that
-    /// another stream still uses, say. To leave that out, [`wait`](Self::wait) for the other stream first.
+    /// The time begins when the stream reaches the work, and includes waits inside it, e.g. for memory that
+    /// another stream still uses. To exclude them, [`wait`](Self::wait) for the other stream first.
     ///
     /// # Blocking
-    /// It takes two events that measure time: as [`record_timed`](Self::record_timed). Where a queue may
-    /// be full, put [`record_timed_async`](Stream::record_timed_async) in front of the work and behind it.
+    /// It takes two timed events: as [`record_timed`](Self::record_timed). Where a queue may be full, use
+    /// [`record_timed_async`](Stream::record_timed_async) before and after the work.
     ///
     /// # Errors
-    /// Those of `work`; a device that is lost or closed. The poll that finds it complete asks the driver
-    /// for the time: inside a host function it is [`ErrorDetail::WrongThread`].
+    /// Those of `work`; the device is lost or closed. The poll that finds it complete asks the driver for the
+    /// time: inside a host function that is [`ErrorDetail::WrongThread`].
     ///
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.

@@ -67,7 +67,9 @@ impl Edges {
                 self.access(range, writes);
             }
         }
-        self.before.extend(self.barrier);
+        if let Some(barrier) = self.barrier {
+            self.before.push(barrier);
+        }
         self.enter();
     }
 
@@ -82,8 +84,10 @@ impl Edges {
     }
 
     fn enter(&mut self) {
-        self.before.sort_unstable();
-        self.before.dedup();
+        if self.before.len() > 1 {
+            self.before.sort_unstable();
+            self.before.dedup();
+        }
         // One that both wrote and read a range is not behind itself.
         self.before.retain(|node| *node != self.nodes);
         if self.before.len() > 1 {
@@ -101,18 +105,24 @@ impl Edges {
     fn access(&mut self, range: Range<u64>, writes: bool) {
         let (node, before) = (self.nodes, &mut self.before);
         self.stretches.change(range.clone(), |users| {
+            let writer = users.writer;
             if !writes {
-                before.extend(users.writer);
-                if users.readers.last() != Some(&node) && users.writer != Some(node) {
+                if let Some(writer) = writer {
+                    before.push(writer);
+                }
+                if users.readers.last() != Some(&node) && writer != Some(node) {
                     users.readers.push(node);
                 }
                 return;
             }
-            let others = users.readers.iter().filter(|reader| **reader != node);
             let known = before.len();
-            before.extend(others.copied());
-            if before.len() == known {
-                before.extend(users.writer);
+            for reader in users.readers.iter().filter(|reader| **reader != node) {
+                before.push(*reader);
+            }
+            if before.len() == known
+                && let Some(writer) = writer
+            {
+                before.push(writer);
             }
         });
         if writes {

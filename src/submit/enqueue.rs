@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -86,8 +87,17 @@ pub struct Uses<'a, P = ()> {
     pub(super) pointers: P,
 }
 
+impl<P> fmt::Debug for Uses<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Uses")
+            .field("memory", &self.memory.len())
+            .field("work", &self.work)
+            .finish_non_exhaustive()
+    }
+}
+
 /// What is said of the work itself.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Work {
     commands: u32,
     can_be_captured: bool,
@@ -161,8 +171,9 @@ impl<'a, P> Uses<'a, P> {
         self
     }
 
-    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate when the stream's
-    /// queue may be full, so that it holds nobody up; [`throttle`](crate::Stream::throttle) counts the work as one operation all the same.
+    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate
+    /// when the stream's queue may be full, so that other threads are not delayed;
+    /// [`throttle`](crate::Stream::throttle) counts the work as one operation all the same.
     pub fn commands(mut self, commands: u32) -> Self {
         self.work.commands = commands;
         self

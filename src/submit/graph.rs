@@ -175,12 +175,9 @@ impl CompiledGraph {
             list.refuse(stream, 0, Refusal::Closed);
             return 0;
         }
-        if turn.is_crowded(1) {
-            turn.expect_to_block();
-        }
-        match list.traced(turn, |_, raw| raw.launch_graph(self)) {
-            Ok(()) => 1,
-            Err(code) => {
+        match list.traced(turn, 1, |_, raw| raw.launch_graph(self)) {
+            (Ok(()), commands) => commands,
+            (Err(code), _) => {
                 list.refuse(stream, 0, code.into());
                 0
             }

@@ -199,26 +199,32 @@ impl List {
         self.nodes.push(Node { code, function, shape, args, at, touched });
     }
 
-    /// Has `put` make the list's driver calls for the turn's next ticket.
+    /// Has `put` make the list's driver calls for the turn's next ticket, so many in number; returns the number with those for
+    /// their times.
     pub(super) fn traced<R>(
         &self,
-        turn: &Turn<'_, '_>,
+        turn: &mut Turn<'_, '_>,
+        commands: u32,
         put: impl FnOnce(&List, &Raw<'_>) -> R,
-    ) -> R {
+    ) -> (R, u32) {
         let stream = turn.stream;
         let first = self.nodes.first().filter(|_| stream.engine().tracer.is_on());
         let traced = first.and_then(|first| {
             let name = self.code[first.code].name();
             Traced::of_list(stream, name, self.nodes.len(), first.at)
         });
-        let Some(traced) = traced else { return put(self, &Raw::of(turn)) };
+        let commands = commands + if traced.is_some() { Traced::COMMANDS } else { 0 };
+        if turn.is_crowded(commands) {
+            turn.expect_to_block();
+        }
+        let Some(traced) = traced else { return (put(self, &Raw::of(turn)), commands) };
         let raw = Raw::noting(turn, traced.note());
         traced.starts(&raw);
         let result = put(self, &raw);
         traced.launched(self.nodes.len());
         traced.ends(&raw);
         traced.enter(stream, stream.submitted() + 1, &[]);
-        result
+        (result, commands)
     }
 
     /// Poisons what the nodes from `first` on would have written.
@@ -242,11 +248,7 @@ impl Listed for List {
             self.refuse(stream, 0, Refusal::Closed);
             return 0;
         }
-        let commands = self.nodes.len() as u32;
-        if turn.is_crowded(commands) {
-            turn.expect_to_block();
-        }
-        let put = self.traced(turn, |list, raw| {
+        let (put, commands) = self.traced(turn, self.nodes.len() as u32, |list, raw| {
             for (at, Node { function, shape, args, .. }) in list.nodes.iter().enumerate() {
                 raw.launch(function, shape, args).map_err(|code| (at, code))?;
             }

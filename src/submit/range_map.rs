@@ -57,6 +57,12 @@ impl<V: Clone + Default> RangeMap<V> {
     /// Gives a range that was changed one value.
     pub(super) fn cover(&mut self, range: &Range<u64>, value: V) {
         let first = self.stretches.partition_point(|(stretch, _)| stretch.end <= range.start);
+        if let Some((known, old)) = self.stretches.get_mut(first)
+            && known == range
+        {
+            *old = value;
+            return;
+        }
         let last = self.stretches.partition_point(|(stretch, _)| stretch.start < range.end);
         self.stretches.splice(first..last, [(range.clone(), value)]);
     }

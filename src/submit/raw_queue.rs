@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -30,6 +31,12 @@ pub struct RawQueue<'q> {
     /// Where what can fail when it runs is noted.
     pub(super) outcomes: Option<&'q LateOutcomes>,
     pub(super) not_send: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for RawQueue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RawQueue({:?})", self.raw.stream)
+    }
 }
 
 impl RawQueue<'_> {

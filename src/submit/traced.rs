@@ -16,6 +16,8 @@ use crate::runtime::tracer::Between;
 
 /// Nobody, or who traces an operation: known when it is compiled, as instructions more are too many.
 pub(super) trait TracedAs {
+    /// What the operation adds to the stream's queue: a timed event takes a place there, as a launch does.
+    const COMMANDS: u32;
     /// Where its driver calls are noted.
     fn note(&self) -> Option<&Cell<Note>>;
     /// The waits are on the stream, and the driver calls come next.
@@ -102,6 +104,8 @@ impl Traced {
 }
 
 impl TracedAs for () {
+    const COMMANDS: u32 = 0;
+
     #[inline(always)]
     fn note(&self) -> Option<&Cell<Note>> {
         None
@@ -115,6 +119,8 @@ impl TracedAs for () {
 }
 
 impl TracedAs for Traced {
+    const COMMANDS: u32 = 2;
+
     fn note(&self) -> Option<&Cell<Note>> {
         Some(&self.note)
     }

@@ -61,7 +61,7 @@ pub(crate) fn driver_takes_calls() -> bool {
     current() != Role::HostFn
 }
 
-/// Refuses `what`, which submits or blocks, on threads where it would dead-lock. So does what makes the
+/// Refuses `what`, which submits or blocks, on threads where it would deadlock. So does what makes the
 /// driver make something (a stream, an event, pinned memory, an event's handle for other processes): that
 /// waits while any queue is full.
 #[inline]

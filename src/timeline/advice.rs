@@ -9,14 +9,13 @@
 //! Of streams that take turns only the [`BUSIEST`] are looked at: there are as many pairs as their square.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::gaps::{Gap, GapCause, Timed};
-use super::trace::shown;
-use crate::op::Ticket;
+use super::trace::{TracedStream, shown};
 use crate::runtime::traced_op::TracedWork;
 
 const MANY: usize = 64;
@@ -32,7 +31,7 @@ pub enum Advice {
     /// [`batch`](crate::Stream::batch) them, or await fewer of them.
     SmallLaunches {
         /// Their stream.
-        stream: u64,
+        stream: TracedStream,
         /// How many there are.
         launches: usize,
         /// Their median time on the device.
@@ -43,9 +42,9 @@ pub enum Advice {
     /// A stream was idle for operations of another one.
     Waits {
         /// The stream.
-        stream: u64,
+        stream: TracedStream,
         /// The other one.
-        on: u64,
+        on: TracedStream,
         /// The operation there that was waited for longest.
         name: Arc<str>,
         /// How long, in all.
@@ -56,9 +55,9 @@ pub enum Advice {
     /// Two streams that were both in use never ran at once.
     TakeTurns {
         /// The streams.
-        streams: [u64; 2],
+        streams: [TracedStream; 2],
         /// How many of their operations wait for the other one: with none, something that this crate does not see orders them: work on
-        /// the legacy default stream, or a call that waits for the device.
+        /// the legacy default stream, if one of them is not that stream itself, or a call that waits for the device.
         waits: usize,
     },
 }
@@ -69,55 +68,48 @@ pub(super) fn advice(timed: &[Timed<'_>], gaps: &[Gap], length: Duration) -> Vec
     for op in timed {
         streams.entry(op.0.ticket.stream).or_default().push(*op);
     }
-    let small = streams.iter().filter_map(|(stream, ops)| small_launches(*stream, ops, gaps));
+    let small = streams.values().filter_map(|ops| small_launches(ops, gaps));
     let mut advice: Vec<Advice> = small.collect();
-    advice.extend(waits(timed, gaps, length));
-    let mut all: Vec<_> = streams.iter().collect();
-    all.sort_by_key(|(_, ops)| std::cmp::Reverse(runs_for(ops)));
+    advice.extend(waits(gaps, length));
+    let mut all: Vec<_> = streams.values().collect();
+    all.sort_by_key(|ops| std::cmp::Reverse(runs_for(ops)));
     all.truncate(BUSIEST);
     for (at, a) in all.iter().enumerate() {
-        advice.extend(all[at + 1..].iter().filter_map(|b| take_turns(*a, *b)));
+        advice.extend(all[at + 1..].iter().filter_map(|b| take_turns(a, b)));
     }
     advice
 }
 
-fn small_launches(stream: u64, ops: &[Timed<'_>], gaps: &[Gap]) -> Option<Advice> {
+fn small_launches(ops: &[Timed<'_>], gaps: &[Gap]) -> Option<Advice> {
     let kernels = ops.iter().filter(|(op, ..)| op.work == TracedWork::Kernel);
     let mut times: Vec<Duration> = kernels.map(|(_, start, end)| *end - *start).collect();
     times.sort();
-    let of_host = |gap: &&Gap| gap.before.stream == stream && gap.because == GapCause::Host;
+    let stream = ops.first()?.0.stream();
+    let of_host = |gap: &&Gap| gap.stream.id == stream.id && gap.because == GapCause::Host;
     let idle = gaps.iter().filter(of_host).map(|gap| gap.length).sum();
     let p50 = *times.get(times.len() / 2)?;
     let is_said = times.len() >= MANY && p50 < SHORT && idle > times.iter().sum::<Duration>();
     is_said.then_some(Advice::SmallLaunches { stream, launches: times.len(), p50, idle })
 }
 
-fn waits(timed: &[Timed<'_>], gaps: &[Gap], length: Duration) -> Vec<Advice> {
-    let names: HashMap<Ticket, &Arc<str>> =
-        timed.iter().map(|(op, ..)| (op.ticket, &op.name)).collect();
-    // For each pair, all of it, and the longest.
-    let mut pairs: BTreeMap<(u64, u64), (Duration, Duration, Ticket)> = BTreeMap::new();
+fn waits(gaps: &[Gap], length: Duration) -> Vec<Advice> {
+    // For each pair all of it, and the longest, which comes first.
+    let mut pairs: BTreeMap<(u64, u64), (Duration, &Gap)> = BTreeMap::new();
     for gap in gaps {
-        let GapCause::Stream(on) = gap.because else { continue };
-        let pair = pairs.entry((gap.before.stream, on.stream));
-        let (all, longest, what) = pair.or_insert((Duration::ZERO, Duration::ZERO, on));
-        *all += gap.length;
-        if gap.length > *longest {
-            (*longest, *what) = (gap.length, on);
-        }
+        let GapCause::Stream { stream: on, .. } = &gap.because else { continue };
+        let pair = pairs.entry((gap.stream.id, on.id)).or_insert((Duration::ZERO, gap));
+        pair.0 += gap.length;
     }
-    let said = pairs.into_iter().filter_map(|((stream, on), (idle, _, what))| {
+    let said = pairs.into_values().filter_map(|(idle, longest)| {
+        let GapCause::Stream { name, stream: on, .. } = &longest.because else { return None };
         let share = idle.as_secs_f64() / length.as_secs_f64();
-        let name = names.get(&what).map_or_else(|| "?".into(), |name| Arc::clone(name));
+        let (stream, on, name) = (longest.stream.clone(), on.clone(), name.clone());
         (share >= 0.1).then_some(Advice::Waits { stream, on, name, idle, share })
     });
     said.collect()
 }
 
-fn take_turns(
-    (a, of_a): (&u64, &Vec<Timed<'_>>),
-    (b, of_b): (&u64, &Vec<Timed<'_>>),
-) -> Option<Advice> {
+fn take_turns(of_a: &[Timed<'_>], of_b: &[Timed<'_>]) -> Option<Advice> {
     if of_a.len() < FEW || of_b.len() < FEW {
         return None;
     }
@@ -131,8 +123,9 @@ fn take_turns(
     let ordered = |ops: &[Timed<'_>], other: u64| {
         ops.iter().filter(|(op, ..)| op.waits_for.iter().any(|on| on.stream == other)).count()
     };
-    let waits = ordered(of_a, *b) + ordered(of_b, *a);
-    let streams = [*a.min(b), *a.max(b)];
+    let mut streams = [of_a.first()?.0.stream(), of_b.first()?.0.stream()];
+    let waits = ordered(of_a, streams[1].id) + ordered(of_b, streams[0].id);
+    streams.sort_by_key(|stream| stream.id);
     (at_once(&runs_a, &runs_b) * 100 < lesser).then_some(Advice::TakeTurns { streams, waits })
 }
 
@@ -176,23 +169,23 @@ impl fmt::Display for Advice {
         match self {
             Advice::SmallLaunches { stream, launches, p50, idle } => write!(
                 f,
-                "{launches} launches of {p50:.1?} on stream {stream}, which was idle for {idle:.1?} between them: put several on it \
+                "{launches} launches of {p50:.1?} on {stream}, which was idle for {idle:.1?} between them: put several on it \
                  at once (`replay`, `batch`), and await the last"
             ),
             Advice::Waits { stream, on, name, idle, share } => write!(
                 f,
-                "stream {stream} was idle for {idle:.1?} ({:.0} %) for operations of stream {on}, longest for {}",
+                "{stream} was idle for {idle:.1?} ({:.0} %) for operations of {on}, longest for {}",
                 100.0 * share,
                 shown(name)
             ),
             Advice::TakeTurns { streams: [a, b], waits: 0 } => write!(
                 f,
-                "streams {a} and {b} never ran at once, and nothing in the trace orders them: the device is full, or something else \
+                "{a} and {b} never ran at once, and nothing in the trace orders them: the device is full, or something else \
                  does (work on the legacy default stream, a call that waits for the device)"
             ),
             Advice::TakeTurns { streams: [a, b], waits } => write!(
                 f,
-                "streams {a} and {b} never ran at once: {waits} of their operations wait for the other stream, as they use the \
+                "{a} and {b} never ran at once: {waits} of their operations wait for the other stream, as they use the \
                  same memory or are told to"
             ),
         }
@@ -201,13 +194,19 @@ impl fmt::Display for Advice {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::panic::Location;
 
     use super::*;
+    use crate::op::Ticket;
     use crate::timeline::trace::{Trace, TracedOp};
 
     /// A stream, the start and the end of its operation, and the stream whose last operation in front of it it waits for.
     type Op = (u64, (u64, u64), Option<u64>);
+
+    fn stream(id: u64) -> TracedStream {
+        TracedStream { id, name: None }
+    }
 
     /// What waits for another stream was submitted long before, and else each as it started.
     fn trace(ops: &[Op]) -> Trace {
@@ -261,7 +260,7 @@ mod tests {
         };
         let idle = Duration::from_micros(99 * 17);
         let p50 = Duration::from_micros(3);
-        assert_eq!(of(20), [Advice::SmallLaunches { stream: 1, launches: 100, p50, idle }]);
+        assert_eq!(of(20), [Advice::SmallLaunches { stream: stream(1), launches: 100, p50, idle }]);
         assert_eq!(of(5), [], "the device is busy for longer than it is idle");
     }
 
@@ -277,10 +276,10 @@ mod tests {
             })
             .collect();
         let report = trace(&ops).report();
-        let Advice::Waits { stream, on, idle, share, .. } = &report.advice[0] else {
+        let Advice::Waits { stream: waits, on, idle, share, .. } = &report.advice[0] else {
             panic!("{report}")
         };
-        assert_eq!((*stream, *on, *idle), (2, 1, Duration::from_micros(4 * 80)));
+        assert_eq!((waits.id, on.id, *idle), (2, 1, Duration::from_micros(4 * 80)));
         assert!((0.6..0.7).contains(share), "{share}");
         assert!(
             report.to_string().contains(
@@ -301,8 +300,7 @@ mod tests {
         let said = |advice: Vec<Advice>| {
             advice.into_iter().find(|one| matches!(one, Advice::TakeTurns { .. }))
         };
-        let streams = [1, 2];
-        let told = |waits| Some(Advice::TakeTurns { streams, waits });
+        let told = |waits| Some(Advice::TakeTurns { streams: [1, 2].map(stream), waits });
         assert_eq!(said(turns(|stream| Some(3 - stream), true)), told(40));
         assert_eq!(said(turns(|_| None, true)), told(0));
         assert_eq!(said(turns(|_| None, false)), None, "the host submits one after the other");

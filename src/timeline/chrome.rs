@@ -28,7 +28,8 @@ impl Trace {
         let processes = [(DEVICE, "on the device"), (HOST, "on the host")];
         let mut comma = "";
         for (process, place) in processes {
-            let name = JsonText(&format!("{} {place}", self.device()));
+            let name = format!("{} {place}", self.device());
+            let name = JsonText(&name);
             write!(
                 out,
                 "{comma}\n{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{process},\"args\":{{\"name\":{name}}}}}"
@@ -73,7 +74,7 @@ fn write_op(
             let Some((start, end)) = ends.get(on) else { continue };
             // Within its bar, or the arrow begins at nothing.
             let end = end.saturating_sub(Duration::from_nanos(1)).max(*start);
-            let id = format_args!("{}.{}.{number}", on.stream, on.number);
+            let id = format!("{}.{}.{number}", on.stream, on.number);
             write!(
                 out,
                 ",\n{{\"ph\":\"s\",\"pid\":{DEVICE},\"tid\":{},\"ts\":{},\"id\":\"{id}\",\"name\":\"waits for\",\"cat\":\"wait\"}},\n\

@@ -13,7 +13,8 @@ const PLACE: &str = "/*TRACE*/";
 
 impl Trace {
     /// Writes a page of one file that needs no network and no other program: a lane for each stream, to zoom and to move; of an
-    /// operation its six times, what it waited for, and where the program submitted it.
+    /// operation its six times, what it waited for, and where the program submitted it; the longest gaps, and the
+    /// [advice](super::report::TraceReport::advice) of the report.
     ///
     /// # Errors
     /// What the writer says.
@@ -41,6 +42,22 @@ impl Trace {
         for (at, op) in self.operations().iter().enumerate() {
             write!(out, "{}", if at == 0 { "\n" } else { ",\n" })?;
             write_op(out, op)?;
+        }
+        let report = self.report();
+        write!(out, "],\"gaps\":[")?;
+        for (at, gap) in report.gaps.iter().enumerate() {
+            let (comma, text) = (if at == 0 { "" } else { "," }, gap.to_string());
+            let (from, length) = (Micros(gap.from), Micros(gap.length));
+            write!(
+                out,
+                "{comma}{{\"from\":{from},\"length\":{length},\"text\":{}}}",
+                JsonText(&text)
+            )?;
+        }
+        write!(out, "],\"advice\":[")?;
+        for (at, advice) in report.advice.iter().enumerate() {
+            let (comma, text) = (if at == 0 { "" } else { "," }, advice.to_string());
+            write!(out, "{comma}{}", JsonText(&text))?;
         }
         write!(out, "]}}")
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::advice::{Advice, advice};
-use super::gaps::{Gap, GapCause, gaps};
-use super::trace::{Trace, TracedOp, place, shown, stream_label};
+use super::gaps::{Gap, gaps};
+use super::trace::{Trace, TracedOp, place, shown};
 use crate::runtime::traced_op::TracedWork;
 
 /// Gaps that a report names.
@@ -123,22 +123,7 @@ impl fmt::Display for TraceReport {
             let (name, stream) = (shown(&op.name), op.stream_label());
             writeln!(f, "{stream} has run {name} for {since:.1?}, submitted at {}", place(op.at))?;
         }
-        for Gap { before, name, stream_name, at, from, length, because } in gaps {
-            let stream = stream_label(before.stream, stream_name.as_deref());
-            write!(
-                f,
-                "{stream} idle for {length:.1?} at {from:.1?}: {} ({}) waited for ",
-                shown(name),
-                place(at)
-            )?;
-            match because {
-                GapCause::Host => writeln!(f, "the host to submit it"),
-                GapCause::Stream(on) => {
-                    writeln!(f, "operation {} of stream {}", on.number, on.stream)
-                }
-                GapCause::Device => writeln!(f, "the device"),
-            }?;
-        }
+        gaps.iter().try_for_each(|gap| writeln!(f, "{gap}"))?;
         advice.iter().try_for_each(|advice| writeln!(f, "advice: {advice}"))
     }
 }

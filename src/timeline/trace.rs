@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
+use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -28,11 +29,12 @@ pub struct Trace {
 /// | `started` | everything in front of it on the stream, and everything that it waits for elsewhere, was complete on the device |
 /// | `completed` | it was complete on the device |
 /// | `seen` | the host learned of that: a look at the stream found it, or a later operation, complete |
-/// | `woken` | the task that awaits it was woken because of that; nothing if nobody waited, or if its task looked for itself |
-/// | `polled` | its future was polled and found it complete; nothing if nobody awaited it, or awaited it together with a later one of its stream |
+/// | `woken` | the task that awaits it was woken because of that; none if no task waited, or if it checked for itself |
+/// | `polled` | its future was polled and found it complete; none if it was not awaited, or only together with a later operation of its stream |
 ///
-/// `started` and `completed` are missing of what had not come so far when the trace was taken; where the driver could make no event for it
-/// (see [`DeviceTimeline`](crate::DeviceTimeline)); and on a device of `testing::manual`.
+/// `started` and `completed` are missing for operations that had not got that far when the trace was taken,
+/// where the driver could create no event (see [`DeviceTimeline`](crate::DeviceTimeline)), and on a device of
+/// `testing::manual`.
 ///
 /// `seen` is late for operations that are not awaited: the host asks a stream how far it is only when something needs to know.
 #[derive(Clone, Debug)]
@@ -144,10 +146,32 @@ impl Trace {
     }
 }
 
+/// A stream of a trace; formatted as `stream 3 "left"`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracedStream {
+    /// Its id, as in [`Ticket::stream`](crate::Ticket::stream).
+    pub id: u64,
+    /// Its [name](crate::StreamBuilder::name), if it was given one.
+    pub name: Option<Arc<str>>,
+}
+
+impl fmt::Display for TracedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "stream {} \"{}\"", self.id, shown(name)),
+            None => write!(f, "stream {}", self.id),
+        }
+    }
+}
+
 impl TracedOp {
     /// The stream, for people.
     pub(super) fn stream_label(&self) -> String {
-        stream_label(self.ticket.stream, self.stream_name.as_deref())
+        self.stream().to_string()
+    }
+
+    pub(super) fn stream(&self) -> TracedStream {
+        TracedStream { id: self.ticket.stream, name: self.stream_name.clone() }
     }
 
     /// Its six times, in their order, by the names of the fields.
@@ -219,14 +243,6 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             polled: exactly(passed.polled_ns),
             clock_error: about(passed.clock_error_ns),
         }
-    }
-}
-
-/// A stream, for people.
-pub(super) fn stream_label(id: u64, name: Option<&str>) -> String {
-    match name {
-        Some(name) => format!("stream {id} \"{}\"", shown(name)),
-        None => format!("stream {id}"),
     }
 }
 

@@ -6,6 +6,7 @@
 //! formula.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Shl, Shr, Sub};
 
@@ -47,11 +48,23 @@ pub struct Term<'t, T> {
     element: PhantomData<fn() -> T>,
 }
 
+impl<T> fmt::Debug for Term<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Term").finish_non_exhaustive()
+    }
+}
+
 /// What a comparison of [`Term`]s gives: `x.gt(0.0).select(x, 0.0)`. It has `&`, `|`, `^` and `!`.
 pub struct Mask<'t, T> {
     tape: &'t Tape,
     at: At,
     element: PhantomData<fn() -> T>,
+}
+
+impl<T> fmt::Debug for Mask<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mask").finish_non_exhaustive()
+    }
 }
 
 /// What a formula may end with: a [`Term`], or a [`Mask`] for flags. Sealed.

@@ -368,7 +368,7 @@ impl Api {
 
     /// Lets a pool keep what is freed, so that allocating again is quick, and keeps it from making a
     /// stream wait by itself: by default an allocation may take memory whose free is still queued on
-    /// another stream, and orders its stream behind that (seen to dead-lock on an H200).
+    /// another stream, and orders its stream behind that (seen to deadlock on an H200).
     fn set_up_pool(&self, pool: Handle, options: PoolOptions) -> DriverResult<()> {
         const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
         const RELEASE_THRESHOLD: c_int = 4;

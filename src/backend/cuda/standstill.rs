@@ -8,7 +8,7 @@
 //! `cuGraphInstantiate` does the same when it needs more memory than all graphs together ever took: seen twice until
 //! 200 graphs of ten launches were there, and not again in that process. It is called where a launch needs it all the same: on another thread it would hold up that launch as well.
 //!
-//! A test that holds a stream with a gate while another one loads a kernel would dead-lock in the
+//! A test that holds a stream with a gate while another one loads a kernel would deadlock in the
 //! driver. With `test-util` the two exclude each other out here. So do gates of different devices:
 //! a GPU has few queues (four for downloads, eight for kernels, unless `CUDA_DEVICE_MAX_CONNECTIONS`
 //! says more), and as many streams that are held up in front of a download or a kernel keep every

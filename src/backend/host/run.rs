@@ -237,7 +237,8 @@ impl Launch {
     pub(super) fn run(&self, shared: &HostCore) -> std::result::Result<(), String> {
         for (index, slot) in self.args.slots().iter().enumerate() {
             if slot.memory_bytes > 0 {
-                shared.touch(DevicePtr(self.args.address(index)), slot.memory_bytes)?;
+                let touched = shared.touch(DevicePtr(self.args.address(index)), slot.memory_bytes);
+                touched.map_err(|what| format!("kernel `{}`: {what}", self.kernel))?;
             }
         }
         contain::catch(|| (self.function)(&self.shape.grid, &self.args))

@@ -62,23 +62,23 @@
 
 use super::estimator::{CHECK_MOST_NS, Estimator, Window};
 
-/// How the host learns of completions. [`Completion::Adaptive`] suits everybody; the others exist
-/// to be compared, and for systems where one of them is out of order.
+/// How the host detects completions. [`Completion::Adaptive`] is right for almost every program; the others
+/// exist for comparison, and for systems on which one mechanism does not work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Completion {
-    /// Events, and words written by the stream while few tasks wait; the task checks for a moment,
-    /// and the poller looks when the work may be complete, and every now and then: a wait is found
-    /// complete late by a 64th of its length, by 20 µs or by a millisecond at most.
+    /// Events, and words written by the stream while few tasks wait. The task checks for a moment; the poller
+    /// looks when the work may be complete, and at intervals: a completion is found late by at most a 64th of
+    /// the wait, or by 20 µs if that is more, and never by more than a millisecond.
     #[default]
     Adaptive,
-    /// Events; only the poller looks, no callbacks.
+    /// Events; only the poller looks, and there are no callbacks.
     Event,
     /// The stream writes its ticket into a word of mapped pinned memory; the poller looks at words.
     Word,
-    /// A host callback behind what is waited for, on up to 16 streams at once, tells the poller: late by what the driver takes, some
-    /// 0.4 ms behind long work on an H200. Until the first look has armed it, and on streams beyond 16, the poller looks as in the other
-    /// modes. No task checks.
+    /// A host callback behind the awaited work, on up to 16 streams at once, notifies the poller; the driver
+    /// delivers it late, some 0.4 ms behind long work on an H200. Until the first look has armed it, and on
+    /// streams beyond 16, the poller looks as in the other modes. No task checks.
     Callback,
 }
 

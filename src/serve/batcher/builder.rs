@@ -30,7 +30,7 @@ pub struct BatcherBuilder<P = ()> {
 }
 
 impl Batcher<(), (), Error> {
-    /// Makes a batcher, options first.
+    /// Sets options before making a batcher.
     pub fn builder() -> BatcherBuilder {
         let limits = BatchLimits {
             max_len: 64,
@@ -45,66 +45,69 @@ impl Batcher<(), (), Error> {
 }
 
 impl<P> BatcherBuilder<P> {
-    /// The batcher's name, for errors and events.
+    /// Names the batcher in errors and events.
     pub fn name(mut self, name: &str) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The most requests in a batch; at least 1, and 64 unless said otherwise.
+    /// Limits the requests in a batch; at least 1, 64 by default.
     pub fn max_len(mut self, requests: usize) -> Self {
         self.limits.max_len = requests.max(1);
         self
     }
 
-    /// The most that the requests of a batch may [weigh](Batcher::with_weight) together; at least 1, and no limit unless said otherwise. A request that
-    /// weighs more is a batch by itself.
+    /// Limits the total [weight](Batcher::with_weight) of a batch; at least 1, no limit by default. A request
+    /// that weighs more is a batch by itself.
     pub fn max_weight(mut self, weight: u64) -> Self {
         self.limits.max_weight = weight.max(1);
         self
     }
 
-    /// How long a request may wait for others while a batch could start; zero unless said otherwise.
-    /// Exact to some tens of microseconds, on any executor. No permit is taken before that. One with a deadline waits for others for half
-    /// of its time at most, and no longer than leaves what batches took lately.
+    /// Sets how long a request may wait for others while a batch could start; zero by default. It is exact to
+    /// some tens of microseconds, on any executor, and no permit is taken before. A request with a deadline
+    /// waits for others for at most half of its time, and leaves enough for a batch as long as recent ones.
     pub fn max_delay(mut self, delay: Duration) -> Self {
         self.limits.max_delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         self
     }
 
-    /// How many batches may be in flight; at least 1, and 2 unless said otherwise: one is on the
-    /// device while the next is made.
+    /// Limits how many batches may be in flight; at least 1. By default it is 2: one runs on the device while
+    /// the next is prepared.
     pub fn max_in_flight(mut self, batches: usize) -> Self {
         self.limits.max_in_flight = batches.max(1);
         self
     }
 
-    /// How many requests may wait for a batch: further ones are refused at once. At least 1, and
-    /// 1024 unless said otherwise.
+    /// Limits how many requests may wait for a batch; further ones are refused at once. At least 1, 1024 by
+    /// default.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.limits.max_waiting = requests.max(1);
         self
     }
 
-    /// How long callers wait for an answer: each [`call`](Batcher::call) is then [`call_by`](Batcher::call_by) that long from the
-    /// call. Without it requests wait as long as it takes.
+    /// Sets how long callers wait for an answer: each [`call`](Batcher::call) is then
+    /// [`call_by`](Batcher::call_by) with a deadline that far from the call. Without it requests wait as long
+    /// as it takes.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
     }
 
-    /// Whether replies are given in the order in which requests came, also where a later batch ends first; false unless said otherwise. A
-    /// batch that has ended counts as in flight until those before it have.
+    /// Whether replies are delivered in the order of the requests, even where a later batch ends first; false
+    /// by default. A batch that has ended then counts as in flight until those before it have ended.
     pub fn in_order(mut self, in_order: bool) -> Self {
         self.in_order = in_order;
         self
     }
 
-    /// Runs each batch on a task of its own: `spawn` is given a future that it spawns, such as `|batch| drop(tokio::spawn(batch))`.
+    /// Runs each batch as a task of its own: `spawn` gets a future to spawn, e.g. `|batch|
+    /// drop(tokio::spawn(batch))`.
     ///
-    /// Without it all batches run in the worker's task, so that what one computes between two awaits holds up the others, and
-    /// the gathering. With it what the function does inside of its `async` block runs where `spawn` puts it. A batch whose future is dropped
-    /// answers its requests with [`ErrorKind::Closed`](crate::ErrorKind::Closed).
+    /// Without it all batches run in the worker's task, so that a computation between two awaits delays the
+    /// other batches and the gathering. With it, the body of the function's `async` block runs where `spawn`
+    /// puts it. If the future of a batch is dropped, its requests get
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed).
     pub fn spawn(mut self, spawn: impl Fn(BatchTask) + Send + Sync + 'static) -> Self {
         self.spawn = Some(Arc::new(spawn));
         self
@@ -145,12 +148,12 @@ impl<P> BatcherBuilder<P> {
 }
 
 impl BatcherBuilder {
-    /// Gives each batch a stream of the pool, which it waits for *before* it takes its requests: those that come meanwhile are in it, those that
-    /// were given up or whose deadline passed are not.
+    /// Gives each batch a stream of the pool. It waits for the stream *before* it takes its requests, so that
+    /// the batch includes those that arrive meanwhile, and excludes those that were dropped or have expired.
     ///
-    /// The batch waits in the pool as the handle says (its [share](StreamPool::with_share), its
-    /// [priority](StreamPool::with_high_priority), its [weight](StreamPool::with_weight)), as long as it takes and beyond the pool's `max_waiting`:
-    /// what may wait is bounded by the batcher.
+    /// The batch waits in the pool with the handle's [share](StreamPool::with_share),
+    /// [priority](StreamPool::with_high_priority) and [weight](StreamPool::with_weight), as long as it takes
+    /// and regardless of the pool's `max_waiting`: the batcher bounds what may wait.
     pub fn pool(self, pool: &StreamPool) -> BatcherBuilder<StreamPool> {
         let BatcherBuilder { limits, name, patience, in_order, spawn, padded, .. } = self;
         BatcherBuilder { limits, name, patience, in_order, spawn, pool: pool.clone(), padded }
@@ -158,9 +161,9 @@ impl BatcherBuilder {
 
     /// Makes the batcher and its worker, which calls `run` with each batch.
     ///
-    /// `run` returns a reply for each request, in their order, each with its own result; or one error
-    /// for all. It is called from the worker's poll; what it awaits there holds nobody up. If it waits for a stream,
-    /// its batch is fixed by then: use [`pool`](Self::pool).
+    /// `run` returns a reply for each request, in order, each with its own result, or one error for all. It
+    /// is called from the worker's poll; awaits inside it delay no other batch. If `run` waits for a stream,
+    /// its batch is already fixed: use [`pool`](Self::pool) instead.
     pub fn build<Q, R, E, F, Fut>(self, mut run: F) -> (Batcher<Q, R, E>, BatchWorker)
     where
         Q: Send + 'static,
@@ -174,7 +177,8 @@ impl BatcherBuilder {
 }
 
 impl BatcherBuilder<StreamPool> {
-    /// Tells the function of each batch the least of these lengths that it fits in ([`Batch::padded_len`]), for kernels and graphs of fixed sizes.
+    /// Sets the lengths of which the smallest that fits a batch is its [`Batch::padded_len`], for kernels and
+    /// graphs of fixed sizes.
     pub fn pad_to(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
         let mut lens: Vec<_> = lens.into_iter().collect();
         lens.sort_unstable();
@@ -184,9 +188,9 @@ impl BatcherBuilder<StreamPool> {
 
     /// Makes the batcher and its worker, which calls `run` with a stream and each batch.
     ///
-    /// `run` returns a reply for each request, in their order, each with its own result; or one error
-    /// for all. It is called from the worker's poll; what it awaits there holds nobody up. The permit is released when `run` has dropped
-    /// the stream and the device has finished.
+    /// `run` returns a reply for each request, in order, each with its own result, or one error for all. It
+    /// is called from the worker's poll; awaits inside it delay no other batch. The permit is released when
+    /// `run` has dropped the stream and the device has finished.
     pub fn build<Q, R, E, F, Fut>(self, mut run: F) -> (Batcher<Q, R, E>, BatchWorker)
     where
         Q: Send + 'static,

@@ -28,7 +28,7 @@ use crate::serve::batching::{Begun, Gathered};
 use crate::serve::refusal::field;
 use crate::thread::contain;
 
-/// The requests of a batch, in the order in which their replies are to be. Dereferences to a slice of them.
+/// The requests of a batch; replies must be in the same order. Dereferences to a slice.
 #[derive(Clone, Debug)]
 pub struct Batch<Q> {
     requests: Vec<Q>,
@@ -43,14 +43,14 @@ impl<Q> Batch<Q> {
         self.requests
     }
 
-    /// What they [weigh](super::Batcher::with_weight) together.
+    /// Returns their total [weight](super::Batcher::with_weight).
     #[must_use]
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// The least length of those [declared](super::builder::BatcherBuilder::pad_to) that they fit in, or else their number. Replies are still one
-    /// for each request.
+    /// Returns the smallest [declared](super::builder::BatcherBuilder::pad_to) length that they fit in, or
+    /// else their number. There is still one reply per request.
     #[must_use]
     pub fn padded_len(&self) -> usize {
         self.padded_len
@@ -244,7 +244,7 @@ where
             Err(Failed::NoStream(error)) => Err(error),
             Err(Failed::Panicked(message)) => {
                 contain::log(|| {
-                    tracing::error!(requests, message, "what ran a batch panicked");
+                    tracing::error!(requests, message, "the closure of a batch panicked");
                 });
                 Err(Error::from(ErrorDetail::BatchPanicked { requests, message }).into())
             }

@@ -25,8 +25,8 @@ pub(super) type Spawner = Arc<dyn Fn(BatchTask) + Send + Sync>;
 
 /// Makes a batcher's batches and runs them: a future to be spawned.
 ///
-/// It ends when the last [`Batcher`](super::Batcher) is gone and everything is answered. Dropped before, whoever
-/// waits is told that the batcher is closed.
+/// It ends when the last [`Batcher`](super::Batcher) is gone and everything is answered. If it is dropped
+/// earlier, waiting requests fail because the batcher is closed.
 #[must_use = "a batcher does nothing unless its worker is spawned"]
 pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
 

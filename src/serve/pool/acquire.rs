@@ -16,15 +16,15 @@ use crate::serve::admission::{Ask, Entered, Key, Left, NoPermit, Patience, Waite
 use crate::serve::refusal;
 use crate::thread::contain;
 
-/// Resolves with a stream when there is a permit for the request.
+/// Resolves to a stream when there is a permit for the request.
 ///
 /// # Cancel safety
-/// Dropped, it leaves the queue; a permit that it was granted goes to the next. Polled first when it
-/// is first awaited: that is when it takes its turn in the queue.
+/// If it is dropped, it leaves the queue, and a permit that it was granted goes to the next. It enters the
+/// queue at its first poll.
 ///
-/// Forgotten (`mem::forget`) while it waits, it keeps its turn, and the permit that it is then granted never
-/// comes back: [`drained`](super::StreamPool::drained) does not resolve, and once no other permit is left, those
-/// behind it wait until the pool closes.
+/// If it is leaked (`mem::forget`) while it waits, it keeps its turn, and the permit that it is then granted
+/// never comes back: [`drained`](super::StreamPool::drained) does not resolve, and once no other permit is
+/// left, the requests behind it wait until the pool closes.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Acquire {
     shared: Arc<PoolCore>,

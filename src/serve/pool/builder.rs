@@ -25,11 +25,12 @@ pub struct StreamPoolBuilder {
     shares: Vec<PoolShare>,
 }
 
-/// A share of a [`StreamPool`]: requests that are admitted beside those of the other shares.
+/// A share of a [`StreamPool`]: a group of requests with its own queue and a part of the permits.
 ///
-/// Shares that want everything divide the time that permits are held by their [parts](Self::part). That keeps a share from having none, and
-/// not from being late: a short request that stands behind long ones on its stream holds its permit for as long as they do. A share of long
-/// kernels beside one of short ones with deadlines needs a [limit](Self::max_in_flight) as well.
+/// Busy shares divide the time for which permits are held by their [parts](Self::part). That keeps a share
+/// from starving, but not from being late: a short request behind long ones on its stream holds its permit as
+/// long as they do. A share of long kernels beside one of short ones with deadlines needs a
+/// [limit](Self::max_in_flight) as well.
 #[must_use = "a share does nothing until a builder has it"]
 #[derive(Clone, Debug)]
 pub struct PoolShare {
@@ -39,26 +40,29 @@ pub struct PoolShare {
 }
 
 impl PoolShare {
-    /// One of part 1, without a limit of its own.
+    /// Makes a share of part 1, without its own limit.
     pub fn new(name: &str) -> Self {
         PoolShare { name: name.to_owned(), part: 1, max_in_flight: None }
     }
 
-    /// Its part, beside those of the other shares that have requests waiting, of the time that permits are held; at least 1.
+    /// Sets its part of the time for which permits are held, relative to the other shares with waiting
+    /// requests; at least 1.
     pub fn part(mut self, part: u32) -> Self {
         self.part = part.max(1);
         self
     }
 
-    /// How many permits its requests may have at once, also while nobody else wants any; at least 1.
+    /// Limits how many permits its requests may hold at once, even while no other share wants any; at least
+    /// 1.
     ///
-    /// A part divides the permits as they come back; this bounds what is in front of the others *on the device*, which finishes what
-    /// it began. A share of long kernels beside one of short ones wants both.
+    /// A part divides permits as they are released; this limit bounds the work in front of the others *on the
+    /// device*, which finishes what it has begun. A share of long kernels beside one of short ones needs
+    /// both.
     ///
-    /// Shares have their streams in common, and a permit goes to the stream that fewest share: a short request may stand behind a
-    /// long one there, while another stream is about to be free. What keeps them apart is a pool of its own for the long ones, a
-    /// [weight](StreamPool::with_weight) of as many permits as they are longer, or
-    /// [streams of high priority](StreamPoolBuilder::high_priority_streams) for the short ones.
+    /// All shares use the same streams, and a permit goes to the stream that the fewest requests share: a
+    /// short request may land behind a long one while another stream is about to be free. To keep them apart,
+    /// give the long ones their own pool or a proportional [weight](StreamPool::with_weight), or the short
+    /// ones [high-priority streams](StreamPoolBuilder::high_priority_streams).
     pub fn max_in_flight(mut self, permits: usize) -> Self {
         self.max_in_flight = Some(permits.max(1));
         self
@@ -73,48 +77,50 @@ impl StreamPoolBuilder {
     }
 
     /// Adds `n` streams of the device's highest priority, for
-    /// [`acquire_high_priority`](StreamPool::acquire_high_priority); others get none of them, unless
-    /// there are no others.
+    /// [`acquire_high_priority`](StreamPool::acquire_high_priority); other requests use them only if there
+    /// are no other streams.
     pub fn high_priority_streams(mut self, device: &Device, n: usize) -> Self {
         self.groups.push((device.clone(), n, true));
         self
     }
 
-    /// How many requests may be in flight at once, on all streams together; at least 1, and 4 for
-    /// each stream unless said otherwise.
+    /// Limits how many requests may be in flight at once, on all streams together; at least 1, by default 4
+    /// per stream.
     ///
-    /// The driver takes about a thousand launches a stream and then blocks the calling thread: keep
-    /// this times the launches of a request below that, for each stream.
+    /// The driver queues about a thousand launches per stream and then blocks the calling thread: keep this
+    /// limit times the launches of a request below that, per stream.
     pub fn max_in_flight(mut self, requests: usize) -> Self {
         self.max_in_flight = Some(requests.max(1));
         self
     }
 
-    /// How many requests of each share may wait for a permit: further ones are refused at once, which is better
-    /// than an answer that comes too late. 1024 unless said otherwise.
+    /// Limits how many requests of each share may wait for a permit; further ones are refused at once, which
+    /// is better than an answer that comes too late. 1024 by default.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.max_waiting = Some(requests);
         self
     }
 
-    /// How long callers wait for an *answer*: [`acquire`](StreamPool::acquire) is then
-    /// [`acquire_by`](StreamPool::acquire_by) that long from the call. Without it requests wait as long as it takes, and under overload permits
-    /// go to callers that are about to give up. Say here what the service's time limit is.
+    /// Sets how long callers wait for an *answer*: [`acquire`](StreamPool::acquire) is then
+    /// [`acquire_by`](StreamPool::acquire_by) with a deadline that far from the call. Without it requests
+    /// wait as long as it takes, and under overload permits go to callers that are about to give up. Set it
+    /// to the time limit of the service.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
     }
 
-    /// The pool's name, for errors and events.
+    /// Names the pool in errors and events.
     pub fn name(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
         self
     }
 
-    /// Adds a share, for [`with_share`](StreamPool::with_share). Requests that name none are another one, of part 1.
+    /// Adds a share, for [`with_share`](StreamPool::with_share). Requests that name no share form another
+    /// one, of part 1.
     ///
-    /// While several shares have requests waiting, the next permit goes to the one whose permits were held for the shortest time, over its part.
-    /// Of two shares with one name the later one counts.
+    /// While several shares have waiting requests, the next permit goes to the share whose permits were held
+    /// for the shortest time, divided by its part. Of two shares with the same name the later one counts.
     pub fn share(mut self, share: PoolShare) -> Self {
         self.shares.retain(|known| known.name != share.name);
         self.shares.push(share);

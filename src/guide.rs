@@ -1,0 +1,116 @@
+//! The guide: one page a subject, each with programs that run as they stand.
+//!
+//! | page | about |
+//! |---|---|
+//! | [`streams`] | streams and futures in ten minutes |
+//! | [`waiting`] | what to wait for, and what ready proves |
+//! | [`memory`] | buffers, views, pinned memory; how work on the same memory is ordered |
+//! | [`kernels`] | your own kernels, in CUDA C++ or PTX, with a twin for the CPU |
+//! | [`libraries`] | calls, memory and streams of other libraries |
+#![cfg_attr(
+    all(feature = "blas", feature = "fft"),
+    doc = "| [`blas_fft`] | matrix products by cuBLASLt, Fourier transforms by cuFFT |"
+)]
+//! | [`graphs`] | many small kernels as one launch |
+#![cfg_attr(
+    feature = "algorithms",
+    doc = "| [`algorithms`] | sums, scans, sorts, selections; formulas without a kernel |"
+)]
+//! | [`server`] | admission, batching, deadlines, shutting down |
+#![cfg_attr(
+    feature = "test-util",
+    doc = "| [`testing`] | tests without a GPU; which operation faults; where the time goes |"
+)]
+//! | [`performance`] | figures, each with the command that prints it |
+//! | [`limits`] | two traps, what is not guaranteed, limits of the driver |
+//! | [`coming_from`] | `spawn_blocking`, cudarc, candle, CuPy, Warp, CUDA C++ |
+//!
+//! Programs say `Device::from_env()`, which takes the first GPU, and the CPU where there is none.
+#![forbid(unsafe_code)]
+
+#[doc = include_str!("guide/streams.md")]
+///
+/// Reference: [`Device`](crate::Device), [`Stream`](crate::Stream), [`Op`](crate::Op),
+/// [`Stream::scope`](crate::Stream::scope).
+pub mod streams {}
+
+#[doc = include_str!("guide/waiting.md")]
+///
+/// Reference: [`Op`](crate::Op), [`Event`](crate::Event), [`Stream::wait`](crate::Stream::wait),
+/// [`join_all`](crate::join_all), [`Device::done`](crate::Device::done),
+/// [`Stream::timed`](crate::Stream::timed), [`ErrorKind`](crate::ErrorKind).
+pub mod waiting {}
+
+#[doc = include_str!("guide/memory.md")]
+///
+/// Reference: [`DeviceBuffer`](crate::DeviceBuffer), [`View`](crate::View), [`ViewMut`](crate::ViewMut),
+/// [`Frozen`](crate::Frozen), [`PinnedBuffer`](crate::PinnedBuffer), [`Mapped`](crate::Mapped),
+/// [`PinnedFlag`](crate::PinnedFlag), [`Stream::upload_staged`](crate::Stream::upload_staged),
+/// [`DeviceBuilder`](crate::DeviceBuilder), [`Device::reclaimed`](crate::Device::reclaimed).
+pub mod memory {}
+
+#[doc = include_str!("guide/kernels.md")]
+///
+/// Reference: [`kernel!`](crate::kernel!), [`LaunchConfig`](crate::LaunchConfig), [`Kernel`](crate::Kernel),
+/// [`Module`](crate::Module), [`CudaSource`](crate::CudaSource), [`Occupancy`](crate::Occupancy).
+pub mod kernels {}
+
+#[doc = include_str!("guide/libraries.md")]
+///
+/// Reference: [`Stream::enqueue`](crate::Stream::enqueue), [`Uses`](crate::Uses),
+/// [`RawQueue`](crate::RawQueue), [`Device::adopt_memory`](crate::Device::adopt_memory),
+/// [`Stream::lend_memory`](crate::Stream::lend_memory), [`Stream::lend_raw`](crate::Stream::lend_raw),
+/// [`DlpackTensor`](crate::DlpackTensor).
+pub mod libraries {}
+
+#[cfg(all(feature = "blas", feature = "fft"))]
+#[doc = include_str!("guide/blas_fft.md")]
+///
+/// Reference: [`Blas`](crate::Blas), [`Gemm`](crate::Gemm), [`Fft`](crate::Fft),
+/// [`ComplexFft`](crate::ComplexFft), [`RealFft`](crate::RealFft).
+pub mod blas_fft {}
+
+#[doc = include_str!("guide/graphs.md")]
+///
+/// Reference: [`Stream::batch`](crate::Stream::batch), [`Stream::replay`](crate::Stream::replay),
+/// [`Region`](crate::Region), [`Graph`](crate::Graph), [`Queue`](crate::Queue).
+pub mod graphs {}
+
+#[cfg(feature = "algorithms")]
+#[doc = include_str!("guide/algorithms.md")]
+///
+/// Reference: [`Stream::sum`](crate::Stream::sum), [`Stream::sort`](crate::Stream::sort),
+/// [`Compare`](crate::Compare), [`ReduceOp`](crate::ReduceOp), [`transform!`](crate::transform!),
+/// [`AlgorithmFamily`](crate::AlgorithmFamily).
+pub mod algorithms {}
+
+#[doc = include_str!("guide/server.md")]
+///
+/// Reference: [`StreamPool`](crate::StreamPool), [`PoolShare`](crate::PoolShare),
+/// [`Batcher`](crate::Batcher), [`PooledStream`](crate::PooledStream),
+/// [`Device::close`](crate::Device::close).
+pub mod server {}
+
+#[cfg(feature = "test-util")]
+#[doc = include_str!("guide/testing.md")]
+///
+/// Reference: [`testing`](crate::testing), [`DeviceBuilder::verify`](crate::DeviceBuilder::verify),
+/// [`Device::timeline`](crate::Device::timeline), [`Trace`](crate::Trace).
+pub mod testing {}
+
+#[doc = include_str!("guide/performance.md")]
+///
+/// Reference: [`Device::timeline`](crate::Device::timeline), [`Stream::timed`](crate::Stream::timed).
+pub mod performance {}
+
+#[doc = include_str!("guide/limits.md")]
+///
+/// Reference: [`Stream`](crate::Stream), [`Stream::throttle`](crate::Stream::throttle),
+/// [`Device::pinned_async`](crate::Device::pinned_async).
+pub mod limits {}
+
+#[doc = include_str!("guide/coming_from.md")]
+///
+/// Reference: [`Stream`](crate::Stream), [`StreamPool`](crate::StreamPool), [`kernel!`](crate::kernel!),
+/// [`Device::enable_peer`](crate::Device::enable_peer).
+pub mod coming_from {}
