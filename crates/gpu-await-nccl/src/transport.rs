@@ -23,6 +23,8 @@ pub(crate) struct LocalRank {
 pub(crate) struct Placed {
     pub(crate) at: usize,
     pub(crate) call: Call,
+    /// The driver's handle of the rank's stream, which the loan of the memory gives.
+    pub(crate) stream: u64,
     pub(crate) outcome: WorkOutcome,
 }
 

@@ -71,12 +71,17 @@ pub(crate) struct Part<'a> {
 
 /// A loan, whatever was declared.
 trait Lent {
+    fn raw_stream(&self) -> u64;
     fn outcome(&self) -> WorkOutcome;
     fn complete(self: Box<Self>) -> Op<()>;
     fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error;
 }
 
 impl<P> Lent for MemoryLoan<'_, P> {
+    fn raw_stream(&self) -> u64 {
+        MemoryLoan::raw_stream(self)
+    }
+
     fn outcome(&self) -> WorkOutcome {
         MemoryLoan::outcome(self)
     }
@@ -199,8 +204,8 @@ impl Shared {
         for mut part in parts {
             let (at, call) = (part.at, part.call);
             let Some(loan) = part.loan.take() else { continue };
-            let outcome = loan.outcome();
-            placed.push(Placed { at, call, outcome });
+            let (stream, outcome) = (loan.raw_stream(), loan.outcome());
+            placed.push(Placed { at, call, stream, outcome });
             loans.push((at, loan));
         }
         let submitted = self.transport.submit(&self.ranks, &placed, &self.this);

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_await::{Device, Stream, StreamLoan};
+use gpu_await::{Device, Stream};
 
 use parking_lot::Mutex;
 
@@ -196,7 +196,7 @@ impl GpuTransport {
 impl Transport for GpuTransport {
     fn submit(
         &self,
-        ranks: &[LocalRank],
+        _ranks: &[LocalRank],
         calls: &[Placed],
         _shared: &Weak<Shared>,
     ) -> Result<(), LostCause> {
@@ -212,12 +212,9 @@ impl Transport for GpuTransport {
         // SAFETY: the device is kept beside its context.
         let current = unsafe { comms.driver.enter(comms.contexts[first.at]) };
         let _current = current.map_err(cause_of)?;
-        // While they last, and not for good: then the stream marks only what is awaited.
-        // SAFETY: the handles are used while the loans last, and NCCL neither captures nor destroys the streams.
-        let lend = |placed: &Placed| unsafe { ranks[placed.at].stream.lend_raw() };
-        let loans: Vec<_> = calls.iter().map(lend).collect();
-        let put = |(placed, loan): (&Placed, &StreamLoan)| {
-            let lane = Lane { comm: comms.handles[placed.at], stream: loan.handle() };
+        let put = |placed: &Placed| {
+            // The loan of the memory ends behind this call.
+            let lane = Lane { comm: comms.handles[placed.at], stream: placed.stream };
             // SAFETY: the memory is lent to the stream of that rank; the handle is live, as calls are refused before it
             // is freed, under the lock that is held here.
             unsafe { self.call(lane, &placed.call) }
@@ -225,10 +222,10 @@ impl Transport for GpuTransport {
         if let [alone] = calls
             && alone.call.verb != Verb::AllToAll
         {
-            return put((alone, &loans[0])).map_err(cause_of);
+            return put(alone).map_err(cause_of);
         }
         comms.nccl.group_start().map_err(cause_of)?;
-        let put = calls.iter().zip(&loans).try_for_each(put);
+        let put = calls.iter().try_for_each(put);
         // Always: a group that is not ended would swallow the thread's next calls.
         let ended = comms.nccl.group_end();
         put.and(ended).map_err(cause_of)
