@@ -1,0 +1,235 @@
+//! [`CommunicatorBuilder`]: the local ranks of a communicator, its options, and connecting it.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use futures::channel::oneshot;
+use gpu_await::{Device, DeviceBuffer, DeviceKind};
+
+use super::shared::Shared;
+use super::{Communicator, context_of, meeting, warm_up};
+use crate::error::{Error, Result};
+use crate::exchange::{Hub, Wire};
+use crate::stats;
+use crate::transport::gpu::GpuTransport;
+use crate::transport::host::HostTransport;
+use crate::transport::{LocalRank, Transport};
+use crate::unique_id::UniqueId;
+
+/// Long enough for a process that loads a model first.
+const CONNECT: Duration = Duration::from_secs(120);
+
+/// The local ranks and the options of a communicator; see [`Communicator::builder`].
+#[derive(Debug)]
+#[must_use = "`connect` makes the communicator"]
+pub struct CommunicatorBuilder {
+    id: UniqueId,
+    world: usize,
+    ranks: Vec<(usize, Device)>,
+    limit: Option<Duration>,
+    connect_limit: Duration,
+    connects_pairs: bool,
+    /// Of a group: how its other ranks are reached.
+    channel: Option<Arc<dyn Wire>>,
+}
+
+impl CommunicatorBuilder {
+    pub(super) fn new(id: UniqueId, world: usize) -> Self {
+        let (ranks, limit, connect_limit, channel) = (Vec::new(), None, CONNECT, None);
+        let connects_pairs = false;
+        CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel }
+    }
+
+    pub(crate) fn over(mut self, channel: Arc<dyn Wire>) -> Self {
+        self.channel = Some(channel);
+        self
+    }
+
+    /// Adds a rank in this process. Each rank needs a GPU of its own; host devices can be shared.
+    pub fn rank(mut self, rank: usize, device: &Device) -> Self {
+        self.ranks.push((rank, device.clone()));
+        self
+    }
+
+    /// Sets how long an operation may be pending; see [`Communicator::set_limit`]. None by default.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Sets how long [`connect`](Self::connect) waits for the other ranks; two minutes by default.
+    pub fn connect_limit(mut self, limit: Duration) -> Self {
+        self.connect_limit = limit;
+        self
+    }
+
+    /// Also connects every two ranks for [`send`](Communicator::send), [`recv`](Communicator::recv) and
+    /// [`all_to_all`](Communicator::all_to_all), so that the first of them does not block. NCCL takes device memory for each
+    /// pair. By default a pair is connected when it is first used.
+    pub fn connect_pairs(mut self) -> Self {
+        self.connects_pairs = true;
+        self
+    }
+
+    /// Connects the communicator. Resolves when every rank is connected. On GPUs a few small and large collectives have run by
+    /// then, so that the first ones of the program do not have to wait for connections.
+    ///
+    /// On GPUs it [enables peer access](Device::enable_peer) between the devices of the builder. Buffers that are
+    /// [adopted](Device::adopt_memory), and devices of the same process in another builder, must be accessible to the peers already.
+    ///
+    /// All ranks must connect concurrently: local ranks in one builder, or from concurrent tasks. Processes that share several
+    /// communicators make them in the same order.
+    ///
+    /// # Blocking
+    /// None: threads of the crate wait. NCCL allocates device memory, which waits for running kernels.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the communicator is still connected, for the sake of the other ranks, and then ended.
+    ///
+    /// # Errors
+    /// Before anything is done: [`Error::NoRanks`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
+    /// [`Error::MixedDevices`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
+    /// [`Error::NotConnected`]; of the host twin and of a group [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`];
+    /// [`Error::Lost`]: a rank of a group has ended.
+    pub async fn connect(self) -> Result<Communicator> {
+        let kind = self.check()?;
+        let CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel } =
+            self;
+        let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        for (rank, device) in ranks {
+            let stream = device.stream()?;
+            scratch.push(stream.zeros::<f32>(1).queued()?);
+            if kind == DeviceKind::Cuda {
+                contexts.push(context_of(&stream)?);
+            }
+            locals.push(LocalRank { rank, device, stream });
+        }
+        if kind == DeviceKind::Cuda {
+            let devices: Vec<_> = locals.iter().map(|local| local.device.clone()).collect();
+            enable_peers(&devices).await?;
+        }
+        let pairs = connects_pairs;
+        let made = Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs };
+        let (send, receive) = oneshot::channel();
+        stats::spawn("connect", move || {
+            let connected = made.within(connect_limit);
+            // Nobody waits any more: it is dropped, and ended.
+            drop(send.send(connected));
+        })?;
+        let comm = receive.await.unwrap_or(Err(Error::NotConnected { limit: connect_limit }))?;
+        comm.set_limit(limit);
+        Ok(comm)
+    }
+
+    fn check(&self) -> Result<DeviceKind> {
+        let CommunicatorBuilder { world, ref ranks, .. } = *self;
+        let Some((_, first)) = ranks.first().filter(|_| world > 0) else {
+            return Err(Error::NoRanks { world, local: ranks.len() });
+        };
+        for (at, (rank, device)) in ranks.iter().enumerate() {
+            if *rank >= world {
+                return Err(Error::BadRank { rank: *rank, world });
+            }
+            if device.kind() != first.kind() {
+                let (first, second) = (first.to_string(), device.to_string());
+                return Err(Error::MixedDevices { first, second });
+            }
+            for (other, other_device) in &ranks[..at] {
+                if other == rank {
+                    return Err(Error::DuplicateRank { rank: *rank });
+                }
+                let is_gpu = device.kind() == DeviceKind::Cuda;
+                if is_gpu && device.ordinal() == other_device.ordinal() {
+                    let (first, second, device) = (*other, *rank, device.to_string());
+                    return Err(Error::DuplicateDevice { first, second, device });
+                }
+            }
+        }
+        match first.kind() {
+            // Its ranks tell one another.
+            _ if self.channel.is_some() => {}
+            DeviceKind::Cuda => self.id.for_gpus().map(drop)?,
+            _ => self.id.check_for_host()?,
+        }
+        Ok(first.kind())
+    }
+}
+
+/// Lets the GPUs of a process reach each other's memory: within a process NCCL's kernels access the buffers of other ranks
+/// directly, and memory of a pool is closed to other GPUs at first.
+async fn enable_peers(devices: &[Device]) -> Result<()> {
+    for from in devices {
+        for to in devices.iter().filter(|to| to.ordinal() != from.ordinal()) {
+            // Where they cannot, NCCL goes through the host.
+            let _reaches = from.enable_peer(to).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A communicator that is being made.
+struct Making {
+    id: UniqueId,
+    world: usize,
+    locals: Vec<LocalRank>,
+    scratch: Vec<DeviceBuffer<f32>>,
+    /// Of GPUs.
+    contexts: Vec<u64>,
+    channel: Option<Arc<dyn Wire>>,
+    connect_limit: Duration,
+    pairs: bool,
+}
+
+impl Making {
+    /// Makes it on a thread of its own, which is lost if NCCL waits for ever.
+    fn within(self, limit: Duration) -> Result<Communicator> {
+        if self.contexts.is_empty() {
+            return self.make();
+        }
+        let (send, receive) = sync_channel(1);
+        stats::on_thread_that_may_be_lost("init", move || {
+            // Given up: it is dropped, and ended.
+            drop(send.send(self.make()));
+        });
+        match receive.recv_timeout(limit) {
+            Ok(made) => made,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                Err(Error::NotConnected { limit })
+            }
+        }
+    }
+
+    fn make(self) -> Result<Communicator> {
+        let Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs } = self;
+        let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
+        let began = Instant::now();
+        let is_gpu = !contexts.is_empty();
+        let end = began + connect_limit;
+        let id = match &channel {
+            Some(wire) => {
+                meeting::meet(&**wire, locals[0].rank, world, is_gpu, (end, connect_limit))?
+            }
+            None => id,
+        };
+        let transport: Box<dyn Transport> = match channel {
+            _ if is_gpu => {
+                let id = id.for_gpus()?;
+                Box::new(GpuTransport::connect(id, world, &locals, contexts, channel)?)
+            }
+            Some(wire) => Box::new(HostTransport::new(wire, world, ranks)),
+            None => {
+                let hub = Hub::join(id, world, &ranks, end, connect_limit)?;
+                Box::new(HostTransport::new(hub, world, ranks))
+            }
+        };
+        let shared: Arc<Shared> = Shared::new(world, locals, transport, scratch);
+        let comm = Communicator::of(shared);
+        if is_gpu {
+            comm.set_limit(Some(connect_limit.saturating_sub(began.elapsed())));
+            warm_up::connect_all(&comm, pairs)?;
+        }
+        Ok(comm)
+    }
+}

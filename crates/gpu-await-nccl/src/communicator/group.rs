@@ -1,0 +1,79 @@
+//! [`GroupCalls`]: the calls of a group, as they are recorded.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+
+use super::parts::RankOf;
+use super::shared::{Part, Shared};
+use crate::error::Error;
+
+/// Records the calls of a [`group`](crate::Communicator::group), each for a [rank](Self::rank) in this process.
+pub struct GroupCalls<'a> {
+    shared: Arc<Shared>,
+    parts: RefCell<Vec<Part<'a>>>,
+}
+
+/// Records the calls of one rank in a [`group`](crate::Communicator::group). A call borrows its memory until the group is
+/// submitted, and returns its errors immediately.
+pub struct RankCalls<'g, 'a> {
+    pub(super) group: &'g GroupCalls<'a>,
+    at: usize,
+}
+
+impl<'a> GroupCalls<'a> {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        GroupCalls { shared: shared.clone(), parts: RefCell::default() }
+    }
+
+    pub(super) fn into_parts(self) -> Vec<Part<'a>> {
+        self.parts.into_inner()
+    }
+
+    /// The calls are not made: what they would have written counts as failed.
+    pub(super) fn fail(self, error: &gpu_await::Error) {
+        for part in self.into_parts() {
+            part.fail(Error::Runtime(error.clone()));
+        }
+    }
+
+    /// Selects the rank that calls are recorded for.
+    ///
+    /// # Errors
+    /// [`Error::NotLocal`].
+    pub fn rank(&self, rank: usize) -> gpu_await::Result<RankCalls<'_, 'a>> {
+        let mut ranks = self.shared.ranks.iter().map(|local| local.rank);
+        match ranks.position(|local| local == rank) {
+            Some(at) => Ok(RankCalls { group: self, at }),
+            None => {
+                let local = self.shared.ranks.iter().map(|local| local.rank).collect();
+                Err(Error::NotLocal { rank, local }.into())
+            }
+        }
+    }
+}
+
+impl<'a> RankCalls<'_, 'a> {
+    pub(super) fn make(
+        &self,
+        part: impl FnOnce(&RankOf<'_>) -> gpu_await::Result<Part<'a>>,
+    ) -> gpu_await::Result<()> {
+        let part = part(&RankOf { shared: &self.group.shared, at: self.at })?;
+        self.group.parts.borrow_mut().push(part);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for GroupCalls<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupCalls").field("calls", &self.parts.borrow().len()).finish()
+    }
+}
+
+impl fmt::Debug for RankCalls<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rank = self.group.shared.ranks[self.at].rank;
+        f.debug_struct("RankCalls").field("rank", &rank).finish()
+    }
+}

@@ -1,0 +1,299 @@
+//! [`RankOf`]: the calls of one rank, checked and with their memory lent; once for [verbs](super::verbs) of a communicator and of a group.
+//!
+//! | verb | `x` is | `y` is |
+//! |---|---|---|
+//! | all_reduce | read, *n* | written, *n* |
+//! | reduce | read, *n* | written by the root, *n*; left alone by others |
+//! | broadcast | read by the root, *n*; left alone by others | written, *n* |
+//! | all_gather | read, *n* | written, *n* a rank |
+//! | reduce_scatter | read, *n* a rank | written, *n* |
+//! | all_to_all | read, *n* a rank | written, *n* a rank |
+//! | send, recv | read, *n* | written, *n* |
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use gpu_await::{Readable, Uses, Writable};
+
+use super::shared::{Part, Shared};
+use crate::call::{Call, Verb};
+use crate::element::{CollectiveElement, ElementType, Reduction, type_of};
+use crate::error::Error;
+
+type Made<'a> = gpu_await::Result<Part<'a>>;
+
+/// A rank of this process, by its place.
+pub(super) struct RankOf<'s> {
+    pub(super) shared: &'s Arc<Shared>,
+    pub(super) at: usize,
+}
+
+impl RankOf<'_> {
+    fn rank(&self) -> usize {
+        self.shared.ranks[self.at].rank
+    }
+
+    fn world(&self) -> usize {
+        self.shared.world
+    }
+
+    /// Memory that is read, and other memory that is written.
+    fn read_write<'a, T: CollectiveElement, X: Readable<T>, Y: Writable<T>>(
+        &self,
+        op: &'static str,
+        (x, y): (&'a X, &'a mut Y),
+        checked: Result<(Verb, usize), Error>,
+    ) -> Made<'a> {
+        let uses = Uses::new(op).reads(x).writes(y);
+        match checked {
+            Ok((verb, count)) => self
+                .shared
+                .lend(self.at, uses, |(x, y)| call::<T>(verb, count, x.address(), y.address())),
+            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+        }
+    }
+
+    /// Memory that is read and written.
+    fn update<'a, T: CollectiveElement, X: Writable<T>>(
+        &self,
+        op: &'static str,
+        x: &'a mut X,
+        checked: Result<(Verb, usize), Error>,
+        addresses: impl FnOnce(u64, u64) -> (u64, u64),
+    ) -> Made<'a> {
+        let uses = Uses::new(op).updates(x);
+        match checked {
+            Ok((verb, count)) => self.shared.lend(self.at, uses, |(x,)| {
+                let share = (count * size_of::<T>()) as u64;
+                let (from, to) = addresses(x.address(), share);
+                call::<T>(verb, count, from, to)
+            }),
+            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+        }
+    }
+
+    fn read<'a, T: CollectiveElement, X: Readable<T>>(
+        &self,
+        op: &'static str,
+        x: &'a X,
+        checked: Result<Verb, Error>,
+    ) -> Made<'a> {
+        let (uses, count) = (Uses::new(op).reads(x), x.len());
+        match checked {
+            Ok(verb) => self
+                .shared
+                .lend(self.at, uses, |(x,)| call::<T>(verb, count, x.address(), x.address())),
+            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+        }
+    }
+
+    fn write<'a, T: CollectiveElement, Y: Writable<T>>(
+        &self,
+        op: &'static str,
+        y: &'a mut Y,
+        checked: Result<Verb, Error>,
+    ) -> Made<'a> {
+        let count = y.len();
+        let uses = Uses::new(op).writes(y);
+        match checked {
+            Ok(verb) => self
+                .shared
+                .lend(self.at, uses, |(y,)| call::<T>(verb, count, y.address(), y.address())),
+            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+        }
+    }
+
+    fn check_rank(&self, rank: usize) -> Result<(), Error> {
+        let world = self.world();
+        if rank < world { Ok(()) } else { Err(Error::BadRank { rank, world }) }
+    }
+
+    /// The elements of each rank's share.
+    fn share(&self, op: &'static str, what: &'static str, found: usize) -> Result<usize, Error> {
+        let world = self.world();
+        if found.is_multiple_of(world) {
+            return Ok(found / world);
+        }
+        Err(Error::NotShared { op, what, found, world })
+    }
+
+    pub(super) fn all_reduce<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Made<'a>
+    where
+        T: CollectiveElement,
+        X: Readable<T>,
+        Y: Writable<T>,
+    {
+        let checked = length("all_reduce", "y", x.len(), y.len());
+        let checked = checked.map(|()| (Verb::AllReduce(by), x.len()));
+        self.read_write("all_reduce", (x, y), checked)
+    }
+
+    pub(super) fn all_reduce_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+        &self,
+        x: &'a mut X,
+        by: Reduction,
+    ) -> Made<'a> {
+        let checked = Ok((Verb::AllReduce(by), x.len()));
+        self.update("all_reduce", x, checked, |x, _| (x, x))
+    }
+
+    pub(super) fn reduce<'a, T, X, Y>(
+        &self,
+        x: &'a X,
+        y: &'a mut Y,
+        by: Reduction,
+        root: usize,
+    ) -> Made<'a>
+    where
+        T: CollectiveElement,
+        X: Readable<T>,
+        Y: Writable<T>,
+    {
+        let (checked, verb) = (self.check_rank(root), Verb::Reduce(by, root));
+        if self.rank() != root {
+            return self.read("reduce", x, checked.map(|()| verb));
+        }
+        let checked = checked.and_then(|()| length("reduce", "y", x.len(), y.len()));
+        let checked = checked.map(|()| (verb, x.len()));
+        self.read_write("reduce", (x, y), checked)
+    }
+
+    pub(super) fn reduce_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+        &self,
+        x: &'a mut X,
+        by: Reduction,
+        root: usize,
+    ) -> Made<'a> {
+        let (checked, verb) = (self.check_rank(root), Verb::Reduce(by, root));
+        if self.rank() != root {
+            return self.read("reduce", &*x, checked.map(|()| verb));
+        }
+        let checked = checked.map(|()| (verb, x.len()));
+        self.update("reduce", x, checked, |x, _| (x, x))
+    }
+
+    pub(super) fn broadcast<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y, root: usize) -> Made<'a>
+    where
+        T: CollectiveElement,
+        X: Readable<T>,
+        Y: Writable<T>,
+    {
+        let (checked, verb) = (self.check_rank(root), Verb::Broadcast(root));
+        if self.rank() != root {
+            return self.write("broadcast", y, checked.map(|()| verb));
+        }
+        let checked = checked.and_then(|()| length("broadcast", "y", x.len(), y.len()));
+        let checked = checked.map(|()| (verb, x.len()));
+        self.read_write("broadcast", (x, y), checked)
+    }
+
+    pub(super) fn broadcast_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+        &self,
+        x: &'a mut X,
+        root: usize,
+    ) -> Made<'a> {
+        let checked = self.check_rank(root).map(|()| Verb::Broadcast(root));
+        match self.rank() == root {
+            true => self.read("broadcast", &*x, checked),
+            false => self.write("broadcast", x, checked),
+        }
+    }
+
+    pub(super) fn all_gather<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
+    where
+        T: CollectiveElement,
+        X: Readable<T>,
+        Y: Writable<T>,
+    {
+        let checked = length("all_gather", "y", self.world() * x.len(), y.len());
+        let checked = checked.map(|()| (Verb::AllGather, x.len()));
+        self.read_write("all_gather", (x, y), checked)
+    }
+
+    pub(super) fn all_gather_in_place<'a, T: CollectiveElement, Y: Writable<T>>(
+        &self,
+        y: &'a mut Y,
+    ) -> Made<'a> {
+        let share = self.share("all_gather", "y", y.len()).map(|count| (Verb::AllGather, count));
+        let rank = self.rank() as u64;
+        self.update("all_gather", y, share, |y, share| (y + rank * share, y))
+    }
+
+    pub(super) fn reduce_scatter<'a, T, X, Y>(
+        &self,
+        x: &'a X,
+        y: &'a mut Y,
+        by: Reduction,
+    ) -> Made<'a>
+    where
+        T: CollectiveElement,
+        X: Readable<T>,
+        Y: Writable<T>,
+    {
+        let checked = length("reduce_scatter", "x", self.world() * y.len(), x.len());
+        let checked = checked.map(|()| (Verb::ReduceScatter(by), y.len()));
+        self.read_write("reduce_scatter", (x, y), checked)
+    }
+
+    pub(super) fn reduce_scatter_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+        &self,
+        x: &'a mut X,
+        by: Reduction,
+    ) -> Made<'a> {
+        let share = self.share("reduce_scatter", "x", x.len());
+        let share = share.map(|count| (Verb::ReduceScatter(by), count));
+        let rank = self.rank() as u64;
+        self.update("reduce_scatter", x, share, |x, share| (x, x + rank * share))
+    }
+
+    pub(super) fn all_to_all<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
+    where
+        T: CollectiveElement,
+        X: Readable<T>,
+        Y: Writable<T>,
+    {
+        let checked = length("all_to_all", "y", x.len(), y.len());
+        let checked = checked.and_then(|()| self.share("all_to_all", "x", x.len()));
+        self.read_write("all_to_all", (x, y), checked.map(|count| (Verb::AllToAll, count)))
+    }
+
+    pub(super) fn send<'a, T: CollectiveElement, X: Readable<T>>(
+        &self,
+        x: &'a X,
+        peer: usize,
+    ) -> Made<'a> {
+        self.read("send", x, self.check_rank(peer).map(|()| Verb::Send(peer)))
+    }
+
+    pub(super) fn recv<'a, T: CollectiveElement, Y: Writable<T>>(
+        &self,
+        y: &'a mut Y,
+        peer: usize,
+    ) -> Made<'a> {
+        self.write("recv", y, self.check_rank(peer).map(|()| Verb::Receive(peer)))
+    }
+
+    pub(super) fn barrier<'a>(&self) -> Made<'a> {
+        let memory = self.shared.scratch(self.at);
+        self.shared.lend(self.at, Uses::new("barrier"), |()| Call {
+            verb: Verb::Barrier,
+            element: ElementType::F32,
+            count: 1,
+            from: memory,
+            to: memory,
+        })
+    }
+}
+
+fn call<T: CollectiveElement>(verb: Verb, count: usize, from: u64, to: u64) -> Call {
+    Call { verb, element: type_of::<T>(), count, from, to }
+}
+
+fn length(
+    op: &'static str,
+    what: &'static str,
+    expected: usize,
+    found: usize,
+) -> Result<(), Error> {
+    if found == expected { Ok(()) } else { Err(Error::WrongLength { op, what, expected, found }) }
+}

@@ -1,0 +1,335 @@
+//! [`Shared`]: a communicator, as its handles, the watchdog and its work have it.
+//!
+//! | state | calls | left by |
+//! |---|---|---|
+//! | works | are submitted, and pending until their tickets are complete | a failure: the first one counts |
+//! | lost | are refused with the cause; those that are pending fail with it when the transport has ended their work | – |
+//!
+//! # Invariants
+//! 1. Every operation that was pending when the communicator was lost fails, and every later one
+//!    (`abort_while_pending`): it is entered under the lock under which the loss is, or sees it.
+//! 2. One order of calls for all communicators of the process: [`ORDER`] (`random_collectives`).
+//! 3. An outcome is told before the work ends: the transport aborts afterwards.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use gpu_await::{DeviceBuffer, MemoryLoan, Op, Uses, WorkOutcome, join_all};
+use parking_lot::Mutex;
+
+use crate::call::Call;
+use crate::error::{CollectiveLost, Error, LostCause};
+use crate::stats::{self, COMMUNICATORS, Counted, LOST};
+use crate::transport::{LocalRank, Placed, Transport};
+use crate::watchdog;
+
+/// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
+/// see one order, and cannot wait for one another in a circle.
+static ORDER: Mutex<()> = Mutex::new(());
+
+pub(crate) struct Shared {
+    pub(crate) world: usize,
+    pub(crate) ranks: Vec<LocalRank>,
+    transport: Box<dyn Transport>,
+    /// In nanoseconds; 0 is none.
+    limit_ns: AtomicU64,
+    /// For barriers: memory that only the stream of its rank uses.
+    scratch: Vec<DeviceBuffer<f32>>,
+    state: Mutex<State>,
+    this: Weak<Shared>,
+    _counted: Counted,
+}
+
+#[derive(Default)]
+struct State {
+    lost: Option<LostCause>,
+    pending: VecDeque<Pending>,
+    /// The watchdog has it.
+    watched: bool,
+}
+
+/// Work whose completion nobody has seen.
+struct Pending {
+    since: Instant,
+    /// Ranks, by their places, and the tickets of their parts.
+    tickets: Vec<(usize, u64)>,
+    outcomes: Vec<WorkOutcome>,
+}
+
+/// A call of a rank whose memory is lent to its stream.
+pub(crate) struct Part<'a> {
+    at: usize,
+    call: Call,
+    /// Until it is made, or fails.
+    loan: Option<Box<dyn Lent + 'a>>,
+}
+
+/// A loan, whatever was declared.
+trait Lent {
+    fn raw_stream(&self) -> u64;
+    fn outcome(&self) -> WorkOutcome;
+    fn complete(self: Box<Self>) -> Op<()>;
+    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error;
+}
+
+impl<P> Lent for MemoryLoan<'_, P> {
+    fn raw_stream(&self) -> u64 {
+        MemoryLoan::raw_stream(self)
+    }
+
+    fn outcome(&self) -> WorkOutcome {
+        MemoryLoan::outcome(self)
+    }
+
+    fn complete(self: Box<Self>) -> Op<()> {
+        MemoryLoan::complete(*self)
+    }
+
+    fn fail(self: Box<Self>, cause: Error) -> gpu_await::Error {
+        MemoryLoan::fail(*self, cause)
+    }
+}
+
+impl Part<'_> {
+    /// It is not made.
+    pub(crate) fn fail(mut self, error: Error) {
+        if let Some(loan) = self.loan.take() {
+            drop(loan.fail(error));
+        }
+    }
+}
+
+/// A call that was recorded and not made, as the closure of its group panicked.
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if let Some(loan) = self.loan.take() {
+            drop(loan.fail(Error::NotCalled));
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        world: usize,
+        ranks: Vec<LocalRank>,
+        transport: Box<dyn Transport>,
+        scratch: Vec<DeviceBuffer<f32>>,
+    ) -> Arc<Shared> {
+        Arc::new_cyclic(|this| Shared {
+            world,
+            ranks,
+            transport,
+            limit_ns: AtomicU64::new(0),
+            scratch,
+            state: Mutex::default(),
+            this: this.clone(),
+            _counted: Counted::one(&COMMUNICATORS),
+        })
+    }
+
+    pub(crate) fn set_limit(&self, limit: Option<Duration>) {
+        let ns = limit.map_or(0, |limit| u64::try_from(limit.as_nanos()).unwrap_or(0).max(1));
+        // ORDERING: Relaxed: only its value counts.
+        self.limit_ns.store(ns, Ordering::Relaxed);
+    }
+
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        // ORDERING: Relaxed: only its value counts.
+        let ns = self.limit_ns.load(Ordering::Relaxed);
+        (ns > 0).then(|| Duration::from_nanos(ns))
+    }
+
+    /// The memory of a rank's barriers.
+    pub(crate) fn scratch(&self, at: usize) -> u64 {
+        self.scratch[at].device_ptr()
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn lost(&self) -> Option<Error> {
+        self.state.lock().lost.clone().map(|cause| self.error(cause))
+    }
+
+    fn error(&self, cause: LostCause) -> Error {
+        Error::Lost(CollectiveLost { rank: self.ranks[0].rank, cause })
+    }
+
+    /// Lends memory for a call of a rank.
+    pub(crate) fn lend<'a, P: Copy + 'a>(
+        &self,
+        at: usize,
+        uses: Uses<'a, P>,
+        call: impl FnOnce(P) -> Call,
+    ) -> gpu_await::Result<Part<'a>> {
+        // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
+        // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
+        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) }?;
+        let call = call(loan.slices());
+        Ok(Part { at, call, loan: Some(Box::new(loan)) })
+    }
+
+    /// Refuses a call; what it would have written counts as failed.
+    pub(crate) fn refuse<P>(&self, at: usize, uses: Uses<'_, P>, error: Error) -> gpu_await::Error {
+        let refused = refuse(&self.ranks[at], uses, error);
+        match refused.submitted() {
+            Err(error) => error,
+            Ok(_) => unreachable!("its closure refuses"),
+        }
+    }
+
+    /// An operation that failed.
+    pub(crate) fn failed(&self, op: &'static str, error: gpu_await::Error) -> Op<()> {
+        refuse(&self.ranks[0], Uses::new(op), Error::Runtime(error))
+    }
+
+    /// Puts the calls on the streams of their ranks, as one operation.
+    pub(crate) fn run(&self, op: &'static str, parts: Vec<Part<'_>>) -> Op<()> {
+        let order = ORDER.lock();
+        let done = self.run_out_of_order(op, parts);
+        drop(order);
+        done
+    }
+
+    /// [`run`](Self::run) while the communicator connects: its ranks may wait for others, which may wait for ranks of other
+    /// communicators.
+    pub(crate) fn run_out_of_order(&self, op: &'static str, parts: Vec<Part<'_>>) -> Op<()> {
+        if let Some(lost) = self.lost() {
+            return self.refused(op, parts, lost);
+        }
+        let (mut placed, mut loans) = (Vec::new(), Vec::new());
+        for mut part in parts {
+            let (at, call) = (part.at, part.call);
+            let Some(loan) = part.loan.take() else { continue };
+            let (stream, outcome) = (loan.raw_stream(), loan.outcome());
+            placed.push(Placed { at, call, stream, outcome });
+            loans.push((at, loan));
+        }
+        let submitted = self.transport.submit(&self.ranks, &placed, &self.this);
+        let outcomes: Vec<_> = placed.into_iter().map(|placed| placed.outcome).collect();
+        if let Err(cause) = submitted {
+            // A part may be on a stream: the loans last until it is complete.
+            let error = self.error(self.fail(cause));
+            outcomes.iter().for_each(|outcome| outcome.fail(error.clone()));
+        }
+        let mut tickets = Vec::with_capacity(loans.len());
+        let mut ops = Vec::with_capacity(loans.len());
+        for (at, loan) in loans {
+            ops.push(loan.complete());
+            tickets.push((at, self.ranks[at].stream.submitted()));
+        }
+        self.enter(Pending { since: Instant::now(), tickets, outcomes });
+        match ops.pop() {
+            Some(only) if ops.is_empty() => only,
+            last => join_all(ops.into_iter().chain(last)).map_value(drop),
+        }
+    }
+
+    fn refused(&self, op: &'static str, parts: Vec<Part<'_>>, error: Error) -> Op<()> {
+        parts.into_iter().for_each(|part| part.fail(error.clone()));
+        refuse(&self.ranks[0], Uses::new(op), error)
+    }
+
+    /// Has the watchdog look after work; or fails it, if the communicator was lost meanwhile.
+    fn enter(&self, pending: Pending) {
+        let mut state = self.state.lock();
+        if let Some(cause) = state.lost.clone() {
+            drop(state);
+            let error = self.error(cause);
+            pending.outcomes.iter().for_each(|outcome| outcome.fail(error.clone()));
+            return;
+        }
+        self.forget_complete(&mut state);
+        state.pending.push_back(pending);
+        let is_new = !std::mem::replace(&mut state.watched, true);
+        drop(state);
+        if is_new {
+            watchdog::watch(self.this.clone());
+        }
+    }
+
+    fn forget_complete(&self, state: &mut State) {
+        let is_complete = |pending: &Pending| {
+            let mut parts = pending.tickets.iter();
+            parts.all(|(at, ticket)| self.ranks[*at].stream.completed() >= *ticket)
+        };
+        while state.pending.front().is_some_and(is_complete) {
+            state.pending.pop_front();
+        }
+    }
+
+    /// Loses the communicator, unless it is lost already; returns the cause that counts.
+    pub(crate) fn fail(&self, cause: LostCause) -> LostCause {
+        let pending = {
+            let mut state = self.state.lock();
+            if let Some(first) = &state.lost {
+                return first.clone();
+            }
+            state.lost = Some(cause.clone());
+            std::mem::take(&mut state.pending)
+        };
+        // ORDERING: Relaxed: a statistic.
+        LOST.fetch_add(1, Ordering::Relaxed);
+        let error = self.error(cause.clone());
+        for outcome in pending.iter().flat_map(|pending| &pending.outcomes) {
+            outcome.fail(error.clone());
+        }
+        self.transport.abort(&cause);
+        cause
+    }
+
+    /// Looks after what is pending. False: there is nothing, and it is not watched any more.
+    pub(crate) fn look(&self) -> bool {
+        for local in &self.ranks {
+            // Asks the device.
+            let _in_flight = local.stream.backlog();
+        }
+        let oldest = {
+            let mut state = self.state.lock();
+            self.forget_complete(&mut state);
+            let Some(oldest) = state.pending.front() else {
+                state.watched = false;
+                return false;
+            };
+            oldest.since
+        };
+        let lost = self.ranks.iter().find_map(|local| lost_device(&local.device));
+        let late = self.limit().filter(|limit| oldest.elapsed() > *limit);
+        let late = late.map(|limit| LostCause::TimedOut { limit });
+        if let Some(cause) = lost.or_else(|| self.transport.look()).or(late) {
+            self.fail(cause);
+        }
+        true
+    }
+
+    /// Frees it when its work is complete: nobody calls it any more.
+    pub(crate) fn end(self: Arc<Self>) {
+        stats::on_thread_that_may_be_lost("end", move || {
+            for local in &self.ranks {
+                // Complete, or on a device that is lost.
+                let _complete = local.stream.synchronize();
+            }
+            self.transport.finish();
+        });
+    }
+}
+
+fn refuse<P>(local: &LocalRank, uses: Uses<'_, P>, error: Error) -> Op<()> {
+    let error: Box<dyn std::error::Error + Send + Sync> = match error {
+        // As it is: the operation's error is one of gpu-await's.
+        Error::Runtime(error) => Box::new(error),
+        error => Box::new(error),
+    };
+    // SAFETY: nothing is put on the stream.
+    unsafe { local.stream.enqueue(uses, |_, _| Err::<(), _>(error)) }
+}
+
+fn lost_device(device: &gpu_await::Device) -> Option<LostCause> {
+    match pin!(device.lost()).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(error) => Some(LostCause::DeviceLost { error }),
+        Poll::Pending => None,
+    }
+}

@@ -1,0 +1,353 @@
+//! Errors of the crate, and how they reach operations.
+//!
+//! | failure | is reported as |
+//! |---|---|
+//! | of making a communicator | an [`Error`] |
+//! | of a call, at once or later | the operation's [`gpu_await::Error`], whose source chain has the [`Error`]: [`Error::of`] finds it |
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::time::Duration;
+
+/// A result with an [`Error`] of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a communicator could not be made, or a call was refused.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No NCCL library could be loaded.
+    #[error(
+        "no NCCL: {reason}; looked for {}; install it (`pip install nvidia-nccl-cu13`, or the distribution's \
+         `libnccl2`) and name its folder in `LD_LIBRARY_PATH`",
+        .looked_for.join(", ")
+    )]
+    NoLibrary {
+        /// The names that were tried.
+        looked_for: Vec<String>,
+        /// What the loader said.
+        reason: String,
+    },
+    /// The NCCL library is too old.
+    #[error(
+        "NCCL {found} is too old: {needed} or newer is needed (`pip install nvidia-nccl-cu13`)"
+    )]
+    OldLibrary {
+        /// The version of the library.
+        found: String,
+        /// The oldest that works.
+        needed: &'static str,
+    },
+    /// The NCCL library, or the driver, lacks an entry point.
+    #[error("{library} has no `{symbol}`: a newer one has")]
+    MissingSymbol {
+        /// Which library.
+        library: &'static str,
+        /// The entry point.
+        symbol: &'static str,
+    },
+    /// NCCL refused a call.
+    #[error("{call}: {text} ({code}){}", suffix(.detail))]
+    Nccl {
+        /// The entry point.
+        call: &'static str,
+        /// The number that NCCL returned.
+        code: i32,
+        /// What NCCL calls it.
+        text: String,
+        /// What NCCL says of its last error.
+        detail: String,
+    },
+    /// The driver refused a call.
+    #[error("{call} returned {code}")]
+    Driver {
+        /// The entry point.
+        call: &'static str,
+        /// The number that the driver returned.
+        code: i32,
+    },
+    /// A thread could not be started.
+    #[error("no thread for {what}: {reason}")]
+    Thread {
+        /// What it was for.
+        what: &'static str,
+        /// What the system said.
+        reason: String,
+    },
+    /// An error of gpu-await.
+    #[error(transparent)]
+    Runtime(#[from] gpu_await::Error),
+    /// A communicator needs ranks.
+    #[error("a communicator of {world} ranks with {local} of them here: both must be at least 1")]
+    NoRanks {
+        /// Its size.
+        world: usize,
+        /// How many were given.
+        local: usize,
+    },
+    /// A rank is not below the world size.
+    #[error("rank {rank} does not exist: the ranks of a world of {world} are 0 to {}", .world.saturating_sub(1))]
+    BadRank {
+        /// The rank.
+        rank: usize,
+        /// The size of the communicator.
+        world: usize,
+    },
+    /// A rank was given twice.
+    #[error("rank {rank} is taken: give every process, or device, a rank of its own")]
+    DuplicateRank {
+        /// The rank.
+        rank: usize,
+    },
+    /// Two ranks of one communicator would be on one GPU, which NCCL refuses.
+    #[error("ranks {first} and {second} are both on {device}: give each rank a GPU of its own")]
+    DuplicateDevice {
+        /// A rank.
+        first: usize,
+        /// Another one.
+        second: usize,
+        /// The device of both.
+        device: String,
+    },
+    /// GPUs and host devices were mixed in one communicator.
+    #[error("{first} and {second} cannot be in one communicator: use devices of one kind")]
+    MixedDevices {
+        /// A device.
+        first: String,
+        /// One of another kind.
+        second: String,
+    },
+    /// Processes disagree about the number of ranks.
+    #[error(
+        "rank {rank} joined with a world size of {found}, the others with {expected}: start all ranks with the same size"
+    )]
+    WrongWorld {
+        /// The rank that asked.
+        rank: usize,
+        /// The size of the world.
+        expected: usize,
+        /// The size that the rank gave.
+        found: usize,
+    },
+    /// Some ranks did not join within the limit.
+    #[error(
+        "ranks {missing:?} of {world} did not join within {limit:?}: start them, or raise the limit"
+    )]
+    MissingRanks {
+        /// Who is missing.
+        missing: Vec<usize>,
+        /// How many there should be.
+        world: usize,
+        /// The time that was given.
+        limit: Duration,
+    },
+    /// An address cannot be used.
+    #[error("the address `{address}` cannot be used: {reason}")]
+    Address {
+        /// The address.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// Nothing answered at the address within the limit, or the other side disconnected.
+    #[error(
+        "the rendezvous at {address} is closed: {reason}; check that rank 0 is running at this address"
+    )]
+    Closed {
+        /// The address.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// Bytes that are not a unique id, or one for another kind of device.
+    #[error("this is not the unique id of a communicator of {expected}: {reason}")]
+    BadId {
+        /// The kind of devices.
+        expected: &'static str,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// A communicator could not be connected within its limit.
+    #[error(
+        "the communicator was not connected within {limit:?}: check that every rank connects with this id and world size"
+    )]
+    NotConnected {
+        /// The time that was given.
+        limit: Duration,
+    },
+    /// A rank of another process.
+    #[error("rank {rank} is not in this process; ranks {local:?} are")]
+    NotLocal {
+        /// The rank.
+        rank: usize,
+        /// Those that are here.
+        local: Vec<usize>,
+    },
+    /// A verb that does not name a rank, on a communicator with several local ranks.
+    #[error(
+        "{op}: this process has the ranks {local:?}: choose one with `group(|g| g.rank(..)?.{op}(..))`"
+    )]
+    SeveralRanks {
+        /// The verb.
+        op: &'static str,
+        /// The ranks of this process.
+        local: Vec<usize>,
+    },
+    /// An argument has the wrong length.
+    #[error("{op}: {what} has {found} elements, expected {expected}")]
+    WrongLength {
+        /// The verb.
+        op: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// How many elements it should have.
+        expected: usize,
+        /// How many it has.
+        found: usize,
+    },
+    /// A length is not a multiple of the world size.
+    #[error("{op}: {what} has {found} elements, not a multiple of the {world} ranks")]
+    NotShared {
+        /// The verb.
+        op: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// How many elements it has.
+        found: usize,
+        /// The number of ranks.
+        world: usize,
+    },
+    /// A rank sends to itself or receives from itself outside of a group.
+    #[error("{op}: rank {rank} is the caller's own; copy on the device instead")]
+    OwnRank {
+        /// The verb.
+        op: &'static str,
+        /// The rank.
+        rank: usize,
+    },
+    /// A recorded call was not submitted because the group's closure panicked.
+    #[error("the call was not made: the closure of its group panicked")]
+    NotCalled,
+    /// The communicator was lost, before the call or while its work was pending.
+    #[error(transparent)]
+    Lost(#[from] CollectiveLost),
+}
+
+impl Error {
+    /// Finds the error of this crate in the source chain of an operation's error.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await_nccl::{Communicator, Error, Reduction};
+    /// let device = gpu_await::Device::host();
+    /// let comm = Communicator::all(&[device.clone()]).await?;
+    /// let x = device.ones::<f32>(4).queued()?;
+    /// let mut y = device.zeros::<f32>(5).queued()?;
+    /// let error = comm.all_reduce(&x, &mut y, Reduction::Sum).await.unwrap_err();
+    /// assert!(matches!(Error::of(&error), Some(Error::WrongLength { expected: 4, found: 5, .. })));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn of(error: &gpu_await::Error) -> Option<&Error> {
+        let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(error) = next {
+            if let Some(ours) = error.downcast_ref::<Error>() {
+                return Some(ours);
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// Finds the [`CollectiveLost`] in the source chain of an operation's error.
+    #[must_use]
+    pub fn lost(error: &gpu_await::Error) -> Option<&CollectiveLost> {
+        match Error::of(error) {
+            Some(Error::Lost(lost)) => Some(lost),
+            _ => None,
+        }
+    }
+}
+
+/// The error of every pending and later operation of a lost communicator.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the communicator of rank {rank} is lost: {cause}")]
+pub struct CollectiveLost {
+    /// The rank in this process; the first one if there are several.
+    pub rank: usize,
+    /// Why.
+    pub cause: LostCause,
+}
+
+/// Why a communicator was lost.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// [`Communicator::abort`](crate::Communicator::abort) was called here.
+    Aborted,
+    /// An operation was pending longer than the communicator's limit.
+    TimedOut {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The process of a rank ended, or its host cannot be reached.
+    PeerGone {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank dropped its communicator.
+    PeerLeft {
+        /// The rank.
+        rank: usize,
+    },
+    /// Another rank aborted the communicator.
+    PeerAborted {
+        /// The rank.
+        rank: usize,
+    },
+    /// Two ranks called different operations, or with different sizes or types.
+    Mismatch {
+        /// The other rank.
+        peer: usize,
+        /// What this rank called.
+        ours: String,
+        /// What the other one called.
+        theirs: String,
+    },
+    /// A device of this process was lost.
+    DeviceLost {
+        /// The device's error.
+        error: gpu_await::Error,
+    },
+    /// NCCL reports an error.
+    Nccl {
+        /// The number that NCCL returned.
+        code: i32,
+        /// What NCCL says of it.
+        text: String,
+    },
+}
+
+impl fmt::Display for LostCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LostCause::Aborted => f.write_str("it was aborted"),
+            LostCause::TimedOut { limit } => {
+                write!(f, "an operation was pending longer than its limit, {limit:?}")
+            }
+            LostCause::PeerGone { rank } => write!(f, "the process of rank {rank} is gone"),
+            LostCause::PeerLeft { rank } => write!(f, "rank {rank} has left"),
+            LostCause::PeerAborted { rank } => write!(f, "rank {rank} aborted it"),
+            LostCause::Mismatch { peer, ours, theirs } => {
+                write!(f, "this rank called {ours}, rank {peer} called {theirs}")
+            }
+            LostCause::DeviceLost { error } => write!(f, "a device was lost: {error}"),
+            LostCause::Nccl { code, text } => write!(f, "NCCL reports {text} ({code})"),
+        }
+    }
+}
+
+fn suffix(detail: &str) -> String {
+    if detail.is_empty() { String::new() } else { format!(": {detail}") }
+}

@@ -1,0 +1,178 @@
+//! [`Group`]: a TCP rendezvous of processes, one rank each.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::channel::oneshot;
+use gpu_await::Device;
+
+use crate::communicator::Communicator;
+use crate::communicator::builder::CommunicatorBuilder;
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::rendezvous::Meeting;
+use crate::stats;
+use crate::unique_id::UniqueId;
+
+/// How long [`Group::join`] waits.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Processes that have joined at one address, each as one rank, on one host or many.
+///
+/// The group keeps a connection between every two processes. It carries NCCL's unique ids and, for host devices, the elements. It also
+/// detects peers that die, which NCCL does not always do: at once if a process ends, within 15 seconds if a host becomes
+/// unreachable. Communicators with that rank are then lost with [`PeerGone`](crate::LostCause::PeerGone).
+///
+/// # Examples
+/// Two ranks, as tasks of one process:
+/// ```
+/// # futures::executor::block_on(async {
+/// use gpu_await::Device;
+/// use gpu_await_nccl::{Group, Reduction};
+/// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+/// # let address = &format!("127.0.0.1:{port}");
+/// let rank = async |rank| {
+///     let group = Group::join(address, rank, 2).await?; // "10.0.0.1:29500"
+///     let device = Device::host();
+///     let comm = group.connect(&device).await?;
+///     let mut x = device.full(4, rank as f32 + 1.0).queued()?;
+///     comm.all_reduce_in_place(&mut x, Reduction::Sum).await?;
+///     Ok::<_, gpu_await_nccl::Error>(device.download(&x).await?)
+/// };
+/// let (zero, one) = futures::try_join!(rank(0), rank(1))?;
+/// assert_eq!((&zero[..], &one[..]), (&[3.0; 4][..], &[3.0; 4][..]));
+/// # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Group {
+    mesh: Arc<Mesh>,
+    /// Ranks of the mesh, by their ranks here.
+    members: Arc<[usize]>,
+}
+
+impl Group {
+    /// Joins the other processes at `address` (`host:port`), where rank 0 listens. Resolves when all ranks are connected; gives up
+    /// after a minute.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a thread keeps waiting until the limit and then disconnects.
+    ///
+    /// # Errors
+    /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.
+    /// - [`Error::Address`]: the address does not resolve, or rank 0 cannot listen there.
+    /// - [`Error::Closed`]: nothing listens at the address, or rank 0 disconnected.
+    /// - [`Error::MissingRanks`]: some ranks did not join in time; it names them.
+    /// - [`Error::DuplicateRank`], [`Error::WrongWorld`]: this process joined with a rank that is taken, or another world size.
+    pub async fn join(address: &str, rank: usize, world: usize) -> Result<Group> {
+        Group::join_within(LIMIT, address, rank, world).await
+    }
+
+    /// [`join`](Self::join) with another limit.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub async fn join_within(
+        limit: Duration,
+        address: &str,
+        rank: usize,
+        world: usize,
+    ) -> Result<Group> {
+        if world == 0 {
+            return Err(Error::NoRanks { world, local: 1 });
+        }
+        if rank >= world {
+            return Err(Error::BadRank { rank, world });
+        }
+        let (address, end) = (address.to_owned(), Instant::now() + limit);
+        let meeting = Meeting { address, rank, world, limit, end };
+        let (send, receive) = oneshot::channel();
+        drop(stats::spawn("rendezvous", move || {
+            let met = meeting.meet().and_then(|connections| Mesh::new(rank, connections));
+            // Nobody waits any more: the connections end.
+            drop(send.send(met));
+        })?);
+        let mesh = receive.await.unwrap_or_else(|_| {
+            Err(Error::Thread { what: "rendezvous", reason: "it ended".to_owned() })
+        })?;
+        Ok(Group { mesh, members: (0..world).collect() })
+    }
+
+    /// Returns the rank of this process.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        let rank = self.members.iter().position(|member| *member == self.mesh.rank());
+        rank.unwrap_or_default()
+    }
+
+    /// Returns the number of ranks.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Returns the ranks whose processes have died, are unreachable, or have left the group.
+    #[must_use]
+    pub fn gone(&self) -> Vec<usize> {
+        let ended = self.mesh.ended();
+        let is_gone = |rank: &usize| ended.contains(&self.members[*rank]);
+        (0..self.world()).filter(is_gone).collect()
+    }
+
+    /// Connects a communicator of all ranks, in which this process has `device`; see [`builder`](Self::builder).
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::connect`].
+    pub async fn connect(&self, device: &Device) -> Result<Communicator> {
+        self.builder(device).connect().await
+    }
+
+    /// Starts building a communicator of all ranks, in which this process has `device`. A group can have any number of
+    /// communicators; every process makes them in the same order.
+    pub fn builder(&self, device: &Device) -> CommunicatorBuilder {
+        let channel = Arc::new(self.mesh.open_next(&self.members));
+        let builder = Communicator::builder(UniqueId::of_group(), self.world());
+        builder.rank(self.rank(), device).over(channel)
+    }
+
+    /// Returns the group without some ranks, so that the others can continue together. Each of them calls it with the same ranks. The
+    /// remaining ranks keep their order and are renumbered from 0.
+    ///
+    /// # Errors
+    /// [`Error::BadRank`]: a rank that does not exist, or this process's own.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # use gpu_await::Device;
+    /// # use gpu_await_nccl::{Error, Group};
+    /// # let device = Device::host();
+    /// # let group = Group::join("127.0.0.1:0", 0, 1).await?;
+    /// # let comm = group.connect(&device).await?;
+    /// # let gradients_are_reduced = comm.barrier();
+    /// let comm = match gradients_are_reduced.await {
+    ///     Err(error) if Error::lost(&error).is_some() => {
+    ///         group.without(&group.gone())?.connect(&device).await?
+    ///     }
+    ///     _ => comm,
+    /// };
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn without(&self, ranks: &[usize]) -> Result<Group> {
+        let (own, world) = (self.rank(), self.world());
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= world || **rank == own) {
+            return Err(Error::BadRank { rank: *rank, world });
+        }
+        let is_left = |(rank, member): (usize, &usize)| (!ranks.contains(&rank)).then_some(*member);
+        let members = self.members.iter().enumerate().filter_map(is_left).collect();
+        Ok(Group { mesh: self.mesh.clone(), members })
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, world) = (self.rank(), self.world());
+        f.debug_struct("Group").field("rank", &rank).field("world", &world).finish()
+    }
+}

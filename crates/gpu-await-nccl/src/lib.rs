@@ -1,0 +1,75 @@
+//! Awaitable collectives on NCCL, for [`gpu-await`](gpu_await): many GPUs and many hosts.
+//!
+//! NCCL moves the data. A collective is an [`Op`](gpu_await::Op) like any other: it is on its stream when the call returns, it is
+//! ordered against kernels and copies by the memory it uses, and it can be awaited, joined and timed out. If a peer dies, a rank
+//! never calls or NCCL reports an error, pending operations resolve with [`CollectiveLost`] and the process keeps running.
+//!
+//! ```
+//! # futures::executor::block_on(async {
+//! use gpu_await::Device;
+//! use gpu_await_nccl::{Communicator, Reduction};
+//!
+//! let device = Device::host(); // `Device::cuda(0)?`
+//! let comm = Communicator::all(&[device.clone()]).await?; // a world of one: every GPU of the process
+//! let mut gradients = device.ones::<f32>(1024).queued()?; // a kernel's output
+//! comm.all_reduce_in_place(&mut gradients, Reduction::Average).queued()?; // behind it, on the device
+//! let gradients = device.download(&gradients).await?; // the one host wait
+//! # assert_eq!(gradients, [1.0; 1024]);
+//! # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
+//! ```
+//!
+//! # Making a communicator
+//!
+//! | ranks | use |
+//! |---|---|
+//! | all in this process | [`Communicator::all`] |
+//! | in several processes or hosts that can reach one address | [`Group::join`] |
+//! | in several processes that share a store of their own | [`UniqueId`] and [`Communicator::builder`] |
+//!
+//! # Devices
+//! On GPUs the transport is NCCL 2.19 or newer, loaded at run time: `libnccl.so.2` from `LD_LIBRARY_PATH`, from the system, or as the
+//! process has already loaded it. On host devices it is the *host twin*, Rust functions that exchange elements within a process and over
+//! TCP, for tests without GPUs. Both share every check, name and error. The twin also detects what NCCL does not: ranks whose calls
+//! disagree.
+//!
+//! # Graphs
+//! A collective cannot be part of a [`Graph`](gpu_await::Graph): the memory loan that orders it outlives a single call.
+
+mod call;
+mod communicator;
+mod element;
+mod error;
+mod exchange;
+mod group;
+mod mesh;
+mod nccl;
+mod rendezvous;
+mod stats;
+mod system;
+mod transport;
+mod unique_id;
+mod watchdog;
+
+pub use communicator::builder::CommunicatorBuilder;
+pub use communicator::group::{GroupCalls, RankCalls};
+pub use communicator::{Communicator, nccl_version};
+pub use element::{CollectiveElement, ElementType, Reduction};
+pub use error::{CollectiveLost, Error, LostCause, Result};
+pub use group::Group;
+pub use stats::{Stats, stats};
+pub use unique_id::UniqueId;
+
+/// Wraps an error of this crate as an operation's error, for `?` in the closure of [`Communicator::group`] and in functions
+/// that return [`gpu_await::Result`].
+impl From<Error> for gpu_await::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Runtime(error) => error,
+            error => {
+                let cause: Box<dyn std::error::Error + Send + Sync> = error.into();
+                let (op, cause) = ("collective".into(), cause.into());
+                gpu_await::ErrorDetail::Foreign { op, cause }.into()
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Counters of the crate, and its threads, some of which may never return from NCCL.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{Builder, JoinHandle};
+
+use crate::error::{Error, Result};
+
+/// Counters of this process; see [`stats`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Communicators that have handles or pending work.
+    pub communicators: usize,
+    /// Communicators lost since the process started.
+    pub lost_communicators: usize,
+    /// Threads that are connecting, aborting or freeing a communicator. A thread that stays here is stuck in NCCL and lost, together
+    /// with what NCCL allocated for its communicator.
+    pub threads_in_nccl: usize,
+}
+
+pub(crate) static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static LOST: AtomicUsize = AtomicUsize::new(0);
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the counters of this process.
+#[must_use]
+pub fn stats() -> Stats {
+    // ORDERING: Relaxed: statistics.
+    let of = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+    Stats {
+        communicators: of(&COMMUNICATORS),
+        lost_communicators: of(&LOST),
+        threads_in_nccl: of(&THREADS),
+    }
+}
+
+/// Counts what is alive.
+pub(crate) struct Counted(&'static AtomicUsize);
+
+impl Counted {
+    pub(crate) fn one(of: &'static AtomicUsize) -> Counted {
+        // ORDERING: Relaxed: a statistic.
+        of.fetch_add(1, Ordering::Relaxed);
+        Counted(of)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed: a statistic.
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Starts a thread of the crate.
+pub(crate) fn spawn(
+    what: &'static str,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    let builder = Builder::new().name(format!("nccl-{what}"));
+    builder.spawn(run).map_err(|error| Error::Thread { what, reason: error.to_string() })
+}
+
+/// Runs a call of NCCL's that may never return. Without a thread it does not run: what it would have freed is leaked.
+pub(crate) fn on_thread_that_may_be_lost(what: &'static str, run: impl FnOnce() + Send + 'static) {
+    let counted = Counted::one(&THREADS);
+    let spawned = spawn(what, move || {
+        let _counted = counted;
+        run();
+    });
+    drop(spawned);
+}

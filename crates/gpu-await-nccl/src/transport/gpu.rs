@@ -1,0 +1,333 @@
+//! NCCL as a transport.
+//!
+//! # Blocking communicators, aborted in two steps
+//! NCCL's non-blocking communicators start a thread for every call, and return before the work is on its stream; a call would cost
+//! some 20 µs more, and its ticket would be in front of its work. So communicators are blocking: a call returns when the work is on
+//! the stream, which takes NCCL 5 µs, or a few milliseconds where it connects ranks that were not connected yet.
+//!
+//! Where such a call waits for a rank that does not come, an abort must end it without freeing the handle under it. `ncclCommAbort`
+//! does both, but inside of a group the second half is left to the end of the group:
+//!
+//! | step | thread of the abort | a call that is running |
+//! |---|---|---|
+//! | 1 | group begins; `ncclCommAbort` sets the flags that kernels and connecting threads look at | returns with an error |
+//! | 2 | takes the lock that calls are made under: none is running | – |
+//! | 3 | waits for the streams: no kernel has the handle's memory any more | refused: it looks at `ending` under that lock |
+//! | 4 | group ends: the handle is freed | refused |
+//!
+//! # Invariants
+//! 1. A handle is freed once, by whoever sets `ending`, and behind the last call that uses it: calls are made under `calling`, and
+//!    look at `ending` there.
+//! 2. NCCL's threads are asked for errors only while the handle lives: under `freed`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use gpu_await::{Device, Stream};
+
+use parking_lot::Mutex;
+
+use super::{LocalRank, Placed, Transport};
+use crate::call::{Call, Verb};
+use crate::communicator::shared::Shared;
+use crate::error::{Error, LostCause, Result};
+use crate::exchange::{Inbox, Wire};
+use crate::nccl::driver::Driver;
+use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
+use crate::{stats, system};
+
+pub(crate) struct GpuTransport {
+    comms: Arc<Comms>,
+    world: usize,
+    group: Option<Peers>,
+}
+
+/// The other ranks of a group, whose end NCCL may not see.
+struct Peers {
+    wire: Arc<dyn Wire>,
+    rank: usize,
+    inbox: Arc<Inbox>,
+    /// When the end of one was seen first.
+    ended: Mutex<Option<Instant>>,
+}
+
+/// How long work may take that was pending when a peer ended: it may be complete there, and nearly so here.
+const LAST_WORK: Duration = Duration::from_millis(200);
+
+impl Peers {
+    fn new(wire: Arc<dyn Wire>, rank: usize) -> Peers {
+        let inbox = wire.inbox(rank);
+        Peers { wire, rank, inbox, ended: Mutex::default() }
+    }
+
+    /// Why nothing new can be done.
+    fn refusal(&self) -> Option<LostCause> {
+        self.inbox.failed().or_else(|| self.inbox.ended())
+    }
+
+    /// Why what is pending will not end.
+    fn look(&self) -> Option<LostCause> {
+        if let Some(cause) = self.inbox.failed() {
+            return Some(cause);
+        }
+        let cause = self.inbox.ended()?;
+        let since = *self.ended.lock().get_or_insert_with(Instant::now);
+        (since.elapsed() > LAST_WORK).then_some(cause)
+    }
+}
+
+/// The handles of the ranks of this process.
+struct Comms {
+    nccl: &'static Nccl,
+    driver: &'static Driver,
+    handles: Vec<Comm>,
+    /// The contexts of their devices.
+    contexts: Vec<u64>,
+    _devices: Vec<Device>,
+    streams: Vec<Stream>,
+    /// Held by the call that is running.
+    calling: Mutex<()>,
+    /// Somebody frees the handles, or did.
+    ending: AtomicBool,
+    /// Held while the handles are looked at, and while they are freed.
+    freed: Mutex<bool>,
+}
+
+impl GpuTransport {
+    /// Connects the ranks of this process with all others. Blocks until every rank has come.
+    pub(crate) fn connect(
+        id: RawId,
+        world: usize,
+        ranks: &[LocalRank],
+        contexts: Vec<u64>,
+        wire: Option<Arc<dyn Wire>>,
+    ) -> Result<GpuTransport> {
+        let (nccl, driver) = (Nccl::get()?, Driver::get()?);
+        system::wait_at_exit();
+        nccl.group_start()?;
+        // They stay where they are until the group has ended.
+        let mut handles = vec![Comm::NONE; ranks.len()];
+        let mut failed = None;
+        for ((local, context), handle) in ranks.iter().zip(&contexts).zip(&mut handles) {
+            // SAFETY: the device is open, and `ranks` keeps it.
+            let made = unsafe { driver.enter(*context) }.and_then(|_current| {
+                // SAFETY: the handles are not moved, and are read when the group has ended.
+                unsafe { nccl.init_rank(handle, world, id, local.rank) }
+            });
+            if let Err(error) = made {
+                failed = Some(error);
+                break;
+            }
+        }
+        let ended = {
+            // NCCL leaves the context that it finds; without one it would make one on GPU 0.
+            // SAFETY: as above.
+            let _current = unsafe { driver.enter(contexts[0]) }?;
+            nccl.group_end()
+        };
+        let comms = Comms {
+            nccl,
+            driver,
+            handles,
+            contexts,
+            _devices: ranks.iter().map(|local| local.device.clone()).collect(),
+            streams: ranks.iter().map(|local| local.stream.clone()).collect(),
+            calling: Mutex::new(()),
+            ending: AtomicBool::new(false),
+            freed: Mutex::new(false),
+        };
+        if let Some(error) = failed.or(ended.err()) {
+            // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
+            return Err(error);
+        }
+        let group = wire.map(|wire| Peers::new(wire, ranks[0].rank));
+        Ok(GpuTransport { comms: Arc::new(comms), world, group })
+    }
+
+    /// Makes one call, or adds it to the group of the thread.
+    ///
+    /// # Safety
+    /// The addresses are of memory that is lent to the stream of the lane, as long as the call says.
+    unsafe fn call(&self, lane: Lane, call: &Call) -> Result<()> {
+        let nccl = self.comms.nccl;
+        let Call { verb, element, count, from, to } = *call;
+        let memory = Addresses { from, to };
+        match verb {
+            Verb::AllReduce(by) => {
+                // SAFETY: the caller vouches for the memory; `submit` for the rest.
+                unsafe { nccl.all_reduce(lane, memory, count, element, by) }
+            }
+            Verb::Barrier => {
+                let by = crate::element::Reduction::Sum;
+                // SAFETY: as above.
+                unsafe { nccl.all_reduce(lane, memory, count, element, by) }
+            }
+            Verb::Reduce(by, root) => {
+                // SAFETY: as above.
+                unsafe { nccl.reduce(lane, memory, count, element, by, root) }
+            }
+            Verb::Broadcast(root) => {
+                // SAFETY: as above.
+                unsafe { nccl.broadcast(lane, memory, count, element, root) }
+            }
+            // SAFETY: as above.
+            Verb::AllGather => unsafe { nccl.all_gather(lane, memory, count, element) },
+            Verb::ReduceScatter(by) => {
+                // SAFETY: as above.
+                unsafe { nccl.reduce_scatter(lane, memory, count, element, by) }
+            }
+            // SAFETY: as above.
+            Verb::Send(peer) => unsafe { nccl.send(lane, memory, count, element, peer) },
+            // SAFETY: as above.
+            Verb::Receive(peer) => unsafe { nccl.receive(lane, memory, count, element, peer) },
+            Verb::AllToAll => (0..self.world).try_for_each(|peer| {
+                let share = (peer * call.bytes()) as u64;
+                let memory = Addresses { from: from + share, to: to + share };
+                // SAFETY: as above; the memory has a share for each rank.
+                unsafe { nccl.send(lane, memory, count, element, peer) }?;
+                // SAFETY: as above.
+                unsafe { nccl.receive(lane, memory, count, element, peer) }
+            }),
+        }
+    }
+}
+
+impl Transport for GpuTransport {
+    fn submit(
+        &self,
+        _ranks: &[LocalRank],
+        calls: &[Placed],
+        _shared: &Weak<Shared>,
+    ) -> Result<(), LostCause> {
+        let comms = &*self.comms;
+        let Some(first) = calls.first() else { return Ok(()) };
+        if let Some(cause) = self.group.as_ref().and_then(Peers::refusal) {
+            return Err(cause);
+        }
+        let _calling = comms.calling.lock();
+        if comms.ending.load(Ordering::SeqCst) {
+            return Err(LostCause::Aborted);
+        }
+        // SAFETY: the device is kept beside its context.
+        let current = unsafe { comms.driver.enter(comms.contexts[first.at]) };
+        let _current = current.map_err(cause_of)?;
+        let put = |placed: &Placed| {
+            // The loan of the memory ends behind this call.
+            let lane = Lane { comm: comms.handles[placed.at], stream: placed.stream };
+            // SAFETY: the memory is lent to the stream of that rank; the handle is live, as calls are refused before it
+            // is freed, under the lock that is held here.
+            unsafe { self.call(lane, &placed.call) }
+        };
+        if let [alone] = calls
+            && alone.call.verb != Verb::AllToAll
+        {
+            return put(alone).map_err(cause_of);
+        }
+        comms.nccl.group_start().map_err(cause_of)?;
+        let put = calls.iter().try_for_each(put);
+        // Always: a group that is not ended would swallow the thread's next calls.
+        let ended = comms.nccl.group_end();
+        put.and(ended).map_err(cause_of)
+    }
+
+    fn look(&self) -> Option<LostCause> {
+        if let Some(cause) = self.group.as_ref().and_then(Peers::look) {
+            return Some(cause);
+        }
+        let freed = self.comms.freed.try_lock()?;
+        if *freed {
+            return None;
+        }
+        let comms = &*self.comms;
+        let errors = comms.handles.iter().map(|handle| {
+            // SAFETY: the handle is live: it is freed under the lock that is held here.
+            unsafe { comms.nccl.async_error(*handle) }
+        });
+        // In progress is no error.
+        let code = errors.into_iter().find(|code| *code != 0 && *code != IN_PROGRESS)?;
+        Some(LostCause::Nccl { code, text: comms.nccl.text(code) })
+    }
+
+    fn abort(&self, _cause: &LostCause) {
+        let comms = self.comms.clone();
+        stats::on_thread_that_may_be_lost("abort", move || comms.abort());
+        if let Some(group) = &self.group {
+            group.wire.abort(group.rank);
+        }
+    }
+
+    fn finish(&self) {
+        match self.group.as_ref().and_then(Peers::refusal) {
+            // NCCL's orderly end may wait for a peer that is gone.
+            Some(LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }) => self.comms.abort(),
+            _ => self.comms.finish(),
+        }
+        if let Some(group) = &self.group {
+            group.wire.leave(group.rank);
+        }
+    }
+}
+
+impl Comms {
+    fn abort(&self) {
+        if self.ending.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let Some(context) = self.contexts.first() else { return };
+        // SAFETY: the device is kept beside its context.
+        let Ok(_current) = (unsafe { self.driver.enter(*context) }) else { return };
+        *self.freed.lock() = true;
+        if self.nccl.group_start().is_err() {
+            return;
+        }
+        for handle in &self.handles {
+            // SAFETY: the handle is live, as this is the one who frees it; no call begins any more, and the group ends
+            // under the lock that a running one holds.
+            let _told = unsafe { self.nccl.abort_in_group(*handle) };
+        }
+        let _calling = self.calling.lock();
+        // Kernels that are told to stop do so when they run, which may be behind other work.
+        for stream in &self.streams {
+            let _complete = stream.synchronize();
+        }
+        let _ended = self.nccl.group_end();
+    }
+
+    fn finish(&self) {
+        if self.ending.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let Some(context) = self.contexts.first() else { return };
+        // SAFETY: the device is kept beside its context.
+        let Ok(_current) = (unsafe { self.driver.enter(*context) }) else { return };
+        *self.freed.lock() = true;
+        type Step = unsafe fn(&Nccl, Comm) -> Result<()>;
+        let steps: [Step; 2] = [Nccl::finalize, Nccl::destroy];
+        for step in steps {
+            if self.nccl.group_start().is_err() {
+                return;
+            }
+            for handle in &self.handles {
+                // SAFETY: nobody calls the communicator any more, and this is the one who frees its handles, which are
+                // live until the second step.
+                let _ended = unsafe { step(self.nccl, *handle) };
+            }
+            let _ended = self.nccl.group_end();
+        }
+    }
+}
+
+/// `ncclInProgress`.
+const IN_PROGRESS: i32 = 7;
+
+fn cause_of(error: Error) -> LostCause {
+    match error {
+        Error::Nccl { call, code, text, detail } => {
+            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
+            LostCause::Nccl { code, text: format!("{call}: {text}{detail}") }
+        }
+        Error::Driver { code, .. } => LostCause::Nccl { code, text: error.to_string() },
+        error => LostCause::Nccl { code: -1, text: error.to_string() },
+    }
+}

@@ -1,0 +1,266 @@
+//! Ranks that are processes: this test again, as its own child. One is killed in the middle; the others find that, and go on.
+//!
+//! `cargo test -p gpu-await-nccl --test processes -- --ignored host` runs two of them in network namespaces of their own, with
+//! nothing but a link between them: that needs root, and iproute2.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use gpu_await::Device;
+use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction};
+
+use support::{LIMIT, within};
+
+const LEN: usize = 5000;
+/// What a child does: `work 1 3 127.0.0.1:2000`.
+const JOB: &str = "GPU_AWAIT_NCCL_TEST_JOB";
+
+fn address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}
+
+/// As many as there are devices for.
+fn world_of(most: usize) -> usize {
+    if support::on_gpus() { Device::count().min(most) } else { most }
+}
+
+struct Rank {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Rank {
+    fn start(mut command: Command, job: &str, rank: usize, world: usize, address: &str) -> Rank {
+        let test = ["child", "--exact", "--ignored", "--nocapture"];
+        let command = command.args(test).env(JOB, format!("{job} {rank} {world} {address}"));
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
+        let lines = BufReader::new(child.stdout.take().expect("piped"));
+        Rank { child, lines }
+    }
+
+    fn here(job: &str, rank: usize, world: usize, address: &str) -> Rank {
+        let this = std::env::current_exe().expect("a path");
+        Rank::start(Command::new(this), job, rank, world, address)
+    }
+
+    /// Waits until it says that.
+    fn says(&mut self, wanted: &str) {
+        let mut all = String::new();
+        loop {
+            let before = all.len();
+            self.lines.read_line(&mut all).expect("lines");
+            assert!(all.len() > before, "it ended without `{wanted}`:\n{all}");
+            if all[before..].contains(wanted) {
+                return;
+            }
+        }
+    }
+
+    fn ends_well(mut self) {
+        self.says("done");
+        assert!(self.child.wait().expect("its end").success());
+    }
+}
+
+/// Nothing is left running, whatever happens.
+impl Drop for Rank {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn all_work(world: usize) {
+    let (address, world) = (address(), world_of(world));
+    let ranks: Vec<_> = (0..world).map(|rank| Rank::here("work", rank, world, &address)).collect();
+    ranks.into_iter().for_each(Rank::ends_well);
+}
+
+fn one_is_killed(world: usize, victim: usize) {
+    let (address, world) = (address(), world_of(world));
+    if victim >= world {
+        return;
+    }
+    let mut ranks: Vec<_> =
+        (0..world).map(|rank| Rank::here("survive", rank, world, &address)).collect();
+    ranks.iter_mut().for_each(|rank| rank.says("working"));
+    ranks[victim].child.kill().expect("SIGKILL");
+    ranks.remove(victim);
+    ranks.into_iter().for_each(Rank::ends_well);
+}
+
+#[test]
+fn two_processes() {
+    all_work(2);
+}
+
+#[test]
+fn three_processes() {
+    all_work(3);
+}
+
+#[test]
+fn one_of_two_is_killed() {
+    one_is_killed(2, 1);
+}
+
+#[test]
+fn one_of_three_is_killed() {
+    one_is_killed(3, 1);
+}
+
+/// At whose address the others met.
+#[test]
+fn the_first_of_three_is_killed() {
+    one_is_killed(3, 0);
+}
+
+/// A network namespace, with one end of a link.
+struct Host(String);
+
+impl Host {
+    /// Names that nobody else uses now.
+    fn two(test: &str) -> [Host; 2] {
+        let id = std::process::id();
+        let hosts = ["a", "b"].map(|host| Host(format!("ga-{id}-{test}-{host}")));
+        hosts.iter().for_each(|host| ip(&["netns", "add", &host.0]));
+        let [a, b] = &hosts;
+        ip(&["link", "add", "ga0", "netns", &a.0, "type", "veth", "peer", "ga0", "netns", &b.0]);
+        for (host, address) in hosts.iter().zip(["10.77.0.1/24", "10.77.0.2/24"]) {
+            ip(&["-n", &host.0, "addr", "add", address, "dev", "ga0"]);
+            ip(&["-n", &host.0, "link", "set", "ga0", "up"]);
+        }
+        hosts
+    }
+
+    fn rank(&self, job: &str, rank: usize) -> Rank {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0]).arg(std::env::current_exe().expect("a path"));
+        Rank::start(command, job, rank, 2, "10.77.0.1:29500")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        Command::new("ip").args(["netns", "del", &self.0]).status().ok();
+    }
+}
+
+fn ip(args: &[&str]) {
+    let status = Command::new("ip").args(args).status().expect("iproute2");
+    assert!(status.success(), "ip {}", args.join(" "));
+}
+
+#[test]
+#[ignore = "needs root and iproute2"]
+fn two_hosts() {
+    let hosts = Host::two("work");
+    let ranks: Vec<_> = hosts.iter().zip(0..).map(|(host, rank)| host.rank("work", rank)).collect();
+    ranks.into_iter().for_each(Rank::ends_well);
+    let mut ranks: Vec<_> =
+        hosts.iter().zip(0..).map(|(host, rank)| host.rank("survive", rank)).collect();
+    ranks.iter_mut().for_each(|rank| rank.says("working"));
+    ranks[1].child.kill().expect("SIGKILL");
+    ranks.remove(0).ends_well();
+}
+
+/// A host that is gone says nothing: the other one finds that by itself.
+#[test]
+#[ignore = "needs root and iproute2"]
+fn a_host_is_cut_off() {
+    let hosts = Host::two("cut");
+    let mut ranks: Vec<_> =
+        hosts.iter().zip(0..).map(|(host, rank)| host.rank("survive", rank)).collect();
+    ranks.iter_mut().for_each(|rank| rank.says("working"));
+    ip(&["-n", &hosts[1].0, "link", "set", "ga0", "down"]);
+    // Each is alone now.
+    ranks.into_iter().for_each(Rank::ends_well);
+}
+
+/// What a child does; by itself nothing.
+#[test]
+#[ignore = "a child of the others"]
+fn child() {
+    let Ok(job) = std::env::var(JOB) else { return };
+    let mut words = job.split(' ');
+    let mut word = || words.next().expect("a job");
+    let (job, rank, world, address) = (word(), word(), word(), word());
+    let (rank, world) = (rank.parse().expect("a rank"), world.parse().expect("a world"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let group = within(Group::join_within(LIMIT, address, rank, world)).await.expect("a group");
+        let device = match support::on_gpus() {
+            true => Device::cuda(rank).expect("a GPU"),
+            false => Device::host(),
+        };
+        let comm = within(group.connect(&device)).await.expect("a communicator");
+        comm.set_limit(Some(LIMIT));
+        match job {
+            "work" => work(&device, &comm).await,
+            _ => survive(&device, &group, comm).await,
+        }
+    });
+    println!("done");
+}
+
+async fn sum(device: &Device, comm: &Communicator, value: f32) -> gpu_await::Result<f32> {
+    let mut x = device.full(LEN, value).queued()?;
+    comm.all_reduce_in_place(&mut x, Reduction::Sum).await?;
+    let sums = device.download(&x).await?;
+    assert!(sums.iter().all(|sum| *sum == sums[0]));
+    Ok(sums[0])
+}
+
+async fn work(device: &Device, comm: &Communicator) {
+    let (rank, world) = (comm.ranks()[0], comm.world());
+    for round in 0..100 {
+        let value = (rank + round) as f32;
+        let expected = (0..world).map(|rank| (rank + round) as f32).sum::<f32>();
+        assert_eq!(within(sum(device, comm, value)).await.expect("a sum"), expected);
+        let x = device.full(LEN, value).queued().expect("memory");
+        let mut y = device.empty::<f32>(LEN).queued().expect("memory");
+        let op = comm.group(|g| {
+            g.rank(rank)?.send(&x, (rank + 1) % world)?;
+            g.rank(rank)?.recv(&mut y, (rank + world - 1) % world)
+        });
+        within(op).await.expect("a ring");
+        let y = device.download(&y).await.expect("a neighbour's");
+        assert_eq!(y[LEN - 1], ((rank + world - 1) % world + round) as f32);
+    }
+    within(comm.barrier()).await.expect("a barrier");
+}
+
+/// Works until a rank is killed, and then with those that are left.
+async fn survive(device: &Device, group: &Group, comm: Communicator) {
+    let mut rounds = 0;
+    let error = loop {
+        match within(sum(device, &comm, 1.0)).await {
+            Ok(sum) => assert_eq!(sum, comm.world() as f32),
+            Err(error) => break error,
+        }
+        rounds += 1;
+        if rounds == 20 {
+            println!("working");
+        }
+    };
+    let lost = Error::lost(&error).expect("the communicator is lost");
+    assert!(
+        matches!(lost.cause, LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }),
+        "{error}"
+    );
+    let end = Instant::now() + LIMIT;
+    while group.gone().is_empty() {
+        assert!(Instant::now() < end, "its end is seen");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let rest = group.without(&group.gone()).expect("others");
+    let comm = within(rest.connect(device)).await.expect("those who are left");
+    comm.set_limit(Some(LIMIT));
+    assert_eq!(within(sum(device, &comm, 2.0)).await.expect("a sum"), 2.0 * rest.world() as f32);
+    within(comm.barrier()).await.expect("a barrier");
+}

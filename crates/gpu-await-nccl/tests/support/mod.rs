@@ -1,0 +1,57 @@
+//! The devices that the tests run on, and numbers in an order that a seed fixes.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::time::Duration;
+
+use gpu_await::Device;
+use gpu_await_nccl::Communicator;
+
+/// Long enough for a machine that does a lot besides.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+pub(crate) fn on_gpus() -> bool {
+    std::env::var("GPU_AWAIT_TEST_DEVICE").is_ok_and(|name| name.starts_with("cuda"))
+}
+
+/// So many host devices; with `GPU_AWAIT_TEST_DEVICE=cuda` as many GPUs of them as there are.
+///
+/// # Panics
+/// If GPUs are asked for and there is none: never a skip.
+pub(crate) fn devices(most: usize) -> Vec<Device> {
+    if !on_gpus() {
+        return (0..most).map(|_| Device::host()).collect();
+    }
+    let count = Device::count().min(most);
+    assert!(count > 0, "GPU_AWAIT_TEST_DEVICE asks for GPUs, and there is none");
+    (0..count).map(|ordinal| Device::cuda(ordinal).expect("a GPU")).collect()
+}
+
+/// A communicator over all of them that fails rather than hang.
+pub(crate) async fn all(devices: &[Device]) -> Communicator {
+    let comm = Communicator::all(devices).await.expect("a communicator");
+    comm.set_limit(Some(LIMIT));
+    comm
+}
+
+/// Fails the test if a future is not ready in time.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(2 * LIMIT, future).await.expect("in time")
+}
+
+/// Marsaglia's xorshift; the seed is not 0.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % end as u64) as usize
+    }
+}
+
+/// Tests on GPUs run one at a time: they share them.
+pub(crate) async fn turn() -> Option<tokio::sync::MutexGuard<'static, ()>> {
+    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    if on_gpus() { Some(TURN.lock().await) } else { None }
+}
