@@ -75,8 +75,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error + Send + Sy
             "apart" => two_streams(&named("a").build()?, &named("b").build()?, None).await?,
             "library" => {
                 let (a, b) = (named("a").non_blocking(false), named("b").non_blocking(false));
-                // SAFETY: 0 is the legacy default stream, which is always there and cannot be captured.
-                let legacy = unsafe { Stream::from_raw(&device, 0, ()) }?;
+                let legacy = device.legacy_stream()?;
                 two_streams(&a.build()?, &b.build()?, Some(&legacy)).await?;
             }
             _ => {

@@ -79,7 +79,7 @@ impl Stream {
         let engine = device.engine();
         engine.check_open()?;
         let (raw, options, name) = match handle {
-            0 | 1 => (RawStream::LEGACY, RawStream::LEGACY_OPTIONS, "legacy default stream"),
+            0 | 1 => (RawStream::LEGACY, RawStream::LEGACY_OPTIONS, "legacy default"),
             2 => {
                 let reason = "the per-thread default stream is another one on every thread; use \
                               `Device::thread_stream`";

@@ -79,7 +79,8 @@ pub struct TracedOp {
     pub woken: Option<Duration>,
     /// When its future was found complete.
     pub polled: Option<Duration>,
-    /// How far `started` and `completed` may both be off, because the device's clock is another one than the host's.
+    /// How far `started` and `completed` may both be off, because the device's clock is another one than the host's. They are
+    /// never before `submitted` or after `seen`.
     pub clock_error: Duration,
 }
 
@@ -268,15 +269,17 @@ pub(super) fn shown(name: &str) -> String {
     shown
 }
 
-/// Operations of one stream do not overlap: what says so is the rounding of their times.
+/// Operations of one stream do not overlap, and none starts before it is submitted or is complete after it is seen: what says
+/// so is the rounding of their times, and the error of the device's clock.
 fn keep_apart(operations: &mut [TracedOp]) {
     let mut ends = std::collections::HashMap::new();
     for op in operations {
+        let seen = op.seen.unwrap_or(Duration::MAX);
         let Some(started) = &mut op.started else { continue };
         let end = ends.entry(op.ticket.stream).or_insert(Duration::ZERO);
-        *started = (*started).max(*end);
+        *started = (*started).max(*end).max(op.submitted).min(seen);
         if let Some(completed) = &mut op.completed {
-            *completed = (*completed).max(*started);
+            *completed = (*completed).min(seen).max(*started);
             *end = *completed;
         }
     }
