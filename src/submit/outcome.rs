@@ -72,7 +72,7 @@ pub(crate) struct RunOutcome {
 /// Whoever may learn of the failure keeps it until the operation is complete; kept longer, it says nothing and costs
 /// nothing but its own memory. Clones are the same outcome; dropping them all says that nothing fails any more.
 ///
-/// Until then each operation that uses memory of the device looks at every outcome that is open: some 0.1 µs each.
+/// Until then each operation that uses memory of the device looks at every outcome that is open.
 #[derive(Clone)]
 pub struct WorkOutcome(Arc<RunOutcome>);
 
