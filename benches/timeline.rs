@@ -24,6 +24,8 @@ use measure::{Sorted, print, rounds, us, window};
 const BURST: usize = 100;
 const MODES: [&str; 3] = ["off", "on", "sampled"];
 const CAPACITY: usize = 100_000;
+/// Longer than the host takes for a few calls.
+const BUSY_NS: u64 = 100_000;
 
 fn main() {
     let device = measure::device();
@@ -85,6 +87,8 @@ async fn lengths(device: &Device) {
         device.timeline().stop();
         let mut between_events = Vec::new();
         for _ in 0..runs {
+            // The device is busy until all of it is there: otherwise the host's calls are between the events.
+            spin.launch(&stream, BUSY_NS).queued().expect("a launch");
             let timed = stream.timed(|queue| spin.launch(queue, spin_ns));
             between_events.push(us(timed.await.expect("completes").1));
         }
@@ -92,10 +96,11 @@ async fn lengths(device: &Device) {
         between_events.into_iter().for_each(|took| events_beside_spin.add(took, spun));
         device.timeline().start(CAPACITY).expect("a log");
         for _ in 0..runs {
+            spin.launch(&stream, BUSY_NS).queued().expect("a launch");
             spin.launch(&stream, spin_ns).await.expect("completes");
         }
         let trace = device.timeline().snapshot().expect("a trace");
-        for op in trace.operations() {
+        for op in trace.operations().iter().skip(1).step_by(2) {
             let (started, completed) = op.device_time().expect("its times");
             let took = us(completed - started);
             beside_events.add(took, by_events);
