@@ -1,4 +1,4 @@
-//! [`ForeignError`]: the error of another library, inside of ours.
+//! [`ForeignError`]: another library's error, carried by an [`Error`](crate::Error).
 #![forbid(unsafe_code)]
 
 use std::error::Error;

@@ -41,7 +41,7 @@ impl Module {
     /// Loads an image, off the executor: compiling PTX can take seconds.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadImage`] with the compiler's log, or with what is wrong with the file;
+    /// [`ErrorDetail::BadImage`] with the compiler's log or the defect found in the file;
     /// [`ErrorDetail::NoImplementation`] on a host device.
     ///
     /// # Blocking

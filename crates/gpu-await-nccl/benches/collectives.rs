@@ -27,7 +27,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bare::{Bare, Id};
-use gpu_await::{Device, DeviceBuffer, DeviceKind, Op, kernels};
+use gpu_await::{Device, DeviceBuffer, DeviceKind, Op, Stream, kernels};
 use gpu_await_nccl::{Communicator, Reduction, UniqueId};
 use measure::{Sorted, argument, is_smoke, on_cuda, print, us};
 
@@ -44,6 +44,8 @@ struct Ranks {
     x: Vec<DeviceBuffer<f32>>,
     y: Vec<DeviceBuffer<f32>>,
 }
+
+type Lane = (kernels::axpy, Stream, DeviceBuffer<f32>, DeviceBuffer<f32>);
 
 impl Ranks {
     async fn new(id: UniqueId, bare: Option<Id>, world: usize, ranks: &[(usize, Device)]) -> Ranks {
@@ -172,22 +174,24 @@ impl Ranks {
         bytes as f64 * factor / took.as_secs_f64() / 1e9
     }
 
-    /// Kernels on streams of their own, beside a collective.
-    async fn overlap(&mut self) {
-        let bytes = *sizes().last().expect("a size") / if is_smoke() { 1 } else { 4 };
-        let (len, launches) = (bytes / 4, if is_smoke() { 1 } else { 20 });
+    /// For each device a kernel, a stream, and two arrays there.
+    async fn lanes(&self, len: usize) -> Vec<Lane> {
         let mut lanes = Vec::new();
         for device in &self.devices {
             let axpy = kernels::axpy::load(device).await.expect("a kernel");
             let stream = device.stream().expect("a stream");
-            let x = stream.ones::<f32>(len).queued().expect("memory");
-            lanes.push((
-                axpy,
-                stream.clone(),
-                x,
-                stream.ones::<f32>(len).queued().expect("memory"),
-            ));
+            let ones = || stream.ones::<f32>(len).queued().expect("memory");
+            let (x, y) = (ones(), ones());
+            lanes.push((axpy, stream, x, y));
         }
+        lanes
+    }
+
+    /// Kernels on streams of their own, beside a collective.
+    async fn overlap(&mut self) {
+        let bytes = *sizes().last().expect("a size") / if is_smoke() { 1 } else { 4 };
+        let (len, launches) = (bytes / 4, if is_smoke() { 1 } else { 20 });
+        let mut lanes = self.lanes(len).await;
         let (mut kernels, mut collective, mut both) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..measure::rounds(20, 1) {
             for (what, times) in [(1, &mut kernels), (2, &mut collective), (3, &mut both)] {
@@ -218,18 +222,7 @@ impl Ranks {
     /// Kernel, all_reduce, kernel.
     async fn step(&mut self) {
         let len = if is_smoke() { 1 << 10 } else { 1 << 20 };
-        let mut lanes = Vec::new();
-        for device in &self.devices {
-            let axpy = kernels::axpy::load(device).await.expect("a kernel");
-            let stream = device.stream().expect("a stream");
-            let x = stream.ones::<f32>(len).queued().expect("memory");
-            lanes.push((
-                axpy,
-                stream.clone(),
-                x,
-                stream.ones::<f32>(len).queued().expect("memory"),
-            ));
-        }
+        let mut lanes = self.lanes(len).await;
         let (mut once, mut thrice) = (Vec::new(), Vec::new());
         for _ in 0..measure::rounds(500, 2) {
             for (is_once, times) in [(true, &mut once), (false, &mut thrice)] {

@@ -1,10 +1,16 @@
 //! The devices that the tests run on, and numbers in an order that a seed fixes.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[path = "../../../../tests/under_test/random.rs"]
+mod random;
+
 use std::time::Duration;
 
 use gpu_await::Device;
 use gpu_await_nccl::Communicator;
+
+#[allow(unused_imports, reason = "each test uses a part of it")]
+pub(crate) use self::random::Random;
 
 /// Long enough for a machine that does a lot besides.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
@@ -36,18 +42,6 @@ pub(crate) async fn all(devices: &[Device]) -> Communicator {
 /// Fails the test if a future is not ready in time.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(2 * LIMIT, future).await.expect("in time")
-}
-
-/// Marsaglia's xorshift; the seed is not 0.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
 }
 
 /// Tests on GPUs run one at a time: they share them.
