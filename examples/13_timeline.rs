@@ -1,7 +1,7 @@
-//! What a device did: a trace of three tasks, as a picture, a report, and files for a browser.
+//! What a device did: a trace of two tasks, as a picture, a report, and files for a browser.
 //!
-//! Two tasks run chains of kernels on streams of their own; a third one copies the result of one of them to the host, and so waits for
-//! it on the device. Prints a lane for each stream, where the time went, and which stream waited for whom. Writes `timeline.json`
+//! Each runs a chain of kernels on a stream of its own; one copies its result to the host on a third stream, which so waits for
+//! the kernels on the device. Prints a lane for each stream, where the time went, and which stream waited for whom. Writes `timeline.json`
 //! (chrome://tracing, ui.perfetto.dev), `timeline.pftrace` (ui.perfetto.dev) and `timeline.html` (any browser) into the folder that is given, or the system's for
 //! temporary files.
 
@@ -20,22 +20,24 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut y = b.full(N, 1.0f32).await?;
 
     device.timeline().start(10_000)?;
-    let left = async {
+    let (left_scale, right_scale) = (scale.clone(), scale);
+    let left = tokio::spawn(async move {
         for _ in 0..10 {
-            scale.launch(&a, 2.0, &mut x).queued()?;
+            left_scale.launch(&a, 2.0, &mut x).queued()?;
         }
         // It waits on the device for the last launch, and for no other stream.
         let sum: f32 = reader.download(&x).await?.iter().sum();
         Ok::<_, gpu_await::Error>(sum)
-    };
-    let right = async {
+    });
+    let right = tokio::spawn(async move {
         for _ in 0..10 {
-            scale.launch(&b, 0.5, &mut y).await?;
+            right_scale.launch(&b, 0.5, &mut y).await?;
         }
-        Ok(())
-    };
-    let (sum, ()) = tokio::try_join!(left, right)?;
-    assert_eq!(sum, 1024.0 * N as f32);
+        Ok::<_, gpu_await::Error>(())
+    });
+    let (sum, launched) = tokio::try_join!(left, right)?;
+    launched?;
+    assert_eq!(sum?, 1024.0 * N as f32);
 
     let trace = device.timeline().snapshot()?;
     println!("{}", trace.picture(100));

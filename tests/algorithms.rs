@@ -223,47 +223,76 @@ fn scans_are_right() {
     for_each_type!(check(&stream));
 }
 
-#[test]
-fn sorts_are_right_and_stable() {
-    fn check<T: Plain>(stream: &Stream) {
-        for len in lengths(stream) {
-            for (which, x) in patterns::<T>(len, 0xfedc_ba98_7654_3210).into_iter().enumerate() {
-                let what = format!("{len} of {}, pattern {which}", std::any::type_name::<T>());
-                let mut order: Vec<u32> = (0..len as u32).collect();
-                order.sort_by(|a, b| x[*a as usize].order(&x[*b as usize]));
-                let sorted: Vec<T> = order.iter().map(|at| x[*at as usize]).collect();
-                let mut buffer = up(stream, &x);
-                stream.sort(&mut buffer).queued().expect("a sort");
-                assert_bits(&down(stream, &buffer), &sorted, &what);
-                let (mut keys, mut values) =
-                    (up(stream, &x), up(stream, &(0..len as u32).collect::<Vec<_>>()));
-                stream.sort_by_key(&mut keys, &mut values).queued().expect("a sort");
-                assert_bits(&down(stream, &keys), &sorted, &what);
-                assert_eq!(down(stream, &values), order, "{what}");
+/// Sorts are right, and stable.
+fn check_sorts<T: Plain>(stream: &Stream) {
+    for len in lengths(stream) {
+        for (which, x) in patterns::<T>(len, 0xfedc_ba98_7654_3210).into_iter().enumerate() {
+            let what = format!("{len} of {}, pattern {which}", std::any::type_name::<T>());
+            let mut order: Vec<u32> = (0..len as u32).collect();
+            order.sort_by(|a, b| x[*a as usize].order(&x[*b as usize]));
+            let sorted: Vec<T> = order.iter().map(|at| x[*at as usize]).collect();
+            let mut buffer = up(stream, &x);
+            stream.sort(&mut buffer).queued().expect("a sort");
+            assert_bits(&down(stream, &buffer), &sorted, &what);
+            let (mut keys, mut values) =
+                (up(stream, &x), up(stream, &(0..len as u32).collect::<Vec<_>>()));
+            stream.sort_by_key(&mut keys, &mut values).queued().expect("a sort");
+            assert_bits(&down(stream, &keys), &sorted, &what);
+            assert_eq!(down(stream, &values), order, "{what}");
 
-                order.sort();
-                order.sort_by(|a, b| x[*b as usize].order(&x[*a as usize]));
-                let sorted: Vec<T> = order.iter().map(|at| x[*at as usize]).collect();
-                let mut buffer = up(stream, &x);
-                stream.sort_descending(&mut buffer).queued().expect("a sort");
-                assert_bits(&down(stream, &buffer), &sorted, &what);
-                let wide: Vec<u64> = (0..len as u64).collect();
-                let (mut keys, mut values) = (up(stream, &x), up(stream, &wide));
-                stream.sort_by_key_descending(&mut keys, &mut values).queued().expect("a sort");
-                let found: Vec<u32> = down(stream, &values).iter().map(|at| *at as u32).collect();
-                assert_eq!(found, order, "{what}");
-            }
+            order.sort();
+            order.sort_by(|a, b| x[*b as usize].order(&x[*a as usize]));
+            let sorted: Vec<T> = order.iter().map(|at| x[*at as usize]).collect();
+            let mut buffer = up(stream, &x);
+            stream.sort_descending(&mut buffer).queued().expect("a sort");
+            assert_bits(&down(stream, &buffer), &sorted, &what);
+            let wide: Vec<u64> = (0..len as u64).collect();
+            let (mut keys, mut values) = (up(stream, &x), up(stream, &wide));
+            stream.sort_by_key_descending(&mut keys, &mut values).queued().expect("a sort");
+            let found: Vec<u32> = down(stream, &values).iter().map(|at| *at as u32).collect();
+            assert_eq!(found, order, "{what}");
         }
     }
-    /// Sorts keep every bit, also a NaN's.
-    fn assert_bits<T: Plain>(found: &[T], expected: &[T], what: &str) {
-        let differ = found.iter().zip(expected).position(|(a, b)| {
-            gpu_await::bytemuck::bytes_of(a) != gpu_await::bytemuck::bytes_of(b)
-        });
-        assert_eq!(differ, None, "{what}");
-    }
+}
+/// Sorts keep every bit, also a NaN's.
+fn assert_bits<T: Plain>(found: &[T], expected: &[T], what: &str) {
+    let differ = found
+        .iter()
+        .zip(expected)
+        .position(|(a, b)| gpu_await::bytemuck::bytes_of(a) != gpu_await::bytemuck::bytes_of(b));
+    assert_eq!(differ, None, "{what}");
+}
+
+#[test]
+fn sorts_of_bytes() {
     let stream = stream();
-    for_each_type!(check(&stream));
+    check_sorts::<u8>(&stream);
+    check_sorts::<i8>(&stream);
+}
+
+#[test]
+fn sorts_of_two_bytes() {
+    let stream = stream();
+    check_sorts::<u16>(&stream);
+    check_sorts::<i16>(&stream);
+    check_sorts::<f16>(&stream);
+    check_sorts::<bf16>(&stream);
+}
+
+#[test]
+fn sorts_of_four_bytes() {
+    let stream = stream();
+    check_sorts::<u32>(&stream);
+    check_sorts::<i32>(&stream);
+    check_sorts::<f32>(&stream);
+}
+
+#[test]
+fn sorts_of_eight_bytes() {
+    let stream = stream();
+    check_sorts::<u64>(&stream);
+    check_sorts::<i64>(&stream);
+    check_sorts::<f64>(&stream);
 }
 
 /// What was selected goes on into other algorithms, and the host waits once.

@@ -300,8 +300,10 @@ async fn a_region_says_why() -> Result<()> {
         )
     );
     assert_eq!(second, "1 launch, launched one by one: it is the first");
-    let [first, second] = &run(5).await[..] else { panic!("two lists") };
+    let [first, between, second] = &run(5).await[..] else { panic!("two lists") };
     assert_eq!(*first, format!("1 launch, compiled; ended by {}", site("fill", 10, 27)));
+    let fill = site("fill", 10, 27);
+    assert_eq!(*between, format!("1 launch, in no list: {fill} is the kernel's first launch"));
     assert_eq!(second, "1 launch, compiled");
     // The same kernels, one of which waits for another than before.
     let mut z = stream.full(LEN, 0.0f32).queued()?;

@@ -1,6 +1,6 @@
 """Reads the files of examples/13_timeline.rs with Perfetto's published schema, and as JSON: python3 tests/timeline.py FOLDER.
 
-Every slice ends, none overlaps another one on its track, every arrow that ends began, and both files tell of the same operations.
+Every slice ends, none overlaps another one on its track, every arrow that ends began, each task has its track, and both files tell of the same operations.
 """
 
 import json
@@ -57,4 +57,10 @@ events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
 bars = sorted((round(event["ts"] * 1e3), round(event["dur"] * 1e3), event["name"]) for event in events if event["ph"] == "X")
 assert on_device == bars, (on_device, bars)
 assert {event["id"] for event in events if event["ph"] == "s"} == {event["id"] for event in events if event["ph"] == "f"}
+tasks = next(uuid for uuid, name in tracks.items() if name.endswith("in tasks"))
+in_tasks = sorted((tracks[uuid], name) for uuid, track in slices.items() if parents[uuid] == tasks for name, _, _ in track)
+process = next(event["pid"] for event in events if event["name"] == "process_name" and event["args"]["name"].endswith("in tasks"))
+begun = [(event["pid"], f"task {event['tid']}", event["name"]) for event in events if event["ph"] == "b"]
+assert in_tasks == sorted((task, name) for pid, task, name in begun if pid == process), (in_tasks, begun)
+assert len({task for task, _ in in_tasks}) == 2, "one waits for its download, one for its launches"
 print(f"{len(bars)} operations on {sum(parent == device for parent in parents.values())} tracks, {len(begins)} arrows")

@@ -290,6 +290,41 @@ async fn json_that_others_read() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_task_of_an_operation() -> Result<()> {
+    let (device, _) = traced(100)?;
+    let work = async |device: Device| -> Result<Option<u64>> {
+        let stream = device.stream()?;
+        stream.full(1000, 1.0_f32).await?;
+        let task = tokio::task::try_id().map(|id| id.to_string());
+        Ok(task.map(|id| id.parse().expect("a number")))
+    };
+    let tasks = [(); 2].map(|()| {
+        let (device, work) = (device.clone(), work);
+        tokio::spawn(async move { work(device).await })
+    });
+    let mut ran = vec![work(device.clone()).await?];
+    for task in tasks {
+        ran.push(task.await.expect("no panic")?);
+    }
+    assert_eq!(ran.iter().flatten().count(), 2, "`block_on` is no task: {ran:?}");
+    let trace = device.timeline().snapshot()?;
+    assert!(trace.operations().iter().map(|op| op.task).eq(ran.iter().copied()), "{trace:?}");
+    let mut json = Vec::new();
+    trace.write_chrome_json(&mut json).expect("memory");
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("it is JSON");
+    let begun: Vec<_> = json["traceEvents"]
+        .as_array()
+        .expect("events")
+        .iter()
+        .filter(|event| event["ph"] == "b")
+        .map(|event| event["tid"].as_u64())
+        .collect();
+    assert_eq!(begun.len(), ran.len());
+    assert!(ran.iter().filter(|task| task.is_some()).all(|task| begun.contains(task)), "{begun:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_picture_and_a_report() -> Result<()> {
     let trace = example().await?;
     let picture = trace.picture(60).to_string();

@@ -61,6 +61,9 @@ impl<'a> ElementCount<'a> {
 /// the next algorithm, without a host wait.
 ///
 /// A number that is larger than the memory counts as the memory's length.
+///
+/// It cannot be downloaded, as the host does not know how much that is: download the memory and the number together, in one batch, and truncate;
+/// or await the number and download a [`slice`](DeviceBuffer::slice).
 pub struct UpTo<'a, T> {
     memory: View<'a, T>,
     count: View<'a, u64>,

@@ -10,7 +10,7 @@ use crate::batch::draft;
 use crate::batch::draft::{Draft, Writer};
 use crate::batch::queue::Queue;
 use crate::batch::region::Run;
-use crate::batch::report::OpSite;
+use crate::batch::report::{ListOutcome, OpSite};
 use crate::error::Result;
 use crate::event::Event;
 use crate::submit::{
@@ -173,10 +173,17 @@ impl<'s> Queue<'s> {
         let is_listed = launch.can_be_listed()
             && footprint.can_be_listed()
             && !self.stream.engine().options.verify;
-        if !is_listed {
-            return self.launch_now(footprint, launch);
-        }
         let at = self.at.get();
+        if !is_listed {
+            let site = site(footprint, at);
+            let outcome = match footprint.is_slow_to_submit() {
+                true => ListOutcome::FirstLaunch(site),
+                false => ListOutcome::Unlisted(site),
+            };
+            self.launch_now(footprint, launch)?;
+            run.enter_unlisted(outcome);
+            return Ok(());
+        }
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.clone()).into());
         }

@@ -419,6 +419,20 @@ impl<'s> Run<'s> {
         self.is_open.get()
     }
 
+    /// Reports a launch that could not be written down.
+    pub(super) fn enter_unlisted(&self, outcome: ListOutcome) {
+        let mut region = self.region.borrow_mut();
+        region.last.push(ListReport { launches: 1, outcome, ended_by: None });
+        self.tell(&region, region.last.len() - 1);
+    }
+
+    /// Tells of what was reported from number `first` on.
+    fn tell(&self, region: &Region, first: usize) {
+        for (list, report) in region.last.iter().enumerate().skip(first) {
+            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
+        }
+    }
+
     /// Submits what was written down, as the closure ends.
     pub(crate) fn end(&self) {
         self.submit(|| None);
@@ -460,9 +474,7 @@ impl<'s> Run<'s> {
         if is_launched && let Some(last) = region.last.last_mut() {
             last.ended_by = ended_by();
         }
-        for (list, report) in region.last.iter().enumerate().skip(reported) {
-            tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
-        }
+        self.tell(&region, reported);
     }
 
     /// Why some of what was written down was not launched.

@@ -34,7 +34,7 @@ pub struct Report {
     pub failed: u64,
 }
 
-/// What became of one list of a region's last run.
+/// What became of one list of a region's last run, or of a launch that was in none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListReport {
@@ -72,6 +72,12 @@ pub enum ListOutcome {
     Shorter,
     /// Launched one by one, in the middle: something else used the stream ([`ended_by`](ListReport::ended_by)), or waited for its work.
     Interrupted,
+    /// In no list, as a kernel's first launch on a device may take long. The next run has this launch in a list, and so a list of another
+    /// length.
+    FirstLaunch(OpSite),
+    /// In no list, as nothing replays it: a cooperative launch or one with clusters, one that waits for a flag, or any on a device that
+    /// verifies.
+    Unlisted(OpSite),
     /// Launched one by one: the driver refused to compile it or to set its nodes.
     Refused,
     /// Not launched, or in part: the driver refused that, or the device is lost or closed.
@@ -148,6 +154,10 @@ impl fmt::Display for ListOutcome {
             }
             ListOutcome::Shorter => f.write_str("launched one by one: it is shorter than before"),
             ListOutcome::Interrupted => f.write_str("launched one by one: it was interrupted"),
+            ListOutcome::FirstLaunch(site) => {
+                write!(f, "in no list: {site} is the kernel's first launch")
+            }
+            ListOutcome::Unlisted(site) => write!(f, "in no list: {site} cannot be replayed"),
             ListOutcome::Failed => f.write_str("failed to launch"),
             ListOutcome::NoPlace => {
                 f.write_str("launched one by one: there are as many graphs as may be, all in use")

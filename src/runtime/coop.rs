@@ -72,6 +72,15 @@ impl Budget {
     }
 }
 
+/// The number of the task of tokio's that this thread runs, as its `Id` prints it.
+pub(crate) fn task() -> Option<u64> {
+    // The id says its number only as text.
+    #[cfg(feature = "tokio")]
+    return tokio::task::try_id().and_then(|id| id.to_string().parse().ok());
+    #[cfg(not(feature = "tokio"))]
+    None
+}
+
 /// Spends one of the budget: the first line of each public `async fn`, any of which may be ready or
 /// refused without awaiting a future that does (`a_task_that_never_waits_lets_others_run`).
 pub(crate) async fn proceed() {

@@ -53,6 +53,8 @@ pub(crate) struct TracedSubmission {
     pub(crate) ticket: u64,
     pub(crate) at: &'static Location<'static>,
     pub(crate) span: Option<u64>,
+    /// Of tokio's.
+    pub(crate) task: Option<u64>,
     /// Tickets of other streams that it waits for on the device.
     pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,
     pub(crate) submitted_ns: u64,

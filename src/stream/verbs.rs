@@ -176,7 +176,8 @@ verbs! {
 
     /// Copies between device buffers or ranges of them. Ready proves *complete on the device*.
     ///
-    /// The source may be on another device of the same kind; the copy is ordered with the work of both, and
+    /// The source may be on another device of the same kind (not: one on a GPU and one on the host device), the destination is on the stream's.
+    /// The copy is ordered with the work of both, and
     /// the host does not wait. Where the two devices can reach each other's memory it goes directly,
     /// otherwise in parts through pinned host memory, at most 16 MiB for each copy in flight.
     ///

@@ -123,6 +123,11 @@ impl<'a> Footprint<'a> {
         !self.may_block && self.is_of_the_stream_alone()
     }
 
+    /// Whether submitting it may take long: of a launch, that the kernel was never launched before.
+    pub(crate) fn is_slow_to_submit(&self) -> bool {
+        self.may_block
+    }
+
     /// Whether the operation may be in front of what was written down before: all that it touches is memory that it
     /// makes.
     pub(crate) fn can_be_in_front(&self) -> bool {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use super::footprint::Footprint;
 use super::raw::Raw;
 use crate::memory::point::Track;
-use crate::runtime::MarkedPoint;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::traced_op::{Note, TracedSubmission};
 use crate::runtime::tracer::Between;
+use crate::runtime::{MarkedPoint, coop};
 
 /// Nobody, or who traces an operation: known when it is compiled, as instructions more are too many.
 pub(super) trait TracedAs {
@@ -32,6 +32,7 @@ pub(super) struct Traced {
     name: Arc<str>,
     at: &'static Location<'static>,
     span: Option<u64>,
+    task: Option<u64>,
     submitted_ns: u64,
     /// What its driver calls say.
     note: Cell<Note>,
@@ -85,7 +86,8 @@ impl Traced {
         let event = || stream.engine().timed_event_now();
         let is_timed = !stream.engine().options.stepped;
         let events = is_timed.then(|| event().zip(event())).flatten();
-        Traced { name, at, span, submitted_ns, note, events, is_untimed: Cell::new(false) }
+        let (task, is_untimed) = (coop::task(), Cell::new(false));
+        Traced { name, at, span, task, submitted_ns, note, events, is_untimed }
     }
 
     /// It consists of so many launches, whether by themselves or in a graph.
@@ -134,7 +136,7 @@ impl TracedAs for Traced {
     }
 
     fn enter(self, stream: &StreamState, ticket: u64, waits_for: &[MarkedPoint]) {
-        let Traced { name, at, span, submitted_ns, note, events, is_untimed } = self;
+        let Traced { name, at, span, task, submitted_ns, note, events, is_untimed } = self;
         let waits_for = waits_for.iter().map(|on| (on.point.stream.id(), on.point.ticket));
         let submission = TracedSubmission {
             name,
@@ -144,6 +146,7 @@ impl TracedAs for Traced {
             ticket,
             at,
             span,
+            task,
             waits_for: waits_for.collect(),
             submitted_ns,
             buffers_bytes: stream.engine().account.lock().figures().allocated,

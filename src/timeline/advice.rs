@@ -238,6 +238,7 @@ mod tests {
                 shared_mem_bytes: 0,
                 at: Location::caller(),
                 span: None,
+                task: None,
                 waits_for: on.into_iter().collect(),
                 buffers_bytes: 0,
                 submitted,

@@ -1,7 +1,7 @@
 //! A trace as JSON of the Trace Event Format, which Chrome's tracing page, Perfetto and Speedscope read.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::time::Duration;
@@ -12,10 +12,11 @@ use crate::op::Ticket;
 /// The process that the lanes of the device are shown in, and that of the host's.
 const DEVICE: u32 = 1;
 const HOST: u32 = 2;
+const TASKS: u32 = 3;
 
 impl Trace {
-    /// Writes the trace as JSON: a lane for each stream, with a bar from started to completed for each operation; a second one, from
-    /// submitted to when the future of an operation was woken or polled; arrows from an operation to those of other streams that waited for it; what buffers held, over time. Times
+    /// Writes the trace as JSON: a lane for each stream, with a bar from started to completed for each operation; a lane for each task
+    /// of tokio's, and for each stream that others used, with a bar from submitted to when the future of an operation was woken or polled; arrows from an operation to those of other streams that waited for it; what buffers held, over time. Times
     /// are microseconds.
     ///
     /// # Errors
@@ -25,9 +26,15 @@ impl Trace {
     /// The Trace Event Format of Chromium's tracing.
     pub fn write_chrome_json(&self, out: &mut impl io::Write) -> io::Result<()> {
         write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-        let processes = [(DEVICE, "on the device"), (HOST, "on the host")];
+        let tasks: BTreeSet<u64> = self.operations().iter().filter_map(|op| op.task).collect();
+        let tasks = tasks.iter().map(|task| (*task, format!("task {task}"))).collect();
+        let processes = [
+            (DEVICE, "on the device", self.streams()),
+            (HOST, "on the host", self.streams()),
+            (TASKS, "in tasks", tasks),
+        ];
         let mut comma = "";
-        for (process, place) in processes {
+        for (process, place, lanes) in processes {
             let name = format!("{} {place}", self.device());
             let name = JsonText(&name);
             write!(
@@ -35,11 +42,11 @@ impl Trace {
                 "{comma}\n{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{process},\"args\":{{\"name\":{name}}}}}"
             )?;
             comma = ",";
-            for (stream, name) in self.streams() {
+            for (lane, name) in lanes {
                 let name = JsonText(&name);
                 write!(
                     out,
-                    ",\n{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{process},\"tid\":{stream},\"args\":{{\"name\":{name}}}}}"
+                    ",\n{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{process},\"tid\":{lane},\"args\":{{\"name\":{name}}}}}"
                 )?;
             }
         }
@@ -90,13 +97,14 @@ fn write_op(
         Micros(op.submitted),
         op.buffers_bytes
     )?;
-    // Those of a stream overlap.
+    // Those of a stream or a task may overlap.
     if let Some(known) = op.known_at() {
         let (begin, end) = (Micros(op.submitted), Micros(known));
+        let (process, lane) = op.task.map_or((HOST, stream), |task| (TASKS, task));
         for (ph, ts) in [("b", begin), ("e", end)] {
             write!(
                 out,
-                ",\n{{\"ph\":\"{ph}\",\"pid\":{HOST},\"tid\":{stream},\"ts\":{ts},\"id\":{number},\"name\":{name},\"cat\":\"host\"}}"
+                ",\n{{\"ph\":\"{ph}\",\"pid\":{process},\"tid\":{lane},\"ts\":{ts},\"id\":{number},\"name\":{name},\"cat\":\"host\"}}"
             )?;
         }
     }
@@ -113,6 +121,9 @@ impl fmt::Display for Details<'_> {
         if let Some(span) = op.span {
             // Wider than a reader's numbers may be.
             write!(f, ",\"span\":\"{span}\"")?;
+        }
+        if let Some(task) = op.task {
+            write!(f, ",\"task\":{task}")?;
         }
         if op.bytes > 0 {
             write!(f, ",\"bytes\":{}", op.bytes)?;

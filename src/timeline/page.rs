@@ -77,6 +77,9 @@ fn write_op(out: &mut impl io::Write, op: &TracedOp) -> io::Result<()> {
         Some(span) => write!(out, "\"{span}\"")?,
         None => write!(out, "null")?,
     }
+    if let Some(task) = op.task {
+        write!(out, ",\"task\":{task}")?;
+    }
     write!(out, ",\"waits_for\":[")?;
     for (at, on) in op.waits_for.iter().enumerate() {
         let comma = if at == 0 { "" } else { "," };

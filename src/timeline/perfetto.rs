@@ -19,6 +19,7 @@ const DEVICE: u64 = 1 << 62;
 const HOST: u64 = 2 << 62;
 const IN_FLIGHT: u64 = 3 << 62;
 const MEMORY: u64 = IN_FLIGHT + 1;
+const TASKS: u64 = IN_FLIGHT + 2;
 
 /// How a slice, or a counter's value, is told.
 #[derive(Clone, Copy)]
@@ -78,7 +79,8 @@ struct TrackEvent<'a> {
 
 impl Trace {
     /// Writes the trace for [Perfetto](https://ui.perfetto.dev): a track for each stream, on which operations are from started to
-    /// completed; tracks of the host's, on which those that were awaited are from submitted to when their future was woken or polled; arrows from an operation to those of
+    /// completed; a track for each task of tokio's, and for each stream that others used, on which operations that were awaited are from
+    /// submitted to when their future was woken or polled; arrows from an operation to those of
     /// other streams that waited for it; and, over time, how many operations were in flight and
     /// what buffers held. Times are nanoseconds since the device was opened.
     ///
@@ -89,7 +91,8 @@ impl Trace {
     /// `perfetto/trace/trace.proto`.
     pub fn write_perfetto(&self, out: &mut impl io::Write) -> io::Result<()> {
         let mut trace = Message::default();
-        for (track, place) in [(DEVICE, "on the device"), (HOST, "on the host")] {
+        let parents = [(DEVICE, "on the device"), (HOST, "on the host"), (TASKS, "in tasks")];
+        for (track, place) in parents {
             describe(&mut trace, track, &format!("{} {place}", self.device()), |_| {});
         }
         /// Of counters.
@@ -113,16 +116,20 @@ impl Trace {
 
     /// Describes tracks on which no two waits of the host overlap, and says which operation's is on which.
     fn waits_on_tracks(&self, trace: &mut Message) -> Vec<Option<u64>> {
-        let mut ends: HashMap<u64, Vec<(u64, Duration)>> = HashMap::new();
+        let mut ends: HashMap<(u64, u64), Vec<(u64, Duration)>> = HashMap::new();
         let (mut next, names) = (HOST + 1, HashMap::<u64, String>::from_iter(self.streams()));
         let track_of = |op: &TracedOp| {
-            let (stream, end) = (op.ticket.stream, op.known_at()?);
-            let tracks = ends.entry(stream).or_default();
+            let end = op.known_at()?;
+            let whose = op.task.map_or((HOST, op.ticket.stream), |task| (TASKS, task));
+            let tracks = ends.entry(whose).or_default();
             if let Some((track, until)) = tracks.iter_mut().find(|track| track.1 <= op.submitted) {
                 *until = end;
                 return Some(*track);
             }
-            describe(trace, next, &names[&stream], |track| track.number(5, HOST));
+            let (parent, number) = whose;
+            let of_task = (parent == TASKS).then(|| format!("task {number}"));
+            let name = of_task.as_ref().unwrap_or_else(|| &names[&op.ticket.stream]);
+            describe(trace, next, name, |track| track.number(5, parent));
             tracks.push((next, end));
             next += 1;
             Some(next - 1)
@@ -243,6 +250,9 @@ impl TrackEvent<'_> {
         note("launches", u64::from(op.launches));
         if let Some(span) = op.span {
             note("span", span);
+        }
+        if let Some(task) = op.task {
+            note("task", task);
         }
         note("submitted_ns", op.submitted.as_nanos() as u64);
         let times = [("seen_ns", op.seen), ("woken_ns", op.woken), ("polled_ns", op.polled)];

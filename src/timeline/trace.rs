@@ -63,6 +63,9 @@ pub struct TracedOp {
     pub at: &'static Location<'static>,
     /// The number of the [`tracing`] span that it was submitted in, as its subscriber counts.
     pub span: Option<u64>,
+    /// The task of tokio's that put it on its stream: the number that its `tokio::task::Id` prints. None outside of tokio, in a `block_on`,
+    /// and without the crate's `tokio` feature.
+    pub task: Option<u64>,
     /// What it waited for on other streams of the device or another one; not what was complete already.
     pub waits_for: Vec<Ticket>,
     /// What the device's buffers held when it was submitted, as [`MemoryInfo::allocated_bytes`](crate::MemoryInfo::allocated_bytes).
@@ -208,7 +211,8 @@ impl TracedOp {
 
 impl From<(TracedSubmission, TracedTimes)> for TracedOp {
     fn from((submission, passed): (TracedSubmission, TracedTimes)) -> Self {
-        let TracedSubmission { name, note, stream, stream_name, ticket, at, span, .. } = submission;
+        let TracedSubmission { name, note, stream, stream_name, ticket, at, span, task, .. } =
+            submission;
         let Note { work, bytes, launches, grid_dim, block_dim, shared_mem_bytes } = note;
         let ticket = Ticket { stream, number: ticket };
         let waits_for = submission.waits_for.into_iter();
@@ -227,6 +231,7 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             shared_mem_bytes,
             at,
             span,
+            task,
             waits_for,
             buffers_bytes: submission.buffers_bytes,
             submitted: Duration::from_nanos(submission.submitted_ns),
