@@ -109,6 +109,16 @@ pub enum Error {
         /// The device of both.
         device: String,
     },
+    /// A process of a group has another number of devices than ranks.
+    #[error(
+        "{devices} devices for the ranks {ranks:?} of this process: give each rank one, in this order"
+    )]
+    DeviceCount {
+        /// The ranks of this process.
+        ranks: Vec<usize>,
+        /// How many devices were given.
+        devices: usize,
+    },
     /// GPUs and host devices were mixed in one communicator.
     #[error("{first} and {second} cannot be in one communicator: use devices of one kind")]
     MixedDevices {

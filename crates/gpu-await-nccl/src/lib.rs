@@ -23,7 +23,7 @@
 //! | ranks | use |
 //! |---|---|
 //! | all in this process | [`Communicator::all`] |
-//! | in several processes or hosts that can reach one address | [`Group::join`] |
+//! | in several processes or hosts that can reach one address | [`Group::join`]; with several ranks in a process [`Group::join_ranks`] |
 //! | in several processes that share a store of their own | [`UniqueId`] and [`Communicator::builder`] |
 //!
 //! # Devices
@@ -41,6 +41,7 @@ mod element;
 mod error;
 mod exchange;
 mod group;
+mod local;
 mod mesh;
 mod nccl;
 mod rendezvous;
@@ -56,6 +57,7 @@ pub use communicator::{Communicator, nccl_version};
 pub use element::{CollectiveElement, ElementType, Reduction};
 pub use error::{CollectiveLost, Error, LostCause, Result};
 pub use group::Group;
+pub use local::LocalDevices;
 pub use stats::{Stats, stats};
 pub use unique_id::UniqueId;
 

@@ -33,21 +33,41 @@ pub struct CommunicatorBuilder {
     connects_pairs: bool,
     /// Of a group: how its other ranks are reached.
     channel: Option<Arc<dyn Wire>>,
+    /// Of a group: the ranks of this process, and how many devices were given for them.
+    joined: Option<(Vec<usize>, usize)>,
 }
 
 impl CommunicatorBuilder {
     pub(super) fn new(id: UniqueId, world: usize) -> Self {
         let (ranks, limit, connect_limit, channel) = (Vec::new(), None, CONNECT, None);
-        let connects_pairs = false;
-        CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel }
+        let (connects_pairs, joined) = (false, None);
+        CommunicatorBuilder {
+            id,
+            world,
+            ranks,
+            limit,
+            connect_limit,
+            connects_pairs,
+            channel,
+            joined,
+        }
     }
 
-    pub(crate) fn over(mut self, channel: Arc<dyn Wire>) -> Self {
+    /// Of a group, in which this process has these ranks, and a device for each.
+    pub(crate) fn over(
+        mut self,
+        channel: Arc<dyn Wire>,
+        ranks: Vec<usize>,
+        devices: &[Device],
+    ) -> Self {
         self.channel = Some(channel);
+        self.ranks.extend(ranks.iter().copied().zip(devices.iter().cloned()));
+        self.joined = Some((ranks, devices.len()));
         self
     }
 
-    /// Adds a rank in this process. Each rank needs a GPU of its own; host devices can be shared.
+    /// Adds a rank in this process. Each rank needs a GPU of its own; host devices can be shared. The ranks of a
+    /// [group](crate::Group) are there from the start.
     pub fn rank(mut self, rank: usize, device: &Device) -> Self {
         self.ranks.push((rank, device.clone()));
         self
@@ -90,13 +110,21 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     /// Before anything is done: [`Error::NoRanks`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
-    /// [`Error::MixedDevices`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
+    /// [`Error::DeviceCount`], [`Error::NotLocal`], [`Error::MixedDevices`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
     /// [`Error::NotConnected`]; of the host twin and of a group [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`];
     /// [`Error::Lost`]: a rank of a group has ended.
     pub async fn connect(self) -> Result<Communicator> {
         let kind = self.check()?;
-        let CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel } =
-            self;
+        let CommunicatorBuilder {
+            id,
+            world,
+            ranks,
+            limit,
+            connect_limit,
+            connects_pairs,
+            channel,
+            ..
+        } = self;
         let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, device) in ranks {
             let stream = device.stream()?;
@@ -125,6 +153,14 @@ impl CommunicatorBuilder {
 
     fn check(&self) -> Result<DeviceKind> {
         let CommunicatorBuilder { world, ref ranks, .. } = *self;
+        if let Some((local, devices)) = &self.joined {
+            if local.len() != *devices {
+                return Err(Error::DeviceCount { ranks: local.clone(), devices: *devices });
+            }
+            if let Some((rank, _)) = ranks.iter().find(|(rank, _)| !local.contains(rank)) {
+                return Err(Error::NotLocal { rank: *rank, local: local.clone() });
+            }
+        }
         let Some((_, first)) = ranks.first().filter(|_| world > 0) else {
             return Err(Error::NoRanks { world, local: ranks.len() });
         };
@@ -208,9 +244,7 @@ impl Making {
         let is_gpu = !contexts.is_empty();
         let end = began + connect_limit;
         let id = match &channel {
-            Some(wire) => {
-                meeting::meet(&**wire, locals[0].rank, world, is_gpu, (end, connect_limit))?
-            }
+            Some(wire) => meeting::meet(&**wire, &ranks, world, is_gpu, (end, connect_limit))?,
             None => id,
         };
         let transport: Box<dyn Transport> = match channel {

@@ -46,7 +46,9 @@ pub(crate) struct GpuTransport {
 /// The other ranks of a group, whose end NCCL may not see.
 struct Peers {
     wire: Arc<dyn Wire>,
-    rank: usize,
+    /// Of this process.
+    ranks: Vec<usize>,
+    /// Of the first of them: the end of another process is told to all.
     inbox: Arc<Inbox>,
     /// When the end of one was seen first.
     ended: Mutex<Option<Instant>>,
@@ -56,9 +58,9 @@ struct Peers {
 const LAST_WORK: Duration = Duration::from_millis(200);
 
 impl Peers {
-    fn new(wire: Arc<dyn Wire>, rank: usize) -> Peers {
-        let inbox = wire.inbox(rank);
-        Peers { wire, rank, inbox, ended: Mutex::default() }
+    fn new(wire: Arc<dyn Wire>, ranks: Vec<usize>) -> Peers {
+        let inbox = wire.inbox(ranks[0]);
+        Peers { wire, ranks, inbox, ended: Mutex::default() }
     }
 
     /// Why nothing new can be done.
@@ -141,7 +143,8 @@ impl GpuTransport {
             // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
             return Err(error);
         }
-        let group = wire.map(|wire| Peers::new(wire, ranks[0].rank));
+        let group =
+            wire.map(|wire| Peers::new(wire, ranks.iter().map(|local| local.rank).collect()));
         Ok(GpuTransport { comms: Arc::new(comms), world, group })
     }
 
@@ -253,7 +256,7 @@ impl Transport for GpuTransport {
         let comms = self.comms.clone();
         stats::on_thread_that_may_be_lost("abort", move || comms.abort());
         if let Some(group) = &self.group {
-            group.wire.abort(group.rank);
+            group.ranks.iter().for_each(|rank| group.wire.abort(*rank));
         }
     }
 
@@ -264,7 +267,7 @@ impl Transport for GpuTransport {
             _ => self.comms.finish(),
         }
         if let Some(group) = &self.group {
-            group.wire.leave(group.rank);
+            group.ranks.iter().for_each(|rank| group.wire.leave(*rank));
         }
     }
 }
