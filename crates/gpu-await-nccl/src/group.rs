@@ -199,7 +199,7 @@ impl Group {
     pub fn builder<'d>(&self, devices: impl LocalDevices<'d>) -> CommunicatorBuilder {
         let channel = Arc::new(self.mesh.open_next(&self.members));
         let builder = Communicator::builder(UniqueId::of_group(), self.world());
-        builder.over(channel, self.ranks(), devices.into_devices())
+        builder.of(self.ranks(), devices.into_devices(), Some(channel))
     }
 
     /// Returns the group without some ranks, so that the others can continue together. Each of them calls it with the same ranks. The

@@ -341,6 +341,12 @@ impl Wire for MeshChannel {
     fn leave(&self, from: usize) {
         self.tell_others(Kind::Leave, from);
     }
+
+    fn without(&self, excluded: &[usize], _ranks: &[usize]) -> Arc<dyn Wire> {
+        let is_left = |(rank, _): &(usize, &usize)| !excluded.contains(rank);
+        let members = self.members.iter().enumerate().filter(is_left).map(|(_, member)| *member);
+        Arc::new(self.mesh.open_next(&members.collect()))
+    }
 }
 
 impl Drop for MeshChannel {

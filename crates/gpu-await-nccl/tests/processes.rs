@@ -308,20 +308,20 @@ async fn survive(devices: &[Device], group: &Group, comm: Communicator) {
             println!("working");
         }
     };
-    let lost = Error::lost(&error).expect("the communicator is lost");
-    assert!(
-        matches!(lost.cause, LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }),
-        "{error}"
-    );
+    let cause = &Error::lost(&error).expect("the communicator is lost").cause;
+    assert!(matches!(cause, LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }), "{error}");
     let end = Instant::now() + LIMIT;
     while group.gone().is_empty() {
         assert!(Instant::now() < end, "its end is seen");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let rest = group.without(&group.gone()).expect("others");
+    let (rest, lost) = (group.without(&group.gone()).expect("others"), comm);
     let comm = within(rest.connect(devices)).await.expect("those who are left");
     comm.set_limit(Some(LIMIT));
     let expected = 2.0 * rest.world() as f32;
+    assert_eq!(within(sum(devices, &comm, |_| 2.0)).await.expect("a sum"), expected);
+    // And so does the communicator itself.
+    let comm = within(lost.shrink(&group.gone())).await.expect("those who are left");
     assert_eq!(within(sum(devices, &comm, |_| 2.0)).await.expect("a sum"), expected);
     within(barrier(&comm)).await.expect("a barrier");
 }

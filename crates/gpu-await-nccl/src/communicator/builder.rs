@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use futures::channel::oneshot;
 use gpu_await::{Device, DeviceBuffer, DeviceKind};
 
-use super::shared::Shared;
-use super::{Communicator, context_of, meeting, warm_up};
+use super::meeting::{self, Met};
+use super::shared::{Origin, Shared};
+use super::shrink::Parent;
+use super::{Communicator, context_of, warm_up};
 use crate::error::{Error, Result};
 use crate::exchange::{Hub, Wire};
 use crate::stats;
@@ -20,6 +22,8 @@ use crate::unique_id::UniqueId;
 
 /// Long enough for a process that loads a model first.
 const CONNECT: Duration = Duration::from_secs(120);
+/// For the end of a meeting, whose error says more than that of its thread.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The local ranks and the options of a communicator; see [`Communicator::builder`].
 #[derive(Debug)]
@@ -35,12 +39,14 @@ pub struct CommunicatorBuilder {
     channel: Option<Arc<dyn Wire>>,
     /// Of a group: the ranks of this process, and how many devices were given for them.
     joined: Option<(Vec<usize>, usize)>,
+    /// What NCCL makes it of.
+    parent: Option<Arc<Parent>>,
 }
 
 impl CommunicatorBuilder {
     pub(super) fn new(id: UniqueId, world: usize) -> Self {
         let (ranks, limit, connect_limit, channel) = (Vec::new(), None, CONNECT, None);
-        let (connects_pairs, joined) = (false, None);
+        let (connects_pairs, joined, parent) = (false, None, None);
         CommunicatorBuilder {
             id,
             world,
@@ -50,19 +56,33 @@ impl CommunicatorBuilder {
             connects_pairs,
             channel,
             joined,
+            parent,
         }
     }
 
-    /// Of a group, in which this process has these ranks, and a device for each.
-    pub(crate) fn over(
+    /// In which this process has these ranks, and a device for each.
+    pub(crate) fn of(
         mut self,
-        channel: Arc<dyn Wire>,
         ranks: Vec<usize>,
         devices: &[Device],
+        channel: Option<Arc<dyn Wire>>,
     ) -> Self {
-        self.channel = Some(channel);
+        self.channel = channel;
         self.ranks.extend(ranks.iter().copied().zip(devices.iter().cloned()));
         self.joined = Some((ranks, devices.len()));
+        self
+    }
+
+    /// With the options of what it is made of.
+    pub(super) fn like(mut self, shared: &Shared) -> Self {
+        let Origin { wire: _, connect_limit, pairs } = shared.origin;
+        (self.limit, self.connect_limit, self.connects_pairs) =
+            (shared.limit(), connect_limit, pairs);
+        self
+    }
+
+    pub(super) fn shrunk(mut self, parent: Option<Arc<Parent>>) -> Self {
+        self.parent = parent;
         self
     }
 
@@ -123,6 +143,7 @@ impl CommunicatorBuilder {
             connect_limit,
             connects_pairs,
             channel,
+            parent,
             ..
         } = self;
         let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
@@ -139,7 +160,8 @@ impl CommunicatorBuilder {
             enable_peers(&devices).await?;
         }
         let pairs = connects_pairs;
-        let made = Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs };
+        let made =
+            Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs, parent };
         let (send, receive) = oneshot::channel();
         stats::spawn("connect", move || {
             let connected = made.within(connect_limit);
@@ -184,8 +206,8 @@ impl CommunicatorBuilder {
             }
         }
         match first.kind() {
-            // Its ranks tell one another.
-            _ if self.channel.is_some() => {}
+            // Its ranks tell one another, or know one another.
+            _ if self.channel.is_some() || self.parent.is_some() => {}
             DeviceKind::Cuda => self.id.for_gpus().map(drop)?,
             _ => self.id.check_for_host()?,
         }
@@ -216,6 +238,7 @@ struct Making {
     channel: Option<Arc<dyn Wire>>,
     connect_limit: Duration,
     pairs: bool,
+    parent: Option<Arc<Parent>>,
 }
 
 impl Making {
@@ -225,40 +248,52 @@ impl Making {
             return self.make();
         }
         let (send, receive) = sync_channel(1);
+        let parent = self.parent.clone();
+        // Ranks of a group that are missing are told of by the group.
+        let wait = limit + self.channel.as_ref().map_or(Duration::ZERO, |_| GRACE);
         stats::on_thread_that_may_be_lost("init", move || {
             // Given up: it is dropped, and ended.
             drop(send.send(self.make()));
         });
-        match receive.recv_timeout(limit) {
+        match receive.recv_timeout(wait) {
             Ok(made) => made,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                if let Some(parent) = parent {
+                    parent.is_stuck(limit);
+                }
                 Err(Error::NotConnected { limit })
             }
         }
     }
 
     fn make(self) -> Result<Communicator> {
-        let Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs } = self;
+        let Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs, parent } =
+            self;
         let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
         let began = Instant::now();
         let is_gpu = !contexts.is_empty();
         let end = began + connect_limit;
-        let id = match &channel {
-            Some(wire) => meeting::meet(&**wire, &ranks, world, is_gpu, (end, connect_limit))?,
-            None => id,
-        };
-        let transport: Box<dyn Transport> = match channel {
-            _ if is_gpu => {
-                let id = id.for_gpus()?;
-                Box::new(GpuTransport::connect(id, world, &locals, contexts, channel)?)
+        let shrink = parent.is_some();
+        let Met { id, shrink } = match &channel {
+            Some(wire) => {
+                let is = (is_gpu, shrink);
+                meeting::meet(&**wire, &ranks, world, is, (end, connect_limit))?
             }
-            Some(wire) => Box::new(HostTransport::new(wire, world, ranks)),
-            None => {
-                let hub = Hub::join(id, world, &ranks, end, connect_limit)?;
-                Box::new(HostTransport::new(hub, world, ranks))
+            None => Met { id, shrink },
+        };
+        let wire = match channel {
+            None if !is_gpu => Some(Hub::join(id, world, &ranks, end, connect_limit)?),
+            channel => channel,
+        };
+        let origin = Origin { wire: wire.clone(), connect_limit, pairs };
+        let transport: Box<dyn Transport> = match (wire, parent.filter(|_| shrink)) {
+            (wire, Some(parent)) => parent.shrink(&locals, (world, contexts), wire, end)?,
+            (Some(wire), None) if !is_gpu => Box::new(HostTransport::new(wire, world, ranks)),
+            (wire, None) => {
+                Box::new(GpuTransport::connect(id.for_gpus()?, world, &locals, contexts, wire)?)
             }
         };
-        let shared: Arc<Shared> = Shared::new(world, locals, transport, scratch);
+        let shared: Arc<Shared> = Shared::new(world, locals, (transport, origin), scratch);
         let comm = Communicator::of(shared);
         if is_gpu {
             comm.set_limit(Some(connect_limit.saturating_sub(began.elapsed())));

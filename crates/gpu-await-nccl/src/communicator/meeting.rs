@@ -1,5 +1,5 @@
 //! How the ranks of a group's communicator come together: each tells every rank of another process that it is there and what its
-//! device is, and the rank 0 what NCCL's id is.
+//! device is, and the rank 0 what NCCL's id is. Of a communicator that shrinks, each says whether NCCL can do that for it.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -16,18 +16,27 @@ use crate::unique_id::UniqueId;
 /// No verb has it.
 const HELLO: u8 = 200;
 
-/// Waits until every rank has come; returns the id of the rank 0.
+/// What the ranks have told.
+pub(super) struct Met {
+    /// Of rank 0; for GPUs.
+    pub(super) id: UniqueId,
+    /// All of them can have NCCL shrink a communicator.
+    pub(super) shrink: bool,
+}
+
+/// Waits until every rank has come. `shrink`: this process can have NCCL shrink the communicator.
 pub(super) fn meet(
     wire: &dyn Wire,
     ranks: &[usize],
     world: usize,
-    is_gpu: bool,
+    (is_gpu, mut shrink): (bool, bool),
     (end, limit): (Instant, Duration),
-) -> Result<UniqueId> {
-    let kind = if is_gpu { DeviceKind::Cuda } else { DeviceKind::Host };
-    let has_zero = ranks.contains(&0);
-    let own = if has_zero { UniqueId::new(kind)? } else { UniqueId::of_group() };
-    let (reduction, root, count) = (u8::MAX, 0, world as u64);
+) -> Result<Met> {
+    let own = match is_gpu && ranks.contains(&0) {
+        true => UniqueId::new(DeviceKind::Cuda)?,
+        false => UniqueId::of_group(),
+    };
+    let (reduction, root, count) = (u8::from(shrink), 0, world as u64);
     let head = Head { verb: HELLO, element: u8::from(is_gpu), reduction, root, count };
     let data: Arc<[u8]> = own.to_bytes().into();
     // Each of this process with each of another one.
@@ -50,7 +59,8 @@ pub(super) fn meet(
                 continue;
             }
         };
-        if message.head != head {
+        shrink &= message.head.reduction == 1;
+        if message.head.element != head.element {
             let name = |gpu: bool| if gpu { "a GPU" } else { "a host device" };
             let (first, second) = (name(is_gpu), name(message.head.element != 0));
             let (first, second) =
@@ -62,7 +72,7 @@ pub(super) fn meet(
         }
     }
     if missing.is_empty() {
-        return Ok(id);
+        return Ok(Met { id, shrink });
     }
     Err(Error::MissingRanks { missing: missing.into_iter().collect(), world, limit })
 }

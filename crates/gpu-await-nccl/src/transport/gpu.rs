@@ -20,6 +20,8 @@
 //!    look at `ending` there.
 //! 2. NCCL's threads are asked for errors only while the handle lives: under `freed`.
 
+mod shrink;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -28,7 +30,7 @@ use gpu_await::{Device, Stream};
 
 use parking_lot::Mutex;
 
-use super::{LocalRank, Placed, Transport};
+use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::error::{Error, LostCause, Result};
@@ -128,9 +130,24 @@ impl GpuTransport {
             let _current = unsafe { driver.enter(contexts[0]) }?;
             nccl.group_end()
         };
+        if let Some(error) = failed.or(ended.err()) {
+            // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
+            return Err(error);
+        }
+        GpuTransport::of(handles, world, ranks, contexts, wire)
+    }
+
+    /// Of handles that are connected.
+    fn of(
+        handles: Vec<Comm>,
+        world: usize,
+        ranks: &[LocalRank],
+        contexts: Vec<u64>,
+        wire: Option<Arc<dyn Wire>>,
+    ) -> Result<GpuTransport> {
         let comms = Comms {
-            nccl,
-            driver,
+            nccl: Nccl::get()?,
+            driver: Driver::get()?,
             handles,
             contexts,
             _devices: ranks.iter().map(|local| local.device.clone()).collect(),
@@ -139,10 +156,6 @@ impl GpuTransport {
             ending: AtomicBool::new(false),
             freed: Mutex::new(false),
         };
-        if let Some(error) = failed.or(ended.err()) {
-            // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
-            return Err(error);
-        }
         let group =
             wire.map(|wire| Peers::new(wire, ranks.iter().map(|local| local.rank).collect()));
         Ok(GpuTransport { comms: Arc::new(comms), world, group })
@@ -232,6 +245,14 @@ impl Transport for GpuTransport {
         // Always: a group that is not ended would swallow the thread's next calls.
         let ended = comms.nccl.group_end();
         put.and(ended).map_err(cause_of)
+    }
+
+    fn can_shrink(&self) -> bool {
+        self.comms.nccl.can_shrink() && !self.comms.ending.load(Ordering::SeqCst)
+    }
+
+    fn shrink(&self, ranks: &[LocalRank], shrink: Shrink<'_>) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(self.shrunk(ranks, shrink)?))
     }
 
     fn look(&self) -> Option<LostCause> {
