@@ -5,6 +5,7 @@ pub(crate) mod group;
 mod meeting;
 mod parts;
 pub(crate) mod shared;
+pub(crate) mod shrink;
 mod verbs;
 mod warm_up;
 
@@ -41,7 +42,7 @@ use crate::unique_id::UniqueId;
 /// [limit](Self::set_limit), when a process of its [`Group`](crate::Group) ends, or with one of its devices. Every pending
 /// operation then fails with [`CollectiveLost`], and every later call is refused with it; [`Error::lost`] finds it in an operation's error.
 /// Outputs count as failed, and memory that NCCL may still access stays allocated until the device has finished with it. Other
-/// communicators, other devices and the process are unaffected.
+/// communicators, other devices and the process are unaffected. [`shrink`](Self::shrink) makes one of the remaining ranks.
 ///
 /// NCCL by itself does not notice every peer that dies. Without a [`Group`](crate::Group), set a limit.
 ///

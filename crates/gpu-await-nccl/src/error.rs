@@ -109,6 +109,16 @@ pub enum Error {
         /// The device of both.
         device: String,
     },
+    /// A process of a group has another number of devices than ranks.
+    #[error(
+        "{devices} devices for the ranks {ranks:?} of this process: give each rank one, in this order"
+    )]
+    DeviceCount {
+        /// The ranks of this process.
+        ranks: Vec<usize>,
+        /// How many devices were given.
+        devices: usize,
+    },
     /// GPUs and host devices were mixed in one communicator.
     #[error("{first} and {second} cannot be in one communicator: use devices of one kind")]
     MixedDevices {
@@ -174,6 +184,14 @@ pub enum Error {
     NotConnected {
         /// The time that was given.
         limit: Duration,
+    },
+    /// The remaining ranks of a communicator have no way to come together again.
+    #[error(
+        "{reason}: connect the remaining ranks with a new `UniqueId`, or use a `Group`, which can do without"
+    )]
+    CannotShrink {
+        /// Why.
+        reason: ShrinkRefusal,
     },
     /// A rank of another process.
     #[error("rank {rank} is not in this process; ranks {local:?} are")]
@@ -268,6 +286,33 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Why a communicator cannot shrink, in [`Error::CannotShrink`].
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShrinkRefusal {
+    /// It was lost, and NCCL cannot shrink what is aborted.
+    #[error("the communicator is lost ({cause}), and NCCL cannot shrink it any more")]
+    Lost {
+        /// Why it was lost.
+        cause: LostCause,
+    },
+    /// The NCCL library has no `ncclCommShrink`.
+    #[error("NCCL {found} cannot shrink a communicator; 2.27 can")]
+    OldLibrary {
+        /// The version of the library, as [`nccl_version`](crate::nccl_version) returns it.
+        found: i32,
+    },
+    /// No rank is excluded, which NCCL refuses.
+    #[error("no rank is excluded, and NCCL has no other way to connect the same ranks again")]
+    NothingExcluded,
+    /// A call on another thread is waiting for a rank that does not come, and cannot be interrupted without ending the communicator.
+    #[error("a call of another thread is still connecting ranks")]
+    Calling,
+    /// The ranks have no connection.
+    #[error("the ranks have no connection")]
+    NotLinked,
 }
 
 /// The error of every pending and later operation of a lost communicator.

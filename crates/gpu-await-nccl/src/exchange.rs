@@ -41,6 +41,10 @@ pub(crate) trait Wire: fmt::Debug + Send + Sync {
 
     /// Tells the other ranks that this one sends nothing more.
     fn leave(&self, from: usize);
+
+    /// The next way between the ranks that are left when some are excluded, whatever became of this one. Those of this process that
+    /// are left, at least one, take it together.
+    fn without(&self, excluded: &[usize], ranks: &[usize]) -> Arc<dyn Wire>;
 }
 
 /// What a rank was sent.
@@ -136,6 +140,15 @@ pub(crate) struct Hub {
     inboxes: Vec<Arc<Inbox>>,
     state: Mutex<Vec<bool>>,
     joined: Condvar,
+    children: Mutex<Vec<Child>>,
+}
+
+/// A hub for some ranks of one, until each of them has taken it.
+struct Child {
+    hub: Arc<Hub>,
+    excluded: Vec<usize>,
+    /// Who has not taken it.
+    absent: Vec<usize>,
 }
 
 /// Communicators that are coming together in this process, by their ids.
@@ -185,7 +198,8 @@ impl Hub {
 
     fn new(world: usize) -> Arc<Hub> {
         let inboxes = (0..world).map(|_| Inbox::new(world)).collect();
-        Arc::new(Hub { inboxes, state: Mutex::new(vec![false; world]), joined: Condvar::new() })
+        let (state, joined) = (Mutex::new(vec![false; world]), Condvar::new());
+        Arc::new(Hub { inboxes, state, joined, children: Mutex::default() })
     }
 
     fn others(&self, from: usize) -> impl Iterator<Item = &Arc<Inbox>> {
@@ -209,6 +223,27 @@ impl Wire for Hub {
 
     fn leave(&self, from: usize) {
         self.others(from).for_each(|to| to.end_of(from, LostCause::PeerLeft { rank: from }));
+    }
+
+    fn without(&self, excluded: &[usize], ranks: &[usize]) -> Arc<dyn Wire> {
+        let mut children = self.children.lock();
+        let is_next = |child: &Child| {
+            child.excluded == excluded && ranks.iter().all(|rank| child.absent.contains(rank))
+        };
+        let at = children.iter().position(is_next).unwrap_or_else(|| {
+            let left = (0..self.inboxes.len()).filter(|rank| !excluded.contains(rank));
+            let absent: Vec<usize> = left.collect();
+            let (hub, excluded) = (Hub::new(absent.len()), excluded.to_vec());
+            children.push(Child { hub, excluded, absent });
+            children.len() - 1
+        });
+        let child = &mut children[at];
+        let hub = child.hub.clone();
+        child.absent.retain(|rank| !ranks.contains(rank));
+        if child.absent.is_empty() {
+            children.remove(at);
+        }
+        hub
     }
 }
 

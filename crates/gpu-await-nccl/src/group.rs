@@ -1,4 +1,4 @@
-//! [`Group`]: a TCP rendezvous of processes, one rank each.
+//! [`Group`]: a TCP rendezvous of processes, each with one rank or several.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::channel::oneshot;
-use gpu_await::Device;
 
 use crate::communicator::Communicator;
 use crate::communicator::builder::CommunicatorBuilder;
 use crate::error::{Error, Result};
+use crate::local::LocalDevices;
 use crate::mesh::Mesh;
 use crate::rendezvous::Meeting;
 use crate::stats;
@@ -19,7 +19,7 @@ use crate::unique_id::UniqueId;
 /// How long [`Group::join`] waits.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Processes that have joined at one address, each as one rank, on one host or many.
+/// Processes that have joined at one address, each with one rank or several, on one host or many.
 ///
 /// The group keeps a connection between every two processes. It carries NCCL's unique ids and, for host devices, the elements. It also
 /// detects peers that die, which NCCL does not always do: at once if a process ends, within 15 seconds if a host becomes
@@ -43,6 +43,32 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// };
 /// let (zero, one) = futures::try_join!(rank(0), rank(1))?;
 /// assert_eq!((&zero[..], &one[..]), (&[3.0; 4][..], &[3.0; 4][..]));
+/// # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
+/// ```
+/// A process that owns two devices joins with two ranks, and calls for each of them in a [group](Communicator::group):
+/// ```
+/// # futures::executor::block_on(async {
+/// use gpu_await::Device;
+/// use gpu_await_nccl::{Communicator, Group, Reduction};
+/// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+/// # let address = &format!("127.0.0.1:{port}");
+/// let process = async |first: usize| {
+///     let group = Group::join_ranks(address, first..first + 2, 4).await?;
+///     let devices = [Device::host(), Device::host()];
+///     let comm = group.connect(&devices).await?;
+///     let mut x = Vec::new();
+///     for (rank, device) in group.ranks().into_iter().zip(&devices) {
+///         x.push(device.full(4, rank as f32).queued()?);
+///     }
+///     comm.group(|g| {
+///         let mut calls = group.ranks().into_iter().zip(&mut x);
+///         calls.try_for_each(|(rank, x)| g.rank(rank)?.all_reduce_in_place(x, Reduction::Sum))
+///     })
+///     .await?;
+///     Ok::<_, gpu_await_nccl::Error>(devices[1].download(&x[1]).await?)
+/// };
+/// let (first, second) = futures::try_join!(process(0), process(2))?;
+/// assert_eq!((&first[..], &second[..]), (&[6.0; 4][..], &[6.0; 4][..]));
 /// # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
@@ -79,17 +105,49 @@ impl Group {
         rank: usize,
         world: usize,
     ) -> Result<Group> {
-        if world == 0 {
-            return Err(Error::NoRanks { world, local: 1 });
+        Group::join_ranks_within(limit, address, [rank], world).await
+    }
+
+    /// [`join`](Self::join) of a process that has several ranks, one for each of its devices: `4..8`, `[1, 5]`. The process with
+    /// rank 0 listens; other processes may have one rank, or another number of them.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join). [`Error::NoRanks`], [`Error::DuplicateRank`]: no ranks, or one of them twice.
+    pub async fn join_ranks(
+        address: &str,
+        ranks: impl IntoIterator<Item = usize>,
+        world: usize,
+    ) -> Result<Group> {
+        Group::join_ranks_within(LIMIT, address, ranks, world).await
+    }
+
+    /// [`join_ranks`](Self::join_ranks) with another limit.
+    ///
+    /// # Errors
+    /// As [`join_ranks`](Self::join_ranks).
+    pub async fn join_ranks_within(
+        limit: Duration,
+        address: &str,
+        ranks: impl IntoIterator<Item = usize>,
+        world: usize,
+    ) -> Result<Group> {
+        // One that is too many is enough to see that.
+        let ranks: Vec<usize> = ranks.into_iter().take(world.saturating_add(1)).collect();
+        if world == 0 || ranks.is_empty() {
+            return Err(Error::NoRanks { world, local: ranks.len() });
         }
-        if rank >= world {
+        if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= world) {
             return Err(Error::BadRank { rank, world });
         }
-        let (address, end) = (address.to_owned(), Instant::now() + limit);
-        let meeting = Meeting { address, rank, world, limit, end };
+        let is_double = |(at, rank): &(usize, &usize)| ranks[..*at].contains(rank);
+        if let Some((_, rank)) = ranks.iter().enumerate().find(is_double) {
+            return Err(Error::DuplicateRank { rank: *rank });
+        }
+        let (address, end, own) = (address.to_owned(), Instant::now() + limit, ranks.clone());
+        let meeting = Meeting { address, ranks, world, limit, end };
         let (send, receive) = oneshot::channel();
         drop(stats::spawn("rendezvous", move || {
-            let met = meeting.meet().and_then(|connections| Mesh::new(rank, connections));
+            let met = meeting.meet().and_then(|connections| Mesh::new(own, connections));
             // Nobody waits any more: the connections end.
             drop(send.send(met));
         })?);
@@ -99,11 +157,17 @@ impl Group {
         Ok(Group { mesh, members: (0..world).collect() })
     }
 
-    /// Returns the rank of this process.
+    /// Returns the rank of this process: the first one if there are several.
     #[must_use]
     pub fn rank(&self) -> usize {
-        let rank = self.members.iter().position(|member| *member == self.mesh.rank());
-        rank.unwrap_or_default()
+        self.ranks().first().copied().unwrap_or_default()
+    }
+
+    /// Returns the ranks of this process, in the order in which they joined.
+    #[must_use]
+    pub fn ranks(&self) -> Vec<usize> {
+        let rank_of = |own| self.members.iter().position(|member| member == own);
+        self.mesh.own().iter().filter_map(rank_of).collect()
     }
 
     /// Returns the number of ranks.
@@ -120,27 +184,29 @@ impl Group {
         (0..self.world()).filter(is_gone).collect()
     }
 
-    /// Connects a communicator of all ranks, in which this process has `device`; see [`builder`](Self::builder).
+    /// Connects a communicator of all ranks, in which this process has `&device`, or `&devices` in the order of its
+    /// [ranks](Self::ranks); see [`builder`](Self::builder).
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::connect`].
-    pub async fn connect(&self, device: &Device) -> Result<Communicator> {
-        self.builder(device).connect().await
+    pub async fn connect<'d>(&self, devices: impl LocalDevices<'d>) -> Result<Communicator> {
+        self.builder(devices).connect().await
     }
 
-    /// Starts building a communicator of all ranks, in which this process has `device`. A group can have any number of
-    /// communicators; every process makes them in the same order.
-    pub fn builder(&self, device: &Device) -> CommunicatorBuilder {
+    /// Starts building a communicator of all ranks, in which this process has `&device`, or `&devices` in the order of its
+    /// [ranks](Self::ranks). A group can have any number of communicators; every process makes them in the same order.
+    /// [`connect`](CommunicatorBuilder::connect) reports devices that are too few or too many.
+    pub fn builder<'d>(&self, devices: impl LocalDevices<'d>) -> CommunicatorBuilder {
         let channel = Arc::new(self.mesh.open_next(&self.members));
         let builder = Communicator::builder(UniqueId::of_group(), self.world());
-        builder.rank(self.rank(), device).over(channel)
+        builder.of(self.ranks(), devices.into_devices(), Some(channel))
     }
 
     /// Returns the group without some ranks, so that the others can continue together. Each of them calls it with the same ranks. The
     /// remaining ranks keep their order and are renumbered from 0.
     ///
     /// # Errors
-    /// [`Error::BadRank`]: a rank that does not exist, or this process's own.
+    /// [`Error::BadRank`]: a rank that does not exist. [`Error::NoRanks`]: none of this process's own is left.
     ///
     /// # Examples
     /// ```
@@ -160,9 +226,13 @@ impl Group {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn without(&self, ranks: &[usize]) -> Result<Group> {
-        let (own, world) = (self.rank(), self.world());
-        if let Some(rank) = ranks.iter().find(|rank| **rank >= world || **rank == own) {
-            return Err(Error::BadRank { rank: *rank, world });
+        let world = self.world();
+        if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= world) {
+            return Err(Error::BadRank { rank, world });
+        }
+        if self.ranks().iter().all(|own| ranks.contains(own)) {
+            let left = (0..world).filter(|rank| !ranks.contains(rank)).count();
+            return Err(Error::NoRanks { world: left, local: 0 });
         }
         let is_left = |(rank, member): (usize, &usize)| (!ranks.contains(&rank)).then_some(*member);
         let members = self.members.iter().enumerate().filter_map(is_left).collect();
@@ -172,7 +242,7 @@ impl Group {
 
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, world) = (self.rank(), self.world());
-        f.debug_struct("Group").field("rank", &rank).field("world", &world).finish()
+        let (ranks, world) = (self.ranks(), self.world());
+        f.debug_struct("Group").field("ranks", &ranks).field("world", &world).finish()
     }
 }

@@ -23,8 +23,9 @@
 //! | ranks | use |
 //! |---|---|
 //! | all in this process | [`Communicator::all`] |
-//! | in several processes or hosts that can reach one address | [`Group::join`] |
+//! | in several processes or hosts that can reach one address | [`Group::join`]; with several ranks in a process [`Group::join_ranks`] |
 //! | in several processes that share a store of their own | [`UniqueId`] and [`Communicator::builder`] |
+//! | without some ranks of another one | [`Communicator::shrink`] |
 //!
 //! # Devices
 //! On GPUs the transport is NCCL 2.19 or newer, loaded at run time: `libnccl.so.2` from `LD_LIBRARY_PATH`, from the system, or as the
@@ -41,6 +42,7 @@ mod element;
 mod error;
 mod exchange;
 mod group;
+mod local;
 mod mesh;
 mod nccl;
 mod rendezvous;
@@ -54,8 +56,9 @@ pub use communicator::builder::CommunicatorBuilder;
 pub use communicator::group::{GroupCalls, RankCalls};
 pub use communicator::{Communicator, nccl_version};
 pub use element::{CollectiveElement, ElementType, Reduction};
-pub use error::{CollectiveLost, Error, LostCause, Result};
+pub use error::{CollectiveLost, Error, LostCause, Result, ShrinkRefusal};
 pub use group::Group;
+pub use local::LocalDevices;
 pub use stats::{Stats, stats};
 pub use unique_id::UniqueId;
 

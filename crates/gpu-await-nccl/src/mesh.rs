@@ -5,8 +5,10 @@
 //! | says goodbye, then ends | the process has dropped its group | [`PeerLeft`](LostCause::PeerLeft), behind its messages |
 //! | ends without | the process was killed, or its host is gone | [`PeerGone`](LostCause::PeerGone), behind its messages |
 //!
-//! A channel is a communicator's. Its number is made of its members and of how many they have had, so that all of them have the same. What comes for a channel that is
-//! not open yet is kept; what comes for one that was closed is dropped.
+//! A channel is a communicator's. Its number is made of its members and of how many they have had, so that all of them have the same. What
+//! comes for a channel that is not open yet is kept; what comes for one that was closed is dropped.
+//!
+//! A process can have several ranks: they share its connections, and a frame names the ranks that it is from and for.
 //!
 //! # Invariants
 //! 1. A thread a connection reads always, whatever its process does, so that writing never waits for a rank to receive.
@@ -17,6 +19,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +28,7 @@ use parking_lot::Mutex;
 use crate::call::Head;
 use crate::error::{LostCause, Result};
 use crate::exchange::{Inbox, Message, Wire};
+use crate::rendezvous::Peer;
 use crate::{stats, system};
 
 /// How often a writer that a peer does not read from looks whether it is still wanted.
@@ -34,7 +38,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long it waits for that peer at most: its reader does nothing but read.
 const STUCK: Duration = Duration::from_secs(30);
 
-const HEADER: usize = 8 + 1 + 8;
+/// The channel's number, the kind, the sender's and the receiver's ranks in the channel, the length.
+const HEADER: usize = 8 + 1 + 4 + 4 + 8;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,12 +54,26 @@ impl Kind {
     const ALL: [Kind; 4] = [Kind::Data, Kind::Abort, Kind::Leave, Kind::Goodbye];
 }
 
+/// What a frame is for.
+#[derive(Clone, Copy, Debug)]
+struct Label {
+    number: u64,
+    kind: Kind,
+    from: usize,
+    to: usize,
+}
+
 /// A process's connections to the others.
 pub(crate) struct Mesh {
-    rank: usize,
-    /// By rank; none to itself.
-    links: Vec<Option<Mutex<TcpStream>>>,
+    own: Vec<usize>,
+    links: Vec<Link>,
     registry: Arc<Registry>,
+}
+
+/// A connection to another process.
+struct Link {
+    ranks: Vec<usize>,
+    stream: Mutex<TcpStream>,
 }
 
 /// What readers deliver to.
@@ -67,22 +86,25 @@ struct Registry {
 struct RegistryState {
     open: HashMap<u64, OpenChannel>,
     closed: HashSet<u64>,
-    early: Vec<(u64, usize, Frame)>,
+    early: Vec<(u64, Frame)>,
     /// Channels so far, by what stands for their members.
     made: HashMap<u32, u32>,
-    ended: HashMap<usize, LostCause>,
+    /// Ranks whose processes have ended, and whether they said goodbye.
+    ended: HashMap<usize, bool>,
 }
 
 struct OpenChannel {
-    inbox: Arc<Inbox>,
+    /// By the ranks of the channel; none for those of other processes.
+    inboxes: Arc<[Option<Arc<Inbox>>]>,
     /// Ranks of the mesh, by their ranks in the channel.
     members: Arc<[usize]>,
 }
 
+/// What a frame is, with ranks of its channel.
 enum Frame {
-    Message(Message),
-    Abort,
-    Leave,
+    Message { from: usize, to: usize, message: Message },
+    Abort { from: usize },
+    Leave { from: usize },
 }
 
 /// The connections as a communicator has them.
@@ -90,19 +112,15 @@ pub(crate) struct MeshChannel {
     mesh: Arc<Mesh>,
     number: u64,
     members: Arc<[usize]>,
-    inbox: Arc<Inbox>,
+    inboxes: Arc<[Option<Arc<Inbox>>]>,
 }
 
 impl Mesh {
     /// Starts a reader a connection.
-    pub(crate) fn new(rank: usize, connections: Vec<Option<TcpStream>>) -> Result<Arc<Mesh>> {
+    pub(crate) fn new(own: Vec<usize>, peers: Vec<Peer>) -> Result<Arc<Mesh>> {
         let registry = Arc::new(Registry::default());
         let mut links = Vec::new();
-        for (peer, connection) in connections.into_iter().enumerate() {
-            let Some(stream) = connection else {
-                links.push(None);
-                continue;
-            };
+        for Peer { ranks, stream } in peers {
             // A connection whose options cannot be set ends, and its peer with it: it is found by reading.
             stream.set_nodelay(true).ok();
             system::find_lost_hosts(&stream);
@@ -110,18 +128,19 @@ impl Mesh {
             stream.set_write_timeout(Some(LOOK)).ok();
             match stream.try_clone() {
                 Ok(reading) => {
-                    let registry = registry.clone();
-                    drop(stats::spawn("reader", move || read_all(peer, reading, &registry))?);
+                    let (registry, ranks) = (registry.clone(), ranks.clone());
+                    drop(stats::spawn("reader", move || read_all(&ranks, reading, &registry))?);
                 }
-                Err(_) => registry.end(peer, LostCause::PeerGone { rank: peer }),
+                Err(_) => registry.end(&ranks, false),
             }
-            links.push(Some(Mutex::new(stream)));
+            links.push(Link { ranks, stream: Mutex::new(stream) });
         }
-        Ok(Arc::new(Mesh { rank, links, registry }))
+        Ok(Arc::new(Mesh { own, links, registry }))
     }
 
-    pub(crate) fn rank(&self) -> usize {
-        self.rank
+    /// Those of this process.
+    pub(crate) fn own(&self) -> &[usize] {
+        &self.own
     }
 
     /// Those whose processes have ended, or left.
@@ -135,52 +154,52 @@ impl Mesh {
     pub(crate) fn open_next(self: &Arc<Self>, members: &Arc<[usize]>) -> MeshChannel {
         let number = self.registry.next_of(members);
         let (mesh, members) = (self.clone(), members.clone());
-        let inbox = self.registry.open(number, &members);
-        MeshChannel { mesh, number, members, inbox }
+        let inboxes = self.registry.open(number, &members, &self.own);
+        MeshChannel { mesh, number, members, inboxes }
     }
 
     /// Writes a frame without data; a peer that does not take it finds that the connection has ended.
-    fn tell(&self, to: usize, number: u64, kind: Kind) {
+    fn tell(&self, link: &Link, label: Label) {
         let began = Instant::now();
         let is_wanted = || began.elapsed() < LAST_WORDS;
-        self.write(to, (number, kind), [&[], &[]], is_wanted).ok();
+        link.write(label, [&[], &[]], is_wanted).ok();
     }
+}
 
+impl Link {
     /// Writes a frame; gives up when it is not wanted any more.
     fn write(
         &self,
-        to: usize,
-        (number, kind): (u64, Kind),
+        label: Label,
         parts: [&[u8]; 2],
         is_wanted: impl Fn() -> bool,
-    ) -> std::result::Result<(), LostCause> {
-        let Some(Some(link)) = self.links.get(to) else { return Ok(()) };
+    ) -> std::io::Result<()> {
         let bytes = parts.iter().map(|part| part.len()).sum::<usize>() as u64;
         let mut header = [0; HEADER];
-        header[..8].copy_from_slice(&number.to_le_bytes());
-        header[8] = kind as u8;
-        header[9..].copy_from_slice(&bytes.to_le_bytes());
-        let mut stream = link.lock();
+        header[..8].copy_from_slice(&label.number.to_le_bytes());
+        header[8] = label.kind as u8;
+        header[9..13].copy_from_slice(&(label.from as u32).to_le_bytes());
+        header[13..17].copy_from_slice(&(label.to as u32).to_le_bytes());
+        header[17..].copy_from_slice(&bytes.to_le_bytes());
+        let mut stream = self.stream.lock();
         let [head, data] = parts;
         let written = [&header, head, data]
             .into_iter()
             .try_for_each(|part| write_all(&mut stream, part, &is_wanted));
-        written.map_err(|_| {
+        if written.is_err() {
             // A part of the frame may be there: what follows would be read as the rest of it.
             stream.shutdown(Shutdown::Both).ok();
-            LostCause::PeerGone { rank: to }
-        })
+        }
+        written
     }
 }
 
 /// The reader ends when the peer has closed its side as well.
 impl Drop for Mesh {
     fn drop(&mut self) {
-        for peer in 0..self.links.len() {
-            self.tell(peer, 0, Kind::Goodbye);
-            if let Some(link) = &self.links[peer] {
-                link.lock().shutdown(Shutdown::Write).ok();
-            }
+        for link in &self.links {
+            self.tell(link, Label { number: 0, kind: Kind::Goodbye, from: 0, to: 0 });
+            link.stream.lock().shutdown(Shutdown::Write).ok();
         }
     }
 }
@@ -196,97 +215,137 @@ impl Registry {
         u64::from(members) << 32 | u64::from(*made)
     }
 
-    fn open(&self, number: u64, members: &Arc<[usize]>) -> Arc<Inbox> {
+    fn open(
+        &self,
+        number: u64,
+        members: &Arc<[usize]>,
+        own: &[usize],
+    ) -> Arc<[Option<Arc<Inbox>>]> {
         let mut state = self.state.lock();
         let RegistryState { open, early, ended, .. } = &mut *state;
-        let inbox = Inbox::new(members.len());
-        let channel = OpenChannel { inbox: inbox.clone(), members: members.clone() };
-        let (now, later) = early.drain(..).partition(|(to, ..)| *to == number);
+        let inbox = |member| own.contains(member).then(|| Inbox::new(members.len()));
+        let inboxes: Arc<[_]> = members.iter().map(inbox).collect();
+        let channel = OpenChannel { inboxes: inboxes.clone(), members: members.clone() };
+        let (now, later) = early.drain(..).partition(|(to, _)| *to == number);
         *early = later;
         let now: Vec<_> = now;
-        now.into_iter().for_each(|(_, from, frame)| channel.deliver(from, frame));
-        ended.iter().for_each(|(from, cause)| channel.end(*from, cause));
+        now.into_iter().for_each(|(_, frame)| channel.deliver(frame));
+        ended.iter().for_each(|(from, left)| channel.end(*from, *left));
         open.insert(number, channel);
-        inbox
+        inboxes
     }
 
     fn close(&self, number: u64) {
         let mut state = self.state.lock();
         state.open.remove(&number);
         state.closed.insert(number);
-        state.early.retain(|(to, ..)| *to != number);
+        state.early.retain(|(to, _)| *to != number);
     }
 
-    fn deliver(&self, number: u64, from: usize, frame: Frame) {
+    fn deliver(&self, number: u64, frame: Frame) {
         let mut state = self.state.lock();
         if let Some(channel) = state.open.get(&number) {
-            channel.deliver(from, frame);
+            channel.deliver(frame);
         } else if !state.closed.contains(&number) {
-            state.early.push((number, from, frame));
+            state.early.push((number, frame));
         }
     }
 
-    fn end(&self, from: usize, cause: LostCause) {
+    /// A process has ended; with a goodbye it left.
+    fn end(&self, ranks: &[usize], left: bool) {
         let mut state = self.state.lock();
-        state.open.values().for_each(|channel| channel.end(from, &cause));
-        state.ended.entry(from).or_insert(cause);
+        for rank in ranks {
+            state.open.values().for_each(|channel| channel.end(*rank, left));
+            state.ended.entry(*rank).or_insert(left);
+        }
     }
 }
 
 impl OpenChannel {
-    fn member(&self, from: usize) -> Option<usize> {
-        self.members.iter().position(|member| *member == from)
+    fn inboxes(&self) -> impl Iterator<Item = &Arc<Inbox>> {
+        self.inboxes.iter().flatten()
     }
 
-    fn deliver(&self, from: usize, frame: Frame) {
-        let Some(rank) = self.member(from) else { return };
+    fn deliver(&self, frame: Frame) {
         match frame {
-            Frame::Message(message) => self.inbox.push(rank, message),
-            Frame::Abort => self.inbox.fail(LostCause::PeerAborted { rank }),
-            Frame::Leave => self.inbox.end_of(rank, LostCause::PeerLeft { rank }),
+            Frame::Message { from, to, message } => {
+                if let Some(Some(inbox)) = self.inboxes.get(to) {
+                    inbox.push(from, message);
+                }
+            }
+            Frame::Abort { from } => {
+                let cause = || LostCause::PeerAborted { rank: from };
+                self.inboxes().for_each(|inbox| inbox.fail(cause()));
+            }
+            Frame::Leave { from } => {
+                let cause = || LostCause::PeerLeft { rank: from };
+                self.inboxes().for_each(|inbox| inbox.end_of(from, cause()));
+            }
         }
     }
 
-    fn end(&self, from: usize, cause: &LostCause) {
-        let Some(rank) = self.member(from) else { return };
-        let cause = match cause {
-            LostCause::PeerLeft { .. } => LostCause::PeerLeft { rank },
-            _ => LostCause::PeerGone { rank },
+    fn end(&self, from: usize, left: bool) {
+        let rank = self.members.iter().position(|member| *member == from);
+        let Some(rank) = rank else { return };
+        let cause = || match left {
+            true => LostCause::PeerLeft { rank },
+            false => LostCause::PeerGone { rank },
         };
-        self.inbox.end_of(rank, cause);
+        self.inboxes().for_each(|inbox| inbox.end_of(rank, cause()));
     }
 }
 
 impl MeshChannel {
-    fn others(&self) -> impl Iterator<Item = usize> {
-        self.members.iter().copied().filter(|member| *member != self.mesh.rank)
+    /// The connection to a rank of another process.
+    fn link_to(&self, to: usize) -> Option<&Link> {
+        let member = self.members.get(to)?;
+        self.mesh.links.iter().find(|link| link.ranks.contains(member))
+    }
+
+    /// Tells every other process with ranks in the channel.
+    fn tell_others(&self, kind: Kind, from: usize) {
+        let is_in = |rank: &usize| self.members.contains(rank);
+        for link in self.mesh.links.iter().filter(|link| link.ranks.iter().any(is_in)) {
+            self.mesh.tell(link, Label { number: self.number, kind, from, to: 0 });
+        }
+    }
+
+    fn own(&self, rank: usize) -> Option<&Arc<Inbox>> {
+        self.inboxes.get(rank)?.as_ref()
     }
 }
 
 impl Wire for MeshChannel {
-    fn inbox(&self, _rank: usize) -> Arc<Inbox> {
-        self.inbox.clone()
+    fn inbox(&self, rank: usize) -> Arc<Inbox> {
+        self.own(rank).cloned().unwrap_or_else(|| Inbox::new(self.members.len()))
     }
 
     fn send(&self, from: usize, to: usize, message: Message) -> std::result::Result<(), LostCause> {
-        if from == to {
-            self.inbox.push(from, message);
+        if let Some(inbox) = self.own(to) {
+            inbox.push(from, message);
             return Ok(());
         }
+        let failed = || self.own(from).and_then(|inbox| inbox.failed());
+        let gone = || failed().unwrap_or(LostCause::PeerGone { rank: to });
+        let Some(link) = self.link_to(to) else { return Err(gone()) };
         let Message { head, data } = message;
-        let is_wanted = || self.inbox.failed().is_none();
         let parts = [&head.to_bytes()[..], &data[..]];
-        self.mesh
-            .write(self.members[to], (self.number, Kind::Data), parts, is_wanted)
-            .map_err(|_| self.inbox.failed().unwrap_or(LostCause::PeerGone { rank: to }))
+        let label = Label { number: self.number, kind: Kind::Data, from, to };
+        link.write(label, parts, || failed().is_none()).map_err(|_| gone())
     }
 
-    fn abort(&self, _from: usize) {
-        self.others().for_each(|peer| self.mesh.tell(peer, self.number, Kind::Abort));
+    fn abort(&self, from: usize) {
+        self.tell_others(Kind::Abort, from);
     }
 
-    fn leave(&self, _from: usize) {
-        self.others().for_each(|peer| self.mesh.tell(peer, self.number, Kind::Leave));
+    fn leave(&self, from: usize) {
+        self.tell_others(Kind::Leave, from);
+    }
+
+    fn without(&self, excluded: &[usize], _ranks: &[usize]) -> Arc<dyn Wire> {
+        let is_left = |(rank, _): &(usize, &usize)| !excluded.contains(rank);
+        let members = self.members.iter().enumerate().filter(is_left).map(|(_, member)| *member);
+        Arc::new(self.mesh.open_next(&members.collect()))
     }
 }
 
@@ -328,46 +387,46 @@ fn write_all(
 }
 
 /// Reads until the connection ends.
-fn read_all(peer: usize, mut stream: TcpStream, registry: &Registry) {
-    let cause = loop {
+fn read_all(ranks: &[usize], mut stream: TcpStream, registry: &Registry) {
+    let left = loop {
         match read_frame(&mut stream) {
-            Ok((_, Kind::Goodbye, _)) => break LostCause::PeerLeft { rank: peer },
-            Ok((number, kind, data)) => {
+            Ok((Label { kind: Kind::Goodbye, .. }, _)) => break true,
+            Ok((Label { number, kind, from, to }, data)) => {
                 let frame = match kind {
-                    Kind::Data => message(&data),
-                    Kind::Abort => Some(Frame::Abort),
-                    _ => Some(Frame::Leave),
+                    Kind::Data => {
+                        message(&data).map(|message| Frame::Message { from, to, message })
+                    }
+                    Kind::Abort => Some(Frame::Abort { from }),
+                    _ => Some(Frame::Leave { from }),
                 };
-                let Some(frame) = frame else { break LostCause::PeerGone { rank: peer } };
-                registry.deliver(number, peer, frame);
+                let Some(frame) = frame else { break false };
+                registry.deliver(number, frame);
             }
-            Err(_) => break LostCause::PeerGone { rank: peer },
+            Err(_) => break false,
         }
     };
-    registry.end(peer, cause);
+    registry.end(ranks, left);
     // Until the peer closes its side: an end with something unread would take back what was written last.
     std::io::copy(&mut stream, &mut std::io::sink()).ok();
 }
 
-fn message(bytes: &[u8]) -> Option<Frame> {
+fn message(bytes: &[u8]) -> Option<Message> {
     let (head, data) = bytes.split_first_chunk::<{ Head::BYTES }>()?;
-    Some(Frame::Message(Message { head: Head::from_bytes(*head), data: data.into() }))
+    Some(Message { head: Head::from_bytes(*head), data: data.into() })
 }
 
-fn read_frame(stream: &mut TcpStream) -> std::io::Result<(u64, Kind, Vec<u8>)> {
+fn read_frame(stream: &mut TcpStream) -> std::io::Result<(Label, Vec<u8>)> {
     let mut header = [0; HEADER];
     stream.read_exact(&mut header)?;
-    let word = |at: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&header[at..at + 8]);
-        u64::from_le_bytes(bytes)
-    };
-    let (number, bytes) = (word(0), word(9));
-    let kind = Kind::ALL.get(usize::from(header[8])).ok_or(ErrorKind::InvalidData)?;
+    let number =
+        |at: Range<usize>| header[at].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    let kind = *Kind::ALL.get(usize::from(header[8])).ok_or(ErrorKind::InvalidData)?;
+    let (from, to) = (number(9..13) as usize, number(13..17) as usize);
+    let (label, bytes) = (Label { number: number(0..8), kind, from, to }, number(17..HEADER));
     let mut data = Vec::new();
     // As much as comes, whatever was announced.
     if stream.take(bytes).read_to_end(&mut data)? as u64 != bytes {
         return Err(ErrorKind::UnexpectedEof.into());
     }
-    Ok((number, *kind, data))
+    Ok((label, data))
 }

@@ -28,6 +28,12 @@ pub(crate) const ID_BYTES: usize = 128;
 type Code = c_int;
 type RawComm = *mut c_void;
 type RawStream = *mut c_void;
+/// `ncclCommShrink`.
+type Shrink =
+    unsafe extern "C" fn(RawComm, *mut c_int, c_int, *mut RawComm, *mut Config, c_int) -> Code;
+
+/// `NCCL_SHRINK_DEFAULT`, `NCCL_SHRINK_ABORT`.
+const SHRINK_FLAGS: [c_int; 2] = [0, 1];
 
 /// A rank's handle of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +87,8 @@ macro_rules! entry_points {
         #[expect(non_snake_case, reason = "the library's names")]
         pub(crate) struct Nccl {
             $($name: unsafe extern "C" fn($($type),*) -> $result,)+
+            /// From 2.27 on.
+            shrink: Option<Shrink>,
             version: c_int,
             /// Never unloaded: the functions above point into it.
             _library: libloading::Library,
@@ -101,7 +109,10 @@ macro_rules! entry_points {
                         symbol: stringify!($name),
                     })?;
                 )+
-                Ok(Nccl { $($name,)+ version: 0, _library: library })
+                // SAFETY: as above.
+                let shrink = unsafe { library.get::<Shrink>(b"ncclCommShrink\0") };
+                let shrink = shrink.ok().map(|shrink| *shrink);
+                Ok(Nccl { $($name,)+ shrink, version: 0, _library: library })
             }
         }
     };
@@ -249,6 +260,38 @@ impl Nccl {
         let code =
             unsafe { (self.ncclCommInitRankConfig)(comm.cast(), world, id, rank, &raw mut config) };
         self.check("ncclCommInitRankConfig", code)
+    }
+
+    /// Whether the library has [`shrink`](Self::shrink).
+    pub(crate) fn can_shrink(&self) -> bool {
+        self.shrink.is_some()
+    }
+
+    /// Makes a rank's handle of a communicator without some of the ranks, in a group, on the device of the parent, with the parent's
+    /// configuration. With `aborts` it tells the parent's work to stop, and waits for that.
+    ///
+    /// # Safety
+    /// The parent's handle is live and no collective call uses it until the group has ended; the new handle stays where it is until
+    /// then, and is not read before. The rank is not excluded.
+    pub(crate) unsafe fn shrink(
+        &self,
+        parent: Comm,
+        excluded: &[usize],
+        handle: &mut Comm,
+        aborts: bool,
+    ) -> Result<()> {
+        let call = "ncclCommShrink";
+        let Some(shrink) = self.shrink else {
+            return Err(Error::MissingSymbol { library: "NCCL", symbol: call });
+        };
+        // NCCL sorts it.
+        let mut excluded: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();
+        let (parent, comm) = (parent.0 as RawComm, (&raw mut *handle).cast());
+        let (list, count) = (excluded.as_mut_ptr(), excluded.len() as c_int);
+        let flags = SHRINK_FLAGS[usize::from(aborts)];
+        // SAFETY: the caller vouches for the handles; NCCL copies the list in the call; without a configuration it takes the parent's.
+        let code = unsafe { shrink(parent, list, count, comm, std::ptr::null_mut(), flags) };
+        self.check(call, code)
     }
 
     /// What NCCL's threads found: 0, or the number of an error.

@@ -1,23 +1,26 @@
-//! How processes find one another by one address: rank 0 listens there, and every other rank connects.
+//! How processes find one another by one address: the one with rank 0 listens there, and every other one connects.
 //!
-//! | step | rank 0 | another rank |
+//! | step | the process with rank 0 | another process |
 //! |---|---|---|
-//! | 1 | accepts, reads a hello | connects until somebody listens; says who it is, and where it listens itself |
+//! | 1 | accepts, reads a hello | connects until somebody listens; says which ranks it has, and where it listens itself |
 //! | 2 | answers: welcome, or what is wrong with the hello | ends with that error |
-//! | 3 | when all are there, sends where each listens; or who is missing, at its limit | ends with that error |
-//! | 4 | – | connects to those with lower ranks, and is connected to by those with higher ones |
+//! | 3 | when all ranks are there, sends where each process listens; or which are missing, at its limit | ends with that error |
+//! | 4 | – | connects to processes in front of it in that table, and is connected to by those behind it |
 //!
 //! A stranger that says nothing, or something else, is hung up on, and a second hello of a rank is refused; the others are not disturbed.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"gpuawait";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// More are not believed.
+const MOST_RANKS: usize = 1 << 16;
 /// Between two looks at who has come.
 const NAP: Duration = Duration::from_millis(2);
 /// How long a stranger may take to say who it is.
@@ -35,121 +38,153 @@ const TABLE: u8 = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Meeting {
     pub(crate) address: String,
-    pub(crate) rank: usize,
+    /// Of this process.
+    pub(crate) ranks: Vec<usize>,
     pub(crate) world: usize,
     pub(crate) limit: Duration,
     pub(crate) end: Instant,
 }
 
+/// Another process.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) stream: TcpStream,
+}
+
 struct Hello {
     world: usize,
-    rank: usize,
+    ranks: Vec<usize>,
     port: u16,
 }
 
+/// A process that has come to the one with rank 0.
+struct Visitor {
+    peer: Peer,
+    /// Where it listens.
+    address: SocketAddr,
+}
+
 impl Meeting {
-    /// Blocks until every rank is connected with every other one: the connections by rank, none to itself.
-    pub(crate) fn meet(&self) -> Result<Vec<Option<TcpStream>>> {
-        if self.rank == 0 { self.listen() } else { self.visit() }
+    /// Blocks until every process is connected with every other one.
+    pub(crate) fn meet(&self) -> Result<Vec<Peer>> {
+        if self.ranks.contains(&0) { self.listen() } else { self.visit() }
     }
 
-    fn listen(&self) -> Result<Vec<Option<TcpStream>>> {
-        let mut peers: Vec<Option<(TcpStream, SocketAddr)>> =
-            (0..self.world).map(|_| None).collect();
-        if self.world == 1 {
-            return Ok(vec![None]);
+    /// Ranks of processes that have not come.
+    fn missing(&self, visitors: &[Visitor]) -> Vec<usize> {
+        let visitors = visitors.iter().flat_map(|visitor| &visitor.peer.ranks);
+        let here: HashSet<usize> = visitors.chain(&self.ranks).copied().collect();
+        (0..self.world).filter(|rank| !here.contains(rank)).collect()
+    }
+
+    fn listen(&self) -> Result<Vec<Peer>> {
+        let mut visitors: Vec<Visitor> = Vec::new();
+        if self.ranks.len() == self.world {
+            return Ok(Vec::new());
         }
         let listener = TcpListener::bind(&*self.address).map_err(|error| self.bad(&error))?;
         listener.set_nonblocking(true).map_err(|error| self.bad(&error))?;
-        while peers.iter().skip(1).any(Option::is_none) {
+        loop {
+            let missing = self.missing(&visitors);
+            if missing.is_empty() {
+                break;
+            }
             if Instant::now() >= self.end {
-                return Err(self.give_up(peers));
+                return Err(self.give_up(missing, visitors));
             }
             match listener.accept() {
                 // A connection that ends, or a stranger's, is none.
-                Ok((stream, from)) => drop(self.welcome(stream, from.ip(), &mut peers)),
+                Ok((stream, from)) => drop(self.welcome(stream, from, &mut visitors)),
                 Err(_) => std::thread::sleep(NAP),
             }
         }
-        let address = |peer: &Option<(TcpStream, SocketAddr)>| match peer {
-            Some((_, address)) => address.to_string(),
-            None => String::new(),
-        };
+        visitors.sort_by_key(|visitor| visitor.peer.ranks.iter().min().copied());
         let mut table = vec![TABLE];
-        for address in peers.iter().map(address) {
+        table.extend((visitors.len() as u32).to_le_bytes());
+        for Visitor { peer, address } in &visitors {
+            let address = address.to_string();
             table.push(address.len() as u8);
             table.extend(address.as_bytes());
+            put_ranks(&mut table, &peer.ranks);
         }
-        let mut streams = Vec::new();
-        for peer in peers {
-            let Some((mut stream, _)) = peer else {
-                streams.push(None);
-                continue;
-            };
+        for Visitor { peer, .. } in &mut visitors {
             // If it has ended, whoever reads from it finds that.
-            stream.write_all(&table).ok();
-            streams.push(Some(stream));
+            peer.stream.write_all(&table).ok();
         }
-        Ok(streams)
+        Ok(visitors.into_iter().map(|visitor| visitor.peer).collect())
     }
 
     fn welcome(
         &self,
         mut stream: TcpStream,
-        from: IpAddr,
-        peers: &mut [Option<(TcpStream, SocketAddr)>],
+        from: SocketAddr,
+        visitors: &mut Vec<Visitor>,
     ) -> std::io::Result<()> {
         stream.set_nonblocking(false)?;
         let rest = self.end.saturating_duration_since(Instant::now());
         stream.set_read_timeout(Some(rest.clamp(NAP, HELLO)))?;
-        let Hello { world, rank, port } = read_hello(&mut stream)?;
-        if world != self.world || rank >= world {
+        let Hello { world, ranks, port } = read_hello(&mut stream)?;
+        if world != self.world {
             stream.write_all(&[OTHER_WORLD])?;
             return stream.write_all(&(self.world as u32).to_le_bytes());
         }
-        if rank == 0 || peers[rank].is_some() {
-            return stream.write_all(&[DUPLICATE]);
+        let mut taken = visitors.iter().flat_map(|visitor| &visitor.peer.ranks).chain(&self.ranks);
+        if let Some(rank) = taken.find(|rank| ranks.contains(rank)) {
+            stream.write_all(&[DUPLICATE])?;
+            return stream.write_all(&(*rank as u32).to_le_bytes());
         }
         stream.write_all(&[WELCOME])?;
-        peers[rank] = Some((stream, SocketAddr::new(from, port)));
+        let address = SocketAddr::new(from.ip(), port);
+        visitors.push(Visitor { peer: Peer { ranks, stream }, address });
         Ok(())
     }
 
     /// Tells those who came who did not.
-    fn give_up(&self, peers: Vec<Option<(TcpStream, SocketAddr)>>) -> Error {
-        let missing: Vec<usize> = (1..self.world).filter(|rank| peers[*rank].is_none()).collect();
+    fn give_up(&self, missing: Vec<usize>, visitors: Vec<Visitor>) -> Error {
         let mut answer = vec![MISSING];
-        answer.extend((missing.len() as u32).to_le_bytes());
-        missing.iter().for_each(|rank| answer.extend((*rank as u32).to_le_bytes()));
-        for (mut stream, _) in peers.into_iter().flatten() {
-            stream.write_all(&answer).ok();
+        put_ranks(&mut answer, &missing);
+        for mut visitor in visitors {
+            visitor.peer.stream.write_all(&answer).ok();
         }
         Error::MissingRanks { missing, world: self.world, limit: self.limit }
     }
 
-    fn visit(&self) -> Result<Vec<Option<TcpStream>>> {
+    fn visit(&self) -> Result<Vec<Peer>> {
+        let closed = |error: std::io::Error| self.closed(&error);
         let mut zero = self.call(&self.address)?;
-        let local = zero.local_addr().map_err(|error| self.closed(&error))?;
+        let local = zero.local_addr().map_err(closed)?;
         // Where the others can reach it: the address by which it reaches rank 0.
-        let listener = TcpListener::bind((local.ip(), 0)).map_err(|error| self.closed(&error))?;
-        let port = listener.local_addr().map_err(|error| self.closed(&error))?.port();
-        self.write_hello(&mut zero, port).map_err(|error| self.closed(&error))?;
+        let listener = TcpListener::bind((local.ip(), 0)).map_err(closed)?;
+        let port = listener.local_addr().map_err(closed)?.port();
+        self.write_hello(&mut zero, port).map_err(closed)?;
         let rest = self.end.saturating_duration_since(Instant::now()) + GRACE;
-        zero.set_read_timeout(Some(rest)).map_err(|error| self.closed(&error))?;
+        zero.set_read_timeout(Some(rest)).map_err(closed)?;
         let table = self.answer(&mut zero)?;
-        let mut streams: Vec<Option<TcpStream>> = (0..self.world).map(|_| None).collect();
-        streams[0] = Some(zero);
-        for (rank, address) in table.iter().enumerate().take(self.rank).skip(1) {
+        let is_own = |(_, ranks): &(String, Vec<usize>)| *ranks == self.ranks;
+        let Some(own) = table.iter().position(is_own) else {
+            return Err(self.closed(&ErrorKind::InvalidData.into()));
+        };
+        let behind: Vec<_> = table[own + 1..].iter().map(|(_, ranks)| ranks.clone()).collect();
+        let visitors = table.iter().flat_map(|(_, ranks)| ranks);
+        let visitors: HashSet<usize> = visitors.copied().collect();
+        let ranks = (0..self.world).filter(|rank| !visitors.contains(rank)).collect();
+        let mut peers = vec![Peer { ranks, stream: zero }];
+        for (address, ranks) in &table[..own] {
             let mut stream = self.call(address)?;
-            self.write_hello(&mut stream, 0).map_err(|error| self.closed(&error))?;
-            streams[rank] = Some(stream);
+            self.write_hello(&mut stream, 0).map_err(closed)?;
+            peers.push(Peer { ranks: ranks.clone(), stream });
         }
-        listener.set_nonblocking(true).map_err(|error| self.closed(&error))?;
+        listener.set_nonblocking(true).map_err(closed)?;
         let end = self.end + GRACE;
-        while streams.iter().skip(self.rank + 1).any(Option::is_none) {
+        loop {
+            let here = |ranks: &&Vec<usize>| peers.iter().any(|peer| peer.ranks == **ranks);
+            let missing: Vec<usize> =
+                behind.iter().filter(|ranks| !here(ranks)).flatten().copied().collect();
+            if missing.is_empty() {
+                return Ok(peers);
+            }
             if Instant::now() >= end {
-                let is_missing = |rank: &usize| streams[*rank].is_none();
-                let missing = (self.rank + 1..self.world).filter(is_missing).collect();
                 return Err(Error::MissingRanks { missing, world: self.world, limit: self.limit });
             }
             let Ok((mut stream, _)) = listener.accept() else {
@@ -161,12 +196,11 @@ impl Meeting {
                 .and_then(|()| stream.set_read_timeout(Some(HELLO)))
                 .and_then(|()| read_hello(&mut stream));
             // A stranger is hung up on.
-            let Ok(Hello { world, rank, .. }) = hello else { continue };
-            if world == self.world && rank > self.rank && rank < world {
-                streams[rank].get_or_insert(stream);
+            let Ok(Hello { world, ranks, .. }) = hello else { continue };
+            if world == self.world && behind.contains(&ranks) && !here(&&ranks) {
+                peers.push(Peer { ranks, stream });
             }
         }
-        Ok(streams)
     }
 
     /// Connects, until somebody listens.
@@ -185,37 +219,37 @@ impl Meeting {
         }
     }
 
-    /// Reads rank 0's answers, up to the addresses of all ranks.
-    fn answer(&self, zero: &mut TcpStream) -> Result<Vec<String>> {
+    /// Reads rank 0's answers, up to the table of the other processes: where each listens, and its ranks.
+    fn answer(&self, zero: &mut TcpStream) -> Result<Vec<(String, Vec<usize>)>> {
         let closed = |error: std::io::Error| self.closed(&error);
         loop {
             let [answer] = read_bytes(zero).map_err(closed)?;
             match answer {
                 WELCOME => {}
-                DUPLICATE => return Err(Error::DuplicateRank { rank: self.rank }),
+                DUPLICATE => {
+                    let rank = read_number(zero).map_err(closed)?;
+                    return Err(Error::DuplicateRank { rank });
+                }
                 OTHER_WORLD => {
                     let expected = read_number(zero).map_err(closed)?;
-                    let (rank, found) = (self.rank, self.world);
+                    let (rank, found) = (self.ranks[0], self.world);
                     return Err(Error::WrongWorld { rank, expected, found });
                 }
                 MISSING => {
-                    let count = read_number(zero).map_err(closed)?.min(self.world);
-                    let missing = (0..count).map(|_| read_number(zero));
-                    let missing = missing.collect::<std::io::Result<_>>().map_err(closed)?;
+                    let missing = read_ranks(zero, self.world).map_err(closed)?;
                     let (world, limit) = (self.world, self.limit);
                     return Err(Error::MissingRanks { missing, world, limit });
                 }
                 TABLE => {
+                    let count = read_number(zero).map_err(closed)?.min(self.world);
                     let read = |_| {
                         let [len] = read_bytes(zero)?;
                         let mut text = vec![0; usize::from(len)];
                         zero.read_exact(&mut text)?;
-                        Ok(String::from_utf8_lossy(&text).into_owned())
+                        let address = String::from_utf8_lossy(&text).into_owned();
+                        Ok((address, read_ranks(zero, self.world)?))
                     };
-                    return (0..self.world)
-                        .map(read)
-                        .collect::<std::io::Result<_>>()
-                        .map_err(closed);
+                    return (0..count).map(read).collect::<std::io::Result<_>>().map_err(closed);
                 }
                 _ => return Err(self.closed(&ErrorKind::InvalidData.into())),
             }
@@ -226,8 +260,8 @@ impl Meeting {
         let mut hello = MAGIC.to_vec();
         hello.extend(VERSION.to_le_bytes());
         hello.extend((self.world as u32).to_le_bytes());
-        hello.extend((self.rank as u32).to_le_bytes());
         hello.extend(port.to_le_bytes());
+        put_ranks(&mut hello, &self.ranks);
         stream.write_all(&hello)
     }
 
@@ -246,9 +280,35 @@ fn read_hello(stream: &mut TcpStream) -> std::io::Result<Hello> {
     if magic != *MAGIC || version != VERSION as usize {
         return Err(ErrorKind::InvalidData.into());
     }
-    let (world, rank) = (read_number(stream)?, read_number(stream)?);
+    let world = read_number(stream)?;
     let port = u16::from_le_bytes(read_bytes(stream)?);
-    Ok(Hello { world, rank, port })
+    let ranks = read_ranks(stream, world)?;
+    if ranks.is_empty() {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    Ok(Hello { world, ranks, port })
+}
+
+fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
+    bytes.extend((ranks.len() as u32).to_le_bytes());
+    ranks.iter().for_each(|rank| bytes.extend((*rank as u32).to_le_bytes()));
+}
+
+/// Ranks of a world: how many, and each.
+fn read_ranks(stream: &mut TcpStream, world: usize) -> std::io::Result<Vec<usize>> {
+    let count = read_number(stream)?;
+    if count > world.min(MOST_RANKS) {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; 4 * count];
+    stream.read_exact(&mut bytes)?;
+    let number =
+        |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+    let ranks: Vec<usize> = bytes.chunks_exact(4).map(number).collect();
+    match ranks.iter().all(|rank| *rank < world) {
+        true => Ok(ranks),
+        false => Err(ErrorKind::InvalidData.into()),
+    }
 }
 
 fn read_bytes<const N: usize>(stream: &mut TcpStream) -> std::io::Result<[u8; N]> {

@@ -3,13 +3,15 @@
 pub(crate) mod gpu;
 pub(crate) mod host;
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use gpu_await::{Device, Stream, WorkOutcome};
 
 use crate::call::Call;
 use crate::communicator::shared::Shared;
-use crate::error::LostCause;
+use crate::error::{LostCause, Result};
+use crate::exchange::Wire;
 
 /// A rank of this process.
 pub(crate) struct LocalRank {
@@ -28,6 +30,20 @@ pub(crate) struct Placed {
     pub(crate) outcome: WorkOutcome,
 }
 
+/// How a transport shrinks.
+pub(crate) struct Shrink<'a> {
+    /// In ascending order.
+    pub(crate) excluded: &'a [usize],
+    /// Ranks of this process that are left, by their places in the one that shrinks.
+    pub(crate) places: &'a [usize],
+    /// Ends what is pending first.
+    pub(crate) aborts: bool,
+    pub(crate) world: usize,
+    pub(crate) contexts: Vec<u64>,
+    pub(crate) wire: Option<Arc<dyn Wire>>,
+    pub(crate) end: Instant,
+}
+
 pub(crate) trait Transport: Send + Sync {
     /// Puts the calls of one group on the streams of their ranks. At most one thread of the process is in here.
     fn submit(
@@ -36,6 +52,12 @@ pub(crate) trait Transport: Send + Sync {
         calls: &[Placed],
         shared: &Weak<Shared>,
     ) -> Result<(), LostCause>;
+
+    /// Whether it can make another transport of its own for some of its ranks, without being told how they reach one another.
+    fn can_shrink(&self) -> bool;
+
+    /// Makes it. Blocks until all ranks that are left have called it. Without an abort nothing is pending.
+    fn shrink(&self, ranks: &[LocalRank], shrink: Shrink<'_>) -> Result<Box<dyn Transport>>;
 
     /// What went wrong since, if anything did. Called now and then while work is pending.
     fn look(&self) -> Option<LostCause>;

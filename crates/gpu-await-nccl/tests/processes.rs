@@ -16,7 +16,7 @@ use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction};
 use support::{LIMIT, within};
 
 const LEN: usize = 5000;
-/// What a child does: `work 1 3 127.0.0.1:2000`.
+/// What a child does: `work 1 3 127.0.0.1:2000`; several ranks are `0,1`.
 const JOB: &str = "GPU_AWAIT_NCCL_TEST_JOB";
 
 fn address() -> String {
@@ -35,17 +35,25 @@ struct Rank {
 }
 
 impl Rank {
-    fn start(mut command: Command, job: &str, rank: usize, world: usize, address: &str) -> Rank {
+    fn start(
+        mut command: Command,
+        job: &str,
+        ranks: &[usize],
+        world: usize,
+        address: &str,
+    ) -> Rank {
         let test = ["child", "--exact", "--ignored", "--nocapture"];
-        let command = command.args(test).env(JOB, format!("{job} {rank} {world} {address}"));
+        let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
+        let job = format!("{job} {} {world} {address}", ranks.join(","));
+        let command = command.args(test).env(JOB, job);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
         Rank { child, lines }
     }
 
-    fn here(job: &str, rank: usize, world: usize, address: &str) -> Rank {
+    fn here(job: &str, ranks: &[usize], world: usize, address: &str) -> Rank {
         let this = std::env::current_exe().expect("a path");
-        Rank::start(Command::new(this), job, rank, world, address)
+        Rank::start(Command::new(this), job, ranks, world, address)
     }
 
     /// Waits until it says that.
@@ -77,7 +85,8 @@ impl Drop for Rank {
 
 fn all_work(world: usize) {
     let (address, world) = (address(), world_of(world));
-    let ranks: Vec<_> = (0..world).map(|rank| Rank::here("work", rank, world, &address)).collect();
+    let ranks: Vec<_> =
+        (0..world).map(|rank| Rank::here("work", &[rank], world, &address)).collect();
     ranks.into_iter().for_each(Rank::ends_well);
 }
 
@@ -87,7 +96,7 @@ fn one_is_killed(world: usize, victim: usize) {
         return;
     }
     let mut ranks: Vec<_> =
-        (0..world).map(|rank| Rank::here("survive", rank, world, &address)).collect();
+        (0..world).map(|rank| Rank::here("survive", &[rank], world, &address)).collect();
     ranks.iter_mut().for_each(|rank| rank.says("working"));
     ranks[victim].child.kill().expect("SIGKILL");
     ranks.remove(victim);
@@ -102,6 +111,30 @@ fn two_processes() {
 #[test]
 fn three_processes() {
     all_work(3);
+}
+
+/// Three ranks in the first process, two in the second; on GPUs as many of them as there are.
+fn of_several_ranks(job: &str) -> Vec<Rank> {
+    let (address, world) = (address(), world_of(5));
+    let ranks: Vec<_> = (0..world).collect();
+    let parties = ranks.chunks(3.min(world.div_ceil(2)));
+    parties.map(|ranks| Rank::here(job, ranks, world, &address)).collect()
+}
+
+#[test]
+fn processes_of_several_ranks() {
+    of_several_ranks("work").into_iter().for_each(Rank::ends_well);
+}
+
+#[test]
+fn a_process_of_several_ranks_is_killed() {
+    let mut parties = of_several_ranks("survive");
+    if parties.len() < 2 {
+        return;
+    }
+    parties.iter_mut().for_each(|party| party.says("working"));
+    parties.remove(1).child.kill().expect("SIGKILL");
+    parties.into_iter().for_each(Rank::ends_well);
 }
 
 #[test]
@@ -141,7 +174,7 @@ impl Host {
     fn rank(&self, job: &str, rank: usize) -> Rank {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0]).arg(std::env::current_exe().expect("a path"));
-        Rank::start(command, job, rank, 2, "10.77.0.1:29500")
+        Rank::start(command, job, &[rank], 2, "10.77.0.1:29500")
     }
 }
 
@@ -189,57 +222,84 @@ fn child() {
     let Ok(job) = std::env::var(JOB) else { return };
     let mut words = job.split(' ');
     let mut word = || words.next().expect("a job");
-    let (job, rank, world, address) = (word(), word(), word(), word());
-    let (rank, world) = (rank.parse().expect("a rank"), world.parse().expect("a world"));
+    let (job, ranks, world, address) = (word(), word(), word(), word());
+    let ranks: Vec<usize> = ranks.split(',').map(|rank| rank.parse().expect("a rank")).collect();
+    let world = world.parse().expect("a world");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        let group = within(Group::join_within(LIMIT, address, rank, world)).await.expect("a group");
-        let device = match support::on_gpus() {
-            true => Device::cuda(rank).expect("a GPU"),
+        let group = within(Group::join_ranks_within(LIMIT, address, ranks.clone(), world))
+            .await
+            .expect("a group");
+        let device = |rank: &usize| match support::on_gpus() {
+            true => Device::cuda(*rank).expect("a GPU"),
             false => Device::host(),
         };
-        let comm = within(group.connect(&device)).await.expect("a communicator");
+        let devices: Vec<_> = ranks.iter().map(device).collect();
+        let comm = within(group.connect(&devices)).await.expect("a communicator");
         comm.set_limit(Some(LIMIT));
         match job {
-            "work" => work(&device, &comm).await,
-            _ => survive(&device, &group, comm).await,
+            "work" => work(&devices, &comm).await,
+            _ => survive(&devices, &group, comm).await,
         }
     });
     println!("done");
 }
 
-async fn sum(device: &Device, comm: &Communicator, value: f32) -> gpu_await::Result<f32> {
-    let mut x = device.full(LEN, value).queued()?;
-    comm.all_reduce_in_place(&mut x, Reduction::Sum).await?;
-    let sums = device.download(&x).await?;
+/// The sum over all ranks, of which those of this process have a value each.
+async fn sum(
+    devices: &[Device],
+    comm: &Communicator,
+    value: impl Fn(usize) -> f32,
+) -> gpu_await::Result<f32> {
+    let ranks = comm.ranks();
+    let full = |(device, rank): (&Device, &usize)| device.full(LEN, value(*rank)).queued();
+    let mut x: Vec<_> = devices.iter().zip(&ranks).map(full).collect::<Result<_, _>>()?;
+    comm.group(|g| {
+        let mut ranks = ranks.iter().zip(&mut x);
+        ranks.try_for_each(|(rank, x)| g.rank(*rank)?.all_reduce_in_place(x, Reduction::Sum))
+    })
+    .await?;
+    let sums = devices[0].download(&x[0]).await?;
     assert!(sums.iter().all(|sum| *sum == sums[0]));
     Ok(sums[0])
 }
 
-async fn work(device: &Device, comm: &Communicator) {
-    let (rank, world) = (comm.ranks()[0], comm.world());
+async fn work(devices: &[Device], comm: &Communicator) {
+    let (ranks, world) = (comm.ranks(), comm.world());
     for round in 0..100 {
-        let value = (rank + round) as f32;
-        let expected = (0..world).map(|rank| (rank + round) as f32).sum::<f32>();
-        assert_eq!(within(sum(device, comm, value)).await.expect("a sum"), expected);
-        let x = device.full(LEN, value).queued().expect("memory");
-        let mut y = device.empty::<f32>(LEN).queued().expect("memory");
+        let value = |rank| (rank + round) as f32;
+        let expected = (0..world).map(value).sum::<f32>();
+        assert_eq!(within(sum(devices, comm, value)).await.expect("a sum"), expected);
+        let (mut x, mut y) = (Vec::new(), Vec::new());
+        for (rank, device) in ranks.iter().zip(devices) {
+            x.push(device.full(LEN, value(*rank)).queued().expect("memory"));
+            y.push(device.empty::<f32>(LEN).queued().expect("memory"));
+        }
         let op = comm.group(|g| {
-            g.rank(rank)?.send(&x, (rank + 1) % world)?;
-            g.rank(rank)?.recv(&mut y, (rank + world - 1) % world)
+            for (rank, (x, y)) in ranks.iter().zip(x.iter().zip(&mut y)) {
+                g.rank(*rank)?.send(x, (rank + 1) % world)?;
+                g.rank(*rank)?.recv(y, (rank + world - 1) % world)?;
+            }
+            Ok(())
         });
         within(op).await.expect("a ring");
-        let y = device.download(&y).await.expect("a neighbour's");
-        assert_eq!(y[LEN - 1], ((rank + world - 1) % world + round) as f32);
+        for (rank, (device, y)) in ranks.iter().zip(devices.iter().zip(&y)) {
+            let y = device.download(y).await.expect("a neighbour's");
+            assert_eq!(y[LEN - 1], value((rank + world - 1) % world));
+        }
     }
-    within(comm.barrier()).await.expect("a barrier");
+    within(barrier(comm)).await.expect("a barrier");
 }
 
-/// Works until a rank is killed, and then with those that are left.
-async fn survive(device: &Device, group: &Group, comm: Communicator) {
+async fn barrier(comm: &Communicator) -> gpu_await::Result<()> {
+    comm.group(|g| comm.ranks().into_iter().try_for_each(|rank| g.rank(rank)?.barrier())).await
+}
+
+/// Works until a process is killed, and then with those that are left.
+async fn survive(devices: &[Device], group: &Group, comm: Communicator) {
     let mut rounds = 0;
     let error = loop {
-        match within(sum(device, &comm, 1.0)).await {
+        match within(sum(devices, &comm, |_| 1.0)).await {
             Ok(sum) => assert_eq!(sum, comm.world() as f32),
             Err(error) => break error,
         }
@@ -248,19 +308,20 @@ async fn survive(device: &Device, group: &Group, comm: Communicator) {
             println!("working");
         }
     };
-    let lost = Error::lost(&error).expect("the communicator is lost");
-    assert!(
-        matches!(lost.cause, LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }),
-        "{error}"
-    );
+    let cause = &Error::lost(&error).expect("the communicator is lost").cause;
+    assert!(matches!(cause, LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }), "{error}");
     let end = Instant::now() + LIMIT;
     while group.gone().is_empty() {
         assert!(Instant::now() < end, "its end is seen");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let rest = group.without(&group.gone()).expect("others");
-    let comm = within(rest.connect(device)).await.expect("those who are left");
+    let (rest, lost) = (group.without(&group.gone()).expect("others"), comm);
+    let comm = within(rest.connect(devices)).await.expect("those who are left");
     comm.set_limit(Some(LIMIT));
-    assert_eq!(within(sum(device, &comm, 2.0)).await.expect("a sum"), 2.0 * rest.world() as f32);
-    within(comm.barrier()).await.expect("a barrier");
+    let expected = 2.0 * rest.world() as f32;
+    assert_eq!(within(sum(devices, &comm, |_| 2.0)).await.expect("a sum"), expected);
+    // And so does the communicator itself.
+    let comm = within(lost.shrink(&group.gone())).await.expect("those who are left");
+    assert_eq!(within(sum(devices, &comm, |_| 2.0)).await.expect("a sum"), expected);
+    within(barrier(&comm)).await.expect("a barrier");
 }

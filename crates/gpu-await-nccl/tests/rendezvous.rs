@@ -243,3 +243,102 @@ async fn large_messages() {
     let sums = device.download(&x[1]).await.expect("sums");
     assert!(sums.iter().all(|sum| *sum == 3.0));
 }
+
+/// A sum over all ranks, of which this process has some.
+async fn sum_of(group: &Group, devices: &[Device]) -> Result<Vec<f32>, Error> {
+    let comm = within(group.connect(devices)).await?;
+    comm.set_limit(Some(LIMIT));
+    assert_eq!((comm.ranks(), comm.world()), (group.ranks(), group.world()));
+    let ones = |(rank, device): (usize, &Device)| device.full(1000, rank as f32 + 1.0).queued();
+    let mut x: Vec<_> =
+        group.ranks().into_iter().zip(devices).map(ones).collect::<Result<_, _>>()?;
+    let op = comm.group(|g| {
+        let mut calls = group.ranks().into_iter().zip(&mut x);
+        calls.try_for_each(|(rank, x)| g.rank(rank)?.all_reduce_in_place(x, Reduction::Sum))
+    });
+    within(op).await?;
+    let mut sums = Vec::new();
+    for (device, x) in devices.iter().zip(&x) {
+        sums.push(device.download(x).await?[999]);
+    }
+    Ok(sums)
+}
+
+/// Ranks of a process need not be consecutive, nor those of rank 0's come first.
+#[tokio::test]
+async fn processes_of_several_ranks() {
+    let address = &address();
+    let hosts = |count| (0..count).map(|_| Device::host()).collect::<Vec<_>>();
+    let parties: [Vec<usize>; 4] = [vec![5], vec![4, 0], vec![1, 3], vec![2]];
+    let groups = parties.clone().map(|ranks| Group::join_ranks_within(LIMIT, address, ranks, 6));
+    let groups = within(futures::future::try_join_all(groups)).await.expect("they meet");
+    for (group, ranks) in groups.iter().zip(&parties) {
+        assert_eq!((group.ranks(), group.rank()), (ranks.clone(), ranks[0]));
+    }
+    let devices = parties.clone().map(|ranks| hosts(ranks.len()));
+    let sums = groups.iter().zip(&devices).map(|(group, devices)| sum_of(group, devices));
+    let sums = within(futures::future::try_join_all(sums)).await.expect("they work");
+    assert_eq!(sums.concat(), [21.0; 6]);
+    // A process goes on with one of its ranks, and others with none of theirs cannot.
+    let gone = [0, 5];
+    let error = groups[0].without(&gone).unwrap_err();
+    assert!(matches!(error, Error::NoRanks { world: 4, local: 0 }), "{error}");
+    let rest: Vec<_> =
+        groups[1..].iter().map(|group| group.without(&gone).expect("ranks")).collect();
+    assert_eq!(rest[0].ranks(), [3]);
+    let devices = [hosts(1), hosts(2), hosts(1)];
+    let sums = rest.iter().zip(&devices).map(|(group, devices)| sum_of(group, devices));
+    let sums = within(futures::future::try_join_all(sums)).await.expect("they work");
+    assert_eq!(sums.concat(), [10.0; 4]);
+}
+
+/// All ranks in one process meet nobody; on GPUs as many as there are.
+#[tokio::test]
+async fn a_process_of_all_ranks() {
+    let _turn = support::turn().await;
+    let devices = support::devices(3);
+    let world = devices.len();
+    let group = within(Group::join_ranks("127.0.0.1:0", 0..world, world)).await.expect("alone");
+    let sum = (1..=world).sum::<usize>() as f32;
+    assert_eq!(within(sum_of(&group, &devices)).await.expect("they work"), vec![sum; world]);
+}
+
+#[tokio::test]
+async fn ranks_that_cannot_be() {
+    let join = |ranks: &'static [usize], world| {
+        let ranks = ranks.iter().copied();
+        within(Group::join_ranks_within(SOON, "127.0.0.1:0", ranks, world))
+    };
+    let error = join(&[], 2).await.unwrap_err();
+    assert!(matches!(error, Error::NoRanks { world: 2, local: 0 }), "{error}");
+    let error = join(&[0, 2], 2).await.unwrap_err();
+    assert!(matches!(error, Error::BadRank { rank: 2, world: 2 }), "{error}");
+    let error = join(&[1, 0, 1], 2).await.unwrap_err();
+    assert!(matches!(error, Error::DuplicateRank { rank: 1 }), "{error}");
+    let error = join(&[0, 2], 4).await.unwrap_err();
+    assert!(matches!(&error, Error::MissingRanks { missing, .. } if *missing == [1, 3]), "{error}");
+
+    let address = &address();
+    let zero = tokio::spawn({
+        let address = address.clone();
+        async move { Group::join_ranks_within(LIMIT, &address, 0..2, 5).await }
+    });
+    let error = within(Group::join_ranks_within(LIMIT, address, [4, 1], 5)).await.unwrap_err();
+    assert!(matches!(error, Error::DuplicateRank { rank: 1 }), "{error}");
+    let error = within(Group::join_ranks_within(LIMIT, address, 2..=3, 4)).await.unwrap_err();
+    assert!(matches!(error, Error::WrongWorld { rank: 2, expected: 5, found: 4 }), "{error}");
+    let rest =
+        within(Group::join_ranks_within(LIMIT, address, 2..5, 5)).await.expect("the missing ones");
+    let zero = within(zero).await.expect("a task").expect("rank 0");
+    let device = Device::host();
+    let error = rest.connect(&device).await.unwrap_err();
+    let is_right = |ranks: &[usize]| ranks == [2, 3, 4];
+    assert!(
+        matches!(&error, Error::DeviceCount { ranks, devices: 1 } if is_right(ranks)),
+        "{error}"
+    );
+    let builder = rest.builder(&[device.clone(), device.clone(), device.clone()]);
+    let error = builder.rank(0, &device).connect().await.unwrap_err();
+    assert!(matches!(error, Error::NotLocal { rank: 0, .. }), "{error}");
+    drop(zero);
+}

@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use futures::channel::oneshot;
 use gpu_await::{Device, DeviceBuffer, DeviceKind};
 
-use super::shared::Shared;
-use super::{Communicator, context_of, meeting, warm_up};
+use super::meeting::{self, Met};
+use super::shared::{Origin, Shared};
+use super::shrink::Parent;
+use super::{Communicator, context_of, warm_up};
 use crate::error::{Error, Result};
 use crate::exchange::{Hub, Wire};
 use crate::stats;
@@ -20,6 +22,8 @@ use crate::unique_id::UniqueId;
 
 /// Long enough for a process that loads a model first.
 const CONNECT: Duration = Duration::from_secs(120);
+/// For the end of a meeting, whose error says more than that of its thread.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The local ranks and the options of a communicator; see [`Communicator::builder`].
 #[derive(Debug)]
@@ -33,21 +37,57 @@ pub struct CommunicatorBuilder {
     connects_pairs: bool,
     /// Of a group: how its other ranks are reached.
     channel: Option<Arc<dyn Wire>>,
+    /// Of a group: the ranks of this process, and how many devices were given for them.
+    joined: Option<(Vec<usize>, usize)>,
+    /// What NCCL makes it of.
+    parent: Option<Arc<Parent>>,
 }
 
 impl CommunicatorBuilder {
     pub(super) fn new(id: UniqueId, world: usize) -> Self {
         let (ranks, limit, connect_limit, channel) = (Vec::new(), None, CONNECT, None);
-        let connects_pairs = false;
-        CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel }
+        let (connects_pairs, joined, parent) = (false, None, None);
+        CommunicatorBuilder {
+            id,
+            world,
+            ranks,
+            limit,
+            connect_limit,
+            connects_pairs,
+            channel,
+            joined,
+            parent,
+        }
     }
 
-    pub(crate) fn over(mut self, channel: Arc<dyn Wire>) -> Self {
-        self.channel = Some(channel);
+    /// In which this process has these ranks, and a device for each.
+    pub(crate) fn of(
+        mut self,
+        ranks: Vec<usize>,
+        devices: &[Device],
+        channel: Option<Arc<dyn Wire>>,
+    ) -> Self {
+        self.channel = channel;
+        self.ranks.extend(ranks.iter().copied().zip(devices.iter().cloned()));
+        self.joined = Some((ranks, devices.len()));
         self
     }
 
-    /// Adds a rank in this process. Each rank needs a GPU of its own; host devices can be shared.
+    /// With the options of what it is made of.
+    pub(super) fn like(mut self, shared: &Shared) -> Self {
+        let Origin { wire: _, connect_limit, pairs } = shared.origin;
+        (self.limit, self.connect_limit, self.connects_pairs) =
+            (shared.limit(), connect_limit, pairs);
+        self
+    }
+
+    pub(super) fn shrunk(mut self, parent: Option<Arc<Parent>>) -> Self {
+        self.parent = parent;
+        self
+    }
+
+    /// Adds a rank in this process. Each rank needs a GPU of its own; host devices can be shared. The ranks of a
+    /// [group](crate::Group) are there from the start.
     pub fn rank(mut self, rank: usize, device: &Device) -> Self {
         self.ranks.push((rank, device.clone()));
         self
@@ -90,13 +130,22 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     /// Before anything is done: [`Error::NoRanks`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
-    /// [`Error::MixedDevices`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
+    /// [`Error::DeviceCount`], [`Error::NotLocal`], [`Error::MixedDevices`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
     /// [`Error::NotConnected`]; of the host twin and of a group [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`];
     /// [`Error::Lost`]: a rank of a group has ended.
     pub async fn connect(self) -> Result<Communicator> {
         let kind = self.check()?;
-        let CommunicatorBuilder { id, world, ranks, limit, connect_limit, connects_pairs, channel } =
-            self;
+        let CommunicatorBuilder {
+            id,
+            world,
+            ranks,
+            limit,
+            connect_limit,
+            connects_pairs,
+            channel,
+            parent,
+            ..
+        } = self;
         let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, device) in ranks {
             let stream = device.stream()?;
@@ -111,7 +160,8 @@ impl CommunicatorBuilder {
             enable_peers(&devices).await?;
         }
         let pairs = connects_pairs;
-        let made = Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs };
+        let made =
+            Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs, parent };
         let (send, receive) = oneshot::channel();
         stats::spawn("connect", move || {
             let connected = made.within(connect_limit);
@@ -125,6 +175,14 @@ impl CommunicatorBuilder {
 
     fn check(&self) -> Result<DeviceKind> {
         let CommunicatorBuilder { world, ref ranks, .. } = *self;
+        if let Some((local, devices)) = &self.joined {
+            if local.len() != *devices {
+                return Err(Error::DeviceCount { ranks: local.clone(), devices: *devices });
+            }
+            if let Some((rank, _)) = ranks.iter().find(|(rank, _)| !local.contains(rank)) {
+                return Err(Error::NotLocal { rank: *rank, local: local.clone() });
+            }
+        }
         let Some((_, first)) = ranks.first().filter(|_| world > 0) else {
             return Err(Error::NoRanks { world, local: ranks.len() });
         };
@@ -148,8 +206,8 @@ impl CommunicatorBuilder {
             }
         }
         match first.kind() {
-            // Its ranks tell one another.
-            _ if self.channel.is_some() => {}
+            // Its ranks tell one another, or know one another.
+            _ if self.channel.is_some() || self.parent.is_some() => {}
             DeviceKind::Cuda => self.id.for_gpus().map(drop)?,
             _ => self.id.check_for_host()?,
         }
@@ -180,6 +238,7 @@ struct Making {
     channel: Option<Arc<dyn Wire>>,
     connect_limit: Duration,
     pairs: bool,
+    parent: Option<Arc<Parent>>,
 }
 
 impl Making {
@@ -189,42 +248,52 @@ impl Making {
             return self.make();
         }
         let (send, receive) = sync_channel(1);
+        let parent = self.parent.clone();
+        // Ranks of a group that are missing are told of by the group.
+        let wait = limit + self.channel.as_ref().map_or(Duration::ZERO, |_| GRACE);
         stats::on_thread_that_may_be_lost("init", move || {
             // Given up: it is dropped, and ended.
             drop(send.send(self.make()));
         });
-        match receive.recv_timeout(limit) {
+        match receive.recv_timeout(wait) {
             Ok(made) => made,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                if let Some(parent) = parent {
+                    parent.is_stuck(limit);
+                }
                 Err(Error::NotConnected { limit })
             }
         }
     }
 
     fn make(self) -> Result<Communicator> {
-        let Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs } = self;
+        let Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs, parent } =
+            self;
         let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
         let began = Instant::now();
         let is_gpu = !contexts.is_empty();
         let end = began + connect_limit;
-        let id = match &channel {
+        let shrink = parent.is_some();
+        let Met { id, shrink } = match &channel {
             Some(wire) => {
-                meeting::meet(&**wire, locals[0].rank, world, is_gpu, (end, connect_limit))?
+                let is = (is_gpu, shrink);
+                meeting::meet(&**wire, &ranks, world, is, (end, connect_limit))?
             }
-            None => id,
+            None => Met { id, shrink },
         };
-        let transport: Box<dyn Transport> = match channel {
-            _ if is_gpu => {
-                let id = id.for_gpus()?;
-                Box::new(GpuTransport::connect(id, world, &locals, contexts, channel)?)
-            }
-            Some(wire) => Box::new(HostTransport::new(wire, world, ranks)),
-            None => {
-                let hub = Hub::join(id, world, &ranks, end, connect_limit)?;
-                Box::new(HostTransport::new(hub, world, ranks))
+        let wire = match channel {
+            None if !is_gpu => Some(Hub::join(id, world, &ranks, end, connect_limit)?),
+            channel => channel,
+        };
+        let origin = Origin { wire: wire.clone(), connect_limit, pairs };
+        let transport: Box<dyn Transport> = match (wire, parent.filter(|_| shrink)) {
+            (wire, Some(parent)) => parent.shrink(&locals, (world, contexts), wire, end)?,
+            (Some(wire), None) if !is_gpu => Box::new(HostTransport::new(wire, world, ranks)),
+            (wire, None) => {
+                Box::new(GpuTransport::connect(id.for_gpus()?, world, &locals, contexts, wire)?)
             }
         };
-        let shared: Arc<Shared> = Shared::new(world, locals, transport, scratch);
+        let shared: Arc<Shared> = Shared::new(world, locals, (transport, origin), scratch);
         let comm = Communicator::of(shared);
         if is_gpu {
             comm.set_limit(Some(connect_limit.saturating_sub(began.elapsed())));

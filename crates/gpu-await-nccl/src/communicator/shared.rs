@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 
 use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
+use crate::exchange::Wire;
 use crate::stats::{self, COMMUNICATORS, Counted, LOST};
 use crate::transport::{LocalRank, Placed, Transport};
 use crate::watchdog;
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) world: usize,
     pub(crate) ranks: Vec<LocalRank>,
     transport: Box<dyn Transport>,
+    pub(crate) origin: Origin,
     /// In nanoseconds; 0 is none.
     limit_ns: AtomicU64,
     /// For barriers: memory that only the stream of its rank uses.
@@ -43,6 +45,15 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     this: Weak<Shared>,
     _counted: Counted,
+}
+
+/// How it came together, for one that is made of it.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    /// How its ranks reach one another; NCCL's have none without a group.
+    pub(crate) wire: Option<Arc<dyn Wire>>,
+    pub(crate) connect_limit: Duration,
+    pub(crate) pairs: bool,
 }
 
 #[derive(Default)]
@@ -117,13 +128,14 @@ impl Shared {
     pub(crate) fn new(
         world: usize,
         ranks: Vec<LocalRank>,
-        transport: Box<dyn Transport>,
+        (transport, origin): (Box<dyn Transport>, Origin),
         scratch: Vec<DeviceBuffer<f32>>,
     ) -> Arc<Shared> {
         Arc::new_cyclic(|this| Shared {
             world,
             ranks,
             transport,
+            origin,
             limit_ns: AtomicU64::new(0),
             scratch,
             state: Mutex::default(),
@@ -263,10 +275,21 @@ impl Shared {
 
     /// Loses the communicator, unless it is lost already; returns the cause that counts.
     pub(crate) fn fail(&self, cause: LostCause) -> LostCause {
+        match self.lose(cause) {
+            Ok(cause) => {
+                self.transport.abort(&cause);
+                cause
+            }
+            Err(first) => first,
+        }
+    }
+
+    /// [`fail`](Self::fail), where the caller ends the work that is on streams. An error: it was lost already.
+    pub(crate) fn lose(&self, cause: LostCause) -> Result<LostCause, LostCause> {
         let pending = {
             let mut state = self.state.lock();
             if let Some(first) = &state.lost {
-                return first.clone();
+                return Err(first.clone());
             }
             state.lost = Some(cause.clone());
             std::mem::take(&mut state.pending)
@@ -277,8 +300,11 @@ impl Shared {
         for outcome in pending.iter().flat_map(|pending| &pending.outcomes) {
             outcome.fail(error.clone());
         }
-        self.transport.abort(&cause);
-        cause
+        Ok(cause)
+    }
+
+    pub(crate) fn transport(&self) -> &dyn Transport {
+        &*self.transport
     }
 
     /// Looks after what is pending. False: there is nothing, and it is not watched any more.

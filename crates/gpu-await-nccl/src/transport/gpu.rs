@@ -20,6 +20,8 @@
 //!    look at `ending` there.
 //! 2. NCCL's threads are asked for errors only while the handle lives: under `freed`.
 
+mod shrink;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -28,7 +30,7 @@ use gpu_await::{Device, Stream};
 
 use parking_lot::Mutex;
 
-use super::{LocalRank, Placed, Transport};
+use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::error::{Error, LostCause, Result};
@@ -46,7 +48,9 @@ pub(crate) struct GpuTransport {
 /// The other ranks of a group, whose end NCCL may not see.
 struct Peers {
     wire: Arc<dyn Wire>,
-    rank: usize,
+    /// Of this process.
+    ranks: Vec<usize>,
+    /// Of the first of them: the end of another process is told to all.
     inbox: Arc<Inbox>,
     /// When the end of one was seen first.
     ended: Mutex<Option<Instant>>,
@@ -56,9 +60,9 @@ struct Peers {
 const LAST_WORK: Duration = Duration::from_millis(200);
 
 impl Peers {
-    fn new(wire: Arc<dyn Wire>, rank: usize) -> Peers {
-        let inbox = wire.inbox(rank);
-        Peers { wire, rank, inbox, ended: Mutex::default() }
+    fn new(wire: Arc<dyn Wire>, ranks: Vec<usize>) -> Peers {
+        let inbox = wire.inbox(ranks[0]);
+        Peers { wire, ranks, inbox, ended: Mutex::default() }
     }
 
     /// Why nothing new can be done.
@@ -126,9 +130,24 @@ impl GpuTransport {
             let _current = unsafe { driver.enter(contexts[0]) }?;
             nccl.group_end()
         };
+        if let Some(error) = failed.or(ended.err()) {
+            // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
+            return Err(error);
+        }
+        GpuTransport::of(handles, world, ranks, contexts, wire)
+    }
+
+    /// Of handles that are connected.
+    fn of(
+        handles: Vec<Comm>,
+        world: usize,
+        ranks: &[LocalRank],
+        contexts: Vec<u64>,
+        wire: Option<Arc<dyn Wire>>,
+    ) -> Result<GpuTransport> {
         let comms = Comms {
-            nccl,
-            driver,
+            nccl: Nccl::get()?,
+            driver: Driver::get()?,
             handles,
             contexts,
             _devices: ranks.iter().map(|local| local.device.clone()).collect(),
@@ -137,11 +156,8 @@ impl GpuTransport {
             ending: AtomicBool::new(false),
             freed: Mutex::new(false),
         };
-        if let Some(error) = failed.or(ended.err()) {
-            // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
-            return Err(error);
-        }
-        let group = wire.map(|wire| Peers::new(wire, ranks[0].rank));
+        let group =
+            wire.map(|wire| Peers::new(wire, ranks.iter().map(|local| local.rank).collect()));
         Ok(GpuTransport { comms: Arc::new(comms), world, group })
     }
 
@@ -231,6 +247,14 @@ impl Transport for GpuTransport {
         put.and(ended).map_err(cause_of)
     }
 
+    fn can_shrink(&self) -> bool {
+        self.comms.nccl.can_shrink() && !self.comms.ending.load(Ordering::SeqCst)
+    }
+
+    fn shrink(&self, ranks: &[LocalRank], shrink: Shrink<'_>) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(self.shrunk(ranks, shrink)?))
+    }
+
     fn look(&self) -> Option<LostCause> {
         if let Some(cause) = self.group.as_ref().and_then(Peers::look) {
             return Some(cause);
@@ -253,7 +277,7 @@ impl Transport for GpuTransport {
         let comms = self.comms.clone();
         stats::on_thread_that_may_be_lost("abort", move || comms.abort());
         if let Some(group) = &self.group {
-            group.wire.abort(group.rank);
+            group.ranks.iter().for_each(|rank| group.wire.abort(*rank));
         }
     }
 
@@ -264,7 +288,7 @@ impl Transport for GpuTransport {
             _ => self.comms.finish(),
         }
         if let Some(group) = &self.group {
-            group.wire.leave(group.rank);
+            group.ranks.iter().for_each(|rank| group.wire.leave(*rank));
         }
     }
 }

@@ -12,11 +12,11 @@ use std::sync::{Arc, Weak};
 
 use gpu_await::{Uses, WorkOutcome};
 
-use super::{LocalRank, Placed, Transport};
+use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::element::reduce;
-use crate::error::{CollectiveLost, Error, LostCause};
+use crate::error::{CollectiveLost, Error, LostCause, ShrinkRefusal};
 use crate::exchange::{Inbox, Message, Wire};
 
 type Lost<T> = std::result::Result<T, LostCause>;
@@ -71,6 +71,15 @@ impl Transport for HostTransport {
             put.queued().map_err(|error| LostCause::DeviceLost { error })?;
         }
         Ok(())
+    }
+
+    fn can_shrink(&self) -> bool {
+        false
+    }
+
+    /// Its ranks meet again by their wire.
+    fn shrink(&self, _: &[LocalRank], _: Shrink<'_>) -> Result<Box<dyn Transport>, Error> {
+        Err(Error::CannotShrink { reason: ShrinkRefusal::NotLinked })
     }
 
     fn look(&self) -> Option<LostCause> {
