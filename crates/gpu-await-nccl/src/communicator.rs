@@ -37,10 +37,16 @@ use crate::unique_id::UniqueId;
 /// [limit](Self::set_limit). Collective calls on other communicators in the process wait behind it.
 /// [`connect_pairs`](CommunicatorBuilder::connect_pairs) connects for sends ahead.
 ///
+/// A call while more than 250 operations of a local rank are pending waits for fewer, as the driver's queue is finite; a loss ends the wait, and
+/// other communicators are not held up. [`throttle`](Self::throttle) waits without blocking the thread.
+///
 /// # Failure
 /// A communicator is lost as a whole: by [`abort`](Self::abort), when NCCL reports an error, when an operation exceeds the
 /// [limit](Self::set_limit), when a process of its [`Group`](crate::Group) ends, or with one of its devices. Every pending
 /// operation then fails with [`CollectiveLost`], and every later call is refused with it; [`Error::lost`] finds it in an operation's error.
+/// (On a device that is lost itself, operations fail with the device's error, and [`lost`](Self::lost) says why.) An operation whose memory is
+/// still held up by work in front of it, of another communicator for example, fails when that work is complete. Each loss is a
+/// `tracing` event with the target `gpu_await_nccl`: a warning, or of level info for an abort.
 /// Outputs count as failed, and memory that NCCL may still access stays allocated until the device has finished with it. Other
 /// communicators, other devices and the process are unaffected. [`shrink`](Self::shrink) makes one of the remaining ranks.
 ///
@@ -151,7 +157,8 @@ impl Communicator {
 
     /// Sets how long an operation may be pending, counted from its call. An operation that takes longer loses the communicator with
     /// [`LostCause::TimedOut`]. There is no limit by default: if a rank never calls, the others stay pending, as with NCCL itself. A
-    /// `timeout(..)` around an operation abandons that operation only, and leaves the communicator intact.
+    /// `timeout(..)` around an operation abandons that operation only, and leaves the communicator intact. A limit of more than 584 years
+    /// is none.
     pub fn set_limit(&self, limit: Option<Duration>) {
         self.shared().set_limit(limit);
     }
@@ -162,11 +169,37 @@ impl Communicator {
         self.shared().limit()
     }
 
+    /// Waits until at most `most` operations of each local rank are pending, so that the next call does not [block](Self#blocking).
+    /// Call it before each piece of work of a loop that does not await its collectives.
+    ///
+    /// # Cancel safety
+    /// Yes.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]; the loss of a device.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// use gpu_await_nccl::{Communicator, Reduction};
+    /// let device = gpu_await::Device::host();
+    /// let comm = Communicator::all(&[device.clone()]).await?;
+    /// let mut x = device.ones::<f32>(4).queued()?;
+    /// for _ in 0..1000 {
+    ///     comm.throttle(100).await?;
+    ///     comm.all_reduce_in_place(&mut x, Reduction::Average).queued()?;
+    /// }
+    /// # Ok::<(), gpu_await_nccl::Error>(()) }).unwrap();
+    /// ```
+    pub async fn throttle(&self, most: u64) -> Result<()> {
+        self.shared().throttle(most).await
+    }
+
     /// Submits several calls, for any ranks in this process, as one operation. They progress concurrently, so sends and receives in
     /// a group do not deadlock. Ready proves that all of them are *complete on the device*.
     ///
     /// # Errors
-    /// The error of the first refused call, or of the closure. Nothing is submitted then, and the outputs of all recorded calls count
+    /// The error of the first refused call, even if the closure ignores it; or of the closure. Nothing is submitted then, and the outputs of all recorded calls count
     /// as failed.
     ///
     /// # Examples
@@ -201,7 +234,8 @@ impl Communicator {
         calls: impl FnOnce(&GroupCalls<'a>) -> gpu_await::Result<()>,
     ) -> Op<()> {
         let group = GroupCalls::new(self.shared());
-        match calls(&group) {
+        let called = calls(&group);
+        match group.refused().map_or(called, Err) {
             Ok(()) => self.shared().run("group", group.into_parts()),
             Err(error) => {
                 group.fail(&error);
@@ -215,7 +249,7 @@ impl Communicator {
     /// [`Group::join`](crate::Group::join); otherwise their [limit](Self::set_limit) has to end the wait.
     ///
     /// # Cancel safety
-    /// The abort happens even if the future is dropped. It runs on a thread of its own, which
+    /// The abort has begun when the call returns, even if the future is never polled. It runs on a thread of its own, which
     /// [`Stats::threads_in_nccl`](crate::Stats::threads_in_nccl) counts and which is lost if NCCL never returns.
     ///
     /// # Errors
@@ -223,12 +257,16 @@ impl Communicator {
     ///
     /// # Source
     /// `ncclCommAbort`.
-    pub async fn abort(&self) -> Result<()> {
-        self.shared().fail(LostCause::Aborted);
-        for local in &self.shared().ranks {
-            local.stream.done().await?;
+    pub fn abort(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+        let shared = self.shared();
+        shared.fail(LostCause::Aborted);
+        let done: Vec<_> = shared.ranks.iter().map(|local| local.stream.done()).collect();
+        async move {
+            for done in done {
+                done.await?;
+            }
+            Ok(())
         }
-        Ok(())
     }
 }
 

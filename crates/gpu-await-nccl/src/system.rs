@@ -11,6 +11,12 @@ use libc::c_int;
 
 use crate::stats::stats;
 
+/// When a limit that begins now ends: in a century at the latest, which no clock overflows.
+pub(crate) fn end_of(limit: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+    Instant::now() + limit.min(CENTURY)
+}
+
 /// How long process exit waits for threads that free communicators.
 const AT_EXIT: Duration = Duration::from_secs(2);
 

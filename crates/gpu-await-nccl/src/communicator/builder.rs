@@ -14,11 +14,11 @@ use super::shrink::Parent;
 use super::{Communicator, context_of, warm_up};
 use crate::error::{Error, Result};
 use crate::exchange::{Hub, Wire};
-use crate::stats;
 use crate::transport::gpu::GpuTransport;
 use crate::transport::host::HostTransport;
 use crate::transport::{LocalRank, Transport};
 use crate::unique_id::UniqueId;
+use crate::{stats, system};
 
 /// Long enough for a process that loads a model first.
 const CONNECT: Duration = Duration::from_secs(120);
@@ -250,7 +250,7 @@ impl Making {
         let (send, receive) = sync_channel(1);
         let parent = self.parent.clone();
         // Ranks of a group that are missing are told of by the group.
-        let wait = limit + self.channel.as_ref().map_or(Duration::ZERO, |_| GRACE);
+        let wait = limit.saturating_add(self.channel.as_ref().map_or(Duration::ZERO, |_| GRACE));
         stats::on_thread_that_may_be_lost("init", move || {
             // Given up: it is dropped, and ended.
             drop(send.send(self.make()));
@@ -272,7 +272,7 @@ impl Making {
         let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
         let began = Instant::now();
         let is_gpu = !contexts.is_empty();
-        let end = began + connect_limit;
+        let end = system::end_of(connect_limit);
         let shrink = parent.is_some();
         let Met { id, shrink } = match &channel {
             Some(wire) => {

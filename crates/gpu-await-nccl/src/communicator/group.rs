@@ -13,6 +13,8 @@ use crate::error::Error;
 pub struct GroupCalls<'a> {
     shared: Arc<Shared>,
     parts: RefCell<Vec<Part<'a>>>,
+    /// The first refused call.
+    refused: RefCell<Option<gpu_await::Error>>,
 }
 
 /// Records the calls of one rank in a [`group`](crate::Communicator::group). A call borrows its memory until the group is
@@ -24,11 +26,18 @@ pub struct RankCalls<'g, 'a> {
 
 impl<'a> GroupCalls<'a> {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        GroupCalls { shared: shared.clone(), parts: RefCell::default() }
+        shared.wait_for_room();
+        let shared = shared.clone();
+        GroupCalls { shared, parts: RefCell::default(), refused: RefCell::default() }
     }
 
     pub(super) fn into_parts(self) -> Vec<Part<'a>> {
         self.parts.into_inner()
+    }
+
+    /// The error of the first refused call, whatever the closure did with it.
+    pub(super) fn refused(&self) -> Option<gpu_await::Error> {
+        self.refused.borrow_mut().take()
     }
 
     /// The calls are not made: what they would have written counts as failed.
@@ -59,9 +68,16 @@ impl<'a> RankCalls<'_, 'a> {
         &self,
         part: impl FnOnce(&RankOf<'_>) -> gpu_await::Result<Part<'a>>,
     ) -> gpu_await::Result<()> {
-        let part = part(&RankOf { shared: &self.group.shared, at: self.at })?;
-        self.group.parts.borrow_mut().push(part);
-        Ok(())
+        match part(&RankOf { shared: &self.group.shared, at: self.at }) {
+            Ok(part) => {
+                self.group.parts.borrow_mut().push(part);
+                Ok(())
+            }
+            Err(error) => {
+                self.group.refused.borrow_mut().get_or_insert_with(|| error.clone());
+                Err(error)
+            }
+        }
     }
 }
 

@@ -10,16 +10,20 @@
 //!    (`abort_while_pending`): it is entered under the lock under which the loss is, or sees it.
 //! 2. One order of calls for all communicators of the process: [`ORDER`] (`random_collectives`).
 //! 3. An outcome is told before the work ends: the transport aborts afterwards.
+//! 4. No call waits for a full stream while it holds [`ORDER`]: it waits for room before, and a loss ends that
+//!    (`a_full_communicator_blocks_no_other`).
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use gpu_await::{DeviceBuffer, MemoryLoan, Op, Uses, WorkOutcome, join_all};
+use gpu_await::{DeviceBuffer, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
 
 use crate::call::Call;
@@ -33,12 +37,16 @@ use crate::watchdog;
 /// see one order, and cannot wait for one another in a circle.
 static ORDER: Mutex<()> = Mutex::new(());
 
+/// Operations of a rank that may be pending when it calls: with their waits and marks they fit into what a stream takes, about a
+/// thousand commands.
+pub(crate) const MOST_PENDING: u64 = 250;
+
 pub(crate) struct Shared {
     pub(crate) world: usize,
     pub(crate) ranks: Vec<LocalRank>,
     transport: Box<dyn Transport>,
     pub(crate) origin: Origin,
-    /// In nanoseconds; 0 is none.
+    /// In nanoseconds, plus one; 0 is none.
     limit_ns: AtomicU64,
     /// For barriers: memory that only the stream of its rank uses.
     scratch: Vec<DeviceBuffer<f32>>,
@@ -60,6 +68,8 @@ pub(crate) struct Origin {
 struct State {
     lost: Option<LostCause>,
     pending: VecDeque<Pending>,
+    /// Threads that wait for room.
+    waiting: Vec<Waker>,
     /// The watchdog has it.
     watched: bool,
 }
@@ -145,7 +155,9 @@ impl Shared {
     }
 
     pub(crate) fn set_limit(&self, limit: Option<Duration>) {
-        let ns = limit.map_or(0, |limit| u64::try_from(limit.as_nanos()).unwrap_or(0).max(1));
+        // What does not fit is 584 years, and as good as none.
+        let ns = limit.and_then(|limit| u64::try_from(limit.as_nanos()).ok()?.checked_add(1));
+        let ns = ns.unwrap_or(0);
         // ORDERING: Relaxed: only its value counts.
         self.limit_ns.store(ns, Ordering::Relaxed);
     }
@@ -153,7 +165,7 @@ impl Shared {
     pub(crate) fn limit(&self) -> Option<Duration> {
         // ORDERING: Relaxed: only its value counts.
         let ns = self.limit_ns.load(Ordering::Relaxed);
-        (ns > 0).then(|| Duration::from_nanos(ns))
+        ns.checked_sub(1).map(Duration::from_nanos)
     }
 
     /// The memory of a rank's barriers.
@@ -177,6 +189,9 @@ impl Shared {
         uses: Uses<'a, P>,
         call: impl FnOnce(P) -> Call,
     ) -> gpu_await::Result<Part<'a>> {
+        if let Some(lost) = self.lost() {
+            return Err(self.refuse(at, uses, lost));
+        }
         // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
         // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
         let loan = unsafe { self.ranks[at].stream.lend_memory(uses) }?;
@@ -196,6 +211,62 @@ impl Shared {
     /// An operation that failed.
     pub(crate) fn failed(&self, op: &'static str, error: gpu_await::Error) -> Op<()> {
         refuse(&self.ranks[0], Uses::new(op), Error::Runtime(error))
+    }
+
+    /// Blocks until there is room on the streams of its ranks for another call, or it is lost, which the call then finds.
+    pub(crate) fn wait_for_room(&self) {
+        for local in &self.ranks {
+            let pending = local.stream.submitted().saturating_sub(local.stream.completed());
+            if pending > MOST_PENDING && local.stream.backlog() > MOST_PENDING {
+                self.block_on_room(&local.stream);
+            }
+        }
+    }
+
+    #[cold]
+    fn block_on_room(&self, stream: &Stream) {
+        struct Unpark(Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Arc::new(Unpark(thread::current())).into();
+        let mut room = pin!(self.room(stream, MOST_PENDING));
+        // Not an executor's `block_on`, which may not be called in another one.
+        while room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            thread::park();
+        }
+    }
+
+    /// Resolves when at most `most` operations are pending on the stream, or the communicator or the device is lost.
+    async fn room(&self, stream: &Stream, most: u64) {
+        let mut room = pin!(stream.throttle(most));
+        poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if state.lost.is_some() {
+                return Poll::Ready(());
+            }
+            state.waiting.retain(|waker| !waker.will_wake(cx.waker()));
+            state.waiting.push(cx.waker().clone());
+            drop(state);
+            room.as_mut().poll(cx).map(drop)
+        })
+        .await;
+    }
+
+    /// Resolves when each of its ranks has at most `most` pending operations.
+    pub(crate) async fn throttle(&self, most: u64) -> Result<(), Error> {
+        for local in &self.ranks {
+            self.room(&local.stream, most).await;
+            if let Some(lost) = self.lost() {
+                return Err(lost);
+            }
+            if let Some(LostCause::DeviceLost { error }) = lost_device(&local.device) {
+                return Err(error.into());
+            }
+        }
+        Ok(())
     }
 
     /// Puts the calls on the streams of their ranks, as one operation.
@@ -286,13 +357,13 @@ impl Shared {
 
     /// [`fail`](Self::fail), where the caller ends the work that is on streams. An error: it was lost already.
     pub(crate) fn lose(&self, cause: LostCause) -> Result<LostCause, LostCause> {
-        let pending = {
+        let (pending, waiting) = {
             let mut state = self.state.lock();
             if let Some(first) = &state.lost {
                 return Err(first.clone());
             }
             state.lost = Some(cause.clone());
-            std::mem::take(&mut state.pending)
+            (std::mem::take(&mut state.pending), std::mem::take(&mut state.waiting))
         };
         // ORDERING: Relaxed: a statistic.
         LOST.fetch_add(1, Ordering::Relaxed);
@@ -300,7 +371,20 @@ impl Shared {
         for outcome in pending.iter().flat_map(|pending| &pending.outcomes) {
             outcome.fail(error.clone());
         }
+        waiting.into_iter().for_each(Waker::wake);
+        self.tell(&cause);
         Ok(cause)
+    }
+
+    /// Tells who listens of the loss.
+    fn tell(&self, cause: &LostCause) {
+        let (rank, world) = (self.ranks[0].rank, self.world);
+        match cause {
+            LostCause::Aborted => {
+                tracing::info!(target: "gpu_await_nccl", rank, world, %cause, "communicator lost");
+            }
+            _ => tracing::warn!(target: "gpu_await_nccl", rank, world, %cause, "communicator lost"),
+        }
     }
 
     pub(crate) fn transport(&self) -> &dyn Transport {

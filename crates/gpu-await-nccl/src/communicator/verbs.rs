@@ -21,6 +21,7 @@ impl Communicator {
         if shared.ranks.len() != 1 {
             return shared.failed(op, Error::SeveralRanks { op, local: self.ranks() }.into());
         }
+        shared.wait_for_room();
         match part(&RankOf { shared, at: 0 }) {
             Ok(part) => shared.run(op, vec![part]),
             Err(error) => shared.failed(op, error),

@@ -98,7 +98,9 @@ impl Transport for HostTransport {
 
 impl Work {
     fn run(self) {
-        let done = self.calls.iter().try_for_each(|call| self.post(call));
+        // Nothing is copied for one that is lost.
+        let done = self.inbox.failed().map_or(Ok(()), Err);
+        let done = done.and_then(|()| self.calls.iter().try_for_each(|call| self.post(call)));
         let done = done.and_then(|()| self.calls.iter().try_for_each(|call| self.finish(call)));
         let Err(cause) = done else { return };
         let shared = self.shared.upgrade();
