@@ -15,8 +15,12 @@ use crate::thread::exit;
 /// is torn down.
 static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
 
-/// How long the end of the process waits for either: for what leaves, and for what is under way.
+/// How long the end of the process waits for what leaves, and then for pollers.
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long for threads of ours that are in the driver. A driver, or a tool that traces it, that is torn down under a call ends the process with
+/// a signal; but the call may wait for a kernel that never ends.
+const DRIVER: Duration = Duration::from_secs(10);
 
 /// From now on the end of the process stops this poller.
 ///
@@ -55,7 +59,7 @@ fn stop_pollers() {
     for poller in pollers {
         wait_until(limit, || poller.has_ended());
     }
-    wait_until(limit, || !exit::is_in_driver());
+    wait_until(Instant::now() + DRIVER, || !exit::is_in_driver());
 }
 
 fn wait_until(limit: Instant, holds: impl Fn() -> bool) {

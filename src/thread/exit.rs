@@ -20,7 +20,7 @@ static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
 /// to be dropped elsewhere, which may be such a handle.
 static LEAVING: AtomicU32 = AtomicU32::new(0);
 
-/// Something that the end of the process waits for, briefly.
+/// Something that the end of the process waits for, but not for ever.
 pub(crate) struct ExitGuard(&'static AtomicU32);
 
 impl ExitGuard {
@@ -58,7 +58,7 @@ pub(crate) fn is_leaving() -> bool {
 }
 
 /// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
-/// and nobody's drop may. The end of the process waits for it, briefly.
+/// and nobody's drop may. The end of the process waits for it.
 pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     let Some(in_driver) = ExitGuard::in_driver() else { return };
     let leaving = ExitGuard::leaving();

@@ -177,6 +177,34 @@ extern "C" fn nothing_is_left() {
     }
 }
 
+/// Registered before the crate's handler, so it runs after it, and the driver's own would as well.
+extern "C" fn nobody_is_in_the_driver() {
+    let Some(driver) = STAND_IN.get() else { return };
+    if driver.releasing() > 0 {
+        eprintln!("after main: a thread is in the driver");
+        // SAFETY: ends the process, with nothing in between.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+/// A driver, or a tool under it, that takes its time to let a context go, is not torn down meanwhile.
+#[test]
+fn the_end_of_the_process_waits_for_a_device_that_closes() {
+    const NAME: &str = "drops::the_end_of_the_process_waits_for_a_device_that_closes";
+    if !stand_in_cuda::is_child() {
+        return stand_in_cuda::assert_child(NAME, &[]);
+    }
+    let driver = STAND_IN.get_or_init(StandIn::open);
+    // SAFETY: a plain function that lives as long as the program.
+    unsafe { libc::atexit(nobody_is_in_the_driver) };
+    driver.slow_release(std::time::Duration::from_millis(1500));
+    super::runtime().block_on(async {
+        let device = Device::cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        soon(stream.upload(vec![1.0f32; 1000])).await.unwrap();
+    });
+}
+
 /// What `main` drops as it returns is the driver's again before the process ends.
 #[test]
 fn a_process_that_drops_its_device_last_leaves_nothing() {

@@ -278,6 +278,20 @@ impl StandIn {
         thread()
     }
 
+    /// Has each release of a primary context take so long.
+    pub fn slow_release(&self, takes: Duration) {
+        // SAFETY: the stand-in's function of this name has this type.
+        let slow = unsafe { self.function::<extern "C" fn(u64)>(b"standin_slow_release\0") };
+        slow(takes.as_millis() as u64);
+    }
+
+    /// How many of them have not returned.
+    pub fn releasing(&self) -> u32 {
+        // SAFETY: the stand-in's function of this name has this type.
+        let count = unsafe { self.function::<extern "C" fn() -> u32>(b"standin_releasing\0") };
+        count()
+    }
+
     /// Stops every queued command until the guard is dropped.
     pub fn hold(&self) -> Held<'_> {
         self.set_hold(1);

@@ -1,9 +1,11 @@
 //! What a test may ask and change: the `standin_*` functions.
 
 use std::ffi::{c_char, c_int};
+use std::sync::atomic::Ordering;
 
 use crate::SOURCES;
 use crate::abi::{Code, Out, Text};
+use crate::device_calls::{RELEASING, SLOW_RELEASE_MS};
 use crate::engine::{self, Stream};
 use crate::entry_points::entry_point;
 use crate::journal::{Injected, thread_number};
@@ -49,6 +51,18 @@ pub(crate) extern "C" fn standin_hold(on: c_int) {
     let mut world = lock();
     world.held = on != 0;
     world.ring();
+}
+
+/// Has each release of a primary context take so long.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_slow_release(ms: u64) {
+    SLOW_RELEASE_MS.store(ms, Ordering::SeqCst);
+}
+
+/// How many of them have not returned.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_releasing() -> u32 {
+    RELEASING.load(Ordering::SeqCst)
 }
 
 /// Runs event records, writes of words and the kernel `empty` within the call, where their stream is
