@@ -47,6 +47,8 @@ assert all(end is not None for track in slices.values() for _, _, end in track)
 assert begins == ends and begins, "the reader waits for a launch"
 in_flight, memory = counters["operations in flight"], counters["memory of buffers"]
 assert in_flight[-1] == 0 and max(in_flight) > 1, in_flight
+to_host = counters["copies to the host"]
+assert to_host == [1, 0], to_host
 assert min(memory) == max(memory) == 2 * (4 << 20), memory
 
 device = next(uuid for uuid, name in tracks.items() if name.endswith("on the device"))

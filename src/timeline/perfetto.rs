@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::trace::{Trace, TracedOp, place};
 use crate::op::Ticket;
+use crate::runtime::traced_op::TracedWork;
 
 /// All packets are of one writer.
 const SEQUENCE: u64 = 1;
@@ -20,6 +21,8 @@ const HOST: u64 = 2 << 62;
 const IN_FLIGHT: u64 = 3 << 62;
 const MEMORY: u64 = IN_FLIGHT + 1;
 const TASKS: u64 = IN_FLIGHT + 2;
+const TO_DEVICE: u64 = IN_FLIGHT + 3;
+const TO_HOST: u64 = IN_FLIGHT + 4;
 
 /// How a slice, or a counter's value, is told.
 #[derive(Clone, Copy)]
@@ -81,8 +84,8 @@ impl Trace {
     /// Writes the trace for [Perfetto](https://ui.perfetto.dev): a track for each stream, on which operations are from started to
     /// completed; a track for each task of tokio's, and for each stream that others used, on which operations that were awaited are from
     /// submitted to when their future was woken or polled; arrows from an operation to those of
-    /// other streams that waited for it; and, over time, how many operations were in flight and
-    /// what buffers held. Times are nanoseconds since the device was opened.
+    /// other streams that waited for it; and, over time, how many operations were in flight,
+    /// what buffers held, and how many streams were copying in each direction. (The driver does not say which copy engine took a copy.) Times are nanoseconds since the device was opened.
     ///
     /// # Errors
     /// What the writer says.
@@ -97,9 +100,13 @@ impl Trace {
         }
         /// Of counters.
         const BYTES: u64 = 3;
-        for (track, name, unit) in
-            [(IN_FLIGHT, "operations in flight", 0), (MEMORY, "memory of buffers", BYTES)]
-        {
+        let counters = [
+            (IN_FLIGHT, "operations in flight", 0),
+            (MEMORY, "memory of buffers", BYTES),
+            (TO_DEVICE, "copies to the device", 0),
+            (TO_HOST, "copies to the host", 0),
+        ];
+        for (track, name, unit) in counters {
             describe(&mut trace, track, name, |track| {
                 track.message(8, |counter| counter.number(3, unit));
             });
@@ -166,7 +173,17 @@ impl Trace {
                     ..event(started, EventType::Begin, track)
                 });
                 events.push(event(completed, EventType::End, track));
-                changes.extend([(op.submitted, 1_i64), (completed, -1)]);
+                changes.extend([(op.submitted, 1_i64, IN_FLIGHT), (completed, -1, IN_FLIGHT)]);
+                let direction = match op.work {
+                    TracedWork::ToDevice => Some(TO_DEVICE),
+                    TracedWork::ToHost => Some(TO_HOST),
+                    _ => None,
+                };
+                changes.extend(
+                    direction.into_iter().flat_map(|direction| {
+                        [(started, 1, direction), (completed, -1, direction)]
+                    }),
+                );
             }
             if let (Some(known), Some(track)) = (op.known_at(), waits[number]) {
                 events.push(event(op.submitted, EventType::Begin, track));
@@ -181,10 +198,11 @@ impl Trace {
             self.operations().iter().map(|op| counter(op.submitted, MEMORY, op.buffers_bytes)),
         );
         changes.sort();
-        let mut in_flight = 0;
-        events.extend(changes.into_iter().map(|(at, change)| {
-            in_flight += change;
-            counter(at, IN_FLIGHT, in_flight.max(0).unsigned_abs())
+        let mut counts = HashMap::<u64, i64>::new();
+        events.extend(changes.into_iter().map(|(at, change, track)| {
+            let count = counts.entry(track).or_default();
+            *count += change;
+            counter(at, track, (*count).max(0).unsigned_abs())
         }));
         // Stable: of what takes no time the beginning stays in front of the end.
         events.sort_by_key(|event| event.at);
