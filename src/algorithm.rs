@@ -1,30 +1,30 @@
-//! Algorithms on device memory: reductions, scans, sorts, selections, histograms, formulas over elements.
+//! Algorithms on device memory: reductions, scans, sorts, selections, histograms, elementwise formulas.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | [`scalar`] | the element types, and what they are computed in |
-//! | [`sequence`] | elements whose number the host knows, or the device alone |
+//! | [`scalar`] | element types, and the types they are computed in |
+//! | [`sequence`] | arrays whose length is known to the host, or to the device alone |
 //! | [`compare`] | a condition on an element |
-//! | [`reduce_op`] | what elements are combined by |
-//! | [`images`] | the kernels' images, packed |
-//! | [`code`] | the kernels of a device, loaded at first use |
-//! | [`preload`] | kernels that are loaded before they are needed |
-//! | [`launch`] | one launch of one of them |
-//! | [`lookback`] | kernels whose tiles look back at those before them |
+//! | [`reduce_op`] | the operators of reductions |
+//! | [`images`] | the packed kernel images |
+//! | [`code`] | a device's kernels, loaded at first use |
+//! | [`preload`] | loads kernels before they are needed |
+//! | [`launch`] | one kernel launch of an algorithm |
+//! | [`lookback`] | kernels whose tiles look back at earlier tiles |
 //! | [`queue`] | the verbs of a queue |
-//! | [`reduce`] | many elements, one value |
-//! | [`segmented`] | each segment of an array, one value |
-//! | [`scan`] | for each element, what those up to it come to |
-//! | [`segmented_sort`] | the elements of each segment, in another order |
-//! | [`select`] | some elements, in their order |
-//! | [`sort`] | all elements, in another order |
-//! | [`histogram`] | how many elements fall into each bin |
-//! | [`top_k`] | the greatest elements, or the least |
-//! | [`verbs`] | the verbs of streams and devices for all of those |
-//! | [`elementwise`] | `transform`, `sequence`, `cast`, `gather`, `scatter`: kernels that are made when they are used first |
+//! | [`reduce`] | reduces an array to one value |
+//! | [`segmented`] | reduces each segment of an array to one value |
+//! | [`scan`] | prefix sums, and prefixes of other operators |
+//! | [`segmented_sort`] | sorts each segment of an array |
+//! | [`select`] | selects elements, in order |
+//! | [`sort`] | sorts an array |
+//! | [`histogram`] | counts the elements in each bin |
+//! | [`top_k`] | the largest or smallest elements |
+//! | [`verbs`] | the verbs of streams and devices for all of these |
+//! | [`elementwise`] | `transform`, `sequence`, `cast`, `gather`, `scatter`: kernels generated at first use |
 //!
-//! The kernels of all but the last are CUB's, prebuilt (`kernels/algorithms`). Each algorithm is some launches of a queue, so that it
-//! goes wherever a launch goes: on a stream, into a batch, a replayed batch, a graph. On the host device it is one launch of a twin.
+//! All kernels but the elementwise ones are CUB's, prebuilt (`kernels/algorithms`). An algorithm is a few launches on a queue, so it goes
+//! wherever a launch goes: onto a stream, into a batch, a replayed batch or a graph. On the host device it is one launch of a twin.
 
 mod code;
 pub(crate) mod compare;

@@ -1,9 +1,8 @@
 //! The one seam: what a device must be able to do.
 //!
-//! [`Backend`] mirrors driver calls, one function a call, by noun ([`StreamCalls`], [`EventCalls`], [`MemoryCalls`],
-//! [`ModuleCalls`], [`GraphCalls`]), and validates nothing; the layer above
-//! ([`submit`](crate::submit)) validates once. There are three implementations: [`cuda`] drives
-//! NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] records calls of either and injects
+//! [`Backend`] mirrors driver calls, one function per call, grouped by object ([`StreamCalls`], [`EventCalls`], [`MemoryCalls`],
+//! [`ModuleCalls`], [`GraphCalls`]). It validates nothing; the layer above ([`submit`](crate::submit)) validates once. There are three
+//! implementations: [`cuda`] drives NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] wraps either, records its calls and injects
 //! faults.
 
 #[cfg(feature = "cuda")]

@@ -1,13 +1,13 @@
-//! The verbs, once: what a batch does and returns.
+//! Batches: the verbs, defined once, and what a batch returns.
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`queue`] | the verbs, and what a closure sees of the stream |
-//! | [`region`] | what a batch remembers that is replayed |
-//! | [`draft`] | the list of a graph, while its closure runs |
-//! | [`late`] | what becomes of a batch whose work fails when it runs |
-//! | [`launch`] | launches, which replayed batches and graphs write down |
-//! | [`report`] | what became of lists and graphs, and why |
+//! | [`queue`] | the verbs, and what a closure can do with the stream |
+//! | [`region`] | what a replayed batch remembers |
+//! | [`draft`] | the list of a graph while its closure runs |
+//! | [`finish`] | how a batch becomes a future, and the outcome of work that fails when it runs |
+//! | [`launch`] | launches, which replayed batches and graphs record |
+//! | [`report`] | the outcome of lists and graphs, and why |
 //! | [`fill`] | new memory, and filling it |
 //! | [`transfer`] | copies of parts and rows |
 //! | [`peer`] | copies between devices |

@@ -1,8 +1,7 @@
 //! Matrix products by cuBLASLt, as operations.
 //!
-//! [`Blas`] is the library, found at run time; [`Gemm`] is a plan for products of one shape: layouts, epilogue and
-//! algorithm are decided when it is made, so that a launch searches for nothing. On a host device a plan computes the
-//! same on the CPU.
+//! [`Blas`] is the library, found at run time; [`Gemm`] is a plan for products of one shape: layouts, epilogue and algorithm are chosen
+//! when the plan is made, so that a launch searches for nothing. On a host device a plan computes the same on the CPU.
 //!
 //! | memory of a product | is declared as |
 //! |---|---|
@@ -10,13 +9,14 @@
 //! | `c` | overwritten if `beta` is 0, else updated |
 //! | the workspace | overwritten |
 //!
-//! A launch that comes for the third time with the same addresses and scales does not call the library: it launches the kernels that
-//! the second call put into a capture, which takes the host two thirds of the time or less ([`known_calls`](crate::submit)). A server whose
-//! requests use the same buffers again has that without doing anything; one that takes new memory for each gets back what it gave up, mostly.
+//! From the third launch with the same addresses and scales on, the library is not called: the launch submits the kernels that the second
+//! call captured, in at most two thirds of the host time ([`known_calls`](crate::submit)). A server whose requests reuse their buffers
+//! benefits automatically; so, mostly, does one that allocates per request, because allocations usually get back the blocks that the stream
+//! freed.
 //!
 //! # Invariants
-//! 1. After [`GemmBuilder::plan`] nothing asks for an algorithm (`a_launch_searches_for_nothing`).
-//! 2. Two streams never share a workspace (`products_on_two_streams`): the plan's own, or that of a launch
+//! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`).
+//! 2. Two streams never share a workspace (`products_on_two_streams`): a launch uses the plan's own, or one of its own
 //!    ([`work_area`](crate::interop::work_area)).
 
 mod element;

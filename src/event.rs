@@ -3,17 +3,15 @@
 //! | an event | is recorded by | and is |
 //! |---|---|---|
 //! | a mark | [`Stream::record`](crate::Stream::record) | a ticket; the marker behind it may serve others as well |
-//! | timed | [`Stream::record_timed`](crate::Stream::record_timed) | a ticket with a time stamp of the device's |
-//! | made first | [`Event::record`], again and again | either of them, the last one |
-//! | part of a graph | [`Event::record_in`], each launch | the launch's ticket, with a time stamp of its place in the graph |
+//! | timed | [`Stream::record_timed`](crate::Stream::record_timed) | a ticket with a device time stamp |
+//! | made first | [`Event::record`], repeatedly | either of them: the last record counts |
+//! | part of a graph | [`Event::record_in`], in each launch | the launch's ticket, with a time stamp of its position in the graph |
 //! | interprocess | [`Event::record`], in any process that has it | the driver's own event |
 //!
 //! # Invariants
-//! 1. Recording again makes a new point: who waits for the old one still does
-//!    (`recording_again_leaves_who_waits_for_the_first_point`).
-//! 2. Elapsed time never waits: what is missing is a typed error, in this order: timing, a record,
-//!    completion, the same device, the right way round (`elapsed_time_says_what_is_missing_in_order`,
-//!    `a_start_behind_the_end_is_an_error`).
+//! 1. Recording again makes a new point: waits for the old one are unaffected (`recording_again_leaves_who_waits_for_the_first_point`).
+//! 2. Elapsed time never waits. A missing prerequisite is a typed error; they are checked in this order: timing, a record, completion, the
+//!    same device, the right way round (`elapsed_time_says_what_is_missing_in_order`, `a_start_behind_the_end_is_an_error`).
 
 pub(crate) mod builder;
 pub(crate) mod interprocess;

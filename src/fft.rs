@@ -1,17 +1,16 @@
 //! Fourier transforms by cuFFT, as operations.
 //!
-//! [`Fft`] is the library, found at run time; [`ComplexFft`] and [`RealFft`] are plans for transforms of one shape. On a
-//! host device a plan computes the same on the CPU.
+//! [`Fft`] is the library, found at run time; [`ComplexFft`] and [`RealFft`] are plans for transforms of one shape. On a host device a plan
+//! computes the same on the CPU.
 //!
 //! | memory of a transform | is declared as |
 //! |---|---|
-//! | the input | read; that of an inverse real transform updated, because cuFFT uses it up |
+//! | the input | read; for an inverse real transform updated, because cuFFT overwrites it |
 //! | the output | overwritten |
 //! | the work area | overwritten |
 //!
 //! # Invariants
-//! 1. A plan's stream and work area are set and used by one launch at a time: two streams may use one plan
-//!    (`one_plan_on_two_streams`).
+//! 1. A plan's stream and work area are set and used by one launch at a time: two streams may use one plan (`one_plan_on_two_streams`).
 
 #[cfg(feature = "cuda")]
 mod cufft;

@@ -1,12 +1,12 @@
-//! [`Graph`]: operations that are written down once, and launched together again and again.
+//! [`Graph`]: operations that are recorded once and launched together repeatedly.
 //!
-//! The closure that writes them captures nothing: what it uses is the graph's, or passed to each launch. So the same
-//! arguments make the same launches, and the closure runs only when something else is passed. No argument can be stale.
+//! The closure that records them captures nothing: everything it uses belongs to the graph or is passed to each launch. So equal arguments
+//! give equal launches, the closure runs only when an argument changes, and no argument can be stale.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`slots`] | what may be passed |
-//! | [`instance`] | what a stream has of a graph: when the closure runs, and when it is compiled |
+//! | [`instance`] | a graph on one stream: when the closure runs, and when the graph is compiled |
 #![forbid(unsafe_code)]
 
 mod instance;

@@ -1,9 +1,8 @@
 //! Streams and events shared with other users of the driver.
 //!
-//! A stream on which somebody else also puts work is *shared*: a marker follows each operation of this crate, so that
-//! awaiting the operation does not wait for foreign work behind it. Foreign work is covered only by
-//! [`done`](Stream::done), [`record`](Stream::record) and [`wait`](Stream::wait), which stand for
-//! everything that is on the stream when they are called.
+//! A stream on which another library also puts work is *shared*: a marker follows each operation of this crate, so that awaiting the
+//! operation does not wait for foreign work behind it. Foreign work is covered only by [`done`](Stream::done), [`record`](Stream::record)
+//! and [`wait`](Stream::wait), which cover everything that is on the stream when they are called.
 //!
 //! | you have | and want | call |
 //! |---|---|---|

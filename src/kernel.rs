@@ -4,16 +4,15 @@
 //! |---|---|
 //! | [`kernel!`](crate::kernel!) | declares a kernel: types, preconditions, geometry, PTX, host twin |
 //! | [`Kernel<S>`] | a loaded kernel whose arguments have the types `S` |
-//! | [`Module`] | a loaded image, for kernels that are found at run time |
+//! | [`Module`] | a loaded image, for kernels that are looked up at run time |
 //! | [`CudaSource`](crate::CudaSource) | CUDA C++, compiled at run time |
 //! | [`LaunchConfig`] | grid, block, dynamic shared memory, cluster |
 //! | [`Occupancy`](crate::Occupancy) | how many blocks run at once, the best block size |
 //!
 //! # Safety of kernels
-//! The driver checks nothing of what a kernel is passed. Declaring one is therefore `unsafe` once:
-//! whoever does so vouches that the argument types are those of the kernel's source, and that for
-//! all arguments its preconditions admit, it stays inside the memory it was passed. The
-//! preconditions are checked before every launch, so that launching is safe.
+//! The driver does not check a kernel's arguments. Declaring a kernel is therefore `unsafe`, once: the author vouches that the argument
+//! types match the kernel's source, and that the kernel stays inside the memory it is passed for all arguments that its preconditions
+//! admit. The preconditions are checked before every launch, so launching is safe.
 
 #[cfg(feature = "cuda")]
 mod compile;

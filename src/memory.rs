@@ -3,10 +3,10 @@
 //! | type | what it is |
 //! |---|---|
 //! | [`DeviceBuffer`](buffer::DeviceBuffer) | `len` elements in a device's memory, freed in stream order |
-//! | [`View`](view::View), [`ViewMut`](view::ViewMut) | a borrowed range of one |
-//! | [`View2`](view_2d::View2), [`ViewMut2`](view_2d::ViewMut2) | borrowed rows of one |
-//! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | the ranges of so many elements of one |
-//! | [`Frozen`](frozen::Frozen) | a buffer that nobody writes any more, shared by readers |
+//! | [`View`](view::View), [`ViewMut`](view::ViewMut) | a borrowed range of a buffer |
+//! | [`View2`](view_2d::View2), [`ViewMut2`](view_2d::ViewMut2) | borrowed rows of a buffer |
+//! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | iterators over ranges of equal length |
+//! | [`Frozen`](frozen::Frozen) | a read-only buffer, shared by readers |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |

@@ -1,12 +1,12 @@
-//! [`Algorithms`]: the kernels of a device, loaded when they are first needed.
+//! [`Algorithms`]: a device's kernels, loaded at first use.
 //!
-//! | a device | an algorithm's kernels |
+//! | device | an algorithm's kernels |
 //! |---|---|
-//! | CUDA | are those of an image, loaded whole; its tuning says geometry and lengths |
-//! | host | are one, whose twin does all of it, whatever the length |
+//! | CUDA | come from one image, loaded whole; its tuning gives the geometry and the lengths |
+//! | host | one kernel, whose twin computes everything, at any length |
 //!
-//! Kernels stay loaded until the device goes. Two threads that ask for the same ones load them twice at worst: no lock is held
-//! while the driver works.
+//! Kernels stay loaded for the life of the device. No lock is held while the driver works: at worst two threads that need the same kernels
+//! load them twice.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

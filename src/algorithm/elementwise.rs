@@ -1,16 +1,16 @@
 //! Elementwise algorithms: `transform` by a formula, `sequence`, `cast`, `gather`, `scatter`.
 //!
-//! A kernel is text made for the formula and the element type when it is used first; the host computes the same from the same steps.
-//! From there on each is a launch like any other: ordered by what it reads and writes, and listed by replayed batches and graphs.
+//! A kernel's text is generated at first use, for a formula and an element type; the host computes the same from the same steps. After that
+//! each call is an ordinary launch: ordered by what it reads and writes, and listed by replayed batches and graphs.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `arithmetic`, `number_kind` | the number types, and what the host computes |
-//! | `expression`, `formula` | a formula's steps, and how they are written down |
-//! | `ptx`, `math` | the text of a kernel; pure |
+//! | `arithmetic`, `number_kind` | the number types, and the host's arithmetic |
+//! | `expression`, `formula` | a formula's steps, and how they are recorded |
+//! | `ptx`, `math` | a kernel's text; pure |
 //! | `twin` | the host's kernels |
-//! | `loaded`, `prepared` | the kernels of a device |
-//! | `operand`, `operands`, `put`, `verbs` | what is passed, and the methods |
+//! | `loaded`, `prepared` | a device's kernels |
+//! | `operand`, `operands`, `put`, `verbs` | the arguments, and the methods |
 
 pub(crate) mod arithmetic;
 pub(crate) mod expression;

@@ -1,7 +1,7 @@
-//! Histograms: how many elements fall into each bin.
+//! Histograms: the number of elements in each bin.
 //!
-//! Two launches: the counts are zeroed, then the elements are counted, in shared memory where the bins fit that. On a host device
-//! one.
+//! There are two launches: one zeroes the counts, one counts the elements, in shared memory if the bins fit there. On a host device there
+//! is one launch.
 #![forbid(unsafe_code)]
 
 use std::ops::RangeInclusive;

@@ -1,11 +1,11 @@
-//! The images of the kernels, as `kernels/algorithms/build.py` made them: each packed, with what a launch has to know.
+//! The kernel images, as built by `kernels/algorithms/build.py`: packed, each with the facts that a launch needs.
 //!
-//! An image is there as PTX, tuned for compute capability 8.0, and as machine code, tuned for 9.0. What was tuned for one
-//! belongs to that code alone, so both come out of one build and are read together.
+//! An image holds PTX, tuned for compute capability 8.0, and machine code, tuned for 9.0. Tuning parameters belong to the code that they
+//! were compiled into, so the two come from one build and are read together.
 //!
 //! # Invariants
-//! 1. The manifest and the archive are of the sources that are there (`images_are_of_these_sources`).
-//! 2. Every image unpacks to what it says (`every_image_unpacks`).
+//! 1. The manifest and the archive were built from the sources in the repository (`images_are_of_these_sources`).
+//! 2. Every image unpacks to the contents that the manifest states (`every_image_unpacks`).
 #![forbid(unsafe_code)]
 
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! [`AlgorithmLaunch`]: one kernel of an algorithm, with what it touches, before it is anywhere.
+//! [`AlgorithmLaunch`]: one kernel launch of an algorithm, with the memory that it touches, before it is submitted.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

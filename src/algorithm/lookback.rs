@@ -1,4 +1,4 @@
-//! [`Lookback`]: kernels whose tiles look back at those before them, and the state that these leave.
+//! [`Lookback`]: kernels whose tiles look back at earlier tiles, and the state that tiles publish for that.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

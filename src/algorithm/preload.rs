@@ -1,4 +1,4 @@
-//! [`AlgorithmFamily`]: kernels that are loaded before they are needed.
+//! [`AlgorithmFamily`]: a group of kernels that can be loaded before they are needed.
 #![forbid(unsafe_code)]
 
 use super::code::LoadedImage;

@@ -1,4 +1,4 @@
-//! The verbs of a queue for reductions and selections; those of scans and sorts are beside their launches.
+//! The verbs of a queue for reductions and selections; those for scans and sorts are beside their launches.
 #![forbid(unsafe_code)]
 
 use super::compare::Compare;

@@ -1,11 +1,11 @@
-//! Reductions: many elements, one value.
+//! Reductions of an array to one value.
 //!
 //! | elements | launches |
 //! |---|---|
 //! | at most a tile, or on a host device | `NAME_single` |
-//! | more | `NAME_tiles`, a value a block; `NAME_last`, one of those |
+//! | more | `NAME_tiles`, one value per block; `NAME_last`, which reduces those to one |
 //!
-//! How many blocks there are depends on the device alone, so a floating point result is the same from run to run.
+//! The number of blocks depends on the device alone, so a floating point result is the same from run to run.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! [`ReduceBy`]: what elements are combined by. [`ReduceOp`] for all types, [`BitOp`] for integers.
+//! [`ReduceBy`]: the operator of a reduction: [`ReduceOp`] for all types, [`BitOp`] for integers.
 //!
-//! The kernels of sums, least and greatest values are compiled for each type. Those of products and bits are in images of their
-//! own, for integers one a width, as signs make no difference there; which operator of bits it is, is an argument of theirs.
+//! Sum, minimum and maximum have kernels compiled for each type. Products and bitwise operators have images of their own; for integers
+//! these have one kernel per width, since the sign makes no difference, and take the bitwise operator as an argument.
 #![forbid(unsafe_code)]
 
 use std::fmt::Debug;

@@ -1,7 +1,7 @@
-//! Scans: for each element, what those up to it come to.
+//! Scans: for each element, the combination of all elements up to it.
 //!
-//! Two launches: the state of the tiles is made, then each tile is scanned and looks back at those before it. On a host device
-//! one.
+//! There are two launches: one initialises the tile state, one scans each tile and looks back at the tiles before it. On a host device
+//! there is one launch.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

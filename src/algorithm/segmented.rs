@@ -1,4 +1,4 @@
-//! Reductions of each segment of an array, in one launch: a block or, of short segments, a warp for each.
+//! Reductions of each segment of an array in one launch: one block per segment, or one warp for short segments.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Sorts of each segment of an array, in place and stable.
 //!
-//! Where segments begin is made monotonic, so that no two of them overlap; then there are two launches, one for segments that a
-//! warp holds, and one for longer ones, a block for each. On a host device there is one launch.
+//! The segment offsets are made monotonic first, so that no two segments overlap. Two launches follow: one for segments that fit a warp,
+//! one for longer ones, a block each. On a host device there is one launch.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Selections: some of the elements, in their order; and runs of equal ones, the first of each and how long it is.
+//! Selections of elements, in order; and run-length encoding: the first element and the length of each run.
 //!
-//! Two launches for each part of at most 2^31 elements: the state of the tiles is made, then each tile selects and looks back at
-//! how many those before it selected. A part leaves to the next how many there are, and of runs how long the last is. On a host
-//! device there is one launch.
+//! There are two launches for each part of at most 2^31 elements: one initialises the tile state, one selects in each tile and looks back
+//! at how many elements earlier tiles selected. A part passes its count to the next part and, for runs, the length of its last run. On a
+//! host device there is one launch.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! [`Sequence`]: elements whose number the host knows, or the device alone.
+//! [`Sequence`]: an array whose length is known to the host, or to the device alone.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -3,15 +3,15 @@
 //! | elements | launches |
 //! |---|---|
 //! | at most a tile, or on a host device | one |
-//! | more | the counts are zeroed, the digits of all passes counted, the counts summed up; then a pass a byte of the key |
+//! | more | zero the counts, count the digits of all passes, sum the counts; then one pass per byte of the key |
 //!
-//! A pass goes over the elements in portions, as the look-back counts in 30 bits; before each, its state is zeroed, all at once
-//! where that is little. Keys go to and fro between their memory and as much again.
+//! A pass goes over the elements in portions, because the look-back counts in 30 bits; its state is zeroed before each portion, or once for
+//! all portions if it is small. Keys move back and forth between their memory and a scratch array of the same size.
 //!
-//! From 2^32 elements on other kernels are used, which count in 64 bits.
+//! From 2^32 elements on, other kernels are used, which count in 64 bits.
 //!
-//! Types are sorted by the bits of an unsigned word of their width: how these are ordered is an argument of the kernels, up
-//! and down. Floating point numbers come in the order of [`f32::total_cmp`].
+//! Types are sorted by their bits, as unsigned words of their width: an argument of the kernels gives the order of these bits, ascending or
+//! descending. Floating point numbers are in the order of [`f32::total_cmp`].
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! The greatest elements, or the least, in their order, and where they are.
+//! The largest or smallest elements, in order, and their positions.
 //!
 //! | elements | launches |
 //! |---|---|
-//! | few, or of 64 bits, or many of them wanted | a copy is sorted, with their places if these are asked for, and the first are taken |
-//! | many | a radix select of words that hold an element and its place; these are sorted, and unpacked |
+//! | few, or of 64 bits, or many of them wanted | a copy is sorted, with positions if requested, and the first are taken |
+//! | many | a radix select of words that hold an element and its position; the selected words are sorted and unpacked |
 //! | on a host device | one |
 #![forbid(unsafe_code)]
 

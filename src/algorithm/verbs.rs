@@ -1,4 +1,4 @@
-//! The verbs of algorithms, of a stream and of a device on its current stream: each is a batch of one.
+//! The algorithm verbs of a stream, and of a device on its current stream: each is a batch of one.
 //!
 //! More than 500 lines: a method of one line for each verb, and its docs.
 #![forbid(unsafe_code)]

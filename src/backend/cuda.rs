@@ -1,25 +1,24 @@
 //! NVIDIA GPUs, through the CUDA driver.
 //!
-//! `cudarc` opens the device and owns its context (and is the currency of interop). Every call that
-//! can run on a hot path or after a fault goes through [`api`], which resolves the driver's entry
-//! points itself and takes their results as plain integers: a code newer than the bindings must not
-//! become a Rust enum.
+//! `cudarc` opens the device and owns its context; its types are also those of interop. Every call that can run on a hot path or after a
+//! fault goes through [`api`], which resolves the driver's entry points itself and takes their results as plain integers: a code newer than
+//! the bindings must not become a Rust enum.
 //!
 //! | calls | need a current context | are bracketed RELAXED |
 //! |---|---|---|
 //! | launch, copy, memset, record, wait, host function, word | only on the legacy default stream, which is the context's | no |
 //! | event and stream query, elapsed time | no | yes |
 //! | allocate, free, record everything | yes | yes |
-//! | create, register, load, ask or change a function | yes | yes |
+//! | create, register, load, query or change a function | yes | yes |
 //!
-//! Seen on an H200 (driver 580) to break another thread's GLOBAL capture outside of a bracket: queries,
-//! synchronization, stream-ordered allocation, registering, and what asks or trims the pool.
+//! On an H200 (driver 580), these calls broke another thread's GLOBAL capture when made outside a bracket: queries, synchronization,
+//! stream-ordered allocation, registering memory, and querying or trimming the pool.
 //!
-//! Loading, unloading and unregistering also wait for whatever runs on the GPU: see [`standstill`].
+//! Loading, unloading and unregistering also wait for everything that runs on the GPU: see [`standstill`].
 //!
-//! The context that was current on the calling thread is current again when a call returns.
+//! The calling thread's current context is restored before a call returns.
 //!
-//! The calls themselves lie in the files below, by noun.
+//! The calls are in the files below, one per kind of object.
 
 mod api;
 mod event;

@@ -1,4 +1,4 @@
-//! Driver calls of events.
+//! Driver calls for events.
 
 use super::{DriverResult, EventOptions, Query, RawEvent, RawStream};
 

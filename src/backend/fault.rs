@@ -1,7 +1,7 @@
-//! A backend around another one: records calls, makes them fail, loses the device.
+//! A backend around another one: records its calls, makes them fail, loses the device.
 //!
-//! It stands between the runtime and a real backend, so what is tested is the runtime that users
-//! run. Public as [`testing::faults`](crate::testing::faults).
+//! It sits between the runtime and a real backend, so tests exercise the runtime that users run. Public as
+//! [`testing::faults`](crate::testing::faults).
 
 use std::any::Any;
 use std::ffi::c_void;

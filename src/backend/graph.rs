@@ -1,4 +1,4 @@
-//! Driver calls of graphs: launches that are made once, and launched together again and again.
+//! Driver calls for graphs: launches that are built once and launched together repeatedly.
 
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use super::Grid;

@@ -1,28 +1,28 @@
-//! The CPU as a device: a worker thread a stream, truly asynchronous.
+//! The CPU as a device: one worker thread per stream, truly asynchronous.
 //!
-//! Work is ordered exactly as on a GPU: commands of a stream run one after the other, streams run
-//! beside each other, events order them. What would bite on CUDA fails here too:
+//! Work is ordered exactly as on a GPU: commands of a stream run one after another, streams run side by side, events order them. Mistakes
+//! that would fail on CUDA fail here too:
 //!
-//! - memory exists from the moment its allocation *runs* to the moment its free runs; a command that
-//!   touches anything else loses the device, as an illegal address would;
-//! - fresh memory is filled with `0xA5`, so reading too early shows;
-//! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread; until that goes on
-//!   no stream or event is made or destroyed, no memory pinned, and no host function put on a stream;
-//! - host functions run one after the other;
+//! - memory exists from the moment its allocation *runs* to the moment its free runs; a command that touches any other memory loses the
+//!   device, as an illegal address would;
+//! - fresh memory is filled with `0xA5`, so that premature reads show;
+//! - a stream takes [`QUEUE_LIMIT`] commands, then the next call blocks its thread; meanwhile no stream or event can be created or
+//!   destroyed, no memory pinned, and no host function put on a stream;
+//! - host functions run one after another;
 //! - the legacy default stream waits for all streams that are not non-blocking, and they for it;
-//! - inside a host function every call is refused with 800;
+//! - inside a host function every call fails with 800;
 //! - after a fault every call fails and no queued command runs.
 //!
-//! A kernel's host twin is called once a launch with the whole grid; a twin that panics loses the
-//! device. The device without threads (`testing::manual`) runs a command only when it is stepped.
+//! A kernel's host twin is called once per launch, with the whole grid; a twin that panics loses the device. The device without threads
+//! (`testing::manual`) runs a command only when it is stepped.
 //!
 //! | file | decides |
 //! |---|---|
 //! | [`queue`] | when a command runs: streams, events, full queues |
-//! | [`run`] | what it does |
-//! | [`graph`] | launches that are kept |
-//! | [`memory`] | what it may touch |
-//! | [`state`] | what streams and events remember |
+//! | [`run`] | what a command does |
+//! | [`graph`] | stored launches |
+//! | [`memory`] | which memory a command may touch |
+//! | [`state`] | the state of streams and events |
 
 mod graph;
 mod memory;

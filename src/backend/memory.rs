@@ -1,4 +1,4 @@
-//! Driver calls of memory: the device's, pinned, and copies between them.
+//! Driver calls for memory: device memory, pinned memory, and copies.
 
 use std::any::Any;
 

@@ -1,4 +1,4 @@
-//! Driver calls of kernels: what is loaded, what is known of it, the launch.
+//! Driver calls for kernels: loading, attributes, launching.
 
 use super::{
     ArgBlock, DriverResult, Function, Grid, KernelAttributes, LaunchShape, RawFunction, RawModule,

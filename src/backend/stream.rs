@@ -1,4 +1,4 @@
-//! Driver calls of streams: what is put on them that is neither memory nor a kernel.
+//! Driver calls for streams, other than those for memory and kernels.
 
 use std::ffi::c_void;
 

@@ -1,7 +1,6 @@
 //! What a launch passes: argument words for the driver, typed slices for a kernel's host twin.
 //!
-//! A kernel's *twin* is a Rust function that computes the same on the CPU. It is called once for a
-//! launch, with the whole grid.
+//! A kernel's *twin* is a Rust function that computes the same on the CPU. It is called once per launch, with the whole grid.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! [`Writer`]: what a queue writes launches to; [`Draft`]: the list of a graph, while its closure runs.
+//! [`Writer`]: where a queue records launches; [`Draft`]: the list of a graph while its closure runs.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};

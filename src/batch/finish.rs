@@ -1,5 +1,5 @@
-//! How what was put on a queue becomes a future, which also tells of work that can fail when it runs and of what reads what
-//! such work wrote.
+//! How the operations of a queue become a future. The future also reports the failure of work that can fail when it runs, and of operations
+//! that read what such work wrote.
 #![forbid(unsafe_code)]
 
 use crate::batch::queue::Queue;

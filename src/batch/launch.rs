@@ -1,4 +1,4 @@
-//! Launches, which replayed batches and graphs write down, and what becomes of other operations beside those.
+//! Launches, which replayed batches and graphs record, and how other operations are handled between them.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;

@@ -1,12 +1,11 @@
 //! Copies between devices.
 //!
-//! Directly where the two can reach each other's memory. Elsewhere through pinned host memory, in
-//! parts: a stream of the source's device, made for this copy, fills a block and this stream empties
-//! it. A few blocks go round; that a block is empty, and that it is full, each stream learns from the
-//! other by an event. Nothing waits on the host.
+//! The copy is direct where the two devices can reach each other's memory. Otherwise it goes through pinned host memory, in parts: a stream
+//! of the source's device, made for this copy, fills a block and this stream empties it. A few blocks circulate; each stream learns from
+//! the other's events which blocks are empty or full. Nothing waits on the host.
 //!
-//! The stream on the source's side is the copy's own, so that nobody else's work is behind it while it
-//! waits for this stream (`a_held_copy_through_the_host_delays_no_other`).
+//! The stream on the source's side belongs to the copy alone, so no other work queues behind it while it waits for this stream
+//! (`a_held_copy_through_the_host_delays_no_other`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

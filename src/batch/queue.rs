@@ -1,15 +1,13 @@
-//! [`Queue`]: the verbs, once.
+//! [`Queue`]: the verbs, defined once.
 //!
-//! Inside [`Stream::batch`](crate::Stream::batch) each verb puts its work on the stream and returns
-//! a plain `Result`; the batch as a whole is one future with one marker. The verbs of
-//! [`Stream`](crate::Stream) are batches of one.
+//! Inside [`Stream::batch`](crate::Stream::batch) each verb puts its work on the stream and returns a plain `Result`; the batch as a whole
+//! is one future with one marker. The verbs of [`Stream`](crate::Stream) are batches of one.
 //!
-//! Host values come as [`Lent`]: nobody can look at them before their operation is complete. What the
-//! closure returns is handed back whole by the future, with every `Lent<T>` in it turned into `T`.
+//! Host values come as [`Lent`]: they cannot be read before their operation is complete. The future returns the closure's result, with
+//! every `Lent<T>` in it turned into `T`.
 //!
 //! # Invariants
-//! 1. A refused call hands the host memory back that it was given, unless the device may have it
-//!    (`a_refused_call_hands_the_memory_back`).
+//! 1. A refused call returns the host memory that it was given, unless the device may have it (`a_refused_call_hands_the_memory_back`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;

@@ -1,22 +1,21 @@
 //! [`Region`]: what a replayed batch remembers of its last runs.
 //!
-//! A run of the closure writes lists, one for each stretch of launches between two operations that a graph does not take.
-//! The lists are numbered in a run; each number has a slot for each stream.
+//! A run of the closure produces lists, one for each stretch of launches between two operations that a graph cannot contain. The lists of a
+//! run are numbered; each number has a slot for each stream.
 //!
 //! | the slot | a list of another shape | a list of its shape |
 //! |---|---|---|
 //! | empty | is launched plainly; the slot remembers its shape | |
 //! | has a shape | the same | is compiled, and launched |
-//! | has a graph | the same; the graph goes | nodes that differ are set, and it is launched |
-//! | its graph went for another one, or found no place | the same | as one that has a shape |
-//! | a setter failed | | is launched plainly; the graph goes |
+//! | has a graph | the same; the graph is dropped | nodes that differ are set, and it is launched |
+//! | its graph was evicted, or exceeded the limit | the same | as for a slot with a shape |
+//! | a setter failed | | is launched plainly; the graph is dropped |
 //!
 //! A **shape** is the kernels, in order, and the edges between them, which are computed anew in each run. Arguments and launch
 //! configurations may differ.
 //!
 //! # Invariants
-//! 1. What is launched is what the list says: each node of a graph was compiled or set with it
-//!    (`arguments_are_never_stale`).
+//! 1. A graph launch runs exactly what the list contains: each node was compiled or set from it (`arguments_are_never_stale`).
 //! 2. A graph is launched on the stream that it was compiled for, under that stream's lock.
 #![forbid(unsafe_code)]
 

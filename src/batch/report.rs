@@ -1,4 +1,4 @@
-//! What became of replayed lists and graphs, and why; as figures, words and pictures.
+//! The outcome of replayed lists and graphs, and why: as figures, text and pictures.
 #![forbid(unsafe_code)]
 
 use std::fmt;

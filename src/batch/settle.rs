@@ -1,10 +1,9 @@
-//! What a batch may return, and host values that are with a device.
+//! What a batch may return, and host values that the device still uses.
 //!
 //! # Invariants
-//! 1. A [`Lent`] carries its point, and the future that hands it back waits for it, whichever batch
-//!    made it, of whatever stream and device (`every_shape_waits`, `a_lent_of_another_device_waits`).
-//!    Nothing else opens one.
-//! 2. Lents of the batch's own stream are one point (`lents_of_one_stream_are_one_point`).
+//! 1. A [`Lent`] carries its point. The future that returns its value waits for that point, whichever batch, stream and device made it
+//!    (`every_shape_waits`, `a_lent_of_another_device_waits`). Nothing else opens one.
+//! 2. Lents of the batch's own stream share one point (`lents_of_one_stream_are_one_point`).
 #![forbid(unsafe_code)]
 
 use std::fmt;

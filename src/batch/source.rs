@@ -1,4 +1,4 @@
-//! [`Source`]: host data to be uploaded.
+//! [`Source`]: host data that can be uploaded.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Copies of a part of something.
+//! Copies of parts and rows.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! cuBLASLt: found at run time, its results as plain integers.
 //!
-//! It takes matrices column by column; a row-major matrix is the transposed of that. So what is computed is the
-//! transposed product, `c' = b' * a'`, with the operands exchanged.
+//! cuBLASLt is column-major, and a row-major matrix is the transpose of a column-major one. So the transposed product is computed, `c' = b'
+//! * a'`, with the operands exchanged.
 //!
-//! Source: the cuBLAS manual; all entry points are there since 11.0.
+//! Source: the cuBLAS manual; all entry points exist since 11.0.
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;

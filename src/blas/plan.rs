@@ -1,4 +1,4 @@
-//! A plan for matrix products: its shape, and what computes it.
+//! A plan for matrix products: its shape, and its implementation.
 
 use std::fmt;
 use std::sync::Arc;

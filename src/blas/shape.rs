@@ -1,4 +1,4 @@
-//! The shape of matrix products, and what is done to them last.
+//! The shape of matrix products, and their epilogue.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the streams of a device share above its completion engine.
+//! State that the streams of a device share above its completion engine.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

@@ -1,4 +1,4 @@
-//! [`Loss`]: the end of a device, awaited.
+//! [`Loss`]: a future that resolves when the device is lost.
 #![forbid(unsafe_code)]
 
 use std::fmt;

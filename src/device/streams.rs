@@ -1,4 +1,4 @@
-//! The streams of a device: made, default, current, legacy, a thread's.
+//! The streams of a device: new ones, the default, current and legacy ones, a thread's.
 #![forbid(unsafe_code)]
 
 use super::Device;

@@ -1,4 +1,4 @@
-//! [`Admitter`]: what admits requests, or refuses them.
+//! [`Admitter`]: the pool or batcher that admits or refuses a request.
 #![forbid(unsafe_code)]
 
 use std::fmt;

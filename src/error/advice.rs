@@ -1,4 +1,4 @@
-//! What an out-of-memory error says.
+//! The text and advice of an out-of-memory error.
 #![forbid(unsafe_code)]
 
 /// What helps an allocation that does not fit.

@@ -1,4 +1,4 @@
-//! What the driver's codes are called.
+//! The names of the driver's error codes.
 #![forbid(unsafe_code)]
 
 /// Source: `CUresult` in the CUDA driver API's documentation.

@@ -1,4 +1,4 @@
-//! What is wrong with a kernel image, and with the declaration of a kernel in it.
+//! Problems of a kernel image, and of a kernel's declaration against it.
 #![forbid(unsafe_code)]
 
 use std::fmt;

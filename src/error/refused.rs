@@ -1,4 +1,4 @@
-//! [`Refused`]: an error that hands back what the call was given.
+//! [`Refused`]: an error that returns what the call was given.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What is wrong with a tensor of another library.
+//! Problems of another library's tensor.
 #![forbid(unsafe_code)]
 
 /// Why a DLPack tensor cannot be adopted, or memory cannot be exported as one.

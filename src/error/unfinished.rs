@@ -1,4 +1,4 @@
-//! [`Unfinished`]: what is left of a device or a pool that did not finish in time.
+//! [`Unfinished`]: what remains when a device or a pool did not finish in time.
 #![forbid(unsafe_code)]
 
 use std::fmt;

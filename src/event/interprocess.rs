@@ -1,7 +1,7 @@
-//! An event of the driver's that several processes share.
+//! A driver event that several processes share.
 //!
-//! Others may record it again at any time, so it is never a marker: it says nothing of a ticket. A
-//! stream waits for it, and a marker behind that wait tells the host.
+//! Another process may record it again at any time, so it is never a marker: it proves nothing about a ticket. A stream waits for it, and
+//! the host waits for a marker behind that wait.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! cuFFT: found at run time, its results as plain integers.
 //!
-//! Source: the cuFFT manual; all entry points are there since 8.0.
+//! Source: the cuFFT manual; all entry points exist since 8.0.
 
 use std::ffi::{c_int, c_longlong, c_void};
 use std::path::Path;

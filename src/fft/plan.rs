@@ -1,4 +1,4 @@
-//! A plan for Fourier transforms: its shape, and what computes it.
+//! A plan for Fourier transforms: its shape, and its implementation.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,18 +1,18 @@
 //! [`Instance`]: a graph on one stream.
 //!
-//! | the instance | a launch with what was passed last | with something else |
+//! | the instance | a launch with the same arguments | with other arguments |
 //! |---|---|---|
 //! | fresh | | the closure runs; compiled and launched |
-//! | drawn, not compiled: the driver refused | launched one by one; with captured work in it compiled again | the closure runs; compiled again if the shape is another one |
-//! | its graph went for another one, or found no place | compiled, or launched one by one | the closure runs; the same |
+//! | not compiled: the driver refused | launched one by one; with captured work, compiled | the closure runs; compiled if the shape changed |
+//! | its graph was evicted, or exceeded the limit | compiled, or launched one by one | the closure runs; the same |
 //! | its stream is gone | | |
-//! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape is another one |
+//! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape changed |
 //!
 //! # Invariants
-//! 1. What is launched is what the closure wrote for these arguments, whatever was set or refused before
-//!    (`arguments_are_never_stale`, `a_refused_launch_leaves_what_was_set`).
+//! 1. A launch runs what the closure recorded for these arguments, whatever was set or refused before (`arguments_are_never_stale`,
+//!    `a_refused_launch_leaves_what_was_set`).
 //! 2. It keeps the memory that the graph owns, and none that was passed (`what_was_passed_is_not_kept`).
-//! 3. Memory that it keeps goes where an allocation finds none (`memory_of_graphs_is_given_up_for_others`).
+//! 3. An allocation that finds no other memory takes the memory that it keeps (`memory_of_graphs_is_given_up_for_others`).
 //! 4. It keeps no stream open, and is empty when its stream is gone (`streams_go_without_another_launch`).
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What a graph is launched with: the types of its slots, and what is passed for them.
+//! The arguments of a graph launch: the types of its slots, and the values passed for them.
 #![forbid(unsafe_code)]
 
 use std::fmt::Debug;

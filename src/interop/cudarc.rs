@@ -1,11 +1,11 @@
-//! cudarc's types, in and out, without a copy.
+//! Conversions from and to cudarc's types, without a copy.
 //!
-//! | cudarc's | in | out |
+//! | cudarc's | from cudarc | to cudarc |
 //! |---|---|---|
 //! | `CudaContext` | [`Device::from_cudarc`] | [`Device::cudarc_context`] |
 //! | `CudaStream` | [`Device::adopt`] | [`RawQueue::cudarc_stream`] inside `enqueue`, [`Stream::lend_cudarc`], [`Stream::to_cudarc`] |
 //! | `CudaSlice` | [`Device::adopt_cudarc`] | [`Device::release_to_cudarc`] |
-//! | what its safe wrappers take (`DevicePtr`, `DevicePtrMut`) | | [`RawSlice::cudarc`] inside `enqueue` |
+//! | arguments of its safe wrappers (`DevicePtr`, `DevicePtrMut`) | | [`RawSlice::cudarc`] inside `enqueue` |
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;

@@ -1,19 +1,17 @@
-//! Tensors that libraries pass to each other in one process: DLPack, version 1.
+//! DLPack, version 1: tensors that libraries of one process pass to each other.
 //!
 //! | a tensor | its memory is freed, or its producer's deleter called |
 //! |---|---|
 //! | exported, with a consumer's stream | behind everything on the device when the deleter is called |
 //! | exported, synchronized or unordered | behind every use here: the consumer's are complete when it calls the deleter |
-//! | adopted | when every use here is complete, by the reaper |
+//! | adopted | by the reaper, when every use here is complete |
 //! | refused, or dropped as a [`DlpackTensor`] | at once |
 //!
 //! # Invariants
-//! 1. A consumer's stream gets to what it does with an exported tensor behind our last use
-//!    (`exported_behind_a_slow_producer`).
-//! 2. A deleter of ours makes no driver call and waits for nothing: the reaper does what is to be done, on whatever
-//!    thread it was called (`deleters_in_a_host_function`).
-//! 3. Memory is freed behind what the consumer put on its stream before it called the deleter
-//!    (`freed_behind_the_consumer`).
+//! 1. The consumer's stream is ordered behind our last use before it can use an exported tensor (`exported_behind_a_slow_producer`).
+//! 2. Our deleter makes no driver call and waits for nothing, whatever thread calls it: the reaper does the work
+//!    (`deleters_in_a_host_function`).
+//! 3. Memory is freed behind everything that the consumer put on its stream before it called the deleter (`freed_behind_the_consumer`).
 //! 4. A producer's deleter is called once, whatever becomes of the tensor (`every_deleter_runs_once`).
 
 pub(crate) mod abi;

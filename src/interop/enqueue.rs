@@ -1,4 +1,4 @@
-//! `enqueue`: work of other libraries as an operation, on a stream, in a batch, on a device's current stream.
+//! `enqueue`: another library's work as an operation, on a stream, in a batch, on a device's current stream.
 
 use std::error::Error as StdError;
 use std::panic::resume_unwind;

@@ -2,10 +2,10 @@
 //!
 //! | a library object | is |
 //! |---|---|
-//! | held by a plan or a handle of the user's | there |
-//! | dropped | retired behind everything that was submitted to the device so far: launches may use it |
-//! | retired, and all of that complete | destroyed by the reaper, with the device's context current |
-//! | on a lost device, or after `main` | left where it is: its library would ask the driver |
+//! | held by a plan or a handle of the user's | alive |
+//! | dropped | retired behind everything submitted to the device so far, since launches may use it |
+//! | retired, and all of that work complete | destroyed by the reaper, with the device's context current |
+//! | on a lost device, or after `main` | leaked: destroying it would call the driver |
 
 use std::sync::Arc;
 

@@ -2,8 +2,10 @@
 //!
 //! | memory | is | until |
 //! |---|---|---|
-//! | theirs, adopted | a [`DeviceBuffer`] like any other: ordered, poisoned, sliced, frozen | every use is complete; then its owner is dropped, on a thread of this crate |
-//! | ours, lent | borrowed from the caller, ordered with their stream at both ends; for their threads and other streams when the loan is [ready](MemoryLoan::ready) | the loan ends |
+//! | theirs, adopted | a [`DeviceBuffer`] like any other | every use is complete; then a thread of this crate drops its owner |
+//! | ours, lent | borrowed from the caller, ordered with the borrower's stream at both ends | the loan ends |
+//!
+//! The borrower's threads and other streams may use lent memory once the loan is [ready](MemoryLoan::ready).
 
 use std::any::Any;
 use std::cell::OnceCell;

@@ -1,12 +1,12 @@
-//! Memory that a library's plan needs for the time of a launch.
+//! Memory that a library's plan needs during a launch.
 //!
 //! | the plan's own area is | a launch uses |
 //! |---|---|
 //! | free: its last uses are complete, or on the launch's stream | that |
-//! | in use by another stream, or in another thread's hands | memory of its own, from its stream |
-//! | whatever, in a graph | memory of its own, which the graph keeps for that stream |
+//! | in use by another stream or locked by another thread | memory of its own, from its stream |
+//! | in any state, and the launch is in a graph | memory of its own, which the graph keeps for that stream |
 //!
-//! The first launch makes the area, on its stream, which the plan keeps from then on.
+//! The first launch allocates the area on its stream; the plan keeps it.
 #![forbid(unsafe_code)]
 
 use parking_lot::{Mutex, MutexGuard};

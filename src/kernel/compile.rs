@@ -1,9 +1,9 @@
-//! Compiles CUDA C++, or takes what was compiled.
+//! Compiles CUDA C++, or reuses an earlier result.
 //!
 //! | a source | is compiled |
 //! |---|---|
-//! | nothing but itself decides the result | once: a [`Cache`] a device in memory, a [`DiskCache`] for all processes |
-//! | has options or folders of the caller's, or a word that reads a file or the clock | each time |
+//! | whose result depends on nothing else | once: a [`Cache`] per device in memory, a [`DiskCache`] for all processes |
+//! | with options or folders of the caller's, or a word that reads a file or the clock | each time |
 #![forbid(unsafe_code)]
 
 use parking_lot::Mutex;

@@ -1,22 +1,21 @@
-//! The forms of a kernel image, and whether its own sizes stay inside its bytes.
+//! The container formats of a kernel image, and checks that its own sizes stay inside its bytes.
 //!
-//! The driver is passed an address and no length. It tells the forms apart by their first bytes, reads PTX
-//! up to a NUL, and believes the sizes that stand in a binary: a file that ends too early ended the process.
-//! So they are checked before the driver sees them. That the *contents* are what they say is not checked,
-//! and cannot be: a binary is a promise of the caller's.
+//! The driver is passed an address and no length. It recognises the format by the first bytes, reads PTX up to a NUL, and trusts the sizes
+//! in a binary: a truncated file would crash the process. So the sizes are checked before the driver sees them. The *contents* are not
+//! checked, and cannot be: the caller vouches for a binary.
 //!
-//! | form | begins with | checked |
+//! | format | begins with | checked |
 //! |---|---|---|
-//! | PTX | printable text | no NUL inside, nothing that the driver could take for another form |
-//! | cubin | `7f 45 4c 46`, ELF | header, program and section tables, what they name, names in their tables |
-//! | fatbin | `50 ed 55 ba` | header, every entry's header and payload, the cubins that are in there as they are |
+//! | PTX | printable text | no NUL inside, nothing that the driver could take for another format |
+//! | cubin | `7f 45 4c 46`, ELF | header, program and section tables, what they refer to, names in their tables |
+//! | fatbin | `50 ed 55 ba` | header, every entry's header and payload, the uncompressed cubins in it |
 //!
 //! # Invariants
-//! 1. What passes names no byte outside of the slice (`what_passes_stays_inside`), and what a compiler
-//!    writes passes (`machine_code_reaches_the_driver_as_such`).
+//! 1. An accepted image refers to no byte outside of the slice (`what_passes_stays_inside`), and compilers' output is accepted
+//!    (`machine_code_reaches_the_driver_as_such`).
 //!
-//! Source: the ELF-64 object file format; the driver's `fatbinary_section.h` for the magic numbers, the
-//! entries' layout as it is found in NVIDIA's libraries.
+//! Source: the ELF-64 object file format; the driver's `fatbinary_section.h` for the magic numbers; the layout of entries as found in
+//! NVIDIA's libraries.
 #![forbid(unsafe_code)]
 
 use crate::error::image::ImageProblem;

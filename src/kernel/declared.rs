@@ -1,14 +1,14 @@
-//! What [`kernel!`](crate::kernel!) expands to: a declaration, and the kernel behind it.
+//! The expansion of [`kernel!`](crate::kernel!): a declaration, and the kernel behind it.
 //!
-//! `unsafe fn` in a declaration is its author's signature; nothing else in the expansion lets safe code,
-//! also of the declaring module, launch the kernel in another way than declared (`must_not_compile.rs`):
+//! `unsafe fn` in a declaration is its author's signature; nothing else in the expansion lets safe code, in the declaring module or
+//! elsewhere, launch the kernel in another way than declared (`must_not_compile.rs`):
 //!
-//! | part of the expansion | why it is out of reach |
+//! | part of the expansion | why safe code cannot use it |
 //! |---|---|
-//! | the field | a [`Declared`], whose kernel only an `unsafe fn` hands out |
+//! | the field | a [`Declared`], whose kernel is returned by an `unsafe fn` only |
 //! | the struct's literal | needs a [`Declared`] of this very declaration, which only loading makes |
-//! | what the declaration says | an `unsafe impl` of [`Declaration`] |
-//! | expressions of the author's | never inside an `unsafe` block of ours; they see the arguments' names and none of ours |
+//! | the contents of the declaration | an `unsafe impl` of [`Declaration`] |
+//! | the author's expressions | are never inside one of our `unsafe` blocks, and see the arguments' names and none of ours |
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,21 +1,19 @@
-//! [`DiskCache`]: what NVRTC compiled, kept on disk for the next process.
+//! [`DiskCache`]: NVRTC's results, kept on disk for later processes.
 //!
-//! One file a key. The key is everything that decides what the compiler makes: text, headers, instances, options with
-//! the architecture, PTX or machine code, and the compiler's version. A hash of it names the file, and the file holds
-//! all of it.
+//! There is one file per key. The key is everything that determines the compiler's output: text, headers, instances, options with the
+//! architecture, PTX or machine code, and the compiler's version. A hash of the key names the file, and the file contains the whole key.
 //!
-//! | what is there | a lookup | afterwards |
+//! | on disk | a lookup | afterwards |
 //! |---|---|---|
-//! | a whole entry of this very key | hits, and marks it as used now | stays |
-//! | nothing; a file cut short, changed, of another format or another key; a link; a file that others can write | misses | replaced, in one rename |
-//! | a folder in the entry's place, a full disk, a folder that cannot be written | misses | stays; what was compiled is used and not kept |
-//! | a cache folder of somebody else's, or that others can write | is not looked at | stays |
+//! | a whole entry of this very key | hits, and marks it as just used | kept |
+//! | nothing; a link; a file truncated, changed, writable by others, of another format or key | misses | replaced, in one rename |
+//! | a folder in the entry's place, a full disk, an unwritable folder | misses | unchanged; the result is used and not stored |
+//! | a cache folder of another owner, or that others can write | does not look there | unchanged |
 //!
-//! 1. No state of the disk fails a compilation (`tests::whatever_is_in_its_place`,
-//!    `tests::a_folder_that_cannot_be_used`).
-//! 2. No file but one that this user wrote whole is used: what is in it runs on the GPU, and the driver believes it
+//! 1. No state of the disk fails a compilation (`tests::whatever_is_in_its_place`, `tests::a_folder_that_cannot_be_used`).
+//! 2. Only files that this user wrote completely are used: the GPU runs their contents, and the driver trusts them
 //!    (`entry::tests::a_changed_byte_is_a_miss`, `tests::what_others_can_write`).
-//! 3. The cache's own files take up at most [`LIMIT_BYTES`]; those used longest ago go first, and no other file does
+//! 3. The cache's own files take up at most [`LIMIT_BYTES`]; the least recently used go first, and no other file is removed
 //!    (`tests::the_limit`).
 //! 4. Two processes that write one key leave one whole entry (`tests::many_writers`).
 #![forbid(unsafe_code)]

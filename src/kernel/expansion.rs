@@ -1,8 +1,8 @@
-//! What `kernel!` reads of a declaration's arguments, and its expansion, of what is in `declared.rs`.
+//! How `kernel!` parses a declaration's arguments, and its expansion, which uses the items of `declared.rs`.
 //!
-//! | macro | reads |
+//! | macro | parses |
 //! |---|---|
-//! | `__kernel!` | the arguments, one after the other; then it expands |
+//! | `__kernel!` | the arguments, one after another; then it expands |
 //! | `__kernel_array!` | an array's element type, which must be plain data |
 //! | `__kernel_value!` | the type of a value: numbers stand for themselves, other types are [`Plain`](super::plain::Plain) |
 

@@ -1,4 +1,4 @@
-//! A kernel image: what [`Module::load`](crate::Module::load) takes.
+//! A kernel image: the argument of [`Module::load`](crate::Module::load).
 
 use std::borrow::Cow;
 

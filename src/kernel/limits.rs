@@ -1,16 +1,15 @@
-//! What a launch may ask for: refused here, with the real cause, before the driver sees it.
+//! The limits of a launch: checked here, so that an error names the real cause, before the driver sees the launch.
 //!
-//! | asked | limit | whose |
+//! | requested | limit | source |
 //! |---|---|---|
 //! | blocks of the grid, threads of the block, by axis | 1 to the device's | attributes 2 to 7 |
-//! | threads of a block | the device's, then the kernel's: its registers, or the bounds it was compiled for | attributes 1 and 12, the function's |
+//! | threads of a block | the device's, then the kernel's (registers, launch bounds) | attributes 1 and 12, the function's |
 //! | dynamic shared memory of a block | the opt-in limit less the kernel's static | attribute 97 |
 //! | cluster | 8 blocks, and the grid is a whole number of clusters | the portable size |
 //! | blocks of a cooperative grid; one cluster | what is resident at once | occupancy |
 //!
-//! More shared memory than the device's default is allowed by the driver only when it was asked
-//! for: that is done once for a kernel, up to its limit, so that launches of other sizes on other
-//! threads never lower it.
+//! The driver allows more shared memory than the device's default only to kernels that opted in. Each kernel opts in once, up to its limit,
+//! so that launches of other sizes on other threads never lower it.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering;

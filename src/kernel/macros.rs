@@ -1,15 +1,14 @@
 //! The `kernel!` macro: the head of a declaration and its clauses.
 //!
-//! | macro | reads |
+//! | macro | parses |
 //! |---|---|
 //! | `kernel!` | docs, visibility, `unsafe fn`, name; leaves the arguments to `__kernel!` in `expansion.rs` |
-//! | `__kernel_clauses!` | the clauses behind the head, in any order |
-//! | `__kernel_error!` | nothing: a declaration that cannot be read ends there, with one message |
+//! | `__kernel_clauses!` | the clauses after the head, in any order |
+//! | `__kernel_error!` | nothing: an invalid declaration ends there, with one message |
 //!
 //! # Invariants
 //! 1. One mistake is one error (`mistakes_have_one_error`).
-//! 2. Expressions of the author's see the arguments' names and none of ours
-//!    (`names_of_a_declaration_take_none_of_ours`).
+//! 2. The author's expressions see the arguments' names and none of ours (`names_of_a_declaration_take_none_of_ours`).
 #![forbid(unsafe_code)]
 
 /// Declares a kernel: its types, what must hold of its arguments, and its code.

@@ -1,4 +1,4 @@
-//! [`Occupancy`]: what a launch of a kernel takes, and how much of it fits.
+//! [`Occupancy`]: the resources that a launch takes, and how many blocks fit.
 #![forbid(unsafe_code)]
 
 use super::launch_config::{Dim3, LaunchConfig};

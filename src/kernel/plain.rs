@@ -1,8 +1,7 @@
-//! [`Plain`]: a value of a declared kernel, of any plain type.
+//! [`Plain`]: a by-value argument of a declared kernel, of any plain type.
 //!
-//! A wrong type in a declaration is one error, at that type. So the expansion of
-//! [`kernel!`](crate::kernel!) asks for [`Element`] in one place, where it makes the [`Proof`], and every
-//! other part of it is well-formed whatever the type is.
+//! A wrong type in a declaration is one error, at that type. To that end the expansion of [`kernel!`](crate::kernel!) requires [`Element`]
+//! in one place, where it makes the [`Proof`], and the rest is well-formed whatever the type is.
 //!
 //! # Invariants
 //! 1. A [`Plain<T>`] exists only for a `T: Element`: it holds the proof (`mistakes_have_one_error`).

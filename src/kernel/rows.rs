@@ -9,8 +9,7 @@
 //! # Invariants
 //! 1. A twin gets a slice of each row and never one over the gaps, which may be another argument's
 //!    (`columns_beside_each_other_are_two_arguments`).
-//! 2. An [`Out2`] with gaps is entered as read and written, so that what nothing wrote stays unwritten
-//!    (`gaps_stay_unwritten`).
+//! 2. An [`Out2`] with gaps is tracked as read and written, so that unwritten gaps stay marked as unwritten (`gaps_stay_unwritten`).
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};

@@ -1,12 +1,12 @@
-//! [`Arithmetic`]: the number types that algorithms compute with, and what the host computes.
+//! [`Arithmetic`]: the number types of algorithms, and the host's arithmetic on them.
 //!
 //! | type | computed as | an operation |
 //! |---|---|---|
 //! | integers | themselves | wraps; division by zero is defined |
-//! | `f16`, `bf16` | `f32` | rounds as `f32` does; the result is rounded once more when it is stored |
+//! | `f16`, `bf16` | `f32` | rounds as `f32` does; the result is rounded again when it is stored |
 //! | `f32`, `f64` | themselves | rounds to nearest, and is never fused with another |
 //!
-//! The device computes the same, bit for bit (`ptx.rs`), apart from the functions of `math.rs` and the payloads of NaNs.
+//! The device computes the same bits (`ptx.rs`), except for the functions of `math.rs` and the payloads of NaNs.
 #![forbid(unsafe_code)]
 
 use half::{bf16, f16};

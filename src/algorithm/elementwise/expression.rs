@@ -1,7 +1,7 @@
-//! [`Expression`]: what a formula computes of one element, as a list of steps; pure.
+//! [`Expression`]: the computation of a formula for one element, as a list of steps; pure.
 //!
 //! # Invariants
-//! 1. A step reads steps in front of it: whoever writes one down has their results in hand.
+//! 1. A step reads earlier steps only: their results exist when it is recorded.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;

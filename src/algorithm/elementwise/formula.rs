@@ -1,9 +1,8 @@
-//! [`Formula`]: what `transform!` makes, and the values that are computed with in it.
+//! [`Formula`]: the result of `transform!`, and the terms that a formula computes with.
 //!
-//! A formula is run once for each element type, with [`Term`]s for its arguments: each operation writes a step of an
-//! [`Expression`] down. From that come the PTX and what the host computes, so that there are no two versions of one formula. A term
-//! holds only the index of its step, and safe code has no other way to make steps: the crate generates all of the PTX, whatever the
-//! formula.
+//! A formula runs once for each element type, with [`Term`]s as arguments: each operation records a step of an [`Expression`]. The PTX and
+//! the host's computation both come from these steps, so they cannot disagree. A term holds only the index of its step, and safe code
+//! cannot make steps in any other way: the crate generates all of the PTX, whatever the formula.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,17 +1,15 @@
-//! Elementwise kernels of a device: generated and loaded when they are used first, and kept.
+//! A device's elementwise kernels: generated and loaded at first use, then kept.
 //!
-//! | a kernel is another one for | because |
+//! | a separate kernel for each | because |
 //! |---|---|
-//! | another formula, another element type | the text is another |
-//! | another choice of which arguments are numbers | a number is no address |
-//! | another number of arguments, flags instead of elements | one type may be several formulas |
+//! | formula, element type | the text differs |
+//! | choice of which arguments are numbers | a number is not an address |
+//! | number of arguments, flags or elements as output | one type may stand for several formulas |
 //!
 //! # Invariants
-//! 1. A kernel is loaded once a device, whoever asks first; others who want the same one wait, and those who want another do not
-//!    (`loaded_once`).
-//! 2. No lock is held while a formula is written down: it is a user's code, and may use the device
-//!    (`a_formula_that_uses_itself`).
-//! 3. All that the text of a kernel and the layout of its arguments depend on is in its id (`a_type_of_several_formulas`).
+//! 1. A kernel is loaded once per device: concurrent requests for the same kernel wait, requests for another do not (`loaded_once`).
+//! 2. No lock is held while a formula runs: it is user code, and may use the device (`a_formula_that_uses_itself`).
+//! 3. A kernel's id holds everything that its text and its argument layout depend on (`a_type_of_several_formulas`).
 
 use std::any::TypeId;
 use std::collections::HashMap;

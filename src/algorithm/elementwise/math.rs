@@ -1,8 +1,8 @@
-//! The functions that no instruction computes: of the CUDA library, compiled ahead (`kernels/math.cu`), and taken into the text of a
-//! kernel one by one.
+//! Functions that have no PTX instruction: taken from the CUDA math library, compiled ahead of time (`kernels/math.cu`), and copied into a
+//! kernel's text one by one.
 //!
 //! # Invariants
-//! 1. A function comes with all that it names (`a_function_comes_with_what_it_calls`).
+//! 1. A function is copied together with everything that it calls (`a_function_comes_with_what_it_calls`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;

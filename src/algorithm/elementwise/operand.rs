@@ -1,4 +1,4 @@
-//! What is passed for an argument of a formula.
+//! An argument passed to a formula.
 //!
 //! | passed | the argument is |
 //! |---|---|

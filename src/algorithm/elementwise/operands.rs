@@ -1,4 +1,4 @@
-//! What is passed for all arguments of a formula, and what stands for their types.
+//! All arguments passed to a formula, as a tuple, and the tuple of their types.
 #![forbid(unsafe_code)]
 
 use super::arithmetic::Arithmetic;

@@ -1,4 +1,4 @@
-//! A formula with the types of its arguments, and its kernel.
+//! A formula with its argument types, and its kernel.
 #![forbid(unsafe_code)]
 
 use std::any::TypeId;

@@ -1,20 +1,20 @@
 //! PTX of elementwise kernels: text from a [`Recipe`]; pure.
 //!
-//! A block has a tile of consecutive elements. Where the whole tile is there and all addresses are multiples of a vector, each thread
-//! loads its vectors of all arrays, computes, and stores; else the threads take single elements, four at a time, none behind the end.
+//! A block processes a tile of consecutive elements. If the tile is whole and all addresses are vector-aligned, each thread loads its
+//! vectors of all arrays, computes and stores; otherwise threads take single elements, four at a time, and none past the end.
 //!
 //! | parameter | what it is |
 //! |---|---|
-//! | arrays and numbers that are read | in the order of the recipe |
-//! | the array that is written | for each element of the grid one |
+//! | input arrays and numbers | in the order of the recipe |
+//! | the output array | one element for each element of the grid |
 //! | `u64` | the number of elements |
-//! | `u32` | whether all addresses are multiples of a vector |
-//! | an array, and its length as a `u64` | of a gather what is read, of a scatter what is written, anywhere |
+//! | `u32` | whether all addresses are vector-aligned |
+//! | an array, and its length as a `u64` | the source of a gather or the destination of a scatter, accessed at any index |
 //!
 //! # Invariants
-//! 1. No access is outside of the arguments: in the streams the index is below the number of elements, and elsewhere it was compared
-//!    with the length (`every_kernel_assembles` has them all, `tests/elementwise.rs` the lengths at which it would show).
-//! 2. Nothing of a user's is in the text: only numbers, and names from here.
+//! 1. No access leaves the arguments: for arrays of the grid the index is below the number of elements; any other index is compared with
+//!    the length first (`every_kernel_assembles` covers every kernel, `tests/elementwise.rs` the critical lengths).
+//! 2. The text contains numbers and names from this module only, nothing of a user's.
 #![forbid(unsafe_code)]
 
 mod body;

@@ -1,4 +1,4 @@
-//! What the verbs of a [`Queue`] do.
+//! The elementwise verbs of a [`Queue`].
 #![forbid(unsafe_code)]
 
 use std::any::TypeId;

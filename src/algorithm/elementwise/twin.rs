@@ -1,7 +1,7 @@
-//! Elementwise kernels on the CPU: the same bits as `ptx.rs`, apart from the functions of `math.rs`.
+//! Elementwise kernels on the CPU: the same bits as `ptx.rs`, except for the functions of `math.rs`.
 //!
-//! A formula is computed for some hundred elements at a time, a step after the other. What is read is copied first: the array that is
-//! written may be one of those that are read, element by element.
+//! A formula is computed for a few hundred elements at a time, one step after another. The inputs are copied first: the output array may
+//! also be an input, element by element.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The verbs of a [`Stream`] and a [`Device`]: batches of one.
+//! The elementwise verbs of a [`Stream`] and a [`Device`]: batches of one.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! The driver's entry points, as plain integers.
+//! The driver's entry points, with results as plain integers.
 //!
-//! Looked up once, all at once: a driver that lacks one is a typed error before anything runs. What
-//! only newer drivers have is optional, and its users have another way.
-//! Source: the CUDA driver API's documentation; versions are those that every driver since 525 has.
+//! All are looked up at once, the first time: a driver that lacks one is a typed error before anything runs. Entry points that only newer
+//! drivers have are optional, and their users have a fallback. Source: the CUDA driver API's documentation; the versions are those that
+//! every driver since 525 has.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! The driver's calls, by noun: an event.
+//! The driver's event calls.
 
 use super::api::{Handle, IpcHandle};
 use super::exclusive::Exclusive;

@@ -1,13 +1,13 @@
-//! Calls that take the driver's lock for themselves, and those that give way to them.
+//! Calls that take the driver's lock exclusively, and the calls that yield to them.
 //!
-//! Seen on an H200 (driver 580): `cuStreamCreateWithPriority` waits for a lock that every launch shares, and beside threads that
-//! launch without a pause it is never free: 16 of them kept a stream from being made for 240 s. So what this crate puts on
-//! streams waits meanwhile, for a while: until the call returned, or [`LIMIT`] is over, as it may wait for more than
-//! launches, and threads that are not ours give way to nobody.
+//! On an H200 (driver 580), `cuStreamCreateWithPriority` waits for a lock that every launch shares and that is never free beside threads
+//! that launch without a pause: 16 such threads delayed the creation of a stream by 240 s. So the crate's own launches and copies wait
+//! while such a call is pending. They wait until it returns or [`LIMIT`] has passed, since it may be waiting for more than launches, and
+//! other libraries' threads do not yield.
 //!
 //! | [`WAITING`] | a launch, copy, fill or record |
 //! |---|---|
-//! | 0 | goes on |
+//! | 0 | proceeds |
 //! | more | waits until it is 0, at most for [`LIMIT`] |
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The driver's calls, by noun: a graph.
+//! The driver's graph calls.
 
 use std::ffi::c_int;
 

@@ -1,6 +1,7 @@
-//! Captured kernels, read out of their graph and launched by themselves.
+//! Captured kernels, read out of their graph and launched on their own.
 //!
-//! Source: `cuda.h`, "Graph Management"; arguments that a kernel node tells are the node's, and are there as long as the node is.
+//! Source: `cuda.h`, "Graph Management"; the argument pointers that a kernel node returns belong to the node, and are valid as long as it
+//! exists.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,8 +1,7 @@
-//! `CUlaunchConfig` and its attributes, what [`cuLaunchKernelEx`](super) takes.
+//! `CUlaunchConfig` and its attributes, the parameters of [`cuLaunchKernelEx`](super).
 //!
-//! Our own copies of the C structs: `cudarc` has them only for some of the CUDA versions that it can
-//! be built for. Source: `cuda.h`; the layout is the same in every version since 11.8, which has
-//! them first.
+//! These are our own copies of the C structs: `cudarc` has them only for some of the CUDA versions that it supports. Source: `cuda.h`; the
+//! layout has not changed since 11.8, which introduced them.
 #![forbid(unsafe_code)]
 
 use std::ffi::{c_int, c_void};

@@ -1,9 +1,9 @@
 //! NVIDIA's libraries, found at run time.
 //!
-//! | where | looked for |
+//! | where | searched |
 //! |---|---|
-//! | the file, or the folder, that the library's environment variable names | there only |
-//! | otherwise the loader's search path, then `lib64` under `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda` | its names, in their order |
+//! | the file or folder named by the library's environment variable | nowhere else if it is set |
+//! | otherwise the loader's search path, then `lib64` under `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda` | its names, in order |
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The driver's calls, by noun: memory.
+//! The driver's memory calls.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! The driver's calls, by noun: a kernel.
+//! The driver's module and kernel calls.
 
 use std::ffi::{CString, c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! `CUDA_KERNEL_NODE_PARAMS_v2`, what a graph's kernel node is made and set with.
+//! `CUDA_KERNEL_NODE_PARAMS_v2`, the parameters with which a graph's kernel node is created and updated.
 #![forbid(unsafe_code)]
 
 use std::ffi::c_void;

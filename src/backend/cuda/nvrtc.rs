@@ -1,10 +1,10 @@
 //! NVRTC, the run-time compiler for CUDA C++: found at run time, its results as plain integers.
 //!
-//! Looked for once in the life of the process, where [`library`] says. NVRTC 12 before 13: its PTX loads on more drivers. The library
-//! opens its builtins by bare name at the first compilation, which fails for one outside the search
-//! path; so they are opened first, from the same folder.
+//! It is looked for once per process, where [`library`] says. NVRTC 12 is preferred to 13, because its PTX loads on more drivers. The
+//! library opens its builtins by bare name at the first compilation, which fails for a library outside the search path; so the builtins are
+//! opened first, from the same folder.
 //!
-//! Source: the NVRTC manual; all entry points are there since 11.2.
+//! Source: the NVRTC manual; all entry points exist since 11.2.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};

@@ -1,18 +1,17 @@
-//! Calls that wait for everything that runs on the GPU, and keep gates of tests out of their way.
+//! Calls that wait for everything that runs on the GPU, and a lock that keeps test gates out of their way.
 //!
-//! Seen on an H200 (driver 580): `cuModuleLoadDataEx`, `cuModuleUnload` and `cuMemHostUnregister`
-//! return only when every running kernel of the context has ended, and while one waits, *launches of
-//! other threads block too*. So they are made off the executor, never by the poller, and what can be
-//! put off is put off until the device is idle.
+//! On an H200 (driver 580), `cuModuleLoadDataEx`, `cuModuleUnload` and `cuMemHostUnregister` return only when every running kernel of the
+//! context has ended, and while one of them waits, *launches of other threads block too*. So they are made off the executor and never by
+//! the poller, and those that can be deferred are deferred until the device is idle.
 //!
-//! `cuGraphInstantiate` does the same when it needs more memory than all graphs together ever took: seen twice until
-//! 200 graphs of ten launches were there, and not again in that process. It is called where a launch needs it all the same: on another thread it would hold up that launch as well.
+//! `cuGraphInstantiate` does the same when it needs more memory than all graphs together have ever taken: it was seen twice before there
+//! were 200 graphs of ten launches, and not again in that process. It is still called by the launch that needs it: moving it to another
+//! thread would only delay that launch too.
 //!
-//! A test that holds a stream with a gate while another one loads a kernel would deadlock in the
-//! driver. With `test-util` the two exclude each other out here. So do gates of different devices:
-//! a GPU has few queues (four for downloads, eight for kernels, unless `CUDA_DEVICE_MAX_CONNECTIONS`
-//! says more), and as many streams that are held up in front of a download or a kernel keep every
-//! other stream's from starting.
+//! A test that holds a stream with a gate while another test loads a kernel would deadlock in the driver. With `test-util`, gates and these
+//! calls exclude each other. So do gates of different devices: a GPU has few queues (four for downloads, eight for kernels, unless
+//! `CUDA_DEVICE_MAX_CONNECTIONS` raises it), and that many streams held up before a download or a kernel keep those of every other stream
+//! from starting.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "test-util")]

@@ -1,4 +1,4 @@
-//! The driver's calls, by noun: a stream.
+//! The driver's stream calls.
 
 use std::ffi::c_void;
 

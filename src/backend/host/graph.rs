@@ -1,7 +1,7 @@
-//! Graphs of a host device: launches that are kept, and put on a stream together.
+//! Graphs of a host device: stored launches that are put on a stream together.
 //!
-//! A launch is one command of its stream, as on a GPU. Its nodes run one after the other, as far from the order of the program as their edges allow: an edge that is missing
-//! shows.
+//! A graph launch is one command of its stream, as on a GPU. Its nodes run one after another, as far from program order as their edges
+//! allow, so that a missing edge shows.
 
 use parking_lot::Mutex;
 

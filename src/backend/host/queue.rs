@@ -1,5 +1,4 @@
-//! Streams and events of the host device: queues of commands, a worker thread each, and the points
-//! that they reach.
+//! Streams and events of the host device: queues of commands with a worker thread each, and recorded points in them.
 
 use std::collections::btree_map::Entry;
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! The commands of a host device, and what each does when a stream comes to it.
+//! The commands of a host device, and how each runs.
 
 use std::ffi::c_void;
 use std::sync::Arc;

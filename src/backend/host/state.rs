@@ -1,4 +1,4 @@
-//! What streams and events of a host device remember.
+//! The state of a host device's streams and events.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

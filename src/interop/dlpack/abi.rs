@@ -1,4 +1,4 @@
-//! The structures of DLPack's C interface, version 1, and the element types that it can name.
+//! The structures of DLPack's C interface, version 1, and its element types.
 //!
 //! # Source
 //! The header `dlpack.h` of DLPack 1.0.

@@ -1,14 +1,14 @@
-//! Memory of ours as a tensor: the consumer is ordered behind us when it gets it, and the memory is freed behind the
-//! consumer.
+//! Our memory as a tensor: the consumer's stream is ordered behind ours at the export, and the memory is freed behind the consumer.
 //!
-//! | an exported tensor | who has the memory |
+//! | an exported tensor | its memory is held by |
 //! |---|---|
 //! | alive | the box that the tensor is in |
 //! | its deleter was called | the reaper's queue |
-//! | the reaper got there, and the consumer has a stream | retired behind everything that is on the device then; if that cannot be marked, the reaper's again, from the poller's next look on |
+//! | the reaper has run, and there is a consumer's stream | `retired`, behind everything on the device at that time |
+//! | that point could not be marked | the reaper again, at the poller's next look |
 //!
-//! The consumer's stream is used before the tensor is handed out, and never again: nothing in the protocol keeps
-//! it, and consumers destroy theirs when they please.
+//! The consumer's stream is used before the tensor is handed out, and never again: the protocol does not keep it alive, and consumers
+//! destroy their streams at any time.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

@@ -1,4 +1,4 @@
-//! A tensor of either layout, and what is checked before it is adopted.
+//! A tensor of either layout, and the checks before it is adopted.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The format of an entry: what was compiled, behind the whole key, with a hash of all of it in the end.
+//! The format of an entry: the whole key, the compiled result, and a hash of both at the end.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::nvrtc::Compiled;

@@ -1,4 +1,4 @@
-//! [`Body`]: what a kernel does with one element.
+//! [`Body`]: a kernel's work for one element.
 #![forbid(unsafe_code)]
 
 use super::Recipe;

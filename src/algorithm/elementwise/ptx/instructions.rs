@@ -1,4 +1,4 @@
-//! What the operations of formulas and casts are in instructions.
+//! The instructions for each operation of a formula, and for casts.
 #![forbid(unsafe_code)]
 
 use super::text::{PtxText, Register, RegisterClass};

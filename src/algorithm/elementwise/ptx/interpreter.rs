@@ -1,5 +1,5 @@
-//! Runs a generated kernel's text on the CPU, a thread at a time, for tests: the instructions that the generator writes, each access
-//! checked against its array and for its alignment. What it does not know it refuses.
+//! Runs a generated kernel's text on the CPU for tests, one thread at a time. It knows the instructions that the generator emits, checks
+//! each access against its array and for alignment, and refuses everything else.
 //!
 //! More than 500 lines: a table of instructions.
 #![forbid(unsafe_code)]

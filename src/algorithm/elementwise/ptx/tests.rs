@@ -1,5 +1,5 @@
-//! Every kernel that can be asked for, as text: run by the interpreter beside its twin, and `python3 kernels/check_ptx.py` has `ptxas`
-//! assemble all of them.
+//! Every kernel that can be generated, as text: the interpreter runs it beside its twin, and `python3 kernels/check_ptx.py` has `ptxas`
+//! assemble it.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;

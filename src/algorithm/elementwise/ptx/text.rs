@@ -1,4 +1,4 @@
-//! [`PtxText`]: PTX as it is written, its registers, and elements in memory.
+//! [`PtxText`]: a PTX writer, with its registers and loads and stores of elements.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! [`WrittenFormula`]: a formula in instructions, a step after the other.
+//! [`WrittenFormula`]: a formula as instructions, one step after another.
 #![forbid(unsafe_code)]
 
 use super::instructions::{binary, compare, double, single, unary};
