@@ -7,13 +7,12 @@
 //! | done | the value was taken | panics |
 //!
 //! # Invariants
-//! 1. A value is handed out only when every point is complete (`an_op_in_front_of_a_gate_resolves`),
-//!    those of the host memory in it among them, on whatever stream (`every_shape_waits`).
-//! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory
-//!    is freed in order. So dropping or leaking one is always right
-//!    (`drop_before_completion_keeps_buffers`).
+//! 1. A value is handed out only when every point is complete (`an_op_in_front_of_a_gate_resolves`), including those of the host memory in
+//!    it, on any stream (`every_shape_waits`).
+//! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory is freed in order. So dropping or leaking
+//!    one is always sound (`drop_before_completion_keeps_buffers`).
 //!
-//! More than 500 lines: one type and what can be done with it, half of it docs.
+//! More than 500 lines: one type and its methods, half of it docs.
 
 mod asleep;
 pub(crate) mod freeze;

@@ -1,19 +1,26 @@
 //! How the host learns that a stream reached a point.
 //!
-//! [`protocol`] is pure: no driver, no clock, no thread; loom checks it in `tests/loom.rs`. The shell drives it:
-//! [`stream_state`] is one stream, [`engine`] one device, [`poller`] its
-//! thread, [`attention`] what that is told by, and [`exit`] what stops it at the end of the process;
-//! [`event_pool`] the pool of events, [`registry`] the streams of a device,
-//! [`counted`] a list whose length needs no lock, [`weak_list`] one of what others own, [`graph_budget`] how many compiled graphs there are, [`graph_memory`] what graphs
-//! give up, [`loans`] what other libraries have on loan, [`deadlines`] what the poller does at a time, [`coop`] how a task yields,
-//! [`tracer`] a log of operations, [`traced_op`] what is in it, and [`device_clock`] the device's times in it,
-//! [`words`] and [`doorbell`] what else than an event tells of a completion, [`progress`] and [`device_state`] what
-//! outlives streams and devices. What was given up is in [`reclaim`](crate::memory::reclaim), the thread that drops what users lent in
-//! [`reaper`](crate::thread::reaper).
+//! | module | what it is |
+//! |---|---|
+//! | [`protocol`] | the pure part: no driver, clock or thread; loom checks it in `tests/loom.rs`. The others drive it |
+//! | [`stream_state`] | one stream |
+//! | [`engine`] | one device |
+//! | [`poller`], [`attention`] | a device's thread, and how it is notified |
+//! | [`exit`] | stops the pollers at the end of the process |
+//! | [`event_pool`], [`words`], [`doorbell`] | events, and the other ways to learn of a completion |
+//! | [`registry`], [`loans`] | the streams of a device; its loans to other libraries |
+//! | [`deadlines`], [`coop`] | times at which the poller acts; how a task yields |
+//! | [`progress`], [`device_state`] | the parts that outlive streams and devices |
+//! | [`graph_budget`], [`graph_memory`] | the number of compiled graphs; memory that graphs can release |
+//! | [`tracer`], [`traced_op`], [`device_clock`] | the log of operations, its entries, and device times on the host's clock |
+//! | [`counted`], [`weak_list`] | a list whose length needs no lock; a list of weak references |
+//! | [`late_work`], [`marker`] | work that can fail when it runs; a point with its event |
 //!
-//! Imports run one way: [`engine`], [`registry`], [`progress`] and [`retired`](crate::memory::reclaim::retired) know no stream, and say what
-//! they ask of one ([`DeviceStream`](engine::DeviceStream), [`PointStream`](progress::PointStream)); [`stream_state`] answers.
-//! The aliases at the end of this file bring them together, for all who come after.
+//! Freed memory is in [`reclaim`](crate::memory::reclaim), the thread that drops users' values in [`reaper`](crate::thread::reaper).
+//!
+//! Imports run one way: [`engine`], [`registry`], [`progress`] and [`retired`](crate::memory::reclaim::retired) do not know the type of a
+//! stream. They state what they need as traits ([`DeviceStream`](engine::DeviceStream), [`PointStream`](progress::PointStream)), which
+//! [`stream_state`] implements. The aliases at the end of this file combine them, for all other modules.
 
 pub(crate) mod attention;
 pub(crate) mod coop;

@@ -1,30 +1,29 @@
 //! Where a device's memory is, in bytes (pure).
 //!
-//! One account a device. Each byte that the device's pool gave out is in one place, in whole blocks,
-//! as they are really held:
+//! There is one account per device. Each byte that the device's pool gave out is in one place, counted in whole blocks, as they are really
+//! held:
 //!
 //! | place | what |
 //! |---|---|
-//! | allocated | buffers hold it |
-//! | pending | given up, and waiting for device work: several streams used it, or its free is on a stream |
-//! | kept | in the block cache of a stream |
+//! | allocated | held by buffers |
+//! | pending | freed, and waiting for device work: several streams used it, or its free is on a stream |
+//! | kept | in a stream's block cache |
 //! | leaked | the driver refused its free; permanent |
 //!
 //! | transition | from | to |
 //! |---|---|---|
-//! | [`claim`](Account::claim) | pending, as far as the caller took some over; the rest fresh | allocated |
+//! | [`claim`](Account::claim) | pending, as far as the caller took some over; otherwise fresh | allocated |
 //! | [`unclaim`](Account::unclaim) | allocated | back |
 //! | [`reuse`](Account::reuse) | kept | allocated |
 //! | [`keep`](Account::keep) | allocated | kept |
 //! | [`retire`](Account::retire) | allocated | pending |
 //! | [`uncache`](Account::uncache) | kept | pending |
-//! | [`release`](Account::release) | pending | nowhere: the pool has it again |
+//! | [`release`](Account::release) | pending | nowhere: back in the pool |
 //! | [`abandon`](Account::abandon) | allocated | nowhere: the device is gone |
 //! | [`leak`](Account::leak) | pending | leaked |
 //!
 //! # Invariants
-//! 1. `allocated + pending + kept + leaked` never exceeds the limit: only a claim makes it more
-//!    (`no_transition_exceeds_the_limit`).
+//! 1. `allocated + pending + kept + leaked` never exceeds the limit: only a claim raises it (`no_transition_exceeds_the_limit`).
 //! 2. Nothing is counted twice or lost (`every_byte_is_in_one_place`).
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,14 @@
-//! One allocation: who used which part of it, and how it ends.
+//! One allocation: which streams used which part of it, and how it is freed.
 //!
 //! | used by | freed |
 //! |---|---|
-//! | its home stream only (other uses complete) | in place: for the next allocation there, or a free behind everything on the home stream |
-//! | nobody knows whom: it was frozen | retired behind all that is on any stream of the device |
-//! | other streams as well | retired with their tickets; freed when all are complete, by the poller |
+//! | its home stream only (other uses complete) | in place: for that stream's next allocation, or in stream order |
+//! | untracked readers: it was frozen | retired behind everything on any stream of the device |
+//! | other streams as well | retired with their tickets; freed by the poller when all are complete |
 //! | launches of a graph alone, whose stream is gone | retired with their tickets |
-//! | nobody any more, device lost or process exiting | not at all: the memory went with the device |
+//! | any, on a lost device or at process exit | not at all: the memory went with the device |
 //!
-//! Memory of somebody else's is not freed: what keeps it is retired with the tickets of all users, and dropped.
+//! Adopted memory is not freed: its owner is retired with the tickets of all users, and dropped when they are complete.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

@@ -1,21 +1,20 @@
-//! Device memory that was freed in a stream's order, kept for the stream's next allocations (pure).
+//! Device memory freed in stream order and cached for the stream's next allocations (pure).
 //!
-//! What is put on a stream later runs behind every use of what was freed before, so one stream's
-//! memory needs no wait and no driver to be used again. It matters where threads allocate beside each
-//! other: the driver's allocator takes 0.6 µs for an allocation and its free from one thread, and
-//! 27 µs from each of eight (`benches/results/h200.txt`).
+//! Later work on a stream runs behind every use of memory freed there before, so a stream can reuse that memory without a wait or a driver
+//! call. This matters when threads allocate concurrently: the driver's allocator takes 0.6 µs for an allocation and its free from one
+//! thread, and 27 µs from each of eight (`benches/results/h200.txt`).
 //!
 //! | size | rounded up to | waste |
 //! |---|---|---|
 //! | to 2 KiB | a multiple of 512 bytes | the driver's own |
 //! | to [`LARGEST`] | a quarter of the power of two below | 25 % at most |
-//! | beyond | not kept: its use takes longer than the driver | |
+//! | beyond | not cached: using it takes longer than the driver call | |
 //!
 //! # Invariants
-//! 1. What is taken is as large as what is asked for (`a_kept_block_is_large_enough_and_not_too_large`).
-//! 2. What is put comes out once (`what_is_kept_comes_out_once`).
-//! 3. No more than the limit is kept (`what_is_kept_comes_out_once`).
-//! 4. As much is taken out as is asked for, where that may go (`as_much_is_taken_out_as_is_asked_for`).
+//! 1. A block taken is at least as large as requested (`a_kept_block_is_large_enough_and_not_too_large`).
+//! 2. A block put in comes out once (`what_is_kept_comes_out_once`).
+//! 3. The cache never exceeds its limit (`what_is_kept_comes_out_once`).
+//! 4. As much is removed as is requested, of the blocks that may be removed (`as_much_is_taken_out_as_is_asked_for`).
 #![forbid(unsafe_code)]
 
 /// The largest piece that is kept.

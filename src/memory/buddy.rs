@@ -1,12 +1,10 @@
 //! Which parts of a slab are free: a buddy allocator over [`SLAB_BYTES`] (pure).
 //!
-//! Blocks are powers of two from [`LEAST_BYTES`] up to the whole slab, each aligned to its size within
-//! the slab. A block is halved as often as a request needs; a block that comes back is merged with its
-//! other half where that is free. Both take one step an order, 14 at most.
+//! Blocks are powers of two from [`LEAST_BYTES`] up to the whole slab, each aligned to its size within the slab. A block is halved as often
+//! as a request needs; a block that is freed is merged with its buddy if that is free. Both take one step per order, 14 at most.
 //!
-//! A complete binary tree has a node for each possible block. A node holds the largest free block in its
-//! range: 0 for none, else the order plus one. What lies below a block in use or below one that is free
-//! in one piece reads as free.
+//! A complete binary tree has a node for each possible block. A node holds the largest free block in its range: 0 for none, else the order
+//! plus one. Nodes below a block in use, or below a block that is free in one piece, read as free.
 //!
 //! # Invariants
 //! 1. No two blocks in use overlap, and each is aligned to its size (`blocks_never_overlap`).

@@ -1,4 +1,4 @@
-//! Typed device memory that is owned.
+//! Owned, typed device memory.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Device memory in chunks of a number of elements, as slices have them.
+//! Device memory in chunks of equal length, like `chunks` of a slice.
 #![forbid(unsafe_code)]
 
 use std::iter::FusedIterator;

@@ -1,4 +1,4 @@
-//! Device memory that nobody writes any more.
+//! Read-only device memory.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,27 +1,24 @@
-//! Who last wrote and who reads which range of an allocation (pure).
+//! The last writer and the current readers of each range of an allocation (pure).
 //!
-//! An allocation is covered by disjoint spans. Each span knows its last writer, the readers since,
-//! and whether its content is worth reading. A new use of a range depends on what these say:
+//! An allocation is covered by disjoint spans. Each span knows its last writer, the readers since, and whether its content may be read. A
+//! new use of a range depends on these:
 //!
 //! | new use | waits for | leaves behind |
 //! |---|---|---|
 //! | read | the last writer | itself among the readers |
 //! | write | the last writer and all readers | itself as the writer, no readers |
 //!
-//! Uses on the user's own stream need no wait: that stream's order is enough. A buffer that was
-//! never cut has one span. A use that is complete says nothing any more: it goes when another stream
-//! is entered beside it, so that there are not ever more of them.
+//! Uses on the new use's own stream need no wait: stream order is enough. A buffer that was never split has one span. A complete use no
+//! longer orders anything: its entry is removed when another stream is entered beside it, so that entries do not accumulate.
 //!
 //! # Invariants
 //! 1. The spans are sorted, disjoint and cover the allocation.
 //! 2. A span has at most one reader entry for a stream, its highest ticket.
-//! 3. A stream is entered as a reader only when those in front of it that are complete are gone
-//!    (`readers_that_are_complete_are_forgotten`).
-//! 4. Content is `Valid` after an overwrite, whatever it was before; `Unwritten` and `Poisoned` ranges
-//!    stay so where no write reached. Whoever may read, writing or not, asks first
-//!    (`no_kernel_reads_it`).
-//! 5. Poison that is cleared uncovers nothing that was not written (`spans_say_what_every_byte_would`).
-//! 6. What [`only_user`](Hazards::only_user) names has no dependency and finds all of it readable
+//! 3. Before a stream is entered as a reader, complete readers are removed (`readers_that_are_complete_are_forgotten`).
+//! 4. Content is `Valid` after an overwrite, whatever it was before; `Unwritten` and `Poisoned` ranges stay so where no write reached.
+//!    Every use that may read, writing or not, checks this first (`no_kernel_reads_it`).
+//! 5. Clearing poison exposes nothing that was never written (`spans_say_what_every_byte_would`).
+//! 6. A range for which [`only_user`](Hazards::only_user) names a stream has no dependency on others and is entirely readable
 //!    (`the_only_user_waits_for_nothing`).
 //!
 //! Pinned by the property tests in `tests/hazard.rs`.

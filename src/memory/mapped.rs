@@ -1,14 +1,14 @@
 //! [`Mapped`]: pinned host memory that kernels use in place.
 //!
-//! | who has it | until |
+//! | used by | until |
 //! |---|---|
 //! | operations, under the rules of device memory | each is complete |
-//! | the host, as a slice | the borrow ends, during which nothing is submitted with it |
+//! | the host, as a slice | the borrow ends, during which no operation can use it |
 //!
 //! # Invariants
 //! 1. The host gets its slice when every use is complete (`the_host_gets_its_slice_behind_every_use`).
-//! 2. The memory returns to its pool behind every use (`a_dropped_mapping_stays_until_its_kernel_ends`); the pool of a
-//!    lost device gives nothing out, and unmaps nothing.
+//! 2. The memory returns to its pool behind every use (`a_dropped_mapping_stays_until_its_kernel_ends`); the pool of a lost device hands
+//!    nothing out and unmaps nothing.
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,9 +1,8 @@
-//! A `Vec` that several threads fill, each a part of its own.
+//! A `Vec` that several threads fill, each its own part.
 //!
 //! # Invariants
 //! 1. A part is written at most once: [`Part::fill`] consumes it, and parts are disjoint.
-//! 2. The `Vec` is handed out only when every part was written
-//!    (`a_vec_of_which_a_part_is_missing_is_not_handed_out`).
+//! 2. The `Vec` is handed out only when every part was written (`a_vec_of_which_a_part_is_missing_is_not_handed_out`).
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;

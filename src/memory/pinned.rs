@@ -1,5 +1,4 @@
-//! Pinned host memory in the hands of users: [`PinnedBuffer`] and [`PinnedFlag`]. The pool that it comes
-//! from is [`PinnedPool`].
+//! Pinned host memory for users: [`PinnedBuffer`] and [`PinnedFlag`]. Both come from the [`PinnedPool`].
 
 use std::fmt;
 use std::marker::PhantomData;

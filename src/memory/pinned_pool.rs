@@ -1,25 +1,23 @@
-//! [`PinnedPool`]: the pinned host memory of a device, in our own mappings, registered with it.
+//! [`PinnedPool`]: a device's pinned host memory: our own mappings, registered with the device.
 //!
 //! | blocks | where they are |
 //! |---|---|
 //! | up to half a slab | cut from slabs of [`SLAB_BYTES`], each of which serves every such size ([`buddy`](super::buddy)) |
-//! | larger | in a mapping of their own, used again for the same size |
+//! | larger | in a mapping of their own, reused for the same size |
 //!
-//! Registering is a driver call, and the driver delays it while it blocks a thread that submits to a full
-//! queue. So that callers need not make it, a slab is made in the background when the device is opened,
-//! and another one whenever no half of a slab is left in one piece.
+//! Registering is a driver call, which the driver delays while a thread is blocked submitting to a full queue. To spare callers that, a
+//! slab is registered in the background when the device is opened, and again whenever no slab has a free half.
 //!
-//! A block goes back to its pool when nobody holds it: neither the user nor a stream that it was
-//! lent to. The mapping is ours and not the driver's, so it stays readable after a device is lost.
+//! A block returns to its pool when neither the user nor a stream that it was lent to holds it. The mapping is ours and not the driver's,
+//! so it stays readable after a device is lost.
 //!
 //! # Invariants
-//! 1. The first block of a size up to half a slab costs no driver call, if the slab before was not used
-//!    up within the time that it takes to make one (`a_full_queue_holds_up_no_first_download`).
-//! 2. Slabs are made one after the other, each by somebody who found nothing when the one before was
-//!    there: callers that come while one is made in the background do not make a second
-//!    (`first_callers_share_a_slab`).
-//! 3. A slab that the driver refuses in the background is nobody's error: the next caller without memory
-//!    asks again, and gets that error (`a_slab_refused_in_the_background_is_no_error`).
+//! 1. The first block of a size up to half a slab costs no driver call, unless the previous slab is used up faster than a new one is
+//!    registered (`a_full_queue_holds_up_no_first_download`).
+//! 2. Slabs are registered one at a time, each for a caller that found no memory after the previous one: callers that arrive while one is
+//!    registered in the background do not register a second (`first_callers_share_a_slab`).
+//! 3. A slab that the driver refuses in the background is reported to nobody: the next caller without memory asks again, and gets that
+//!    error (`a_slab_refused_in_the_background_is_no_error`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

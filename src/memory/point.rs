@@ -1,6 +1,6 @@
-//! A point on a stream: a ticket of it (pure).
+//! A point on a stream: one of its tickets (pure).
 //!
-//! Whatever waits, waits for points: an operation, an allocation's next user, an event, another stream.
+//! Every wait is for points: that of an operation, an allocation's next user, an event, another stream.
 #![forbid(unsafe_code)]
 
 /// A stream, as far as a point needs to know it: the stream itself, or how far it is.

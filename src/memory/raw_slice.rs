@@ -1,4 +1,4 @@
-//! Addresses of device memory, for code outside this crate.
+//! Device addresses, for code outside this crate.
 
 use std::fmt;
 use std::marker::PhantomData;

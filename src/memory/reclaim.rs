@@ -1,10 +1,10 @@
-//! Memory that was given up, and what an allocation makes of it.
+//! Freed memory, and how an allocation reuses it.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`retired`] | what is freed when its last user is complete |
-//! | [`claim`] | the memory for an allocation, taken over from what other streams still use if it must be |
-//! | [`prospect`] | what could be had, and when |
+//! | [`claim`] | the memory of an allocation, taken over from other streams' pending uses if it must be |
+//! | [`prospect`] | how much could be had, and when |
 //! | [`pressure`] | what an allocation does that finds nothing |
 //! | [`reclaimers`] | the futures that wait for memory |
 

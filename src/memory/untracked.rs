@@ -1,4 +1,4 @@
-//! Views whose uses are neither entered nor ordered: for who orders them himself.
+//! Views whose uses are neither tracked nor ordered: the caller orders them.
 
 use super::Element;
 use super::view::{View, ViewMut};

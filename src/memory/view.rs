@@ -1,4 +1,4 @@
-//! Borrowed ranges of device memory, and what operations take.
+//! Borrowed ranges of device memory, and the arguments of operations.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,8 +1,7 @@
-//! Borrowed rows of device memory: 2-D ranges, with a distance from row to row.
+//! Borrowed rows of device memory: 2-D ranges with a pitch.
 //!
-//! Uses are entered for the bytes from the first row's begin to the last row's end, the gaps between rows
-//! included: what is right for memory of one range is right for these, and columns beside each other are ordered
-//! like one range. A range without gaps is entered as what it is.
+//! A use is tracked for the bytes from the start of the first row to the end of the last, gaps between rows included: the rules for
+//! contiguous ranges hold, and side-by-side columns are ordered as if they overlapped. A range without gaps is tracked exactly.
 #![forbid(unsafe_code)]
 
 use std::fmt;

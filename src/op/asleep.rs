@@ -1,7 +1,7 @@
 //! A thread that blocks on one operation, as a waker (pure).
 //!
-//! It does not sleep by `park`: the thread's token belongs to everybody, and foreign wakers that the thread
-//! calls while it looks may wait themselves, and take it (`a_nested_wait_takes_no_wake_up`).
+//! It does not use `park`: the thread's token is shared, and a foreign waker that the thread calls while it looks may itself wait and
+//! consume the token (`a_nested_wait_takes_no_wake_up`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! A buffer that becomes read-only.
+//! Making a buffer read-only.
 //!
 //! # Invariants
-//! 1. A [`Frozen`] is handed out when everything that writes the buffer is complete and proved good,
-//!    so that its readers wait for nothing (`a_frozen_buffer_is_ready_when_its_writers_are`).
+//! 1. A [`Frozen`] is handed out when everything that writes the buffer is complete and has succeeded, so that its readers wait for nothing
+//!    (`a_frozen_buffer_is_ready_when_its_writers_are`).
 #![forbid(unsafe_code)]
 
 use crate::error::Result;

@@ -1,20 +1,19 @@
-//! A closure that a stream calls when it gets there.
+//! A closure that a stream calls when it reaches it.
 //!
-//! The closure and its result live in a shared cell: one share goes through the driver, one is lent
-//! to the stream until the ticket is complete, one is the future's.
+//! The closure and its result live in a shared cell: one share goes through the driver, one is lent to the stream until the ticket is
+//! complete, one belongs to the future.
 //!
 //! | what | is dropped |
 //! |---|---|
-//! | what the closure captured and keeps | by the closure, when it ends: on the driver's thread, in the role `HostFn` |
-//! | a closure that never ran | by who submitted it, if the driver refused it; after a loss by the reaper |
-//! | the result, or the payload of the panic, that nobody took | by who drops the future, or the reaper |
+//! | the closure's captures | by the closure, when it ends: on the driver's thread, in the role `HostFn` |
+//! | a closure that never ran | by its submitter if the driver refused it; by the reaper after a loss |
+//! | the result, or the panic's payload, if never taken | by the future's drop, or the reaper |
 //!
-//! A callback that never runs (the device faulted) leaks a cell, which is empty then. Whoever takes the
-//! closure out of it has it alone: should the driver call after all, nothing is left to be run.
+//! A callback that never runs (the device faulted) leaks a cell, which is empty by then. Taking the closure out of the cell is exclusive:
+//! if the driver calls after all, there is nothing left to run.
 //!
 //! # Invariants
-//! 1. Nothing that the cell holds is dropped on the driver's thread
-//!    (`what_a_host_function_leaves_is_dropped_off_the_drivers_thread`).
+//! 1. Nothing that the cell holds is dropped on the driver's thread (`what_a_host_function_leaves_is_dropped_off_the_drivers_thread`).
 
 use std::any::Any;
 use std::ffi::c_void;

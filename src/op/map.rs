@@ -3,14 +3,12 @@
 //! | the operation | the function |
 //! |---|---|
 //! | completes, and is polled | is called in that poll, with no lock held |
-//! | fails, or its device is lost | is dropped and not called |
-//! | is dropped, abandoned or `queued` | is dropped and not called, in that call |
+//! | fails, or its device is lost | is dropped without being called |
+//! | is dropped, abandoned or `queued` | is dropped without being called, in that call |
 //!
 //! # Invariants
-//! 1. The function is called once at most, when every point is complete
-//!    (`a_mapped_value_is_made_when_it_is_complete`).
-//! 2. An operation whose function panicked is done, and its stream goes on
-//!    (`a_panic_of_the_function_is_the_polls`).
+//! 1. The function is called at most once, when every point is complete (`a_mapped_value_is_made_when_it_is_complete`).
+//! 2. If the function panics, the operation is done and its stream continues (`a_panic_of_the_function_is_the_polls`).
 #![forbid(unsafe_code)]
 
 use super::{HostValue, Op};

@@ -1,4 +1,4 @@
-//! Memory that kernels used in place, in the host's hands again.
+//! Memory that kernels used in place, returned to the host.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;

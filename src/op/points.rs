@@ -1,4 +1,4 @@
-//! [`Points`]: what an operation or a value waits for.
+//! [`Points`]: the points that an operation or a value waits for.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What an operation resolves with, and which values are good without a host wait.
+//! The values of operations, and which of them are usable without a host wait.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! How a poller is told that there is something to look at, and what it tells of itself.
+//! How a poller is notified, and the flags that it shares with its device.
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;

@@ -1,10 +1,8 @@
-//! How a polled task lets others go first: between two looks of its own, and after a number of
-//! operations that were complete at once.
+//! How a polled task yields to others: between two looks of its own, and after a number of operations that were complete at once.
 //!
 //! # Invariants
-//! 1. A future that is put off for lack of budget wakes its own waker
-//!    (`a_task_that_never_waits_lets_others_run`), and is put off once in a row: an executor inside of
-//!    a task, whose budget never comes back, gets on (`an_executor_inside_of_a_task_gets_on`).
+//! 1. A future that is put off for lack of budget wakes its own waker (`a_task_that_never_waits_lets_others_run`). It is put off at most
+//!    once in a row, so an executor inside a task, whose budget is never refilled, makes progress (`an_executor_inside_of_a_task_gets_on`).
 #![forbid(unsafe_code)]
 
 use std::task::{Context, Poll};

@@ -1,6 +1,6 @@
-//! A list behind a lock, whose length is known without it.
+//! A list behind a lock, whose length can be read without it.
 //!
-//! Most looks at a stream find that nothing is lent or marked there, and need no lock for that.
+//! Most looks at a stream find nothing lent or marked there, and then take no lock.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -1,12 +1,12 @@
-//! The moments of a device's clock that somebody waits for, without a thread.
+//! Deadlines on a device's clock, without a thread of their own.
 //!
-//! The device's poller wakes whoever waits for one: it sleeps no longer than until the
-//! [first](Deadlines::first). On a device that is stepped, a step does, and time goes by steps.
+//! The device's poller wakes the waiters: it sleeps no longer than until the [first](Deadlines::first) deadline. On a stepped device a step
+//! does this, and time advances with the steps.
 //!
 //! # Invariants
 //! 1. A deadline that is dropped leaves nothing behind (`a_close_that_is_given_up_leaves_nothing`).
-//! 2. One that is stored before [`Attention::call_before`](super::attention::Attention::call_before) is
-//!    seen by the poller before it sleeps beyond it (`a_registration_is_never_slept_over`).
+//! 2. A deadline stored before [`Attention::call_before`](super::attention::Attention::call_before) is seen by the poller before it sleeps
+//!    beyond it (`a_registration_is_never_slept_over`).
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,13 +1,13 @@
-//! [`DeviceClock`]: times of the device on the host's clock (pure).
+//! [`DeviceClock`]: device times converted to the host's clock (pure).
 //!
-//! An anchor is a moment of the device that the host saw to lie between two looks at its own clock. It stands in their middle, and its
-//! error is half of what is between them. From one anchor to the next the two clocks are taken to run evenly; beyond the last at the same
-//! rate, but for a drift. (Not as they did between the last two: close together, their errors would say anything.)
+//! An anchor is a moment on the device that the host knows to lie between two readings of its own clock. It is placed midway between them,
+//! with half the distance as its error. Between two anchors the clocks are assumed to run evenly; beyond the last anchor at the same rate,
+//! plus a drift. (Not at the rate of the last two anchors: when these are close together, their errors dominate.)
 //!
 //! # Invariants
-//! 1. A time is off by no more than the larger error of the anchors around it, or the error of the one that it is beyond and the drift, if the
-//!    clocks do run evenly (`within_the_error_of_its_anchors`).
-//! 2. What is later on the device is not earlier on the host's clock (`the_order_of_the_device_is_kept`).
+//! 1. If the clocks do run evenly, a time is off by at most the larger error of the anchors around it, or, beyond the last anchor, by its
+//!    error plus the drift (`within_the_error_of_its_anchors`).
+//! 2. The order of device times is kept on the host's clock (`the_order_of_the_device_is_kept`).
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What is known of a device by those who outlive it: light, and without its streams.
+//! The state of a device that outlives it: small, and without its streams.
 //!
 //! | state | left by |
 //! |---|---|

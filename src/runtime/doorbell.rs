@@ -1,10 +1,9 @@
-//! Doorbells: how a sleeping poller learns that a marker was reached.
+//! Doorbells: how a sleeping poller is told that a marker was reached.
 //!
-//! A bell is a private stream that waits for a marker's event and then runs a host function, which makes
-//! the poller look at the marker's stream. It serves one user stream at a time. A bell is only a hint: it
-//! may ring late or, on a device that faulted, never; the poller's time-out covers that. Arming one is an errand
-//! ([`Engine::errand`](super::engine::Engine::errand)): `cuLaunchHostFunc` wants the driver's lock for
-//! itself, and comes to it late beside threads that launch without a pause.
+//! A bell is a private stream that waits for a marker's event and then runs a host function, which makes the poller look at the marker's
+//! stream. It serves one user stream at a time. A bell is only a hint: it may ring late or, on a faulted device, never; the poller's
+//! time-out covers that. Bells are armed by the errands thread ([`Engine::errand`](super::engine::Engine::errand)): `cuLaunchHostFunc`
+//! takes the driver's lock exclusively, and may be delayed for long beside threads that launch without a pause.
 
 use std::ffi::c_void;
 use std::sync::Arc;

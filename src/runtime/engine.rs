@@ -1,25 +1,24 @@
-//! One device's completion engine: what its streams share.
+//! One device's completion engine: the state that its streams share.
 //!
 //! | part | what for |
 //! |---|---|
-//! | `state` | whether it is lost, and which tasks wait for a worker: for those who outlive it as well |
-//! | `registry` | every stream, to tell them of a loss and to wait for all |
-//! | `attention` | how a stream comes to the poller's |
-//! | `checkers` | places for tasks that look for themselves, or stay awake |
+//! | `state` | whether the device is lost, and which tasks wait for a worker; outlives the device |
+//! | `registry` | every stream, to report a loss and to wait for all |
+//! | `attention` | wakes the poller |
+//! | `checkers` | permits for tasks that check for themselves, or stay awake |
 //! | `events`, `words` | markers |
-//! | `bells` | private streams on which doorbells ring |
-//! | `deadlines` | moments at which the poller wakes tasks |
+//! | `bells` | private streams for doorbells |
+//! | `deadlines` | times at which the poller wakes tasks |
 //! | `account` | where the device's memory is, in bytes |
-//! | `retired` | device memory to be freed when several streams are through with it |
-//! | `loans` | what other libraries have on loan, which `close` waits for |
+//! | `retired` | device memory to be freed when several streams have finished with it |
+//! | `loans` | loans to other libraries, which `close` waits for |
 //! | `reclaimers` | futures that wait for memory |
-//! | `reaper` | drops what users lent |
-//! | `tracer` | what was submitted, and when, while somebody wants to see it |
-//! | `errands` | makes driver calls for the poller and for drops that may be held up |
+//! | `reaper` | drops users' values |
+//! | `tracer` | the log of operations, while it is on |
+//! | `errands` | makes driver calls that may block, for the poller and for drops |
 //!
 //! # Invariants
-//! 1. `lost` is set once and before anybody is woken because of it
-//!    (`a_loss_is_seen_by_who_registers_beside_it`).
+//! 1. `lost` is set once, before any waiter is woken because of it (`a_loss_is_seen_by_who_registers_beside_it`).
 //! 2. Nothing here makes a driver call after `main` returned (`nothing_calls_the_driver_after_main`).
 
 mod anchors;

@@ -1,11 +1,10 @@
 //! The pool of completion events.
 //!
-//! An event is borrowed as an [`EventHandle`], shared between the marker that credits a ticket and
-//! whoever orders a stream behind it. It goes back to the pool when the last handle is gone; the
-//! marker keeps its handle until its ticket is complete, so a pooled event is never pending. An event
-//! whose record failed, or whose stream went away before it was seen complete, is not lent again: it
-//! may be pending. It is destroyed when the next event is made, so that there are not ever more. A
-//! handle may outlive the engine; its event is then destroyed when it comes back.
+//! An event is borrowed as an [`EventHandle`], shared between the marker that credits a ticket and whatever orders a stream behind it. It
+//! returns to the pool with the last handle; the marker keeps its handle until its ticket is complete, so a pooled event is never pending.
+//! An event whose record failed, or whose stream went away before it was seen complete, may be pending: it is not lent again, and is
+//! destroyed when the next event is created, so that such events do not accumulate. A handle may outlive the engine; its event is then
+//! destroyed when the handle is dropped.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! [`GraphBudget`]: how many compiled graphs a device has at once, and which goes when another one needs its place.
+//! [`GraphBudget`]: how many compiled graphs a device may have at once, and which is evicted for another.
 //!
-//! A graph is idle when its last launch is a [`PERIOD`] ago. A request for a place, while all are taken, evicts one idle graph, the one
-//! whose last launch is the oldest; the scan is skipped while no graph can be idle yet. While none is idle the request is refused,
-//! unless the graph cannot run without a place. So graphs in use stay, however many take turns, and in a period no more graphs are
-//! compiled in vain than there are places.
+//! A graph is idle if its last launch is at least a [`PERIOD`] ago. A request at the limit evicts the least recently launched idle graph;
+//! the scan is skipped until some graph can be idle. If none is idle the request is refused, unless the graph cannot run without being
+//! compiled. So graphs in use stay, however many take turns, and in each period at most as many graphs are compiled in vain as the limit
+//! allows.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
-//! [`GraphMemory`]: who keeps device memory for launches of graphs, and gives it up where an allocation finds none.
+//! [`GraphMemory`]: the holders of device memory for graph launches, which release it when an allocation finds no other.
 //!
-//! What a graph's closure makes is written anew in each launch, so that nothing is lost with it: the next launch makes it again.
+//! Memory made by a graph's closure is rewritten by each launch, so releasing it loses nothing: the next launch allocates it again.
 #![forbid(unsafe_code)]
 
 use std::sync::Weak;

@@ -1,4 +1,4 @@
-//! [`LateWork`]: work that can fail when it runs, on a host device. Whose it is and what it wrote its submitter knows.
+//! [`LateWork`]: work that can fail when it runs and has not ended. Its submitter knows whose work it is and what it wrote.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

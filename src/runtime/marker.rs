@@ -1,4 +1,4 @@
-//! What stands behind a point and can be waited for on the device: an event.
+//! A point and, once there is one, the event that the device can wait for.
 #![forbid(unsafe_code)]
 
 use super::event_pool::EventHandle;

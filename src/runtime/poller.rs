@@ -1,11 +1,9 @@
-//! The poller: one thread a device, which asks so that nobody else has to.
+//! The poller: one thread per device, which queries the driver on behalf of all waiters.
 //!
-//! It owns the list of streams somebody waits for (or that owe memory), looks at each when its work
-//! may be complete, and sleeps in between: see [`cadence`](super::protocol::cadence) for the phases. Its work
-//! grows with busy streams, not with futures. A stream without a handle it keeps until its work is
-//! complete. It holds its engine only while it looks, so a device
-//! that nobody uses goes away, and the thread with it; it never joins itself. After the loss of its
-//! device nobody needs it, and it ends.
+//! It owns the list of streams that are waited for (or that have memory to free), looks at each when its work may be complete, and sleeps
+//! in between: see [`cadence`](super::protocol::cadence) for the phases. Its work grows with busy streams, not with futures. A stream
+//! without a handle is kept until its work is complete. The poller holds its engine only while it looks, so an unused device goes away, and
+//! the thread with it; it never joins itself. It ends when its device is lost, because nothing needs it then.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};

@@ -1,20 +1,21 @@
-//! How far a stream is: what is kept by those who used it, and not by the stream alone.
+//! How far a stream is: the part of a stream that its users keep.
 //!
-//! Buffers remember who used them, futures and events their points; all of them may live much longer
-//! than the stream. They keep this, which is light, and come from here to the stream while a ticket
-//! of it is pending.
+//! Buffers remember their users, futures and events their points; all of them may live much longer than the stream. They keep this small
+//! object, and reach the stream through it while one of its tickets is pending.
 //!
 //! | a ticket is | so the stream |
 //! |---|---|
-//! | complete | is there or gone: nobody needs it |
-//! | pending | is there: a handle keeps it, or whoever looks after the streams of the device (the poller; a stepped device's stepper; at the end of the process, nobody lets go of it) |
-//! | neither: it will never be known to be complete | is gone with its device, which is lost; or with the stepper of a stepped one; or it waits for a device that is lost |
+//! | complete | is not needed, and may be gone |
+//! | pending | exists: a handle keeps it, or the owner of the device's streams does (see below) |
+//! | neither, and will never be known to be complete | is gone with its lost device or dropped stepper, or waits for a lost device |
+//!
+//! Streams of a device are kept by its poller, or by a stepped device's stepper; at the end of the process they are never released.
 //!
 //! # Invariants
-//! 1. No stream goes while a ticket of it is pending and its device may still complete it
+//! 1. No stream goes while one of its tickets is pending and its device may still complete it
 //!    (`a_dropped_stream_orders_what_comes_behind`).
-//! 2. Nothing here keeps a stream, its device, or what owns an adopted stream
-//!    (`readers_that_go_leave_no_stream`, `a_device_goes_before_what_it_read`).
+//! 2. Nothing here keeps a stream, its device, or the owner of an adopted stream (`readers_that_go_leave_no_stream`,
+//!    `a_device_goes_before_what_it_read`).
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,14 +1,12 @@
-//! The streams of a device: every one that is there.
+//! The streams of a device.
 //!
 //! | a stream is | from | until |
 //! |---|---|---|
-//! | here | it is made | it is dropped |
+//! | registered | its creation | its drop |
 //!
 //! # Invariants
-//! 1. A stream is here until its work is complete or its device lost, so that a wait for the whole
-//!    device finds it
-//!    (`a_frozen_buffer_outlives_the_reads_of_a_dropped_stream`): nobody drops a stream before, see
-//!    [`progress`](super::progress).
+//! 1. A stream is registered until its work is complete or its device lost, so that a wait for the whole device finds it
+//!    (`a_frozen_buffer_outlives_the_reads_of_a_dropped_stream`): it is not dropped before, see [`progress`](super::progress).
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};

@@ -1,20 +1,19 @@
 //! One stream, as the completion engine sees it.
 //!
-//! [`StreamState`] ties the pure parts to a driver stream: the timeline, the submission lock, the markers
-//! behind it, the waiters in front of it, and the host memory lent to it.
+//! [`StreamState`] ties the pure parts to a driver stream: the timeline, the submission lock, the markers on it, its waiters, and the host
+//! memory lent to it.
 //!
 //! | who | does | through | in |
 //! |---|---|---|---|
 //! | a submitter | takes the lock, issues a ticket, makes driver calls | [`StreamState::with`] | [`submitter`] |
 //! | a future | looks, yields, registers | [`StreamState::poll_ticket`] | [`poll`] |
-//! | anybody | asks the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
+//! | anybody | queries the driver, raises `completed`, wakes | [`StreamState::sweep`] | [`look`] |
 //! | the poller | looks when the work may be complete | [`StreamState::visit`] | [`visit`] |
-//! | a drop | keeps the memory for the stream, frees it in stream order, or leaves it | [`StreamState::free_in_order`] | [`freed`] |
-//! | an allocation | uses again what the stream gave up | [`StreamState::reuse`], [`StreamState::take_freed`] | [`freed`] |
+//! | a drop | caches the memory for the stream, frees it in stream order, or defers it | [`StreamState::free_in_order`] | [`freed`] |
+//! | an allocation | reuses memory that the stream freed | [`StreamState::reuse`], [`StreamState::take_freed`] | [`freed`] |
 //!
-//! Locks, in the order in which they may be held together: submission lock, then one of
-//! `markers`, `lent`, `deferred`, `block_cache`, `freed`; then the device's account. The lock of `queue` is
-//! never held with another.
+//! Locks, in the order in which they may be held together: submission lock, then one of `markers`, `lent`, `deferred`, `block_cache`,
+//! `freed`; then the device's account. The lock of `queue` is never held with another.
 
 mod for_others;
 mod freed;

@@ -1,4 +1,4 @@
-//! What is written down of an operation: plain data of a [`Tracer`](super::tracer::Tracer)'s log.
+//! One entry of a [`Tracer`](super::tracer::Tracer)'s log: plain data about an operation.
 #![forbid(unsafe_code)]
 
 use std::panic::Location;

@@ -1,20 +1,20 @@
-//! [`Tracer`]: a bounded log of what a device's operations were and when, while somebody wants to see it.
+//! [`Tracer`]: a bounded log of a device's operations and their times, while it is on.
 //!
 //! | an operation is | when |
 //! |---|---|
-//! | entered | it was submitted, between two events that measure time |
+//! | entered | it was submitted, between two timing events |
 //! | seen | a look finds its ticket complete |
-//! | resolved | its events were asked, on the errands' thread or for a snapshot, and went back to their pool |
+//! | resolved | its events were queried, by the errands thread or for a snapshot, and returned to their pool |
 //! | dropped | it is the oldest, and the log is full |
 //!
-//! Submitters and futures only write down times. What asks the driver is done for many operations at once, between two anchors of the
-//! device's clock.
+//! Submitters and futures only note times. The driver is queried for many operations at once, between two anchors of the device's clock.
 //!
 //! # Invariants
 //! 1. Off, it costs an operation one load (`benches/instructions`).
-//! 2. It holds no more than its capacity, however many operations come (`the_log_is_bounded`).
-//! 3. Nothing that is dropped here is foreign code, and events go back to their pool outside of the lock.
-//! 4. Events of what goes from the log before it was seen are not lent again: they may be pending (`events_that_are_pending_are_not_lent`).
+//! 2. It never exceeds its capacity, however many operations come (`the_log_is_bounded`).
+//! 3. Nothing that is dropped here is foreign code, and events return to their pool outside of the lock.
+//! 4. Events of an entry that is dropped before it was seen are not lent again: they may be pending
+//!    (`events_that_are_pending_are_not_lent`).
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};

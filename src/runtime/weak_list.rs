@@ -1,4 +1,4 @@
-//! [`WeakList`]: things that others own, of which those that are gone are forgotten.
+//! [`WeakList`]: weak references to values owned elsewhere; dead ones are removed.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};

@@ -1,9 +1,8 @@
 //! Words that streams write: one 128-byte line each, in pinned memory that the device can reach.
 //!
-//! A stream writes its ticket into its word; reading the word never enters the driver. A line is
-//! given back only when its last value was seen, so a late write never reaches another stream. A write
-//! that the driver refused may have been made all the same: its stream writes no other, and gives the line back only when it is known
-//! to be idle (`no_word_is_written_behind_a_refused_one`).
+//! A stream writes its ticket into its word; reading the word never enters the driver. A line is returned only when its last value was
+//! seen, so a late write never reaches another stream. A write that the driver refused may still have been submitted: its stream writes no
+//! other, and returns the line only when it is known to be idle (`no_word_is_written_behind_a_refused_one`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,34 +1,33 @@
 //! Memory for an allocation that is about to be submitted.
 //!
-//! | step | what it takes | who waits |
+//! | step | what it takes | what waits |
 //! |---|---|---|
-//! | 0 | a block of the stream's cache; what was freed on the stream in order, and fresh memory | nobody |
-//! | 1 | what streams keep: the stream's own, then others', as far as its uses are complete | nobody |
-//! | 2 | what is complete, or was used by this stream alone | nobody |
-//! | 3 | what is pending elsewhere, if its uses have events, and the device is to wait | the stream, on the device |
+//! | 0 | a block of the stream's cache; memory freed on the stream in order, and fresh memory | nothing |
+//! | 1 | cached blocks: the stream's own, then other streams' whose uses are complete | nothing |
+//! | 2 | freed memory whose uses are complete, or on this stream alone | nothing |
+//! | 3 | memory pending on other streams, if its uses have events and the device may wait | the stream, on the device |
 //! | 4 | what graphs keep for their next launches; then steps 0 to 3 again | as above |
-//! | 5 | none: out of memory | |
+//! | 5 | nothing: out of memory | |
 //!
-//! A step is taken if the ones before it were not enough. Steps 1 to 3 are gone through again, for a
-//! while, if what they lacked is there after all: others have it in hand, or hold the lock of a stream
-//! that has to be waited for ([`Backoff`]). Sizes are rounded so that blocks can be kept
-//! ([`block_cache`](crate::memory::block_cache)); one that does not fit rounded has its own size, and is not kept. Blocks that are taken over are freed *on the
-//! allocating stream*, behind its waits and in front of the allocation, so that the driver's pool can
-//! use their memory for it, cut as it likes. What is left over is freed there in order.
+//! A step is taken if the ones before it were not enough. Steps 1 to 3 are retried for a while if the missing memory exists but is out of
+//! reach for the moment: another thread is moving it, or holds the lock of a stream that has to be waited for ([`Backoff`]). Sizes are
+//! rounded so that blocks can be cached ([`block_cache`](crate::memory::block_cache)); a block that only fits unrounded keeps its exact
+//! size and is not cached. Blocks that are taken over are freed *on the allocating stream*, behind its waits and before the allocation, so
+//! that the driver's pool can reuse their memory in any division. Any excess is freed there in order.
 //!
 //! | a claim | its drop |
 //! |---|---|
-//! | before the driver gave memory | puts everything back: blocks are retired, as they were or as they might have been |
-//! | with memory | frees it on the stream, as a buffer's |
-//! | kept | does nothing: a buffer has it |
+//! | before the driver gave memory | puts everything back: blocks are retired, with their known or possible users |
+//! | with memory | frees it on the stream, like a buffer's |
+//! | kept | does nothing: a buffer owns the memory |
 //!
 //! # Invariants
-//! 1. What is taken over for a claim is nobody else's from then on (`random_programs_stay_within_the_limit`).
+//! 1. Memory taken over for a claim is not available to any other from then on (`random_programs_stay_within_the_limit`).
 //! 2. No lock of another stream is waited for, and no two are held.
-//! 3. What moves from place to place does so under `pressing`: who looks for memory there finds all that
-//!    is pending (`random_programs_stay_within_the_limit`).
-//! 4. A block is freed on a stream that is behind every use of it: complete, its own, or waited for by
-//!    an event that is at or behind the use (`a_block_taken_over_waits_for_its_last_use`).
+//! 3. Memory moves from place to place under `pressing`: a search under that lock finds all pending memory
+//!    (`random_programs_stay_within_the_limit`).
+//! 4. A block is freed on a stream that is behind every use of it: the use is complete, the stream's own, or waited for by an event at or
+//!    behind it (`a_block_taken_over_waits_for_its_last_use`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! [`Pressure`]: what an allocation does at the limit.
+//! [`Pressure`]: what an allocation at the limit does.
 #![forbid(unsafe_code)]
 
 /// What an allocation does if it fits only once other streams have progressed: the memory it needs is freed,

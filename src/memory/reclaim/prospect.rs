@@ -1,13 +1,13 @@
-//! What memory an allocation could have, and when.
+//! How much memory an allocation could have, and when.
 //!
-//! | it is | an allocation may have it |
+//! | memory that is | is available |
 //! |---|---|
-//! | nobody's, within the limit | at once |
-//! | kept by a stream, given up, or its free is on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`]) |
-//! | given up, and used by another device | when that device has finished with it |
+//! | unused, within the limit | at once |
+//! | cached, freed, or its free is on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`]) |
+//! | freed, and used by another device | when that device has finished with it |
 //! | being moved by another thread: in the account, and in no list | when that thread has put it back |
 //!
-//! All of it is looked at under the lock under which it moves ([`claim`](super::claim), invariant 3).
+//! All of it is examined under the lock under which it moves ([`claim`](super::claim), invariant 3).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

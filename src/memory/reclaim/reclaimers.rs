@@ -1,9 +1,8 @@
-//! Futures that wait until memory comes free.
+//! Futures that wait until memory is freed.
 //!
 //! # Invariants
-//! 1. Who registered with a version of the account is woken when that is another one: a registrant
-//!    counts before it reads the version, and what changes the version looks at the count afterwards
-//!    (`a_reclaimed_future_hears_of_a_drop`).
+//! 1. A future that registered with a version of the account is woken when the version changes: a registrant raises the count before it
+//!    reads the version, and a change of the version is followed by a look at the count (`a_reclaimed_future_hears_of_a_drop`).
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};

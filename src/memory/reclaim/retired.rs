@@ -1,4 +1,4 @@
-//! What is given up and waits for the streams that may use it.
+//! Freed memory and dropped owners that wait for the streams that may still use them.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a [`Tracer`](crate::runtime::tracer::Tracer) asks the driver: when events were reached, and when that is on the host's clock.
+//! The driver queries of a [`Tracer`](crate::runtime::tracer::Tracer): when events were reached, and anchors of the device's clock.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The end of a device, by its loss or its close: who is woken by it.
+//! The end of a device, by loss or close: which waiters it wakes.
 //!
 //! | waiter | woken by |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | a future that waits for memory or for an operation | the loss |
 //!
 //! # Invariants
-//! 1. A key stays its owner's until it is forgotten or the device is lost: the close takes wakers
-//!    and leaves the keys (`a_close_ends_waits_for_held_permits`).
+//! 1. A key stays its owner's until it is forgotten or the device is lost: the close takes wakers and leaves the keys
+//!    (`a_close_ends_waits_for_held_permits`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

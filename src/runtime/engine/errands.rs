@@ -1,11 +1,11 @@
-//! Work that a device moves to its own two threads, the only way there: driver calls that may block
-//! (errands), and drops of users' values (the reaper).
+//! Work that a device moves to its own two threads, and the only way to reach them: driver calls that may block (errands), and drops of
+//! users' values (the reaper).
 //!
 //! If the system refuses a thread, the work is kept and the poller is called:
 //!
 //! | kept | the poller |
 //! |---|---|
-//! | errands | asks for the thread again; without one it runs them itself, one a round |
+//! | errands | asks for the thread again; without one it runs them itself, one per round |
 //! | users' values | asks for the thread again |
 #![forbid(unsafe_code)]
 

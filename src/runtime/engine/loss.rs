@@ -1,4 +1,4 @@
-//! What a driver call means for the device: a refusal, or its loss.
+//! What a driver error means for the device: a refused call, or the loss of the device.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! What was given up goes when every stream that may use it is through; no stream waits for that.
+//! Retired memory and objects are freed when every stream that may use them has finished; no stream waits for that.
 
 use std::any::Any;
 use std::sync::Arc;

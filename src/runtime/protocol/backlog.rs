@@ -1,13 +1,11 @@
 //! Tasks that were woken and have not been polled since (pure).
 //!
-//! While there are such tasks, the workers of the executor are behind. A task that goes from one operation
-//! to the next would then keep its worker, since what it awaits is often complete when it first looks; so a
-//! new wait lets the others go first, once (`who_was_woken_goes_first`).
+//! While there are such tasks, the executor's workers are behind. A task that goes from one operation to the next would then keep its
+//! worker, since its operation is often complete at the first look; so a new wait yields to the others, once (`who_was_woken_goes_first`).
 //!
-//! The count is a guess: it has blocked threads and siblings of one `join!` as well, and not those that were
-//! woken ahead of time; a future that was woken and is kept or leaked without being polled stays in it, until
-//! the device is idle and its poller forgets everybody ([`forget`](Backlog::forget)). Too high, it costs a wait
-//! one turn of its executor; too low, a task that was woken one turn.
+//! The count is approximate: it includes blocked threads and siblings in one `join!`, and excludes tasks that were woken ahead of time. A
+//! future that was woken and is never polled or dropped stays counted until the device is idle and its poller resets the count
+//! ([`forget`](Backlog::forget)). Too high a count costs a wait one turn of its executor; too low a count costs a woken task one turn.
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering};

@@ -1,42 +1,40 @@
 //! When a wait is looked at, and by whom (pure).
 //!
-//! The age of a wait is the time since its stream's head was first waited for, or since the
-//! completion in front of it. The poller looks at work of that age after a part of it, so that a
-//! completion is found late by that part of the wait, whatever came before ([`cadence`]). What a stream
-//! remembers of its waits ([`estimator`](super::estimator)) only adds looks: each remembered length opens a
-//! *window* around the age at which work of that kind was complete.
+//! The age of a wait is the time since its stream's head was first waited for, or since the preceding completion. The poller looks at work
+//! of some age again after a fraction of that age, so a completion is found late by at most that fraction of the wait, whatever came before
+//! ([`cadence`]). A stream's memory of its waits ([`estimator`](super::estimator)) only adds looks: each remembered length opens a *window*
+//! around the age at which such work was complete.
 //!
 //! | age | who looks | when |
 //! |---|---|---|
 //! | any | the poller | after a 64th of the age: at least [`NAP_LEAST_NS`], at most [`NAP_MOST_NS`] |
-//! | in a window | the poller as well | after a 32nd of what is left of it, and at least its rest |
-//! | in a window of at most [`CHECK_MOST_NS`], and from [`NAP_LEAST_NS`] before it on; with nothing remembered, below [`CHECK_NS`] | the polling task itself, yielding in between: a *check* | each time that it is polled |
+//! | in a window | the poller as well | after a 32nd of the rest of the window, but no sooner than its rest |
+//! | in a window of at most [`CHECK_MOST_NS`], from [`NAP_LEAST_NS`] before it on | the polling task: a *check* | at each poll |
+//! | with nothing remembered, below [`CHECK_NS`] | the polling task: a *check* | at each poll |
 //!
-//! At most one task checks per stream, and [`CHECKERS`] per device; for a length that does not repeat, where
-//! a window is a guess, only while no other task checks. While the poller wakes somebody often ([`OFTEN_NS`]) and nobody
-//! checks, one of the tasks that wait *stays awake*: it yields again and again and looks at nothing, so that a
-//! worker of the executor takes at once what the poller finds. It yields its core as well, which the poller may need. A worker that sleeps is late: by some 20 µs, now
-//! and then by some hundred. The poller leaves a stream to its
-//! checker as long as the executor polls it every [`CHECK_AGAIN_NS`]; a checker that is polled later stops
-//! checking. When a window opens and no task checks (a worker that is awake serves the others), the poller
-//! wakes the stream's first waiter to check: the time that waking a sleeping worker takes, 6 µs and now and
-//! then some hundred, then passes before the work is complete. Until that task checks, the poller looks.
-//! After slow wake-ups, windows open that much earlier.
+//! A checking task yields between its polls. At most one task checks per stream, and [`CHECKERS`] per device; for a length that does not
+//! repeat, where a window is a guess, only while no other task checks. While the poller wakes tasks often ([`OFTEN_NS`]) and nobody checks,
+//! one of the waiting tasks *stays awake*: it yields again and again without looking, so that a worker of the executor picks up at once
+//! what the poller finds. (A sleeping worker is late by some 20 µs, occasionally by hundreds.) It yields its core as well, which the poller
+//! may need. The poller leaves a stream to its checker as long as the executor polls it every [`CHECK_AGAIN_NS`]; a checker that is polled
+//! later stops checking. When a window opens and no task checks (an awake worker serves the others), the poller wakes the stream's first
+//! waiter to check: the latency of waking a sleeping worker, 6 µs and occasionally hundreds, then passes before the work is complete. Until
+//! that task checks, the poller looks. After slow wake-ups, windows open that much earlier.
 //!
 //! # The numbers
-//! H200, driver 580, 16 cores of a virtual machine; printed lines are in `benches/results`.
+//! H200, driver 580, 16 cores of a virtual machine; the printed lines are in `benches/results`.
 //!
 //! | what | µs | so |
 //! |---|---|---|
 //! | a query that finds an event pending, complete | 0.17, 1.3 | the newest marker is asked first |
-//! | a word written by the stream, against an event | + 0.8 to submit, − 1.3 to see | words for work of at most [`WORD_MOST_NS`] while one task checks at most |
+//! | a word written by the stream, vs an event | + 0.8 to submit, − 1.3 to see | words up to [`WORD_MOST_NS`], beside one checking task |
 //! | a nap with exact timers: late by, CPU | 2.6, 3 | [`REST_LEAST_NS`], [`NAP_LEAST_NS`] |
 //! | a host function behind 200 µs, 1 ms, 200 ms of waiting: late by | 62, 450, 560 | no doorbells: the cadence is as early |
 //!
-//! What each mechanism is worth: the line of a bench that gets worst without it, in one process, each way in
-//! turn (`ablation` in `benches/results/h200.txt`). What no line missed is gone.
+//! What each mechanism gains: the bench line that gets worst without it, alternating in one process (`ablation` in
+//! `benches/results/h200.txt`). Mechanisms that improved no line were removed.
 //!
-//! | without | the line | µs, or a second |
+//! | without | the line | µs, or per second |
 //! |---|---|---|
 //! | checks | await of 8 µs, p50 | 9.7 → 26 |
 //! | more than two tasks that check | `mixed16_log`, p99 | 61 → 76 |
@@ -50,14 +48,12 @@
 //! | a task that stays awake while the poller wakes others often | `mixed16_uniform`, p99 | 51 → 66 |
 //! | yielding the core while a task checks or stays awake, on two cores | `mixed16_uniform`, p99 | 76 → 1,476 |
 //! | sparing checks of lengths that do not repeat | `mixed16_uniform`, cores | 2.5 → 2.9 |
-//! | letting others go first ([`backlog`](super::backlog)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
+//! | yielding to woken tasks ([`backlog`](super::backlog)) | 1,024 tasks, awaits a second | 529,000 → 456,000 |
 //!
 //! # Invariants
-//! 1. A plan's look lies ahead, and no further than the cadence (`every_plan_makes_progress`).
-//! 2. Looks are few: their number grows with the logarithm of the wait, then by the longest nap
-//!    (`looks_are_few`).
-//! 3. Work of any length is found late by one nap of the cadence at most, whatever came before
-//!    (`any_length_is_found_in_time`).
+//! 1. A planned look lies ahead, and no further than the cadence (`every_plan_makes_progress`).
+//! 2. Looks are few: their number grows with the logarithm of the wait, then with the longest nap (`looks_are_few`).
+//! 3. Work of any length is found late by at most one nap of the cadence, whatever came before (`any_length_is_found_in_time`).
 #![forbid(unsafe_code)]
 
 use super::estimator::{CHECK_MOST_NS, Estimator, Window};

@@ -1,12 +1,11 @@
 //! Which tasks of a device check for themselves, and which one stays awake (pure).
 //!
-//! A permit is held until a time: a future that was leaked in the middle of a check gives its permit
-//! back by the clock.
+//! A permit expires: a future that was leaked in the middle of a check loses its permit by the clock.
 //!
 //! # Invariants
-//! 1. At most [`CHECKERS`] permits to check are held, and one to stay awake
-//!    (`permits_are_few_and_come_back`, `one_stays_awake_while_the_poller_wakes_often`).
-//! 2. Nobody gives back a permit that has gone to another (`a_late_checker_returns_nothing`).
+//! 1. At most [`CHECKERS`] permits to check are held, and one to stay awake (`permits_are_few_and_come_back`,
+//!    `one_stays_awake_while_the_poller_wakes_often`).
+//! 2. A late holder cannot give back a permit that has gone to another task (`a_late_checker_returns_nothing`).
 #![forbid(unsafe_code)]
 
 use super::cadence::{CHECK_AGAIN_NS, CHECKERS, OFTEN_NS};

@@ -1,25 +1,21 @@
-//! How long the work of a stream took lately, and so when what runs now may be complete (pure).
+//! How long a stream's recent work took, and so when its current work may be complete (pure).
 //!
-//! A wait is timed from the moment its stream's head was first waited for, or from the completion
-//! in front of it, to its completion. It is known as an interval: the last look that found it
-//! pending, the first that found it complete. A few such spans are kept, one for each kind of
-//! work: a stream that alternates between short and long operations has two.
+//! A wait is timed from the moment its stream's head was first waited for, or from the preceding completion, to its own completion. That
+//! time is known as an interval: between the last look that found it pending and the first that found it complete. A few such spans are
+//! kept, one for each kind of work: a stream that alternates between short and long operations has two.
 //!
 //! | a wait that | does to the spans |
 //! |---|---|
 //! | fits some | replaces the closest, and adapts its spread |
-//! | fits none | takes the place of the one that nothing fitted for longest |
+//! | fits none | replaces the one that has gone unmatched the longest |
 //!
-//! A span that nothing fitted for [`FORGET_AFTER`] waits is forgotten. One that two later waits
-//! fitted is a length that repeats; the others may be chance. A short one ([`SHORT_NS`]) counts as one from
-//! the start: its check is short as well.
+//! A span that no wait fitted for [`FORGET_AFTER`] waits is forgotten. A span that two later waits fitted is a length that repeats; the
+//! others may be chance. A short one ([`SHORT_NS`]) counts as repeating from the start, because checking it is short as well.
 //!
 //! # Invariants
-//! 1. A span's window holds the span (`a_window_holds_what_was_learned`).
-//! 2. A window reaches beyond its span by an eighth of the wait at most, or by [`LEAD_LEAST_NS`]
-//!    (`a_window_is_short_beside_the_wait`).
-//! 3. Kinds of work that lie apart are not taken for one another
-//!    (`alternating_lengths_keep_both_windows`).
+//! 1. A span's window contains the span (`a_window_holds_what_was_learned`).
+//! 2. A window extends beyond its span by at most an eighth of the wait, or by [`LEAD_LEAST_NS`] (`a_window_is_short_beside_the_wait`).
+//! 3. Clearly different lengths keep separate spans (`alternating_lengths_keep_both_windows`).
 //! 4. A length repeats from its third time on (`a_length_repeats_from_its_third_time_on`).
 #![forbid(unsafe_code)]
 

@@ -6,14 +6,13 @@
 //! | `PARKING` | has announced that it will sleep and is looking once more | the poller, or `notify_before` |
 //! | `PARKED` | asleep until `until`, or about to be | `notify_before`, or the poller after its time-out |
 //!
-//! A registrant stores its waker and when it wants to be looked after, fences, and calls
-//! [`notify_before`](ParkState::notify_before). The poller announces `PARKING`, fences, looks once more,
-//! stores the end of its sleep, and sleeps only if no registrant called meanwhile. A registrant whose due
-//! time is at or behind that end does not call.
+//! A registrant stores its waker and its due time, fences, and calls [`notify_before`](ParkState::notify_before). The poller announces
+//! `PARKING`, fences, looks once more, stores the end of its sleep, and sleeps only if no registrant called meanwhile. A registrant whose
+//! due time is at or after that end does not call.
 //!
 //! # Invariants
-//! 1. A waker stored before `notify_before(due)` is seen by a scan, or the poller is woken, or
-//!    sleeps until `due` at the latest (`a_registration_is_never_slept_over`).
+//! 1. A waker stored before `notify_before(due)` is seen by a scan, or the poller is woken, or sleeps until `due` at the latest
+//!    (`a_registration_is_never_slept_over`).
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU8, AtomicU64, Ordering, Plain, fence};

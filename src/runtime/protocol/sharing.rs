@@ -1,17 +1,17 @@
-//! Who else puts work on a stream (pure).
+//! Which other libraries put work on a stream (pure).
 //!
-//! | others | an operation is followed by a marker | what they put on the stream is behind a ticket |
+//! | other libraries | an operation is followed by a marker | a ticket covers their work |
 //! |---|---|---|
-//! | none | if it matters | – |
-//! | use the stream: a loan of its handle, or for good | always | when somebody asks for everything on the stream |
-//! | used it: the last loan ended | if it matters | from the next turn on, which begins with a ticket of its own |
+//! | none | if a wait needs one | – |
+//! | use the stream: a loan of its handle, or for good | always | when everything on the stream is asked for |
+//! | used it: the last loan ended | if a wait needs one | from the next turn on, which begins with a ticket of its own |
 //!
-//! A loan that ended leaves a debt: a ticket behind what is on the stream. A turn takes the debt over, publishes the ticket,
-//! and settles it. A loan that ends in the meantime leaves a new one.
+//! A loan that ended leaves a debt: a ticket behind everything on the stream. The next turn takes the debt over, publishes the ticket and
+//! settles it. A loan that ends in the meantime leaves a new debt.
 //!
 //! # Invariants
-//! 1. What was put on the stream before a loan ended is covered by a ticket that is published, or `is_owed` says that it is
-//!    not (`what_a_loan_left_is_covered`).
+//! 1. Work put on the stream before a loan ended is covered by a published ticket, or `is_owed` returns true
+//!    (`what_a_loan_left_is_covered`).
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering};

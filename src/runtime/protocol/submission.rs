@@ -1,21 +1,19 @@
-//! The submission lock: one submitter at a time, and nobody waits for a marker (pure).
+//! The submission lock: one submitter at a time, and `poll` never waits for it (pure).
 //!
-//! A submitter may be held in the driver for long (a full queue blocks its thread), and `poll` must
-//! not block behind it. So `poll` only *tries* the lock: failing, it leaves the ticket it wants
-//! marked in `wanted`, and whoever unlocks serves it.
+//! The driver may hold a submitter for long (a full queue blocks its thread), and `poll` must not block behind it. So `poll` only *tries*
+//! the lock: if that fails, it records the ticket that it needs marked in `wanted`, and the holder serves it when it unlocks.
 //!
 //! | word | set by | meaning |
 //! |---|---|---|
-//! | `wanted` | anybody | somebody waits for this ticket and saw no marker at or behind it |
+//! | `wanted` | anybody | a waiter needs this ticket and saw no marker at or behind it |
 //! | `marked` | the holder of the lock | the highest ticket with a published marker |
 //!
 //! # Invariants
-//! 1. After `want(n)` returned, a marker at or behind *n* is published or the holder of the lock
-//!    will serve it before it goes away (`a_wanted_marker_is_served_by_whoever_unlocks`). A ticket that
-//!    is not there yet is served by who submits it, and makes nobody wait
+//! 1. After `want(n)` returned, a marker at or behind *n* is published, or the holder of the lock will serve it when it unlocks
+//!    (`a_wanted_marker_is_served_by_whoever_unlocks`). A ticket that is not issued yet is served by its submitter, and makes nobody wait
 //!    (`a_ticket_that_is_not_there_yet_is_served_by_who_submits_it`).
 //! 2. `marked` rises only after the marker's call succeeded (`a_marker_is_published_after_its_call`).
-//! 3. Nobody holds two submission locks.
+//! 3. No thread holds two submission locks.
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};

@@ -1,12 +1,10 @@
 //! One sweep serves all: a try-lock whose loser is never forgotten (pure).
 //!
-//! Many tasks and the poller may want to ask the driver about one stream at once; one does, the
-//! others go on. A loser leaves `missed`, because the holder may have asked before the loser's
-//! marker was placed; the holder looks at it after it unlocked and sweeps again.
+//! Many tasks and the poller may want to query the driver about one stream at once; one does, the others move on. A loser sets `missed`,
+//! because the holder may have queried before the loser's marker was placed; the holder reads it after it has unlocked, and sweeps again.
 //!
 //! # Invariants
-//! 1. After `run` returned false, a whole sweep begins after that call began
-//!    (`a_missed_sweep_is_made_up_for`).
+//! 1. After `run` returned false, a whole sweep begins after that call began (`a_missed_sweep_is_made_up_for`).
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicBool, Ordering};

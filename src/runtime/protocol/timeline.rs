@@ -1,8 +1,7 @@
-//! A stream's timeline: tickets handed out, tickets complete (pure).
+//! A stream's timeline: tickets issued, tickets complete (pure).
 //!
-//! Operations take consecutive tickets under the stream's submission lock. `completed` only rises;
-//! operation *n* is complete ⇔ `completed ≥ n`. A lost device is a state *beside* the timeline,
-//! never a value of it.
+//! Operations take consecutive tickets under the stream's submission lock. `completed` only rises; operation *n* is complete ⇔ `completed ≥
+//! n`. A lost device is a state *beside* the timeline, never a value of it.
 //!
 //! | word | set by | read by |
 //! |---|---|---|
@@ -11,11 +10,9 @@
 //! | `held` | the submitter (its ticket), the ticket's `Op` (back to none) | the next submitter |
 //!
 //! # Invariants
-//! 1. `completed` never falls and never exceeds a ticket whose marker was seen complete
-//!    (`completed_only_rises`).
-//! 2. `held` names the tail or nothing: an older ticket's `Op` cannot clear a newer one's
-//!    (`an_older_op_cannot_release_the_tail`).
-//! 3. Who sees a ticket complete sees it submitted (`what_is_in_flight_is_never_negative`).
+//! 1. `completed` never falls and never exceeds a ticket whose marker was seen complete (`completed_only_rises`).
+//! 2. `held` names the tail or nothing: an older ticket's `Op` cannot clear a newer one's (`an_older_op_cannot_release_the_tail`).
+//! 3. A thread that sees a ticket complete also sees it submitted (`what_is_in_flight_is_never_negative`).
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering};

@@ -1,28 +1,26 @@
 //! The waiters of one stream, and how the poller learns of them (pure).
 //!
-//! A future that is pending has an entry here, whatever else it does to be quicker. That alone is
-//! enough for it to resolve: whoever finds its ticket complete, or the device lost, takes the entry
-//! out and wakes it; and until then the poller looks at the stream again and again.
+//! Every pending future has an entry here, whatever else it does to be quicker. The entry alone is enough for it to resolve: the thread
+//! that finds its ticket complete, or the device lost, takes the entry out and wakes it; until then the poller looks at the stream again
+//! and again.
 //!
 //! | who | steps, in this order | in |
 //! |---|---|---|
-//! | a future | stores its waker; fence; reads `completed` and `lost` again; asks for a look | [`WaitQueue::register`] |
-//! | whoever raises `completed` or sets `lost` | that; fence; takes out who is due; wakes them | [`WaitQueue::settle`], [`LossFlag::tell`] |
-//! | the poller, at a stream | takes the look that was asked for; looks; says when to look next | [`WaitQueue::begin_look`], [`WaitQueue::look_by`] |
-//! | the poller, done with a stream | gives it up; takes it again if somebody waits | [`WaitQueue::give_up`] |
+//! | a future | stores its waker; fence; rereads `completed` and `lost`; asks for a look | [`WaitQueue::register`] |
+//! | whoever raises `completed` or sets `lost` | that; fence; takes out and wakes the due | [`WaitQueue::settle`], [`LossFlag::tell`] |
+//! | the poller, at a stream | takes the requested look; looks; sets the next | [`WaitQueue::begin_look`], [`WaitQueue::look_by`] |
+//! | the poller, done with a stream | gives it up; takes it again if a future waits | [`WaitQueue::give_up`] |
 //!
-//! An entry that was taken out is its owner's no longer: a future that is polled registers again.
-//! Whoever is only woken ahead of time keeps its entry.
-//! Nothing here calls foreign code under the lock: wakers are cloned before, and woken or dropped
-//! after it.
+//! An entry that was taken out no longer belongs to its future, which registers again when it is polled. A future that is only woken ahead
+//! of time keeps its entry. No foreign code runs under the lock: wakers are cloned before it is taken, and woken or dropped after it is
+//! released.
 //!
 //! # Invariants
-//! 1. A completion, or a loss, beside a registration is seen by one of the two
-//!    (`a_completion_beside_a_registration_wakes_it`, `a_loss_is_seen_by_who_registers_beside_it`).
-//! 2. The poller does not sleep beyond the look that a registrant asked for
-//!    (`a_registration_is_never_slept_over`), nor give up a stream beside it
-//!    (`a_stream_given_up_beside_a_registration_comes_back`).
-//! 3. Who is woken ahead of time is woken again in time (`who_is_woken_ahead_of_time_is_woken_again`).
+//! 1. A completion, or a loss, that races with a registration is seen by one of the two (`a_completion_beside_a_registration_wakes_it`,
+//!    `a_loss_is_seen_by_who_registers_beside_it`).
+//! 2. The poller does not sleep beyond a look that a registrant asked for (`a_registration_is_never_slept_over`), nor give up a stream
+//!    while a future registers (`a_stream_given_up_beside_a_registration_comes_back`).
+//! 3. A future that is woken ahead of time is woken again when it is due (`who_is_woken_ahead_of_time_is_woken_again`).
 //! 4. Each poll replaces a waker that would not wake its task (`each_poll_replaces_the_waker`).
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,10 @@
 //! Who waits for which ticket of a stream (pure).
 //!
-//! A waiter has a slot for as long as its `Op` waits; each poll replaces a waker that would not
-//! wake the polling task. A heap orders the slots by ticket, so that a sweep touches only waiters
-//! whose ticket is complete. An abandoned slot leaves a stale heap entry behind, which is dropped
-//! when it comes first, or when stale entries outnumber the live ones.
+//! A waiter has a slot for as long as its `Op` waits; each poll replaces a waker that would not wake the polling task. A heap orders the
+//! slots by ticket, so that a sweep touches only waiters whose ticket is complete. An abandoned slot leaves a stale heap entry, which is
+//! dropped when it reaches the top, or when stale entries outnumber the live ones.
 //!
-//! Nothing here calls foreign code: wakers are handed back to the caller, which wakes or drops
-//! them after it unlocked.
+//! No foreign code is called here: wakers are returned to the caller, which wakes or drops them after unlocking.
 #![forbid(unsafe_code)]
 
 use std::cmp::Reverse;

@@ -1,4 +1,4 @@
-//! What is asked of a stream by those who know none: points that outlive it, and its device.
+//! The traits by which code that does not know the type of a stream uses one: points that outlive it, and its device.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

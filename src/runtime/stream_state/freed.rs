@@ -1,19 +1,19 @@
-//! Device memory that is given up in a stream's order.
+//! Device memory that is freed in stream order.
 //!
-//! | it goes | when | is counted as |
+//! | memory goes | when | is counted as |
 //! |---|---|---|
 //! | to the stream's block cache | it is small enough and there is room | kept |
 //! | from there to the stream's next allocation of about that size | | allocated |
 //! | to the driver, behind everything on the stream | otherwise, where a driver call may be made now | pending |
-//! | to the driver, by whoever submits next, or the poller | otherwise | pending |
+//! | to the driver, by the next submitter or the poller | otherwise | pending |
 //! | to the stream's next allocation, through the driver | its free is on the stream | allocated |
-//! | to another stream's allocation, which waits for this one | nothing else fits: see [`claim`](crate::memory::reclaim::claim) | allocated |
+//! | to another stream's allocation, which waits for this stream | see [`claim`](crate::memory::reclaim::claim) | allocated |
 //! | back to the pool | the stream was seen to be behind it | nothing |
 //!
 //! # Invariants
-//! 1. Memory goes from one buffer to another on its home stream, behind its last use
-//!    (`what_is_freed_is_used_again_behind_its_last_use`), or on a stream that waits for that.
-//! 2. A place and the account agree: one changes under the lock of the other.
+//! 1. Memory goes from one buffer to another on its home stream, behind its last use (`what_is_freed_is_used_again_behind_its_last_use`),
+//!    or on a stream that waits for that.
+//! 2. A block's place and the account agree: one changes under the lock of the other.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -1,12 +1,12 @@
-//! Keeps a stream for whoever puts work on it.
+//! Keeps a stream alive for its users.
 //!
 //! | a stream is | until |
 //! |---|---|
-//! | open: a handle is there | its last handle is dropped: a user's, or that of a buffer which was made on it and will be freed there; what belongs to it is given up then |
-//! | deserted, its work pending | that is complete; whoever looks after the streams of the device keeps it |
+//! | open: it has a handle, a user's or that of a buffer to be freed on it | the last handle is dropped; its resources are released then |
+//! | deserted, its work pending | the work is complete; the owner of the device's streams keeps it |
 //! | gone: its driver stream is destroyed, its owner dropped | |
 //!
-//! Nobody comes back to a deserted stream: what is left of it is looked at and waited for through
+//! A deserted stream gets no handle again: the rest of its work is looked at and waited for through
 //! [`Progress`](crate::runtime::progress::Progress).
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What a stream is lent: host memory, and what the driver is to call.
+//! What is lent to a stream: host memory, users' values, and callbacks for the driver.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

@@ -1,17 +1,19 @@
-//! A list of operations that have a ticket and are not with the driver yet.
+//! A list of operations that have a ticket and are not submitted to the driver yet.
 //!
 //! | the stream's list | left by |
 //! |---|---|
 //! | none | its first operation, which opens it with the stream's next ticket |
-//! | open | more operations of its owner, which have the same ticket; the end of its owner's closure, which takes it; whoever takes the next ticket or waits for this one, which puts it on the stream as it is |
-//! | put on the stream by somebody else | its owner, which fetches it |
+//! | open | the end of its owner's closure, which takes it |
+//! | open | anybody that takes the next ticket or waits for this one, and so puts the list on the stream as it is |
+//! | put on the stream by another thread | its owner, which fetches it |
+//!
+//! More operations of the owner join the open list, under the same ticket.
 //!
 //! # Invariants
-//! 1. The ticket of an open list is the next one: nobody takes another before the list is on the stream
+//! 1. The ticket of an open list is the next one: no other ticket is issued before the list is on the stream
 //!    ([`Turn::next_ticket`](super::Turn::next_ticket)).
-//! 2. Whoever waits for the ticket puts the list on the stream first, wherever its owner is
-//!    (`what_waits_in_the_middle_gets_it`).
-//! 3. What a list keeps is dropped by its owner, outside of the lock.
+//! 2. Anybody that waits for the ticket puts the list on the stream first, wherever its owner is (`what_waits_in_the_middle_gets_it`).
+//! 3. The values that a list keeps are dropped by its owner, outside of the lock.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! A look at a stream: how far it is, and who is woken because of that.
+//! A look at a stream: how far it is, and which waiters that wakes.
 //!
-//! Whoever waits may look, and so does the poller; one look serves all.
+//! Waiters and the poller may all look; one look serves all.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

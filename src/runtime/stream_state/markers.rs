@@ -1,4 +1,4 @@
-//! Markers of a stream: placing them, choosing their kind, finding the one behind a ticket.
+//! Markers of a stream: placing them, choosing their kind, finding the one for a ticket.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -3,12 +3,13 @@
 //! | state | left by |
 //! |---|---|
 //! | not polled | its first poll |
-//! | registered | completion: whoever sees it takes it out and wakes it |
-//! | registered and put off: polled again after one yield, because others that were woken were not polled yet | the same; or that poll, which looks |
-//! | registered and checking: polled again after each yield | the same; or the end of the time for it |
+//! | registered | completion: the thread that sees it takes the entry out and wakes the future |
+//! | registered and put off | the same; or its next poll, one yield later, which looks |
+//! | registered and checking: polled again after each yield | the same; or the end of its checking time |
 //! | registered and awake: polled again after each yield, without looking | the same; or waits that end less often |
 //!
-//! All that is polled again only makes it sooner: a future that is never polled again unless it is woken is woken.
+//! A future is put off while other tasks that were woken have not been polled yet. Repeated polls only make it sooner: a future that is
+//! polled again only when it is woken is woken.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

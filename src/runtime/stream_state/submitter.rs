@@ -1,4 +1,4 @@
-//! A submitter's turn: what may be done while the submission lock is held.
+//! A submitter's turn: what it may do while it holds the submission lock.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! The poller's side of a stream: when it looks, whom it wakes ahead of time, and what it sees to.
+//! The poller's side of a stream: when it looks, which tasks it wakes ahead of time, and its other duties.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
