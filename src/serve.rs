@@ -1,15 +1,14 @@
-//! What a service needs around streams: a bound on the work in flight, and requests gathered into
-//! batches.
+//! Services around streams: a bound on the work in flight, and requests gathered into batches.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | [`pool`] | [`StreamPool`](pool::StreamPool): streams, lent with a bound on what is in flight |
 //! | [`admission`] | which requests are admitted, wait or are refused (pure) |
-//! | [`took`] | what permits and batches took lately (pure) |
-//! | [`refusal`] | the event that `tracing` gets of a refused request |
+//! | [`took`] | an estimator of how long permits and batches take (pure) |
+//! | [`refusal`] | the `tracing` event of a refused request |
 //! | [`batcher`] | [`Batcher`](batcher::Batcher): single requests, run together |
 //! | [`batching`] | when a batch is ready (pure) |
-//! | [`timer`] | one time-out on any executor, exact to some microseconds |
+//! | [`timer`] | a timer for any executor, exact to a few microseconds |
 //! | [`tower`] | both as `tower::Service` (feature `tower`) |
 #![forbid(unsafe_code)]
 

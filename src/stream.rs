@@ -1,4 +1,4 @@
-//! [`Stream`]: an ordered queue of work on a device. What is put on it is in [`verbs`].
+//! [`Stream`]: an ordered queue of work on a device. Its operations are in [`verbs`].
 #![forbid(unsafe_code)]
 
 // In the order in which rustdoc shows the methods that they add.

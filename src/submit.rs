@@ -1,22 +1,25 @@
 //! The one primitive: put an operation on a stream.
 //!
-//! [`submit`] validates, orders the stream behind other streams' uses of the same memory, enters
-//! the operation's own uses, makes the driver calls and publishes the ticket. Launches, copies,
-//! fills and host functions are its callers. [`Raw`] is what an operation's closure sees of the driver.
+//! [`submit`] validates, orders the stream behind other streams' uses of the same memory, records the operation's own uses, makes the
+//! driver calls and publishes the ticket. Launches, copies, fills and host functions are its callers. An operation's closure sees the
+//! driver through [`Raw`].
 //!
 //! | step | can fail with | what is then on the device |
 //! |---|---|---|
-//! | thread, device, arguments | a typed error | nothing; what the operation would have written is poisoned |
+//! | thread, device, arguments | a typed error | nothing; the operation's outputs are poisoned |
 //! | waits for other streams | a driver error | nothing of the operation; likewise |
-//! | uses entered | – | – |
-//! | driver calls, memory lent | a driver error | perhaps a part: the ticket stands, lent memory stays lent until it is complete, the outputs are poisoned. Of an allocation that cannot be had: nothing, and nothing is lent |
+//! | uses recorded | – | – |
+//! | driver calls, memory lent | a driver error | perhaps a part: see below |
 //! | in verify mode: waiting | the loss of the device | the operation ran, or the device is gone |
 //!
+//! If a driver call fails, the ticket stands, lent memory stays lent until it is complete, and the outputs are poisoned. If an allocation
+//! fails, nothing is on the device and nothing is lent.
+//!
 //! # Invariants
-//! 1. Nobody holds two submission locks: markers on other streams are placed before our own lock
-//!    is taken. Nothing can change the dependencies meanwhile: the caller borrows the buffers.
+//! 1. No thread holds two submission locks: markers on other streams are placed before our own lock is taken. The dependencies cannot
+//!    change meanwhile, because the caller borrows the buffers.
 //! 2. Memory that the device may touch is in the footprint, so that it outlives the ticket.
-//! 3. What another device made is refused before the first driver call, unless it is documented to work
+//! 3. Handles of another device are refused before the first driver call, except where they are documented to work
 //!    (`handles_of_another_device_are_refused`).
 
 mod captured;

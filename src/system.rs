@@ -1,14 +1,13 @@
-//! What the crate asks of the operating system.
+//! Calls to the operating system.
 //!
-//! Advice that may be refused, a size, and the handler for the end of the process. Miri, which runs the
-//! host device to check its memory accesses, has none of these calls: there the advice does nothing, the
-//! machine has [`MIRI_MEMORY`] bytes, and no handler runs.
+//! They are hints that may be refused, a memory size, and the handler for the end of the process. Under Miri, which runs the host device to
+//! check its memory accesses, the hints do nothing, the machine has [`MIRI_MEMORY`] bytes, and no handler runs.
 //!
-//! | asked | Linux | other Unix | Windows |
+//! | call | Linux | other Unix | Windows |
 //! |---|---|---|---|
 //! | exact sleeps, huge pages | yes | – | – |
 //! | memory of the machine | `sysconf` | `sysconf` | `GlobalMemoryStatusEx` |
-//! | files that this user alone can write | owner and mode | owner and mode | not asked: there is no disk cache |
+//! | files that this user alone can write | owner and mode | owner and mode | not checked: there is no disk cache |
 //!
 //! Source: `prctl(2)`, `PR_SET_TIMERSLACK`; `madvise(2)`, `MADV_HUGEPAGE`; `sysconf(3)`; `atexit(3)`.
 

@@ -8,11 +8,10 @@
 //! | [`manual`] | a host device without threads, which runs only when it is stepped |
 //!
 //! # tokio's paused clock
-//! Under `tokio::time::pause` (tokio's feature `test-util`, on a current-thread runtime) use [`manual`]: any other device finishes in real time, and the
-//! paused clock does not wait for it (a `timeout` of an hour elapses at once, because the runtime
-//! sees nothing to do).
+//! Under `tokio::time::pause` (tokio's feature `test-util`, on a current-thread runtime) use [`manual`]. Any other device runs in real
+//! time, which the paused clock does not wait for: a `timeout` of an hour elapses at once, because the runtime sees nothing to do.
 //!
-//! More than 500 lines: what tests need in one place, half of it docs.
+//! More than 500 lines: tools for tests in one place, half of it docs.
 #![forbid(unsafe_code)]
 
 use std::fmt;

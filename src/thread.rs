@@ -1,10 +1,10 @@
-//! Threads of the crate, and whose code a thread runs.
+//! The crate's threads, and the roles of threads.
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`worker`] | what a background thread is; work that has one for itself |
+//! | [`worker`] | what a background thread is; tasks that get a thread of their own |
 //! | [`crew`] | which work of a device is done off the executor, and by how many threads |
-//! | [`reaper`] | what users lent is dropped by a thread of its own |
+//! | [`reaper`] | a thread that drops users' values |
 //! | [`contain`] | a panic of foreign code ends no thread |
 //! | [`role`] | what code on this thread may do |
 //! | [`exit`] | what ends before `main` has returned |

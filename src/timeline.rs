@@ -1,7 +1,7 @@
-//! [`DeviceTimeline`]: what a device's operations were and when, for people.
+//! [`DeviceTimeline`]: a device's operations and their times, for people to read.
 //!
-//! The log itself is [`Tracer`](crate::runtime::tracer::Tracer); here it is started, stopped and read. What is read is plain data, a
-//! [`Trace`], which knows no device any more; the files below write it down.
+//! The log itself is [`Tracer`](crate::runtime::tracer::Tracer); it is started, stopped and read here. Reading yields plain data, a
+//! [`Trace`], which does not refer to its device; the files below render it.
 #![forbid(unsafe_code)]
 
 pub(crate) mod advice;

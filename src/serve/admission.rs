@@ -1,53 +1,49 @@
-//! Admission: which requests get a permit, on which slot, which wait, and which are refused (pure). The clock is the
-//! caller's: times are nanoseconds since a point of its choice.
+//! Admission: which requests get a permit, on which slot, which wait, and which are refused (pure). The clock is the caller's: times are
+//! nanoseconds since an epoch of its choice.
 //!
-//! A request weighs one permit or several, has a class (high priority or not) and counts for one of the pool's shares. One
-//! limit bounds all permits; a share may have a limit of its own. Requests beyond that wait. Each slot belongs to one of the
-//! two classes.
+//! A request weighs one permit or more, has a class (high priority or normal) and counts for one of the pool's shares. One limit bounds all
+//! permits; a share may have a limit of its own. Requests beyond the limits wait. Each slot belongs to one of the two classes.
 //!
 //! | a waiter is | left by |
 //! |---|---|
-//! | waiting | a permit, a refusal, the end of all slots, being closed, its drop |
-//! | called: a permit is counted as taken for it | taking it; its drop, which passes it on |
-//! | refused: too late, or past its deadline | being told; its drop |
+//! | waiting | a permit, a refusal, the end of all slots, the close, its drop |
+//! | called: a permit is counted as taken for it | taking the permit; its drop, which passes the permit on |
+//! | refused: too late, or past its deadline | learning of it; its drop |
 //!
-//! Who goes next, when there are permits to be had:
+//! When permits are available, the next request is chosen by:
 //!
-//! 1. the class: high priority, but for every ninth;
-//! 2. the share that used the least, by the time that its permits were held and its part;
-//! 3. in the lane of that class and share the oldest; or, under overload, the newest of those that have a deadline, when the
-//!    oldest is one of these.
+//! 1. class: high priority, except for every ninth;
+//! 2. share: the one that used the least, in permit time relative to its weight;
+//! 3. age within the lane of that class and share: the oldest or, under overload, the newest with a deadline, if the oldest has one too.
 //!
-//! Overload is found as CoDel finds it (Nichols and Jacobson, "Controlling queue delay", 2012): for a whole [`INTERVAL_NS`]
-//! each request with a deadline waited longer than a target, which is half of its time. It ends when the queue is empty, or so short
-//! that one at its end would wait for less than a quarter of it: clients that ask again when they are answered keep a queue that is never empty.
-//! (At x times the capacity, newest first, the queue grows to (x - 1) / x of the time: it goes on from 4/3 times.) Newest first
-//! keeps the permits from requests that are about to expire: under overload some requests expire in any case, and the oldest
-//! have the least time left.
+//! Overload is detected as in CoDel (Nichols and Jacobson, "Controlling queue delay", 2012): for a whole [`INTERVAL_NS`] each request with
+//! a deadline waited longer than a target, half of its time. It ends when the queue is empty, or so short that a request at its end would
+//! wait for less than a quarter of its time: closed-loop clients keep a queue that is never empty. (At x times the capacity, newest first,
+//! the queue grows to (x - 1) / x of the time: overload persists from 4/3 times on.) Serving the newest first spends no permits on requests
+//! that are about to expire: under overload some expire in any case, and the oldest have the least time left.
 //!
-//! A deadline is that of the answer: a request that gets a permit at t is answered at t plus what permits take. So
-//! whoever is last in its lane and cannot make it any more (by what is in front of it and by what permits took lately) is refused, which
-//! is the newcomer while the oldest go first, and the oldest under overload. No permit, free or released, goes to who would be late,
-//! so that fewer are taken where all of them keep the device busy for longer than callers wait. A share without any is not
-//! asked: the estimate can be wrong, and only permits correct it. How careful it is depends on how many are late: see [`took`](super::took).
+//! A deadline is that of the answer: a request that gets a permit at t is answered at t plus the time that permits take. If the last
+//! request of a lane cannot make its deadline (given the requests before it and recent permit times), it is refused: the newcomer while the
+//! oldest go first, the oldest under overload. No permit, free or released, goes to a request that would be late, so fewer are taken where
+//! all of them together would keep the device busy for longer than callers wait. A share that holds no permit is exempt: the estimate can
+//! be wrong, and only permits correct it. How cautious the estimate is depends on how many requests are late: see [`took`](super::took).
 //!
 //! # Invariants
-//! 1. At most `limit` permits are taken, and a share's limit of its own (`never_more_than_the_limit`).
-//! 2. Somebody waits only while it does not fit, or who goes next does not (`nobody_waits_beside_a_free_permit`).
-//! 3. Within a lane requests are admitted in FIFO order while there is no overload
-//!    (`first_come_first_served_within_a_class`).
-//! 4. After [`OVERTAKES`] of high priority in a row, one of normal priority is admitted, if one waits
+//! 1. At most `limit` permits are taken, and at most a share's own limit for that share (`never_more_than_the_limit`).
+//! 2. A request waits only if it does not fit, or the next in line does not (`nobody_waits_beside_a_free_permit`).
+//! 3. Within a lane requests are admitted in FIFO order while there is no overload (`first_come_first_served_within_a_class`).
+//! 4. After [`OVERTAKES`] requests of high priority in a row, a waiting request of normal priority is admitted
 //!    (`high_priority_does_not_starve_the_others`).
-//! 5. A permit goes to a slot of its class that fewest share (`the_least_loaded_slot_is_taken`).
+//! 5. A permit goes to the slot of its class that has the fewest permits (`the_least_loaded_slot_is_taken`).
 //! 6. No request is granted a permit after its deadline, and none waits past it (`nobody_is_admitted_past_its_deadline`).
 //! 7. At several times its capacity a pool answers in time about as much as it can (`overload_costs_no_goodput`), whatever permits took
 //!    before (`a_slow_request_locks_nobody_out`).
-//! 8. There is no overload for who has no deadline (`without_deadlines_there_is_no_overload`), and none where all can be answered in time,
+//! 8. There is no overload without deadlines (`without_deadlines_there_is_no_overload`), and none where all can be answered in time,
 //!    however many wait (`clients_in_a_loop_starve_nobody`).
-//! 9. A share that wants little gets it beside one that wants everything (`a_greedy_share_starves_nobody`), and shares that want
-//!    everything divide the time by their parts (`shares_divide_the_time`).
-//! 10. Nobody is refused early as long as everybody is in time (`nobody_is_refused_who_can_be_in_time`).
-//! 11. No permit goes to who would be late (`a_permit_goes_to_who_can_use_it`).
+//! 9. A share with little demand is served beside one with unlimited demand (`a_greedy_share_starves_nobody`), and shares with unlimited
+//!    demand divide the time by their weights (`shares_divide_the_time`).
+//! 10. No request is refused early as long as all are in time (`nobody_is_refused_who_can_be_in_time`).
+//! 11. No permit goes to a request that would be late (`a_permit_goes_to_who_can_use_it`).
 //!
 //! More than 500 lines: one state, and the few decisions that change it.
 #![forbid(unsafe_code)]

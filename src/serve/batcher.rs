@@ -2,18 +2,18 @@
 //!
 //! | a request is | left by |
 //! |---|---|
-//! | waiting for a batch | a batch that takes it; its deadline; its drop; the drop of the worker |
-//! | in a batch | the batch's end, which answers it; the drop of the worker |
+//! | waiting for a batch | a batch that takes it; its deadline; its drop; the worker's drop |
+//! | in a batch | the batch's end, which answers it; the worker's drop |
 //! | answered | – |
 //!
-//! When a batch is due and who is in it is decided in [`gather`](super::batching). Callers only enter requests; the
-//! [`BatchWorker`](worker::BatchWorker), a future that the user spawns, gets each batch its permit, makes it and runs it.
+//! [`gather`](super::batching) decides when a batch is due and which requests it takes. Callers only enter requests; the
+//! [`BatchWorker`](worker::BatchWorker), a future that the user spawns, acquires each batch's permit, forms the batch and runs it.
 //!
 //! # Invariants
-//! 1. Every request is answered once: with its own result, the batch's error, that it was too late, or that the batcher is
-//!    closed (`every_request_gets_its_own_answer`, `a_worker_that_goes_away_answers_everybody`).
-//! 2. A request that is dropped before its batch starts is not in it
-//!    (`a_dropped_request_leaves_the_batch`, `who_went_while_the_pool_was_full_is_not_computed`).
+//! 1. Every request is answered once: with its own result, the batch's error, or an error that it was too late or the batcher is closed
+//!    (`every_request_gets_its_own_answer`, `a_worker_that_goes_away_answers_everybody`).
+//! 2. A request that is dropped before its batch starts is not in the batch (`a_dropped_request_leaves_the_batch`,
+//!    `who_went_while_the_pool_was_full_is_not_computed`).
 //! 3. Wakers, requests, spans and replies are dropped outside of the lock.
 #![forbid(unsafe_code)]
 

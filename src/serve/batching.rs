@@ -1,30 +1,30 @@
-//! When a batch is due, and who is in it (pure). The clock is the caller's, in nanoseconds.
+//! When a batch is due, and which requests are in it (pure). The clock is the caller's, in nanoseconds.
 //!
-//! A batch is due before it has anybody: whoever runs it gets what it needs for it (a permit and a stream), and only then
-//! takes whoever waits. So batches grow while a permit is waited for, and nobody in them has gone.
+//! A batch is due before its requests are chosen: its runner first acquires what it needs (a permit and a stream), and then takes the
+//! requests that are waiting. So batches grow while a permit is awaited, and contain no request that has been dropped.
 //!
-//! | there are | and | then |
+//! | waiting requests | and | then |
 //! |---|---|---|
-//! | as many requests as a batch may have, or as heavy ones | a batch may start | one is due |
-//! | fewer | the oldest has waited long enough, or somebody for half of its time, or as long as its deadline allows, or no further one can come | one is due |
-//! | fewer | none of that | one is due when it is so, or more come |
-//! | any | as many batches are in flight as may be | they wait for the end of one |
-//! | none | none in flight, no further one can come | that was all |
+//! | as many as fill a batch, by count or weight | a batch may start | a batch is due |
+//! | fewer | one has waited long enough (see below), or no further request can come | a batch is due |
+//! | fewer | none of that | a batch is due later, or when more come |
+//! | any | the limit on batches in flight is reached | they wait for one to end |
+//! | none | none in flight, no further request can come | the batcher has finished |
 //!
-//! A deadline is that of the answer, as in [`admission`](super::admission): a request that cannot be answered by then, by what batches
-//! took lately, is refused when it comes; one that waited too long is in no batch.
+//! A request has waited long enough after `max_delay` (the oldest), after half of its time, or as long as its deadline allows. A deadline
+//! is that of the answer, as in [`admission`](super::admission): a request that cannot be answered by then, judging by recent batches, is
+//! refused when it arrives; one that waited too long is in no batch.
 //!
 //! # Invariants
-//! 1. Within a priority requests are batched in FIFO order, and no batch has more than `max_len`, or more than `max_weight`
-//!    and more than one (`batches_are_whole_and_in_order`), whatever requests weigh (`any_weight_is_summed`).
-//! 2. A request waits no longer than `max_delay` while a batch may start
-//!    (`batches_are_whole_and_in_order`), nor until it is too late (`a_deadline_that_is_nearer_than_the_delay`).
-//! 3. Who left is in no later batch, and changes nothing for the others
-//!    (`batches_are_whole_and_in_order`).
-//! 4. Nobody is in a batch after its deadline, and nobody waits past it (`no_batch_has_the_late`), nor with too little time
-//!    left (`the_late_are_told_when_a_batch_begins`).
-//! 5. While both wait, every ninth request is one of normal priority (`priority_in_batches`); whether one of high priority is too late does
-//!    not depend on the others (`high_priority_is_judged_by_what_is_in_front_of_it`).
+//! 1. Within a priority requests are batched in FIFO order, and no batch exceeds `max_len`, or `max_weight` with more than one request
+//!    (`batches_are_whole_and_in_order`), whatever requests weigh (`any_weight_is_summed`).
+//! 2. While a batch may start, a request waits no longer than `max_delay` (`batches_are_whole_and_in_order`), and not until it is too late
+//!    (`a_deadline_that_is_nearer_than_the_delay`).
+//! 3. A request that left is in no later batch, and does not affect the others (`batches_are_whole_and_in_order`).
+//! 4. No request is in a batch after its deadline or waits past it (`no_batch_has_the_late`), or is in a batch with too little time left
+//!    (`the_late_are_told_when_a_batch_begins`).
+//! 5. While both priorities wait, every ninth request is a normal one (`priority_in_batches`); whether a high-priority request is too late
+//!    depends only on the requests in front of it (`high_priority_is_judged_by_what_is_in_front_of_it`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};

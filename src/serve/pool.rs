@@ -6,28 +6,22 @@
 //! | held: a [`PooledStream`] is alive, or a clone of its stream | the drop of the last of them |
 //! | the device's: it has not finished what was put on the stream | completion, or loss |
 //!
-//! The pool learns of the end of a device, by its loss or its close, when a request enters or is
-//! polled, when a permit is released, and while requests wait from the device's engine, which holds
-//! a waker with a [`Weak`] reference to the pool.
+//! The pool learns of the loss or close of a device when a request enters or is polled, when a permit is released, and, while requests
+//! wait, from the device's engine, which holds a waker with a [`Weak`] reference to the pool.
 //!
-//! Who is admitted next and who is refused is decided in [`admission`](super::admission), how a permit comes back in
-//! [`lease`](crate::stream::lease). A waiter is in [`acquire`]; its deadline is kept by a [`Timer`], whose waker has a
-//! [`Weak`] reference as well.
+//! [`admission`](super::admission) decides which request is admitted next and which are refused; [`lease`](crate::stream::lease) returns
+//! permits. A waiter is in [`acquire`]; its deadline is kept by a [`Timer`], whose waker has a [`Weak`] reference as well.
 //!
 //! # Invariants
-//! 1. A request that is given up keeps its permit until the device has finished
-//!    (`a_permit_is_released_when_the_device_has_finished`).
-//! 2. Wakers are woken and dropped outside of the lock
-//!    (`a_waker_may_use_the_pool`).
-//! 3. The loss or the close of the last device ends every wait, also while all permits are held
-//!    (`a_loss_ends_waits_for_held_permits`, `a_close_ends_waits_for_held_permits`), and the devices
-//!    do not keep the pool (`a_pool_that_waited_keeps_no_device`).
-//! 4. The end of the last permit ends the wait for that, whoever released it
+//! 1. A request that is given up keeps its permit until the device has finished (`a_permit_is_released_when_the_device_has_finished`).
+//! 2. Wakers are woken and dropped outside of the lock (`a_waker_may_use_the_pool`).
+//! 3. The loss or close of the last device ends every wait, even while all permits are held (`a_loss_ends_waits_for_held_permits`,
+//!    `a_close_ends_waits_for_held_permits`), and the devices do not keep the pool (`a_pool_that_waited_keeps_no_device`).
+//! 4. The release of the last permit ends the wait for the drained pool, whoever releases it
 //!    (`a_granted_waiter_that_goes_lets_the_pool_drain`).
-//! 5. Whoever has a deadline is told when it passes, if nobody polls and no permit is released
-//!    (`a_waiter_is_told_at_its_deadline`).
+//! 5. A request is woken when its deadline passes, even if nothing polls it and no permit is released (`a_waiter_is_told_at_its_deadline`).
 //!
-//! More than 500 lines, most of them the documentation of what is public: one state under one lock, and the handles of it.
+//! More than 500 lines, most of them public documentation: one state under one lock, and its handles.
 #![forbid(unsafe_code)]
 
 pub(crate) mod acquire;

@@ -1,10 +1,10 @@
-//! Refused requests: the event that `tracing` gets of them.
+//! The `tracing` event of a refused request.
 //!
 //! The target and the fields are documented at [`StreamPool`](super::pool::StreamPool), for everything that refuses.
 //!
 //! # Invariants
 //! 1. Every counted refusal emits one event, even if the caller no longer waits for the answer (`every_refusal_is_an_event`).
-//! 2. It is sent outside of every lock, and a subscriber that panics ends nothing.
+//! 2. It is emitted outside of every lock, and a subscriber that panics ends nothing.
 #![forbid(unsafe_code)]
 
 use crate::error::admitter::Admitter;

@@ -1,8 +1,7 @@
-//! One time-out, on any executor, exact to some microseconds.
+//! A timer for any executor, exact to a few microseconds.
 //!
-//! A runtime's own timers are too coarse for a batch (tokio's go by the millisecond), and a pool has no runtime. So a batcher
-//! that may wait, and a pool whose requests have deadlines, each have a thread for it, which starts with the first
-//! time-out and ends with its owner.
+//! A runtime's own timers are too coarse for a batch (tokio's have millisecond resolution), and a pool has no runtime. So a batcher with a
+//! delay, and a pool whose requests have deadlines, each have a timer thread, which starts with the first time-out and ends with its owner.
 #![forbid(unsafe_code)]
 
 use std::task::Waker;

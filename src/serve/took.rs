@@ -1,24 +1,25 @@
-//! [`Took`]: what something took lately, by how much there was beside it (pure).
+//! [`Took`]: an estimator of recent durations, as a function of the number in flight (pure).
 //!
-//! How long a permit is held depends on how many are: on a device that is full, twice as many take twice as long; on one that is not, as
-//! long as one. So it is a line that is estimated, time over number in flight, by moving averages. Where the number hardly
-//! varied the line is flat, and it is never steeper than in proportion to the number.
+//! How long a permit is held depends on how many are: on a full device twice as many take twice as long; on one with spare capacity, as
+//! long as one. So the estimate is a line, time over number in flight, from moving averages. Where the number hardly varied the line is
+//! flat, and it is never steeper than in proportion to the number.
 //!
-//! How many mean deviations are added to that for what is *likely* is what lateness asks for: more each time that somebody who was
-//! expected to be in time was late, a little less each time that one was not. A fixed number refuses who could be in time where nobody is ever late.
+//! A *likely* duration adds a number of mean deviations, which follows from lateness: it rises each time a request that was expected to be
+//! in time was late, and falls a little each time one was not. A fixed number would refuse requests that can be in time where none is ever
+//! late.
 //!
-//! The averages and the mean deviation from the line have the gains of TCP's estimate of round trips (Jacobson, "Congestion
-//! avoidance and control", 1988): an eighth, so that one outlier moves them little and sixteen samples replace it; a quarter
-//! for the deviation, which has to widen before the mean has moved. What took less than half of what was expected counts for as much as all
-//! before it: a first request that loads and compiles is forgotten after a few, and one outlier of many times the rest as well.
+//! The averages and the mean deviation from the line have the gains of TCP's round-trip estimate (Jacobson, "Congestion avoidance and
+//! control", 1988): an eighth, so that one outlier moves them little and sixteen samples replace it; a quarter for the deviation, which has
+//! to widen before the mean has moved. A duration of less than half of the expected one counts for as much as all before it: a slow first
+//! request, which loads and compiles, is forgotten after a few samples, and so is any large outlier.
 //!
 //! # Invariants
-//! 1. The mean stays within what was seen, and an estimate for as many as were in flight then within twice that
+//! 1. The mean stays within the samples, and an estimate for a number in flight that was seen stays within twice that
 //!    (`an_estimate_stays_within_its_samples`).
-//! 2. Where nobody who is admitted is late, the mean alone decides (`nobody_is_refused_who_can_be_in_time`); where some are, about one in
+//! 2. Where no admitted request is late, the mean alone decides (`nobody_is_refused_who_can_be_in_time`); where some are, about one in
 //!    fifty is (`too_many_permits_cost_little_goodput`).
-//! 3. Both kinds of device are told apart (`a_line_is_learned`).
-//! 4. What was slow once is soon forgotten (`a_slow_first_request_is_soon_forgotten`, `a_slow_batch_is_soon_forgotten`).
+//! 3. Full devices and devices with spare capacity are told apart (`a_line_is_learned`).
+//! 4. One slow sample is soon forgotten (`a_slow_first_request_is_soon_forgotten`, `a_slow_batch_is_soon_forgotten`).
 #![forbid(unsafe_code)]
 
 const GAIN: f64 = 1.0 / 8.0;

@@ -1,9 +1,8 @@
-//! Stream pools and batchers as `tower::Service`, so that time-outs, retries, rate
-//! limits and tracing layers apply to them.
+//! Stream pools and batchers as `tower::Service`, so that time-outs, retries, rate limits and tracing layers apply to them.
 //!
-//! Both are always ready, and wait in the future of the call: what a `timeout` layer bounds is then the wait for a permit as well as the
-//! work, for `tower` starts its time with the call, and a service that is kept ready and not called keeps no permit. The
-//! bound on who waits is the pool's or the batcher's own.
+//! Both are always ready, and wait in the future of the call. So a `timeout` layer, whose time starts with the call, bounds the wait for a
+//! permit as well as the work; and a service that is kept ready and not called holds no permit. The number of waiters is bounded by the
+//! pool or the batcher itself.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,16 +1,15 @@
-//! A permit in a stream pool, held by the handles of one of its streams.
+//! A permit of a stream pool, held by the handles of one of its streams.
 //!
 //! | state | left by |
 //! |---|---|
-//! | held by handles, which say what they submit | the drop of the last one |
-//! | the device is not through with it | its completion, or the loss of the device |
-//! | given back | – |
+//! | held by handles, which report what they submit | the drop of the last one |
+//! | in use by the device | completion of the submitted work, or the loss of the device |
+//! | released | – |
 //!
 //! # Invariants
-//! 1. A permit is given back once, and not before the device has finished everything that its
-//!    handles submitted (`a_permit_is_released_when_the_device_has_finished`).
-//! 2. What others submit to the same stream holds up nobody's permit
-//!    (`a_permit_does_not_wait_for_others_on_its_stream`).
+//! 1. A permit is released once, and not before the device has finished everything that its handles submitted
+//!    (`a_permit_is_released_when_the_device_has_finished`).
+//! 2. Other users' work on the same stream does not delay a permit (`a_permit_does_not_wait_for_others_on_its_stream`).
 #![forbid(unsafe_code)]
 
 use std::future::Future;

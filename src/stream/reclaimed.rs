@@ -1,4 +1,4 @@
-//! Waiting until memory can be had.
+//! Waiting until memory is available.
 #![forbid(unsafe_code)]
 
 use std::future::{Future, poll_fn};

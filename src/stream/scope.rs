@@ -1,18 +1,13 @@
 //! The current stream: where a verb called on a [`Device`](crate::Device) goes.
 //!
-//! It is the innermost *scope*'s whose stream is the device's, else the device's default stream. A
-//! scope is state of a future: [`Scope`] installs its stream when it is polled and removes it before
-//! the poll returns. Between polls nothing is installed anywhere.
+//! It is the stream of the innermost *scope* on that device, or else the device's default stream. A scope is state of a future: [`Scope`]
+//! installs its stream when it is polled and removes it before the poll returns. Between polls nothing is installed anywhere.
 //!
 //! # Invariants
-//! 1. What a poll installed is gone when it returns, also by a panic
-//!    (`a_scope_ends_with_its_future_whatever_the_way`).
-//! 2. A task sees no other task's scopes, on whatever thread it is polled
-//!    (`tasks_that_migrate_do_not_see_each_others_streams`).
-//! 3. Threads of the driver's and of this crate see none
-//!    (`host_functions_and_wakers_see_no_scope`).
-//! 4. The destructors of a thread's locals may use scopes as everybody does
-//!    (`scopes_work_in_the_destructors_of_a_thread`).
+//! 1. A stream that a poll installed is removed when the poll returns or panics (`a_scope_ends_with_its_future_whatever_the_way`).
+//! 2. A task sees no other task's scopes, on whatever thread it is polled (`tasks_that_migrate_do_not_see_each_others_streams`).
+//! 3. Threads of the driver's and of this crate see none (`host_functions_and_wakers_see_no_scope`).
+//! 4. Destructors of thread-locals may use scopes like any other code (`scopes_work_in_the_destructors_of_a_thread`).
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;

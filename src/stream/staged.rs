@@ -1,29 +1,27 @@
 //! Copies between the device and ordinary (pageable) host memory, off the executor.
 //!
-//! The driver copies pageable memory with the calling thread, at a fraction of the link's speed. Here
-//! the data is cut into parts; a few threads of the device's ([`Crew`](crate::thread::crew::Crew)) copy
-//! parts between pageable and pinned memory while others are on the link. The calling task only
-//! submits copies and hands out parts.
+//! The driver copies pageable memory on the calling thread, at a fraction of the link's speed. Here the data is cut into parts; a few of
+//! the device's threads ([`Crew`](crate::thread::crew::Crew)) copy parts between pageable and pinned memory while other parts are on the
+//! link. The calling task only submits copies and hands out parts.
 //!
 //! | | up | down |
 //! |---|---|---|
 //! | first | the crew fills a pinned buffer | the device fills a pinned buffer |
 //! | then | the device takes it | the crew empties it |
 //!
-//! A copy takes pinned memory for two [windows](Stream::window) of parts and uses it again and again,
-//! so that the next one like it finds in the pool what it needs.
+//! A copy takes pinned memory for two [windows](Stream::window) of parts and reuses it, so that a similar later copy finds the memory in
+//! the pool.
 //!
 //! # Invariants
-//! 1. At most one window of parts is with the crew, and twice as many are with the crew and the
-//!    device together, so that pinned memory is bounded, whatever holds the stream up
-//!    (`a_staged_copy_keeps_a_bounded_amount_pinned`).
-//! 2. The crew never waits for the device: a stream that is held up delays nobody else's copies
+//! 1. At most one window of parts is with the crew, and two windows are with the crew and the device together, so pinned memory is bounded,
+//!    whatever delays the stream (`a_staged_copy_keeps_a_bounded_amount_pinned`).
+//! 2. The crew never waits for the device: a stream that is held up does not delay other streams' copies
 //!    (`a_held_stream_delays_no_other_staged_copy`).
-//! 3. The calling task neither copies, nor maps, nor frees much memory. Of handing a part to the crew
-//!    and of submitting a copy it does at most one a poll (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
-//! 4. A second copy of a size makes nothing in the driver: pinned memory, events and the device's
-//!    pool are there (`a_second_staged_round_trip_makes_nothing_in_the_driver`). A first one makes
-//!    that before it submits a copy (`a_first_staged_copy_pins_what_it_needs_before_it_copies`).
+//! 3. The calling task neither copies, nor maps, nor frees much memory. In one poll it hands at most one part to the crew and submits at
+//!    most one copy (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
+//! 4. A second copy of a size creates nothing in the driver: pinned memory, events and the device's pool exist
+//!    (`a_second_staged_round_trip_makes_nothing_in_the_driver`). A first one creates them before it submits a copy
+//!    (`a_first_staged_copy_pins_what_it_needs_before_it_copies`).
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;

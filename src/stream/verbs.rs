@@ -1,8 +1,7 @@
-//! The verbs of [`Stream`] and [`Device`], once.
+//! The verbs of [`Stream`] and [`Device`], defined once.
 //!
-//! Each is written as a method of [`Stream`], a [`batch`](Stream::batch) of one; [`verbs!`] gives
-//! [`Device`] the same method, which goes to the device's current stream
-//! (`every_verb_of_a_device_goes_to_the_current_stream`).
+//! Each is written as a method of [`Stream`], a [`batch`](Stream::batch) of one; [`verbs!`] gives [`Device`] the same method, which goes to
+//! the device's current stream (`every_verb_of_a_device_goes_to_the_current_stream`).
 //!
 //! More than 500 lines: a method of one line for each verb, and its docs.
 #![forbid(unsafe_code)]

@@ -1,12 +1,12 @@
-//! [`Captured`]: work of another library as a node of graphs.
+//! [`Captured`]: work of another library as a graph node.
 //!
-//! It is captured by itself, on a stream that nothing else uses: a capture takes all that anybody puts on its stream. On a host
-//! device the library's functions for that are kept, and called by each launch.
+//! It is captured alone, on a stream that nothing else uses, because a capture takes everything put on its stream. On a host device the
+//! library's functions are kept instead, and each launch calls them.
 //!
 //! | captured work | left by |
 //! |---|---|
-//! | in a list, and in what was compiled of it | the drop of the last of them |
-//! | dropped | retired, destroyed by the reaper, and what it keeps dropped; after `main`, left where it is |
+//! | in a list, and in the graphs compiled from it | the drop of the last of them |
+//! | dropped | retirement: the reaper destroys it and drops the values it keeps; after `main` it is leaked |
 
 use std::any::Any;
 use std::cell::RefCell;

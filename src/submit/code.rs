@@ -1,4 +1,4 @@
-//! [`KernelLaunch`]: a launch of a kernel, without the kernel's type, and what keeps its code loaded.
+//! [`KernelLaunch`]: a kernel launch without the kernel's type, and the code that it keeps loaded.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Whose handles an operation may use: those of its own device, and what is documented to work across
-//! devices.
+//! Which devices' handles an operation may use: those of its own device, and those documented to work across devices.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, ErrorDetail, Result};

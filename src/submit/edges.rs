@@ -1,21 +1,19 @@
-//! Which operations of a list have to run behind which others (pure).
+//! The dependencies between the operations of a list (pure).
 //!
-//! Operations are numbered in the order of the program. A range of addresses knows its last writer and the readers since:
+//! Operations are numbered in program order. A range of addresses knows its last writer and the readers since:
 //!
 //! | an operation | runs behind |
 //! |---|---|
 //! | reads a range | its last writer |
-//! | writes a range | the readers since that, or else the last writer |
-//! | says nothing of what it touches | everything in front of it, and everything behind it runs behind it |
+//! | writes a range | the readers since the last write, or else the last writer |
+//! | does not declare its memory | everything before it; everything after it runs behind it |
 //!
-//! What runs behind one of them runs behind all that those run behind, so that the last writer is not named beside its
-//! readers.
+//! Dependencies are transitive, so the last writer is omitted where readers since are named.
 //!
 //! # Invariants
-//! 1. Two operations that touch one byte, one of them writing, are ordered as in the program; no others are
+//! 1. Two operations that touch one byte, at least one of them writing, are ordered as in the program; no others are
 //!    (`ordered_as_the_bytes_say`).
-//! 2. The same operations with the same overlaps have the same edges, in the same order, at whatever addresses
-//!    (`addresses_do_not_matter`).
+//! 2. The same operations with the same overlaps have the same edges, in the same order, at any addresses (`addresses_do_not_matter`).
 #![forbid(unsafe_code)]
 
 use std::ops::Range;

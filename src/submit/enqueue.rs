@@ -1,22 +1,24 @@
-//! Work of other libraries as operations: what it uses, and how it gets to a stream.
+//! Work of other libraries as operations: its declared uses, and how it gets to a stream.
 //!
 //! The closure is the one piece of foreign code that runs under a submission lock, in the role
-//! [`Enqueuing`](crate::thread::role::Role::Enqueuing): every call of this crate that submits or takes that lock is a
-//! typed error there, and drops and wakers are deferred.
+//! [`Enqueuing`](crate::thread::role::Role::Enqueuing): every call of this crate that submits or takes that lock is a typed error there,
+//! and drops and wakers are deferred.
 //!
-//! | the closure | ticket | declared as written | error |
+//! | the closure | ticket | declared outputs | error |
 //! |---|---|---|---|
 //! | returns `Ok` | published | written | – |
-//! | returns `Err` | published: a part may be on the stream | failed | [`ErrorDetail::Foreign`], with theirs as its source; the loss of the device, if that is the reason |
-//! | returns `Ok`, and what it left to a host device fails when it runs | published, and complete | failed from then on | likewise, when the future is ready: [`RunOutcome`](super::outcome::RunOutcome) |
-//! | panics | published | failed | the panic goes on after the unlock; readers see [`ErrorDetail::EnqueuePanicked`] |
-//! | is not called: a bad use, another device's memory, a closed device | none | failed | as of any operation |
+//! | returns `Err` | published: a part may be on the stream | failed | [`ErrorDetail::Foreign`], with theirs as its source; or the loss |
+//! | returns `Ok`; its host function fails later | published, and complete | failed from then on | the same, when the future is ready |
+//! | panics | published | failed | the panic resumes after the unlock; readers see [`ErrorDetail::EnqueuePanicked`] |
+//! | is not called: invalid use, wrong or closed device | none | failed | as for any operation |
+//!
+//! A host function, on a host device, is what the closure leaves to run in place of device work; [`RunOutcome`](super::outcome::RunOutcome)
+//! reports its failure. The loss of the device replaces the closure's error if it is the reason.
 //!
 //! # Invariants
-//! 1. What the closure captured, returned or threw is dropped after the unlock
-//!    (`drops_inside_the_closure_only_enqueue`).
-//! 2. Kept values are dropped by the reaper when the ticket is complete, also if the closure failed
-//!    (`kept_until_complete`, `kept_after_an_error`).
+//! 1. What the closure captured, returned or threw is dropped after the unlock (`drops_inside_the_closure_only_enqueue`).
+//! 2. Kept values are dropped by the reaper when the ticket is complete, even if the closure failed (`kept_until_complete`,
+//!    `kept_after_an_error`).
 #![forbid(unsafe_code)]
 
 use std::error::Error as StdError;

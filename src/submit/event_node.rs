@@ -1,4 +1,4 @@
-//! [`EventNode`]: the record of an event that measures time, as a node of graphs.
+//! [`EventNode`]: the record of a timed event, as a graph node.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

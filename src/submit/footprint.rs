@@ -1,4 +1,4 @@
-//! What an operation touches, and what that makes it wait for.
+//! The memory that an operation touches, and the waits that follow from it.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

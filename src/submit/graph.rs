@@ -1,11 +1,13 @@
-//! [`CompiledGraph`]: a list's launches as a graph of the driver's, compiled for one stream.
+//! [`CompiledGraph`]: a list's launches as a driver graph, compiled for one stream.
 //!
 //! | a graph | left by |
 //! |---|---|
 //! | has the launches of its last list | a setter that changes a node |
-//! | uncertain: a setter failed | being dropped |
-//! | given up for another one, or as nobody has its stream any more: [`GraphCell`] | being dropped |
-//! | dropped | retired behind its last launch, destroyed by the reaper; on a lost device, or after `main`, the driver's part is left where it is |
+//! | uncertain: a setter failed | its drop |
+//! | evicted, or without users of its stream: [`GraphCell`] | its drop |
+//! | dropped | retirement behind its last launch: the reaper destroys it |
+//!
+//! On a lost device, or after `main`, the driver's part is leaked.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,23 +1,22 @@
-//! Calls of a library that come again with the same arguments, as the kernels that they launch.
+//! A library's repeated calls with equal arguments, replaced by the kernels that they launch.
 //!
-//! cuBLASLt keeps the host busy for 6.8 µs with a product that takes 5 on the device. The same call, made again with the same
-//! addresses and values, launches the same kernels with the same arguments. So these are captured, and launched by themselves
-//! from then on.
+//! cuBLASLt keeps the host busy for 6.8 µs with a product that takes 5 on the device. A call with the same addresses and values launches
+//! the same kernels with the same arguments. So these kernels are captured, and launched directly from then on.
 //!
 //! | a call | is |
 //! |---|---|
-//! | that did not come lately | made, and noted |
+//! | that was not made lately | made, and noted |
 //! | that was noted | captured, and *known* from then on |
-//! | known as kernels, each behind the one before | launches of these kernels |
-//! | known as anything else: with fills or copies, or what cannot be captured | made |
-//! | inside of a graph | made, into the graph |
+//! | known as kernels, each behind the one before | launched as these kernels |
+//! | known as anything else: with fills or copies, or cannot be captured | made |
+//! | inside a graph | made, into the graph |
 //!
-//! The arguments of captured kernels are their graph's, which goes when the call is forgotten: the driver copies them when a kernel
-//! is launched.
+//! The arguments of captured kernels belong to their graph, which is dropped when the call is forgotten: the driver copies arguments at the
+//! launch.
 //!
 //! # Invariants
-//! 1. A call is captured when it comes for the second time, and no sooner (`a_call_is_captured_when_it_comes_again`).
-//! 2. No more than [`KNOWN_MOST`] calls are known, however many come (`few_calls_are_known`).
+//! 1. A call is captured when it is made for the second time, and no sooner (`a_call_is_captured_when_it_comes_again`).
+//! 2. At most [`KNOWN_MOST`] calls are known, however many are made (`few_calls_are_known`).
 #![forbid(unsafe_code)]
 
 use std::any::Any;

@@ -1,19 +1,19 @@
-//! [`List`]: operations that were written down and not submitted yet.
+//! [`List`]: operations that were recorded and not submitted yet.
 //!
-//! What its operations touch is entered in the hazards when they are added, with the ticket that the list will have; the
-//! list keeps their memory and their code, as the caller may drop both in the meantime.
+//! Adding an operation records its uses in the hazards, with the ticket that the list will have. The list keeps the operation's memory and
+//! code, since the caller may drop both in the meantime.
 //!
 //! | a list | its operations |
 //! |---|---|
-//! | open | have a ticket, and are with nobody |
-//! | put on the stream as it is | were launched one by one; behind one that the driver refused, none |
+//! | open | have a ticket, and are not submitted |
+//! | put on the stream as it is | were launched one by one; none behind one that the driver refused |
 //! | launched as a graph | see [`batch::region`](crate::batch) |
 //!
-//! What touches fresh memory alone is put on the stream in front of the open list, with its ticket: what the list says
-//! of memory that was freed since it also keeps, so that none of that is fresh.
+//! An operation that touches fresh memory only is put on the stream in front of the open list, with the list's ticket. That is safe because
+//! the list keeps memory freed since it was recorded, so none of it can be that fresh memory.
 //!
 //! # Invariants
-//! 1. What an operation that was not launched would have written is poisoned.
+//! 1. The outputs of an operation that was not launched are poisoned.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

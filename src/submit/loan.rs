@@ -1,4 +1,4 @@
-//! What an operation is lent, and keeps until it is complete.
+//! Values lent to an operation, which it keeps until it is complete.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

@@ -1,7 +1,7 @@
 //! [`MemoryKernels`]: fills and copies of device memory as launches, for lists of launches.
 //!
-//! The driver's own nodes would need no code of ours. But a memcpy node refuses other addresses of the memory pool, a memset node
-//! takes twice as long to set as a launch, and neither takes a pattern of more than four bytes or rows that change.
+//! The driver's own nodes would need no code of ours. But a memcpy node refuses other addresses of the memory pool, updating a memset node
+//! takes twice as long as updating a launch, and neither takes a pattern of more than four bytes or rows that change.
 //!
 //! | a device | its fills and copies inside a list |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | CUDA, they do not | end the list; a graph refuses them |
 //! | host | are launches of the twins |
 //!
-//! Loaded when the device is opened: later, loading waits for everything that runs. As machine code where that is at hand: the
-//! driver's compiler would make the first device of a machine wait for a tenth of a second.
+//! They are loaded when the device is opened: later, loading would wait for everything that runs. Machine code is used if available: the
+//! driver's compiler would delay a machine's first device by a tenth of a second.
 
 use std::convert::Infallible;
 use std::sync::Arc;

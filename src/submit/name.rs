@@ -1,4 +1,4 @@
-//! What an operation is called in messages.
+//! The name of an operation in messages.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! [`OpenUses`]: uses that last longer than a call.
+//! [`OpenUses`]: uses of memory that last longer than a call.
 #![forbid(unsafe_code)]
 
 use std::mem::take;

@@ -1,24 +1,24 @@
-//! [`RunOutcome`]: how another library's work ended, where that is known only when it has run: a function on a host device, work
-//! whose library has threads that tell of its failure ([`WorkOutcome`]).
+//! [`RunOutcome`]: the outcome of another library's work, where it is known only after the work has run: a function on a host device, or
+//! work whose library reports failures from threads of its own ([`WorkOutcome`]).
 //!
-//! | its function, or its library | what was declared as written |
+//! | the function, or the library | the declared outputs |
 //! |---|---|
-//! | has not failed | counts as written |
-//! | fails behind the submission | counts as failed from then on, unless a later operation wrote it |
-//! | fails beside the submission | counts as failed when that returns, before the buffers are the caller's again |
+//! | has not failed | count as written |
+//! | fails after the submission | fail from then on, unless a later operation overwrote them |
+//! | fails during the submission | fail when the submission returns, before the caller has its buffers back |
 //!
-//! Operations that were submitted before the failure have read what was there. Their futures tell of it, and what they wrote fails with
-//! it: each of them [depends](Dependency) on the outcome of what it read.
+//! Operations submitted before the failure have read the old contents. Their futures report the failure, and their outputs fail too: each
+//! of them [depends](Dependency) on the outcomes of what it read.
 //!
-//! One whose work is complete is [over](RunOutcome::is_over), whoever keeps it.
+//! An outcome whose work is complete is [over](RunOutcome::is_over), whatever still refers to it.
 //!
 //! # Invariants
-//! 1. What a later operation overwrote stays good (`a_late_failure_leaves_what_was_overwritten`), also one of the same list, whose
-//!    ticket is the same (`a_late_failure_leaves_what_its_list_overwrote`).
+//! 1. Data that a later operation overwrote stays valid (`a_late_failure_leaves_what_was_overwritten`), even if that operation is in the
+//!    same list and has the same ticket (`a_late_failure_leaves_what_its_list_overwrote`).
 //! 2. It keeps no memory (`a_late_failure_of_memory_that_is_gone`).
-//! 3. Whoever reads what it wrote fails, submitted before the failure or after it, at first or at second hand
-//!    (`a_late_failure_reaches_every_reader`), on whatever device (`a_late_failure_reaches_readers_of_other_devices`) and through
-//!    whatever future (`a_late_failure_goes_with_what_is_lent`).
+//! 3. Every reader of its outputs fails, submitted before the failure or after it, direct or indirect
+//!    (`a_late_failure_reaches_every_reader`), on any device (`a_late_failure_reaches_readers_of_other_devices`) and through any future
+//!    (`a_late_failure_goes_with_what_is_lent`).
 #![forbid(unsafe_code)]
 
 use std::any::Any;

@@ -1,7 +1,7 @@
-//! [`RangeMap`]: ranges of numbers, each with a value (pure).
+//! [`RangeMap`]: a map from ranges of numbers to values (pure).
 //!
 //! # Invariants
-//! 1. The stretches are sorted and disjoint, and none is empty (`as_one_value_for_each_number`).
+//! 1. The ranges are sorted and disjoint, and none is empty (`as_one_value_for_each_number`).
 #![forbid(unsafe_code)]
 
 use std::ops::Range;

@@ -1,6 +1,6 @@
-//! The driver calls that an operation may make: on its own stream, with memory of its own footprint.
+//! The driver calls of an operation: on its own stream, with memory of its own footprint.
 //!
-//! The one caller of the backend's functions that touch memory.
+//! This is the only caller of the backend's functions that touch memory.
 
 use std::cell::Cell;
 use std::ffi::c_void;

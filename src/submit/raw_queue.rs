@@ -1,4 +1,4 @@
-//! [`RawQueue`]: what the closure of `enqueue` sees of the stream.
+//! [`RawQueue`]: the stream, as the closure of `enqueue` sees it.
 #![forbid(unsafe_code)]
 
 use std::error::Error as StdError;

@@ -1,13 +1,14 @@
-//! [`Summary`]: what several operations in a row do to a piece of memory, as one (pure).
+//! [`Summary`]: the combined effect of several consecutive operations on a piece of memory (pure).
 //!
-//! | a stretch is | as one operation |
+//! | a range is | as one operation |
 //! |---|---|
 //! | read, and never written | a read |
 //! | overwritten before anything reads it | an overwrite |
 //! | read, and written then or later | read and written |
 //!
 //! # Invariants
-//! 1. A byte is readable before, and written after, as if the operations came one by one (`as_one_by_one`).
+//! 1. A byte is required to be readable before, and counts as written after, exactly as if the operations came one by one
+//!    (`as_one_by_one`).
 #![forbid(unsafe_code)]
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! [`Traced`]: an operation while it is submitted, for the log of a [`Tracer`](crate::runtime::tracer::Tracer).
+//! [`Traced`]: an operation's log entry while it is being submitted, for a [`Tracer`](crate::runtime::tracer::Tracer).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;

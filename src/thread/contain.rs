@@ -1,12 +1,11 @@
-//! Foreign code, contained: a waker, a destructor, a kernel's twin or a subscriber that panics ends no
-//! thread of this crate.
+//! Containment of foreign code: a waker, destructor, kernel twin or subscriber that panics ends no thread of this crate.
 //!
-//! A panic's payload is foreign as well: its `Drop` may panic, with a payload whose `Drop` panics. It
-//! is dropped here, and what keeps panicking is leaked.
+//! A panic's payload is foreign as well: its `Drop` may panic, with a payload whose `Drop` panics. It is dropped here; a payload that keeps
+//! panicking is leaked.
 //!
 //! # Invariants
-//! 1. Nothing unwinds out of a function of this module, and no thread ends with a payload
-//!    (`a_waker_whose_panic_panics_ends_nothing` and its siblings in `tests/panics.rs`).
+//! 1. Nothing unwinds out of a function of this module, and no payload ends a thread (`a_waker_whose_panic_panics_ends_nothing` and its
+//!    siblings in `tests/panics.rs`).
 #![forbid(unsafe_code)]
 
 use std::any::Any;

@@ -1,9 +1,9 @@
-//! A device's threads for host copies, and for calls that something holds up.
+//! A device's threads for host copies, and for calls that may be held up.
 //!
 //! | work | threads |
 //! |---|---|
 //! | copying between pageable and pinned memory ([`Crew::run`]) | the device's few |
-//! | what a busy stream or the driver may hold up ([`Crew::offload`]) | one for each [`Line`] that has some, however much that is |
+//! | calls that a busy stream or the driver may hold up ([`Crew::offload`]) | one per [`Line`] that has any, however many calls it has |
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! The end of the process: nothing of this crate makes driver calls after `main` returned.
+//! The end of the process: this crate makes no driver calls after `main` has returned.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,11 +1,10 @@
-//! A thread for what may block.
+//! A thread for work that may block.
 //!
-//! A closure or a value of the user's may block or panic in its `Drop`; neither the sweep nor the
-//! driver's callback thread may suffer for it. Some driver calls block as well: the poller leaves them
-//! to another such thread.
+//! A user's closure or value may block or panic in its `Drop`, which must affect neither the sweep nor the driver's callback thread. Some
+//! driver calls block as well: the poller leaves them to a second thread of this kind.
 //!
-//! A device starts the thread for users' values when it opens (`values_go_without_another_thread`); that for driver calls starts when
-//! something is first sent. If the system refuses the thread, tasks are kept until [`Reaper::send_left`], which the poller calls
+//! A device starts the thread for users' values when it opens (`values_go_without_another_thread`), and the thread for driver calls with
+//! the first call that is sent to it. If the system refuses the thread, tasks are kept until the poller calls [`Reaper::send_left`]
 //! (`a_shortage_of_threads_passes`).
 #![forbid(unsafe_code)]
 

@@ -1,21 +1,20 @@
-//! Whose code the current thread runs.
+//! The role of the current thread: which code it runs.
 //!
 //! | role | what it runs | may call the driver | may submit or block |
 //! |---|---|---|---|
 //! | `Free` | anything else | yes | yes |
 //! | `HostFn` | a host function of a stream | no: the driver answers 800 | no |
-//! | `Enqueuing` | the closure of `enqueue`, under its stream's submission lock | not through this crate: its calls take that lock | no |
+//! | `Enqueuing` | the closure of `enqueue`, under its stream's submission lock | not through this crate, which takes that lock | no |
 //! | `Twin` | a kernel's host twin | yes | no: it would wait for its own stream |
-//! | `Poller` | a waker, on a device's poller | yes | no: every other future of the device would wait |
+//! | `Poller` | a waker, on a device's poller | yes | no: it would delay every other future of the device |
 //!
 //! # Invariants
-//! 1. Every public call that needs the driver asks for the role before it takes a lock or makes a
-//!    driver call: it is a typed error, or answers with what is known and leaves asking to the poller
-//!    (`every_public_method_inside_a_host_function`, `every_public_method_inside_enqueue`).
-//! 2. No public call blocks in a twin or on a poller (`no_public_method_blocks_inside_a_twin`,
-//!    `no_public_method_blocks_the_poller`).
-//! 3. A drop only enqueues in a host function and in the closure of `enqueue`
-//!    (`what_a_host_function_captured_may_be_a_handle`, `drops_inside_the_closure_only_enqueue`).
+//! 1. Every public call that needs the driver checks the role before it takes a lock or makes a driver call: it returns a typed error, or
+//!    answers with what is known and leaves the query to the poller (`every_public_method_inside_a_host_function`,
+//!    `every_public_method_inside_enqueue`).
+//! 2. No public call blocks in a twin or on a poller (`no_public_method_blocks_inside_a_twin`, `no_public_method_blocks_the_poller`).
+//! 3. In a host function and in the closure of `enqueue`, a drop only queues its work (`what_a_host_function_captured_may_be_a_handle`,
+//!    `drops_inside_the_closure_only_enqueue`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;

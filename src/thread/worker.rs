@@ -2,11 +2,11 @@
 //!
 //! | work | thread |
 //! |---|---|
-//! | whatever comes up, one after the other: drops of users' values, driver calls that may be held up, copies, a batcher's time-outs | a [`Worker`]: it starts with the first thing sent and ends with its owner |
-//! | rare, and may take long: loading, trimming ([`offload`], [`detach`]) | its own |
+//! | frequent: drops of users' values, driver calls that may block, copies, a batcher's time-outs | a [`Worker`], one task after another |
+//! | rare, and possibly long: loading, trimming ([`offload`], [`detach`]) | one per task |
 //!
-//! An executor's own threads for blocking work are not used: others may have taken them all, and they
-//! end with their runtime.
+//! A [`Worker`] starts with the first task sent and ends with its owner. An executor's blocking threads are not used: all of them may be
+//! taken, and they end with their runtime.
 #![forbid(unsafe_code)]
 
 use std::future::Future;

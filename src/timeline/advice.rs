@@ -1,12 +1,13 @@
-//! [`Advice`]: what a trace says that its program could do better.
+//! [`Advice`]: what a program could do better, according to a trace.
 //!
-//! | said of | when |
+//! | about | when |
 //! |---|---|
-//! | small launches | a stream's kernels are at least [`MANY`], half of them shorter than [`SHORT`], and the stream is idle for the host for longer than they run |
-//! | a wait | a stream was idle for operations of another one for a tenth of the trace |
-//! | streams that take turns | two streams have [`FEW`] operations each, have some submitted at once for longer than the lesser one runs, and run at once for less than a hundredth of that |
+//! | small launches | at least [`MANY`] kernels, half of them under [`SHORT`], and more idle time for the host than kernel time |
+//! | a wait | a stream idled for another stream's operations for a tenth of the trace |
+//! | streams that take turns | both have [`FEW`] operations; see below |
 //!
-//! Of streams that take turns only the [`BUSIEST`] are looked at: there are as many pairs as their square.
+//! Two streams take turns if both have submitted work for longer than the shorter one runs, yet they run at once for less than a hundredth
+//! of that time. Only the [`BUSIEST`] streams are compared, because the number of pairs grows with their square.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! [`Gap`]: a stretch in which a stream had nothing to run, and why.
+//! [`Gap`]: an interval in which a stream had nothing to run, and why.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! A trace as a page of one file.
+//! A trace as a single-file HTML page.
 #![forbid(unsafe_code)]
 
 use std::io;

@@ -1,6 +1,6 @@
 //! A trace as Perfetto's protocol buffers.
 //!
-//! The few fields that are needed, by their numbers in `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
+//! Only the required fields are written, by their numbers in `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
 //! `debug_annotation.proto`.
 #![forbid(unsafe_code)]
 

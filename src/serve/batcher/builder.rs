@@ -1,4 +1,4 @@
-//! A batcher's options.
+//! The options of a batcher.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,12 +1,11 @@
-//! A batch that runs: what its function is given, how its replies come to the callers, and its span.
+//! A running batch: the input of its function, the delivery of its replies, and its span.
 //!
-//! A batch counts as in flight until it has answered. Its [`InFlight`] says so when it is dropped, whatever
-//! became of the future that holds it.
+//! A batch counts as in flight until it has answered. Its [`InFlight`] ends that when it is dropped, whatever happened to the future that
+//! holds it.
 //!
 //! # Invariants
-//! 1. A batch ends once, also if its future is dropped before it began or its function panics
-//!    (`a_batch_that_is_not_run_ends`).
-//! 2. With `in_order` no reply is given before those to earlier batches (`replies_in_order`).
+//! 1. A batch ends exactly once, even if its future is dropped before it began or its function panics (`a_batch_that_is_not_run_ends`).
+//! 2. With `in_order` no reply is sent before those of earlier batches (`replies_in_order`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;

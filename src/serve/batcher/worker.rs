@@ -1,4 +1,4 @@
-//! [`BatchWorker`]: gets each batch what it needs, makes it and runs it.
+//! [`BatchWorker`]: acquires each batch's permit and stream, forms the batch and runs it.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Which streams a pool has, and its limits.
+//! The streams of a pool, and its limits.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! How a pool learns that a device takes no work any more: its loss, or its close.
+//! How a pool learns of the loss or close of a device.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
