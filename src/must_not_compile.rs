@@ -1,4 +1,4 @@
-//! What must not compile, each beside the same program that does.
+//! Programs that must not compile, each beside the same program that does.
 //!
 //! Kernel arguments: the right ones.
 //! ```
@@ -63,7 +63,7 @@
 //!     s.launch(k, LaunchConfig::for_elements(4), (&mut *y, &mut *y)).queued()
 //! }
 //! ```
-//! A declared kernel checks as a runtime one does:
+//! A declared kernel checks its arguments like one loaded at run time:
 //! ```
 //! # use gpu_await::*;
 //! fn f(k: &kernels::axpy, s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) -> Result<()> {
@@ -76,8 +76,8 @@
 //!     k.launch(s, 2.0, x, y).queued()
 //! }
 //! ```
-//! A declaration vouches for its own geometry and derived arguments: nobody launches around them, also
-//! not in the module that declares it.
+//! A declaration vouches for its own geometry and derived arguments: safe code cannot bypass them, even
+//! in the module that declares it.
 //! ```
 //! # use gpu_await::*;
 //! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
@@ -101,7 +101,7 @@
 //!     s.launch(k.kernel.kernel(), LaunchConfig::for_elements(1), (x, 1u64 << 40)).queued()
 //! }
 //! ```
-//! Nor does one declaration take the kernel of another one, even with the same types:
+//! Nor can one declaration take another's kernel, even with the same types:
 //! ```
 //! # use gpu_await::*;
 //! # kernel! { pub unsafe fn whole(x: &mut [f32], n: u64 = x.len() as u64); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
@@ -124,12 +124,12 @@
 //!     whole { kernel }
 //! }
 //! ```
-//! What is declared is a promise, which only `unsafe` makes:
+//! A declaration is a promise, which needs `unsafe`:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! kernel! { pub fn whole(x: &mut [f32]); launch = LaunchConfig::for_elements(x.len()); ptx = ""; }
 //! ```
-//! The twin has the types of the declaration, and the error for another one shows both:
+//! The twin has the types of the declaration; the error for a mismatch shows both:
 //! ```
 //! # use gpu_await::*;
 //! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
@@ -145,7 +145,7 @@
 //! kernel! { pub unsafe fn whole(a: f32, x: &[f32], y: Out<[f32]>, n: u64 = y.len() as u64); host = twin; }
 //! fn twin(_: &Grid, _: f32, _: &[f32], _: &mut [f32]) {}
 //! ```
-//! What a declaration computes says `unsafe` itself where it needs it: a condition, a geometry, a derived
+//! Expressions in a declaration need `unsafe` of their own for unsafe calls: a condition, a geometry, a derived
 //! argument, the code.
 //! ```
 //! # use gpu_await::*;
@@ -181,7 +181,7 @@
 //! # unsafe fn text() -> String { String::new() }
 //! kernel! { pub unsafe fn whole(x: &mut [f32]); ptx = text(); }
 //! ```
-//! Bytes that the driver is to run are a promise, PTX is text:
+//! A binary image is a promise and needs `unsafe`; PTX is text:
 //! ```
 //! # use gpu_await::*;
 //! fn f(cubin: Vec<u8>, ptx: String) -> [Image; 2] {
@@ -201,7 +201,7 @@
 //!     Image::ptx(cubin)
 //! }
 //! ```
-//! Finding a kernel in an image is a promise:
+//! Looking up a kernel in an image is a promise as well:
 //! ```
 //! # use gpu_await::*;
 //! fn f(m: &Module) -> Result<Kernel<(f32,)>> {
@@ -215,7 +215,7 @@
 //!     m.kernel("k")
 //! }
 //! ```
-//! A view outside of the bookkeeping is a promise, and no view outlives its buffer:
+//! An untracked view is a promise, and no view outlives its buffer:
 //! ```
 //! # use gpu_await::*;
 //! fn f(x: &DeviceBuffer<f32>) -> View<'_, u32> {
@@ -241,7 +241,7 @@
 //!     (x.view_mut(), x.view_mut().cast().unwrap())
 //! }
 //! ```
-//! A host value needs its await:
+//! A host value must be awaited:
 //! ```
 //! # use gpu_await::*;
 //! fn f(s: &Stream, x: &DeviceBuffer<f32>) -> Op<PinnedBuffer<f32>> {
@@ -257,7 +257,7 @@
 //!     s.download(x).queued()
 //! }
 //! ```
-//! Pinned memory that was lent is gone until it comes back:
+//! Lent pinned memory cannot be used until it is returned:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! fn f(s: &Stream, pinned: PinnedBuffer<f32>, x: &mut DeviceBuffer<f32>) -> f32 {
@@ -265,7 +265,7 @@
 //!     pinned[0]
 //! }
 //! ```
-//! A value lent inside a batch cannot be looked at there:
+//! A value lent inside a batch cannot be read there:
 //! ```
 //! # use gpu_await::*;
 //! fn f(s: &Stream, x: &DeviceBuffer<f32>) -> Op<PinnedBuffer<f32>> {
@@ -288,7 +288,7 @@
 //!     });
 //! }
 //! ```
-//! An element type is aligned as the device's memory is, and has a size:
+//! An element type has a size, and an alignment that device memory provides:
 //! ```
 //! # use gpu_await::*;
 //! #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -310,7 +310,7 @@
 //! Device::host().stream()?.empty::<[f32; 0]>(1).queued()?;
 //! # Ok::<(), Error>(())
 //! ```
-//! So has one that a kernel declares, also a value:
+//! The same holds for a kernel's declared types, values included:
 //! ```
 //! # use gpu_await::*;
 //! fn twin(_: &Grid, _: &mut [u8], _: [u8; 1]) {}
@@ -360,7 +360,7 @@
 //! Device::host().pinned::<()>(1)?;
 //! # Ok::<(), Error>(())
 //! ```
-//! The closure of a graph captures nothing, so that nothing in it goes stale: what changes is passed.
+//! The closure of a graph captures nothing, so nothing in it can be stale: values that change are passed.
 //! ```
 //! # use gpu_await::*;
 //! # fn f(device: &Device, scale: kernels::scale) -> Graph<(InOut<f32>, f32)> {
@@ -378,7 +378,7 @@
 //! # f(&Device::host(), kernels::scale::load_blocking(&Device::host())?);
 //! # Ok::<(), Error>(())
 //! ```
-//! Nothing is waited for in it:
+//! It cannot await:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! # fn f(device: &Device, scale: kernels::scale) -> Graph<(InOut<f32>,)> {
@@ -388,7 +388,7 @@
 //! })
 //! # }
 //! ```
-//! What it is passed is gone when it returns:
+//! Its arguments do not outlive the call:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! # use std::sync::Mutex;
@@ -400,14 +400,14 @@
 //! })
 //! # }
 //! ```
-//! What is not plain data stays on the host:
+//! Only plain data can be uploaded:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! fn f(s: &Stream) {
 //!     let _ = s.upload(vec![String::new()]);
 //! }
 //! ```
-//! Formulas: of a type that has the operators.
+//! Formulas need a type that has the operators.
 //! ```
 //! # use gpu_await::*;
 //! fn f(s: &Stream, x: &DeviceBuffer<u32>, y: &mut DeviceBuffer<u32>, flags: &mut DeviceBuffer<u8>) {
@@ -418,7 +418,7 @@
 //! # let x = s.full(1, 3u32).queued().unwrap();
 //! # f(&s, &x, &mut s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
 //! ```
-//! Bits of a floating point number:
+//! Bitwise operators on a floating point number:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! fn f(s: &Stream, x: &DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>) {
@@ -427,7 +427,7 @@
 //! # let s = Device::host().stream().unwrap();
 //! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
 //! ```
-//! The root of an integer:
+//! The square root of an integer:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! fn f(s: &Stream, x: &DeviceBuffer<u32>, y: &mut DeviceBuffer<u32>) {
@@ -436,7 +436,7 @@
 //! # let s = Device::host().stream().unwrap();
 //! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
 //! ```
-//! A number with a point beside integers:
+//! A fractional literal with integers:
 //! ```compile_fail
 //! # use gpu_await::*;
 //! fn f(s: &Stream, x: &DeviceBuffer<u32>, y: &mut DeviceBuffer<u32>) {
@@ -454,7 +454,7 @@
 //! # let s = Device::host().stream().unwrap();
 //! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
 //! ```
-//! Bits of floats combined; of integers they are:
+//! Bitwise reductions are for integers, not for floats:
 //! ```
 //! # use gpu_await::*;
 //! fn f(s: &Stream, x: &DeviceBuffer<u32>) {
@@ -480,13 +480,13 @@
 //! # let s = Device::host().stream().unwrap();
 //! # f(&s, &s.zeros(1).queued().unwrap(), &mut s.zeros(1).queued().unwrap());
 //! ```
-//! The type of an argument of a formula is a number's, or that of an array of them:
+//! The type of a formula's argument is a number type, or that of an array of numbers:
 //! ```
 //! # use gpu_await::*;
 //! fn is<S: OperandType<Element = f32>>() {}
 //! is::<In<f32>>();
 //! ```
-//! Not one of a user's:
+//! User types cannot implement it:
 //! ```compile_fail,E0277
 //! # use gpu_await::*;
 //! struct Mine;

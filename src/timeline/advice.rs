@@ -6,8 +6,8 @@
 //! | a wait | a stream idled for another stream's operations for a tenth of the trace |
 //! | streams that take turns | both have [`FEW`] operations; see below |
 //!
-//! Two streams take turns if both have submitted work for longer than the shorter one runs, yet they run at once for less than a hundredth
-//! of that time. Only the [`BUSIEST`] streams are compared, because the number of pairs grows with their square.
+//! Two streams take turns if both had pending operations for longer than the less busy one ran, yet both ran at once for less than a
+//! hundredth of that run time. Only the [`BUSIEST`] streams are compared, because the number of pairs grows with their square.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
