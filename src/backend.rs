@@ -36,7 +36,7 @@ pub(crate) use twin::{ArgBlock, HostTwin};
 
 use crate::error::{DriverCode, LossCause};
 
-/// The driver's code for what is still under way.
+/// The driver's code for work that is not complete.
 pub(crate) const NOT_READY: i32 = 600;
 
 /// The result of a driver call.
@@ -75,7 +75,7 @@ impl DevicePtr {
     }
 }
 
-/// What a query answers; the third answer, failed, is the `Err` of the call.
+/// The answer of a query; the third answer, failed, is the `Err` of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Query {
     Pending,
@@ -92,7 +92,7 @@ pub enum DeviceKind {
     Host,
 }
 
-/// What a device allows. Source: `cuDeviceGetAttribute`.
+/// The limits of a device. Source: `cuDeviceGetAttribute`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) threads_per_block: u32,
@@ -149,12 +149,12 @@ pub(crate) struct StreamOptions {
     pub(crate) blocking: bool,
 }
 
-/// What a stream is.
+/// The properties of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamInfo {
     pub(crate) priority: i32,
     pub(crate) blocking: bool,
-    /// Its context, as [`Backend::context`] tells the device's.
+    /// Its context, comparable with [`Backend::context`].
     pub(crate) context: u64,
 }
 
@@ -165,24 +165,23 @@ pub(crate) struct EventOptions {
     pub(crate) interprocess: bool,
 }
 
-/// What the pool that device memory comes from took from the device, in bytes. Source:
-/// `cuMemPoolGetAttribute`.
+/// The memory that the device's pool has taken from the device, in bytes. Source: `cuMemPoolGetAttribute`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolInfo {
     pub(crate) reserved: u64,
     pub(crate) reserved_peak: u64,
 }
 
-/// What is at an address. Source: `cuPointerGetAttribute`.
+/// The kind of memory at an address. Source: `cuPointerGetAttribute`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryAt {
-    /// The device whose memory it is; `None` for what is no device memory.
+    /// The device whose memory it is; `None` if it is not device memory.
     pub(crate) ordinal: Option<usize>,
     /// The allocation that it is a part of, where that is known.
     pub(crate) allocation: Option<Range<u64>>,
 }
 
-/// What is launched.
+/// The function that is launched.
 #[derive(Clone)]
 pub(crate) enum Function {
     Device(RawFunction),
@@ -202,7 +201,7 @@ pub(crate) struct LaunchShape {
 }
 
 impl LaunchShape {
-    /// Of what is no kernel.
+    /// The shape of an operation that is not a kernel.
     pub(crate) const NONE: LaunchShape = LaunchShape {
         grid: Grid {
             grid_dim: [1; 3],
@@ -240,7 +239,7 @@ impl Pattern {
     }
 }
 
-/// What a stream calls when it gets there: the driver's signature of `CUhostFn`.
+/// A callback of a stream, with the driver's signature `CUhostFn`.
 pub(crate) type HostCallback = unsafe extern "C" fn(*mut c_void);
 
 /// An address that crosses threads inside a command.
@@ -287,11 +286,11 @@ pub(crate) trait Backend:
     fn ordinal(&self) -> usize;
     fn name(&self) -> &str;
     fn limits(&self) -> &Limits;
-    /// Turns the code of a sticky error into what is known about it.
+    /// Turns the code of a sticky error into the known cause of the loss.
     fn loss_cause(&self, code: DriverCode) -> LossCause {
         LossCause::Driver(code)
     }
-    /// Says that the device is lost: what the backend owns is left where it is.
+    /// Called when the device is lost: the backend's resources are leaked.
     fn abandon(&self) {}
 
     /// Readies a thread of this crate for the code of others: makes the device's context current, and calls no part of
@@ -312,7 +311,7 @@ pub(crate) trait Backend:
     /// Lets this device's copies reach the other's memory directly; false if it cannot. More than
     /// once does no harm.
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool>;
-    /// Told of a device whose memory another one is about to reach.
+    /// Called when another device is about to access this one's memory.
     fn begin_peer_access(&self) {}
     /// The context as cudarc's `Arc<CudaContext>`, where there is one.
     fn cudarc_context(&self) -> Option<Arc<dyn Any + Send + Sync>> {

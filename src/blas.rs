@@ -254,7 +254,7 @@ impl<T: GemmElement> Gemm<T> {
     }
 }
 
-/// What stands where there is no bias.
+/// The type of the bias argument where there is none.
 type ViewOf<'a, T> = crate::memory::view::View<'a, T>;
 
 impl<T> Clone for Gemm<T> {

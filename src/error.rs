@@ -573,7 +573,7 @@ impl ErrorDetail {
             | D::NoImplementation { .. }
             | D::Unsupported { .. } => ErrorKind::Unsupported,
             D::Driver { code, .. } => code.kind(),
-            // What failed decides what the reader can do about it.
+            // The cause decides what the reader can do about it.
             D::Upstream { cause, .. } | D::Verify { cause, .. } => cause.kind(),
             D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {
                 ErrorKind::OutOfMemory
@@ -644,8 +644,8 @@ impl DriverCode {
         codes::NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
     }
 
-    /// What the caller can do, whatever call returned it. Those that say that the machine cannot do it, now or
-    /// ever in this process, and those that memory was short; the rest are the driver's own affair.
+    /// What the caller can do, whatever call returned it. Codes that mean "not on this machine, or not in this
+    /// process" and those that mean "out of memory" have kinds of their own; the rest are the driver's.
     fn kind(self) -> ErrorKind {
         match self.code {
             2 => ErrorKind::OutOfMemory,
@@ -654,7 +654,7 @@ impl DriverCode {
         }
     }
 
-    /// `CUDA_ERROR_NOT_PERMITTED`: what every call inside a host function returns.
+    /// `CUDA_ERROR_NOT_PERMITTED`: returned by every call inside a host function.
     pub(crate) const NOT_PERMITTED: i32 = 800;
 
     /// Whether this code says that the context is gone for good.
@@ -736,7 +736,7 @@ fn allowed(what: LaunchLimit, limit: u64) -> String {
     }
 }
 
-/// The clause of `kernel!` that is left out, or what stands for it.
+/// The missing clause of `kernel!`, or its substitute.
 fn missing_clause(device: &str) -> &'static str {
     match device {
         "host" => "give its declaration `host = twin`, a Rust function",

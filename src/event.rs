@@ -44,11 +44,11 @@ pub struct Event {
     inner: Arc<Inner>,
 }
 
-/// Dropped in this order: who has the engine last takes the pool of events along.
+/// Dropped in this order: the last holder of the engine drops the event pool with it.
 struct Inner {
     /// Where it was last recorded.
     last: Mutex<Option<Recorded>>,
-    /// What records it in graphs.
+    /// Its record as a graph node.
     node: OnceLock<Arc<EventNode>>,
     shared: Option<Interprocess>,
     options: EventOptions,
@@ -59,7 +59,7 @@ struct Inner {
 #[derive(Clone)]
 pub(crate) struct Recorded {
     at: MarkedPoint,
-    /// What knows the time.
+    /// The event that holds the time stamp.
     time: Option<EventHandle>,
 }
 
@@ -70,7 +70,7 @@ impl Recorded {
         Recorded { time: own.map(|marker| marker.event.clone()), at }
     }
 
-    /// In the middle of what the point is the end of.
+    /// A mark in the middle of the operation that ends at the point.
     pub(crate) fn in_front_of(at: Point, node: Option<&Arc<EventNode>>) -> Self {
         Recorded { at: at.into(), time: node.map(|node| node.event().clone()) }
     }
@@ -79,7 +79,7 @@ impl Recorded {
 /// Of an event that several processes have.
 struct Interprocess {
     event: Arc<SharedEvent>,
-    /// Our own stream that waits for it, so that a ticket tells the host.
+    /// Our own stream that waits for the event, so that a ticket informs the host.
     observer: OnceLock<Arc<StreamHandle>>,
 }
 
@@ -198,7 +198,7 @@ impl Event {
         }
         match (&begin.time, &end.time) {
             (Some(begin), Some(end)) => engine.elapsed(begin, end),
-            // Recorded with timing, so they are there.
+            // Both were recorded with timing, so the events exist.
             _ => problem(both[0].0, EventProblem::Untimed),
         }
     }
@@ -251,7 +251,7 @@ impl Event {
         if engine.id == own.id { Ok(()) } else { Err(wrong_device("the event", engine, own)) }
     }
 
-    /// What records it in graphs; nothing if it does not measure time.
+    /// Its record as a graph node; none if it is not timed.
     pub(crate) fn node(&self) -> Result<Option<&Arc<EventNode>>> {
         let Inner { node, engine, options, .. } = &*self.inner;
         if !options.timing {
@@ -264,7 +264,7 @@ impl Event {
         Ok(Some(node.get_or_init(|| EventNode::new(event))))
     }
 
-    /// Makes a stream of ours wait for the driver's event: its ticket then tells.
+    /// Makes one of our streams wait for the driver's event; its ticket then informs the host.
     #[track_caller]
     fn observe(&self, shared: &Interprocess) -> Result<Op<()>> {
         role::check("submitting work")?;
@@ -284,7 +284,7 @@ impl Event {
         Ok(Op::pending(stream, ticket, HostValue::Here(())))
     }
 
-    /// What a stream waits for; nothing if it was never recorded.
+    /// The mark that a stream waits for; none if it was never recorded.
     pub(crate) fn mark(&self) -> Option<Mark> {
         if let Some(shared) = &self.inner.shared {
             return Some(Mark::Shared(shared.event.clone()));

@@ -124,14 +124,14 @@ pub struct Graph<S: GraphSlots> {
     report: Arc<Mutex<Report>>,
 }
 
-/// What a stream has of the graph.
+/// The instance of the graph on one stream.
 struct OnOneStream {
     stream: Weak<StreamHandle>,
     instance: Arc<Mutex<Instance>>,
 }
 
 impl OnOneStream {
-    /// Whether nobody has the stream. The instance is empty then.
+    /// Whether the stream has no handle any more. The instance is empty then.
     fn is_gone(&self) -> bool {
         self.stream.strong_count() == 0
     }
@@ -142,7 +142,7 @@ trait Draw<S: GraphSlots>: Send + Sync {
     fn draw(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()>;
 }
 
-/// What a graph is made of.
+/// The graph's state and closure.
 struct Definition<State, F> {
     state: State,
     closure: F,
@@ -275,7 +275,7 @@ impl<S: GraphSlots> Graph<S> {
         self.submit(&mut instance, queue, &passed)
     }
 
-    /// Counts a launch of which nothing was submitted, and poisons what it would have written.
+    /// Counts a launch that submitted nothing, and poisons its outputs.
     fn refuse(&self, passed: &Passed<'_>, error: Error) -> Error {
         self.report.lock().failed += 1;
         poisoned(passed, error)
@@ -293,7 +293,7 @@ impl<S: GraphSlots> Graph<S> {
         submitted.map_err(|error| poisoned(passed, error))
     }
 
-    /// What the stream has of it. What streams had that are gone goes.
+    /// The graph's instance on the stream. Instances of streams that are gone are removed.
     fn instance(&self, stream: &Arc<StreamHandle>) -> Arc<Mutex<Instance>> {
         let mut instances = self.instances.lock();
         let is_its = |on: &&OnOneStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));
@@ -315,13 +315,13 @@ impl<S: GraphSlots> Graph<S> {
     }
 }
 
-/// Whether something that may be written of what was passed has failed.
+/// Whether any argument that may be written has failed.
 fn has_failed(passed: &Passed<'_>) -> bool {
     let mut written = passed.arrays.iter().filter(|(_, written)| *written);
     written.any(|(array, _)| array.memory.is_poisoned(&array.range))
 }
 
-/// Poisons all that may be written of what was passed, and hands the error back.
+/// Poisons every argument that may be written, and returns the error.
 fn poisoned(passed: &Passed<'_>, error: Error) -> Error {
     let mut footprint = Footprint::new(NAME);
     let written = passed.arrays.iter().filter(|(_, written)| *written);

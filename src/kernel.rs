@@ -73,9 +73,9 @@ struct Core {
     attributes: KernelAttributes,
     /// Keeps the code loaded.
     module: Option<Arc<LoadedModule>>,
-    /// Whether the driver was told to allow more than the default of shared memory.
+    /// Whether the driver was asked to allow more shared memory than the default.
     shared_mem_allowed: AtomicBool,
-    /// It was launched before: the driver has made what a first launch makes.
+    /// It was launched before, so the driver's first-launch setup is done.
     launched: AtomicBool,
 }
 
@@ -94,7 +94,7 @@ type Check<S> = dyn Fn(&LaunchConfig, &<S as Signature>::Shapes) -> bool + Send 
     note = "launch on a `Stream`, a `PooledStream`, a `Device` (its current stream) or, inside a batch, its `Queue`"
 )]
 pub trait LaunchOn: sealed::Sealed {
-    /// What a launch returns.
+    /// The return type of a launch.
     type Launched;
 
     #[doc(hidden)]

@@ -77,7 +77,7 @@ pub struct MemoryInfo {
 
 impl MemoryInfo {
     pub(crate) fn of(engine: &Engine) -> Result<MemoryInfo> {
-        // What was freed behind work that nobody waits for is known to be free when somebody asks.
+        // Work that nothing waits for may have freed memory: this finds out.
         engine.streams().iter().for_each(StreamState::ask_after_all);
         let reach = Reach::of(engine)?;
         engine.collect_freed();
@@ -115,7 +115,7 @@ impl MemoryInfo {
     }
 }
 
-/// What the driver has, of one moment.
+/// The driver's figures, consistent at one moment.
 pub(crate) struct Reach {
     free: u64,
     total: u64,
@@ -124,8 +124,8 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// Asks until it agrees with itself: what goes from free to the pool, or back, while both are asked
-    /// would be seen twice, or nowhere.
+    /// Queries until two readings agree: memory that moves between the device's free memory and the pool
+    /// during a reading would be counted twice, or not at all.
     pub(crate) fn of(engine: &Engine) -> Result<Reach> {
         role::check_driver("asking how much memory there is")?;
         let refused = |code| engine.refused(code);
@@ -141,12 +141,12 @@ impl Reach {
         }
     }
 
-    /// What the device can give in all, with what it gave already, whatever the limit is.
+    /// All memory that the device can give, including what it has given, whatever the limit is.
     pub(crate) fn bytes(&self) -> u64 {
         self.free + self.pool.reserved
     }
 
-    /// How much more it can give, beside what is held and kept.
+    /// How much more it can give, beyond the allocated and cached memory.
     fn free_bytes(&self, figures: &Figures, room: u64) -> u64 {
         self.bytes().saturating_sub(figures.held()).min(room) + figures.kept
     }
@@ -206,8 +206,8 @@ pub trait Element: bytemuck::Pod + Send + Sync {}
 #[diagnostic::do_not_recommend]
 impl<T: bytemuck::Pod + Send + Sync> Element for T {}
 
-/// Refuses, when the program is compiled, a type that memory of so much alignment cannot hold or that
-/// has no size: its length would be anybody's guess.
+/// Rejects, at compile time, a type that memory of this alignment cannot hold, or that has no size: its
+/// length would be undefined.
 pub(crate) const fn must_fit<T>(alignment: u64) {
     assert!(size_of::<T>() > 0, "the element type has no size");
     assert!(align_of::<T>() as u64 <= alignment, "the element type is aligned too strictly");

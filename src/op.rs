@@ -97,7 +97,7 @@ enum OpState<T> {
     Done,
 }
 
-/// Host memory on its way back from a refused call: what [`Op::accepted`] expects.
+/// Host memory returned by a refused call, as [`Op::accepted`] expects it.
 type Returned = Box<dyn Any + Send + Sync>;
 
 struct Pending<T> {
@@ -131,7 +131,7 @@ impl<T> Op<T> {
         Op { state: OpState::Failed(error, None, Budget::default()) }
     }
 
-    /// A call that was refused and gives back what it was given.
+    /// A refused call that returns its argument.
     pub(crate) fn refused<B: Send + Sync + 'static>(refused: Refused<B>) -> Self {
         let Refused { error, value } = refused;
         let returned = value.map(|value| Box::new(value) as Returned);
@@ -196,7 +196,7 @@ impl<T> Op<T> {
         }
     }
 
-    /// [`submitted`](Self::submitted), with what the call was given.
+    /// [`submitted`](Self::submitted), returning the call's argument with an error.
     fn returning<B: 'static>(mut self) -> Result<Op<T>, Refused<B>> {
         match std::mem::replace(&mut self.state, OpState::Done) {
             OpState::Failed(error, returned, _) => {
@@ -230,7 +230,7 @@ impl<T> Op<T> {
     pub fn without_value(mut self) -> Op<()> {
         match std::mem::replace(&mut self.state, OpState::Done) {
             OpState::Pending(Pending { points, wait, value }) => {
-                // Dropped here: the stream has a share of what the device uses.
+                // Dropping it here is fine: the stream holds a share of everything that the device uses.
                 let proofs = value.into_inner().proofs();
                 let value = SyncWrapper::new(HostValue::proved_by((), proofs));
                 Op { state: OpState::Pending(Pending { points, wait, value }) }
@@ -283,7 +283,7 @@ impl<T> Op<T> {
         self.block()
     }
 
-    /// Lets who waits for it sleep at once instead of looking for itself.
+    /// Lets the waiter sleep at once instead of checking for itself.
     pub(crate) fn never_check(&mut self) {
         if let OpState::Pending(pending) = &mut self.state {
             pending.wait.never_check();
@@ -302,7 +302,7 @@ impl<T> Op<T> {
             if let Poll::Ready(result) = self.poll_now(&mut cx) {
                 return result;
             }
-            // While it checks for itself nobody wakes it.
+            // A checking future is not woken.
             if self.is_checking() {
                 checks += 1;
                 if checks.is_multiple_of(64) {
@@ -368,7 +368,7 @@ impl<T> Op<T> {
         }
     }
 
-    /// Polls it for a thread or for nobody, and not for a task that has a budget.
+    /// Polls without a task budget, for a blocked thread or a single look.
     fn poll_now(&mut self, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let outcome = match &mut self.state {
             OpState::Pending(Pending { points, wait, .. }) => ready!(points.poll(wait, cx)),

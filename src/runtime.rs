@@ -59,7 +59,7 @@ pub(crate) type Progress = self::progress::Progress<StreamState>;
 pub(crate) type Point = crate::memory::point::Point<Arc<Progress>>;
 /// The same, with an event where one is at hand.
 pub(crate) type MarkedPoint = self::marker::MarkedPoint<Arc<Progress>>;
-/// What is given up, and who uses it.
+/// A retired value, and the streams that use it.
 pub(crate) type Retired = crate::memory::reclaim::retired::Retired<StreamState>;
 /// Streams that use something, each with its last ticket.
 pub(crate) type UserList = crate::memory::reclaim::retired::UserList<StreamState>;

@@ -75,7 +75,8 @@ use crate::thread::worker::Unwanted;
 pub struct Stream {
     state: Arc<StreamHandle>,
     home: Arc<Home>,
-    /// Of a scope's stream that could not be ordered behind what was current: it refuses work.
+    /// The error of a scope whose stream could not be ordered behind the current one: the stream refuses
+    /// work.
     refused: Option<Error>,
     /// Of a stream pool's: the permit of it that this handle and its clones hold.
     lease: Option<Arc<Lease>>,
@@ -290,7 +291,7 @@ impl Stream {
     /// Yes.
     pub async fn throttle(&self, max: u64) -> Result<()> {
         let submitted = self.state.submitted();
-        // So that the next call finds it, and does not have to wait for what came behind.
+        // So that the next call finds a marker there, and need not wait for later work.
         self.state.mark_within(max / 4);
         if submitted.saturating_sub(self.state.completed()) > max {
             return Op::pending(&self.state, submitted - max, HostValue::Here(())).await;
@@ -351,7 +352,7 @@ impl Stream {
         &self.home
     }
 
-    /// The stream and what keeps it.
+    /// The handle that keeps the stream open.
     pub(crate) fn handle(&self) -> &Arc<StreamHandle> {
         &self.state
     }
@@ -383,7 +384,7 @@ impl Stream {
         Ok(at)
     }
 
-    /// Orders what comes behind `marks`, which were looked up for it.
+    /// Orders later work behind `marks`, which were looked up for it.
     #[track_caller]
     pub(crate) fn wait_for(&self, marks: Result<MarkList>) -> Op<()> {
         let marks = match role::check("submitting work").and(marks) {
@@ -393,7 +394,7 @@ impl Stream {
         let queue = self.queue();
         let result = queue.wait_for(marks);
         let op = queue.finish(result);
-        // Nothing to wait for: the point is the one behind what is here already.
+        // Nothing to wait for: the point is already behind everything on the stream.
         let nothing = op.points().first().is_some_and(|point| point.ticket == 0);
         if nothing { Op::pending(&self.state, self.state.tail(), HostValue::Here(())) } else { op }
     }

@@ -131,7 +131,8 @@ fn submit_as<R, T: TracedAs>(
     }
     let loans = footprint.lent.len();
     let submitted = stream.with(|turn| {
-        // Whoever closes passes each stream's lock behind that, and waits for what was submitted before.
+        // A closing thread takes each stream's lock after setting the flag, and waits for the work submitted
+        // before.
         if engine.is_closed() && !footprint.ends_a_loan {
             return Err(Refusal::Closed);
         }
@@ -158,7 +159,7 @@ fn submit_as<R, T: TracedAs>(
         traced.starts(&raw);
         let result = calls(&raw);
         traced.ends(&raw);
-        // Nobody takes it back before the ticket is published. Without memory nothing has used it.
+        // No thread takes it back before the ticket is published. Without memory nothing has used it.
         if !footprint.lent.is_empty() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
             for loan in footprint.lent.drain(..) {
                 turn.lend(ticket, loan.bytes(), loan.into_payload());
@@ -189,7 +190,7 @@ fn submit_as<R, T: TracedAs>(
     outcome.map_err(|error| SubmitError { error, lent: footprint.lent.len() < loans })
 }
 
-/// Refuses what [`submit`] refuses in front of its first driver call, for an operation that has none to make.
+/// The checks that [`submit`] makes before its first driver call, for an operation that makes none.
 #[cold]
 pub(crate) fn submit_nothing(
     stream: &Arc<StreamState>,
@@ -203,8 +204,8 @@ pub(crate) fn submit_nothing(
     footprint.check_contents()
 }
 
-/// Puts an open list of the stream on it, before the operation looks at what it reads: the driver may refuse the list, and what
-/// that would have written is not there then.
+/// Puts the stream's open list on it before the operation checks its inputs: the driver may refuse the list, which poisons
+/// the list's outputs.
 #[cold]
 #[inline(never)]
 fn put_list_in_front(

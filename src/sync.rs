@@ -4,7 +4,7 @@
 //! same name in this one's place.
 #![forbid(unsafe_code)]
 
-/// A lock that nobody tries.
+/// A lock without `try_lock`.
 pub(crate) use parking_lot::Mutex as Plain;
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};

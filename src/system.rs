@@ -43,8 +43,8 @@ pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
         const PAGE: usize = 64 << 10;
         let (first, last) = (start.next_multiple_of(PAGE), (start + bytes) & !(PAGE - 1));
         if first < last {
-            // SAFETY: the range lies within the caller's memory, and the advice changes how it is
-            // backed, never what it holds. Refused, small pages do as well.
+            // SAFETY: the range lies within the caller's memory, and the advice changes how it is backed,
+            // never its contents. If it is refused, small pages are used.
             unsafe { libc::madvise(first as *mut libc::c_void, last - first, libc::MADV_HUGEPAGE) };
         }
     }
@@ -138,7 +138,7 @@ pub(crate) fn effective_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Has the C runtime call `handler` when `main` returned or somebody called `exit`.
+/// Registers `handler` with the C runtime, to be called when `main` returns or `exit` is called.
 pub(crate) fn at_exit(handler: extern "C" fn()) {
     if cfg!(miri) {
         return;

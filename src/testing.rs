@@ -142,9 +142,9 @@ mod turn {
     }
 }
 
-/// What the kernel leaves in a gate's word when its limit opened it.
+/// The value that the kernel leaves in a gate's word when its time limit opened it.
 const TIMED_OUT: u32 = 2;
-/// The same, and somebody was told.
+/// The same, and the warning was emitted.
 const TOLD: u32 = 3;
 
 /// Holds a stream until it is opened: everything submitted behind it waits.
@@ -188,7 +188,7 @@ impl Gate {
     pub fn close_for(stream: &Stream, limit: Duration) -> Result<Gate> {
         role::check("closing a gate")?;
         let home = stream.home();
-        // Once a device: loading code may wait for what runs, such as another gate.
+        // Once per device: loading code may wait for running work, such as another gate.
         let kernel = home.get_or_load(|| kernels::load_gate(home))?;
         let word = PinnedFlag::new(&home.pinned)?;
         #[cfg(feature = "cuda")]
@@ -390,7 +390,7 @@ impl DeviceBuilder {
 }
 
 fn watched(inner: Arc<dyn Backend>, faults: Faults, options: EngineOptions) -> Device {
-    // What a test counts is called by the test.
+    // Tests expect to see exactly the driver calls that they cause.
     let options = EngineOptions {
         block_cache_bytes: faults.block_cache_bytes,
         pins_on_demand: true,
@@ -449,7 +449,7 @@ fn code_for(kind: ErrorKind) -> i32 {
         ErrorKind::InvalidCall => 800,
         ErrorKind::Unsupported => 801,
         ErrorKind::DeviceLost => 719,
-        // Not 1: of an allocation, that says that no device has so much.
+        // Not 1: from an allocation, that means that no device has that much memory.
         _ => 304,
     }
 }
@@ -546,7 +546,7 @@ impl Stepper {
         while self.step(0) || self.settle() {}
     }
 
-    /// What a poller would do.
+    /// The poller's work.
     fn sweep(&self) {
         let engine = self.device.engine();
         engine.check_health().ok();
@@ -575,12 +575,12 @@ impl Stepper {
     }
 }
 
-/// Whether the caller is what a step runs, or holds a stream's lock: nothing else runs inside of that.
+/// Whether the caller runs inside a step, or holds a stream's lock: nothing else runs inside of that.
 fn is_inside_a_command() -> bool {
     matches!(role::current(), Role::HostFn | Role::Twin | Role::Enqueuing)
 }
 
-/// Commands that nobody runs: dropped with it.
+/// Commands that will never run: dropped with it.
 struct Discarded(Arc<dyn Backend>);
 
 impl Drop for Discarded {
@@ -593,12 +593,12 @@ impl Drop for Stepper {
     fn drop(&mut self) {
         let engine = self.device.engine();
         engine.close();
-        // As after a loss: nobody else waits for what will not come, such as what is being submitted now.
+        // As after a loss: nothing waits for work that will never run, including what is being submitted now.
         let closed = ErrorDetail::Closed { device: engine.label().to_owned() };
         engine.state.lose(|| closed.into());
         engine.mourn();
         engine.sweep_retired(false);
-        // What was not run is dropped, where nobody holds a lock or runs a command.
+        // Unrun commands are dropped at a point where no lock is held and no command runs.
         engine.backend.abandon();
         let backend = engine.backend.clone();
         engine.let_go(Discarded(backend));

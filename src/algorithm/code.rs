@@ -27,7 +27,7 @@ use crate::runtime::Engine;
 use crate::submit::KernelCode;
 use crate::thread::role;
 
-/// What a device has loaded, by algorithm and type.
+/// The loaded kernels of a device, by algorithm and type.
 #[derive(Default)]
 pub(super) struct Algorithms {
     loaded: RwLock<HashMap<Key, Arc<dyn Any + Send + Sync>>>,
@@ -40,7 +40,7 @@ pub(super) type Key = (&'static str, &'static str, &'static str);
 pub(super) struct AlgorithmKernel {
     name: Arc<str>,
     pub(super) function: Function,
-    /// It was launched before: the driver has made what a first launch makes.
+    /// It was launched before, so the driver's first-launch setup is done.
     pub(super) launched: AtomicBool,
     /// Keeps the code loaded.
     _module: Option<Arc<LoadedModule>>,
@@ -61,7 +61,7 @@ pub(super) struct LoadedImage {
 }
 
 impl Algorithms {
-    /// What `key` names, made by the first to ask.
+    /// The value of `key`, made by the first caller.
     pub(super) fn get<T: Any + Send + Sync>(
         home: &Home,
         key: Key,
@@ -152,7 +152,7 @@ impl LoadedImage {
         self.code.fact(name).unwrap_or_else(|| unreachable!("{} has the fact {name}", self.name))
     }
 
-    /// Blocks of so many threads that the device holds at once.
+    /// The number of blocks of this many threads that are resident on the device at once.
     pub(super) fn resident_blocks(&self, kernel: &AlgorithmKernel, threads: u32) -> Result<u32> {
         let Function::Device(function) = kernel.function else { return Ok(1) };
         let active = self.module.loaded().active_blocks(function, threads, 0);

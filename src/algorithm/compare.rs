@@ -34,7 +34,7 @@ impl<T: Scalar> Compare<T> {
         let up_to = |to, is_not| Within { from: T::LEAST, to, is_not };
         let from = |from, is_not| Within { from, to: T::GREATEST, is_not };
         match self {
-            // What is not below a value is from there on; but a NaN is neither.
+            // The complement of "below a value" is "from there on", except that a NaN is in neither.
             Compare::Less(value) => {
                 T::before(value.computed()).map_or_else(nothing::<T>, |to| up_to(to, 0))
             }

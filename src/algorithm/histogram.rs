@@ -37,7 +37,7 @@ struct HistogramTuning {
     global_most_blocks: u32,
 }
 
-/// What is counted, and where.
+/// The input and the output of a histogram.
 struct Histogram<'k> {
     op: &'static str,
     /// As the image calls its kernels.
@@ -75,7 +75,7 @@ impl HistogramKernels {
 }
 
 impl Histogram<'_> {
-    /// Poisons what would have been written, and hands the error back.
+    /// Poisons the outputs, and returns the error.
     fn refuse(&self, error: Error) -> Error {
         AlgorithmLaunch::new(self.op).overwrites(&self.counts).refuse(error)
     }

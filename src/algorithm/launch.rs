@@ -27,7 +27,7 @@ pub(super) struct AlgorithmLaunch<'k> {
     args: ArgBlock,
 }
 
-/// What every kernel of an operation is passed first: memory that it reads, then values.
+/// The first arguments of every kernel of an operation: memory that it reads, then values.
 #[derive(Clone, Default)]
 pub(super) struct Inputs<'k> {
     /// An array, as it is covariant.
@@ -104,7 +104,7 @@ impl<'k> AlgorithmLaunch<'k> {
         self
     }
 
-    /// Writes some of new memory, at an address that is passed apart; nobody reads the rest before it is written.
+    /// Writes a part of new memory, whose address is passed separately; the rest is written before it is read.
     pub(super) fn begins(mut self, span: &Span<'k>) -> Self {
         self.footprint.overwrites(span);
         self
@@ -180,12 +180,12 @@ impl<'k> AlgorithmLaunch<'k> {
         Ok(queue.submit_launch(&mut self.footprint, &launch)?)
     }
 
-    /// Refuses what [`run`](Self::run) would, where there is nothing to run.
+    /// The checks of [`run`](Self::run), for an operation with nothing to run.
     pub(super) fn run_nothing(self, queue: &Queue<'_>) -> Result<()> {
         queue.submit_nothing(&self.footprint)
     }
 
-    /// Poisons what it would have written, and hands the error back.
+    /// Poisons the outputs, and returns the error.
     pub(super) fn refuse(self, error: Error) -> Error {
         self.footprint.poison(error)
     }

@@ -13,7 +13,7 @@ use crate::memory::view::Span;
 /// Threads of a block that makes the state.
 const INIT_THREADS: u32 = 128;
 
-/// What a launch has to know of such a kernel.
+/// The facts that a launch of such a kernel needs.
 pub(super) struct Lookback {
     init: Arc<AlgorithmKernel>,
     pub(super) threads: u32,
@@ -34,7 +34,7 @@ impl Lookback {
         })
     }
 
-    /// Memory for the state of so many tiles.
+    /// Memory for the state of this many tiles.
     pub(super) fn state(
         &self,
         queue: &Queue<'_>,
@@ -44,7 +44,7 @@ impl Lookback {
         queue.scratch(op, (tiles + self.padding_tiles) as usize * self.state_bytes as usize)
     }
 
-    /// Makes the state, for so many tiles that have not begun.
+    /// Initialises the state for this many tiles.
     pub(super) fn begin(
         &self,
         queue: &Queue<'_>,

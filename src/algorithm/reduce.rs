@@ -48,7 +48,7 @@ struct ReduceTiles {
     most_blocks: u32,
 }
 
-/// What is reduced, and by which kernels.
+/// The input of a reduction, and its kernels.
 pub(super) struct Reduction<'k> {
     /// As errors call the operation.
     op: &'static str,
@@ -59,9 +59,9 @@ pub(super) struct Reduction<'k> {
     twin: fn() -> HostTwin,
     inputs: Inputs<'k>,
     length: ElementCount<'k>,
-    /// What the kernels that end it are passed behind all else.
+    /// Arguments of the final kernels, after all others.
     ends_with: Inputs<'k>,
-    /// What all of its kernels are passed behind that.
+    /// Arguments of all of its kernels, after those.
     operator: Inputs<'k>,
 }
 

@@ -104,7 +104,7 @@ impl Operator {
         }
     }
 
-    /// What its kernels are passed behind all else.
+    /// The last arguments of its kernels.
     pub(super) fn arguments<'k>(self) -> Inputs<'k> {
         match self {
             Operator::Of(_) => Inputs::default(),

@@ -112,7 +112,7 @@ impl Extremes for f32 {
     }
 }
 
-/// What instructions for `f32` give where there is a NaN.
+/// The NaN that `f32` instructions return.
 const CANONICAL_NAN: f32 = f32::from_bits(0x7fff_ffff);
 
 /// Whether `a` goes before `b` where the least is looked for; a NaN goes before all.

@@ -38,7 +38,7 @@ struct SegmentSortTuning {
     warp_tile: u32,
 }
 
-/// What is sorted, and where segments begin.
+/// The input of the sort, and where segments begin.
 struct SegmentSort<'k> {
     op: &'static str,
     keys: Span<'k>,
@@ -86,7 +86,7 @@ impl SegmentSortKernels {
 }
 
 impl SegmentSort<'_> {
-    /// Poisons what would have been changed, and hands the error back.
+    /// Poisons the memory to be sorted, and returns the error.
     fn refuse(&self, error: Error) -> Error {
         self.arrays(AlgorithmLaunch::new(self.op)).refuse(error)
     }
@@ -113,7 +113,7 @@ impl SegmentSort<'_> {
             let launch = launch.reads(offsets).length(offsets_length);
             return launch.run(queue, &kernels.warps, (1, 1));
         };
-        // What is behind those that the device counts stays as it is.
+        // Elements beyond the length that the device knows are left as they are.
         let mut begins = match offsets_length.count {
             Some(_) => queue.zeros::<u64>(most)?,
             None => queue.scratch::<u64>(op, most)?,

@@ -42,7 +42,7 @@ pub(super) struct Which {
     twin: fn() -> HostTwin,
 }
 
-/// What is selected from, and where it goes.
+/// The input and the outputs of a selection.
 pub(super) struct Selection<'k> {
     inputs: Inputs<'k>,
     /// In the order of the kernel's parameters, with their lengths.
@@ -126,7 +126,7 @@ impl<'k> Selection<'k> {
         }
     }
 
-    /// Poisons what would have been written, and hands the error back.
+    /// Poisons the outputs, and returns the error.
     fn refuse(
         &self,
         op: &'static str,
@@ -170,7 +170,7 @@ impl Queue<'_> {
         let tiles_of = |items: u64| items.div_ceil(tile).max(1) as u32;
         let mut state = lookback.state(self, op, tiles_of(most.min(part)))?;
         let state = state.span_mut();
-        // What a part leaves to the next, in turn: two numbers.
+        // Two numbers that a part passes to the next, alternating.
         let parts = most.div_ceil(part).max(1);
         let mut left = self.scratch::<u64>(op, if parts > 1 { 4 } else { 0 })?;
         let left = left.span_mut();
@@ -189,7 +189,7 @@ impl Queue<'_> {
             let is_last = at + 1 == parts;
             let launch = match is_last {
                 true => launch.target(target),
-                // The first writes one of the two; nobody reads the other before that is written.
+                // The first part writes one of the two; the other is written before it is read.
                 false if at == 0 => launch.begins(&left).address(&left, slot(at)),
                 false => launch.address(&left, slot(at)),
             };
@@ -332,7 +332,7 @@ mod twin {
     use crate::backend::Grid;
     use crate::kernel::signature::{In, InOut, Out, TwinFn, Value};
 
-    /// Writes what is chosen, and what is not if that is wanted; returns how many are.
+    /// Writes the selected elements and, if wanted, the others; returns how many were selected.
     fn split<T: Copy>(
         x: &[T],
         chosen: impl Fn(usize) -> bool,

@@ -44,14 +44,14 @@ pub struct Elements<'a> {
 /// How many elements there are.
 #[derive(Clone)]
 pub(super) struct ElementCount<'a> {
-    /// At most so many; exactly, if the device does not say.
+    /// The length, or an upper bound if the device has the length.
     pub(super) most: usize,
     /// A `u64` on the device.
     pub(super) count: Option<Span<'a>>,
 }
 
 impl<'a> ElementCount<'a> {
-    /// What the device reads it from.
+    /// The memory from which the device reads it.
     pub(super) fn memory(&self) -> impl Iterator<Item = &'a Arc<Allocation>> {
         self.count.iter().map(|count| count.memory)
     }

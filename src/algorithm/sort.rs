@@ -57,11 +57,11 @@ struct SortPasses {
     offsets_threads: u32,
     pass_threads: u32,
     pass_tile: u32,
-    /// Bytes of what counts are kept in.
+    /// The size of a counter in bytes.
     place_bytes: u64,
 }
 
-/// What is sorted: keys, and values that go with them.
+/// The keys to be sorted, and their values.
 struct Sorted<'k> {
     op: &'static str,
     keys: Span<'k>,
@@ -78,7 +78,7 @@ pub(super) struct Order {
     always: u64,
 }
 
-/// What a pass is about, as the kernel has it.
+/// The parameters of a pass, as the kernel reads them.
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 struct Portion {
@@ -108,7 +108,7 @@ impl Sorted<'_> {
         self.values.iter().fold(launch, |launch, (values, _)| launch.updates(values))
     }
 
-    /// Poisons what would have been changed, and hands the error back.
+    /// Poisons the memory to be sorted, and returns the error.
     fn refuse(&self, error: Error) -> Error {
         self.arrays().refuse(error)
     }
@@ -262,7 +262,7 @@ impl Queue<'_> {
         self.sort_pairs("sort_by_key_descending", keys, values, true)
     }
 
-    /// Of keys as another algorithm has them, and values of so many bytes with them.
+    /// A sort of keys in another algorithm's memory, with values of this many bytes.
     pub(super) fn sort_span<K: Scalar>(
         &self,
         op: &'static str,

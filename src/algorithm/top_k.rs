@@ -22,12 +22,12 @@ use crate::memory::view::{Span, View, Writable};
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 4096;
 
-/// From so many elements on they are not all sorted, and if at most one of so many is wanted.
+/// From this many elements on, and if at most one in this many is wanted, not all are sorted.
 const MANY: usize = 1 << 19;
 const FEW_OF: usize = 16;
 /// Words that a candidate's memory is whole numbers of, so that each is aligned for the loads of vectors.
 const ALIGNED_WORDS: usize = 32;
-/// One candidate is kept of so many elements; more are read again.
+/// One candidate is kept of this many elements; more are read again.
 const CANDIDATE_OF: usize = 128;
 
 struct TopKernels {
@@ -51,7 +51,7 @@ struct TopSelect {
     most_blocks: u32,
 }
 
-/// What a pass is about, as the kernels have it.
+/// The parameters of a pass, as the kernels read them.
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 struct TopPass {
@@ -69,7 +69,7 @@ struct NumberedKernels {
     take: Arc<AlgorithmKernel>,
 }
 
-/// What is taken from, and where it goes.
+/// The input and the outputs.
 struct Top<'k> {
     op: &'static str,
     x: Span<'k>,
@@ -127,7 +127,7 @@ fn grid(elements: usize) -> (u32, u32) {
 }
 
 impl Top<'_> {
-    /// Poisons what would have been written, and hands the error back.
+    /// Poisons the outputs, and returns the error.
     fn refuse(&self, error: Error) -> Error {
         let launch = AlgorithmLaunch::new(self.op).overwrites(&self.out.0);
         let launch =

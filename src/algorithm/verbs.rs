@@ -469,7 +469,7 @@ verbs! {
         self.batch(|queue| queue.segmented_reduce(x, offsets, op, init, out))
     }
 
-    // ---- for each element, what those up to it come to --------------------------------------
+    // ---- scans ---------------------------------------------------------------------------------
 
     /// Combines each element with all before it. Ready proves *complete on the device*.
     ///

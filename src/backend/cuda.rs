@@ -99,10 +99,9 @@ impl CudaBackend {
         if ordinal >= count {
             return Err(ErrorDetail::NoSuchDevice { ordinal, count }.into());
         }
-        // Opening makes the context current: give the thread back what it had.
+        // Opening makes the context current: restore the thread's context afterwards.
         let before = api.current_context()?;
-        // Retained by ourselves first: what fails here fails with a number, not with an enum that
-        // may not have it.
+        // Retained by ourselves first: a failure is then a number, not an enum that may lack the code.
         let device = api.retain(ordinal)?;
         let context = CudaContext::new(ordinal)
             .map_err(|error| DriverCode { call: "cuDevicePrimaryCtxRetain", code: error.0 as i32 });
@@ -129,7 +128,7 @@ impl CudaBackend {
         opened
     }
 
-    /// Reads what the device is; its context is current.
+    /// Reads the device's properties; its context is current.
     fn read(
         api: &'static Api,
         context: Arc<CudaContext>,
@@ -328,11 +327,12 @@ impl Drop for CudaBackend {
         let (api, context, pool) = (self.api, ManuallyDrop::new(context), self.pool);
         let raw_context = self.raw_context;
         let release = move || {
-            // Letting go of it makes it current first: give the thread back what it had.
+            // Releasing it makes it current first: restore the thread's context afterwards.
             let before = api.current_context();
             if api.set_context(raw_context).is_ok() {
                 let _relaxed = api.relax();
-                // What is left in it goes when its free was reached. Refused, it goes with the process.
+                // Memory left in it is freed when its free is reached. If this is refused, it is freed with
+                // the process.
                 api.destroy_pool(pool as Handle).ok();
             }
             drop(ManuallyDrop::into_inner(context));

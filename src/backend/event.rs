@@ -10,7 +10,7 @@ pub(crate) trait EventCalls {
     unsafe fn event_import(&self, handle: &[u8; 64]) -> DriverResult<RawEvent>;
     unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
-    /// Records behind everything on the device, whoever put it there.
+    /// Records behind everything on the device, including other libraries' work.
     unsafe fn event_record_all(&self, event: RawEvent) -> DriverResult<()>;
     unsafe fn event_query(&self, event: RawEvent) -> DriverResult<Query>;
     /// Negative if `start` was reached later.

@@ -28,7 +28,7 @@ pub(crate) struct Wrapper {
     control: Arc<Control>,
 }
 
-/// What the watcher knows and decides.
+/// The state and the decisions of the watcher.
 #[derive(Default)]
 pub(crate) struct Control {
     log: Mutex<Option<Vec<&'static str>>>,

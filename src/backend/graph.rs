@@ -44,7 +44,7 @@ pub(crate) trait GraphCalls {
         stream: RawStream,
         code: &mut dyn FnMut(),
     ) -> DriverResult<RawGraph>;
-    /// What a captured graph consists of, if that is kernels one behind the other.
+    /// The kernels of a captured graph, if it is a chain of kernels.
     #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
     /// Launches one of them by itself.

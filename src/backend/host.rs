@@ -49,7 +49,7 @@ pub(crate) const QUEUE_LIMIT: usize = 1021;
 
 const ALIGNMENT: usize = 256;
 
-/// What fresh memory is filled with.
+/// The byte that fresh memory is filled with.
 pub(crate) const POISON: u8 = 0xA5;
 
 const INVALID_VALUE: i32 = 1;
@@ -79,7 +79,7 @@ struct HostCore {
     /// Held while something is put on the legacy default stream or on one ordered with it.
     legacy_order: Mutex<()>,
     memory: Mutex<Memory>,
-    /// What work of others uses that may still run, after the loss.
+    /// Values used by other libraries' work that may still run after the loss.
     buried: Mutex<Vec<Box<dyn Any + Send>>>,
     fault: OnceLock<String>,
     host_fn_turn: Mutex<()>,
@@ -126,7 +126,7 @@ impl HostBackend {
                 compute_capability: (0, 0),
                 priorities: (0, 0),
                 words: true,
-                // A twin is called with the whole grid: it may do what needs all blocks at once.
+                // A twin is called with the whole grid, so it may do what needs all blocks at once.
                 cooperative: true,
                 clusters: true,
                 interprocess_events: false,
@@ -207,7 +207,7 @@ impl Backend for HostBackend {
 
     /// Host devices share the host's memory.
     fn abandon(&self) {
-        // Whoever a full queue holds goes on: no command runs any more.
+        // Threads held by a full queue continue: no command runs any more.
         self.shared.fail("the device is lost".to_owned());
     }
 
@@ -218,7 +218,7 @@ impl Backend for HostBackend {
     }
 
     fn begin_peer_access(&self) {
-        // ORDERING: Relaxed: in front of the first copy, and read when nobody has this any more.
+        // ORDERING: Relaxed: set before the first copy, and read when nothing refers to this device any more.
         self.shared.has_peers.store(true, Ordering::Relaxed);
     }
 }

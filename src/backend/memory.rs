@@ -8,12 +8,12 @@ use super::{DevicePtr, DriverResult, HostPtr, MemoryAt, Pattern, PoolInfo, RawSt
 pub(crate) trait MemoryCalls {
     unsafe fn alloc(&self, stream: RawStream, bytes: u64) -> DriverResult<DevicePtr>;
     unsafe fn free(&self, stream: RawStream, ptr: DevicePtr) -> DriverResult<()>;
-    /// (free, total) bytes of device memory; what the pool holds is not free.
+    /// (free, total) bytes of device memory; memory that the pool holds is not free.
     fn memory_info(&self) -> DriverResult<(u64, u64)>;
     fn pool_info(&self) -> DriverResult<PoolInfo>;
-    /// Gives back what the pool holds unused, down to `keep_bytes`.
+    /// Returns unused memory of the pool, down to `keep_bytes`.
     fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()>;
-    /// What is at an address that another library gave.
+    /// The kind of memory at another library's address.
     fn memory_at(&self, ptr: DevicePtr) -> DriverResult<MemoryAt>;
     /// Lets commands use memory that another library owns.
     unsafe fn adopt(&self, _ptr: DevicePtr, _bytes: u64) {}

@@ -15,7 +15,7 @@ pub(crate) trait ModuleCalls {
         shape: &LaunchShape,
         args: &ArgBlock,
     ) -> DriverResult<()>;
-    /// Loads a kernel image; `log` receives what the JIT compiler said.
+    /// Loads a kernel image; `log` receives the JIT compiler's messages.
     fn load(&self, image: &[u8], log: &mut String) -> DriverResult<RawModule>;
     unsafe fn unload(&self, module: RawModule) -> DriverResult<()>;
     unsafe fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;

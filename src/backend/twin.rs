@@ -43,7 +43,7 @@ impl Grid {
 /// A kernel's host implementation, unpacking its own arguments.
 pub(crate) type HostTwin = Arc<dyn Fn(&Grid, &ArgBlock) + Send + Sync>;
 
-/// Arguments of a kernel: a signature has at most so many.
+/// The maximum number of a kernel's arguments.
 const MOST_ARGS: usize = 12;
 
 /// Pointers to a kernel's arguments, in order.

@@ -24,7 +24,7 @@ pub(super) enum Writer<'s> {
 }
 
 impl<'s> Writer<'s> {
-    /// Whether what comes are the parts of one operation.
+    /// Whether the following calls are parts of one operation.
     pub(super) fn is_composed(self) -> &'s Cell<bool> {
         match self {
             Writer::Replay(run) => &run.is_composed,
@@ -36,19 +36,20 @@ impl<'s> Writer<'s> {
 #[derive(Default)]
 pub(crate) struct Draft {
     list: RefCell<List>,
-    /// Parts of memory that were passed, by the address of what counts its shares: the caller borrows them.
+    /// Parts of the memory that was passed, by the address of its reference count: the caller borrows them.
     passed: Vec<(usize, Range<u64>)>,
-    /// What the list touches besides: nobody gets it for other uses as long as the closure borrows it, nor after that.
+    /// Other memory that the list touches: it is available for no other use while the closure borrows it, nor after
+    /// that.
     kept: RefCell<Vec<KeptByGraph>>,
-    /// What each launch of the graph records.
+    /// The events that each launch of the graph records.
     events: RefCell<Vec<Event>>,
     /// The next launch is one.
     pub(super) barrier: Cell<bool>,
-    /// What comes are the parts of one operation.
+    /// The following calls are parts of one operation.
     pub(super) is_composed: Cell<bool>,
 }
 
-/// A list, what keeps its memory until it is summed up, and the events in it.
+/// A list, the values that keep its memory until it is summed up, and its events.
 pub(crate) type Drawn = (List, Vec<KeptByGraph>, Vec<Event>);
 
 impl Draft {
@@ -111,7 +112,7 @@ impl Draft {
     }
 }
 
-/// What is no part of a graph.
+/// The error for an operation that cannot be part of a graph.
 pub(super) fn refused(footprint: &Footprint<'_>) -> SubmitError {
     let op = footprint.name().to_arc();
     footprint.poison(ErrorDetail::NotInGraph { op }.into()).into()

@@ -97,7 +97,7 @@ impl<'s> Queue<'s> {
         Ok(self.submit_fill(&mut footprint, to.ptr(), pattern, len)?)
     }
 
-    /// Allocates in front of what is written down, and fills behind it.
+    /// Allocates in front of the recorded list, and fills behind it.
     fn make_filled<T: Element>(
         &self,
         name: &'static str,
@@ -115,8 +115,8 @@ impl<'s> Queue<'s> {
         Ok(made)
     }
 
-    /// Allocates, and runs `write` on the fresh memory. Where there is none left, what is written down is submitted: the memory that
-    /// only that keeps is there again behind it.
+    /// Allocates, and runs `write` on the fresh memory. If no memory is left, the recorded list is submitted: memory that
+    /// only the list keeps is available behind it.
     pub(super) fn make<'a, T: Element>(
         &self,
         footprint: impl Fn() -> Footprint<'a>,
@@ -131,8 +131,8 @@ impl<'s> Queue<'s> {
         made
     }
 
-    /// If the driver refuses what fits, it tries once more: with memory taken over from who gave it up, and what the pool holds
-    /// unused given back.
+    /// If the driver refuses memory that should fit, it tries once more: with freed memory taken over, and the pool's unused
+    /// memory returned.
     fn make_once<'a, T: Element>(
         &self,
         footprint: &impl Fn() -> Footprint<'a>,
@@ -184,7 +184,7 @@ impl<'s> Queue<'s> {
         }
         let (name, ticket) = match made {
             Ok(made) => made,
-            // Once more, without what the claim held.
+            // Once more, after dropping the claim's memory.
             Err(failed) if is_short(&failed) => {
                 drop(claim);
                 engine.account.lock().refuse(block(bytes));

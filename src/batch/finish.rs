@@ -14,7 +14,8 @@ impl Queue<'_> {
         &self.outcomes
     }
 
-    /// What the operation that was submitted last lends: good if nothing that it read fails, whichever future hands it out.
+    /// A host value of the last submitted operation: valid if nothing that the operation read fails, whichever future
+    /// returns it.
     #[inline]
     pub(crate) fn proved<T: Send + 'static>(&self, value: HostValue<T>) -> HostValue<T> {
         match self.outcomes.of_last() {
@@ -23,7 +24,7 @@ impl Queue<'_> {
         }
     }
 
-    /// Turns what the closure of a batch returned into its future.
+    /// Turns the closure's result into the batch's future.
     pub(crate) fn finish<R: Settle>(&self, result: Result<R>) -> Op<R::Output> {
         match result {
             Ok(value) => {
@@ -60,7 +61,7 @@ impl Queue<'_> {
         }
     }
 
-    /// What becomes of a value whose work may fail when it runs.
+    /// The future of a value whose work may fail when it runs.
     #[cold]
     #[inline(never)]
     fn finish_late<T: Send + 'static>(&self, value: HostValue<T>, points: Points) -> Op<T> {
@@ -79,7 +80,7 @@ impl Queue<'_> {
     }
 }
 
-/// That nothing failed of what was read; asked when that is complete.
+/// A proof that none of these reads failed; called when they are complete.
 fn none_failed(read: Vec<Dependency>) -> Proof {
     Box::new(move || read.iter().try_for_each(Dependency::check))
 }

@@ -51,7 +51,7 @@ pub(super) mod sealed {
 
     pub trait Described {
         const KIND: NumberKind;
-        /// What it is computed as.
+        /// The type that it is computed in.
         type Computed: Computed;
         fn widen(self) -> Self::Computed;
         fn narrow(value: Self::Computed) -> Self;

@@ -72,7 +72,7 @@ pub(crate) enum Logic {
 /// Where a step is in its list.
 pub(crate) type At = u32;
 
-/// One step; what it reads are steps in front of it.
+/// One step; it reads earlier steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Step {
     Argument(u32),
@@ -86,7 +86,7 @@ pub(crate) enum Step {
     Select(At, At, At),
 }
 
-/// What a formula computes of one element.
+/// The computation of a formula for one element.
 #[derive(Clone, Debug)]
 pub(crate) struct Expression {
     pub(crate) steps: Vec<Step>,

@@ -38,7 +38,7 @@ use crate::thread::role;
 /// Which kernel is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct KernelId {
-    /// The formula's type, or what stands for another algorithm.
+    /// The formula's type, or one that stands for another algorithm.
     pub(super) of: TypeId,
     pub(super) element: TypeId,
     /// Of each argument of a formula, whether it is a number.
@@ -47,7 +47,7 @@ pub(super) struct KernelId {
     pub(super) flags: bool,
 }
 
-/// What a kernel does, on either kind of device.
+/// A kernel's computation, on either kind of device.
 pub(super) struct Blueprint<'e> {
     pub(super) name: &'static str,
     pub(super) recipe: Recipe<'e>,
@@ -75,11 +75,11 @@ pub(super) struct ElementwiseKernel {
     tiling: Tiling,
     /// On a CUDA device.
     module: Option<RawModule>,
-    /// It was launched before: the driver has made what a first launch makes.
+    /// It was launched before, so the driver's first-launch setup is done.
     launched: AtomicBool,
 }
 
-/// Loads what a kernel turns out to be, unless another thread did meanwhile.
+/// Loads a kernel once its computation is known, unless another thread did meanwhile.
 pub(super) struct Loader<'h> {
     engine: &'h Arc<Engine>,
     cell: Arc<KernelCell>,
@@ -136,7 +136,7 @@ impl ElementwiseKernel {
         self.tiling
     }
 
-    /// Puts a launch for so many elements on the queue's stream.
+    /// Puts a launch for this many elements on the queue's stream.
     pub(super) fn launch(
         self: &Arc<Self>,
         queue: &Queue<'_>,

@@ -22,7 +22,7 @@ pub(crate) fn is_needed(expression: &Expression) -> bool {
     })
 }
 
-/// The text of these functions, and of what they need.
+/// The text of these functions, and of those that they call.
 pub(crate) fn text(functions: &BTreeSet<&'static str>) -> String {
     if functions.is_empty() {
         return String::new();
@@ -48,7 +48,7 @@ pub(crate) fn text(functions: &BTreeSet<&'static str>) -> String {
         wanted.extend(more);
     }
     let texts = items.iter().filter(|item| wanted.contains(item.name)).map(|item| item.text);
-    // Visible, each would be compiled as somebody else's may be, and never be a part of the kernel.
+    // A visible function would be compiled as one that others may call, and never be inlined.
     texts.map(|text| format!("{}\n", text.replace(".visible .func", ".func"))).collect()
 }
 
@@ -80,7 +80,7 @@ fn items(library: &str) -> Vec<Item<'_>> {
     items
 }
 
-/// What stands behind the result of a function, or in front of the length of a table.
+/// The name after a function's result, or before a table's length.
 fn name(item: &str) -> &str {
     let is_table = item.starts_with(".global");
     let (_, behind) =

@@ -43,7 +43,7 @@ const VECTOR: u32 = 16;
 /// Elements that a thread takes at once where it takes single ones.
 const SINGLES: u32 = 4;
 
-/// What a kernel computes.
+/// A kernel's computation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Recipe<'e> {
     /// Of arguments of one type, some of which are numbers, an element of that type or a flag.
@@ -58,7 +58,7 @@ pub(crate) enum Recipe<'e> {
     Scatter { bits: NumberKind, index: NumberKind },
 }
 
-/// What the driver compiles the text for.
+/// The target that the driver compiles the text for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Pascal,
@@ -94,7 +94,7 @@ impl Tiling {
 }
 
 impl Recipe<'_> {
-    /// What is read element by element, in order; `None` is a number.
+    /// The inputs that are read element by element, in order; `None` is a number.
     fn inputs(&self) -> Vec<Option<NumberKind>> {
         match *self {
             Recipe::Formula { kind, scalars, .. } => {
@@ -107,7 +107,7 @@ impl Recipe<'_> {
         }
     }
 
-    /// What is written element by element.
+    /// The output that is written element by element.
     fn output(&self) -> Option<NumberKind> {
         match *self {
             Recipe::Formula { flags: true, .. } => Some(NumberKind::U8),
@@ -169,7 +169,7 @@ struct Walked {
     start: Register,
 }
 
-/// Writes the kernel's code, and says what its parameters are.
+/// Writes the kernel's code, and returns its parameters.
 fn kernel(text: &mut PtxText, recipe: &Recipe<'_>, tiling: Tiling) -> Vec<&'static str> {
     let mut parameters = Vec::new();
     let mut arrays: Vec<Walked> = Vec::new();
@@ -230,7 +230,7 @@ fn kernel(text: &mut PtxText, recipe: &Recipe<'_>, tiling: Tiling) -> Vec<&'stat
     parameters
 }
 
-/// Vectors, of a tile that is there as a whole.
+/// A whole tile, in vectors.
 fn whole_tile(
     text: &mut PtxText,
     body: &Body<'_>,
@@ -245,7 +245,7 @@ fn whole_tile(
         arrays.iter().map(|array| text.element_address(array.start, index, array.kind)).collect();
     let to = output.map(|array| text.element_address(array.start, index, array.kind));
     let stride = |kind: NumberKind| u64::from(THREADS * lanes * kind.bytes());
-    // All loads are in front of what waits for them.
+    // All loads come first, so that they overlap.
     let mut loaded = Vec::new();
     for vector in 0..u64::from(vectors) {
         let load = |(array, place): (&Walked, &Register)| {

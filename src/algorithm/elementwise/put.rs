@@ -51,7 +51,7 @@ fn bits_of(kind: NumberKind) -> NumberKind {
     }
 }
 
-/// Puts a launch on the queue's stream: of `count` elements, with what was passed, and `elsewhere` behind that.
+/// Puts a launch on the queue's stream: for `count` elements, with the arguments, then `elsewhere`.
 fn put<'k>(
     queue: &Queue<'_>,
     (op, count): (&'static str, usize),
@@ -80,7 +80,7 @@ fn put<'k>(
     kernel.launch(queue, footprint, count as u64, args)
 }
 
-/// With an array of so many elements that indices point into.
+/// Adds an array of this length that indices point into.
 fn pointed_into<'k>(span: Span<'k>, len: usize) -> impl FnOnce(&mut PassedOperands<'k>) {
     move |passed| {
         passed.touches(&span);

@@ -20,7 +20,7 @@ impl Launched<'_> {
         bytemuck::pod_read_unaligned(self.0.value(slot, size_of::<N>()))
     }
 
-    /// The address of so many elements from `start` on, which are inside of the array.
+    /// The address of `len` elements from `start` on, which are inside of the array.
     fn address<N>(&self, slot: usize, start: usize, len: usize) -> *mut N {
         let there = self.0.slots()[slot].memory_bytes as usize / size_of::<N>();
         assert!(start + len <= there, "{start} + {len} of {there} elements");
@@ -40,7 +40,7 @@ impl Launched<'_> {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
-    /// Calls with the start and the length of each part of so many elements.
+    /// Calls with the start and the length of each part.
     fn parts(count: u64, mut part: impl FnMut(usize, usize)) {
         let count = count as usize;
         (0..count).step_by(CHUNK).for_each(|start| part(start, CHUNK.min(count - start)));

@@ -12,7 +12,7 @@ use super::node_params::NodeParams;
 use crate::backend::{DriverResult, HostCallback, Place, RowCopy};
 use crate::error::{DriverCode, Error, ErrorDetail, Result};
 
-/// What the driver's pools take from a device at a time.
+/// The granularity at which the driver's pools take memory from a device.
 const POOL_PIECE: u64 = 32 << 20;
 
 /// A driver object.
@@ -32,12 +32,12 @@ const _: () = {
     assert!(std::mem::offset_of!(MemAccess, flags) == std::mem::offset_of!(Theirs, flags));
 };
 
-/// What a device's memory pool is made with.
+/// The options of a device's memory pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolOptions {
     /// The most that it may hold.
     pub(crate) limit_bytes: Option<u64>,
-    /// How much of what is freed it keeps; all of it unless said.
+    /// How much freed memory it keeps; all of it if `None`.
     pub(crate) release_threshold_bytes: Option<u64>,
 }
 
@@ -361,14 +361,14 @@ impl Api {
 
     /// Ends a pool's handle.
     pub(super) fn destroy_pool(&self, pool: Handle) -> DriverResult<()> {
-        // SAFETY: the pool was made by `make_pool`, and the caller destroys it once. What was allocated
-        // from it stays until it is freed.
+        // SAFETY: the pool was made by `make_pool`, and the caller destroys it once. Memory allocated from it
+        // stays until it is freed.
         check("cuMemPoolDestroy", unsafe { (self.cuMemPoolDestroy)(pool) })
     }
 
-    /// Lets a pool keep what is freed, so that allocating again is quick, and keeps it from making a
-    /// stream wait by itself: by default an allocation may take memory whose free is still queued on
-    /// another stream, and orders its stream behind that (seen to deadlock on an H200).
+    /// Lets a pool keep freed memory, so that allocating again is quick, and keeps it from ordering streams
+    /// by itself: by default an allocation may take memory whose free is still queued on another stream, and
+    /// orders its stream behind that (seen to deadlock on an H200).
     fn set_up_pool(&self, pool: Handle, options: PoolOptions) -> DriverResult<()> {
         const REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_int = 3;
         const RELEASE_THRESHOLD: c_int = 4;
@@ -440,7 +440,7 @@ impl Api {
         Ok(device)
     }
 
-    /// Gives up what [`retain`](Self::retain) retained.
+    /// Releases the context that [`retain`](Self::retain) retained.
     pub(super) fn release(&self, device: c_int) -> DriverResult<()> {
         // SAFETY: the caller retained the device's context once more than it released it.
         check("cuDevicePrimaryCtxRelease", unsafe { (self.cuDevicePrimaryCtxRelease_v2)(device) })

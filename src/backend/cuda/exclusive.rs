@@ -25,7 +25,7 @@ pub(super) struct Exclusive(());
 
 impl Exclusive {
     pub(super) fn begin() -> Self {
-        // ORDERING: Relaxed, here and below: a hint to others, who are early or late.
+        // ORDERING: Relaxed, here and below: a hint, which other threads may see early or late.
         WAITING.fetch_add(1, Ordering::Relaxed);
         Exclusive(())
     }

@@ -39,7 +39,7 @@ impl CudaBackend {
         newer!(self.cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count))?;
         let mut nodes = vec![none; count];
         newer!(self.cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count))?;
-        // What each waits for.
+        // The dependency of each.
         let mut links = Vec::new();
         for node in nodes {
             newer!(self.cuGraphNodeGetDependencies(node, std::ptr::null_mut(), &raw mut count))?;

@@ -66,7 +66,7 @@ impl RawConfig {
         RawConfig::with(grid, stream, (attributes.0.as_ptr(), attributes.1))
     }
 
-    /// Of a call that was captured, whose attributes the driver told. Points to them as well.
+    /// For a captured call, with the attributes that the driver returned. It points to them as well.
     #[cfg(feature = "blas")]
     pub(super) fn of(call: &KernelCall, stream: *mut c_void) -> Self {
         let attributes = &call.attributes;

@@ -36,7 +36,7 @@ impl Search {
                 Err(reason) => reasons.push(reason),
             }
         }
-        // One that is there and cannot be used says more than those that are not there.
+        // A file that exists and cannot be used makes a better error than files that are missing.
         let there = candidates.iter().position(|path| path.exists()).unwrap_or(0);
         let reason = reasons.swap_remove(there);
         let looked_for = candidates.iter().map(|path| path.display().to_string()).collect();

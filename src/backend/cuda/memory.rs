@@ -92,7 +92,7 @@ impl MemoryCalls for CudaBackend {
         match driver!(self.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0)) {
             Ok(()) => Ok(DevicePtr(device)),
             Err(code) => {
-                // The caller unmaps what it could not register.
+                // If this fails, the caller unmaps the memory.
                 let _ = driver!(self.cuMemHostUnregister(host));
                 Err(code)
             }

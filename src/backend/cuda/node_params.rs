@@ -50,7 +50,7 @@ impl NodeParams {
         }
     }
 
-    /// What was filled in, as a launch with these attributes.
+    /// The filled-in parameters as a launch with these attributes.
     #[cfg(feature = "blas")]
     pub(super) fn call(&self, attributes: Box<[[u64; 9]]>) -> KernelCall {
         let NodeParams { grid_dim, block_dim, shared_mem_bytes, .. } = *self;

@@ -47,13 +47,13 @@ pub(crate) struct Nvrtc {
     _library: libloading::Library,
 }
 
-/// A text or image of a program: how long, and what.
+/// A text or image of a program: its length and its contents.
 struct Text {
     bytes: unsafe extern "C" fn(Program, *mut usize) -> c_int,
     copy: unsafe extern "C" fn(Program, *mut u8) -> c_int,
 }
 
-/// What is compiled.
+/// The input of a compilation.
 pub(crate) struct Job<'a> {
     pub(crate) text: &'a str,
     pub(crate) name: &'a str,
@@ -66,7 +66,7 @@ pub(crate) struct Job<'a> {
     pub(crate) cubin: bool,
 }
 
-/// What came out.
+/// The output.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Compiled {
     pub(crate) image: Vec<u8>,
@@ -125,7 +125,7 @@ impl Nvrtc {
         })
     }
 
-    /// Major and minor, if it tells.
+    /// Major and minor, if it reports them.
     pub(crate) fn version(&self) -> Option<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both are live integers.

@@ -30,7 +30,7 @@ mod exclusion {
 
     static STATE: Mutex<Gates> = Mutex::new(Gates { gates: 0, owner: 0, calls: 0 });
     static CHANGED: Condvar = Condvar::new();
-    /// Longer than any gate stays closed: whoever waits for longer goes on all the same.
+    /// Longer than any gate stays closed: a thread that has waited for so long proceeds anyway.
     const LIMIT: Duration = Duration::from_secs(30);
 
     /// A call that waits for the device; dropped when it returned.

@@ -56,7 +56,7 @@ impl StreamCalls for CudaBackend {
         value: u64,
     ) -> DriverResult<()> {
         let _bound = self.bind_for(stream)?;
-        // Flag 0: with the barrier, so that what was written before is visible first.
+        // Flag 0: with the barrier, so that earlier writes are visible first.
         driver!(self.cuStreamWriteValue64_v2(stream_handle(stream), word.0, value, 0))
     }
 

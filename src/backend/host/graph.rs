@@ -14,7 +14,7 @@ use crate::backend::{
 };
 use crate::error::DriverCode;
 
-/// What a graph's handle is.
+/// The object behind a graph's handle.
 struct HostGraph {
     nodes: Mutex<Vec<HostNode>>,
     order: Vec<usize>,
@@ -101,7 +101,7 @@ impl GraphCalls for HostBackend {
         if graph.exec == 0 {
             return Ok(());
         }
-        // SAFETY: `graph_compile` made it, and nobody uses it any more.
+        // SAFETY: `graph_compile` made it, and nothing uses it any more.
         drop(unsafe { Box::from_raw(graph.exec as *mut HostGraph) });
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::thread::contain::{contain, spawn};
 #[derive(Default)]
 pub(super) struct Memory {
     pub(super) blocks: BTreeMap<u64, HostBlock>,
-    /// What others own and lend, from its first byte to behind its last: as often as it is adopted.
+    /// Adopted memory, from its first byte to behind its last: one entry per adoption.
     pub(super) adopted: Vec<Range<u64>>,
     /// From when an allocation runs to when its free runs.
     pub(super) pool: PoolInfo,
@@ -60,8 +60,8 @@ fn drop_values(values: Vec<Box<dyn Any + Send>>) {
 }
 
 impl HostCore {
-    /// Drops what was buried, once no queue has a command that may use it. On a thread of its own: a value may keep
-    /// the device, and so end it.
+    /// Drops the buried values, once no queue has a command that may use them. On a thread of its own: a value may
+    /// hold the device, and so end it.
     pub(super) fn unearth(&self) {
         if self.buried.lock().is_empty() || !self.streams.read().values().all(|s| s.is_idle()) {
             return;
@@ -211,12 +211,12 @@ impl MemoryCalls for HostBackend {
         Ok(self.shared.memory.lock().pool)
     }
 
-    /// What is freed goes back to the system at once.
+    /// Freed memory returns to the system at once.
     fn pool_trim(&self, _keep_bytes: u64) -> DriverResult<()> {
         self.shared.healthy("pool_trim")
     }
 
-    /// The device's memory is the host's: whatever the caller says is there.
+    /// The device's memory is the host's: the caller's claim is taken as true.
     fn memory_at(&self, _ptr: DevicePtr) -> DriverResult<MemoryAt> {
         self.shared.healthy("memory_at")?;
         Ok(MemoryAt { ordinal: Some(self.ordinal), allocation: None })

@@ -88,12 +88,12 @@ impl HostBackend {
         self.shared.healthy(call)?;
         let made = self.shared.streams.read().get(&stream.0).cloned();
         match made {
-            // ORDERING: Relaxed: who uses a handle beside its destruction is wrong anyway.
+            // ORDERING: Relaxed: using a handle while it is being destroyed is an error anyway.
             Some(made) if !made.books.destroyed.load(Ordering::Relaxed) => return Ok(made),
             None if stream.0 == RawStream::LEGACY.0 => {}
             _ => return Err(DriverCode { call, code: INVALID_HANDLE }),
         }
-        // The legacy default stream is there from its first use on.
+        // The legacy default stream is created by its first use.
         match self.shared.streams.write().entry(stream.0) {
             Entry::Occupied(made) => Ok(made.get().clone()),
             Entry::Vacant(place) => Ok(place.insert(self.make_stream(stream.0, true)?).clone()),
@@ -220,7 +220,7 @@ impl StreamCalls for HostBackend {
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult<()> {
         self.shared.wait_until_nobody_is_blocked();
-        // It goes on until its queue is empty, as on a GPU.
+        // It runs until its queue is empty, as on a GPU.
         let stream = self.stream(stream, "stream_destroy")?;
         // ORDERING: SeqCst: against `execute`, which lowers `pending` and then looks at this.
         stream.books.destroyed.store(true, Ordering::SeqCst);

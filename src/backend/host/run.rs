@@ -195,7 +195,7 @@ impl Command {
                 let word: *mut u64 = word.0 as *mut u64;
                 // SAFETY: the engine keeps the word, 8-byte aligned, until its last value was seen.
                 let word = unsafe { AtomicU64::from_ptr(word) };
-                // ORDERING: Release: who reads the value sees what the stream did before.
+                // ORDERING: Release: a reader of the value sees the stream's earlier writes.
                 word.store(value, Ordering::Release);
                 Ok(())
             }
@@ -250,7 +250,7 @@ impl HostCore {
     /// Runs one command of a stream and keeps its books.
     pub(super) fn execute(&self, books: &Books, command: Command) {
         let counts = command.counts();
-        // Also for the drop of what the command has, which is the user's.
+        // This covers the drop of the command's values as well, which is user code.
         let role = command.role().map(role::enter);
         // ORDERING: Relaxed: written by this thread.
         if self.fault.get().is_some() || books.given_up.load(Ordering::Relaxed) {

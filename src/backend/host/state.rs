@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::HostCore;
 
-/// What a stream owes; it outlives the stream's handle.
+/// A stream's outstanding work; it outlives the stream's handle.
 #[derive(Default)]
 pub(super) struct Books {
     pub(super) handle: u64,
@@ -33,7 +33,7 @@ pub(super) struct HostEvent {
     pub(super) changed: Condvar,
     /// The device of the last record.
     pub(super) recorder: Mutex<Weak<HostCore>>,
-    /// The last record that a stream was told to make and discarded.
+    /// The last record that the stream was asked for and discarded.
     pub(super) discarded: AtomicU64,
 }
 
@@ -45,7 +45,7 @@ impl HostEvent {
             || self.recorder.lock().upgrade().is_none_or(|core| core.fault.get().is_some())
     }
 
-    /// A record that a stream was told to make is not made.
+    /// A requested record is not made.
     pub(super) fn discard(&self, generation: u64) {
         // ORDERING: Relaxed: a stream that waits for the event polls this.
         self.discarded.fetch_max(generation, Ordering::Relaxed);

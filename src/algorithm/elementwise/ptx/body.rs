@@ -7,7 +7,7 @@ use super::text::{PtxText, Register, RegisterClass};
 use super::written::WrittenFormula;
 use crate::algorithm::elementwise::number_kind::NumberKind;
 
-/// What is done with one element, and what is the same for all.
+/// The computation of one element, and the registers shared by all elements.
 pub(super) enum Body<'e> {
     Formula { formula: WrittenFormula<'e>, flags: bool },
     Cast { from: NumberKind, to: NumberKind },
@@ -45,7 +45,7 @@ impl<'e> Body<'e> {
         }
     }
 
-    /// What elements from `index + offset` on are counted with, where they are.
+    /// The values that elements from `index + offset` on are computed from, where they depend on the index.
     pub(super) fn index(
         &self,
         text: &mut PtxText,
@@ -61,7 +61,7 @@ impl<'e> Body<'e> {
         })
     }
 
-    /// The element behind so many others, or what it does under a predicate.
+    /// The element at an offset, or its instructions under a predicate.
     pub(super) fn element(
         &self,
         text: &mut PtxText,

@@ -5,7 +5,7 @@ use super::text::{PtxText, Register, RegisterClass};
 use crate::algorithm::elementwise::expression::{Binary, Comparison, Unary};
 use crate::algorithm::elementwise::number_kind::NumberKind;
 
-/// The number as another type, as Rust's `as`; for a half what is rounded to that when it is stored.
+/// The number as another type, like Rust's `as`; for a half, the value that is rounded when it is stored.
 pub(super) fn cast(
     text: &mut PtxText,
     from: NumberKind,
@@ -24,7 +24,7 @@ pub(super) fn cast(
             (RegisterClass::Long, RegisterClass::Word) => {
                 text.op(RegisterClass::Word, "cvt.u32.u64", &[&value])
             }
-            // What is above the bits that are stored is not stored.
+            // Bits above the stored ones are dropped by the store.
             _ => value,
         },
         (false, true) => {

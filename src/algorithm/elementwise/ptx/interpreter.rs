@@ -18,7 +18,7 @@ enum ReadOperand {
     Registers(Vec<usize>),
     /// Of memory: a register and an offset.
     Place(usize, u64),
-    /// Of a parameter, or of what a function is passed or returns.
+    /// A parameter, or a function's argument or result.
     Named(String),
 }
 
@@ -45,7 +45,7 @@ pub(super) struct FakeMemory {
 }
 
 impl FakeMemory {
-    /// Adds an array at an address that is a multiple of 256, and so many bytes more.
+    /// Adds an array at an address that is a multiple of 256, plus `offset` bytes.
     pub(super) fn add(&mut self, bytes: Vec<u8>, offset: u64) -> u64 {
         let start = ((self.arrays.len() as u64 + 1) << 40) + offset;
         self.written.push(vec![0; bytes.len()]);
@@ -279,7 +279,7 @@ fn bytes_of(kind: &str) -> usize {
     kind[1..].parse::<usize>().expect("bits") / 8
 }
 
-/// What a register has of a value that was loaded as that type.
+/// The contents of a register after loading a value of that type.
 fn extended(kind: &str, value: u64) -> u64 {
     match kind {
         "s8" => value as i8 as u32 as u64,

@@ -80,7 +80,7 @@ fn expressions(kind: NumberKind) -> Vec<(Expression, bool)> {
     for op in binary {
         add(&[Step::Binary(op, 0, 1)], false);
         add(&[Step::Binary(op, 0, 2)], false);
-        // Of what needs no bits but its own, so that what is above them shows.
+        // An operation that must ignore the bits above its own comes next, so that wrong ones show.
         add(&[Step::Binary(Binary::Add, 0, 1), Step::Binary(op, 3, 2)], false);
     }
     add(&[Step::MulAdd(0, 1, 2)], false);
@@ -161,15 +161,15 @@ fn every_kernel_assembles() {
     }
 }
 
-/// What a kernel is passed, apart from how it is called.
+/// The arguments of a kernel.
 enum PassedBytes {
     Array(Vec<u8>),
     Number(Vec<u8>),
-    /// The array that is written, with what is in it before.
+    /// The output array, with its initial contents.
     Written(Vec<u8>),
 }
 
-/// Runs threads of a kernel and its twin, and compares what these threads wrote.
+/// Runs threads of a kernel and its twin, and compares what they wrote.
 fn compare<T: Arithmetic, U: Arithmetic>(
     what: &str,
     recipe: &Recipe<'_>,
@@ -373,7 +373,7 @@ fn check_indices<T: Arithmetic, I: Arithmetic + Into<u64>>(index_of: impl Fn(u64
     let source = Some(bytes::<T>(SOURCE, 6));
     compare::<T, T>("gather", &recipe, &twin::gather::<T, I>(), passed, source.clone(), count);
     let recipe = Recipe::Scatter { bits, index };
-    // What is written twice is the same.
+    // Elements that are written twice get the same value.
     let values: Vec<T> = (0..count).map(|_| T::ONE).collect();
     let passed = vec![
         PassedBytes::Array(bytemuck::cast_slice(&values).to_vec()),
@@ -407,7 +407,7 @@ mod kernels_are_as_their_twins {
     }
 }
 
-/// The last block of more than 2^32 elements: of the arrays, only what it reaches is there.
+/// The last block of more than 2^32 elements: only the part of the arrays that it reaches exists.
 #[test]
 fn the_end_of_a_long_array() {
     let steps = vec![Step::Argument(0), Step::Unary(Unary::Neg, 0)];

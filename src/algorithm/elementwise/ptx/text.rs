@@ -8,7 +8,7 @@ use std::fmt::Write;
 use super::Target;
 use crate::algorithm::elementwise::number_kind::NumberKind;
 
-/// What a register holds.
+/// The kind of a register's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RegisterClass {
     Half,
@@ -29,7 +29,7 @@ const CLASSES: [(RegisterClass, &str, &str); 6] = [
 ];
 
 impl RegisterClass {
-    /// What elements of that type are computed in.
+    /// The class in which elements of that type are computed.
     pub(super) fn of(kind: NumberKind) -> Self {
         match kind {
             NumberKind::F16 | NumberKind::Bf16 | NumberKind::F32 => RegisterClass::Single,
@@ -205,7 +205,7 @@ impl PtxText {
         self.line(format_args!("{guard}st.global{vector}.{what} [{address}+{offset}], {list}"));
     }
 
-    /// Elements from what was loaded, as they are computed with.
+    /// Elements as they are computed with, from the loaded registers.
     pub(super) fn unpack(
         &mut self,
         kind: NumberKind,
@@ -259,7 +259,7 @@ impl PtxText {
         }
     }
 
-    /// Elements as they are stored, from what was computed.
+    /// Elements as they are stored, from the computed values.
     pub(super) fn pack(&mut self, kind: NumberKind, values: &[Register]) -> Vec<Register> {
         match (kind, values) {
             (NumberKind::F16, [value]) => {
@@ -337,7 +337,7 @@ impl fmt::Display for Guard {
     }
 }
 
-/// Registers, type and number of them, that so many elements are loaded into at once.
+/// The registers (type and number) that one load of this many elements fills.
 fn access(kind: NumberKind, lanes: u32) -> (RegisterClass, &'static str, u32) {
     let bytes = kind.bytes() * lanes;
     match kind.bytes() {
@@ -355,7 +355,7 @@ fn access(kind: NumberKind, lanes: u32) -> (RegisterClass, &'static str, u32) {
     }
 }
 
-/// What a number of that type is loaded into.
+/// The register class that a number of that type is loaded into.
 fn loaded(kind: NumberKind) -> RegisterClass {
     access(kind, 1).0
 }

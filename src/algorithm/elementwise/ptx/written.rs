@@ -6,7 +6,7 @@ use super::text::{PtxText, Register, RegisterClass};
 use crate::algorithm::elementwise::expression::{Binary, Expression, Literal, Logic, Step, Unary};
 use crate::algorithm::elementwise::number_kind::NumberKind;
 
-/// A formula, of which is computed what is the same for all elements.
+/// A formula, with the steps computed that are the same for all elements.
 pub(super) struct WrittenFormula<'e> {
     kind: NumberKind,
     expression: &'e Expression,
@@ -19,7 +19,7 @@ pub(super) struct WrittenFormula<'e> {
 #[derive(Clone, Copy)]
 struct Computing {
     register: Register,
-    /// Of an integer of less than 32 bits: what is above them is any.
+    /// For an integer of less than 32 bits: its upper bits are arbitrary.
     is_dirty: bool,
 }
 
@@ -72,7 +72,7 @@ impl<'e> WrittenFormula<'e> {
         argument: &dyn Fn(u32) -> Option<Register>,
     ) -> Option<Computing> {
         let kind = self.kind;
-        // What needs an integer's own bits alone.
+        // Operations that depend on an integer's own bits alone.
         let any = |at: u32| values[at as usize];
         let clean = |register| Some(Computing { register, is_dirty: false });
         let narrow = kind.is_integer() && kind.bytes() < 4;
