@@ -18,7 +18,7 @@ use crate::submit::{
     capture, submit_nothing,
 };
 
-/// As long as it is there, what is put on the queue is a part of one operation.
+/// While it exists, operations put on the queue are parts of one operation.
 #[cfg(feature = "algorithms")]
 pub(crate) struct Composed<'q>(Option<&'q Cell<bool>>);
 
@@ -50,7 +50,7 @@ impl<'s> Queue<'s> {
         self.writer.is_some()
     }
 
-    /// Fills memory of the footprint with so many patterns: as a launch, where these are written down.
+    /// Fills memory of the footprint with this many patterns: as a launch where launches are recorded.
     pub(super) fn submit_fill(
         &self,
         footprint: &mut Footprint<'_>,
@@ -129,8 +129,8 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Refuses what [`submit_launch`](Self::submit_launch) and [`submit`](Self::submit) refuse, for an operation that turns out to have
-    /// nothing to put on the stream: only after that it is done. What a graph is drawn with has no contents yet.
+    /// The checks of [`submit_launch`](Self::submit_launch) and [`submit`](Self::submit), for an operation that has nothing
+    /// to put on the stream: it counts as done only after them. Memory that a graph's closure is given has no contents yet.
     #[cold]
     pub(crate) fn submit_nothing(&self, footprint: &Footprint<'_>) -> Result<()> {
         let engine = self.stream.engine();
@@ -138,7 +138,7 @@ impl<'s> Queue<'s> {
             (Some(error), _) => Err(error.clone()),
             (None, None) => submit_nothing(self.stream, self.at.get(), footprint),
             (None, Some(Writer::Graph(_))) => footprint.validate(engine),
-            // What is written down of a replayed batch counts as written, and goes on.
+            // The recorded list of a replayed batch counts as written, and continues.
             (None, Some(Writer::Replay(_))) => {
                 footprint.validate(engine).and_then(|()| footprint.check_contents())
             }
@@ -199,7 +199,7 @@ impl<'s> Queue<'s> {
         Ok(())
     }
 
-    /// Submits what is written down of a replayed batch, if anything is: an operation cannot be in front of it.
+    /// Submits the recorded list of a replayed batch, if there is one: the operation must not run before it.
     #[cold]
     pub(super) fn end_list(&self, footprint: &Footprint<'_>) -> bool {
         let Some(Writer::Replay(run)) = self.writer else { return false };
@@ -232,7 +232,7 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Submits an operation in front of what was written down, if it has nothing to do with that, and else behind it.
+    /// Submits an operation in front of the recorded list if the two are independent, and behind it otherwise.
     #[cold]
     pub(super) fn submit_beside<R>(
         &self,

@@ -19,7 +19,7 @@ use crate::runtime::stream_state::StreamState;
 use crate::submit::{Footprint, check_is_there, of_dependency, submit};
 use crate::thread::role;
 
-/// What goes through the host in one go.
+/// The part size of a copy through the host.
 const PART_BYTES: usize = 4 << 20;
 /// How many parts may be between the devices.
 const BLOCKS: usize = 4;
@@ -58,7 +58,7 @@ impl Queue<'_> {
         let parts = bytes.div_ceil(PART_BYTES as u64) as usize;
         let blocks: Vec<Arc<PinnedBlock>> =
             (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
-        // Waits between the two are for single parts and not for what lies behind them.
+        // The two streams wait for single parts of each other's work, not for what lies behind them.
         source.set_exact();
         self.stream.engine().set_exact();
         let mut emptied = [0; BLOCKS];
@@ -74,7 +74,7 @@ impl Queue<'_> {
             if part >= BLOCKS {
                 down.comes_after(self.stream.point(*emptied));
             }
-            // The second half writes what the first one reads.
+            // The second half writes the data that the first half reads.
             self.outcomes.look(source, &down);
             let filled = submit(&relay, self.at.get(), &mut down, 1, |raw| {
                 Ok(raw.copy_to_host(block.host(), from.ptr().offset(start), part_bytes)?)

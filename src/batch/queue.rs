@@ -50,13 +50,13 @@ pub struct Queue<'s> {
     pub(super) last: Cell<u64>,
     /// Why it takes no work.
     pub(super) refused: Option<&'s Error>,
-    /// Who is to know of each ticket.
+    /// The lease that is notified of each ticket.
     pub(super) lease: Option<&'s Lease>,
     /// Where launches are written down first.
     pub(super) writer: Option<Writer<'s>>,
     /// Where the user opened it; where launches are written down first, where the last operation was written.
     pub(super) at: Cell<&'static Location<'static>>,
-    /// Of work that can fail when it runs, and of what reads what it wrote.
+    /// The outcomes of work that can fail when it runs, and of its readers.
     pub(super) outcomes: LateOutcomes,
     pub(super) not_send: PhantomData<*const ()>,
 }
@@ -69,7 +69,7 @@ impl fmt::Debug for Queue<'_> {
 }
 
 impl<'s> Queue<'s> {
-    /// What the streams of the device share.
+    /// State that the streams of the device share.
     #[cfg(feature = "algorithms")]
     pub(crate) fn home(&self) -> &'s Arc<Home> {
         self.home
@@ -128,7 +128,7 @@ impl<'s> Queue<'s> {
         Ok(submitted)
     }
 
-    /// [`submit`](Self::submit) for a caller that has more to enter before it is told of.
+    /// [`submit`](Self::submit) for a caller that records more before subscribers are notified.
     #[inline]
     pub(super) fn submit_untold<R>(
         &self,
@@ -146,7 +146,7 @@ impl<'s> Queue<'s> {
         self.note(submitted)
     }
 
-    /// Remembers what was submitted last.
+    /// Remembers the last submission.
     #[inline]
     pub(super) fn note<R>(
         &self,
@@ -177,7 +177,7 @@ impl<'s> Queue<'s> {
         submitted
     }
 
-    /// Gives up the last operation's marker: another follows.
+    /// Drops interest in the last operation's marker: another follows.
     #[inline]
     pub(crate) fn release_last(&self) {
         if self.last.get() != 0 {

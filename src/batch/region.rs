@@ -67,13 +67,13 @@ struct OnStream {
 /// A list's number in a run, on one stream.
 #[derive(Default)]
 struct ListSlot {
-    /// The shape of the last list, and what its nodes were.
+    /// The shape of the last list, and the contents of its nodes.
     nodes: Vec<Remembered>,
     edges: Vec<Edge>,
     graph: Option<Arc<GraphCell>>,
 }
 
-/// What became of a list: launched as its graph, or else one by one.
+/// The outcome of a list: launched as its graph, or else one by one.
 type Launched = std::result::Result<ListOutcome, ListOutcome>;
 
 struct Remembered {
@@ -127,7 +127,7 @@ impl Region {
         self.lists.pop().unwrap_or_default()
     }
 
-    /// Reports a list that somebody else put on the stream.
+    /// Reports a list that another thread put on the stream.
     pub(super) fn enter_interrupted(&mut self, list: &List) {
         let outcome = self.count(list, Err(ListOutcome::Interrupted));
         let ended_by = list.interrupted_by().map(|by| match &by.name {
@@ -157,7 +157,7 @@ impl Region {
         launched.unwrap_or_else(|outcome| outcome)
     }
 
-    /// Takes a list that was submitted for the next runs; returns what was refused of it.
+    /// Keeps a submitted list for the next runs; returns its refusal, if any.
     pub(super) fn take_back(&mut self, mut list: Box<List>) -> Option<Error> {
         let refused = list.take_refused();
         list.clear();
@@ -174,7 +174,7 @@ impl Region {
     ) -> u32 {
         let is_its = |on: &OnStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(turn.stream));
         let at = self.streams.iter().position(is_its).unwrap_or_else(|| {
-            // What streams had that are gone goes.
+            // Slots of streams that are gone are removed.
             self.streams.retain(|on| on.stream.strong_count() > 0);
             let stream = Arc::downgrade(turn.stream);
             self.streams.push(OnStream { stream, lists: Vec::new() });
@@ -305,7 +305,7 @@ impl ListSlot {
         })
     }
 
-    /// Remembers the list's shape, and gives up the graph.
+    /// Remembers the list's shape, and drops the graph.
     fn remember(&mut self, list: &List) {
         self.graph = None;
         self.edges.clear();
@@ -346,13 +346,13 @@ pub(crate) struct Run<'s> {
     is_open: Cell<bool>,
     /// The next launch is one.
     pub(super) barrier: Cell<bool>,
-    /// What comes are the parts of one operation.
+    /// The following calls are parts of one operation.
     pub(super) is_composed: Cell<bool>,
-    /// The first refusal of what was written down.
+    /// The first refusal of a recorded operation.
     refused: RefCell<Option<Error>>,
 }
 
-/// A run, whose region has what it taught it when this is dropped: also by a panic, in front of which what was written is submitted.
+/// A run. Dropping it returns what it learned to the region, after a panic too; the recorded list is submitted before that.
 pub(crate) struct RunOf<'r, 's> {
     run: Run<'s>,
     region: &'r mut Region,
@@ -384,7 +384,7 @@ impl<'s> Run<'s> {
         Run { stream, region, number, is_open, barrier, is_composed, refused }
     }
 
-    /// What the stream knows its lists by.
+    /// The identity of its lists to the stream.
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -402,7 +402,7 @@ impl<'s> Run<'s> {
         submit_listed(self.stream, footprint, self.owner(), fresh, (launch, written))
     }
 
-    /// Submits an operation that touches fresh memory alone, with the ticket of what is written down.
+    /// Submits an operation that touches fresh memory only, with the recorded list's ticket.
     pub(super) fn write_in_front<R>(
         &self,
         footprint: &mut Footprint<'_>,
@@ -425,19 +425,19 @@ impl<'s> Run<'s> {
         self.tell(&region, region.last.len() - 1);
     }
 
-    /// Tells of what was reported from number `first` on.
+    /// Emits the reports from number `first` on.
     fn tell(&self, region: &Region, first: usize) {
         for (list, report) in region.last.iter().enumerate().skip(first) {
             tracing::trace!(target: "gpu_await::replay", stream = self.stream.id(), list, %report);
         }
     }
 
-    /// Submits what was written down, as the closure ends.
+    /// Submits the recorded list, as the closure ends.
     pub(crate) fn end(&self) {
         self.submit(|| None);
     }
 
-    /// Submits what was written down; what ended the list is asked for if there is one.
+    /// Submits the recorded list; `ended_by` is called if there is one.
     pub(super) fn submit(&self, ended_by: impl FnOnce() -> Option<OpSite>) {
         if !self.is_open.replace(false) {
             return;
@@ -476,7 +476,7 @@ impl<'s> Run<'s> {
         self.tell(&region, reported);
     }
 
-    /// Why some of what was written down was not launched.
+    /// Why a part of the recorded list was not launched.
     pub(crate) fn take_refused(&self) -> Option<Error> {
         self.refused.borrow_mut().take()
     }

@@ -36,7 +36,7 @@ pub struct Lent<T>(pub(crate) Settled<T>);
             options; make other values of them behind the batch's `.await`"
 )]
 pub trait Settle: sealed::Sealed + Sized {
-    /// What the future resolves with.
+    /// The type that the future resolves with.
     type Output: Send + 'static;
     #[doc(hidden)]
     fn settle(self) -> Settled<Self::Output>;
@@ -57,7 +57,7 @@ impl<T> Settled<T> {
 }
 
 impl<T> Lent<T> {
-    /// What is lent to ticket `ticket` of `stream`; to nothing if that is 0.
+    /// A value lent to ticket `ticket` of `stream`; lent to nothing if that is 0.
     pub(crate) fn to(stream: &Arc<StreamState>, ticket: u64, value: HostValue<T>) -> Self {
         let points = match ticket {
             0 => Points::NONE,

@@ -16,8 +16,8 @@ use crate::memory::view::{Readable, Span, Writable};
 use crate::submit::{Footprint, SubmitError};
 
 impl Queue<'_> {
-    /// Copies `source` to `start` of a buffer that nobody else has yet. Entered as a write of the
-    /// whole buffer, which so keeps one entry.
+    /// Copies `source` to `start` of a buffer that is not shared yet. Tracked as a write of the whole buffer,
+    /// which thus keeps one entry.
     pub(crate) fn upload_part<T: Element>(
         &self,
         source: PinnedBuffer<T>,
@@ -34,8 +34,8 @@ impl Queue<'_> {
         Ok(self.lent(source, copied.map(|(ticket, ())| ticket))?)
     }
 
-    /// Copies what lies at `start` of `source` into all of `destination`. Entered as a read of the
-    /// whole source, which so is not cut.
+    /// Copies from `start` of `source` into all of `destination`. Tracked as a read of the whole source,
+    /// which thus is not split.
     pub(crate) fn download_part<T: Element>(
         &self,
         source: &impl Readable<T>,
@@ -157,8 +157,8 @@ impl Queue<'_> {
     }
 }
 
-/// The footprint of a copy that writes `rows` of `destination`, and what they span. Gaps between rows
-/// keep their contents, so that only rows without gaps overwrite.
+/// The footprint of a copy that writes `rows` of `destination`, and the range that they span. Gaps between
+/// rows keep their contents, so that only rows without gaps overwrite.
 fn written<'a, T: Element>(
     op: &'static str,
     destination: &'a mut impl Writable<T>,
@@ -183,7 +183,7 @@ fn written<'a, T: Element>(
     Ok((footprint, to))
 }
 
-/// `range`, in elements, of what `span` names.
+/// The sub-range `range`, in elements, of `span`.
 fn part<'a, T>(span: &Span<'a>, range: Range<usize>) -> Span<'a> {
     let bytes = |elements: usize| span.range.start + (elements * size_of::<T>()) as u64;
     Span { range: bytes(range.start)..bytes(range.end), ..*span }

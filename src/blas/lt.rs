@@ -140,7 +140,7 @@ impl LtCalls {
     }
 }
 
-/// What a call said, as an error of an operation of that name.
+/// A call's status as an error of an operation of that name.
 fn check(call: &'static str, code: c_int) -> Result<()> {
     if code == 0 {
         return Ok(());
@@ -202,7 +202,7 @@ struct Descriptor {
     destroy: unsafe extern "C" fn(Handle) -> c_int,
 }
 
-// SAFETY: a descriptor is plain memory; it is changed only by who has it alone.
+// SAFETY: a descriptor is plain memory; it is changed only under exclusive access.
 unsafe impl Send for Descriptor {}
 
 // SAFETY: as above; the library reads it, and `bias_turn` is held while it is changed and read.
@@ -235,7 +235,7 @@ impl Drop for Descriptor {
 pub(super) struct LtPlan {
     library: Arc<LibraryObject<Library>>,
     operation: Descriptor,
-    /// Held by who launches with a bias, whose address is a part of the operation.
+    /// Held during a launch with a bias, whose address is a part of the operation.
     bias_turn: Mutex<()>,
     left: Descriptor,
     right: Descriptor,
@@ -356,7 +356,7 @@ impl LtPlan {
         })
     }
 
-    /// What must be there as long as its products are launched.
+    /// An object that must outlive the launches of its products.
     pub(super) fn library(&self) -> Arc<LibraryObject<Library>> {
         self.library.clone()
     }

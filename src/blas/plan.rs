@@ -19,7 +19,7 @@ use crate::memory::view::{Readable, Writable};
 use crate::runtime::Engine;
 use crate::submit::{RawQueue, Uses, wrong_device};
 
-/// What computes products on a device.
+/// The implementation of products on a device.
 #[derive(Clone)]
 pub(super) struct Multiplier {
     engine: Arc<Engine>,
@@ -110,7 +110,7 @@ impl GemmCore {
             Ok(memory) => workspace = memory,
             Err(error) => return Err(uses.refuse(error)),
         }
-        // What a graph launches is the library's, whoever else drops plan and handle.
+        // A graph's launch uses the library's objects, even after plan and handle are dropped.
         #[cfg(feature = "cuda")]
         let uses = match &self.plan {
             Some(plan) if queue.is_drawing() => uses.keeps(plan.library()),

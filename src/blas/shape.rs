@@ -19,10 +19,10 @@ pub enum Activation {
     Gelu,
 }
 
-/// What addresses are multiples of, so that vector loads are possible: an algorithm is chosen for that.
+/// The alignment of addresses that vector loads need: algorithms are chosen for it.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// What a Hopper GPU should have for a workspace, by cuBLAS's manual.
+/// The workspace that cuBLAS's manual recommends for a Hopper GPU.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 #[derive(Clone, Copy, Debug)]

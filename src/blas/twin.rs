@@ -4,7 +4,7 @@
 use super::element::{GemmElement, Sums};
 use super::shape::{Activation, Shape};
 
-/// Computes what cuBLASLt does, sums in the order of `k`.
+/// Computes the same as cuBLASLt, summing in the order of `k`.
 pub(super) fn gemm<T: GemmElement>(
     shape: &Shape,
     (alpha, beta): (T::Scale, T::Scale),

@@ -11,7 +11,7 @@ use crate::runtime::engine::EngineOptions;
 use crate::runtime::protocol::cadence::Completion;
 use crate::thread::exit;
 
-/// What a stream keeps of freed memory, unless said otherwise.
+/// The default capacity of a stream's block cache.
 const SPARE_BYTES: u64 = 8 << 20;
 
 /// The environment variable of [`Device::from_env`].
@@ -277,7 +277,7 @@ impl DeviceBuilder {
                 ErrorDetail::NoDriver { .. }
                 | ErrorDetail::NotBuilt
                 | ErrorDetail::NoSuchDevice { .. } => error,
-                // A GPU that is there and does not work is not passed over.
+                // A GPU that exists and does not work is an error, not a reason to fall back.
                 _ => return Err(error),
             },
         };

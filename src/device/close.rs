@@ -49,25 +49,26 @@ impl Device {
         let engine = self.engine();
         engine.close();
         let mut limit = Limit::after(self, limit);
-        // None begins any more, and one that ends while this waits puts a ticket behind what is waited for.
+        // No loan begins any more, and one that ends during this wait puts a ticket behind the work that is
+        // waited for.
         let lends = engine.loans.open() > 0;
         self.work_done(&mut limit).await?;
         if lends {
             let ended = limit.before(pin!(engine.loans.ended())).await;
             ended.ok_or_else(|| limit.passed())?;
-            // What was on their streams by then.
+            // Other libraries' work on their streams up to then.
             self.work_done(&mut limit).await?;
         }
         let freed = self.all_freed(&mut limit).await;
-        // Of a refusal only what the pool holds depends.
+        // If this fails, only the pool's unused memory is affected.
         self.trim(0).await.ok();
         freed
     }
 
-    /// Waits until what was submitted is complete.
+    /// Waits until all submitted work is complete.
     async fn work_done(&self, limit: &mut Limit) -> Result<()> {
         let engine = self.engine();
-        // What is being submitted is waited for as well, once it is known.
+        // Work that is being submitted is waited for as well, once it is known.
         let mut busy = engine.streams();
         busy.retain(|stream| stream.is_submitted_to());
         if !busy.is_empty() {
@@ -80,12 +81,12 @@ impl Device {
             // By asking the device, once more.
             None => done.try_take().unwrap_or_else(|| Err(limit.passed())),
         };
-        // What is known to be complete was so before; a device that is lost is gone all the same.
+        // Work known to be complete was complete before; the device is lost all the same.
         engine.lost().map_or(closed, |lost| Err(lost.clone()))
     }
 
-    /// Waits until what was given up is free, and what was kept dropped. A value that the reaper drops may have kept
-    /// more of it, so it looks until nothing comes any more.
+    /// Waits until freed memory is back and kept values are dropped. A value that the reaper drops may free more, so
+    /// it looks until nothing more comes.
     async fn all_freed(&self, limit: &mut Limit) -> Result<()> {
         let engine = self.engine();
         loop {
@@ -112,7 +113,7 @@ impl Device {
     }
 }
 
-/// When a close gives up: at its limit, or with the device.
+/// When a close gives up: at its limit, or when the device is lost.
 struct Limit {
     device: Device,
     ms: u64,
@@ -127,7 +128,7 @@ impl Limit {
         Limit { device: device.clone(), ms, deadline, loss: Loss::of(device.engine()) }
     }
 
-    /// What a future resolves to, unless the end comes first.
+    /// The result of a future, unless the limit comes first.
     async fn before<F: Future + Unpin>(&mut self, mut future: F) -> Option<F::Output> {
         std::future::poll_fn(|cx| match Pin::new(&mut future).poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),

@@ -33,7 +33,7 @@ impl Drop for Homes {
     }
 }
 
-/// The pinned memory of a device, its own streams, and what is loaded once for it.
+/// The pinned memory of a device, its own streams, and code that is loaded once for it.
 pub(crate) struct Home {
     pub(crate) engine: Arc<Engine>,
     pub(crate) pinned: Arc<PinnedPool>,
@@ -104,7 +104,7 @@ impl Home {
             return Ok(stream.clone());
         }
         let (name, options) = (Some("legacy default".into()), RawStream::LEGACY_OPTIONS);
-        // The driver's: nobody has to keep it.
+        // It belongs to the driver: nothing has to keep it.
         let stream =
             StreamState::open_foreign(&self.engine, RawStream::LEGACY, options, name, None)?;
         Ok(legacy.insert(stream).clone())
@@ -131,8 +131,8 @@ impl Home {
         Ok(self.ours())
     }
 
-    /// Points behind everything that anybody has put on the device, also if it is closed; where the driver cannot
-    /// tell of others' work, behind that on streams that are ordered with the legacy default stream.
+    /// Points behind all work on the device, other libraries' included, even if it is closed. Where the driver
+    /// cannot report others' work, only that on streams ordered with the legacy default stream is covered.
     pub(crate) fn mark_all(&self) -> Result<Vec<Point>> {
         role::check("marking a whole device")?;
         if !self.has_given_up_streams() {
@@ -148,7 +148,7 @@ impl Home {
     /// The tail of every stream.
     pub(crate) fn ours(&self) -> Vec<Point> {
         if self.has_given_up_streams() {
-            // What was recorded for the whole device waits for those.
+            // The point recorded for the whole device waits for those.
             let whole = self.whole.lock().take();
             drop(whole);
         }
@@ -156,7 +156,7 @@ impl Home {
         streams.map(|stream| stream.point(stream.tail())).collect()
     }
 
-    /// What marks everything on the device; made while that is open.
+    /// The stream that marks everything on the device; made only while the device is open.
     pub(crate) fn whole_device(&self) -> Result<Arc<StreamHandle>> {
         let mut whole = self.whole.lock();
         if let Some(stream) = &*whole {
@@ -165,7 +165,7 @@ impl Home {
         Ok(whole.insert(StreamState::open_whole(&self.engine)?).clone())
     }
 
-    /// Whether there are streams that nobody has and that will never come to their end.
+    /// Whether there are streams without a handle that will never finish.
     fn has_given_up_streams(&self) -> bool {
         let gone = self.engine.has_given_up_streams();
         gone || self.engine.streams().iter().any(|stream| stream.is_given_up())
@@ -186,7 +186,7 @@ impl Home {
         let name = this.name().map(Box::from);
         let stream = StreamState::open(&self.engine, StreamOptions::default(), name)?;
         let kept = self.of_threads.lock().entry(this.id()).or_insert(stream).clone();
-        // On a thread that is about to end nobody would let go of it.
+        // On a thread that is about to end nothing would release it.
         let home = (this.id(), Arc::downgrade(self));
         let enter = |homes: &Homes| {
             let mut homes = homes.0.borrow_mut();

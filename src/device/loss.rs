@@ -15,7 +15,7 @@ use crate::runtime::coop::Budget;
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Loss {
     engine: Arc<Engine>,
-    /// Its place among those who wait.
+    /// Its key among the waiters.
     key: Option<usize>,
     budget: Budget,
 }

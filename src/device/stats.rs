@@ -58,7 +58,7 @@ pub struct Stats {
 }
 
 impl Device {
-    /// What is left of its work.
+    /// The rest of its work.
     pub(crate) fn unfinished(&self) -> Unfinished {
         let mut left = Unfinished::default();
         for stream in self.engine().streams() {

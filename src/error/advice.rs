@@ -48,7 +48,7 @@ pub(super) fn leaked_suffix(leaked_bytes: u64) -> String {
     if leaked_bytes > 0 { format!(", {leaked_bytes} leaked") } else { String::new() }
 }
 
-/// The operation, in front of what became of it.
+/// The operation's name, as the start of a message.
 pub(super) fn operation(op: Option<&str>) -> String {
     op.map_or_else(String::new, |op| format!("{op}: "))
 }

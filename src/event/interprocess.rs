@@ -51,7 +51,7 @@ impl SharedEvent {
         handle.map_err(|code| self.engine.refused(code))
     }
 
-    /// Whether what was last recorded, anywhere, is complete; pending where that cannot be asked.
+    /// Whether the last record, by any process, is complete; pending where that cannot be asked.
     pub(crate) fn query(&self) -> Result<Query> {
         if let Some(lost) = self.engine.lost() {
             return Err(lost.clone());
@@ -82,8 +82,8 @@ impl Drop for SharedEvent {
         }
         let (keeper, raw) = (self.engine.clone(), self.raw);
         self.engine.act(move || {
-            // SAFETY: this process made or opened the handle, and nobody here has it any more. Work
-            // that still waits for it or records it is allowed to.
+            // SAFETY: this process made or opened the handle, and nothing here uses it any more. Pending
+            // waits and records of it are allowed.
             if unsafe { keeper.backend.event_destroy(raw) }.is_err() {
                 keeper.count_unreturned();
             }

@@ -101,7 +101,7 @@ pub(super) fn load() -> Result<()> {
     FftCalls::get().map(drop)
 }
 
-/// What a call said, as an error of an operation.
+/// A call's status as an error of an operation.
 fn check(call: &'static str, code: c_int) -> Result<()> {
     if code == 0 {
         return Ok(());
@@ -168,7 +168,7 @@ pub(super) struct CufftPlan {
     /// Of real signals; of complex ones the other does as well.
     inverse: Option<PlanHandle>,
     is_double: bool,
-    /// Held by who launches: stream and work area are the plan's.
+    /// Held during a launch: stream and work area are the plan's.
     turn: Mutex<()>,
 }
 

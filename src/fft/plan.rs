@@ -26,7 +26,7 @@ pub(super) enum Direction {
     Inverse,
 }
 
-/// What computes transforms on a device.
+/// The implementation of transforms on a device.
 #[derive(Clone)]
 pub(super) struct Transformer {
     engine: Arc<Engine>,
@@ -205,7 +205,7 @@ impl FftCore {
             Ok(memory) => *work = memory,
             Err(error) => return Err(uses.refuse(error)),
         }
-        // What a graph launches needs the plan's tables, whoever else drops the plan.
+        // A graph's launch uses the plan's tables, even after the plan is dropped.
         #[cfg(feature = "cuda")]
         let uses = match &self.plan {
             Some(plan) if queue.is_drawing() => uses.keeps(plan.clone()),

@@ -41,14 +41,14 @@ use crate::submit::{
 
 #[derive(Default)]
 pub(super) struct Instance {
-    /// What the list was written for.
+    /// The arguments that the list was recorded for.
     drawn_for: Option<ArgBlock>,
     list: List,
-    /// What the list touches, as one operation.
+    /// The memory that the list touches, as one operation.
     uses: Vec<Use>,
     /// The memory in that which was not passed.
     kept: Vec<KeptByGraph>,
-    /// What a launch records.
+    /// The events that a launch records.
     events: Vec<Event>,
     compiled: Option<Arc<GraphCell>>,
     /// Numbers of nodes that the driver's graph has other launches for.
@@ -98,15 +98,15 @@ impl Instance {
         self.drawn_for.as_ref() == Some(&passed.block)
     }
 
-    /// Gives up the memory that it keeps, before the closure runs: what that makes is there again, in the same order, if the sizes
-    /// are the same, so that few nodes differ. Of the list only the shape is of use then.
+    /// Releases the memory that it keeps, before the closure runs. If sizes are unchanged, the closure gets the same blocks
+    /// in the same order, so that few nodes differ. Only the shape of the list is of use after this.
     pub(super) fn give_up_memory(&mut self) {
         self.drawn_for = None;
         self.uses.clear();
         while self.kept.pop().is_some() {}
     }
 
-    /// Takes over what the closure wrote for these arguments; unless that is the whole of it, the closure runs again for them.
+    /// Takes over the closure's recording for these arguments; if it is incomplete, the closure runs again for them.
     pub(super) fn redraw(
         &mut self,
         (mut list, drawn, events): Drawn,
@@ -191,7 +191,7 @@ impl Instance {
             Ok::<_, Refusal>(())
         });
         if was_plain {
-            // What is compiled keeps that; of what was refused in the middle, a part may run.
+            // The compiled graph keeps its values; of a list refused in the middle, a part may run.
             let stream = queue.stream();
             let users = UserList::from_iter([stream.point(stream.submitted())]);
             stream.engine().retire_owner((state.clone(), list.code().to_vec()), users);
@@ -260,7 +260,8 @@ fn prepare<'p>(
     }
 }
 
-/// What is touched, as one operation: parts of what was passed, and of what the graph keeps, which comes with it.
+/// The touched memory, as one operation: parts of the arguments, and of the graph's own memory, which is kept
+/// along.
 fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> (Vec<Use>, Vec<KeptByGraph>) {
     let mut kept: Vec<KeptByGraph> = Vec::new();
     // In the order in which they come first.

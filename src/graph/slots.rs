@@ -18,7 +18,7 @@ use crate::memory::view::{Readable, Span, View, ViewMut, Writable};
     note = "slots are numbers, `Value<T>` for plain data of yours, and the arrays `In<T>`, `InOut<T>` and `Out<T>`"
 )]
 pub trait GraphSlot: Param {
-    /// What the graph's closure gets: the value, a [`View`] or a [`ViewMut`].
+    /// The closure's argument: the value, a [`View`] or a [`ViewMut`].
     type Of<'a>;
     #[doc(hidden)]
     fn enter<'a>(of: &Self::Of<'a>, passed: &mut Passed<'a>);
@@ -42,7 +42,7 @@ pub trait GraphArg<'k, P: GraphSlot> {
     note = "slots are a tuple of at most eight, `(InOut<f32>,)` for a single one"
 )]
 pub trait GraphSlots: Signature {
-    /// What the graph's closure gets.
+    /// The closure's arguments.
     type Of<'a>;
     #[doc(hidden)]
     fn enter<'a>(of: &Self::Of<'a>, passed: &mut Passed<'a>);

@@ -107,14 +107,14 @@ impl Device {
         &self,
         slice: CudaSlice<T>,
     ) -> Result<DeviceBuffer<T>, Refused<CudaSlice<T>>> {
-        // SAFETY: the caller vouches that nobody captures the stream.
+        // SAFETY: the caller vouches that the stream is not being captured.
         let stream = match unsafe { self.adopt(slice.stream()) } {
             Ok(stream) => stream,
             Err(error) => return Err(Refused { error, value: Some(slice) }),
         };
         let mut slice = slice;
         let (ptr, len) = (wait_for_tracked(&mut slice), slice.len());
-        // Its stream has what cudarc knows of its uses: what comes behind that comes behind those.
+        // Its stream is ordered behind the uses that cudarc knows, so later work there is as well.
         match Adoptable::<T>::behind(&stream, ptr, len) {
             Ok(adoptable) => Ok(adoptable.adopt(Box::new(Kept(ManuallyDrop::new(slice))))),
             Err(error) => Err(Refused { error, value: Some(slice) }),
@@ -175,7 +175,7 @@ impl Device {
             },
             None => stream.clone(),
         };
-        // SAFETY: the caller vouches that nobody captures the stream.
+        // SAFETY: the caller vouches that the stream is not being captured.
         let theirs = unsafe { self.adopt(&target) }?;
         let nothing = |_: &RawQueue<'_>, _: (RawSlice<T>,)| Ok::<_, Error>(());
         let uses = Uses::new("release_to_cudarc").updates(buffer);

@@ -150,7 +150,7 @@ impl Stream {
     #[track_caller]
     pub unsafe fn lend_memory<'a, P>(&self, uses: Uses<'a, P>) -> Result<MemoryLoan<'a, P>> {
         let (queue, engine) = (self.queue(), self.engine());
-        // Counted before it is submitted: who closes meanwhile finds one or the other.
+        // Counted before it is submitted: a concurrent close finds one or the other.
         let open = engine.loans.begin();
         let mut begins = 0;
         let opened = uses.open(engine, |footprint| {
@@ -224,11 +224,11 @@ impl Stream {
 pub struct MemoryLoan<'a, P> {
     uses: OpenUses<P>,
     stream: Stream,
-    /// Where the stream has waited for everybody else.
+    /// The point where the stream has waited for all other users.
     begins: Point,
     /// Until it is over.
     open: Option<OpenLoan>,
-    /// If somebody asked for it.
+    /// The outcome, if it was asked for.
     outcome: OnceCell<WorkOutcome>,
     borrowed: PhantomData<&'a mut ()>,
 }
@@ -398,7 +398,7 @@ impl<P> MemoryLoan<'_, P> {
         self.close(&stream.queue())
     }
 
-    /// Ends it, if it has not ended, on a queue of its stream; returns the failure of what was read.
+    /// Ends the loan, if it has not ended, on a queue of its stream; returns the failure of its inputs.
     fn close(&mut self, queue: &Queue<'_>) -> Result<Option<Error>> {
         let Some(open) = self.open.take() else { return Ok(None) };
         let outcome = self.outcome.get();
@@ -410,7 +410,7 @@ impl<P> MemoryLoan<'_, P> {
             }
             Ok(())
         });
-        // Who closes the device is woken here, or where users' code may run.
+        // A closing device is woken here, or where user code may run.
         self.stream.engine().let_go(open);
         ended
     }
@@ -418,7 +418,7 @@ impl<P> MemoryLoan<'_, P> {
 
 impl<P> Drop for MemoryLoan<'_, P> {
     fn drop(&mut self) {
-        // It poisoned what was to be written.
+        // It poisoned the loan's outputs.
         self.close_now().ok();
     }
 }
@@ -469,7 +469,7 @@ impl<T: Element> Adoptable<T> {
     }
 }
 
-/// Refuses what the driver knows to be wrong.
+/// Rejects an address that the driver knows to be wrong.
 fn check(engine: &Engine, ptr: u64, bytes: u64, alignment: usize) -> Result<()> {
     let bad = |problem| ErrorDetail::BadMemory { ptr, bytes, problem }.into();
     if ptr == 0 {

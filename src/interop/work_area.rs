@@ -31,10 +31,9 @@ pub(crate) enum WorkMemory<'w> {
 }
 
 impl WorkArea {
-    /// Memory of so many bytes for a launch on the queue's stream.
+    /// Memory of this size for a launch on the queue's stream.
     ///
-    /// # Errors
-    /// Out of device memory; a device that is lost or closed.
+    /// # Errors Out of device memory; the device is lost or closed.
     pub(crate) fn take(&self, queue: &Queue<'_>, bytes: usize) -> Result<WorkMemory<'_>> {
         if bytes == 0 {
             return Ok(WorkMemory::None);

@@ -17,7 +17,7 @@ use crate::kernel::image::{Form, Image};
 use crate::kernel::source::{CudaSource, no_cuda};
 
 impl CudaSource {
-    /// Compiles it for a device, or takes what was kept. Blocks.
+    /// Compiles it for a device, or returns the cached result. Blocks.
     pub(crate) fn image(&self, home: &Home) -> Result<Image> {
         if home.engine.backend.kind() == DeviceKind::Host {
             return Err(no_cuda(home));
@@ -60,7 +60,7 @@ impl CudaSource {
         Ok(image)
     }
 
-    /// Whether nothing but what is in here decides what it is compiled to.
+    /// Whether the compiled result depends on nothing outside the source.
     fn is_closed(&self) -> bool {
         let headers = self.headers.iter().flat_map(|(name, text)| [name, text]);
         let others = headers.chain(&self.instances).chain(&self.options);
@@ -78,7 +78,7 @@ impl CudaSource {
     }
 }
 
-/// Compiles, or takes what was compiled once on this machine.
+/// Compiles, or returns the result that this machine's disk cache has.
 fn compile_once(nvrtc: &Nvrtc, job: &Job<'_>) -> Result<Compiled> {
     let (Some(version), Some(cache)) = (nvrtc.version(), DiskCache::of_the_user()) else {
         return nvrtc.compile(job);
@@ -145,7 +145,7 @@ fn looks_outside(text: &str, headers: &[(String, String)]) -> bool {
     false
 }
 
-/// What a device keeps: the last sources that were compiled for it, the last used in front.
+/// A device's cache: the last sources compiled for it, most recently used first.
 #[derive(Default)]
 struct Cache(Mutex<Vec<(CudaSource, Image)>>);
 

@@ -48,7 +48,7 @@ pub(super) fn check_binary(bytes: &[u8]) -> Checked {
     }
 }
 
-/// Bytes, and what they are called where one is missing.
+/// Bytes, and their name for error messages.
 #[derive(Clone, Copy)]
 struct Segment<'a> {
     bytes: &'a [u8],

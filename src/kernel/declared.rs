@@ -39,7 +39,7 @@ pub unsafe trait Declaration<S: Signature>: Sized + 'static {
     /// The arguments' names, for messages.
     const ARGUMENTS: &'static [&'static str];
     fn code() -> Code;
-    /// Adds what must hold of the arguments.
+    /// Adds the declaration's preconditions on the arguments.
     fn require(kernel: Kernel<S>) -> Kernel<S>;
 }
 
@@ -129,7 +129,8 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
             (crate::DeviceKind::Cuda, Some(cuda), _) => {
                 let image = cuda.image(code.name, code.entry, home)?;
                 let module = Module::load_now(engine, image)?;
-                // SAFETY: who declared `K` vouches for the signature, and for what `K::require` admits.
+                // SAFETY: the author of `K` vouches for the signature, and for every argument that
+                // `K::require` admits.
                 unsafe { module.kernel(code.entry) }?
             }
             _ => return Err(super::no_implementation(code.name, engine)),

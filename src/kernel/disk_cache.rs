@@ -33,8 +33,8 @@ use self::entry::{decode, encode};
 
 mod entry;
 
-/// A PTX text has some 10 KB and a large cubin a few MB: thousands of kernels. CUDA's own cache of what the driver
-/// compiled was as large, before that grew to 1 GiB.
+/// A PTX text has some 10 KB and a large cubin a few MB: thousands of kernels fit. CUDA's own cache had the same
+/// limit before it was raised to 1 GiB.
 const LIMIT_BYTES: u64 = 256 << 20;
 
 /// Names the folder; empty, there is no cache.
@@ -77,7 +77,7 @@ impl DiskCache {
         None
     }
 
-    /// What was compiled for the key.
+    /// The compiled result for the key.
     pub(super) fn find(&self, key: &CacheKey) -> Option<Compiled> {
         let path = self.folder.join(file_name(key));
         let mut file = system::plain_file().open(path).ok()?;
@@ -93,7 +93,7 @@ impl DiskCache {
         Some(compiled)
     }
 
-    /// Keeps what was compiled for the key, if it can.
+    /// Stores the compiled result for the key, if it can.
     pub(super) fn keep(&self, key: &CacheKey, compiled: &Compiled) {
         let entry = encode(key, compiled);
         if entry.len() as u64 > self.limit_bytes {
@@ -112,12 +112,12 @@ impl DiskCache {
         let new = self.folder.join(format!("{name}.{}.{number}", std::process::id()));
         let write = || {
             let mut file = system::private_file().open(&new)?;
-            // Not synchronized: what a crash cuts short is a miss.
+            // Not synchronized: an entry truncated by a crash is a miss.
             file.write_all(entry)?;
             fs::rename(&new, self.folder.join(name))
         };
         let written = write();
-        // One that is there was left by a process that had our number.
+        // An existing one was left by a process that had our process id.
         if written.is_err() {
             fs::remove_file(&new).ok();
         }
@@ -198,7 +198,7 @@ mod tests {
             names
         }
 
-        /// The next that is compiled replaces what is there.
+        /// The next compiled result replaces the entry.
         fn is_replaced(&self, key: &CacheKey) {
             assert!(self.0.find(key).is_none());
             self.0.keep(key, &compiled(100));
@@ -254,7 +254,7 @@ mod tests {
         assert!(aside.exists());
         fs::write(own.path(&a), b"").unwrap();
         own.is_replaced(&a);
-        // What cannot be replaced stays, and nothing new stays beside it.
+        // An entry that cannot be replaced stays, and nothing new is left beside it.
         fs::remove_file(own.path(&a)).unwrap();
         fs::create_dir(own.path(&a)).unwrap();
         own.0.keep(&a, &compiled(20));
@@ -281,7 +281,7 @@ mod tests {
         set(&own.0.folder, 0o755);
         let again = DiskCache::open(own.0.folder.clone(), LIMIT_BYTES).unwrap();
         assert!(again.find(&a).is_some());
-        // A file of another user's; for root, who can make one.
+        // A file of another user; only root can make one.
         if system::effective_user() == 0 {
             std::os::unix::fs::chown(own.path(&a), Some(65_534), None).unwrap();
             own.is_replaced(&a);
@@ -326,7 +326,7 @@ mod tests {
         assert!(own.0.find(&keys[0]).is_some(), "used now");
         own.0.keep(&keys[3], &compiled(800));
         assert_eq!(there(), [true, false, true, true]);
-        // What a process left that died while it wrote is an entry like any other.
+        // The file of a process that died while writing is an entry like any other.
         let left = own.0.folder.join(format!("{}.17.0", file_name(&keys[1])));
         fs::write(&left, [0; 800]).unwrap();
         let file = File::options().write(true).open(&left).unwrap();

@@ -101,7 +101,7 @@ macro_rules! __kernel {
             idents [$($idents)* $arg,] seen [$($seen)*] rest $rest
         }
     };
-    // what is no array
+    // not an array
     (@args [ $arg:ident : * $($more:tt)* ] $($state:tt)*) => {
         $crate::__kernel! {
             @wrong ["`", ::core::stringify!($arg), "` is a pointer: declare the array, as `&[T]`, `&mut [T]` or \
@@ -235,7 +235,7 @@ macro_rules! __kernel {
             @generic [$($meta)*] $vis $name $of $types
         }
         $(const _: () = {
-            // What the parameter stands for here.
+            // The type that the parameter stands for here.
             type $of = $type;
             $crate::__kernel! {
                 @impls [$name<$of>]
@@ -402,7 +402,7 @@ macro_rules! __kernel {
     }};
 }
 
-/// What a launch passes for an array, whose elements must be plain data.
+/// The type that a launch passes for an array, whose elements must be plain data.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __kernel_array {

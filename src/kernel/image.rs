@@ -12,7 +12,7 @@ pub struct Image {
     pub(super) instances: Vec<(String, String)>,
 }
 
-/// What an image's bytes are.
+/// The format of an image's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Ptx,
@@ -53,13 +53,13 @@ impl Image {
         Image::compiled(Form::Binary, bytes.into())
     }
 
-    /// What a compiler of this process wrote.
+    /// The output of a compiler in this process.
     pub(crate) fn compiled(form: Form, bytes: Cow<'static, [u8]>) -> Self {
         let name = "binary".to_owned();
         Image { name, form, bytes, instances: Vec::new() }
     }
 
-    /// Tells under which names the instances of templates are in the image.
+    /// Adds the names that the instances of templates have in the image.
     pub(crate) fn with_instances(mut self, instances: Vec<(String, String)>) -> Self {
         self.instances = instances;
         self

@@ -42,7 +42,7 @@ impl Core {
         Ok(())
     }
 
-    /// Checks what a block takes.
+    /// Checks a block's resources.
     #[inline]
     pub(super) fn check_block(&self, block_dim: [u32; 3], shared_mem_bytes: u32) -> Result<()> {
         let limits = self.engine.backend.limits();
@@ -81,7 +81,7 @@ impl Core {
         Ok(())
     }
 
-    /// Checks that what must be resident at once can be. Asks the driver then.
+    /// Checks that everything that must be resident at once can be. Only then queries the driver.
     #[inline]
     pub(super) fn check_resident(&self, config: &LaunchConfig) -> Result<()> {
         if config.is_cooperative() || config.has_clusters() {
@@ -112,7 +112,7 @@ impl Core {
         Ok(self.active_blocks(threads, grid.shared_mem_bytes)? * multiprocessors)
     }
 
-    /// Blocks of so many threads that a multiprocessor holds at once; 1 on a host device.
+    /// The number of blocks of this many threads that a multiprocessor holds at once; 1 on a host device.
     pub(super) fn active_blocks(&self, threads: u32, shared_mem_bytes: u32) -> Result<u32> {
         self.allow_shared_mem(shared_mem_bytes)?;
         let active =
@@ -123,7 +123,7 @@ impl Core {
     /// Lets the kernel have as much shared memory as there is, if it needs more than the default.
     #[inline]
     pub(super) fn allow_shared_mem(&self, dynamic_bytes: u32) -> Result<()> {
-        // The default of every device holds what the compiler let the kernel have of its own.
+        // Every device's default suffices for the kernel's static memory, which the compiler limits.
         if dynamic_bytes == 0 { Ok(()) } else { self.allow_dynamic_shared_mem(dynamic_bytes) }
     }
 

@@ -51,11 +51,11 @@ pub struct SliceMut2<'a, T> {
     element: PhantomData<&'a mut T>,
 }
 
-// SAFETY: what it reads is a `&[T]`'s.
+// SAFETY: it reads like a `&[T]`.
 unsafe impl<T: Sync> Send for Slice2<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Slice2<'_, T> {}
-// SAFETY: what it reads and writes is a `&mut [T]`'s.
+// SAFETY: it reads and writes like a `&mut [T]`.
 unsafe impl<T: Send> Send for SliceMut2<'_, T> {}
 // SAFETY: a shared one only reads.
 unsafe impl<T: Sync> Sync for SliceMut2<'_, T> {}
@@ -99,7 +99,7 @@ impl<T> SliceMut2<'_, T> {
     #[must_use]
     pub fn row(&self, row: usize) -> &[T] {
         let start = self.start.wrapping_add(offset(self.shape, row)).cast_const();
-        // SAFETY: as in `row_mut`; and nobody writes them while this is borrowed.
+        // SAFETY: as in `row_mut`; and nothing writes them while this is borrowed.
         unsafe { std::slice::from_raw_parts(start, self.shape.columns()) }
     }
 
@@ -109,8 +109,8 @@ impl<T> SliceMut2<'_, T> {
     /// If there is none of that number.
     pub fn row_mut(&mut self, row: usize) -> &mut [T] {
         let start = self.start.wrapping_add(offset(self.shape, row));
-        // SAFETY: it was made from memory with that many rows of that shape (`twin`), so that these
-        // elements are live and nobody else's for `'a`; and one row is borrowed at a time.
+        // SAFETY: it was made from memory with that many rows of that shape (`twin`), so these elements are
+        // live and exclusive for `'a`; and one row is borrowed at a time.
         unsafe { std::slice::from_raw_parts_mut(start, self.shape.columns()) }
     }
 
@@ -186,7 +186,7 @@ impl<T> Sealed for In2<T> {}
 impl<T: 'static> Param for In2<T> {
     type Shape = Shape2;
     type Twin<'a> = Slice2<'a, T>;
-    // SAFETY: the caller vouches for the memory, of which `rows` tells what was pushed.
+    // SAFETY: the caller vouches for the memory, whose shape `rows` returns.
     unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> Slice2<'a, T> {
         let (start, shape) = rows::<T>(args, index);
         Slice2 { start, shape, element: PhantomData }
@@ -210,7 +210,7 @@ macro_rules! written_rows {
         impl<T: 'static> Param for $marker<T> {
             type Shape = Shape2;
             type Twin<'a> = SliceMut2<'a, T>;
-            // SAFETY: the caller vouches for the memory, of which `rows` tells what was pushed.
+            // SAFETY: the caller vouches for the memory, whose shape `rows` returns.
             unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> SliceMut2<'a, T> {
                 let (start, shape) = rows::<T>(args, index);
                 SliceMut2 { start, shape, element: PhantomData }

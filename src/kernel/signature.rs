@@ -88,19 +88,18 @@ pub(super) const fn layout_of<T>() -> (usize, usize) {
     note = "parameters are numbers, `Value<T>` for plain data of yours, the arrays `In<T>`, `InOut<T>` and `Out<T>`, and `Flag`"
 )]
 pub trait Param: sealed::Sealed + 'static {
-    /// What a precondition sees: the value, or the [`Len`] of an array.
+    /// The type that a precondition sees: the value, or the [`Len`] of an array.
     type Shape: Clone + Debug + 'static;
-    /// What the host twin receives.
+    /// The type that the host twin receives.
     type Twin<'a>;
-    /// Size and alignment of what a launch passes, in bytes.
+    /// Size and alignment of the passed argument, in bytes.
     #[doc(hidden)]
     const LAYOUT: (usize, usize) = ADDRESS;
 
     /// Reads the argument for the twin.
     ///
-    /// # Safety
-    /// Argument `index` of `args` was pushed for this very type, its memory is live and nobody else
-    /// uses it (or only reads it, for [`In`]) for `'a`.
+    /// # Safety Argument `index` of `args` was pushed for this very type, its memory is live and exclusive
+    /// (or only read, for [`In`]) for `'a`.
     #[doc(hidden)]
     unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> Self::Twin<'a>;
 
@@ -131,7 +130,7 @@ pub trait Arg<'k, P: Param> {
     note = "a signature is a tuple of at most twelve parameters, `(InOut<f32>,)` for a single one"
 )]
 pub trait Signature: sealed::Sealed + Sized + 'static {
-    /// What preconditions see: a tuple of the arguments' shapes.
+    /// The types that preconditions see: a tuple of the arguments' shapes.
     type Shapes: Debug + 'static;
     #[doc(hidden)]
     fn describe(shapes: &Self::Shapes, names: &[&str]) -> String;

@@ -45,11 +45,11 @@ pub struct CudaSource {
     pub(super) options: Vec<String>,
     pub(super) architecture: Option<String>,
     pub(super) cubin: bool,
-    /// An option that nobody knows decides what it is compiled to.
+    /// An option may make the compiled result depend on something outside the source.
     pub(super) has_options: bool,
 }
 
-/// What a source is called that nobody named.
+/// The name of a source that was not given one.
 const UNNAMED: &str = "source.cu";
 
 impl CudaSource {
@@ -73,7 +73,7 @@ impl CudaSource {
         self
     }
 
-    /// Names the text, if nobody did.
+    /// Names the text, unless it has a name.
     pub(crate) fn or_named(self, name: &str) -> Self {
         if self.name == UNNAMED { self.named(name) } else { self }
     }

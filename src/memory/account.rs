@@ -29,10 +29,10 @@
 
 use smallvec::SmallVec;
 
-/// What every backend aligns and rounds to.
+/// The granularity to which every backend aligns and rounds.
 const GRAIN: u64 = 512;
 
-/// How many bytes a block for so many is, where it is never kept.
+/// The size of a block for this many bytes, if it is never cached.
 pub(crate) fn block(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(GRAIN).unwrap_or(bytes)
 }
@@ -62,7 +62,7 @@ impl Figures {
 pub(crate) struct Account {
     limit: u64,
     figures: Figures,
-    /// Rises when memory is given up, or comes free.
+    /// Rises when memory is freed by a buffer, or comes free.
     version: u64,
     /// The version at which the driver refused a block that fits, and its size.
     refused: Option<(u64, u64)>,
@@ -77,7 +77,7 @@ impl Account {
         Figures { used_peak: self.used_peak(), ..self.figures }
     }
 
-    /// A number that rises when memory is given up, or comes free.
+    /// A number that rises when memory is freed by a buffer, or comes free.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
@@ -99,12 +99,12 @@ impl Account {
         self.limit.saturating_sub(self.figures.held())
     }
 
-    /// What all but the buffers, and what is lost, may have.
+    /// The memory available to everything but buffers and leaks.
     pub(crate) fn most(&self) -> u64 {
         self.limit.saturating_sub(self.figures.allocated + self.figures.leaked)
     }
 
-    /// How much is missing for a block, given so much that was taken over.
+    /// How much is missing for a block, after this much was taken over.
     pub(crate) fn lacks(&self, block: u64, taken: u64) -> u64 {
         block.saturating_sub(taken).saturating_sub(self.room())
     }
@@ -175,7 +175,7 @@ impl Account {
         self.version += 1;
     }
 
-    /// Pending bytes will not come free: the driver refused, or nobody will see the end of their use.
+    /// Pending bytes will not come free: the driver refused, or the end of their use will never be known.
     pub(crate) fn leak(&mut self, bytes: u64) {
         self.peak();
         self.figures.pending -= bytes;
@@ -183,7 +183,7 @@ impl Account {
         self.version += 1;
     }
 
-    /// Notes the peak, in front of what makes it less.
+    /// Records the peak, before a decrease.
     fn peak(&mut self) {
         self.figures.used_peak = self.used_peak();
     }

@@ -28,10 +28,10 @@ use crate::runtime::stream_state::StreamHandle;
 use crate::runtime::{Engine, Point, Progress};
 use crate::thread::exit;
 
-/// The id of no stream: whoever asks in its name waits for every stream.
+/// The id of no stream: a use under this id waits for every stream.
 pub(crate) const NOBODY: u64 = 0;
 
-/// Every backend aligns allocations to at least so many bytes.
+/// The alignment of allocations that every backend guarantees, in bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
 
 /// Why a range is not worth reading.
@@ -42,8 +42,8 @@ pub(crate) struct Poison {
 }
 
 impl Poison {
-    /// What an operation leaves that failed with `error`; one of earlier data is handed on as it is, however many
-    /// operations it goes through.
+    /// The poison left by an operation that failed with `error`; an upstream failure is passed on unchanged,
+    /// however many operations it goes through.
     pub(crate) fn of(error: &Error, op: impl FnOnce() -> Arc<str>) -> Self {
         match error.detail() {
             ErrorDetail::Upstream { producer, cause, .. } => {
@@ -53,7 +53,7 @@ impl Poison {
         }
     }
 
-    /// What an operation gets that reads it.
+    /// The error of an operation that reads it.
     pub(crate) fn upstream(&self, op: Arc<str>) -> Error {
         let Poison { producer, cause } = self.clone();
         ErrorDetail::Upstream { op, producer, cause }.into()
@@ -82,14 +82,14 @@ pub(crate) fn check_content(
     }
 }
 
-/// Who used which part.
+/// The uses of each part.
 pub(crate) type AllocationHazards = Hazards<Arc<Progress>, Poison>;
 
 /// Whose memory an allocation is.
 enum Backing {
-    /// Of the device's pool: a block of so many bytes, made on a stream.
+    /// From the device's pool: a block of this size, allocated on a stream.
     Pool { home: MadeOn, block: u64 },
-    /// Somebody else's. The owner is there until the drop.
+    /// Adopted memory. The owner exists until the drop.
     Foreign { engine: Arc<Engine>, owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
 }
 
@@ -97,7 +97,7 @@ enum Backing {
 enum MadeOn {
     /// It is kept open, so that the memory is freed there.
     Open(Arc<StreamHandle>),
-    /// It may go: a graph has the memory, and nobody else.
+    /// Only a graph has the memory, so it may be released.
     Left { engine: Arc<Engine>, stream: Weak<StreamHandle> },
 }
 
@@ -107,16 +107,16 @@ pub(crate) struct Allocation {
     ptr: DevicePtr,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
-    /// What [`Hazards::only_user`] said of them last, or [`NOBODY`]; changed under their lock.
+    /// The last answer of [`Hazards::only_user`], or [`NOBODY`]; changed under their lock.
     only_user: AtomicU64,
-    /// Nobody writes it any more, and its readers on this device are not entered.
+    /// Nothing writes it any more, and its readers on this device are not tracked.
     frozen: AtomicBool,
-    /// The parts that lists of graphs will use again, whoever has the buffer; of each list by itself.
+    /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
     kept_by_graphs: Mutex<Vec<Range<u64>>>,
 }
 
-/// A share of memory of which launches of a graph use parts again and again: while it is there, nobody else gets those parts for uses
-/// that are not entered.
+/// A share of memory whose parts graph launches use repeatedly: while it exists, those parts are not available for untracked
+/// uses.
 pub(crate) struct KeptByGraph {
     memory: Arc<Allocation>,
     parts: Vec<Range<u64>>,
@@ -138,7 +138,7 @@ impl KeptByGraph {
         &self.memory
     }
 
-    /// Keeps the stream open no longer that the memory was made on, if nobody else has the memory.
+    /// Stops keeping open the stream that the memory was allocated on, if this is the only share.
     pub(crate) fn leave_stream(&mut self) {
         let Some(memory) = Arc::get_mut(&mut self.memory) else { return };
         if let Backing::Pool { home, .. } = &mut memory.backing
@@ -177,7 +177,7 @@ impl Allocation {
         Allocation::over(backing, ptr, bytes, Hazards::new(bytes, writer, content))
     }
 
-    /// Memory of somebody else's that the backend adopted, behind `writer`.
+    /// Adopted memory, behind `writer`.
     pub(crate) fn foreign(
         engine: &Arc<Engine>,
         ptr: DevicePtr,
@@ -197,7 +197,7 @@ impl Allocation {
         Allocation { backing, ptr, bytes, hazards, only_user, frozen, kept_by_graphs }
     }
 
-    /// What keeps memory of somebody else's.
+    /// The owner of adopted memory.
     pub(crate) fn owner(&mut self) -> Option<&mut (dyn Any + Send)> {
         match &mut self.backing {
             Backing::Pool { .. } => None,
@@ -205,8 +205,8 @@ impl Allocation {
         }
     }
 
-    /// Gives the memory up to the caller, with its owner if it is somebody else's: nobody frees it here. The caller
-    /// orders that behind every use.
+    /// Releases the memory to the caller, with its owner if it is adopted: nothing here frees it. The caller orders
+    /// that behind every use.
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
         let engine = self.engine().clone();
         let released = Backing::Foreign { engine: engine.clone(), owner: None };
@@ -236,7 +236,8 @@ impl Allocation {
     }
 
     pub(crate) fn freeze(&self) {
-        // ORDERING: Relaxed, here and below: whoever has a share got it from who froze it.
+        // ORDERING: Relaxed, here and below: every holder of a share received it from the thread that froze
+        // it.
         self.frozen.store(true, Ordering::Relaxed);
     }
 
@@ -282,7 +283,7 @@ impl Allocation {
         }
     }
 
-    /// Poisons what a ticket of a stream was the last to write.
+    /// Poisons the ranges whose last writer is a ticket of a stream.
     pub(crate) fn poison_written(&self, range: &Range<u64>, by: (u64, u64), poison: &Poison) {
         let mut hazards = self.hazards.lock();
         hazards.poison_written(range, by, poison);
@@ -299,7 +300,7 @@ impl Allocation {
         matches!(self.hazards.lock().unreadable(range), Some((_, Content::Poisoned { .. })))
     }
 
-    /// Poisons what an operation that failed would have written. `leaves_data`: it was never entered, and would have updated it.
+    /// Poisons the outputs of a failed operation. `leaves_data`: it was never entered, and would have updated the range.
     pub(crate) fn poison(&self, range: &Range<u64>, leaves_data: bool, poison: &Poison) {
         let mut hazards = self.hazards.lock();
         hazards.poison(range, leaves_data, poison);

@@ -22,7 +22,7 @@ pub(crate) const LARGEST: u64 = 1 << 20;
 
 const GRAIN: u64 = 512;
 
-/// How much is allocated where so many bytes are asked for; `None`: so many, and it is not kept.
+/// The allocation size for this many bytes; `None`: exactly that many, and the block is not cached.
 pub(crate) fn rounded(bytes: u64) -> Option<u64> {
     if bytes == 0 || bytes > LARGEST {
         return None;

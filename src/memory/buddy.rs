@@ -12,7 +12,7 @@
 //! 3. A request is refused only if no free block is large enough (`blocks_never_overlap`).
 #![forbid(unsafe_code)]
 
-/// What blocks are cut from: one huge page.
+/// The unit from which blocks are cut: one huge page.
 pub(crate) const SLAB_BYTES: usize = 2 << 20;
 /// The smallest block.
 pub(crate) const LEAST_BYTES: usize = 128;
@@ -25,7 +25,7 @@ const ROOT: usize = 1;
 pub(crate) struct Buddy {
     /// Node 1 is the slab, nodes `2n` and `2n + 1` are the halves of node `n`.
     largest: Box<[u8]>,
-    /// What the root holds: asked for more often than all others.
+    /// The root's value: read more often than all others.
     top: u8,
     free_bytes: usize,
 }
@@ -94,7 +94,7 @@ impl Buddy {
         left + self.count_below(2 * node + 1, wanted, most - left)
     }
 
-    /// Sets what is free at a node, and what its ancestors say.
+    /// Sets a node's largest free block, and updates its ancestors.
     fn set(&mut self, node: usize, largest: u8) {
         self.largest[node] = largest;
         let mut node = node / 2;
@@ -109,12 +109,12 @@ impl Buddy {
     }
 }
 
-/// What a node says if all of it is free: its order plus one.
+/// A node's value if all of it is free: its order plus one.
 fn whole(node: usize) -> u8 {
     (WHOLE + 1 - node.ilog2()) as u8
 }
 
-/// What a node says of a free block of so many bytes.
+/// A node's value for a free block of this many bytes.
 fn value(bytes: usize) -> u8 {
     ((bytes / LEAST_BYTES).ilog2() + 1) as u8
 }

@@ -28,7 +28,7 @@ use crate::error::Result;
 /// memory is freed with the last part. To share a buffer among readers, [`freeze`](Self::freeze) it.
 pub struct DeviceBuffer<T> {
     memory: Arc<Allocation>,
-    /// Where its part of the memory begins, which is nobody else's.
+    /// The start of its part of the memory, which is exclusive.
     start_bytes: u64,
     len: usize,
     element: PhantomData<T>,
@@ -45,7 +45,7 @@ impl<T: Element> DeviceBuffer<T> {
         &self.memory
     }
 
-    /// The allocation, if the buffer is all of it and nobody else has a share.
+    /// The allocation, if the buffer is all of it and holds the only share.
     pub(crate) fn memory_mut(&mut self) -> Option<&mut Allocation> {
         let all = self.span().range == (0..self.memory.bytes());
         Arc::get_mut(&mut self.memory).filter(|_| all)

@@ -30,7 +30,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::point::{Point, Track};
 
-/// What an operation does to a range.
+/// How an operation uses a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Read,
@@ -52,12 +52,12 @@ pub(crate) enum Content<P> {
     /// Allocated; nothing has written it.
     Unwritten,
     Valid,
-    /// What should have written it failed.
+    /// The operation that should have written it failed.
     Poisoned {
         by: P,
-        /// All of it was written before, and the failed operation would have updated it and was never entered: there is data to go
-        /// back to. (What was entered is the last writer, whether or not it reached the device: an earlier one whose failure is not
-        /// known yet is found here no more.)
+        /// All of it was written before, and the failed operation would have updated it and was never entered: there is data
+        /// to go back to. (An entered operation is the last writer, whether or not it reached the device; an earlier writer
+        /// whose failure is not known yet is then no longer recorded here.)
         has_data: bool,
     },
 }
@@ -115,7 +115,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         None
     }
 
-    /// The one stream that used the allocation, if all of it is worth reading: what comes next there waits for nothing.
+    /// The one stream that used the allocation, if all of it may be read: the next use there waits for nothing.
     pub(crate) fn only_user(&self) -> Option<u64> {
         let mut users = self.spans.iter().flat_map(|span| span.writer.iter().chain(&span.readers));
         let first = users.next()?.stream.id();
@@ -140,7 +140,8 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         self.change(range, |span| span.record(mode, stream, ticket));
     }
 
-    /// Marks a range as not worth reading. `leaves_data`: what failed was never entered, and would have updated it.
+    /// Marks a range as not readable. `leaves_data`: the failed operation was never entered, and would have updated
+    /// it.
     pub(crate) fn poison(&mut self, range: &Range<u64>, leaves_data: bool, poison: &P) {
         self.change(range, |span| {
             let has_data = leaves_data && span.content.has_data();
@@ -148,7 +149,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         });
     }
 
-    /// Makes what is poisoned and has data worth reading again.
+    /// Makes poisoned ranges that have data readable again.
     pub(crate) fn clear_poison(&mut self, range: &Range<u64>) {
         self.change(range, |span| {
             if span.content.has_data() {
@@ -164,7 +165,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         writers.any(|writer| (writer.stream.id(), writer.ticket) == by)
     }
 
-    /// Marks as not worth reading what a ticket of a stream was the last to write.
+    /// Marks the ranges whose last writer is a ticket of a stream as not readable.
     pub(crate) fn poison_written(&mut self, range: &Range<u64>, by: (u64, u64), poison: &P) {
         self.change(range, |span| {
             let writer = span.writer.as_ref();

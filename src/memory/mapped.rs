@@ -60,7 +60,7 @@ impl<T: Element> PinnedBuffer<T> {
         let engine = block.engine().clone();
         let ptr = if bytes > 0 { DevicePtr(self.device_ptr()) } else { DevicePtr::NULL };
         if bytes > 0 {
-            // SAFETY: the block is mapped for the device under that address, and what keeps it is dropped behind
+            // SAFETY: the block is mapped for the device under that address, and its keeper is dropped behind
             // the last use.
             unsafe { engine.backend.adopt(ptr, bytes) };
         }
@@ -86,7 +86,7 @@ impl<T: Element> Mapped<T> {
     }
 }
 
-/// What is read and borrowed as device memory is.
+/// Reads and borrows go to the device memory.
 impl<T> Deref for Mapped<T> {
     type Target = DeviceBuffer<T>;
 

@@ -20,14 +20,14 @@ pub(crate) struct Room<T> {
     filled: AtomicUsize,
 }
 
-/// A part of a [`Room`] that nobody has filled yet.
+/// A part of a [`Room`] that is not filled yet.
 pub(crate) struct Part<T> {
     room: Arc<Room<T>>,
     start: usize,
     len: usize,
 }
 
-/// A room, and what it consists of.
+/// A room, and its parts.
 pub(crate) type Parts<T> = (Arc<Room<T>>, Vec<Part<T>>);
 
 // SAFETY: the room owns its memory like a `Vec<T>`, and `T: Element` is `Send`.
@@ -72,8 +72,8 @@ impl<T: Element> Room<T> {
             return None;
         }
         let room = ManuallyDrop::new(room);
-        // SAFETY: pointer and capacity are those of the `Vec` that `in_parts` took apart, nobody
-        // else has them any more, and all `len` elements were written.
+        // SAFETY: pointer and capacity are those of the `Vec` that `in_parts` took apart, nothing else refers
+        // to them any more, and all `len` elements were written.
         Some(unsafe { Vec::from_raw_parts(room.start, room.len, room.capacity) })
     }
 }
@@ -102,9 +102,9 @@ impl<T: Element> Part<T> {
         assert_eq!(source.len(), self.len);
         // SAFETY: `start + len` is within the room's capacity, as `in_parts` cut it.
         let to = unsafe { self.room.start.add(self.start) };
-        // SAFETY: `to` has room for `len` elements that no other part has (invariant 1), and nobody
-        // reads before all are written. The source is a slice of other memory: the room was never
-        // behind a reference.
+        // SAFETY: `to` has room for `len` elements that no other part has (invariant 1), and nothing reads
+        // before all are written. The source is a slice of other memory: the room was never behind a
+        // reference.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to, self.len) };
         // ORDERING: Relaxed: the drop of this part's share of the room orders it.
         self.room.filled.fetch_add(self.len, Ordering::Relaxed);

@@ -41,15 +41,15 @@ use crate::error::{ErrorDetail, Result};
 /// ```
 pub struct PinnedBuffer<T> {
     block: Arc<PinnedBlock>,
-    /// What it has of the block, in bytes, and nobody else: at least `len` elements, from an element's place.
+    /// Its exclusive part of the block, in bytes: at least `len` elements, aligned for an element.
     room: Range<usize>,
     len: usize,
     element: PhantomData<T>,
 }
 
 impl<T: Element> PinnedBuffer<T> {
-    /// Memory for a copy that overwrites all of it before anybody may look: it holds what whoever had
-    /// it before left there.
+    /// Memory for a copy that overwrites all of it before it can be read: until then it holds an earlier
+    /// user's data.
     pub(crate) fn new(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
         Ok(PinnedBuffer::over(pool.get(bytes_of::<T>(len)?)?, len))
     }
@@ -61,7 +61,7 @@ impl<T: Element> PinnedBuffer<T> {
         PinnedBuffer { block, room, len, element: PhantomData }
     }
 
-    /// [`new`](Self::new) for users: zeros, whatever whoever had the memory before left there.
+    /// [`new`](Self::new) for users: zeroed, so that an earlier user's data does not show.
     pub(crate) fn zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
         let mut fresh = PinnedBuffer::new(pool, len)?;
         bytemuck::fill_zeroes(&mut fresh);
@@ -70,7 +70,7 @@ impl<T: Element> PinnedBuffer<T> {
 
     /// [`zeroed`](Self::zeroed) if the pool has such memory and clearing it is quick.
     pub(crate) fn pooled_zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Option<Self>> {
-        // What is cut from slabs takes as long to clear as a wake-up.
+        // Clearing memory cut from slabs takes no longer than a wake-up.
         if bytes_of::<T>(len)? > MOST_CUT_BYTES {
             return Ok(None);
         }
@@ -247,8 +247,8 @@ impl PinnedFlag {
 
     fn word(&self) -> &AtomicU32 {
         let word: *mut u32 = self.block.host().0 as *mut u32;
-        // SAFETY: the block is mapped for as long as `self.block` lives, aligned to 128 bytes, and
-        // everybody accesses it as one atomic word.
+        // SAFETY: the block is mapped for as long as `self.block` lives, aligned to 128 bytes, and every
+        // access to it is as one atomic word.
         unsafe { AtomicU32::from_ptr(word) }
     }
 }

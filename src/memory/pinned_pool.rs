@@ -117,8 +117,8 @@ impl PinnedPool {
         (reserved as u64, (reserved - state.free_bytes()) as u64)
     }
 
-    /// Gives mappings back of which nothing is in use, until at most `keep_bytes` are mapped or none
-    /// is left; returns how many bytes went. Waits for what runs on a GPU.
+    /// Unmaps unused mappings until at most `keep_bytes` are mapped or none is left; returns the number of
+    /// bytes returned. Waits for everything that runs on a GPU.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let unused =
             self.state.lock().take_unused(usize::try_from(keep_bytes).unwrap_or(usize::MAX));
@@ -136,7 +136,7 @@ impl PinnedPool {
     /// A block of at least `bytes`. Maps and registers memory where the pool has none: 0.2 to 6 ms
     /// a mebibyte on an H200.
     pub(crate) fn get(self: &Arc<Self>, bytes: usize) -> Result<Arc<PinnedBlock>> {
-        // Also where the pool has some: that a call works must not depend on what others used.
+        // Even if the pool has memory: whether a call works must not depend on earlier uses.
         role::check("taking pinned memory")?;
         let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
         loop {
@@ -206,7 +206,7 @@ impl PinnedPool {
         }
     }
 
-    /// Makes a slab, unless whoever made one before made it needless.
+    /// Makes a slab, unless the previous caller's slab made it unnecessary.
     fn grow(&self, is_needed: impl FnOnce(&Slabs) -> bool) -> Result<()> {
         let _registers = self.registers.lock();
         if is_needed(&self.state.lock()) {
@@ -279,7 +279,7 @@ impl PinnedBlock {
 
 impl LentBlock for PinnedBlock {
     fn quarantine(&self) {
-        // ORDERING: Relaxed: read when nobody has the block any more.
+        // ORDERING: Relaxed: read when nothing holds the block any more.
         self.quarantined.store(true, Ordering::Relaxed);
     }
 }
@@ -288,7 +288,7 @@ impl Drop for PinnedBlock {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         if *self.quarantined.get_mut() {
-            // Nobody gets it again, and the pool's drop leaves it mapped.
+            // It is never lent again, and the pool's drop leaves it mapped.
             state.has_quarantined = true;
         } else {
             state.put(self.raw);
@@ -301,7 +301,7 @@ impl Drop for PinnedPool {
         let state = self.state.get_mut();
         let (mappings, has_quarantined) = (state.take_all(), state.has_quarantined);
         if has_quarantined || self.engine.lost().is_some() || crate::thread::exit::begun() {
-            // The device may still write; nobody may get this memory again.
+            // The device may still write; this memory must never be reused.
             std::mem::forget(mappings);
             return;
         }

@@ -6,7 +6,7 @@
 /// A stream, as far as a point needs to know it: the stream itself, or how far it is.
 pub(crate) trait Track: Clone {
     fn id(&self) -> u64;
-    /// Whether `ticket` is known to be complete: what comes after it waits for nothing then.
+    /// Whether `ticket` is known to be complete: later work then waits for nothing.
     fn is_complete(&self, ticket: u64) -> bool;
 }
 

@@ -58,7 +58,7 @@ impl<T> RawSlice<T> {
             return &[];
         }
         // SAFETY: the range was made of a buffer of `T`, whose elements accept any bits; the caller runs where
-        // the memory is live, lets nobody write it, and chose a lifetime that ends there.
+        // the memory is live, keeps it unwritten, and chose a lifetime that ends there.
         unsafe { std::slice::from_raw_parts(self.ptr.0 as *const T, self.len) }
     }
 
@@ -72,7 +72,7 @@ impl<T> RawSlice<T> {
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: as above; the caller lets nobody else touch the memory.
+        // SAFETY: as above; the caller keeps the memory exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.0 as *mut T, self.len) }
     }
 }

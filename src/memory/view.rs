@@ -93,7 +93,7 @@ pub(super) mod sealed {
 }
 
 impl<'a, T: Element> View<'a, T> {
-    /// Of elements that lie there. Uses of memory that nobody writes any more are not tracked.
+    /// A view of elements at a place. Uses of frozen memory are not tracked.
     pub(super) fn new(
         memory: &'a Arc<Allocation>,
         start_bytes: u64,
@@ -180,18 +180,18 @@ impl<'a, T: Element> View<'a, T> {
 }
 
 impl<'a, T: Element> ViewMut<'a, T> {
-    /// Of elements that lie there, and are nobody else's.
+    /// A view of elements at a place that is exclusive.
     pub(super) fn new(memory: &'a Arc<Allocation>, start_bytes: u64, len: usize) -> Self {
         ViewMut { memory, start_bytes, len, tracked: true, element: PhantomData }
     }
 
-    /// Of the elements of a range that nobody else has.
+    /// A view of the elements of an exclusive range.
     pub(crate) fn over(span: Span<'a>, len: usize) -> Self {
         let Span { memory, range, tracked } = span;
         ViewMut { memory, start_bytes: range.start, len, tracked, element: PhantomData }
     }
 
-    /// Its range: nobody uses it while this is used.
+    /// Its range: exclusive while this is used.
     pub(crate) fn whole(&self) -> Span<'a> {
         span::<T>(self.memory, self.start_bytes, self.len, self.tracked)
     }
@@ -370,7 +370,7 @@ pub(super) fn checked(range: impl RangeBounds<usize>, len: usize) -> Result<Rang
     checked_of(range, len, "elements")
 }
 
-/// The range, if it lies within `len` of what `unit` says.
+/// The range, if it lies within `len` of `unit`.
 pub(super) fn checked_of(
     range: impl RangeBounds<usize>,
     len: usize,

@@ -325,7 +325,7 @@ impl<'a, T: Element> ViewMut2<'a, T> {
         Ok((self.at(left.0, left.1), self.at(right.0, right.1)))
     }
 
-    /// The part of that shape, so many elements behind the begin. Whoever asks takes parts that are disjoint.
+    /// The part of that shape, `start` elements behind the beginning. The caller takes disjoint parts.
     fn at<'b>(&self, start: usize, shape: Shape2) -> ViewMut2<'b, T>
     where
         'a: 'b,

@@ -40,7 +40,7 @@ impl<T: Element> DeviceBuffer<T> {
         }
     }
 
-    /// What has to be complete until all of the buffer can be read.
+    /// The points that must be complete before all of the buffer can be read.
     fn writers(&self) -> Result<Vec<Point>> {
         let all = self.span();
         all.memory.engine().check_open()?;
@@ -58,7 +58,7 @@ impl<T: Element> DeviceBuffer<T> {
     }
 }
 
-/// Refuses, in the name of `op`, what is not worth reading.
+/// Rejects, in the name of `op`, memory that must not be read.
 pub(super) fn check(op: &'static str, memory: &Span<'_>) -> Result<()> {
     let mut footprint = Footprint::new(op);
     footprint.reads(memory);

@@ -57,7 +57,7 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
         HostFn { cell: self.cell.clone(), engine: self.engine.clone() }
     }
 
-    /// The function that the driver calls with what [`lend`](Self::lend) returned.
+    /// The function that the driver calls with the pointer that [`lend`](Self::lend) returned.
     pub(crate) fn callback(&self) -> HostCallback {
         call::<F, R>
     }
@@ -67,14 +67,14 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
         Arc::into_raw(self.cell().clone()).cast_mut().cast()
     }
 
-    /// After the driver refused what [`lend`](Self::lend) made: lets go of the function, which will not
-    /// run. The cell is leaked: the driver may report an earlier failure and call all the same.
+    /// Called after the driver refused the pointer of [`lend`](Self::lend): drops the function, which will
+    /// not run. The cell is leaked: the driver may report an earlier failure and call all the same.
     pub(crate) fn refused(&self) {
         let function = self.cell().function.lock().take();
         self.let_go(function);
     }
 
-    /// The result, after the stream was there. Goes on with the function's panic.
+    /// The result, after the stream has called the function. Resumes the function's panic.
     pub(crate) fn result(&self) -> R {
         let result = self.cell().result.lock().take();
         match result {
@@ -93,7 +93,7 @@ impl<F: Send + 'static, R: Send + 'static> Callback for HostFn<F, R> {
 }
 
 impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
-    /// Drops what is the user's, off the driver's thread.
+    /// Drops a user's value off the driver's thread.
     fn let_go(&self, value: impl Send + 'static) {
         match self.engine.upgrade() {
             Some(engine) => engine.let_go(value),
@@ -111,7 +111,8 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
 
 impl<F: Send + 'static, R: Send + 'static> Drop for HostFn<F, R> {
     fn drop(&mut self) {
-        // The last share has what nobody took, and may go in a host function: this one, or another.
+        // The last share holds the values that were never taken, and may be dropped in a host function: this
+        // one, or another.
         if let Some(cell) = self.cell.take().and_then(Arc::into_inner) {
             self.let_go(cell);
         }
@@ -123,8 +124,8 @@ unsafe extern "C" fn call<F: FnOnce() -> R + Send + 'static, R: Send + 'static>(
     let _role = role::enter(Role::HostFn);
     // SAFETY: `lend` made this share for this very type, and the driver calls at most once.
     let cell = unsafe { Arc::from_raw(data.cast_const().cast::<Cell<F, R>>()) };
-    // One share is lent until this has returned. The loss of the device drops that one: then this may be the
-    // last, which takes what is left to a thread of its own.
+    // One share is lent until this has returned. The loss of the device drops that one; this may then be the
+    // last, which moves the remaining values to a thread of its own.
     let share = HostFn { cell: Some(cell), engine: Weak::new() };
     let function = share.cell().function.lock().take();
     if let Some(function) = function {

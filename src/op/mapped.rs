@@ -59,7 +59,7 @@ impl<T: Element> Mapped<T> {
         }
     }
 
-    /// What has to be complete until the host may have it, for `op`.
+    /// The points that must be complete before the host may have it, for `op`.
     fn uses(&self, op: &'static str) -> Result<Vec<Point>> {
         let all = self.span();
         all.memory.engine().check_open()?;

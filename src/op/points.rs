@@ -124,7 +124,7 @@ impl Point {
     fn poll(&self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
         match self.stream.stream() {
             Some(stream) => stream.poll_ticket(self.ticket, wait, cx),
-            // What it waited with went with the stream.
+            // Its wait state was dropped with the stream.
             None => {
                 wait.forget_gone(self.stream.device());
                 Poll::Ready(self.stream.outcome(self.ticket))

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::memory::buffer::DeviceBuffer;
 
-/// What an operation resolves with.
+/// The value that an operation resolves with.
 pub(crate) enum HostValue<T> {
     /// Known since the submission.
     Here(T),
@@ -13,7 +13,7 @@ pub(crate) enum HostValue<T> {
     Later(Box<dyn Late<T> + Send>),
 }
 
-/// A value that is there when the operation is complete.
+/// A value that exists once the operation is complete.
 pub(crate) trait Late<T> {
     fn take(self: Box<Self>) -> Result<T>;
 
@@ -23,11 +23,11 @@ pub(crate) trait Late<T> {
     /// The value, if it is known, with its proof put to others.
     fn unproved(self: Box<Self>, proofs: &mut Vec<Proof>) -> Option<T>;
 
-    /// The proofs alone: nobody wants the value.
+    /// The proofs alone: the value is not wanted.
     fn proofs(self: Box<Self>) -> Vec<Proof>;
 }
 
-/// What is known of an operation only when it is complete.
+/// A check that is possible only when the operation is complete.
 pub(crate) type Proof = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// A value that is good if every proof succeeds.
@@ -140,7 +140,7 @@ impl<T> HostValue<T> {
         }
     }
 
-    /// What has to be good of it, without the value, which is dropped.
+    /// Its proofs, without the value, which is dropped.
     pub(super) fn proofs(self) -> Vec<Proof> {
         match self {
             HostValue::Here(_) => Vec::new(),

@@ -81,8 +81,8 @@ impl DlpackConsumer {
             (_, Some(stream)) if stream < 0 => return refused(stream, "no stream"),
             (_, Some(stream)) => stream as u64,
         };
-        // SAFETY: the caller's promise; what the export puts on the stream is marked at once, as on any stream
-        // that others use, so that nobody needs it afterwards.
+        // SAFETY: the caller's promise; the export marks its work at once, as on any shared stream, so the
+        // stream is not needed afterwards.
         Ok(DlpackConsumer::Stream(unsafe { Stream::from_raw(device, handle, ()) }?))
     }
 }
@@ -148,7 +148,7 @@ impl<T: DlpackElement> PinnedBuffer<T> {
     }
 }
 
-/// Memory of ours that a tensor may have.
+/// Memory that a tensor can own.
 trait Exportable: Sized + Send + 'static {
     const DATA_TYPE: DLDataType;
 
@@ -159,7 +159,7 @@ trait Exportable: Sized + Send + 'static {
 
     /// Has the stream wait for every use so far.
     fn order(&mut self, stream: &Stream) -> Result<()>;
-    /// Refuses what is not worth reading.
+    /// Rejects memory that must not be read.
     fn check(&self) -> Result<()>;
     /// Blocks until every use so far is complete.
     fn synchronize(&self) -> Result<()>;
@@ -250,7 +250,7 @@ impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
     }
 }
 
-/// What an exported tensor has until its deleter is called.
+/// The resources of an exported tensor until its deleter is called.
 struct Exported<M: Exportable> {
     /// There until the drop.
     memory: Option<M>,
@@ -279,7 +279,7 @@ impl<M: Exportable> Drop for Exported<M> {
                 engine.retire(Remnant::Foreign { ptr, bytes, owner }, users);
             }
             Err(_) if engine.lost().is_some() => {}
-            // Nobody knows yet when the consumer's work is complete: what is marked later is behind it as well.
+            // It is unknown when the consumer's work is complete: a later mark is behind it as well.
             Err(_) => {
                 let again = Exported { memory: Some(memory), under_way_on: Some(home.clone()) };
                 engine.drop_again(Box::new(again));
@@ -288,7 +288,7 @@ impl<M: Exportable> Drop for Exported<M> {
     }
 }
 
-/// A tensor that is exported, in one piece with what it points to.
+/// An exported tensor, in one allocation with everything it points to.
 struct ExportedTensor<M: Exportable> {
     managed: DLManagedTensorVersioned,
     axes: Box<[i64]>,
@@ -331,13 +331,14 @@ fn export<M: Exportable>(
     tensor.managed.dl_tensor.shape = shape.as_mut_ptr();
     tensor.managed.dl_tensor.strides = strides.as_mut_ptr();
     let whole: *mut ExportedTensor<M> = tensor;
-    // SAFETY: it was leaked a moment ago, and nobody else has it.
+    // SAFETY: it was leaked just above, and nothing else refers to it.
     let managed = unsafe { &mut (*whole).managed };
     managed.manager_ctx = whole.cast();
     Ok(DlpackTensor { managed: Managed::Versioned(NonNull::from(managed)) })
 }
 
-/// Orders the consumer behind what uses the memory. Returns the device, if it may use it until then and later.
+/// Orders the consumer behind all uses of the memory. Returns the device, unless the consumer's uses are
+/// complete when it calls the deleter.
 fn hand_over<M: Exportable>(
     memory: &mut M,
     shape: &[usize],
@@ -352,7 +353,7 @@ fn hand_over<M: Exportable>(
         DlpackConsumer::Unordered => memory.check().map(|()| None),
         DlpackConsumer::Synchronized => memory.synchronize().map(|()| None),
         DlpackConsumer::Stream(stream) => {
-            // Before `order`, which would poison what it refuses.
+            // Before `order`, which would poison the outputs of a refused operation.
             memory.check()?;
             let (ours, theirs) = (memory.engine(), stream.engine());
             if ours.id != theirs.id {

@@ -32,7 +32,7 @@ pub(super) enum Managed {
 
 // SAFETY: DLPack's deleters may be called on any thread, and nothing else of the producer's is called.
 unsafe impl Send for DlpackTensor {}
-// SAFETY: a shared one only reads its description, which nobody changes.
+// SAFETY: through a shared reference only its description is read, which never changes.
 unsafe impl Sync for DlpackTensor {}
 
 impl DlpackTensor {
@@ -183,7 +183,7 @@ impl DlpackTensor {
         if let Some(strides) = self.strides().filter(|_| len > 0) {
             let expected = row_major(shape);
             let axes = shape.iter().zip(strides).zip(&expected);
-            // Nobody steps along an axis of one element.
+            // The stride of an axis with one element does not matter.
             if axes.into_iter().any(|((extent, found), expected)| *extent > 1 && found != expected)
             {
                 let (shape, strides) = (shape.to_vec(), strides.to_vec());
@@ -203,7 +203,7 @@ impl Drop for DlpackTensor {
             Managed::Versioned(tensor) => {
                 // SAFETY: `from_raw` was promised that it lives until its deleter is called.
                 if let Some(deleter) = unsafe { tensor.as_ref() }.deleter {
-                    // SAFETY: nobody else calls it, and it is called once: what has the tensor drops once.
+                    // SAFETY: only this calls it, and once: the tensor's holder drops once.
                     unsafe { deleter(tensor.as_ptr()) };
                 }
             }
@@ -236,7 +236,7 @@ fn wrap<L>(tensor: DlpackTensor, layout: impl FnOnce(DLTensor, *mut c_void) -> L
     let dl_tensor = DLTensor { data, device, ndim, dtype, shape, strides, byte_offset };
     let whole = Box::into_raw(Box::<Wrapped<L>>::new_uninit()).cast::<Wrapped<L>>();
     let layout = layout(dl_tensor, whole.cast());
-    // SAFETY: the memory is a box of that type that nobody else has.
+    // SAFETY: the memory is a box of that type with no other user.
     unsafe { whole.write(Wrapped { layout, tensor: ManuallyDrop::new(tensor) }) };
     // SAFETY: as above, and initialized.
     NonNull::from(unsafe { &mut (*whole).layout })
@@ -294,8 +294,7 @@ pub(super) fn row_major(shape: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// # Safety
-/// There are so many.
+/// # Safety There are that many.
 unsafe fn axes<'a>(first: *mut i64, ndim: i32) -> &'a [i64] {
     match usize::try_from(ndim) {
         Ok(ndim) if ndim > 0 && !first.is_null() => {

@@ -3,15 +3,15 @@
 
 use crate::backend::cuda::nvrtc::Compiled;
 
-/// What an entry begins with; the number is the format's.
+/// The start of an entry; the number is the format's version.
 const MAGIC: &[u8] = b"gpu-await compiled 1\n";
 
-/// Everything that decides what a compiler makes.
+/// Everything that determines the compiler's output.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::kernel) struct CacheKey(Vec<u8>);
 
 impl CacheKey {
-    /// `fields` in an order that tells what is what, with the lengths of lists among them.
+    /// `fields` in an order that is unambiguous, with the lengths of lists among them.
     pub(in crate::kernel) fn new<'a>(fields: impl IntoIterator<Item = &'a [u8]>) -> CacheKey {
         let mut key = Vec::new();
         fields.into_iter().for_each(|field| put(&mut key, field));
@@ -41,7 +41,7 @@ fn sealed(mut fields: Vec<u8>) -> Vec<u8> {
     fields
 }
 
-/// What is in a whole entry of this key.
+/// The contents of a whole entry of this key.
 pub(super) fn decode(entry: &[u8], key: &CacheKey) -> Option<Compiled> {
     let (fields, end) = entry.split_last_chunk()?;
     if hash(fields) != u64::from_le_bytes(*end) {

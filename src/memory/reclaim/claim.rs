@@ -47,12 +47,11 @@ use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, MarkedPoint, Point, Retired, UserList};
 use crate::thread::role;
 
-/// How long an allocation waits for memory that is there, and that another thread moves, or keeps from
-/// being waited for, in a call of its own: such calls are over in microseconds, unless that thread waits
-/// for a core.
+/// How long an allocation waits for memory that exists, and that another thread's call is moving or keeping
+/// locked: such calls take microseconds, unless that thread waits for a core.
 const BACKOFF_MOST: Duration = Duration::from_millis(100);
 
-/// What is left of it; it runs from the first pause on.
+/// The remaining time; it runs from the first pause on.
 #[derive(Default)]
 pub(crate) struct Backoff {
     end: Option<Instant>,
@@ -89,11 +88,11 @@ pub(crate) struct Claim<'l> {
     behind: Option<EventHandle>,
     /// How much of the account's pending bytes the block was claimed from.
     claimed: Option<u64>,
-    /// Whether a stream whose frees the driver may not know was in somebody's hands.
+    /// Whether a stream with possibly unsubmitted frees was locked by another thread.
     missed: bool,
 }
 
-/// A block that was taken over, and who used it.
+/// A block that was taken over, and its users.
 struct Taken {
     ptr: DevicePtr,
     bytes: u64,
@@ -101,11 +100,10 @@ struct Taken {
 }
 
 impl<'l> Claim<'l> {
-    /// Memory for a buffer of so many bytes; `None` if there is not enough. `forced` if the driver
-    /// refused what fits: as much as the whole is then taken over.
+    /// Memory for a buffer of this many bytes; `None` if there is not enough. `forced` if the driver refused
+    /// a block that should fit: as much as the whole is then taken over.
     ///
-    /// # Errors
-    /// A thread that may not call the driver; a device that is lost or closed.
+    /// # Errors The thread may not call the driver; the device is lost or closed.
     pub(crate) fn new(
         stream: &'l Arc<StreamState>,
         bytes: u64,
@@ -122,7 +120,7 @@ impl<'l> Claim<'l> {
         role::check("allocating device memory")?;
         let mut backoff = Backoff::default();
         let mut is_given_up = false;
-        // Nobody uses it now; asked for once an allocation.
+        // Graphs that are not running; asked once per allocation.
         let mut of_graphs =
             || !std::mem::replace(&mut is_given_up, true) && engine.graph_memory.give_up();
         loop {
@@ -136,7 +134,7 @@ impl<'l> Claim<'l> {
                     claim = Claim::of_nothing_yet(stream, bytes);
                     continue;
                 }
-                // Nobody's memory is touched in vain.
+                // No memory is taken in vain.
                 return Ok(None);
             }
             engine.look_everywhere();
@@ -150,7 +148,7 @@ impl<'l> Claim<'l> {
             if settled {
                 return Ok(Some(claim));
             }
-            // It puts back what it took: not under the lock.
+            // Its drop puts back the blocks: not under the lock.
             drop(claim);
             // Another thread may hold the missing memory, or the lock of a stream to wait for.
             let may_come = !forced && engine.is_there(stream, block(bytes)) && backoff.pause();
@@ -190,7 +188,7 @@ impl<'l> Claim<'l> {
         let _ = engine.account.lock().claim(0, 0);
     }
 
-    /// What the buffer is to have.
+    /// The size of the buffer.
     pub(crate) fn asked(&self) -> u64 {
         self.asked
     }
@@ -210,7 +208,7 @@ impl<'l> Claim<'l> {
         self.ptr
     }
 
-    /// What the stream must wait for first.
+    /// The points that the stream must wait for first.
     pub(crate) fn take_waits(&mut self) -> SmallVec<[MarkedPoint; 1]> {
         std::mem::take(&mut self.waits)
     }
@@ -220,10 +218,9 @@ impl<'l> Claim<'l> {
         self.behind.as_ref()
     }
 
-    /// Frees what was taken over; the caller puts each free on the stream.
+    /// Frees the blocks taken over; the caller puts each free on the stream.
     ///
-    /// # Errors
-    /// A free is refused: its block is counted as leaked.
+    /// # Errors A free is refused: its block is counted as leaked.
     pub(crate) fn free_blocks(
         &mut self,
         free: impl Fn(DevicePtr) -> DriverResult<()>,
@@ -268,7 +265,7 @@ impl<'l> Claim<'l> {
         }
     }
 
-    /// Claims the block of what was taken and of fresh memory; false if that is not enough.
+    /// Claims the block from taken and fresh memory; false if that is not enough.
     fn settle(&mut self) -> bool {
         self.freed += self.stream.take_freed(self.block.saturating_sub(self.taken()), None);
         let taken = self.taken();
@@ -337,7 +334,8 @@ impl<'l> Claim<'l> {
                 }
             }
         }
-        // Somebody had the lock for a moment, perhaps the poller, and served the wish for a marker.
+        // The lock was held for a moment, perhaps by the poller, whose release served the request for a
+        // marker.
         for candidate in missed {
             if self.lacks(forced) > 0 {
                 self.try_to_take(&candidate, forced);
@@ -404,7 +402,7 @@ impl<'l> Claim<'l> {
         }
     }
 
-    /// Gives what was taken over and not used to the stream, which is behind its frees.
+    /// Gives excess memory that was taken over to the stream, which is behind its frees.
     fn put_rest(&mut self) {
         let taken = self.taken();
         self.moved.clear();

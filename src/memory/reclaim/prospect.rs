@@ -24,7 +24,7 @@ use crate::runtime::{Engine, Retired, UserList};
 pub(crate) struct Candidate {
     pub(crate) from: From,
     pub(crate) bytes: u64,
-    /// What other streams have to reach first.
+    /// The points that other streams have to reach first.
     pub(crate) waits: UserList,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Outlook {
     pub(crate) figures: Figures,
     /// Within the limit.
     pub(crate) room: u64,
-    /// What streams keep and still use.
+    /// Cached memory that is still in use.
     pub(crate) kept_in_use: u64,
     /// Whether the driver refused such a block, and no memory moved since.
     pub(crate) driver_refused: bool,
@@ -56,15 +56,15 @@ pub(crate) struct Outlook {
 pub(crate) enum Prospect {
     /// It fits.
     Fits,
-    /// It will fit when some of these are complete, or when somebody gives memory up.
+    /// It will fit when some of these are complete, or when a buffer is dropped.
     Later(UserList),
-    /// Only what buffers have could make it fit.
+    /// Only dropping buffers could make it fit.
     Never,
 }
 
 impl Engine {
-    /// What could be taken over by `stream`, and what it has to wait for; all that is pending or kept, but
-    /// for what was freed on `stream` in order.
+    /// The memory that `stream` could take over, with the waits that it needs: everything pending or cached,
+    /// except what was freed on `stream` in order.
     pub(crate) fn candidates(
         &self,
         streams: &[Arc<StreamState>],
@@ -73,7 +73,7 @@ impl Engine {
         let mut candidates = Vec::new();
         for other in streams {
             if other.progress().waits_for_others() {
-                // A stuck stream leaks here what nobody may wait for.
+                // A stuck stream leaks the memory here, since waiting for it would never end.
                 other.collect_freed();
             }
             let own = other.id() == stream.id();
@@ -118,8 +118,8 @@ impl Engine {
         Candidate { from, bytes: retired.what.bytes(), waits }
     }
 
-    /// Whether `stream` could have a block that it did not get a moment ago: of what it may take over, and of
-    /// what is in somebody's hands.
+    /// Whether `stream` could now have a block that it did not get a moment ago, counting memory that it may
+    /// take over and memory that another thread is moving.
     pub(crate) fn is_there(&self, stream: &Arc<StreamState>, block: u64) -> bool {
         let streams = self.streams();
         let _pressing = self.pressing.lock();
@@ -135,11 +135,10 @@ impl Engine {
         account.lacks(block, usable + in_hand) == 0
     }
 
-    /// How things stand for a buffer of so many bytes on `stream`. What the driver refused does not fit
-    /// until memory moves, whatever the account says: its pool does not join what streams have yet to
-    /// free. Where it refused though memory that was never given out is enough by all figures, what may
-    /// come back helps only if it is enough alone. `within_reach` is what the device can give in all,
-    /// whatever the limit is.
+    /// The outlook for a buffer of this many bytes on `stream`. A size that the driver refused does not fit
+    /// until memory moves, whatever the account says: its pool does not merge memory that streams have yet to
+    /// free. If it refused although never-allocated memory suffices by all figures, returning memory helps
+    /// only if it is enough alone. `within_reach` is all that the device can give, whatever the limit is.
     pub(crate) fn outlook(
         &self,
         stream: &Arc<StreamState>,
@@ -189,7 +188,7 @@ impl Engine {
                 None => waits.push(used),
             }
         }
-        // The ticket behind a free may not be there yet: what is in front of it will do.
+        // The ticket behind a free may not be issued yet: the one before it will do.
         for used in &mut waits {
             used.ticket = used.ticket.min(used.stream.submitted());
         }
@@ -197,7 +196,7 @@ impl Engine {
     }
 }
 
-/// A future's registration with those who wait for memory.
+/// A future's registration as a waiter for memory.
 pub(crate) struct Reclaimer {
     engine: Arc<Engine>,
     key: usize,
@@ -208,7 +207,7 @@ impl Reclaimer {
         Reclaimer { engine: engine.clone(), key: engine.reclaimers.enter() }
     }
 
-    /// What rises when memory moves.
+    /// Rises when memory moves.
     pub(crate) fn version(&self) -> u64 {
         self.engine.account.lock().version()
     }

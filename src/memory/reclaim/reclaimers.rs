@@ -19,7 +19,7 @@ pub(crate) struct Reclaimers {
 }
 
 impl Reclaimers {
-    /// Whether anybody waits.
+    /// Whether any future waits.
     pub(crate) fn are_there(&self) -> bool {
         // ORDERING: SeqCst, here and below, see the invariant.
         self.count.load(Ordering::SeqCst) > 0
@@ -51,7 +51,7 @@ impl Reclaimers {
         drop(waker);
     }
 
-    /// The wakers of those who saw an older version, for the caller to wake.
+    /// The wakers of futures that saw an older version, for the caller to wake.
     pub(crate) fn take_older(&self, version: u64) -> Vec<Waker> {
         let mut waiting = self.waiting.lock();
         let older = waiting.iter_mut().filter(|(_, (seen, _))| *seen < version);

@@ -9,11 +9,11 @@ use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
 use crate::memory::point::Point;
 use crate::runtime::progress::Progress;
 
-/// What goes away when every stream that used it is through.
+/// A value that is freed when every stream that used it has finished.
 pub(crate) struct Retired<S> {
     pub(crate) what: Remnant,
     pub(crate) users: UserList<S>,
-    /// Whoever uses it may be another device's stream, which does not keep this engine.
+    /// A user may be another device's stream, which does not keep this engine.
     #[expect(dead_code, reason = "kept for as long as this is")]
     pub(crate) engine: Arc<dyn Any + Send + Sync>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Block {
     pub(crate) ticket: u64,
 }
 
-/// What is retired.
+/// The retired value.
 pub(crate) enum Remnant {
     /// Memory of the device's pool: pending in its account.
     Memory {
@@ -37,7 +37,7 @@ pub(crate) enum Remnant {
         bytes: u64,
     },
     Module(RawModule),
-    /// Memory of somebody else's, in no account, and what keeps it.
+    /// Adopted memory, in no account, and its owner.
     Foreign {
         ptr: DevicePtr,
         bytes: u64,
@@ -60,7 +60,7 @@ impl Remnant {
         }
     }
 
-    /// Gives the driver back what no stream uses any more.
+    /// Returns a value that no stream uses any more to the driver.
     pub(crate) fn discard(&self, backend: &dyn Backend, private: RawStream) -> DriverResult<()> {
         match *self {
             // SAFETY: every use of the memory is complete, it was allocated from this backend's pool,
