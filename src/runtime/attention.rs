@@ -11,13 +11,13 @@ use super::protocol::park::ParkState;
 /// How long the poller keeps an idle stream once the device's last handle is gone.
 const HURRY_NS: u64 = 50_000;
 
-/// What a device and its poller share.
+/// State that a device and its poller share.
 pub(crate) struct Attention {
     pub(super) park: ParkState,
     pub(super) thread: OnceLock<Thread>,
     stop: AtomicBool,
     ended: AtomicBool,
-    /// Set when the device's last handle is gone: nobody will wait for its streams.
+    /// Set when the device's last handle is gone: nothing will wait for its streams.
     hurries: AtomicBool,
     /// How often the poller decided when to look next.
     pub(super) looks: AtomicU64,

@@ -9,15 +9,15 @@ use std::task::{Context, Poll};
 
 use crate::thread::contain;
 
-/// Has the current task polled again once others had their turn. It may come late, or not at all: the
-/// caller must be woken by other means as well.
+/// Has the current task polled again once others had their turn. That may be late, or never: the caller must be woken
+/// by other means as well.
 ///
-/// In a tokio runtime the task goes behind those that are ready, timers and sockets included. A worker that
-/// finds nothing else in between searches the others' queues, and wakes one that sleeps in its place when it
-/// goes on: while a task yields again and again, a second worker wakes some 110,000 times a second for
-/// nothing (0.4 core of the host of an H200, tokio 1.54). The task is not marked as notified there, so whoever wakes it
-/// meanwhile has it taken by any idle worker. That is so if the waker is the runtime's own: what another
-/// one does when it is called is not for the runtime's worker to suffer. Elsewhere the task wakes itself.
+/// In a tokio runtime the task goes behind the ready ones, timers and sockets included. A worker that finds nothing
+/// else in between searches the others' queues, and wakes a sleeping worker in its place when it resumes the task:
+/// while a task yields repeatedly, a second worker wakes some 110,000 times a second for nothing (0.4 core of the host
+/// of an H200, tokio 1.54). The task is not marked as notified there, so a wake-up in the meantime lets any idle worker
+/// take it. This holds if the waker is the runtime's own; calling another waker could delay the runtime's worker.
+/// Elsewhere the task wakes itself.
 pub(crate) fn yield_now(cx: &mut Context<'_>) {
     #[cfg(feature = "tokio")]
     if tokio_waker::is(cx.waker()) {
@@ -29,8 +29,8 @@ pub(crate) fn yield_now(cx: &mut Context<'_>) {
     contain::wake_by_ref(cx.waker());
 }
 
-/// A leaf future's part in the budget that tokio gives a task for each poll: so many operations may
-/// succeed, then the task lets others run. Outside of tokio there is no budget.
+/// A leaf future's share of the budget that tokio gives a task for each poll: a number of operations may
+/// succeed, then the task yields. Outside of tokio there is no budget.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Budget {
     /// It was put off, and the budget did not come back since.
@@ -50,8 +50,8 @@ impl Budget {
             let has_budget = tokio::task::coop::has_budget_remaining();
             if !has_budget && !self.put_off {
                 self.put_off = true;
-                // Not through tokio: its list of those who are put off is one worker's, delayed by
-                // what runs there and lost when a `block_on` returns.
+                // Not through tokio: its list of deferred tasks belongs to one worker, is delayed by whatever
+                // runs there and is lost when a `block_on` returns.
                 contain::wake_by_ref(cx.waker());
                 return Poll::Pending;
             }
@@ -86,13 +86,13 @@ pub(crate) async fn proceed() {
     std::future::poll_fn(|cx| budget.poll(cx, |_| Poll::Ready(()))).await;
 }
 
-/// Learns what can be known of the executor beforehand. Not from inside one.
+/// Learns in advance what can be known of the executor. Not from inside one.
 pub(crate) fn prepare() {
     #[cfg(feature = "tokio")]
     tokio_waker::learn();
 }
 
-/// How the waker of a tokio task is told from others: by the address of its functions.
+/// How the waker of a tokio task is recognised: by the address of its functions.
 #[cfg(feature = "tokio")]
 mod tokio_waker {
     use std::sync::OnceLock;

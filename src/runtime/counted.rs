@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// What has a length.
+/// A collection that has a length.
 pub(crate) trait Length {
     fn length(&self) -> usize;
 }

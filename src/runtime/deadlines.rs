@@ -21,7 +21,7 @@ use crate::thread::contain::wake;
 /// No deadline; a clock that counts nanoseconds gets there in 584 years.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// The deadlines of a device that somebody waits for.
+/// The deadlines of a device that tasks wait for.
 pub(crate) struct Deadlines {
     entries: Mutex<Slab<Sleeper>>,
     /// The earliest of those that were not woken.
@@ -39,12 +39,12 @@ impl Deadlines {
         Deadlines { entries: Mutex::default(), first: AtomicU64::new(NEVER) }
     }
 
-    /// When somebody must be woken next; `u64::MAX`: nobody.
+    /// The next deadline; `u64::MAX`: none.
     pub(crate) fn first(&self) -> u64 {
         self.first.load(Ordering::SeqCst)
     }
 
-    /// Wakes whoever waits for a moment that has come.
+    /// Wakes the waiters whose deadline has passed.
     pub(crate) fn wake_due(&self, now: u64) {
         while self.first() <= now {
             let due: SmallVec<[Waker; 4]> = self.change(|entries| {
@@ -55,7 +55,7 @@ impl Deadlines {
         }
     }
 
-    /// Stores who is woken at `due`, and returns who was before.
+    /// Sets the waker for `due`, and returns the previous one.
     pub(crate) fn set(&self, key: &mut Option<usize>, due: u64, waker: Waker) -> Option<Waker> {
         self.change(|entries| match key.and_then(|key| entries.get_mut(key)) {
             Some(entry) => entry.waker.replace(waker),

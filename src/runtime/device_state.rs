@@ -41,14 +41,14 @@ impl DeviceState {
         if self.loss.is_set() { self.cause.get() } else { None }
     }
 
-    /// Declares the device lost, unless it is; returns what was said first.
+    /// Declares the device lost, unless it is; returns the first cause.
     pub(crate) fn lose(&self, cause: impl FnOnce() -> Error) -> &Error {
         let cause = self.cause.get_or_init(cause);
         self.loss.set();
         cause
     }
 
-    /// Whether it is lost and the caller is the one who tells those that wait.
+    /// Whether it is lost and the caller is the one that notifies the waiters.
     pub(crate) fn tells_of_loss(&self) -> bool {
         self.loss.tell()
     }

@@ -110,7 +110,7 @@ unsafe extern "C" fn ring(data: *mut c_void) {
     let bell = unsafe { Arc::from_raw(data.cast_const().cast::<Bell>()) };
     let next_look = std::mem::take(&mut *bell.next_look.lock());
     bell.disarm();
-    // ORDERING: Release: the device did what it did before; the look asks it.
+    // ORDERING: Release: the device has finished its earlier work; the look asks it.
     next_look.store(0, Ordering::Release);
     bell.attention.call();
 }

@@ -116,7 +116,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     retired: Mutex<Vec<Retired<S>>>,
     /// How often something was retired.
     retirements: AtomicU64,
-    /// Frees of what was retired, each with an event behind it; within a limit.
+    /// Frees of retired memory, each with an event behind it; used with a memory limit.
     freeing: Mutex<VecDeque<(EventHandle, u64)>>,
     pub(crate) account: Mutex<Account>,
     /// Held while memory is taken over from others, and while pending memory moves from one place to
@@ -146,7 +146,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     leaving: Mutex<Option<ExitGuard>>,
 }
 
-/// What [`Device::stats`](crate::Device::stats) tells.
+/// The figures of [`Device::stats`](crate::Device::stats).
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) lent_bytes: AtomicU64,
@@ -155,24 +155,24 @@ pub(crate) struct Counters {
     pub(crate) unreturned: AtomicU64,
 }
 
-/// What an engine asks of its streams.
+/// The interface that an engine needs of its streams.
 pub(crate) trait DeviceStream: PointStream + Send + Sync + 'static {
     fn progress(&self) -> &Arc<Progress<Self>>;
 
-    /// Asks the device how far the stream is and wakes who waited for it; true if it moved.
+    /// Asks the device how far the stream is and wakes the waiters; true if it moved.
     fn sweep(&self) -> bool;
 
-    /// Wakes every waiter, and keeps what is lent from everybody: the device is lost.
+    /// Wakes every waiter, and quarantines lent memory: the device is lost.
     fn mourn(&self);
 
-    /// Gives the device, in its account, what was freed on the stream and is known to have run. If `mark`,
-    /// the rest will be known by and by.
+    /// Moves memory whose free on the stream is known to have run back to the device's account. If `mark`,
+    /// the rest is marked so that it will be known in time.
     fn collect_freed(&self, mark: bool);
 
     /// Takes the memory that the stream keeps for itself.
     fn take_all_kept(&self) -> Vec<Block>;
 
-    /// Whether a full queue may hold somebody up in the driver who submits to the stream.
+    /// Whether a thread that submits to the stream may be blocked in the driver by a full queue.
     fn may_sit_in_driver(self: &Arc<Self>) -> bool;
 }
 
@@ -182,7 +182,7 @@ impl<S: DeviceStream> Engine<S> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut limit = options.memory_limit.unwrap_or(u64::MAX);
         if backend.kind() == DeviceKind::Host {
-            // Nobody else has any of it.
+            // Nothing else holds any of it.
             limit = limit.min(backend.memory_info()?.1);
         }
         let private = backend.stream_create(StreamOptions::default())?;
@@ -295,7 +295,8 @@ impl<S: DeviceStream> Engine<S> {
 
     /// A stream goes whose work will never be complete.
     pub(crate) fn give_up_stream(&self) {
-        // ORDERING: Release pairs with `has_given_up_streams`, as who no longer finds the stream asks it.
+        // ORDERING: Release pairs with `has_given_up_streams`: a thread that no longer finds the stream reads
+        // this.
         self.gave_up.store(true, Ordering::Release);
     }
 
@@ -305,8 +306,8 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it; one that got its stream's
-        // lock behind who closes sees it.
+        // ORDERING: Relaxed: a submission that races with `close` may be on either side of it; one that takes its
+        // stream's lock after the closing thread sees it.
         self.closed.load(Ordering::Relaxed)
     }
 
@@ -327,7 +328,7 @@ impl<S: DeviceStream> Engine<S> {
         self.events.get(|spoiled| self.make_event(EventOptions::default(), spoiled))
     }
 
-    /// Borrows an event for a marker, if one is there.
+    /// Borrows an event for a marker, if the pool has one.
     pub(crate) fn idle_event(&self) -> Option<EventHandle> {
         self.events.get_idle()
     }
@@ -405,13 +406,13 @@ impl<S: DeviceStream> Engine<S> {
         self.stepped_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later).ok();
     }
 
-    /// How much memory is held for a buffer of so many bytes.
+    /// The size of the block for a buffer of this many bytes.
     pub(crate) fn block_bytes(&self, bytes: u64) -> u64 {
         let cached = block_cache::rounded(bytes).filter(|_| self.options.block_cache_bytes > 0);
         cached.unwrap_or_else(|| block(bytes))
     }
 
-    /// Counts a refused free, of memory that was given up. Logs nothing, as [`refused`](Self::refused).
+    /// Counts a refused free of memory. Logs nothing, like [`refused`](Self::refused).
     pub(crate) fn leaked(&self, bytes: u64, code: DriverCode) -> Error {
         let error = self.refused(code);
         self.give_up(bytes);
@@ -437,14 +438,14 @@ impl<S: DeviceStream> Engine<S> {
         self.memory_moved();
     }
 
-    /// Says that memory was given up or came free: somebody may wait for that.
+    /// Called when memory was freed or came free: a future may be waiting for it.
     pub(crate) fn memory_moved(&self) {
         if self.reclaimers.are_there() {
             self.attention.call();
         }
     }
 
-    /// Wakes who waits for memory, if any was given up or came free.
+    /// Wakes the futures that wait for memory, if any was freed or came free.
     pub(crate) fn wake_reclaimers(&self) {
         if self.reclaimers.are_there() {
             let version = self.account.lock().version();
@@ -459,7 +460,7 @@ fn destroy_later(backend: &Arc<dyn Backend>) -> Destroy {
     Arc::new(move |event| {
         let backend = backend.clone();
         exit::last_act(move || {
-            // SAFETY: the event was pooled: nobody else has it.
+            // SAFETY: the event was pooled: it has no other holder.
             let _ = unsafe { backend.event_destroy(event) };
         });
     })
@@ -469,11 +470,11 @@ impl<S: DeviceStream> Drop for Engine<S> {
     fn drop(&mut self) {
         self.attention.stop();
         if self.state.lost().is_some() || exit::begun() {
-            // The device may still write what it was told to.
+            // The device may still write there.
             self.words.leak();
             return;
         }
-        // Before what they come from.
+        // Before the pool that they come from.
         self.freeing.get_mut().clear();
         let backend = self.backend.clone();
         let destroy = destroy_later(&backend);
@@ -485,7 +486,7 @@ impl<S: DeviceStream> Drop for Engine<S> {
         let words = std::mem::take(&mut self.words);
         let last_act = move || {
             for event in events.drain(..) {
-                // SAFETY: the event was pooled: nobody else has it.
+                // SAFETY: the event was pooled: it has no other holder.
                 let _ = unsafe { backend.event_destroy(event) };
             }
             for stream in streams {

@@ -25,11 +25,11 @@ struct Idle {
     free: Vec<Arc<EventCell>>,
     /// Only to be destroyed.
     spoiled: Vec<RawEvent>,
-    /// What becomes of events that come back after the engine is gone.
+    /// Destroys events that come back after the engine is gone.
     destroy: Option<Destroy>,
 }
 
-/// Destroys an event that nobody has.
+/// Destroys an event without holders.
 pub(crate) type Destroy = Arc<dyn Fn(RawEvent) + Send + Sync>;
 
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl EventPool {
     }
 
     fn put(&self, mut cell: Arc<EventCell>) {
-        // The last of the handles returns the event; `into_inner` decides who that is.
+        // The last of the handles returns the event; `into_inner` decides which that is.
         if Arc::get_mut(&mut cell).is_none() {
             match Arc::into_inner(cell) {
                 Some(inner) => cell = Arc::new(inner),
@@ -107,7 +107,7 @@ impl EventHandle {
         self.raw
     }
 
-    /// Whether nobody else has a share.
+    /// Whether this is the only share.
     pub(crate) fn is_sole(&self) -> bool {
         self.cell.as_ref().is_some_and(|cell| Arc::strong_count(cell) == 1)
     }

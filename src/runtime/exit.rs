@@ -15,17 +15,16 @@ use crate::thread::exit;
 /// is torn down.
 static POLLERS: Mutex<Vec<Weak<Attention>>> = Mutex::new(Vec::new());
 
-/// How long the end of the process waits for what leaves, and then for pollers.
+/// How long the end of the process waits for devices that are closing, and then for pollers.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How long for threads of ours that are in the driver. A driver, or a tool that traces it, that is torn down under a call ends the process with
-/// a signal; but the call may wait for a kernel that never ends.
+/// How long it waits for our threads that are in the driver. If a driver, or a tool that traces it, is torn down during a
+/// call, the process ends with a signal; but the call may wait for a kernel that never ends.
 const DRIVER: Duration = Duration::from_secs(10);
 
-/// From now on the end of the process stops this poller.
+/// Registers a poller to be stopped at the end of the process.
 ///
-/// # Errors
-/// The process is ending: what stops them may have its list already.
+/// # Errors The process is ending: the list of pollers to stop may have been taken already.
 pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
     exit::register(stop_pollers);
     let mut pollers = POLLERS.lock();
@@ -37,13 +36,13 @@ pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
 
 /// Runs when `main` returned or `exit` was called, before the driver's own handlers.
 fn stop_pollers() {
-    // Never held for long; but in the child of a fork by nobody, for ever.
+    // Never held for long, except in the child of a fork, where it may be locked for ever.
     let pollers: Vec<_> = match POLLERS.try_lock_for(PATIENCE) {
         Some(pollers) => pollers.iter().filter_map(Weak::upgrade).collect(),
         None => Vec::new(),
     };
-    // What a device that was just dropped has goes with the help of its poller, which may keep a
-    // stream whose owner is the last to have the device.
+    // A device that was just dropped is released with the help of its poller, which may keep a stream whose
+    // owner holds the device last.
     let limit = Instant::now() + PATIENCE;
     let looks: Vec<_> = pollers.iter().map(|poller| poller.looks.load(Ordering::SeqCst)).collect();
     pollers.iter().for_each(|poller| poller.hurry());

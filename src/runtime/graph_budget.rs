@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// How many there may be, unless said otherwise.
+/// The default limit.
 const LIMIT: usize = 1024;
 
 /// How long a graph that goes was not launched, at least.
@@ -57,7 +57,7 @@ impl GraphBudget {
 
     /// How many there are.
     pub(crate) fn graphs(&self) -> usize {
-        // ORDERING: Relaxed, here and below: the lock orders what decides, and the rest is a statistic.
+        // ORDERING: Relaxed, here and below: the lock orders the decisions, and the rest is a statistic.
         self.graphs.load(Ordering::Relaxed)
     }
 
@@ -66,8 +66,8 @@ impl GraphBudget {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// Takes a place for a graph, which its owner keeps from now on until it [leaves](Self::leave); whether there was one. What cannot
-    /// do without gets it in any case.
+    /// Takes a permit for a graph, which its owner keeps until it [leaves](Self::leave); false if there is none. A graph that
+    /// cannot run without one gets it in any case.
     pub(crate) fn enter(&self, graph: Weak<dyn Evictable>, now_ns: u64, in_any_case: bool) -> bool {
         let mut known = self.known.lock();
         if self.graphs() >= self.limit {
@@ -175,7 +175,7 @@ mod tests {
         let weak: Weak<dyn Evictable> = Arc::<Owned>::downgrade(&graph);
         let evicted = budget.evicted();
         let entered = budget.enter(weak, now_ns, in_any_case).then_some(graph);
-        // As what gave its place up did.
+        // Standing in for the evicted graphs, which would leave.
         (evicted..budget.evicted()).for_each(|_| budget.leave());
         entered
     }
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!((budget.graphs(), budget.evicted()), (3, 1));
     }
 
-    /// Whoever asked first, and when.
+    /// The order of requests does not matter.
     #[test]
     fn the_time_counts_from_the_last_launch() {
         let budget = GraphBudget::new(Some(2));

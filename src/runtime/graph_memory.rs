@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::weak_list::WeakList;
 
 pub(crate) trait KeepsMemory: Send + Sync {
-    /// Gives up what nobody else has, unless it is in use; whether there was any.
+    /// Releases memory that is not shared, unless it is in use; whether there was any.
     fn give_up_memory(&self) -> bool;
 }
 
@@ -22,7 +22,7 @@ impl GraphMemory {
         self.0.lock().push(keeper);
     }
 
-    /// Has everybody give up what is not in use; whether there was any.
+    /// Has every holder release its unused memory; whether there was any.
     pub(crate) fn give_up(&self) -> bool {
         let all = self.0.lock().alive();
         all.iter().filter(|keeper| keeper.give_up_memory()).count() > 0

@@ -20,7 +20,7 @@ pub(crate) struct LateWork {
 impl LateWork {
     pub(crate) fn enter(&self, work: Weak<dyn Any + Send + Sync>) {
         self.all.lock().push(work);
-        // ORDERING: Relaxed: whoever reads what the work writes got it from its submitter.
+        // ORDERING: Relaxed: readers of the work's outputs got them from its submitter.
         self.is_used.store(true, Ordering::Relaxed);
     }
 

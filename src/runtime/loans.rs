@@ -16,13 +16,13 @@ pub(crate) struct Loans {
 #[derive(Default)]
 struct LoanCount {
     open: u64,
-    /// Of those who wait, each under a number of its own.
+    /// The waiting tasks, each under a number of its own.
     wakers: Vec<(u64, Waker)>,
     last: u64,
 }
 
 impl Loans {
-    /// Counts a loan, until what this returns is dropped.
+    /// Counts a loan until the returned value is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> OpenLoan {
         self.state.lock().open += 1;
         OpenLoan(self.clone())

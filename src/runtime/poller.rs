@@ -35,13 +35,13 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<()> {
     Ok(())
 }
 
-/// What the poller does next.
+/// The poller's next step.
 enum NextRound {
     /// Something moved, or is due in a moment.
     Again,
     /// Sleep until called, or until then.
     Park(u64),
-    /// The device is lost, and everybody was told.
+    /// The device is lost, and all waiters were woken.
     End,
 }
 
@@ -86,7 +86,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
                 }
             }
             NextRound::Park(until) => {
-                // Once more: `stop` calls nobody who has not announced that it will sleep.
+                // Once more: `stop` only wakes a poller that has announced its sleep.
                 if !attention.must_stop() && attention.park.commit(until) {
                     if until == u64::MAX {
                         std::thread::park();
@@ -131,9 +131,9 @@ impl Rounds for Round<'_> {
 impl Poller {
     fn look(&mut self, engine: &Arc<Engine>, attention: &Attention) -> NextRound {
         if engine.lost().is_some() {
-            // Perhaps by a submitter, who wakes nobody.
+            // A submitter may have found the loss; it wakes nobody.
             engine.mourn();
-            // What is retired, or left, from now on goes at once.
+            // From now on retired and leftover values are freed at once.
             engine.sweep_retired(false);
             engine.send_left();
             return NextRound::End;
@@ -171,7 +171,7 @@ impl Poller {
     /// When to look next, given that nothing moved.
     fn next_look(&mut self, engine: &Arc<Engine>, now: u64, attention: &Attention) -> u64 {
         let lingers_ns = attention.lingers_ns();
-        // Nobody will use them again.
+        // They will not be used again.
         self.active.retain(|stream| !(stream.is_deserted() && stream.deactivate()));
         let waited_for = self.active.iter().any(|stream| stream.has_waiters());
         let owes = self.owes(engine);
@@ -210,7 +210,7 @@ impl Poller {
         self.last_probe + cadence::WATCH_NS
     }
 
-    /// When to see to what is owed; more rarely while nothing moves.
+    /// When to take care of owed work; more rarely while nothing moves.
     fn next_press(&self) -> u64 {
         let age = self.last_press.saturating_sub(self.last_progress);
         self.last_press + (age / 4).clamp(cadence::MARK_WITHIN_NS, cadence::PROBE_NS)
@@ -223,8 +223,8 @@ impl Poller {
             || self.active.iter().any(|stream| stream.has_dues())
     }
 
-    /// Takes back what was lent and frees what was retired, and places the markers that this needs.
-    /// True if anything moved.
+    /// Takes back lent memory and frees retired memory, and places the markers that this needs. True if
+    /// anything moved.
     fn press(&mut self, engine: &Arc<Engine>) -> bool {
         let mut moved = false;
         for stream in self.active.iter().filter(|stream| stream.has_dues()) {

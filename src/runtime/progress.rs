@@ -27,7 +27,7 @@ use super::protocol::timeline::Timeline;
 use crate::error::{Error, ErrorDetail, Result};
 use crate::memory::point::Track;
 
-/// A stream's id, its tickets, and the way to it while it is there.
+/// A stream's id, its tickets, and a reference to it while it exists.
 pub(crate) struct Progress<S> {
     pub(super) id: u64,
     pub(super) timeline: Timeline,
@@ -40,7 +40,7 @@ pub(crate) struct Progress<S> {
     pub(super) stuck: OnceLock<Error>,
 }
 
-/// What a point asks of its stream while that is there.
+/// The interface that a point needs of its stream while that exists.
 pub(crate) trait PointStream: fmt::Debug + Sized {
     /// Whether `ticket` is complete or never will be.
     fn is_settled(&self, ticket: u64) -> bool;
@@ -49,11 +49,11 @@ pub(crate) trait PointStream: fmt::Debug + Sized {
     /// driver call may be made. Never blocks.
     fn ask_after(self: &Arc<Self>, ticket: u64);
 
-    /// What another device is told that waits for `ticket`, if a device is lost that it waits for.
+    /// The error for another device that waits for `ticket`, if this stream waits for a lost device.
     fn dependency_lost(&self, ticket: u64) -> Option<Error>;
 }
 
-/// What became of a ticket.
+/// The state of a ticket.
 enum Standing<S> {
     Complete,
     Pending(Arc<S>),
@@ -87,7 +87,7 @@ impl<S> Progress<S> {
         self.waits_for_others.store(waits, Ordering::Relaxed);
     }
 
-    /// Gives up a future's interest in a marker of its own.
+    /// Drops a future's interest in a marker of its own.
     #[inline]
     pub(crate) fn release(&self, ticket: u64) {
         self.timeline.release(ticket);
@@ -98,7 +98,7 @@ impl<S> Progress<S> {
         self.stream.upgrade()
     }
 
-    /// What became of `ticket`, as far as it is known.
+    /// The state of `ticket`, as far as it is known.
     fn standing(&self, ticket: u64) -> Standing<S> {
         if self.is_complete(ticket) {
             return Standing::Complete;
@@ -112,7 +112,7 @@ impl<S> Progress<S> {
     /// The end of `ticket` of a stream that is gone.
     #[cold]
     pub(crate) fn outcome(&self, ticket: u64) -> Result<()> {
-        // The stream was seen to be gone: with whoever dropped it, see what was known to them.
+        // The stream was seen to be gone: synchronizes with its drop, to see what was known then.
         fence(Ordering::Acquire);
         if self.is_complete(ticket) {
             return Ok(());
@@ -122,8 +122,8 @@ impl<S> Progress<S> {
         Err(why.unwrap_or_else(closed))
     }
 
-    /// What another device is told that waits for `ticket`, if this one is lost before, or the stream is
-    /// known to wait for one that is.
+    /// The error for another device that waits for `ticket`, if this device is lost first, or the stream is
+    /// known to wait for a lost one.
     pub(super) fn lost_before(&self, ticket: u64) -> Option<Error> {
         if let Some(stuck) = self.stuck.get().filter(|_| !self.is_complete(ticket)) {
             return Some(stuck.clone());
@@ -160,7 +160,7 @@ impl<S: PointStream> Progress<S> {
         self.lost_before(ticket).or_else(transitive)
     }
 
-    /// Whether `ticket` is not complete and, as far as anybody can tell, never will be.
+    /// Whether `ticket` is not complete and, as far as is known, never will be.
     pub(crate) fn is_hopeless(&self, ticket: u64) -> bool {
         (self.stuck.get().is_some() || self.is_settled(ticket)) && !self.is_complete(ticket)
     }

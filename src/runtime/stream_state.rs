@@ -70,19 +70,19 @@ pub(crate) struct StreamState {
     progress: Arc<Progress<StreamState>>,
     engine: Arc<Engine<StreamState>>,
     raw: RawStream,
-    /// What its driver stream is.
+    /// The options of its driver stream.
     options: StreamOptions,
     name: Option<Box<str>>,
     /// The driver stream is ours to destroy.
     owned: bool,
-    /// What keeps it otherwise, if anything has to.
+    /// The owner of an adopted stream, if there is one.
     owner: Option<Owner>,
     sharing: Sharing,
     /// Another library took long with its calls the last time, or there was none.
     foreign_takes_long: AtomicBool,
     submission: SubmissionLock<Submitter>,
     markers: Counted<Markers>,
-    /// From how many on a submitter looks, if nobody waits.
+    /// The number of markers from which on a submitter looks, if nothing waits.
     tidy_from: AtomicU64,
     gate: SweepGate,
     queue: WaitQueue<Waker>,
@@ -91,7 +91,7 @@ pub(crate) struct StreamState {
     block_cache: Mutex<BlockCache<Block>>,
     freed: Mutex<Freed>,
     word: Option<Word>,
-    /// The last value that the stream was told to write into `word`; [`UNKNOWN`] after a refusal.
+    /// The last value that the stream was asked to write into `word`; [`UNKNOWN`] after a refusal.
     told: AtomicU64,
     /// The last handle is gone: nothing more is put on it.
     deserted: AtomicBool,
@@ -110,13 +110,13 @@ pub(crate) struct StreamState {
 /// A point on a stream of this device or another.
 type Point = crate::memory::point::Point<Arc<Progress<StreamState>>>;
 
-/// What keeps a stream of somebody else's.
+/// The owner of an adopted stream.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 /// Whose the driver stream is.
 enum Origin {
     Ours,
-    /// Of somebody who puts work on it as well.
+    /// Adopted from another library, which puts work on it as well.
     Shared(Option<Owner>),
     /// The engine's.
     Engine,
@@ -171,7 +171,7 @@ impl StreamState {
             Ok((options, word))
         };
         let (options, word) = made().map_err(|code| {
-            // SAFETY: the stream was made just now, and nobody else has it.
+            // SAFETY: the stream was made just now, and nothing else refers to it.
             let _ = unsafe { backend.stream_destroy(raw) };
             engine.refused(code)
         })?;
@@ -180,8 +180,8 @@ impl StreamState {
         Ok(stream)
     }
 
-    /// One over somebody else's driver stream, which `owner` keeps if that is needed. It uses events
-    /// alone: a word of ours would be ordered with work that we know nothing of.
+    /// A stream over another library's driver stream, which `owner` keeps if that is needed. It uses events
+    /// alone: a word of ours would be ordered with unknown work.
     pub(crate) fn open_foreign(
         engine: &Arc<Engine<StreamState>>,
         raw: RawStream,
@@ -269,7 +269,7 @@ impl StreamState {
         self.raw
     }
 
-    /// What its driver stream is; see [`is_blocking`](Self::is_blocking) for what the driver says.
+    /// The options of its driver stream; see [`is_blocking`](Self::is_blocking) for the driver's answer.
     pub(crate) fn options(&self) -> StreamOptions {
         self.options
     }
@@ -314,7 +314,7 @@ impl StreamState {
         self.progress.timeline.is_complete(ticket)
     }
 
-    /// What is kept by those who may outlive the stream.
+    /// The part that users keep, which may outlive the stream.
     pub(crate) fn progress(&self) -> &Arc<Progress<StreamState>> {
         &self.progress
     }
@@ -325,7 +325,7 @@ impl StreamState {
         Point { stream: self.progress.clone(), ticket }
     }
 
-    /// Gives up a future's interest in a marker of its own.
+    /// Drops a future's interest in a marker of its own.
     pub(crate) fn release(&self, ticket: u64) {
         self.progress.release(ticket);
     }
@@ -351,9 +351,9 @@ impl StreamState {
         result
     }
 
-    /// Takes a ticket behind everything on the device, whoever put it there, and returns it; `None`
-    /// if the driver cannot tell. Only on one that has no other tickets: each of its markers then
-    /// stands for all that the one before stood for.
+    /// Takes a ticket behind all work on the device, other libraries' included, and returns it; `None` if the
+    /// driver cannot do that. Only on a stream that has no other tickets: each of its markers then covers
+    /// everything that the one before covered.
     pub(crate) fn mark_everything(self: &Arc<Self>) -> Result<Option<u64>> {
         const NOT_SUPPORTED: i32 = 801;
         let engine = &self.engine;
@@ -387,7 +387,7 @@ impl StreamState {
         }
     }
 
-    /// Like [`with`](Self::with), unless somebody else submits.
+    /// Like [`with`](Self::with), unless another thread is submitting.
     fn try_with<R>(self: &Arc<Self>, f: impl FnOnce(&mut Turn<'_, '_>) -> R) -> Option<R> {
         self.submission.try_with(self, |locked| f(&mut Turn { stream: self, locked }))
     }
@@ -444,13 +444,13 @@ impl Drop for StreamState {
             engine.give_up_stream();
         }
         engine.remove_stream(self.id());
-        // Nobody is left here unless nothing will ever tell them: they look again, and are told that.
+        // Waiters are left only if nothing will ever complete them: they look again, and get an error.
         for waker in self.queue.close() {
             engine.state.backlog.enter();
             contain::wake(waker);
         }
         let markers = self.markers.get_mut();
-        // Before the engine, whose end destroys what is in the pool.
+        // Before the engine, whose end destroys the pool's events.
         markers.spare.clear();
         for marker in markers.queue.drain(..) {
             if marker.ticket > self.progress.timeline.completed() {
@@ -460,7 +460,7 @@ impl Drop for StreamState {
         }
         let lost = engine.lost().is_some();
         if lost || stuck {
-            // Lent beside the loss: nobody promises that the device has stopped.
+            // Lent while the device was being lost: the device may not have stopped.
             let lent = std::mem::take(self.lent.get_mut());
             self.quarantine(lent);
         }
@@ -471,7 +471,7 @@ impl Drop for StreamState {
         if crate::thread::exit::begun() {
             return;
         }
-        // There is some only where nobody steps the device any more.
+        // Any are left only when nothing steps the device any more.
         for lent in std::mem::take(self.lent.get_mut()) {
             self.give_up(lent.payload);
         }
@@ -482,7 +482,7 @@ impl Drop for StreamState {
         let Some(raw) = self.owned.then_some(self.raw) else { return };
         let keeper = engine.clone();
         engine.act(move || {
-            // SAFETY: `open` made the driver stream, and nobody else has it.
+            // SAFETY: `open` made the driver stream, and nothing else refers to it.
             if unsafe { keeper.backend.stream_destroy(raw) }.is_err() {
                 keeper.count_unreturned();
             }

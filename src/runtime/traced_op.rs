@@ -32,7 +32,7 @@ pub enum TracedWork {
     Foreign,
 }
 
-/// What an operation's driver calls were.
+/// The driver calls of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Note {
     pub(crate) work: TracedWork,
@@ -58,11 +58,11 @@ pub(crate) struct TracedSubmission {
     /// Tickets of other streams that it waits for on the device.
     pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,
     pub(crate) submitted_ns: u64,
-    /// What the device's buffers held then.
+    /// Bytes held by the device's buffers then.
     pub(crate) buffers_bytes: u64,
 }
 
-/// What became of it; times of the engine's clock, in nanoseconds.
+/// The operation's progress; times of the engine's clock, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TracedTimes {
     pub(crate) device_ns: Option<(f64, f64)>,

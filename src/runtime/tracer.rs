@@ -29,20 +29,20 @@ use super::traced_op::{TracedSubmission, TracedTimes};
 /// Operations whose events are asked at once.
 const BATCH: usize = 1024;
 
-/// How long events are kept, where fewer come, in nanoseconds: so long also the clocks may run apart unseen.
+/// How long events are kept if few arrive, in nanoseconds; also how long clock drift may go unnoticed.
 const KEPT_NS: u64 = 250_000_000;
 
 /// Operations that are resolved without the lock.
 const CHUNK: usize = 64;
 
-/// What a device did last.
+/// The log of a device's latest operations.
 pub(crate) struct Tracer {
-    /// One operation of so many is entered; 0: none.
+    /// One operation in this many is entered; 0: none.
     one_in: AtomicU32,
     log: Mutex<Option<Box<Log>>>,
     /// Serializes the queries of the driver.
     resolving: Mutex<()>,
-    /// Somebody was told to.
+    /// A resolve was requested.
     is_called: AtomicBool,
     /// How many logs there were.
     started: AtomicU64,
@@ -141,11 +141,11 @@ impl Tracer {
         let one_in = if capacity == 0 { 0 } else { fresh.one_in };
         let before = self.log.lock().replace(Box::new(fresh));
         drop(before);
-        // ORDERING: Relaxed, here and below: a switch; what is entered is under the lock.
+        // ORDERING: Relaxed, here and below: a switch; the entries are under the lock.
         self.one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// Enters nothing more; what was entered stays.
+    /// Enters nothing more; existing entries stay.
     pub(crate) fn stop(&self) {
         self.one_in.store(0, Ordering::Relaxed);
     }
@@ -168,7 +168,8 @@ impl Tracer {
         drop(dropped);
     }
 
-    /// A look found a stream complete up to a ticket. True if somebody is to [resolve](Self::resolve).
+    /// A look found a stream complete up to a ticket. True if the caller should have the log
+    /// [resolved](Self::resolve).
     #[cold]
     pub(crate) fn seen(&self, stream: u64, completed: u64, now: u64) -> bool {
         let mut log = self.log.lock();
@@ -204,14 +205,15 @@ impl Tracer {
         }
     }
 
-    /// Asks the events of what was seen. Only where driver calls may be made; it may take long.
+    /// Queries the events of the operations seen complete. Only where driver calls may be made; it may take
+    /// long.
     pub(crate) fn resolve(&self, ask: &impl AskEvents, now: u64) {
         // A subscriber may ask for a snapshot: not under the lock.
         let told = self.resolve_one_at_a_time(ask, now);
         told.iter().for_each(|(submission, passed)| tell(submission, passed));
     }
 
-    /// Returns what a subscriber is to be told of.
+    /// Returns the operations to report to subscribers.
     fn resolve_one_at_a_time(
         &self,
         ask: &impl AskEvents,
@@ -263,8 +265,8 @@ impl Tracer {
         }
     }
 
-    /// Asks how far each stream is by the events in the log: nobody may have looked yet; and since when what comes next runs. Only
-    /// where driver calls may be made.
+    /// Asks how far each stream is by the events in the log, since no look may have happened yet, and since when the next
+    /// operation runs. Only where driver calls may be made.
     pub(crate) fn look(&self, ask: &impl AskEvents, now: u64) {
         let streams = |log: &Log| (log.generation, log.lanes.keys().copied().collect::<Vec<_>>());
         let Some((generation, streams)) = self.log.lock().as_deref().map(streams) else { return };
@@ -349,7 +351,7 @@ impl Log {
         {
             lane.unseen += 1;
             let entry = &mut entries[(number - *first) as usize];
-            // Whoever was quicker has said so.
+            // An earlier look may have set it.
             entry.passed.seen_ns.get_or_insert(now);
             if entry.events.is_some() {
                 unresolved.push_back(number);
@@ -382,7 +384,7 @@ impl Log {
         chunk
     }
 
-    /// What a stream has next that was not seen to be complete: numbers, tickets and events.
+    /// A stream's next operations not seen complete: numbers, tickets and events.
     fn next_of(&self, stream: u64) -> Vec<(u64, u64, Between)> {
         let Some(lane) = self.lanes.get(&stream) else { return Vec::new() };
         let next = lane.entries.iter().skip(lane.unseen).take(CHUNK);
@@ -411,7 +413,7 @@ impl Log {
     }
 }
 
-/// Tells a subscriber of an operation whose times are known.
+/// Reports an operation whose times are known to the subscriber.
 fn tell(submission: &TracedSubmission, passed: &TracedTimes) {
     let TracedSubmission { name: op, stream, ticket, span, submitted_ns, .. } = submission;
     let Some((start, end)) = passed.device_ns else { return };

@@ -28,7 +28,7 @@ impl<T: ?Sized> WeakList<T> {
         self.all.retain(keeps);
     }
 
-    /// Those that are there. Whoever is the last to have one drops it: not under a lock.
+    /// The live values. The caller may become the last holder of one and drop it: not under a lock.
     pub(crate) fn alive(&self) -> Vec<Arc<T>> {
         self.all.iter().filter_map(Weak::upgrade).collect()
     }

@@ -57,7 +57,7 @@ impl Words {
         match state.free.pop() {
             Some((page, line)) => {
                 let word = Word { page, line };
-                // ORDERING: Relaxed: the line is nobody else's, and its stream is new.
+                // ORDERING: Relaxed: the line has no other user, and its stream is new.
                 word.atomic().store(0, Ordering::Relaxed);
                 Ok(word)
             }
@@ -76,8 +76,8 @@ impl Words {
         drop(word);
     }
 
-    /// Takes the pages back from the device; no stream may write any more, but into what was
-    /// [retained](Self::retain).
+    /// Unregisters the pages from the device; no stream may write any more, except into
+    /// [retained](Self::retain) lines.
     pub(crate) fn close(&self, backend: &dyn Backend) {
         let mut state = self.state.lock();
         if state.unsettled {
@@ -120,7 +120,7 @@ impl Page {
 impl Word {
     /// The last value that the stream wrote.
     pub(crate) fn read(&self) -> u64 {
-        // ORDERING: Acquire: what the stream did before the write is visible to who reads it.
+        // ORDERING: Acquire: the stream's work before the write is visible to a reader of it.
         self.atomic().load(Ordering::Acquire)
     }
 
@@ -132,8 +132,8 @@ impl Word {
     fn atomic(&self) -> &AtomicU64 {
         debug_assert!(self.line < self.page.memory.len() / LINE_BYTES);
         let word: *mut u64 = (self.page.address + self.line * LINE_BYTES) as *mut u64;
-        // SAFETY: the line lies inside the page's mapping, which `self.page` keeps mapped; it is
-        // 128-byte aligned; everybody, the device included, accesses it as one 8-byte word.
+        // SAFETY: the line lies inside the page's mapping, which `self.page` keeps mapped; it is 128-byte
+        // aligned; every access, the device's included, is as one 8-byte word.
         unsafe { AtomicU64::from_ptr(word) }
     }
 }

@@ -120,7 +120,7 @@ impl<'l> Claim<'l> {
         role::check("allocating device memory")?;
         let mut backoff = Backoff::default();
         let mut is_given_up = false;
-        // Graphs that are not running; asked once per allocation.
+        // Memory that graphs keep and do not use now; taken once per allocation.
         let mut of_graphs =
             || !std::mem::replace(&mut is_given_up, true) && engine.graph_memory.give_up();
         loop {

@@ -7,20 +7,20 @@ use crate::backend::Query;
 use crate::runtime::event_pool::EventHandle;
 use crate::runtime::tracer::{AnchorEvent, AskEvents};
 
-/// The closest of so many is taken.
+/// The closest of this many is taken.
 const TRIES: usize = 8;
 
-/// A try that takes longer is given up, in nanoseconds: others have the device, or the processor.
+/// A try that takes longer, in nanoseconds, is abandoned: the device or the processor is busy.
 const GIVEN_UP_NS: u64 = 10_000_000;
 
 impl<S: DeviceStream> Engine<S> {
-    /// Has somebody resolve what was traced.
+    /// Asks for the traced operations to be resolved.
     #[cold]
     pub(crate) fn call_to_resolve(self: &Arc<Self>) {
         self.errand(|engine| engine.resolve_traced());
     }
 
-    /// Resolves what was traced and is complete. Only where driver calls may be made.
+    /// Resolves traced operations that are complete. Only where driver calls may be made.
     pub(crate) fn resolve_traced(&self) {
         // The clock of a stepped device is not that of its events.
         if !self.options.stepped {
@@ -28,7 +28,8 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// [`timed_event`](Self::timed_event), for who can do without: nothing if one would have to be made while the driver may make none.
+    /// [`timed_event`](Self::timed_event), for callers that can do without: none if one would have to be created while the
+    /// driver may create none.
     pub(crate) fn timed_event_now(&self) -> Option<EventHandle> {
         let pooled = self.timed_events.get_idle();
         pooled.or_else(|| {

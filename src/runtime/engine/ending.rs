@@ -19,10 +19,10 @@ use super::{DeviceStream, Engine};
 use crate::error::Error;
 
 impl<S: DeviceStream> Engine<S> {
-    /// Refuses work from now on, gives up what streams keep, and wakes the waiters for the loss, which keep
+    /// Refuses work from now on, drops the streams' caches, and wakes the waiters for the loss, which keep
     /// their keys, and those for memory. The caller holds no lock.
     pub(crate) fn close(self: &Arc<Self>) {
-        // ORDERING: Relaxed, as below. Whoever registers too late to be woken takes the lock behind
+        // ORDERING: Relaxed, as below. A waiter that registers too late to be woken takes the lock after
         // this, and sees the store.
         self.closed.store(true, Ordering::Relaxed);
         let wakers: Vec<Waker> =
@@ -67,7 +67,7 @@ impl<S: DeviceStream> Engine<S> {
         drop(waker);
     }
 
-    /// Whether somebody waits for the loss of the device.
+    /// Whether a future waits for the loss of the device.
     pub(crate) fn is_watched(&self) -> bool {
         !self.mourners.lock().is_empty()
     }
@@ -79,7 +79,7 @@ impl<S: DeviceStream> Engine<S> {
             return;
         }
         let Some(lost) = self.state.lost() else { return };
-        // A subscriber that panics must not keep the loss from those who wait.
+        // A subscriber that panics must not keep the loss from the waiters.
         if lost.is_device_lost() {
             let lost = || tracing::error!(device = %self.label(), error = %lost, "device lost");
             crate::thread::contain::log(lost);

@@ -22,7 +22,7 @@ use crate::thread::worker::Task;
 use crate::thread::{role, worker};
 
 impl<S: DeviceStream> Engine<S> {
-    /// Makes a driver call that may block for long, on a thread that nobody waits for. Skipped once the
+    /// Makes a driver call that may block for long, on a thread that nothing waits for. Skipped once the
     /// device is lost or the process ends.
     pub(crate) fn errand(self: &Arc<Self>, errand: impl FnOnce(&Arc<Self>) + Send + 'static) {
         if self.options.stepped {
@@ -71,7 +71,7 @@ impl<S: DeviceStream> Engine<S> {
     }
 
     /// Asks for the threads again. Without one it runs an errand here, on the poller: destroying a stream may
-    /// be what frees a thread, and a delayed poller is better than a wait for ever. Users' values are kept.
+    /// be what frees a thread, and a delayed poller is better than waiting for ever. Users' values are kept.
     pub(crate) fn send_left(&self) {
         self.send_left_values();
         if let Some(errand) = self.errands.send_left() {
@@ -99,7 +99,8 @@ impl<S: DeviceStream> Engine<S> {
         self.reap(move || drop(value));
     }
 
-    /// Drops a value on the reaper's thread, not before the poller's next look: what its drop needed was refused.
+    /// Drops a value on the reaper's thread, no sooner than the poller's next look: a call that its drop needed
+    /// was refused.
     pub(crate) fn drop_again(&self, value: Box<dyn Any + Send>) {
         self.reaper.keep([self.on_reaper(self.counted(move || drop(value)))]);
         self.call_for_left();
@@ -119,12 +120,12 @@ impl<S: DeviceStream> Engine<S> {
             let (behind, is_gone) = oneshot::channel::<()>();
             self.reaper.send(self.on_reaper(move || drop(behind)));
             self.call_for_left();
-            // That it was dropped is what it tells.
+            // Its drop is the signal.
             is_gone.await.ok();
         }
     }
 
-    /// Does something on the reaper's thread, behind the drops sent before, with the device's context current: what is
+    /// Runs a task on the reaper's thread, behind the drops sent before, with the device's context current: the values
     /// dropped there may be another library's.
     pub(super) fn reap(&self, task: impl FnOnce() + Send + 'static) {
         self.reaper.send(self.on_reaper(self.counted(task)));

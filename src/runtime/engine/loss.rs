@@ -16,7 +16,7 @@ impl<S: DeviceStream> Engine<S> {
         if self.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
-    /// What a call on a closed device is told.
+    /// The error of a call on a closed device.
     pub(crate) fn closed(&self) -> Error {
         ErrorDetail::Closed { device: self.label().to_owned() }.into()
     }
@@ -25,8 +25,8 @@ impl<S: DeviceStream> Engine<S> {
         self.state.lost()
     }
 
-    /// Turns a refused call into an error, and finds out whether the device is gone. Wakes nobody and
-    /// logs nothing: the caller may hold a submission lock.
+    /// Turns a refused call into an error, and determines whether the device is lost. Wakes nobody and logs
+    /// nothing: the caller may hold a submission lock.
     pub(crate) fn refused(&self, code: DriverCode) -> Error {
         if code.is_sticky() {
             return self.lose(code);
@@ -72,8 +72,8 @@ impl<S: DeviceStream> Engine<S> {
         self.counters.unreturned.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Declares the device lost. Whoever sweeps next resolves what waits for it. After `main` the driver
-    /// may have gone before its callers: nothing is wrong with the device then.
+    /// Declares the device lost. The next sweep resolves its waiters. After `main` the driver may be torn
+    /// down before its callers: the device is not at fault then.
     pub(crate) fn lose(&self, code: DriverCode) -> Error {
         let lost = self.state.lose(|| {
             if exit::begun() {

@@ -15,17 +15,17 @@ use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::Progress;
 use crate::thread::{exit, role};
 
-/// Before it gives memory back to the system a thread waits so long for frees that wait for nothing
+/// Before a thread returns memory to the system it waits this long for frees that wait for nothing
 /// themselves.
 const FLUSH_FOR: Duration = Duration::from_millis(10);
 
 impl<S: DeviceStream> Engine<S> {
-    /// Frees memory, which is pending in the account, when every stream that used it is through; no
-    /// stream waits for that.
+    /// Frees memory, which is pending in the account, when every stream that used it has finished; no stream
+    /// waits for that.
     pub(crate) fn retire(self: &Arc<Self>, what: Remnant, users: UserList<S>) {
         let engine = self.clone();
         self.retired.lock().push(Retired { what, users, engine });
-        // ORDERING: Relaxed: who compares waited for the thread that retired, or comes again.
+        // ORDERING: Relaxed: a thread that compares has waited for the retiring thread, or looks again.
         self.retirements.fetch_add(1, Ordering::Relaxed);
         if self.state.lost().is_some() {
             // There is no poller any more.
@@ -34,7 +34,7 @@ impl<S: DeviceStream> Engine<S> {
         self.attention.call();
     }
 
-    /// Drops a value that holds no memory in any account, when its users are through with it. After `main` it is left where it is.
+    /// Drops a value that holds no memory in any account, when its users have finished with it. After `main` it is leaked.
     pub(crate) fn retire_owner(self: &Arc<Self>, owner: impl Any + Send, users: UserList<S>) {
         if exit::begun() {
             return std::mem::forget(owner);
@@ -43,13 +43,13 @@ impl<S: DeviceStream> Engine<S> {
         self.retire(what, users);
     }
 
-    /// Frees a block that one stream has for itself, when that is through with it.
+    /// Frees a block that one stream used exclusively, when that stream has finished with it.
     pub(crate) fn retire_block(self: &Arc<Self>, stream: &Arc<Progress<S>>, block: Block) {
         let users = [Point { stream: stream.clone(), ticket: block.ticket }];
         self.retire(Remnant::from(block), UserList::from_iter(users));
     }
 
-    /// Lets `look` see what is retired.
+    /// Lets `look` inspect the retired values.
     pub(crate) fn with_retired<R>(&self, look: impl FnOnce(&mut Vec<Retired<S>>) -> R) -> R {
         look(&mut self.retired.lock())
     }
@@ -82,9 +82,8 @@ impl<S: DeviceStream> Engine<S> {
         self.retired.lock().iter().any(|retired| matches!(retired.what, Remnant::Module(_)))
     }
 
-    /// Frees what is complete among the retired; if `press`, places the markers that this needs and
-    /// asks after them.
-    /// True if anything was freed.
+    /// Frees retired values whose users are complete; if `press`, places the markers that this needs and
+    /// looks at them. True if anything was freed.
     pub(crate) fn sweep_retired(self: &Arc<Self>, press: bool) -> bool {
         let (mut done, mut hopeless) = (SmallVec::<[Retired<S>; 8]>::new(), Vec::new());
         if press {
@@ -92,8 +91,8 @@ impl<S: DeviceStream> Engine<S> {
         }
         // Asked only where it matters, and not under the lock: it looks at every stream.
         let idle = self.has_retired_module() && self.is_idle();
-        // An allocation finds all that is pending in one place or the other. Of a device that is lost
-        // nobody looks for it, and who has the lock may come here.
+        // An allocation must find all pending memory in one place or the other. Nothing allocates on a lost
+        // device, and the lock's holder may come here.
         let _pressing = self.lost().is_none().then(|| self.pressing.lock());
         {
             let mut retired = self.retired.lock();
@@ -105,7 +104,7 @@ impl<S: DeviceStream> Engine<S> {
                 // Asked behind that: by its own loss nothing is hopeless.
                 let lost = self.state.lost().is_some();
                 if lost {
-                    // What is left of its own work is waited for by who buries things.
+                    // The rest of its own work is waited for by the owner of the buried values.
                     users.retain(|used| used.stream.device().id != self.state.id);
                 }
                 // Unloading waits for everything that runs: only when nothing does.
@@ -116,7 +115,7 @@ impl<S: DeviceStream> Engine<S> {
                 if ready && users.is_empty() {
                     done.push(retired.swap_remove(index));
                 } else if is_hopeless || lost {
-                    // Its users may get there at any later time, and nobody looks for a lost device.
+                    // Its users may get there at any later time, and nothing searches a lost device.
                     hopeless.push(retired.swap_remove(index));
                 } else {
                     index += 1;
@@ -136,7 +135,7 @@ impl<S: DeviceStream> Engine<S> {
         any
     }
 
-    /// Asks how far the streams are that the retired wait for: perhaps nobody else does.
+    /// Asks how far the streams are that retired values wait for: nothing else may ask.
     fn press_users(&self) {
         let mut users: UserList<S> = UserList::new();
         for retired in &*self.retired.lock() {
@@ -150,8 +149,7 @@ impl<S: DeviceStream> Engine<S> {
         users.iter().for_each(|Point { stream, ticket }| stream.ask(*ticket));
     }
 
-    /// Asks how far every stream is, and brings the account up to date. Wakes whoever waited for what is
-    /// complete.
+    /// Asks how far every stream is, updates the account, and wakes the waiters of complete work.
     pub(crate) fn look_everywhere(&self) {
         for stream in self.streams() {
             stream.sweep();
@@ -160,8 +158,8 @@ impl<S: DeviceStream> Engine<S> {
         self.collect_freeing();
     }
 
-    /// Counts memory whose free was just put on the private stream. Within a limit it stays pending until
-    /// that has run: nobody else could have the memory before.
+    /// Counts memory whose free was just put on the private stream. With a limit it stays pending until that
+    /// has run: it cannot be reused before.
     pub(crate) fn enter_free(&self, bytes: u64) {
         let limited = bytes > 0 && self.options.memory_limit.is_some();
         match limited.then(|| self.record_aside()).flatten() {
@@ -176,7 +174,7 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// Takes over memory whose free is on the private stream, for who waits for
+    /// Takes over memory whose free is on the private stream, for a stream that waits for
     /// [`behind_frees`](Self::behind_frees).
     pub(crate) fn take_freeing(&self, most: u64) -> u64 {
         let mut taken = 0;
@@ -205,7 +203,8 @@ impl<S: DeviceStream> Engine<S> {
         self.freeing.lock().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Gives the pool back, in the account, what was freed on the private stream; true if anything was.
+    /// Moves memory whose free on the private stream has run back to the pool, in the account; true if there
+    /// was any.
     fn collect_freeing(&self) -> bool {
         let lost = self.lost().is_some();
         if !lost && !role::may_call_driver() {
@@ -233,8 +232,8 @@ impl<S: DeviceStream> Engine<S> {
         freed > 0
     }
 
-    /// Gives `what` up when what was submitted so far, anywhere on the device, is complete, and what
-    /// `users` say.
+    /// Frees `what` when everything submitted so far on the device is complete, and the points of `users` as
+    /// well.
     pub(crate) fn retire_behind_all(self: &Arc<Self>, what: Remnant, mut users: UserList<S>) {
         for stream in self.streams() {
             let stream = stream.progress().clone();
@@ -243,7 +242,7 @@ impl<S: DeviceStream> Engine<S> {
         self.retire(what, users);
     }
 
-    /// Frees what no stream uses any more.
+    /// Frees a value that no stream uses any more.
     pub(crate) fn free_now(self: &Arc<Self>, what: Remnant) {
         let bytes = what.bytes();
         if self.state.lost().is_some() {
@@ -280,9 +279,9 @@ impl<S: DeviceStream> Engine<S> {
         self.collect_freeing();
     }
 
-    /// An event behind the frees of what was retired; `None` if it cannot be had.
+    /// An event behind the frees of retired memory; `None` if it cannot be had.
     pub(crate) fn behind_frees(&self) -> Option<EventHandle> {
-        // Nobody would see when it can be lent again.
+        // Nothing would notice when it can be lent again.
         self.record_aside().inspect(EventHandle::spoil)
     }
 
@@ -311,7 +310,7 @@ impl<S: DeviceStream> Engine<S> {
         self.collect_freed();
         self.sweep_retired(true);
         if self.options.stepped {
-            // Nobody runs them meanwhile.
+            // Nothing runs them meanwhile.
             return;
         }
         // The frees themselves wait for nothing; a later allocation elsewhere can use the memory

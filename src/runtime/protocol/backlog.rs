@@ -37,7 +37,7 @@ impl Backlog {
         self.0.load(Ordering::Relaxed) == 0
     }
 
-    /// Forgets who was never polled.
+    /// Resets the count of tasks that were never polled.
     pub(crate) fn forget(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

@@ -80,7 +80,7 @@ pub enum Completion {
 
 /// With nothing remembered, a task checks for itself up to this age.
 pub(crate) const CHECK_NS: u64 = 40_000;
-/// The poller rests as long as its last round took, and at least so long.
+/// The poller rests as long as its last round took, and at least this long.
 pub(crate) const REST_LEAST_NS: u64 = 8_000;
 /// Wake-ups from waits of this length on tell how long a wake-up takes: the processor sleeps deeper.
 pub(crate) const LAG_FROM_NS: u64 = 300_000;
@@ -88,21 +88,21 @@ pub(crate) const LAG_FROM_NS: u64 = 300_000;
 pub(crate) const LAG_MOST_NS: u64 = 400_000;
 /// Tasks of one device that check at once; others wait for the poller.
 pub(crate) const CHECKERS: usize = 8;
-/// The poller wakes somebody often if so long passes in between.
+/// The poller wakes tasks often if at most this long passes in between.
 pub(crate) const OFTEN_NS: u64 = 200_000;
-/// Words mark streams whose work takes at most so long, while at most one task checks.
+/// Words mark streams whose work takes at most this long, while at most one task checks.
 pub(crate) const WORD_MOST_NS: u64 = 30_000;
 /// Work of some age is looked at again after this part of it, ...
 pub(crate) const NAP_PART: u64 = 64;
-/// ... but not sooner than this (a window counts as open so long before: a nap is not worthwhile), ...
+/// ... but not sooner than this (a window counts as open this long before: a nap is not worthwhile), ...
 pub(crate) const NAP_LEAST_NS: u64 = 20_000;
 /// ... and not later.
 pub(crate) const NAP_MOST_NS: u64 = 1_000_000;
-/// A task that looks for itself and is not polled for so long is looked after by the poller.
+/// A checking task that is not polled for this long is served by the poller.
 pub(crate) const CHECK_AGAIN_NS: u64 = 100_000;
-/// While somebody waits, the device is asked as often how it is.
+/// While a future waits, the device's health is queried this often.
 pub(crate) const PROBE_NS: u64 = 5_000_000;
-/// As often an idle device is asked whose loss somebody waits for.
+/// An idle device whose loss is awaited is queried this often.
 pub(crate) const WATCH_NS: u64 = 1_000_000_000;
 /// Lent memory and retired memory get a marker after this long at the latest.
 pub(crate) const MARK_WITHIN_NS: u64 = 1_000_000;
@@ -123,7 +123,7 @@ pub(crate) struct Age {
     pub(crate) lag_ns: u64,
     /// How long the poller rests between two rounds, at least.
     pub(crate) rest_ns: u64,
-    /// A doorbell is armed behind what is waited for.
+    /// A doorbell is armed behind the awaited work.
     pub(crate) is_armed: bool,
 }
 
@@ -161,7 +161,7 @@ impl Completion {
     pub(crate) fn watch(self, left_ns: u64, rest_ns: u64) -> u64 {
         match self {
             Completion::Adaptive => (left_ns / 32).max(rest_ns),
-            // Nobody else looks.
+            // Nothing else looks.
             _ => left_ns / 256 + 1,
         }
     }
@@ -172,8 +172,8 @@ pub(crate) fn cadence(age_ns: u64) -> u64 {
     (age_ns / NAP_PART).clamp(NAP_LEAST_NS, NAP_MOST_NS)
 }
 
-/// What to do about a wait of that age. Inlined, so that the compiler drops the time of the next look for
-/// callers that only ask whether to check.
+/// The plan for a wait of that age. Inlined, so that the compiler drops the time of the next look for callers
+/// that only ask whether to check.
 #[inline(always)]
 pub(crate) fn plan(mode: Completion, age: Age, estimator: &Estimator) -> Plan {
     let Age { age_ns, lag_ns, rest_ns, is_armed } = age;
@@ -207,8 +207,8 @@ pub(crate) fn plan(mode: Completion, age: Age, estimator: &Estimator) -> Plan {
     plan
 }
 
-/// How long tasks take from being woken to being polled, given what was known and a new one: what
-/// most of them take at most.
+/// How long tasks take from being woken to being polled, updated with a new sample: an upper bound for most
+/// of them.
 pub(crate) fn lag(known_ns: u64, new_ns: u64) -> u64 {
     let lag = if known_ns == 0 {
         new_ns

@@ -18,7 +18,7 @@ pub(crate) struct Checkers {
     permits: [AtomicU64; CHECKERS],
     /// The same, of the one to stay awake.
     awake: AtomicU64,
-    /// The time from one time that the poller woke somebody to the next: an average over about eight.
+    /// The time between two wake-ups by the poller: an average over about eight.
     gap_ns: AtomicU64,
     /// When it did so last.
     woke_at: AtomicU64,
@@ -75,7 +75,7 @@ impl Checkers {
         exchange(slot, permit.until, 0);
     }
 
-    /// The poller woke somebody whose work is complete. Only the poller says so.
+    /// The poller woke a task whose work is complete. Only the poller calls this.
     pub(crate) fn woke(&self, now: u64) {
         // ORDERING: Relaxed, as above.
         let before = self.woke_at.load(Ordering::Relaxed);
@@ -85,14 +85,14 @@ impl Checkers {
         self.gap_ns.store(gap, Ordering::Relaxed);
     }
 
-    /// Whether the poller wakes somebody often.
+    /// Whether the poller wakes tasks often.
     fn is_busy(&self, now: u64) -> bool {
         // ORDERING: Relaxed, as above.
         self.gap_ns.load(Ordering::Relaxed) < OFTEN_NS
             && now.saturating_sub(self.woke_at.load(Ordering::Relaxed)) < 4 * OFTEN_NS
     }
 
-    /// Takes the permit to stay awake, if the poller wakes somebody often and all sleep.
+    /// Takes the permit to stay awake, if the poller wakes tasks often and all sleep.
     pub(crate) fn stay_awake(&self, now: u64) -> Option<CheckPermit> {
         if !self.is_busy(now) || !self.all_sleep(now) {
             return None;

@@ -38,7 +38,7 @@ pub(crate) fn lead_most(span_ns: u64) -> u64 {
     (span_ns / 8).min(CHECK_MOST_NS).max(span_ns / 32).max(LEAD_LEAST_NS)
 }
 
-/// What a stream remembers.
+/// A stream's memory of its waits.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Estimator {
     spans: [Option<RunTime>; SPANS],
@@ -126,7 +126,7 @@ impl RunTime {
         is_near || self.apart(low_ns, high_ns) == 0
     }
 
-    /// How far a wait lies from this at least: what is known of both may be the same length.
+    /// The minimum distance of a wait from this span: both are intervals, which may hold the same length.
     fn apart(&self, low_ns: u64, high_ns: u64) -> u64 {
         low_ns.saturating_sub(self.high_ns) + self.low_ns.saturating_sub(high_ns)
     }

@@ -21,7 +21,7 @@ const RUNNING: u8 = 0;
 const PARKING: u8 = 1;
 const PARKED: u8 = 2;
 
-/// What the poller does between two sleeps.
+/// The poller's work between two sleeps.
 pub(crate) trait Rounds {
     /// Looks at all that is due; true if anything moved, so that it is worth looking again.
     fn round(&mut self) -> bool;
@@ -29,10 +29,10 @@ pub(crate) trait Rounds {
     fn sleep_until(&mut self) -> Option<u64>;
 }
 
-/// What is handed to a poller, until that has ended.
+/// Items handed to a poller, until it has ended.
 #[derive(Debug)]
 pub(crate) struct Inbox<T> {
-    /// `None` once nobody takes anything more.
+    /// `None` once items are no longer taken.
     items: Plain<Option<Vec<T>>>,
 }
 
@@ -41,7 +41,7 @@ impl<T> Inbox<T> {
         Inbox { items: Plain::new(Some(Vec::new())) }
     }
 
-    /// Hands something over; gives it back if nobody will take it.
+    /// Hands an item over; returns it if it will not be taken.
     pub(crate) fn put(&self, item: T) -> Result<(), T> {
         match &mut *self.items.lock() {
             Some(items) => {
@@ -61,7 +61,7 @@ impl<T> Inbox<T> {
         any
     }
 
-    /// Takes nothing more; returns what is left.
+    /// Takes no more items; returns the remaining ones.
     pub(crate) fn close(&self) -> Vec<T> {
         self.items.lock().take().unwrap_or_default()
     }
@@ -97,8 +97,8 @@ impl ParkState {
         until
     }
 
-    /// Poller: after [`look`](Self::look). True: sleep now, until `until` at the latest. False: somebody
-    /// came, look again.
+    /// Poller: after [`look`](Self::look). True: sleep now, until `until` at the latest. False: a registrant
+    /// called, look again.
     #[must_use]
     pub(crate) fn commit(&self, until: u64) -> bool {
         // ORDERING: Relaxed: published by the exchange.
@@ -114,8 +114,8 @@ impl ParkState {
         self.state.store(RUNNING, Ordering::Relaxed);
     }
 
-    /// Anybody, after storing what the poller should see at `due`, at the latest; 0: at once. True:
-    /// the poller sleeps for longer and the caller must unpark its thread.
+    /// Any thread, after storing what the poller should see at `due`, at the latest; 0: at once. True: the
+    /// poller sleeps for longer and the caller must unpark its thread.
     #[must_use]
     pub(crate) fn notify_before(&self, due: u64) -> bool {
         fence(Ordering::SeqCst);

@@ -19,7 +19,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// Others use the stream for good.
 const FOR_GOOD: u64 = 1 << 63;
 
-/// A loan ended, and nobody sees to the ticket behind it yet.
+/// A loan ended, and no turn has taken over the ticket behind it yet.
 const OWED: u64 = 1 << 62;
 
 /// The ticket behind loans that ended is about to be published.
@@ -53,11 +53,11 @@ impl Sharing {
 
     /// Whether others use the stream.
     pub(crate) fn is_shared(&self) -> bool {
-        // ORDERING: Relaxed: whoever shared the stream hands it on by means that order this.
+        // ORDERING: Relaxed: the thread that shared the stream hands it on by means that order this.
         self.0.load(Ordering::Relaxed) & !(OWED | COVERING) != 0
     }
 
-    /// Whether a ticket is owed to what a loan left; if not, it is published.
+    /// Whether the work that a loan left still needs a ticket; if not, that is published.
     pub(crate) fn is_owed(&self) -> bool {
         // ORDERING: Acquire pairs with `settle`.
         self.0.load(Ordering::Acquire) & (OWED | COVERING) != 0
@@ -72,7 +72,7 @@ impl Sharing {
         }
         // ORDERING: Relaxed: it says what the debt said until now.
         self.0.fetch_or(COVERING, Ordering::Relaxed);
-        // ORDERING: Acquire pairs with `end`: what the loan put on the stream is in front of the ticket.
+        // ORDERING: Acquire pairs with `end`: the loan's work is on the stream before the ticket.
         self.0.fetch_and(!OWED, Ordering::Acquire);
         true
     }

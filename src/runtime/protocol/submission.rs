@@ -18,9 +18,9 @@
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 
-/// What [`SubmissionLock`] protects: something that can place a marker at its tail.
+/// The state that [`SubmissionLock`] protects: it can place a marker at its tail.
 pub(crate) trait Markable {
-    /// What placing a marker needs besides the locked state.
+    /// The arguments that placing a marker needs besides the locked state.
     type Context: ?Sized;
     /// The last ticket that was submitted.
     fn tail(&self, context: &Self::Context) -> u64;
@@ -47,11 +47,11 @@ impl<S: Markable> SubmissionLock<S> {
 
     /// Whether a marker at or behind `ticket` is published.
     pub(crate) fn is_marked(&self, ticket: u64) -> bool {
-        // ORDERING: Acquire pairs with `mark`: who sees the number finds the marker in its queue.
+        // ORDERING: Acquire pairs with `mark`: a thread that sees the number finds the marker in its queue.
         self.marked.load(Ordering::Acquire) >= ticket
     }
 
-    /// Runs `f` under the lock, then serves who asked for a marker meanwhile. Blocks while another
+    /// Runs `f` under the lock, then serves markers that were requested meanwhile. Blocks while another
     /// submitter is in the driver.
     #[inline]
     pub(crate) fn with<R>(&self, cx: &S::Context, f: impl FnOnce(&mut Locked<'_, S>) -> R) -> R {
@@ -89,7 +89,7 @@ impl<S: Markable> SubmissionLock<S> {
     /// Asks for a marker at or behind `ticket` where none may be placed: the next to unlock, or to
     /// [`serve`](Self::serve), does.
     pub(crate) fn leave(&self, ticket: u64) {
-        // ORDERING: Relaxed: whoever has it served is told by means that order this.
+        // ORDERING: Relaxed: the thread that gets it served is notified by means that order this.
         self.wanted.fetch_max(ticket, Ordering::Relaxed);
     }
 
@@ -112,7 +112,8 @@ impl<S: Markable> SubmissionLock<S> {
                     let (relaxed, none) = (Ordering::Relaxed, 0);
                     let _ = self.wanted.compare_exchange(wanted, none, relaxed, relaxed);
                 }
-                // It is not there yet. All that is has a marker: nothing is left for who unlocks.
+                // The ticket is not issued yet. All issued tickets have a marker: nothing is left to serve at
+                // the unlock.
                 Some(tail) if tail < wanted => return,
                 Some(_) => {}
             }
@@ -131,7 +132,7 @@ pub(crate) struct Locked<'a, S> {
 }
 
 impl<S: Markable> Locked<'_, S> {
-    /// Places a marker at the tail, unless one is there, and publishes it; returns the ticket that it
+    /// Places a marker at the tail, unless there is one, and publishes it; returns the ticket that it
     /// credits, `None` if the driver refused.
     pub(crate) fn mark_tail(&mut self, cx: &S::Context) -> Option<u64> {
         let tail = self.state.tail(cx);

@@ -29,13 +29,13 @@ impl SweepGate {
         loop {
             if self.busy.swap(true, Ordering::SeqCst) {
                 self.missed.store(true, Ordering::SeqCst);
-                // The holder may have left between the two lines above: then nobody else looks.
+                // The holder may have left between the two lines above: then nothing else looks.
                 if self.busy.load(Ordering::SeqCst) {
                     return swept;
                 }
                 continue;
             }
-            // Read, not only written: who left `missed` counts on this sweep, which must see what
+            // Read, not only written: the thread that set `missed` relies on this sweep, which must see what
             // that thread knew.
             self.missed.swap(false, Ordering::SeqCst);
             let unlock = Unlock(&self.busy);

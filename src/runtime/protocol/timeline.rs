@@ -37,21 +37,21 @@ impl Timeline {
     /// The last ticket handed out.
     #[inline]
     pub(crate) fn submitted(&self) -> u64 {
-        // ORDERING: Acquire pairs with `publish`, so that who sees ticket n sees its bookkeeping.
+        // ORDERING: Acquire pairs with `publish`: a thread that sees ticket n sees its bookkeeping.
         self.submitted.load(Ordering::Acquire)
     }
 
     /// The highest ticket known to be complete.
     pub(crate) fn completed(&self) -> u64 {
-        // ORDERING: Acquire pairs with `complete`: what the device wrote before the marker was
-        // seen is visible to whoever reads this value.
+        // ORDERING: Acquire pairs with `complete`: the device's writes before the marker was seen are visible
+        // to a reader of this value.
         self.completed.load(Ordering::Acquire)
     }
 
     /// How many tickets are not known to be complete.
     pub(crate) fn in_flight(&self) -> u64 {
-        // In this order: a ticket is published before it is complete, so what is read second is not
-        // less. The other way round others may submit and complete in between.
+        // In this order: a ticket is published before it is complete, so the second value read is not less.
+        // In the other order, others may submit and complete in between.
         let completed = self.completed();
         self.submitted() - completed
     }
@@ -72,7 +72,7 @@ impl Timeline {
         self.submitted.store(ticket, Ordering::Release);
     }
 
-    /// Gives up interest in `ticket`: no marker of its own is needed.
+    /// Drops interest in `ticket`: it needs no marker of its own.
     #[inline]
     pub(crate) fn release(&self, ticket: u64) {
         // ORDERING: Relaxed on both sides: a submitter that misses this places one marker more.

@@ -34,7 +34,7 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering, Plain, fence};
 /// No look is asked for.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// What is stored for a future: `std::task::Waker`, or loom's stand-in for it.
+/// The type stored for a future: `std::task::Waker`, or loom's stand-in for it.
 pub(crate) trait Wakes: Clone {
     fn will_wake(&self, other: &Self) -> bool;
 }
@@ -53,7 +53,7 @@ pub(crate) struct WaitQueue<W> {
     watched: AtomicBool,
 }
 
-/// What became of a registration.
+/// The outcome of a registration.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Registered<R> {
@@ -62,20 +62,20 @@ pub(crate) enum Registered<R> {
     Waiting(Notify),
 }
 
-/// What has become of an entry.
+/// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// There was none.
     None,
     /// It was taken out, and its task woken.
     Taken,
-    /// It is there and wakes another task, or is being woken ahead of time.
+    /// It exists and wakes another task, or is being woken ahead of time.
     Stale,
-    /// It is there and wakes the task: there is nothing to do, since who takes it out does that.
+    /// It exists and wakes the task: there is nothing to do, since the thread that takes it out wakes it.
     Current,
 }
 
-/// How the poller is to be told.
+/// How to notify the poller.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the poller must be told"]
 pub(crate) enum Notify {
@@ -95,7 +95,7 @@ impl<W: Wakes> WaitQueue<W> {
         }
     }
 
-    /// What has become of a future's entry.
+    /// The state of a future's entry.
     pub(crate) fn entry(&self, key: Option<WaiterKey>, waker: &W) -> Entry {
         let Some(key) = key else { return Entry::None };
         match self.waiters.lock().waker(key) {
@@ -139,15 +139,15 @@ impl<W: Wakes> WaitQueue<W> {
         removed.is_some()
     }
 
-    /// Wakes through `wake` whoever waits for a ticket up to `upto()`, with the ticket. After `completed` was raised, or
-    /// the device was lost: then all are due.
+    /// Wakes through `wake` every waiter for a ticket up to `upto()`, with the ticket. Called after `completed` was
+    /// raised, or the device was lost: then all are due.
     pub(crate) fn settle(&self, upto: impl Fn() -> u64, mut wake: impl FnMut(u64, W)) {
-        // The store of what `upto` reads before the load of `len`, against `register`.
+        // The store read by `upto` comes before the load of `len`, against `register`.
         fence(Ordering::SeqCst);
         while self.is_waited_for() {
             let mut due: SmallVec<[(u64, W); 16]> = SmallVec::new();
-            // Not under the lock: it may look at other streams, and drop the last handle of one. Whoever
-            // raises `completed` behind this settles for itself.
+            // Not under the lock: it may look at other streams, and drop the last handle of one. A thread
+            // that raises `completed` after this settles for itself.
             let upto = upto();
             {
                 let mut waiters = self.waiters.lock();
@@ -179,7 +179,7 @@ impl<W: Wakes> WaitQueue<W> {
         true
     }
 
-    /// The lowest ticket that somebody waits for.
+    /// The lowest ticket that is waited for.
     pub(crate) fn first(&self) -> Option<u64> {
         self.waiters.lock().next_due()
     }
@@ -190,7 +190,7 @@ impl<W: Wakes> WaitQueue<W> {
 
     /// Asks the poller for a look at `due`, at the latest.
     pub(crate) fn look_by(&self, due: u64) -> Notify {
-        // ORDERING: Release pairs with `begin_look`: what was stored before is seen by that look.
+        // ORDERING: Release pairs with `begin_look`: earlier stores are seen by that look.
         self.next_look.fetch_min(due, Ordering::Release);
         if self.hand_over() { Notify::HandOver } else { Notify::Before(due) }
     }
@@ -198,7 +198,7 @@ impl<W: Wakes> WaitQueue<W> {
     /// Whether the poller does not have the stream: then the caller hands it over.
     #[must_use = "the stream must be handed over"]
     pub(crate) fn hand_over(&self) -> bool {
-        // ORDERING: Release pairs with `give_up`: what was stored before is seen there.
+        // ORDERING: Release pairs with `give_up`: earlier stores are seen there.
         !self.watched.swap(true, Ordering::Release)
     }
 
@@ -208,18 +208,18 @@ impl<W: Wakes> WaitQueue<W> {
         self.next_look.load(Ordering::Relaxed)
     }
 
-    /// What a doorbell shortens.
+    /// The time of the next look, which a doorbell shortens.
     pub(crate) fn next_look_cell(&self) -> &Arc<AtomicU64> {
         &self.next_look
     }
 
-    /// The poller begins a look. What was asked for before it sees; what is asked for later stands.
+    /// The poller begins a look. It covers earlier requests; later requests stay.
     pub(crate) fn begin_look(&self) {
-        // ORDERING: Acquire: a read as well, so that what was stored before `look_by` is seen.
+        // ORDERING: Acquire: a read as well, so that stores before `look_by` are seen.
         self.next_look.swap(NEVER, Ordering::Acquire);
     }
 
-    /// The poller says when it looks again, unless somebody wants it before.
+    /// The poller sets its next look, unless an earlier one is requested.
     pub(crate) fn look_again(&self, at: u64) {
         // ORDERING: Relaxed: only the poller reads what it stored.
         self.next_look.fetch_min(at, Ordering::Relaxed);
@@ -233,13 +233,13 @@ impl<W: Wakes> WaitQueue<W> {
 
     /// The poller gives the stream up, unless it has work after all: then it returns false.
     pub(crate) fn give_up(&self, has_work: impl FnOnce() -> bool) -> bool {
-        // ORDERING: Acquire: a read as well, so that the work of whoever found the stream here is seen.
-        // Who comes later hands it over.
+        // ORDERING: Acquire: a read as well, so that the work of a thread that found the stream here is seen.
+        // A later thread hands the stream over.
         self.watched.swap(false, Ordering::Acquire);
         !(self.is_waited_for() || has_work()) || !self.hand_over()
     }
 
-    /// The stream goes away: whoever is left looks again, and is told that.
+    /// The stream goes away: the remaining waiters look again, and get an error.
     pub(crate) fn close(&self) -> Vec<W> {
         let mut waiters = self.waiters.lock();
         std::iter::from_fn(|| waiters.pop_due(u64::MAX)).map(|(_, waker)| waker).collect()
@@ -264,7 +264,7 @@ impl<W: Wakes> WaitQueue<W> {
     }
 }
 
-/// Whether a device is lost, and whether those who wait were told.
+/// Whether a device is lost, and whether the waiters were notified.
 #[derive(Debug)]
 pub(crate) struct LossFlag {
     set: AtomicBool,
@@ -276,9 +276,9 @@ impl LossFlag {
         LossFlag { set: AtomicBool::new(false), told: AtomicBool::new(false) }
     }
 
-    /// Declares it. Whoever looks next [tells](Self::tell).
+    /// Declares the loss. The next look [notifies](Self::tell) the waiters.
     pub(crate) fn set(&self) {
-        // ORDERING: Release pairs with `is_set`: what was said about the loss before is seen.
+        // ORDERING: Release pairs with `is_set`: the cause stored before is seen.
         self.set.store(true, Ordering::Release);
     }
 
@@ -287,7 +287,7 @@ impl LossFlag {
         self.set.load(Ordering::Acquire)
     }
 
-    /// Whether the caller is the one who tells everybody, by settling every queue of the device: once,
+    /// Whether the caller is the one that notifies all waiters, by settling every queue of the device: once,
     /// after it was set.
     pub(crate) fn tell(&self) -> bool {
         // ORDERING: Relaxed: one of all callers gets it, each of whom has seen that it is set.

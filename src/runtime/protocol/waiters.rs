@@ -115,8 +115,8 @@ impl<W> Waiters<W> {
         Some(waker)
     }
 
-    /// Takes one waiter whose ticket is at most `completed`, with that. Those whose waker is borrowed are taken as
-    /// well: who has it wakes them.
+    /// Takes one waiter whose ticket is at most `completed`, with the ticket. Waiters whose waker is borrowed are
+    /// taken as well: the borrower wakes them.
     #[must_use = "a waiter that was taken must be woken"]
     pub(crate) fn pop_due(&mut self, completed: u64) -> Option<(u64, W)> {
         while let Some(Reverse((ticket, slot, generation))) = self.due.peek().copied() {
@@ -133,7 +133,7 @@ impl<W> Waiters<W> {
         None
     }
 
-    /// The lowest ticket that somebody waits for.
+    /// The lowest ticket that is waited for.
     pub(crate) fn next_due(&mut self) -> Option<u64> {
         while let Some(Reverse((ticket, slot, generation))) = self.due.peek().copied() {
             if is_live(&self.slots, slot, generation) {

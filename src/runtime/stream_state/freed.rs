@@ -42,19 +42,20 @@ pub(crate) struct InOrder {
     pub(crate) bytes: u64,
     /// Complete, they wait for nothing.
     pub(crate) ticket: u64,
-    /// What waits for this one is behind them.
+    /// Waits for this block need to be behind this ticket.
     pub(crate) behind: u64,
 }
 
 impl StreamState {
-    /// Gives up a buffer's block behind everything submitted so far, which somebody else may use behind
-    /// that; never blocks.
+    /// Frees a buffer's block behind everything submitted so far, where another allocation may use it; never
+    /// blocks.
     pub(crate) fn free_in_order(self: &Arc<Self>, ptr: DevicePtr, bytes: u64) {
         let block = Block { ptr, bytes, ticket: self.submitted() };
         let account = &self.engine.account;
         let kept = {
             let mut block_cache = self.block_cache.lock();
-            // Under the lock: who empties the cache of a closed device finds what was kept before.
+            // Under the lock: a thread that empties the cache of a closed device finds every block cached
+            // before.
             let fits = block_cache::rounded(bytes) == Some(bytes) && !self.engine.is_closed();
             let kept = fits && block_cache.put(bytes, block).is_ok();
             if kept {
@@ -66,13 +67,13 @@ impl StreamState {
             account.lock().retire(bytes);
             self.give_back(block);
         } else if self.engine.options.memory_limit.is_some() {
-            // Within a limit others may wait for the block: not for what is submitted behind it.
+            // With a limit, others may wait for the block: they must not wait for later work.
             self.want(block.ticket);
         }
         self.engine.memory_moved();
     }
 
-    /// A block of that size that the stream gave up, for what is submitted next.
+    /// A block of that size that the stream freed, for the next submission.
     pub(crate) fn reuse(&self, bytes: u64) -> Option<DevicePtr> {
         let mut block_cache = self.block_cache.lock();
         let block = block_cache.take(bytes)?;
@@ -123,8 +124,8 @@ impl StreamState {
         self.freed.lock().queue.iter().map(|freed| freed.bytes).sum()
     }
 
-    /// Takes over memory whose free is on the stream, `most` bytes of it, for who is behind that: the
-    /// stream itself, or who waits for it. Of a certain ticket, or any.
+    /// Takes over memory whose free is on the stream, `most` bytes of it, for work behind that: on the stream
+    /// itself, or on one that waits for it. Of a certain ticket, or any.
     pub(crate) fn take_freed(&self, most: u64, ticket: Option<u64>) -> u64 {
         self.collect_freed();
         let mut freed = self.freed.lock();
@@ -163,7 +164,7 @@ impl StreamState {
         self.collect_freed();
     }
 
-    /// Gives the pool back, in the account, what was freed in front of what is complete.
+    /// Moves memory freed before the completed ticket back to the pool, in the account.
     pub(crate) fn collect_freed(&self) {
         if self.is_found_stuck() {
             self.give_up_freed();
@@ -183,7 +184,8 @@ impl StreamState {
         }
     }
 
-    /// Leaks what the stuck stream would have freed: no allocation may take it over or wait for it.
+    /// Leaks the memory that the stuck stream would have freed: no allocation may take it over or wait for
+    /// it.
     #[cold]
     fn give_up_freed(&self) {
         let never = |ticket: u64| !self.is_complete(ticket);
@@ -207,8 +209,8 @@ impl StreamState {
         (last > self.completed() && (may_wait || self.is_complete(last - 1))).then_some(last)
     }
 
-    /// An event at or behind `ticket`, whose operation need not be there yet, without waiting for
-    /// anybody; `None` if that cannot be had, or the ticket is complete.
+    /// An event at or behind `ticket`, which may not be issued yet, without blocking; `None` if that cannot
+    /// be had, or the ticket is complete.
     pub(crate) fn try_event_behind(self: &Arc<Self>, ticket: u64) -> Option<Marker> {
         self.marker_behind(ticket).or_else(|| {
             let placed = self.try_with(|turn| {
@@ -219,14 +221,14 @@ impl StreamState {
                 turn.place_event()
             });
             if placed.is_none() {
-                // Whoever has the lock serves this, or who submits it.
+                // The lock's holder, or the ticket's submitter, serves this.
                 self.want(ticket);
             }
             self.marker_behind(ticket)
         })
     }
 
-    /// What is left when the stream goes, whose work is complete or never will be.
+    /// The remaining blocks of a stream that goes away, whose work is complete or never will be.
     pub(super) fn take_left(&mut self) -> Vec<Block> {
         let freed: Vec<_> = self.freed.get_mut().queue.drain(..).collect();
         let lost = self.engine.lost().is_some();

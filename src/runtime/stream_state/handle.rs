@@ -20,10 +20,10 @@ use parking_lot::Mutex;
 use super::StreamState;
 use crate::runtime::weak_list::WeakList;
 
-/// What was made for one stream, of no use without it, and is somebody's who may have it for longer: compiled graphs, and what
+/// An object made for one stream and useless without it, whose owner may hold it for longer: compiled graphs, and the memory
 /// they keep.
 pub(crate) trait OfStream: Send + Sync {
-    /// Nobody has a handle of the stream any more: gives up what there is.
+    /// The stream has no handle any more: releases the object's resources.
     fn stream_is_gone(&self);
 }
 
@@ -38,7 +38,7 @@ impl StreamHandle {
         Arc::new(StreamHandle { stream, belongings: Mutex::default() })
     }
 
-    /// Has something given up when the stream is gone.
+    /// Registers an object to be released when the stream is gone.
     pub(crate) fn has(&self, belonging: Weak<dyn OfStream>) {
         self.belongings.lock().push(belonging);
     }
@@ -59,24 +59,24 @@ impl Deref for StreamHandle {
 }
 
 impl StreamState {
-    /// The last handle is dropped. Whoever looks after the streams keeps it while its work is pending,
-    /// and lets go of it when it is complete.
+    /// The last handle is dropped. The owner of the device's streams keeps the stream while its work is
+    /// pending, and releases it when it is complete.
     fn desert(self: &Arc<Self>) {
         // ORDERING: SeqCst: against `deactivate`, which stores that it lets go and then looks at this.
         self.deserted.store(true, Ordering::SeqCst);
-        // Of a stream that the poller does not have this is the last that anybody has.
+        // If the poller does not have the stream, this is the last reference.
         if self.has_dues() || self.queue.is_watched() {
             self.activate();
         }
     }
 
-    /// Whether nobody has a handle.
+    /// Whether it has no handle.
     pub(crate) fn is_deserted(&self) -> bool {
         // ORDERING: Relaxed: a hint; `deactivate` looks behind a fence, against `desert`.
         self.deserted.load(Ordering::Relaxed)
     }
 
-    /// Whether nobody has a handle, and it gets nowhere any more.
+    /// Whether it has no handle and will make no progress any more.
     pub(crate) fn is_given_up(&self) -> bool {
         self.is_deserted() && self.is_found_stuck()
     }
@@ -84,7 +84,7 @@ impl StreamState {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        // In front of the rest: what is retired behind the stream's work is among what that is looked at for.
+        // First of all: this retires objects behind the stream's work, which the following looks at.
         self.belongings.get_mut().alive().iter().for_each(|belonging| belonging.stream_is_gone());
         self.stream.desert();
     }

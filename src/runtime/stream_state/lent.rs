@@ -11,11 +11,11 @@ pub(super) struct LentMemory {
     pub(super) payload: Payload,
 }
 
-/// What is lent.
+/// A lent value.
 pub(crate) enum Payload {
     /// Our own memory: dropping it is cheap and calls nobody.
     Memory(Arc<dyn LentBlock>),
-    /// What the driver is to call, the user's: dropped by the reaper.
+    /// A user's callback for the driver: dropped by the reaper.
     Callback(Box<dyn Callback>),
     /// A user's value that the work needs: dropped by the reaper, also after the loss of the device; never
     /// if the stream waits for ever.
@@ -29,9 +29,9 @@ pub(crate) trait LentBlock: Send + Sync {
     fn quarantine(&self);
 }
 
-/// A share of what the driver is to call; dropped like any other once it was called.
+/// A share of a callback for the driver; dropped like any other once it was called.
 pub(crate) trait Callback: Any + Send {
-    /// On a device that gets nowhere any more: what it was to call, of the user's, unless it was called.
-    /// Should the driver call it all the same, nothing happens.
+    /// On a device that makes no progress any more: takes the user's closure, unless it was called. If the
+    /// driver calls all the same, nothing happens.
     fn give_up(&self) -> Option<Box<dyn Any + Send>>;
 }

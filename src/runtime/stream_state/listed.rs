@@ -40,7 +40,7 @@ impl<L: ?Sized> Lists<L> {
         self.open.as_ref().is_some_and(|(known, _)| *known == owner)
     }
 
-    /// Takes the first of the owner's that somebody else put on the stream.
+    /// Takes the first of the owner's lists that another thread put on the stream.
     pub(super) fn fetch(&mut self, owner: ListOwner) -> Option<Box<L>> {
         let at = self.put.iter().position(|(known, _)| *known == owner)?;
         Some(self.put.remove(at).1)

@@ -31,15 +31,15 @@ impl StreamState {
         }
     }
 
-    /// As [`ask_here_or_there`](Self::ask_here_or_there), about all that was submitted: also what has no
-    /// marker yet, unless somebody submits right now.
+    /// Like [`ask_here_or_there`](Self::ask_here_or_there), for everything submitted, including work without
+    /// a marker unless another thread is submitting right now.
     pub(crate) fn ask_after_all(self: &Arc<Self>) {
         let tail = self.submitted();
         // A stream that is shared may be captured by others, which a query would void; the whole device's has no
         // work of its own.
         let is_ours = self.owned && !self.is_shared();
         if is_ours && !self.is_complete(tail) && role::may_call_driver() {
-            // Under the lock: the driver answers nobody about a stream that it holds somebody up on.
+            // Under the lock: the driver does not answer about a stream on which it holds a thread.
             self.try_with(|turn| {
                 if turn.stream.is_through() == Ok(true) {
                     turn.stream.progress.timeline.complete(turn.stream.submitted());
@@ -50,19 +50,19 @@ impl StreamState {
         self.ask_here_or_there();
     }
 
-    /// Whether somebody who submits to it may be blocked in the driver, which then makes no events for others.
+    /// Whether a submitting thread may be blocked in the driver, which then creates no events for others.
     pub(super) fn is_blocked(self: &Arc<Self>) -> bool {
         // ORDERING: Relaxed: a hint.
         self.blocks_at.load(Ordering::Relaxed) > self.submitted() && self.is_submitted_to()
     }
 
-    /// Whether somebody is submitting to it.
+    /// Whether a thread is submitting to it.
     pub(crate) fn is_submitted_to(self: &Arc<Self>) -> bool {
         self.try_with(|_| ()).is_none()
     }
 
-    /// Looks, and wakes whoever waited for what is complete. True if the stream was seen to have
-    /// moved. Where no driver call may be made, nothing is done.
+    /// Looks, and wakes the waiters of complete work. True if the stream was seen to have moved. Where no
+    /// driver call may be made, nothing is done.
     pub(crate) fn sweep(&self) -> bool {
         if !role::may_call_driver() {
             return false;
@@ -88,7 +88,7 @@ impl StreamState {
             }
             self.gate.run(|| {
                 let before = self.completed();
-                // Who is told of a loss is told by `mourn`, below.
+                // Waiters learn of a loss from `mourn`, below.
                 self.engine.judged(|| self.ask()).ok();
                 if self.completed() > before {
                     moved = true;
@@ -102,16 +102,16 @@ impl StreamState {
         moved
     }
 
-    /// Raises `completed` as far as the markers allow, and leaves what follows from that to whoever looks
-    /// next: for a submitter, under its lock.
+    /// Raises `completed` as far as the markers allow, and leaves the consequences to the next look: for a
+    /// submitter, under its lock.
     pub(super) fn ask_quietly(&self) {
-        // Of a loss the next look tells.
+        // The next look reports a loss.
         self.gate.run(|| drop(self.engine.judged(|| self.ask())));
     }
 
-    /// Whether a shared stream has nothing to do, whoever put it there; `None` for one whose tickets say so, after
-    /// what a loan left has its ticket. On a lost device nothing more will happen. Where no driver call may be
-    /// made, it is not known to have nothing to do.
+    /// Whether a shared stream is idle, other libraries' work included; `None` if its tickets answer that, once
+    /// the work that a loan left has a ticket. On a lost device nothing more will happen. Where no driver call may
+    /// be made, it is not known to be idle.
     pub(crate) fn is_idle_shared(self: &Arc<Self>) -> Option<bool> {
         let is_shared = self.is_shared();
         if !is_shared && !self.sharing.is_owed() {
@@ -122,7 +122,7 @@ impl StreamState {
             return Some(lost);
         }
         if !is_shared {
-            // Who has the lock is submitting something.
+            // The lock's holder is submitting something.
             return self.try_with(|turn| turn.cover_loans()).is_none().then_some(false);
         }
         // SAFETY: the driver stream is this one's, or its owner keeps it.
@@ -150,22 +150,22 @@ impl StreamState {
             || self.word.as_ref().is_some_and(|word| word.read() > self.completed())
     }
 
-    /// Wakes whoever waited for what is complete, and takes back what was lent to it.
+    /// Wakes the waiters of complete work, and takes back memory lent to it.
     pub(super) fn settle(&self) {
         self.wake_settled();
         self.take_back();
         self.forget_foreign();
     }
 
-    /// Takes back the events behind what is complete, on a stream that is only ever given work: nobody
-    /// else looks. Wakes nobody, unless it finds the device lost: the caller may be a drop.
+    /// Takes back the events of complete work, on a stream that is never awaited and so looked at by nothing
+    /// else. Wakes nobody, unless it finds the device lost: the caller may be a drop.
     #[cold]
     pub(super) fn tidy(self: &Arc<Self>) {
         // Otherwise the poller looks.
         if !self.queue.is_waited_for() {
             self.look(self.engine.now());
             self.forget_foreign();
-            // Who began to wait beside the look.
+            // A future that began to wait during the look.
             if self.queue.is_waited_for() {
                 self.activate_by(self.engine.now());
             }
@@ -248,7 +248,7 @@ impl StreamState {
         drop(markers);
     }
 
-    /// Tells who traces that the stream was seen to have moved.
+    /// Reports to the tracer that the stream was seen to have moved.
     #[inline]
     pub(super) fn trace_seen(&self) {
         if self.engine.tracer.is_on() {
@@ -265,11 +265,11 @@ impl StreamState {
         }
     }
 
-    /// Remembers how long the work at the head took, if somebody waited for it.
+    /// Remembers how long the work at the head took, if it was waited for.
     fn learn(&self, now: u64) {
         let pace = &self.pace;
         let since = pace.head_since.swap(now, Ordering::Relaxed);
-        // A future that comes to check is not entered yet.
+        // A future that checks is not entered yet.
         if self.queue.is_waited_for() || self.is_checked(now) {
             let pending_at = pace.pending_at.load(Ordering::Relaxed);
             let mut estimator = pace.estimator.lock();
@@ -278,15 +278,14 @@ impl StreamState {
         }
     }
 
-    /// When somebody last looked.
+    /// The time of the last look.
     pub(super) fn looked_at(&self) -> u64 {
         let pace = &self.pace;
         // ORDERING: Relaxed: times, for guesses.
         pace.pending_at.load(Ordering::Relaxed).max(pace.head_since.load(Ordering::Relaxed))
     }
 
-    /// What to do about the wait for the work at the head, and since when that goes on; `ahead_ns`
-    /// more is allowed for.
+    /// The plan for the wait for the work at the head, and when that began; `ahead_ns` more is allowed for.
     #[inline(always)]
     pub(super) fn plan(&self, now: u64, ahead_ns: u64) -> (u64, Plan) {
         // ORDERING: Relaxed: a guess.
@@ -318,15 +317,15 @@ impl StreamState {
         });
     }
 
-    /// Takes everything back that the device is through with, also what another thread is taking back.
+    /// Takes back everything that the device has finished with, including what another thread is taking back.
     pub(crate) fn take_all_back(&self) {
         self.take_back();
         drop(self.lent.lock());
     }
 
-    /// Takes lent memory back that the device is through with, and sends users' values to be dropped.
+    /// Takes back lent memory that the device has finished with, and sends users' values to be dropped.
     fn take_back(&self) {
-        // What a submitter adds meanwhile is not complete yet.
+        // A submitter's concurrent additions are not complete yet.
         while !self.lent.is_empty() {
             let mut blocks: SmallVec<[Arc<dyn LentBlock>; 8]> = SmallVec::new();
             let mut any = false;
@@ -340,7 +339,7 @@ impl StreamState {
                     self.engine.counters.lent_bytes.fetch_sub(lent.bytes, Ordering::Relaxed);
                     match lent.payload {
                         Payload::Memory(memory) => blocks.push(memory),
-                        // Under the lock, so that who finds it empty finds them sent.
+                        // Under the lock: a thread that finds it empty also finds them sent.
                         Payload::Callback(callback) => self.engine.drop_later(callback),
                         Payload::Kept(value) => self.engine.drop_later(value),
                     }
@@ -352,8 +351,8 @@ impl StreamState {
         }
     }
 
-    /// After the loss: wakes everybody and quarantines what is still lent, because nobody promises
-    /// that the copy engines have stopped.
+    /// After the loss: wakes all waiters and quarantines memory that is still lent, because the copy engines
+    /// may not have stopped.
     pub(crate) fn mourn(&self) {
         self.take_back();
         let lent = std::mem::take(&mut *self.lent.lock());
@@ -362,7 +361,7 @@ impl StreamState {
         self.forget_foreign();
     }
 
-    /// Sets aside for good what was lent to a device that is lost.
+    /// Quarantines memory lent to a lost device.
     pub(super) fn quarantine(&self, lent: VecDeque<LentMemory>) {
         let counters = &self.engine.counters;
         for lent in lent {
@@ -373,7 +372,7 @@ impl StreamState {
         }
     }
 
-    /// Gives up what the device was lent and will not be seen to be through with.
+    /// Releases a lent value whose use will never be seen to end.
     pub(super) fn give_up(&self, payload: Payload) {
         match payload {
             // It keeps its device, which must not stay as well.

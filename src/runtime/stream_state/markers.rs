@@ -36,8 +36,8 @@ impl StreamState {
         }
     }
 
-    /// An event for a marker. Before one is made, which may take long beside a full queue, those behind
-    /// what is complete are taken back: on a stream that nobody awaits nobody else looks.
+    /// An event for a marker. Before one is created, which may take long beside a full queue, the events of
+    /// complete work are taken back: a stream that is never awaited is not looked at otherwise.
     pub(super) fn event(&self) -> std::result::Result<EventHandle, DriverCode> {
         let spare = || self.markers.lock().spare.pop();
         if let Some(event) = spare().or_else(|| self.engine.idle_event()) {
@@ -47,13 +47,13 @@ impl StreamState {
         spare().map_or_else(|| self.engine.event(), Ok)
     }
 
-    /// Whether the stream has so many events, behind its work or not.
+    /// Whether the stream has this many events, behind its work or spare.
     pub(crate) fn has_events(&self, least: usize) -> bool {
         let markers = self.markers.read();
         markers.spare.len() + markers.queue.len() >= least
     }
 
-    /// Sees to it that at most so many tickets at the tail have no marker at or behind them.
+    /// Ensures that at most this many tickets at the tail have no marker at or behind them.
     pub(crate) fn mark_within(&self, tickets: u64) {
         let tail = self.submitted();
         if !self.submission.is_marked(tail.saturating_sub(tickets)) {
@@ -68,17 +68,17 @@ impl StreamState {
         tail
     }
 
-    /// The ticket of what is on the stream now. If others put work there, or did so on a loan that ended, that
-    /// is a fresh one behind theirs; it blocks while another submitter is in the driver.
+    /// The ticket of everything on the stream now. If others put work there, or did so on a loan that ended,
+    /// that is a fresh one behind theirs; it blocks while another submitter is in the driver.
     pub(crate) fn here(self: &Arc<Self>) -> u64 {
         self.put_listed(u64::MAX);
-        // Where no driver call may be made, what is known has to do.
+        // Where no driver call may be made, the known state must do.
         let silent = self.engine.lost().is_some() || role::current() != Role::Free;
         if silent || !(self.is_shared() || self.sharing.is_owed()) {
             return self.submitted();
         }
         self.with(|turn| {
-            // Of a loan that ended the turn has covered what was left.
+            // Work that an ended loan left is covered by the turn.
             if turn.stream.is_shared() { turn.publish_empty() } else { turn.stream.submitted() }
         })
     }
@@ -111,10 +111,9 @@ impl StreamState {
         Ok(self.marker_behind(ticket))
     }
 
-    /// Whether a word is the better marker. It is read without entering the driver, but takes longer
-    /// to submit, many threads that submit them stand in each other's way, and streams that share a
-    /// hardware queue wait for it: only for short work that few wait for. And never again behind a refused one, which may come
-    /// late: nobody could tell it from the next.
+    /// Whether a word is the better marker. It is read without entering the driver, but takes longer to submit, threads that
+    /// submit words delay one another, and streams that share a hardware queue wait for it: only for short work with few
+    /// waiters. And never after a refused one, whose write may come late: it could not be told from the next.
     pub(super) fn prefers_words(&self) -> bool {
         let engine = &self.engine;
         // ORDERING: Relaxed, here and below: changed under the submission lock, which the caller has; a guess.

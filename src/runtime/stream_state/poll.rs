@@ -32,13 +32,13 @@ use crate::runtime::protocol::wait_queue::{Entry, Registered};
 use crate::runtime::protocol::waiters::WaiterKey;
 use crate::thread::role;
 
-/// What a future remembers between polls.
+/// A future's state between polls.
 #[derive(Debug, Default)]
 pub(crate) struct WaitState {
     /// The stream has it.
     key: Option<WaiterKey>,
     stage: Stage,
-    /// It leaves all looks to others: as it was told to, or since it was polled too late while it checked.
+    /// It leaves all looks to others: it was asked to, or was polled too late while it checked.
     never_checks: bool,
     /// Polled by a thread that has nothing else to do.
     blocking: bool,
@@ -52,7 +52,7 @@ enum Stage {
     /// It was not polled.
     #[default]
     New,
-    /// An earlier point of its operation is complete: whoever had to go first did.
+    /// An earlier point of its operation is complete: the tasks that had to go first did.
     Next,
     /// Others look for it.
     Waiting,
@@ -86,7 +86,7 @@ impl WaitState {
         WaitState { never_checks, blocking, stage: Stage::Next, ..WaitState::default() }
     }
 
-    /// The stream is gone, which wakes whoever waited for it.
+    /// The stream is gone, which wakes its waiters.
     pub(crate) fn forget_gone(&mut self, device: &DeviceState) {
         self.stage = Stage::Waiting;
         if self.key.take().is_some() {
@@ -94,7 +94,7 @@ impl WaitState {
         }
     }
 
-    /// Says that a thread polls for this future alone: nobody needs a turn in between.
+    /// Declares that a thread polls for this future alone: there is nothing to yield to in between.
     pub(crate) fn block(&mut self) {
         self.blocking = true;
     }
@@ -145,7 +145,7 @@ impl StreamState {
         }
         let may_look = may_ask && !put_off;
         let checking = may_look && self.may_check(wait, now);
-        // If others wait, somebody looks for them.
+        // If others wait, another task looks for them.
         let comes_to_look = || matches!(stage, Stage::PutOff) || !self.queue.is_waited_for();
         let looks = checking || (may_look && comes_to_look());
         if looks && self.look(now) {
@@ -203,7 +203,7 @@ impl StreamState {
         if !self.is_complete(ticket) {
             return;
         }
-        // If it looked for itself, nobody else did.
+        // While it checked, nothing else looked.
         self.trace_seen();
         self.engine.tracer.polled(self.id(), ticket, self.engine.now());
     }
@@ -229,7 +229,7 @@ impl StreamState {
         permit.map(|permit| wait.stage = Stage::Awake(permit)).is_some()
     }
 
-    /// Whether the task goes on to stay awake, and is polled again.
+    /// Whether the task continues to stay awake, and is polled again.
     #[cold]
     fn stays_awake(
         &self,
@@ -301,7 +301,7 @@ impl StreamState {
             Some(lost) => lost.clone(),
             None => self.dependency_lost(ticket)?,
         };
-        // What completed before the loss completed.
+        // Work that completed before the loss is complete.
         Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
     }
 
@@ -311,25 +311,25 @@ impl StreamState {
         self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket))
     }
 
-    /// Whether what comes next on the stream waits for a device that is lost: as far as anybody can tell,
-    /// the stream gets nowhere any more.
+    /// Whether the next work on the stream waits for a lost device: as far as is known, the stream makes no
+    /// progress any more.
     pub(crate) fn is_stuck(&self) -> bool {
         if !self.progress.waits_for_others() {
             return false;
         }
-        // What can be seen next: nobody will know of a ticket that has no marker in front of the wait.
+        // Only a ticket with a marker in front of the wait can ever be seen complete.
         let marker = self.markers.read().queue.front().map(|marker| marker.ticket);
         // ORDERING: Relaxed: a hint, as in `word_is_late`.
         let told = self.told.load(Ordering::Relaxed);
         let written = (told != UNKNOWN && told > self.completed()).then_some(told);
         let next = marker.into_iter().chain(written).min().unwrap_or_else(|| self.submitted());
-        // For those who come when the stream is gone.
+        // For those that come when the stream is gone.
         let why = self.dependency_lost(next).filter(|_| !self.is_complete(next));
         why.map(|why| self.progress.stuck.set(why)).is_some()
     }
 
-    /// [`is_stuck`](Self::is_stuck), asking the device first where a driver call may be made: it shows behind
-    /// what is known to be complete.
+    /// [`is_stuck`](Self::is_stuck), asking the device first where a driver call may be made, since the
+    /// answer depends on what is known to be complete.
     pub(super) fn is_found_stuck(&self) -> bool {
         if !self.progress.waits_for_others() {
             return false;
@@ -347,7 +347,8 @@ impl StreamState {
         self.progress.set_waits_for_others(!foreign.is_empty());
     }
 
-    /// Shows `look` what `ticket` waits for on other devices, on whatever way, until it finds something.
+    /// Calls `look` for the points on other devices that `ticket` waits for, directly or indirectly, until it
+    /// finds something.
     pub(super) fn visit_foreign<R>(
         &self,
         ticket: u64,
@@ -376,7 +377,7 @@ impl StreamState {
         None
     }
 
-    /// Adds what `ticket` waits for and what was not seen yet.
+    /// Adds the unseen points that `ticket` waits for.
     fn collect_foreign(&self, ticket: u64, seen: &mut SmallVec<[Point; 4]>) {
         let foreign = self.foreign.lock();
         // The newest first: a stream's earlier tickets are seen with it.
@@ -393,13 +394,13 @@ impl StreamState {
             return;
         }
         let mut foreign = self.foreign.lock();
-        // After the loss of this device nobody asks after the others.
+        // After the loss of this device the others are not asked.
         let lost = self.engine.lost().is_some();
         foreign.retain(|(ticket, _)| !lost && !self.is_complete(*ticket));
         self.progress.set_waits_for_others(!foreign.is_empty());
     }
 
-    /// Whether the task looks for itself now: it goes on with a check, or begins one.
+    /// Whether the task checks now: it continues a check, or begins one.
     fn may_check(&self, wait: &mut WaitState, now: u64) -> bool {
         if let Stage::Checking { permit, checked_at } = wait.stage {
             // An executor that has other things to do: the poller looks by now.

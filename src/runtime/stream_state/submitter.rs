@@ -27,13 +27,13 @@ const STEP: u64 = 64;
 /// Entries that a stream remembers.
 const STEPS: usize = 32;
 
-/// What the submission lock protects.
+/// The state that the submission lock protects.
 pub(crate) struct Submitter {
     /// Commands so far, event records and waits aside: they take no room in the stream's queue.
     sent: u64,
     /// `sent` when the last marker was placed.
     sent_at_mark: u64,
-    /// `sent` at some tickets, a [`STEP`] apart: tells how many commands the stream may hold.
+    /// `sent` at some tickets, a [`STEP`] apart: bounds the number of commands that the stream may hold.
     sent_at: VecDeque<(u64, u64)>,
     /// `sent` at which the next entry is made.
     next_step: u64,
@@ -63,8 +63,8 @@ impl Markable for Submitter {
         let word = stream.word.as_ref().filter(|_| stream.prefers_words());
         let placed = match word {
             Some(word) => {
-                // ORDERING: Relaxed: read by `StreamState::drop`, which nobody is beside. Before the call,
-                // because one that failed may have been made all the same.
+                // ORDERING: Relaxed: read by `StreamState::drop`, which is exclusive. Before the call,
+                // because a failed one may have been submitted all the same.
                 stream.told.store(tail, Ordering::Relaxed);
                 // SAFETY: the driver stream is this one's, the word is its own until the stream is gone
                 // and the last value was seen.
@@ -102,8 +102,8 @@ impl Submitter {
         }
     }
 
-    /// Whether `commands` more might find the stream's queue full and block the thread. Counts what is
-    /// not known to be complete.
+    /// Whether `commands` more might find the stream's queue full and block the thread. Counts everything not
+    /// known to be complete.
     #[inline]
     pub(super) fn is_crowded(&mut self, stream: &StreamState, commands: u32) -> bool {
         self.sent - self.done + u64::from(commands) > cadence::CROWDED
@@ -112,7 +112,7 @@ impl Submitter {
 
     #[cold]
     fn is_still_crowded(&mut self, stream: &StreamState, commands: u32) -> bool {
-        // On a stream that is only ever given work nobody else asks how far it is.
+        // A stream that is never awaited is not looked at otherwise.
         if self.sent - self.asked_at >= STEP {
             self.asked_at = self.sent;
             stream.ask_quietly();
@@ -181,11 +181,11 @@ impl Submitter {
 
 /// Operations in their order; see [`listed`](super::listed).
 pub(crate) trait Listed: Any + Send {
-    /// Makes their driver calls; returns how many. What is refused it remembers.
+    /// Makes their driver calls; returns how many. It remembers refusals.
     fn put(&mut self, turn: &mut Turn<'_, '_>) -> u32;
 }
 
-/// A stream's submission lock, held: what a submitter may do.
+/// A stream's submission lock, held: the submitter's interface.
 pub(crate) struct Turn<'t, 'l> {
     pub(crate) stream: &'t Arc<StreamState>,
     pub(super) locked: &'t mut Locked<'l, Submitter>,
@@ -240,13 +240,13 @@ impl Turn<'_, '_> {
         if self.stream.sharing().take_owed() {
             let ticket = self.publish_empty();
             self.stream.sharing().settle();
-            // Nobody holds it yet.
+            // Nothing holds it yet.
             self.stream.release(ticket);
         }
     }
 
-    /// Before driver calls that may block the thread: publishes an event behind everything submitted so
-    /// far, so that others who wait for that find it without this lock.
+    /// Before driver calls that may block the thread: publishes an event behind everything submitted so far,
+    /// so that others who wait for that find it without this lock.
     #[cold]
     pub(crate) fn expect_to_block(&mut self) {
         // ORDERING: Relaxed: a hint, see `may_sit_in_driver`.
@@ -256,18 +256,17 @@ impl Turn<'_, '_> {
         }
     }
 
-    /// Whether so many more commands may find the queue full.
+    /// Whether this many more commands may find the queue full.
     #[inline]
     pub(crate) fn is_crowded(&mut self, commands: u32) -> bool {
         self.locked.state.is_crowded(self.stream, commands)
     }
 
-    /// Before an operation that may be held up by something other than this stream's own work:
-    /// puts an event behind what touched buffers, so that nobody who depends on that waits for the
-    /// hold-up.
+    /// Before an operation that may be held up by something other than this stream's own work: puts an event
+    /// behind the last use of buffers, so that work that depends on it does not wait for the hold-up.
     pub(crate) fn fence_off(&mut self) {
         if self.locked.state.touched {
-            // Refused, who depends on that waits for longer.
+            // If refused, dependent work waits for longer.
             self.place_event().ok();
         }
     }
@@ -327,7 +326,7 @@ impl Turn<'_, '_> {
         match waited.iter_mut().find(|(stream, _)| *stream == other.id()) {
             Some((_, known)) => *known = (*ticket).max(*known),
             None => {
-                // What is forgotten costs another wait, should it come to that.
+                // Forgetting one costs another wait, if it is needed again.
                 if waited.len() == REMEMBERED {
                     waited.pop_front();
                 }
@@ -375,7 +374,7 @@ impl Turn<'_, '_> {
         Some(list)
     }
 
-    /// Takes one of the owner's lists that somebody else put on the stream.
+    /// Takes one of the owner's lists that another thread put on the stream.
     pub(crate) fn fetch_list(&mut self, owner: ListOwner) -> Option<Box<dyn Listed>> {
         self.locked.state.lists.fetch(owner)
     }
@@ -400,7 +399,7 @@ impl Turn<'_, '_> {
 
     /// Lends host memory to the device until `ticket` is complete.
     pub(crate) fn lend(&mut self, ticket: u64, bytes: u64, payload: Payload) {
-        // ORDERING: Relaxed: a statistic; before whoever takes the memory back subtracts it.
+        // ORDERING: Relaxed: a statistic; added before the thread that takes the memory back subtracts it.
         self.stream.engine.counters.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.stream.lent.lock().push_back(LentMemory { ticket, bytes, payload });
     }
@@ -421,8 +420,8 @@ impl Turn<'_, '_> {
             return;
         }
         let (mut ticket, behind) = (self.stream.submitted(), self.stream.submitted() + 1);
-        // On a shared stream the free may be behind work of others, which no ticket in front of it tells
-        // of. Within a limit others may have to wait for the free, and for nothing behind it.
+        // On a shared stream the free may be behind others' work, which no earlier ticket covers. With a
+        // limit others may have to wait for the free, and for nothing behind it.
         if self.stream.is_shared() || engine.options.memory_limit.is_some() {
             self.put_list();
             let behind = self.stream.submitted() + 1;
@@ -437,7 +436,7 @@ impl Turn<'_, '_> {
 
     #[inline]
     pub(super) fn free_deferred(&mut self) {
-        // Who adds one tells the poller, which comes here as well.
+        // A thread that adds one calls the poller, which comes here as well.
         if !self.stream.deferred.is_empty() {
             self.free_all_deferred();
         }

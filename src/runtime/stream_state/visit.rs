@@ -27,7 +27,7 @@ impl StreamState {
         self.call(self.queue.look_by(due));
     }
 
-    /// Tells the poller.
+    /// Notifies the poller.
     pub(super) fn call(self: &Arc<Self>, call: Notify) {
         match call {
             Notify::HandOver => self.engine.hand_over(self.clone()),
@@ -44,7 +44,7 @@ impl StreamState {
         self.queue.is_waited_for()
     }
 
-    /// Whether memory waits to be taken back or freed, or the end of work that nobody else waits for.
+    /// Whether memory waits to be taken back or freed, or work that nothing else waits for to end.
     #[inline]
     pub(super) fn owes(&self) -> bool {
         !self.lent.is_empty()
@@ -57,8 +57,8 @@ impl StreamState {
         self.owes() && self.engine.lost().is_none() && !self.is_stuck()
     }
 
-    /// After a submission: leaves what is owed to the poller. What was lent beside a loss, behind the back of
-    /// `mourn`, nobody else comes for: either that sees it under the lock of `lent`, or the loss is seen here.
+    /// After a submission: leaves the owed work to the poller. Memory lent during a loss, unseen by `mourn`,
+    /// has no other collector: either `mourn` sees it under the lock of `lent`, or the loss is seen here.
     pub(super) fn see_to_dues(self: &Arc<Self>) {
         if self.engine.lost().is_some() {
             self.mourn();
@@ -82,11 +82,11 @@ impl StreamState {
         self.queue.next_look()
     }
 
-    /// The poller's look: wakes whoever waited for what is complete, and decides when to look again.
-    /// True if the stream was seen to have moved.
+    /// The poller's look: wakes the waiters of complete work, and decides when to look again. True if the
+    /// stream was seen to have moved.
     pub(crate) fn visit(self: &Arc<Self>, now: u64) -> bool {
         self.queue.begin_look();
-        // What host functions asked for, which place no markers.
+        // Requests of host functions, which place no markers.
         self.submission.serve(self);
         if self.is_checked(now) {
             // A task looks for itself, and for the others, until it stops.
@@ -134,7 +134,7 @@ impl StreamState {
         self.pace.alerted.load(Ordering::Relaxed) > now
     }
 
-    /// Says that a task is woken now that waited since then: its poll tells how long that takes.
+    /// Records that a task is woken now that waited since then: its poll shows how long that takes.
     pub(super) fn woke(&self, now: u64, since: u64) {
         if now.saturating_sub(since) >= cadence::LAG_FROM_NS {
             // ORDERING: Relaxed: a time, for a guess.
@@ -142,9 +142,9 @@ impl StreamState {
         }
     }
 
-    /// Wakes the first that waits, so that it checks for itself until `until`, if tasks may and none was
+    /// Wakes the first waiter, so that it checks for itself until `until`, if tasks may check and none was
     /// woken for that before. Until it does, which may take as long as a sleeping worker takes to wake up,
-    /// the poller goes on looking.
+    /// the poller keeps looking.
     pub(super) fn alert(&self, now: u64, since: u64, until: u64) {
         let engine = &self.engine;
         // ORDERING: Relaxed: only the poller alerts.
@@ -160,7 +160,7 @@ impl StreamState {
         self.queue.wake_first(wake_by_ref);
     }
 
-    /// Sees to it that what is waited for has a marker, and that what is due gets done.
+    /// Ensures that awaited work has a marker, and that owed work is done.
     pub(crate) fn press(self: &Arc<Self>) {
         if let Some(ticket) = self.queue.first() {
             self.want(ticket);
@@ -171,8 +171,8 @@ impl StreamState {
         }
     }
 
-    /// Asks after the other devices that this stream waits for: their own pollers have no reason to,
-    /// if nobody awaits anything of theirs.
+    /// Asks about the other devices that this stream waits for: their own pollers have no reason to look if
+    /// nothing of theirs is awaited.
     pub(super) fn ask_after_others(&self) {
         let mut others: SmallVec<[Arc<StreamState>; 2]> = SmallVec::new();
         self.visit_foreign(u64::MAX, |on| {
