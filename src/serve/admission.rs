@@ -59,8 +59,8 @@ use super::took::Took;
 /// Requests of high priority that overtake one of normal priority, in a row.
 pub(crate) const OVERTAKES: u32 = 8;
 
-/// How long everybody must have waited too long before that counts as overload. CoDel's 100 ms: longer than a burst that
-/// passes by itself, shorter than the patience of people.
+/// How long every request must have waited too long before that counts as overload. CoDel's 100 ms: longer than a burst
+/// that passes by itself, shorter than people's patience.
 const INTERVAL_NS: u64 = 100_000_000;
 
 /// Whom to wake, when the lock is released.
@@ -78,7 +78,7 @@ pub(crate) struct Ask {
     pub(crate) class: Class,
     /// Which share it counts for.
     pub(crate) share: usize,
-    /// How many permits it takes: at least 1, and what can be had at most.
+    /// How many permits it takes: at least 1, at most the number that exists.
     pub(crate) weight: u32,
     /// By when it must be answered.
     pub(crate) deadline: Option<u64>,
@@ -93,7 +93,7 @@ pub(crate) enum Patience {
     Always,
 }
 
-/// A share, and what it may have.
+/// The limits of a share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShareLimits {
     /// Its part of the time that permits are held while others wait as well; at least 1.
@@ -102,7 +102,7 @@ pub(crate) struct ShareLimits {
     pub(crate) limit: u64,
 }
 
-/// What came of asking for admission.
+/// The outcome of asking for admission.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Entered {
@@ -113,7 +113,7 @@ pub(crate) enum Entered {
     Refused(NoPermit),
 }
 
-/// What became of a waiter.
+/// The outcome of a wait.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Waited {
@@ -122,14 +122,14 @@ pub(crate) enum Waited {
     Refused(NoPermit),
 }
 
-/// What a waiter leaves behind that is dropped; all for after the lock is released.
+/// The remains of a dropped waiter, to be handled after the lock is released.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Left {
     pub(crate) wakers: Wakers,
     /// To be dropped.
     pub(crate) stale: Option<Waker>,
-    /// What it was not told any more.
+    /// Its refusal, if it had not learned of it yet.
     pub(crate) refusal: Option<NoPermit>,
 }
 
@@ -144,7 +144,7 @@ pub(crate) enum NoPermit {
         expected_ns: u64,
         takes_ns: u64,
     },
-    /// Its deadline passed, or is nearer than what it is likely to take.
+    /// Its deadline passed, or is nearer than the time that it is likely to take.
     Expired {
         waited_ns: u64,
         remaining_ns: u64,
@@ -182,7 +182,7 @@ struct Lane {
     weight: u64,
 }
 
-/// What became of requests so far.
+/// The outcomes of requests so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcomes {
     pub(crate) granted: u64,
@@ -192,9 +192,9 @@ pub(crate) struct Outcomes {
     pub(crate) refused: u64,
     /// Those of them that could not be answered in time.
     pub(crate) refused_early: u64,
-    /// Who waited until it was too late.
+    /// Requests that waited until it was too late.
     pub(crate) expired: u64,
-    /// Who was told that there is no slot, or that it is closed.
+    /// Requests that were refused because there is no slot, or the pool is closed.
     pub(crate) closed: u64,
 }
 
@@ -206,7 +206,7 @@ struct Share {
     took: Took,
     /// The time that its permits were held, over its part; more than it was, if it did without while others did not.
     used_ns: u64,
-    /// Since when everybody who was admitted had waited too long.
+    /// Since when every admitted request had waited too long.
     standing: Option<u64>,
 }
 
@@ -228,7 +228,7 @@ struct Grant {
     deadline: u64,
     /// Permits that were taken then, its own among them.
     in_flight: u64,
-    /// What its share was charged in advance.
+    /// The share's charge in advance.
     charged_ns: u64,
 }
 
@@ -247,13 +247,13 @@ pub(crate) struct Admission {
     waiting: usize,
     /// Those with a deadline, by it.
     deadlines: BTreeSet<(u64, Key)>,
-    /// What became of those that have not come for it.
+    /// The outcomes that their requests have not fetched yet.
     ended: BTreeMap<Key, Result<usize, NoPermit>>,
-    /// Who came to wait, in all: the next key.
+    /// The number of requests that ever waited: the next key.
     came: u64,
     /// Those of high priority admitted since the last of normal priority, while one of these waited.
     overtaken: u32,
-    /// What the share that was admitted last had used: where one begins that was away.
+    /// The usage of the share admitted last: a share that returns from idling starts there.
     used_ns: u64,
     closed: bool,
 }
@@ -315,7 +315,7 @@ impl Admission {
         ask.weight = ask.weight.clamp(1, u32::try_from(most).unwrap_or(u32::MAX));
         let lane = lane(ask.class, ask.share);
         if share.taken == 0 && self.waiting_of(ask.share) == 0 {
-            // What it did without while it wanted nothing is not made up for.
+            // Time that a share did not use while idle is not made up for.
             let share = &mut self.shares[ask.share];
             share.used_ns = share.used_ns.max(self.used_ns);
         }
@@ -326,7 +326,7 @@ impl Admission {
             let permit = self.grant(now, ask.class, ask.share, ask.weight, ask.deadline);
             return (Entered::In(permit), wakers);
         }
-        // Whoever it would overtake waits for something that this one does not need.
+        // The requests that it would overtake wait for something that this one does not need.
         let key = self.push(now, lane, ask);
         self.admit(now, &mut wakers);
         if !self.ended.contains_key(&key) {
@@ -340,8 +340,8 @@ impl Admission {
         (entered, wakers)
     }
 
-    /// Looks what became of a waiter, and leaves `waker` for it. After any other answer than
-    /// [`Waited::Wait`] the key is used up. What else is returned is to be dropped outside of the lock.
+    /// Looks up the outcome of a wait, and leaves `waker` for it. After any other answer than
+    /// [`Waited::Wait`] the key is used up. The other returned values are to be dropped outside of the lock.
     pub(crate) fn poll(&mut self, key: Key, waker: Waker) -> (Waited, Option<Waker>) {
         match self.ended.remove(&key) {
             Some(Ok(permit)) => return (Waited::In(permit), Some(waker)),
@@ -376,7 +376,7 @@ impl Admission {
         Left { wakers, stale, refusal }
     }
 
-    /// [`give_back`](Self::give_back) of a permit that nobody used: that it took no time says nothing.
+    /// [`give_back`](Self::give_back) of an unused permit: that it took no time says nothing.
     pub(crate) fn hand_back(&mut self, now: u64, permit: usize) -> Wakers {
         let mut wakers = Wakers::new();
         let grant = self.release(permit);
@@ -385,7 +385,7 @@ impl Admission {
         wakers
     }
 
-    /// Takes a permit back; returns the wakers of the requests that have it now, or are told that they came too late.
+    /// Takes a permit back; returns the wakers of the requests that have it now, or were refused as too late.
     pub(crate) fn give_back(&mut self, now: u64, permit: usize) -> Wakers {
         let mut wakers = Wakers::new();
         let grant = self.release(permit);
@@ -402,7 +402,7 @@ impl Admission {
         wakers
     }
 
-    /// Tells those whose deadline is not after `now`; returns their wakers.
+    /// Refuses the requests whose deadline is not after `now`; returns their wakers.
     pub(crate) fn expire(&mut self, now: u64) -> Wakers {
         let mut wakers = Wakers::new();
         while let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now)
@@ -410,7 +410,7 @@ impl Admission {
             let takes_ns = self.shares[share_of(key.lane)].took.likely_ns(self.taken);
             self.expire_one(now, key, takes_ns, &mut wakers);
         }
-        // Whoever went may have kept lighter ones waiting.
+        // An expired request may have kept lighter ones waiting.
         self.admit(now, &mut wakers);
         wakers
     }
@@ -475,12 +475,12 @@ impl Admission {
         [Class::Normal, Class::High].map(|class| self.lanes[lane(class, share)].len()).iter().sum()
     }
 
-    /// What became of the requests of a share.
+    /// The outcomes of a share's requests.
     pub(crate) fn outcomes_of(&self, share: usize) -> Outcomes {
         self.shares[share].outcomes
     }
 
-    /// What permits of a share took lately; `None` before the first came back.
+    /// How long permits of a share took lately; `None` before the first came back.
     pub(crate) fn took_ns(&self, share: usize) -> Option<u64> {
         self.shares[share].took.mean_ns()
     }
@@ -508,8 +508,8 @@ impl Admission {
         self.lanes.iter_mut().flat_map(waiters).collect()
     }
 
-    /// Whether a request would be late if it were admitted now, by what permits of its share take beside as many. While the
-    /// share has none that is not asked: see above.
+    /// Whether a request would be late if it were admitted now, judging by the share's recent permit times at this number
+    /// in flight. Not asked while the share has no permit: see the module.
     fn is_hopeless(&self, now: u64, ask: Ask) -> Option<NoPermit> {
         let remaining_ns = ask.deadline?.saturating_sub(now);
         let share = &self.shares[ask.share];
@@ -589,11 +589,11 @@ impl Admission {
         self.end(key, Err(expired), wakers);
     }
 
-    /// Refuses whoever is too many, or cannot be answered in time, now that `key` waits as well.
+    /// Refuses the requests that are too many, or cannot be answered in time, now that `key` waits as well.
     fn bound(&mut self, now: u64, key: Key, patience: Patience, wakers: &mut Wakers) {
         let share = share_of(key.lane);
         let newest_first = key.hurried && self.is_overloaded(now, share);
-        // Who is admitted last.
+        // The request that is admitted last.
         let last = |admission: &Self| {
             let oldest = admission.lanes[key.lane].hurried.keys().next().copied();
             Key { came: oldest.filter(|_| newest_first).unwrap_or(key.came), ..key }
@@ -611,7 +611,7 @@ impl Admission {
             return;
         }
         let likely_ns = self.shares[share].took.likely_ns(self.taken);
-        // Under overload nobody is in front of the newcomer, who is looked at first.
+        // Under overload the newcomer is first in line, so it is looked at first.
         let mut own = newest_first;
         loop {
             let last = if own { key } else { last(self) };
@@ -650,9 +650,9 @@ impl Admission {
         u64::try_from(of_all).unwrap_or(u64::MAX).min(limits.limit).max(1)
     }
 
-    // ---- who is admitted ------------------------------------------------------------------------
+    // ---- the order of admission -----------------------------------------------------------------
 
-    /// Admits whoever goes next, as long as there are permits.
+    /// Admits the next requests, as long as there are permits.
     fn admit(&mut self, now: u64, wakers: &mut Wakers) {
         if self.closed || self.is_gone() {
             return;
@@ -683,7 +683,7 @@ impl Admission {
         }
     }
 
-    /// Who goes next, whether it fits or not; nobody whose share has what it may have.
+    /// The next request, whether it fits or not; none of a share that is at its limit.
     fn next(&self, now: u64) -> Option<Key> {
         let of_class = |class| {
             let may = |share: &usize| self.next_in(now, lane(class, *share)).is_some();
@@ -727,7 +727,7 @@ impl Admission {
         }
     }
 
-    /// Says that somebody is admitted who waited so long and has so long left.
+    /// Records that a request is admitted after this wait, with this much time left.
     fn waited(&mut self, now: u64, key: Key, waited_ns: u64, remaining_ns: u64) {
         let share = share_of(key.lane);
         let time_ns = waited_ns.saturating_add(remaining_ns);
@@ -745,7 +745,7 @@ impl Admission {
         }
     }
 
-    /// How long a share's permits take to come free for that weight, by what they took lately.
+    /// How long until permits of this weight are free for a share, judging by its recent permit times.
     fn until_free_ns(&self, share: usize, weight: u64) -> u64 {
         let mean_ns = self.shares[share].took.mean_ns().unwrap_or(0);
         let ns = u128::from(weight) * u128::from(mean_ns) / u128::from(self.permits_of(share));
@@ -792,7 +792,7 @@ impl Admission {
         grant
     }
 
-    /// Charges a share what its permit took, instead of what was expected.
+    /// Charges a share the actual time of its permit, instead of the expected one.
     fn settle(&mut self, grant: &Grant, held_ns: u64) {
         let share = &mut self.shares[grant.share];
         let owed_ns = share.charge(grant.weight, held_ns);

@@ -43,7 +43,7 @@ pub(crate) struct BatchLimits {
     pub(crate) max_waiting: usize,
 }
 
-/// What a request wants.
+/// The demands of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     pub(crate) high_priority: bool,
@@ -51,11 +51,11 @@ pub(crate) struct Demand {
     pub(crate) deadline: Option<u64>,
 }
 
-/// What to do now.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Next {
-    /// Get what a batch needs, then [`Gather::take`] it.
+    /// Acquire what a batch needs, then [`Gather::take`] it.
     Due,
     /// Ask again at [`Gather::wakes_at`], or when something changes.
     Idle,
@@ -94,9 +94,9 @@ pub(crate) struct Gathered<T> {
 /// A batch.
 #[derive(Debug)]
 pub(crate) struct TakenBatch<T> {
-    /// Perhaps nobody: then it is not in flight.
+    /// May be empty: then the batch is not in flight.
     pub(crate) requests: Vec<Gathered<T>>,
-    /// Who was too late for it.
+    /// Requests that were too late for it.
     pub(crate) late: Vec<Gathered<T>>,
     pub(crate) begun: Begun,
 }
@@ -104,7 +104,7 @@ pub(crate) struct TakenBatch<T> {
 /// When a batch began, for [`Gather::finished`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
-    /// When what it needs was asked for.
+    /// When its permit was requested.
     pub(crate) asked_ns: u64,
     pub(crate) at_ns: u64,
     in_flight: u64,
@@ -213,7 +213,7 @@ impl<T> Gather<T> {
         self.remove(key).map(|gathered| gathered.request)
     }
 
-    /// Says what to do at `now`. Whoever's deadline has passed is to be [taken out](Self::expire) first.
+    /// The next step at `now`. Requests whose deadline has passed are to be [taken out](Self::expire) first.
     pub(crate) fn next(&mut self, now: u64) -> Next {
         let next = match self.due_at() {
             None if self.waiting.is_empty() && self.ended && self.in_flight == 0 => Next::End,
@@ -226,14 +226,14 @@ impl<T> Gather<T> {
         next
     }
 
-    /// When [`next`](Self::next) has something new to say, or somebody's deadline passes.
+    /// When [`next`](Self::next) may change its answer, or a deadline passes.
     pub(crate) fn wakes_at(&self, now: u64) -> Option<u64> {
         let due = self.due_at().filter(|due| *due > now);
         let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
         due.into_iter().chain(deadline).min()
     }
 
-    /// What the next batch needs is asked for.
+    /// The next batch's permit is being requested.
     pub(crate) fn asks(&mut self, now: u64) {
         self.asked_ns.get_or_insert(now);
     }
@@ -248,7 +248,7 @@ impl<T> Gather<T> {
         expired
     }
 
-    /// Takes a batch; say [`finished`](Self::finished) afterwards, unless there is nobody in it.
+    /// Takes a batch; call [`finished`](Self::finished) afterwards, unless it is empty.
     pub(crate) fn take(&mut self, now: u64) -> TakenBatch<T> {
         let (mut requests, mut late, mut weight) = (Vec::new(), Vec::new(), 0u128);
         let mut begun = Begun {
@@ -302,7 +302,7 @@ impl<T> Gather<T> {
         self.ended = true;
     }
 
-    /// Takes out everybody who waits.
+    /// Takes out all waiting requests.
     pub(crate) fn clear(&mut self) -> Vec<T> {
         (self.all, self.high) = (Load::default(), Load::default());
         self.deadlines.clear();
@@ -321,12 +321,12 @@ impl<T> Gather<T> {
         self.waiting.len()
     }
 
-    /// What batches took lately, with what they needed; `None` before the first ended.
+    /// How long batches took lately, including the wait for what they need; `None` before the first ended.
     pub(crate) fn took_ns(&self) -> Option<u64> {
         self.turns.mean_ns()
     }
 
-    /// What batches are likely to take from their begin on, one more than those in flight.
+    /// How long a batch that begins now is likely to take, with one more in flight.
     pub(crate) fn takes_ns(&self) -> u64 {
         self.runs.likely_ns(self.in_flight as u64 + 1)
     }
@@ -340,7 +340,7 @@ impl<T> Gather<T> {
             || self.all.weight >= u128::from(self.limits.max_weight)
     }
 
-    /// When a batch is due; `None` while none may start, or nobody waits.
+    /// When a batch is due; `None` while none may start, or no request waits.
     fn due_at(&self) -> Option<u64> {
         let oldest = |is_normal| {
             let from = RequestKey { is_normal, came: 0 };
@@ -368,7 +368,8 @@ impl<T> Gather<T> {
         let is_alone = self.in_flight == 0 && self.waiting.is_empty();
         let likely_ns =
             if is_alone { 0 } else { self.turns.likely_ns(self.limits.max_in_flight as u64) };
-        // As many batches are in front of it, of which so many run at once. (One in nine of the others is as well.)
+        // The batches in front of it, of which so many run at once. (That includes one in nine of the other
+        // priority.)
         let Load { len, weight } = if demand.high_priority { self.high } else { self.all };
         let in_front = (len / self.limits.max_len) as u64;
         let by_weight = weight / u128::from(self.limits.max_weight);

@@ -270,7 +270,7 @@ struct PoolCore {
 
 struct PoolState {
     admission: Admission,
-    /// Who waits until nothing is in flight.
+    /// The tasks that wait until nothing is in flight.
     draining: Vec<Waker>,
     /// When the first of them is to be woken in any case.
     drains_by: Option<u64>,
@@ -590,7 +590,7 @@ impl Future for DrainedWithin {
 }
 
 impl PoolCore {
-    /// Has those who wait until nothing is in flight woken at `end` as well.
+    /// Wakes the tasks that wait until nothing is in flight at `end` as well.
     fn wakes_draining(self: &Arc<Self>, end: Instant) {
         let end = self.time_of(end);
         let mut book = self.book.lock();
@@ -644,7 +644,7 @@ impl PoolCore {
         )))
     }
 
-    /// What a request of a share is admitted by.
+    /// The admitter of a share's requests, for errors.
     fn admitter(&self, share: usize) -> Admitter {
         let share = self.share_names.get(share).filter(|name| !name.is_empty()).cloned();
         Admitter { kind: AdmitterKind::StreamPool, name: self.name.clone(), share }
@@ -660,8 +660,9 @@ impl PoolCore {
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
-    /// Has the timer wake the pool at the next deadline, if it does not earlier. Under the lock, so that the timer is set
-    /// in the order of the decisions. Without a thread for it whoever expires is told when the next permit is released.
+    /// Has the timer wake the pool at the next deadline, unless it wakes it earlier. Under the lock, so that the timer is
+    /// set in the order of the decisions. Without a timer thread, expired requests are woken when the next permit is
+    /// released.
     fn keep_time(self: &Arc<Self>, book: &mut PoolState) {
         let deadlines = book.admission.next_deadline().into_iter().chain(book.drains_by);
         let Some(next) = deadlines.min() else { return };
@@ -711,7 +712,8 @@ impl Wake for DeadlinePassed {
 }
 
 impl PoolState {
-    /// Who is to be woken as nothing is in flight any more. Asked whenever a permit may have been released.
+    /// The tasks to wake because nothing is in flight any more. Called whenever a permit may have been
+    /// released.
     fn drained(&mut self) -> Vec<Waker> {
         let is_drained = self.admission.taken() == 0;
         if is_drained { std::mem::take(&mut self.draining) } else { Vec::new() }

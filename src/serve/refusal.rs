@@ -27,7 +27,7 @@ pub(super) fn field(figure: u64) -> i64 {
     i64::try_from(figure).unwrap_or(i64::MAX)
 }
 
-/// Says that so many requests were refused with `error`.
+/// Emits the event that this many requests were refused with `error`.
 pub(super) fn tell(by: &Admitter, requests: usize, error: &Error) {
     contain::log(|| {
         if tracing::enabled!(target: "gpu_await::refusal", tracing::Level::DEBUG) {

@@ -26,7 +26,7 @@ impl Timer {
         Timer { worker: Worker::new(name) }
     }
 
-    /// Wakes `waker` at `at`, instead of what was set before; false if there is no thread to be had.
+    /// Wakes `waker` at `at`, replacing the earlier setting; false if the system refuses a thread.
     pub(crate) fn set(&self, at: Instant, waker: Waker) -> bool {
         self.worker.send((at, waker), run).is_ok()
     }

@@ -23,17 +23,17 @@
 #![forbid(unsafe_code)]
 
 const GAIN: f64 = 1.0 / 8.0;
-/// What took less than half of what was expected: an outlier, or something that only the first had to do, was remembered.
+/// A sample of less than half of the estimate means that an outlier, or first-time work, was remembered.
 const FALL_GAIN: f64 = 1.0 / 2.0;
 const DEVIATION_GAIN: f64 = 1.0 / 4.0;
 /// Mean deviations that are added for [`Took::likely_ns`] at most. Two hold 19 of 20 samples of a normal distribution, for which the
 /// mean deviation is 0.8 standard deviations; TCP's four are for losses, which cost it more than a wrong guess costs here.
 const DEVIATIONS: f64 = 2.0;
-/// How many deviations are taken off for each that was in time: as one more is added for each that was late, one of so
-/// many is late while that happens at all.
+/// How many deviations are taken off for each request in time. One is added for each that was late, so about one in
+/// this many is late where any are.
 const IN_TIME: f64 = 1.0 / 50.0;
-/// A variance of the number in flight that says half of what it seems to say about the slope: that of a number which is
-/// one off every fourth time.
+/// A variance of the number in flight at which its slope counts half: that of a number which is off by one every fourth
+/// time.
 const LITTLE: f64 = 0.25;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,7 +51,7 @@ pub(crate) struct Took {
 }
 
 impl Took {
-    /// Enters a sample: what took so long while so many were in flight, itself among them.
+    /// Enters a sample: a duration, and the number in flight, itself included.
     pub(crate) fn add(&mut self, in_flight: u64, ns: u64) {
         let (n, t) = (in_flight as f64, ns as f64);
         self.samples += 1;
@@ -70,7 +70,7 @@ impl Took {
         self.covariance = (1.0 - GAIN) * (self.covariance + GAIN * dn * dt);
     }
 
-    /// Enters whether what was expected to be in time was late.
+    /// Records whether a request that was expected to be in time was late.
     pub(crate) fn judge(&mut self, late: bool) {
         let step = if late { 1.0 } else { -IN_TIME };
         self.margin = (self.margin + step).clamp(0.0, DEVIATIONS);
@@ -81,7 +81,7 @@ impl Took {
         (self.samples > 0).then_some(self.ns as u64)
     }
 
-    /// What one is likely to take while so many are in flight; 0 before the first sample.
+    /// The likely duration with this many in flight; 0 before the first sample.
     pub(crate) fn likely_ns(&self, in_flight: u64) -> u64 {
         // A float that is too large for the integer becomes the largest.
         (self.at(in_flight as f64) + self.margin * self.deviation_ns) as u64

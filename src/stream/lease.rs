@@ -87,7 +87,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let last = *self.last.get_mut();
         let Some(held) = self.held.take() else { return };
-        // After `main` nobody asks the driver any more.
+        // After `main` the driver is not asked any more.
         if self.stream.is_settled(last) || exit::begun() {
             held.give_back();
             return;

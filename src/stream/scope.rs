@@ -21,10 +21,10 @@ use smallvec::SmallVec;
 
 use crate::stream::Stream;
 
-/// The streams of the scopes around what runs now, innermost last.
+/// The streams of the current scopes, innermost last.
 ///
-/// Without a destructor, so that it is there until the thread has ended. It is empty then, and what is
-/// empty owns nothing: see [`Installed`].
+/// Without a destructor, so that it exists until the thread has ended. It is empty then, and an empty one
+/// owns nothing: see [`Installed`].
 type Streams = ManuallyDrop<SmallVec<[Stream; 4]>>;
 
 thread_local! {
@@ -65,8 +65,8 @@ impl<F: Future> Future for Scope<F> {
     }
 }
 
-/// A stream that is current until this is dropped; what it says is whether it is. A system without
-/// thread-locals that outlive their destructors has no scopes in these.
+/// A stream that is current until this is dropped; the flag says whether it is. On a system without
+/// thread-locals that outlive their destructors, these see no scopes.
 struct Installed(bool);
 
 impl Installed {

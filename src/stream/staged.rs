@@ -44,7 +44,7 @@ use crate::thread::crew::Line;
 use crate::thread::role;
 use crate::thread::worker::{Offloaded, Unwanted};
 
-/// What is copied in one go: long beside a wake-up, short beside the whole.
+/// The part size: its copy is long beside a wake-up, and short beside the whole.
 const PART_BYTES: usize = 2 << 20;
 /// Operations in flight above which a copy waits: well below the depth at which the driver blocks.
 const MOST_IN_FLIGHT: u64 = 512;
@@ -361,8 +361,8 @@ fn block_len<T>(len: usize) -> usize {
     part_len::<T>().min(len)
 }
 
-/// Sees to it that there are that many; and one more, because the poller may have one in its hands when
-/// what it marks is complete.
+/// Ensures that there are that many; and one more, because the poller may be holding one when the work that
+/// it marks is complete.
 fn stock(stream: &StreamState, events: usize) {
     if !stream.has_events(events) {
         stream.stock_events(events + 1);

@@ -26,12 +26,12 @@ use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
 use crate::thread::exit::ExitGuard;
 
-/// What a library says of its work while that is captured.
+/// What a library reports about its work during the capture.
 #[derive(Default)]
 pub(crate) struct Recorder {
     /// The ranges that it declared.
     pub(super) args: RefCell<ArgBlock>,
-    /// What it does on a host device.
+    /// Its work on a host device.
     pub(super) twins: RefCell<Vec<Box<dyn FnMut() + Send>>>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Captured {
     _graph: CapturedGraph,
 }
 
-/// A graph that was captured, and what its work needs.
+/// A captured graph, and the values that its work needs.
 pub(super) struct CapturedGraph {
     /// `None` only inside `drop`.
     remains: Option<CaptureRemains>,
@@ -54,7 +54,7 @@ struct CaptureRemains {
     _kept: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
-/// Captures what `calls` puts on the stream that it gets, instead of putting it on `stream`.
+/// Captures the work that `calls` puts on the stream that it gets, instead of putting it on `stream`.
 pub(crate) fn capture(
     stream: &Arc<StreamState>,
     footprint: &mut Footprint<'_>,
@@ -93,7 +93,7 @@ pub(crate) fn capture(
     }
 }
 
-/// The graph of what `calls` puts on the stream that it gets.
+/// The graph of the work that `calls` puts on the stream that it gets.
 pub(super) fn captured(
     stream: &Arc<StreamState>,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
@@ -109,15 +109,16 @@ pub(super) fn captured(
     let (mut calls, mut called) = (Some(calls), None);
     let mut code =
         || called = calls.take().map(|calls| calls(&Raw { stream, backend, raw, note: None }));
-    // SAFETY: nobody else uses the stream, which the engine has; what the code puts there its caller vouches for.
+    // SAFETY: nothing else uses the stream, which the engine owns; the caller of the code vouches for the work
+    // that it puts there.
     let graph = unsafe { backend.graph_capture(raw, &mut code) };
     match (called, graph) {
         (Some(Ok(())), Ok(graph)) => Ok(graph),
         (called, graph) => {
-            // What becomes of a stream whose capture failed is the library's and the driver's secret.
+            // The state of a stream after a failed capture is unknown.
             if let Some(raw) = spare.take() {
                 engine.errand(move |engine| {
-                    // SAFETY: nobody has it any more.
+                    // SAFETY: it has no other user.
                     unsafe { engine.backend.stream_destroy(raw) }.ok();
                 });
             }
@@ -126,7 +127,7 @@ pub(super) fn captured(
                 // SAFETY: nothing was made of it.
                 unsafe { backend.graph_destroy(&graph) }.ok();
             });
-            // The library knows more of what went wrong.
+            // The library's error is more specific.
             Err(called
                 .and_then(Result::err)
                 .or(refused.err().map(Refusal::Driver))
@@ -150,11 +151,11 @@ impl KernelCode for Captured {
 }
 
 impl CapturedGraph {
-    /// What it consists of, if that is kernels one behind the other; they live as long as this.
+    /// Its kernels, if it is a chain of kernels; they live as long as this.
     #[cfg(all(feature = "blas", feature = "cuda"))]
     pub(super) fn kernels(&self) -> DriverResult<Option<Vec<KernelCall>>> {
         let Some(CaptureRemains { engine, raw, .. }) = &self.remains else { return Ok(None) };
-        // SAFETY: the graph is there, and nobody else has it.
+        // SAFETY: the graph exists, and nothing else refers to it.
         unsafe { engine.backend.graph_kernels(raw) }
     }
 
@@ -178,7 +179,7 @@ impl Drop for CaptureRemains {
         if self.engine.lost().is_some() {
             return;
         }
-        // SAFETY: nothing that was made of it is there any more.
+        // SAFETY: nothing made from it exists any more.
         if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
             self.engine.count_unreturned();
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::{ArgBlock, Function, LaunchShape};
 
-/// A kernel's code, loaded as long as this is there.
+/// A kernel's code, loaded as long as this exists.
 pub(crate) trait KernelCode: Send + Sync {
     fn name(&self) -> &Arc<str>;
 }

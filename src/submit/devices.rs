@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::device_state::DeviceState;
 
-/// Refuses what belongs to another device; `peers` allows those of the same kind.
+/// Rejects handles of another device; `peers` allows those of the same kind.
 pub(super) fn check_device(
     what: &'static str,
     engine: &Engine,

@@ -30,11 +30,11 @@ pub(crate) struct Edges {
     stretches: RangeMap<Users>,
     edges: Vec<Edge>,
     nodes: u32,
-    /// The last operation that said nothing of what it touches.
+    /// The last operation that did not declare its memory.
     barrier: Option<u32>,
     /// For each operation, whether another runs behind it.
     has_followers: Vec<bool>,
-    /// What the operation that is added runs behind.
+    /// The operations that the one being added runs behind.
     before: SmallVec<[u32; 8]>,
 }
 
@@ -57,7 +57,7 @@ impl Edges {
         &self.edges
     }
 
-    /// Adds the next operation, by what it touches: ranges of addresses, and whether it writes them.
+    /// Adds the next operation with its accesses: ranges of addresses, and whether it writes them.
     pub(crate) fn add(&mut self, accesses: impl IntoIterator<Item = (Range<u64>, bool)>) {
         self.before.clear();
         for (range, writes) in accesses {
@@ -71,7 +71,7 @@ impl Edges {
         self.enter();
     }
 
-    /// Adds the next operation, which says nothing of what it touches.
+    /// Adds the next operation, which does not declare its memory.
     pub(crate) fn add_barrier(&mut self) {
         self.before.clear();
         let last = self.has_followers.iter().enumerate().filter(|(_, has)| !**has);

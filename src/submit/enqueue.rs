@@ -42,10 +42,11 @@ use crate::memory::view::{Readable, Span, Writable};
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
 
-/// Calls of another library that take longer are worth an event in front: a hundred times what that costs.
+/// An event in front is worthwhile for calls of another library that take longer: a hundred times the event's
+/// cost.
 const LONG_NS: u64 = 50_000;
 
-/// Of those that were quick the last time one of so many is timed: two looks at the clock cost a third of the rest.
+/// If the last call was quick, one in this many is timed: two clock readings cost a third of the rest.
 const TIMED: u64 = 64;
 
 /// What another library's work uses: memory, and values that must outlive it. For
@@ -98,7 +99,7 @@ impl<P> fmt::Debug for Uses<'_, P> {
     }
 }
 
-/// What is said of the work itself.
+/// The attributes of the work itself.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     commands: u32,
@@ -214,8 +215,8 @@ impl<'a, P> Uses<'a, P> {
         Uses { footprint, memory, work, pointers: pointers.with(slice) }
     }
 
-    /// Has `submit` put what `call` does on `stream`. How work ends of which only the run can tell goes to `outcomes`.
-    /// A panic of `call` is the caller's to go on with, outside of the lock.
+    /// Has `submit` put the work of `call` on `stream`. Outcomes known only when the work runs go to `outcomes`. The
+    /// caller resumes a panic of `call`, outside of the lock.
     pub(crate) fn put<R, E>(
         mut self,
         stream: &Arc<StreamState>,
@@ -233,7 +234,7 @@ impl<'a, P> Uses<'a, P> {
     {
         let takes_long = stream.foreign_takes_long();
         if takes_long {
-            // Whoever waits for earlier work does not wait for the library.
+            // Waiters for earlier work do not wait for the library.
             self.footprint.may_block();
         }
         let is_timed = takes_long || stream.submitted().is_multiple_of(TIMED);
@@ -289,7 +290,7 @@ impl<'a, P> Uses<'a, P> {
 /// For libraries whose bindings are a part of this crate.
 #[cfg(any(feature = "blas", feature = "fft"))]
 impl<'a, P> Uses<'a, P> {
-    /// What the closure will get.
+    /// The closure's argument.
     pub(crate) fn pointers(&self) -> P
     where
         P: Copy,
@@ -327,13 +328,14 @@ impl<'a, P> Uses<'a, P> {
         (self, slice)
     }
 
-    /// Poisons what would have been written, and hands the error back.
+    /// Poisons the declared outputs, and returns the error.
     pub(crate) fn refuse(self, error: crate::Error) -> crate::Error {
         self.footprint.poison(error)
     }
 }
 
-/// Nobody, or who records what is captured: known when it is compiled, as one instruction more is one too many.
+/// No recorder, or the recorder of a capture: known at compile time, because a single extra instruction is too
+/// many.
 pub(crate) trait RecordedBy: Copy {
     fn recorder(&self) -> Option<&Recorder>;
 }

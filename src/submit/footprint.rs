@@ -22,7 +22,7 @@ use crate::runtime::stream_state::{Callback, StreamState};
 use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::thread::role;
 
-/// What an operation touches.
+/// The memory and values that an operation touches.
 pub(crate) struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: SmallVec<[Access<'a>; 6]>,
@@ -35,7 +35,7 @@ pub(crate) struct Footprint<'a> {
     pub(super) writes_buffer: bool,
     pub(super) peers: bool,
     pub(super) record: Option<EventHandle>,
-    /// It enters what is on the stream already, also after the device was closed.
+    /// It registers work that is on the stream already, even after the device was closed.
     pub(super) ends_a_loan: bool,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Access<'a> {
     pub(super) tracked: bool,
 }
 
-/// What an operation is lent.
+/// The values lent to an operation.
 pub(super) type Loans = SmallVec<[Loan; 2]>;
 
 impl<'a> Footprint<'a> {
@@ -101,7 +101,7 @@ impl<'a> Footprint<'a> {
         self.after.push(point.into());
     }
 
-    /// Waits, on the device, for what a claim of memory waits for.
+    /// Adds the device-side waits of a memory claim.
     pub(crate) fn claims(&mut self, claim: &mut Claim<'_>) {
         self.after.extend(claim.take_waits());
     }
@@ -128,13 +128,13 @@ impl<'a> Footprint<'a> {
         self.may_block
     }
 
-    /// Whether the operation may be in front of what was written down before: all that it touches is memory that it
-    /// makes.
+    /// Whether the operation may go in front of the recorded list: all memory that it touches is its own
+    /// allocation.
     pub(crate) fn can_be_in_front(&self) -> bool {
         self.makes_buffer && self.accesses.is_empty() && self.is_of_the_stream_alone()
     }
 
-    /// Whether nothing else holds it up, and nobody looks at it alone.
+    /// Whether nothing else delays it, and nothing waits for it alone.
     fn is_of_the_stream_alone(&self) -> bool {
         !self.may_be_held_up && self.record.is_none()
     }
@@ -176,7 +176,7 @@ impl<'a> Footprint<'a> {
         self.record = Some(event);
     }
 
-    /// Poisons what the operation would have written, which was not entered, and hands the error back.
+    /// Poisons the outputs of an operation that was not entered, and returns the error.
     pub(crate) fn poison(&self, error: Error) -> Error {
         self.poison_all(error, |mode| mode == Mode::ReadWrite)
     }
@@ -209,12 +209,12 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Refuses to be lent what another device made.
+    /// Rejects lent values of another device.
     pub(super) fn check_loans(&self, engine: &Engine) -> Result<()> {
         self.lent.iter().try_for_each(|loan| loan.check(engine))
     }
 
-    /// Keeps the memory, and what is lent, for good: nobody knows when the device stops using it.
+    /// Leaks the memory and the lent values: it is unknown when the device stops using them.
     pub(super) fn leak(&mut self) {
         for Access { memory, .. } in &self.accesses {
             memory.engine().count_unreturned();
@@ -223,7 +223,7 @@ impl<'a> Footprint<'a> {
         std::mem::forget(std::mem::take(&mut self.lent));
     }
 
-    /// Refuses what no device takes, whatever the contents.
+    /// Rejects arguments that are invalid on every device, whatever the contents.
     pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
         role::check("submitting work")?;
         match engine.lost() {
@@ -245,7 +245,7 @@ impl<'a> Footprint<'a> {
         Ok(())
     }
 
-    /// The failure of what it reads, if there was one.
+    /// The failure of its inputs, if there was one.
     pub(super) fn failed_content(&self) -> Option<Error> {
         let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
         reads.find_map(|access| {
@@ -266,7 +266,7 @@ impl<'a> Footprint<'a> {
     }
 
     /// Finds the points of other streams that this operation must wait for, each with its event, and leaves
-    /// them in `after`; an error if it would read what is not there.
+    /// them in `after`; an error if it would read invalid data.
     #[inline]
     pub(super) fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         let id = stream.id();
@@ -288,7 +288,7 @@ impl<'a> Footprint<'a> {
                     edge.point.ticket = used.ticket;
                     edge.marker = None;
                 }
-                // The stream's count of shares is everybody's: left alone where nothing is waited for.
+                // The stream's reference count is shared: it is left alone where nothing is waited for.
                 None if used.is_complete() => {}
                 None => edges.push(used.clone().into()),
             };
@@ -322,7 +322,8 @@ impl<'a> Footprint<'a> {
         }
         edges.retain(|edge| !edge.point.is_complete());
         self.after = edges;
-        // An event behind a list puts that on its stream, where the driver may refuse it: what it would have written is not there.
+        // Getting an event behind a list puts the list on its stream, where the driver may refuse it: its outputs are then
+        // poisoned.
         self.check_contents()
     }
 
@@ -347,7 +348,7 @@ impl<'a> Footprint<'a> {
         self.lent.push(Loan::Pinned { block: block.clone(), what, portable });
     }
 
-    /// Keeps a share of what the driver is to call until the operation is complete.
+    /// Keeps a share of a driver callback until the operation is complete.
     pub(crate) fn calls(&mut self, callback: Box<dyn Callback>) {
         self.lent.push(Loan::Callback(callback));
     }

@@ -39,7 +39,8 @@ pub(crate) struct CompiledGraph {
     last: Option<Point>,
 }
 
-/// Where a graph is, for who has it compiled: one that nobody launches goes when the device has too many, or with its stream.
+/// The holder of a compiled graph, for its owner: an unused graph is evicted when the device has too many, or when its stream
+/// is gone.
 pub(crate) struct GraphCell {
     engine: Arc<Engine>,
     graph: Mutex<Option<CompiledGraph>>,
@@ -59,7 +60,7 @@ impl GraphCell {
             used_ns: AtomicU64::new(engine.now()),
             has_place: AtomicBool::new(false),
         });
-        // Until it is known to have a place, nobody gives that up.
+        // Until it is known to have a permit, it cannot be evicted.
         let new = cell.graph.lock();
         let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(&cell);
         let entered = engine.graphs.enter(weak, engine.now(), in_any_case);
@@ -74,7 +75,7 @@ impl GraphCell {
         Some(cell)
     }
 
-    /// Its graph, which stays while this is held. Nothing if it was given up, and the place with it.
+    /// Its graph, which stays while this is held. `None` if it was evicted, along with its permit.
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Option<CompiledGraph>>> {
         let graph = self.graph.lock();
         // ORDERING: Relaxed: the lock orders it; the other is a hint.
@@ -103,7 +104,7 @@ impl Evictable for GraphCell {
     }
 
     fn has_place(&self) -> bool {
-        // ORDERING: Relaxed: the budget asks under its lock, and what gives up late is not missed.
+        // ORDERING: Relaxed: the budget asks under its lock, and a late eviction does no harm.
         self.has_place.load(Ordering::Relaxed)
     }
 
@@ -116,7 +117,7 @@ impl Evictable for GraphCell {
 
 impl OfStream for GraphCell {
     fn stream_is_gone(&self) {
-        // In use it is given up already: nobody launches it any more.
+        // If it is in use it is being dropped already: it will not be launched again.
         self.give_up();
     }
 }
@@ -163,8 +164,8 @@ impl Raw<'_> {
         self.moved(TracedWork::List, 0);
         // Also if it is refused: it may have begun.
         graph.last = Some(self.stream.point(self.stream.submitted() + 1));
-        // SAFETY: as in `Raw::launch`, for each of the list's; its edges order what touches the same memory, and the
-        // stream all of them behind what is in front of it.
+        // SAFETY: as in `Raw::launch`, for each of the list's; its edges order accesses to the same memory, and the
+        // stream orders all of them behind earlier work.
         unsafe { self.backend.graph_launch(raw, self.raw) }
     }
 }
@@ -208,7 +209,7 @@ impl Drop for GraphRemains {
     fn drop(&mut self) {
         let Some(_in_driver) = ExitGuard::in_driver() else { return };
         if self.engine.lost().is_none() {
-            // SAFETY: its last launch is complete, and nobody else has it.
+            // SAFETY: its last launch is complete, and nothing else refers to it.
             if unsafe { self.engine.backend.graph_destroy(&self.raw) }.is_err() {
                 self.engine.count_unreturned();
             }

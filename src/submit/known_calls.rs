@@ -32,7 +32,7 @@ use super::raw_queue::RawQueue;
 use crate::backend::KernelCall;
 use crate::error::Result;
 
-/// Addresses and values, all that tells a plan's calls apart.
+/// Addresses and values: everything that distinguishes a plan's calls.
 pub(crate) type CallKey = [u64; 7];
 
 /// Calls known at once; before another becomes known, all are forgotten.
@@ -67,7 +67,7 @@ impl KnownCalls {
         KnownCalls(Mutex::new(Table::new()))
     }
 
-    /// Puts a call on the queue's stream. `call` makes it, on the stream that it gets; `keep` is what its kernels need to stay loaded.
+    /// Puts a call on the queue's stream. `call` makes it, on the stream that it gets; `keep` keeps its kernels loaded.
     pub(crate) fn put<O: Any + Send>(
         &self,
         queue: &RawQueue<'_>,
@@ -84,7 +84,7 @@ impl KnownCalls {
             Found::Nothing => None,
             Found::Noted => {
                 let kernels = kernels_of(queue, keep, &call).map(Arc::new);
-                // What is forgotten is dropped after the lock.
+                // Forgotten entries are dropped after the lock.
                 let _forgotten = self.0.lock().enter(key, kernels.clone());
                 kernels
             }
@@ -114,7 +114,7 @@ impl<K: Clone> Table<K> {
         Table { noted: [0; NOTED], known: HashMap::new() }
     }
 
-    /// What is known of a call, which is noted if nothing is.
+    /// The entry of a call, which is noted if there is none.
     fn find(&mut self, key: &CallKey) -> Found<K> {
         if let Some(known) = self.known.get(key) {
             return Found::Known(known.clone());
@@ -124,7 +124,7 @@ impl<K: Clone> Table<K> {
         if std::mem::replace(noted, hash) == hash { Found::Noted } else { Found::Nothing }
     }
 
-    /// Enters a call that was noted. What is forgotten for it comes back.
+    /// Enters a call that was noted. Entries forgotten for it are returned.
     fn enter(&mut self, key: CallKey, kernels: Option<K>) -> Vec<(CallKey, Option<K>)> {
         let is_full = self.known.len() == KNOWN_MOST;
         let forgotten = if is_full { self.known.drain().collect() } else { Vec::new() };

@@ -67,7 +67,7 @@ pub(crate) struct Written {
 
 /// An operation that used the stream while a list was open.
 pub(crate) struct Interruption {
-    /// A kernel's, or what else it is called.
+    /// The kernel's name, or the operation's.
     pub(crate) name: Result<Arc<str>, &'static str>,
     pub(crate) at: &'static Location<'static>,
 }
@@ -77,13 +77,13 @@ pub(crate) struct List {
     nodes: Vec<Node>,
     edges: Edges,
     touched: Vec<Touched>,
-    /// What keeps the code of the kernels.
+    /// The code of the kernels, kept loaded.
     code: SmallVec<[Arc<dyn KernelCode>; 4]>,
     refused: Option<Error>,
     interrupted_by: Option<Interruption>,
 }
 
-/// What a node touches.
+/// One access of a node.
 pub(crate) struct Touched {
     pub(crate) memory: Arc<Allocation>,
     pub(crate) range: Range<u64>,
@@ -115,7 +115,7 @@ impl List {
         self.code.get(node.code).map_or(0, |code| Arc::as_ptr(code).addr())
     }
 
-    /// What its nodes touch, in their order; it forgets that.
+    /// The accesses of its nodes, in order; they are removed from the list.
     pub(crate) fn take_touched(&mut self) -> Vec<Touched> {
         std::mem::take(&mut self.touched)
     }
@@ -140,7 +140,7 @@ impl List {
         nodes.try_for_each(|Node { function, shape, args, .. }| raw.launch(function, shape, args))
     }
 
-    /// What had it put on the stream in the middle, if that was an operation.
+    /// The operation that had the list put on the stream early, if it was one.
     pub(crate) fn interrupted_by(&self) -> Option<&Interruption> {
         self.interrupted_by.as_ref()
     }
@@ -155,18 +155,18 @@ impl List {
         self.refused.take()
     }
 
-    /// Drops what it keeps: not under a lock.
+    /// Drops the values that it keeps: not under a lock.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.edges.clear();
-        // The last first, so that what the next run makes comes from the stream's cache in the same order, and few nodes
+        // The last first, so that the next run gets blocks from the stream's cache in the same order, and few nodes
         // differ.
         while self.touched.pop().is_some() {}
         self.code.clear();
         (self.refused, self.interrupted_by) = (None, None);
     }
 
-    /// Writes a launch down, with what the footprint says of it.
+    /// Records a launch, with its footprint.
     pub(super) fn enter(
         &mut self,
         launch: &KernelLaunch<'_>,
@@ -199,8 +199,8 @@ impl List {
         self.nodes.push(Node { code, function, shape, args, at, touched });
     }
 
-    /// Has `put` make the list's driver calls for the turn's next ticket, so many in number; returns the number with those for
-    /// their times.
+    /// Has `put` make the list's driver calls for the turn's next ticket; returns their number, including those for time
+    /// stamps.
     pub(super) fn traced<R>(
         &self,
         turn: &mut Turn<'_, '_>,
@@ -227,7 +227,7 @@ impl List {
         (result, commands)
     }
 
-    /// Poisons what the nodes from `first` on would have written.
+    /// Poisons the outputs of the nodes from `first` on.
     pub(crate) fn refuse(&mut self, stream: &Arc<StreamState>, first: usize, refusal: Refusal) {
         let Some(node) = self.nodes.get(first) else { return };
         let name = self.code[node.code].name();
@@ -314,7 +314,7 @@ pub(crate) fn submit_in_front<R>(
     })
 }
 
-/// Tells the open list, if there is one, which operation has it put on the stream.
+/// Records in the open list, if there is one, which operation has it put on the stream.
 #[cold]
 pub(super) fn interrupt(
     turn: &mut Turn<'_, '_>,
@@ -328,8 +328,8 @@ pub(super) fn interrupt(
     }
 }
 
-/// Sees to it that the owner's list is the open one. Another's may be refused as it is put on the stream for that: what it would have
-/// written is not there.
+/// Ensures that the owner's list is the open one. Another owner's list is put on the stream for that, and may be refused: its
+/// outputs are then poisoned.
 fn open_list(
     turn: &mut Turn<'_, '_>,
     footprint: &Footprint<'_>,
@@ -347,7 +347,7 @@ fn open_list(
     Ok(ticket)
 }
 
-/// Has the stream wait for what the footprint says, in front of the whole list.
+/// Adds the waits of the footprint in front of the whole list.
 fn wait_in_front(turn: &mut Turn<'_, '_>, footprint: &Footprint<'_>) -> Result<(), Refusal> {
     for edge in &footprint.after {
         let Some(marker) = &edge.marker else { continue };
@@ -378,7 +378,7 @@ fn in_turn<R>(
     })
 }
 
-/// Writes a launch to a list that belongs to no stream: what it touches is not entered anywhere.
+/// Records a launch in a list that belongs to no stream: its uses are tracked nowhere.
 pub(crate) fn draw(
     list: &mut List,
     engine: &Engine,

@@ -12,15 +12,15 @@ use crate::runtime::Engine;
 use crate::runtime::stream_state::{Callback, Payload};
 
 pub(super) enum Loan {
-    /// Host memory, what it is called in messages, and whether it may be another device's.
+    /// Host memory, its name in messages, and whether it may be another device's.
     Pinned { block: Arc<PinnedBlock>, what: &'static str, portable: bool },
-    /// What the driver is to call.
+    /// A callback for the driver.
     Callback(Box<dyn Callback>),
     /// A user's value that the work needs.
     Kept(Box<dyn Any + Send>),
 }
 
-/// Why an operation was not submitted, and whether its stream keeps what it was lent all the same.
+/// Why an operation was not submitted, and whether its stream keeps the lent values all the same.
 pub(crate) struct SubmitError {
     pub(crate) error: Error,
     /// Driver calls were made: the device may have begun.
@@ -42,17 +42,17 @@ impl From<SubmitError> for Error {
 
 impl SubmitError {
     /// With the memory that the call was given, unless this call lent it.
-    // What others have of it does not matter. The bytes of a block are one `PinnedBuffer`'s, which an operation that it
-    // is lent to keeps until it is complete: the caller had it in hand, so every earlier operation was.
-    // A stream that has not yet dropped its share of one of those uses it for nothing, and the pool has
-    // the block again when the last share goes.
+    // Other shares of it do not matter. The bytes of a block belong to one `PinnedBuffer`, which an operation that
+    // borrows it keeps until it is complete. The caller held the buffer, so every earlier operation is complete. A
+    // stream that has not yet dropped its share of one of those makes no use of it, and the block returns to the pool
+    // with the last share.
     pub(crate) fn hand_back<T>(self, value: T) -> Refused<T> {
         Refused { error: self.error, value: (!self.lent).then_some(value) }
     }
 }
 
 impl Loan {
-    /// Refuses what another device made.
+    /// Rejects values of another device.
     pub(super) fn check(&self, engine: &Engine) -> Result<()> {
         match self {
             Loan::Pinned { block, what, portable } => {

@@ -26,7 +26,7 @@ use crate::runtime::{Engine, UserList};
 
 use super::code::{KernelCode, KernelLaunch};
 
-/// Threads of a block, and the most blocks of a grid: what fills a large GPU.
+/// Threads of a block, and the most blocks of a grid: enough to fill a large GPU.
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 1024;
 /// The driver's limit of a grid's second extent.
@@ -133,7 +133,7 @@ fn load_image(engine: &Engine, entry: &str, image: &[u8]) -> DriverResult<(Funct
     // PTX ends with a zero; and the driver reads machine code as words.
     let image = [image, b"\0"].concat();
     let module = engine.backend.load(&image, &mut String::new())?;
-    // SAFETY: the module was loaded just now, and whoever gets the function keeps it.
+    // SAFETY: the module was loaded just now, and every holder of the function keeps it.
     let function = unsafe { engine.backend.function(module, entry) };
     let function = function.inspect_err(|_| {
         // SAFETY: nothing of it was launched. Refused, it stays loaded.
@@ -172,7 +172,7 @@ impl MemoryLaunch<'_> {
 }
 
 impl MemoryKernels {
-    /// The launch that fills memory with so many patterns.
+    /// The launch that fills memory with this many patterns.
     pub(crate) fn fill(
         &self,
         to: DevicePtr,
@@ -227,7 +227,7 @@ mod twin {
         let bytes = args.slots()[0].memory_bytes as usize;
         let pattern = [number(args, 2), number(args, 3)];
         let pattern = &bytemuck::bytes_of(&pattern)[..small(args, 4)];
-        // SAFETY: the launch names that memory, which is live and nobody else's when the stream gets there.
+        // SAFETY: the launch names that memory, which is live and exclusive when the stream gets there.
         let to = unsafe { std::slice::from_raw_parts_mut(args.address(0) as *mut u8, bytes) };
         to[..pattern.len()].copy_from_slice(pattern);
         let mut filled = pattern.len();
@@ -244,7 +244,7 @@ mod twin {
         let [to, from] = [0, 1].map(|slot| args.slots()[slot].memory_bytes as usize);
         // SAFETY: as above.
         let to = unsafe { std::slice::from_raw_parts_mut(args.address(0) as *mut u8, to) };
-        // SAFETY: as above; what is read is not what is written.
+        // SAFETY: as above; source and destination are disjoint.
         let from = unsafe { std::slice::from_raw_parts(args.address(1) as *const u8, from) };
         for row in 0..rows {
             let (to, from) = (&mut to[row * to_pitch..], &from[row * from_pitch..]);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::runtime::stream_state::StreamState;
 
-/// What an operation is called in messages.
+/// An operation's name in messages.
 #[derive(Clone, Copy)]
 pub(crate) enum Name<'a> {
     Verb(&'static str),
@@ -14,15 +14,15 @@ pub(crate) enum Name<'a> {
 }
 
 impl Name<'_> {
-    /// Tells of a submission, when nothing of it is left to be entered: a subscriber is foreign code that
-    /// may use the stream, or panic.
+    /// Emits the submission's event once all bookkeeping is done: a subscriber is foreign code that may use
+    /// the stream, or panic.
     #[inline]
     pub(crate) fn told(self, stream: &Arc<StreamState>, ticket: u64) {
         let op = self;
         tracing::trace!(target: "gpu_await::submit", stream = stream.id(), name = stream.name(), ticket, %op);
     }
 
-    /// The kernel's name, or what else the operation is called.
+    /// The kernel's name, or else the operation's.
     pub(crate) fn of_kernel(&self) -> Result<&Arc<str>, &'static str> {
         match self {
             Name::Verb(name) => Err(name),

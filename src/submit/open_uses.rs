@@ -14,11 +14,11 @@ use crate::memory::allocation::Allocation;
 use crate::memory::hazard::Mode;
 use crate::runtime::Engine;
 
-/// What was declared, with shares of the memory: the buffers themselves may move, and go.
+/// The declared uses, with shares of the memory: the buffers themselves may be moved and dropped.
 pub(crate) struct OpenUses<P> {
     name: &'static str,
     held: Vec<Held>,
-    /// What is lent until the end is complete.
+    /// Values lent until the end is complete.
     lent: Loans,
     pointers: P,
 }
@@ -72,9 +72,9 @@ impl<P> OpenUses<P> {
         OpenUses { name: self.name, held, lent, pointers: self.pointers.clone() }
     }
 
-    /// Ends them: `submit` enters the uses behind everything that is on the stream. If it cannot, and the device
-    /// works, nobody knows when the memory is free. Returns the failure of what was read, if that came meanwhile: what was declared
-    /// as written has failed then as well.
+    /// Ends the uses: `submit` enters them behind everything on the stream. If it cannot, and the device works, it is unknown
+    /// when the memory is free. Returns the failure of the inputs, if there was one meanwhile: the declared outputs have
+    /// failed then as well.
     pub(crate) fn close(
         &mut self,
         engine: &Arc<Engine>,
@@ -93,7 +93,7 @@ impl<P> OpenUses<P> {
         Ok(failed.map(|error| footprint.poison_entered(error)))
     }
 
-    /// Poisons what was declared as written with another library's error, which is handed back as ours.
+    /// Poisons the declared outputs with another library's error, which is returned as ours.
     pub(crate) fn fail(&self, error: Box<dyn std::error::Error + Send + Sync>) -> Error {
         self.footprint().poison_entered(foreign(self.name.into(), error))
     }

@@ -38,7 +38,7 @@ use crate::memory::point::Track;
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Point};
 
-/// What a future is to tell of. Of most there is nothing.
+/// The outcomes that a future reports. Usually there are none.
 #[derive(Default)]
 pub(crate) struct LateOutcomes(OnceCell<Box<RefCell<LateReads>>>);
 
@@ -47,7 +47,7 @@ struct LateReads {
     known: Vec<Dependency>,
     /// From where on they are those of the operation that was submitted last.
     last: usize,
-    /// What the operation that is being submitted reads.
+    /// The inputs of the operation that is being submitted.
     read: Vec<Arc<RunOutcome>>,
 }
 
@@ -55,7 +55,7 @@ struct LateReads {
 #[derive(Clone)]
 pub(crate) struct Dependency {
     outcome: Arc<RunOutcome>,
-    /// The operation, if it read what the work wrote and is not the work itself.
+    /// The operation, if it read the work's outputs and is not the work itself.
     reader: Option<Arc<str>>,
 }
 
@@ -123,7 +123,7 @@ impl fmt::Debug for WorkOutcome {
 struct RunState {
     /// The first failure.
     error: Option<Error>,
-    /// What the operation was declared to write, known when it was submitted, and what its readers were.
+    /// The operation's declared outputs, known when it was submitted, and those of its readers.
     written: Vec<WrittenRange>,
     /// The devices of that memory, by their numbers: readers look there.
     devices: Vec<u64>,
@@ -132,7 +132,7 @@ struct RunState {
 struct WrittenRange {
     memory: Weak<Allocation>,
     range: Range<u64>,
-    /// The stream and the ticket of who wrote it.
+    /// The stream and the ticket of the writer.
     by: (u64, u64),
 }
 
@@ -160,7 +160,7 @@ impl RunOutcome {
         RunOutcome { op, at, state: Mutex::default() }
     }
 
-    /// Whether its work is known to be complete: nothing fails any more, and what failed is poisoned.
+    /// Whether its work is known to be complete: it can fail no more, and failed outputs are poisoned.
     fn is_over(&self) -> bool {
         self.at.get().is_some_and(Point::is_complete)
     }
@@ -170,7 +170,7 @@ impl RunOutcome {
         let mut state = self.state.lock();
         if state.error.is_none() && !self.is_over() {
             let error = foreign(self.op.clone(), error);
-            // Under the lock: whoever overwrites some of it takes that out before, or comes to it behind.
+            // Under the lock: a later writer removes its range first, or finds the poison and replaces it.
             let kept = self.poison(&error, &state.written);
             state.error = Some(error);
             drop(state);
@@ -178,7 +178,7 @@ impl RunOutcome {
         }
     }
 
-    /// The operation was submitted, or one that reads what it wrote.
+    /// The operation was submitted, or one that reads its outputs.
     fn submitted(self: &Arc<Self>, footprint: &Footprint<'_>, by: (u64, u64)) {
         let mut written = Vec::new();
         for access in footprint.tracked().filter(|access| access.mode.writes()) {
@@ -188,7 +188,7 @@ impl RunOutcome {
         }
         let mut state = self.state.lock();
         let kept = state.error.as_ref().map(|error| self.poison(error, &written));
-        // What is written again has another last writer, and what is gone none: a chain of operations is one range.
+        // An overwritten range has another last writer, and freed memory none: a chain of operations is one range.
         state.written.retain(|known| {
             let is_again = |new: &WrittenRange| {
                 new.memory.ptr_eq(&known.memory)
@@ -213,7 +213,7 @@ impl RunOutcome {
         }
     }
 
-    /// Whether what is read there was written by it or by a reader of its.
+    /// Whether the range read was written by it or by one of its readers.
     fn wrote(&self, access: &Access<'_>) -> bool {
         let state = self.state.lock();
         state.written.iter().any(|known| {
@@ -282,7 +282,7 @@ impl LateOutcomes {
         std::mem::take(known)
     }
 
-    /// Those of the operation that was submitted last: what it lends may be handed out by another future than its own.
+    /// The dependencies of the last submitted operation: a future other than its own may return its lent values.
     #[inline]
     pub(crate) fn of_last(&self) -> Option<Vec<Dependency>> {
         let all = self.0.get()?.borrow();
@@ -290,8 +290,8 @@ impl LateOutcomes {
         (!last.is_empty()).then(|| last.to_vec())
     }
 
-    /// Finds what an operation will depend on, as it reads what such work wrote. To be called before the operation looks at the
-    /// contents: who fails in between is found here, and who failed before is seen there.
+    /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents: a
+    /// failure in between is found here, and an earlier one is seen there.
     #[inline]
     pub(crate) fn look(&self, engine: &Arc<Engine>, footprint: &Footprint<'_>) {
         if engine.late.is_used() || footprint.peers {
@@ -323,14 +323,14 @@ impl LateOutcomes {
         }
     }
 
-    /// Forgets what was found: nothing of the operation was submitted.
+    /// Forgets the found outcomes: nothing of the operation was submitted.
     pub(crate) fn forget_read(&self) {
         if let Some(all) = self.0.get() {
             all.borrow_mut().read.clear();
         }
     }
 
-    /// Enters the operation as a reader of what was found, for its future to tell of, if it was submitted.
+    /// Enters the operation as a reader of the found outcomes, for its future to report, if it was submitted.
     #[inline]
     pub(crate) fn enter<R, E>(
         &self,
@@ -358,7 +358,8 @@ impl LateOutcomes {
         }
     }
 
-    /// Tells the outcomes behind the first `known` what their operation writes, if it was submitted; otherwise it has none.
+    /// Records in the outcomes after the first `known` what their operation writes, if it was submitted; otherwise it
+    /// writes nothing.
     #[cold]
     #[inline(never)]
     pub(super) fn submitted_with(
@@ -379,7 +380,7 @@ impl LateOutcomes {
     }
 }
 
-/// What the error of another library's becomes; one of this crate's stays as it is.
+/// Another library's error as ours; an error of this crate stays as it is.
 pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> Error {
     match error.downcast::<Error>() {
         Ok(ours) => *ours,

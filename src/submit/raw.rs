@@ -47,7 +47,7 @@ pub(crate) struct Raw<'a> {
     pub(super) stream: &'a Arc<StreamState>,
     pub(super) backend: &'a dyn Backend,
     pub(super) raw: RawStream,
-    /// What the calls are, for who traces the operation.
+    /// The kind of the calls, if the operation is traced.
     pub(super) note: Option<&'a Cell<Note>>,
 }
 
@@ -92,8 +92,8 @@ impl Raw<'_> {
 
     /// Allocates in stream order: what the stream gave up, or from the driver. The memory is the
     /// claim's.
-    // STREAM: what the stream gave up was used on it alone, in front of here. What was taken over from
-    // others is freed here, behind their last uses: those are complete, or waited for in front of here.
+    // STREAM: memory that the stream freed was used on it alone, in front of here. Memory taken over from
+    // others is freed here, behind its last uses: those are complete, or waited for in front of here.
     pub(crate) fn alloc(&self, claim: &mut Claim<'_>) -> std::result::Result<DevicePtr, Refusal> {
         const INVALID_VALUE: i32 = 1;
         const OUT_OF_MEMORY: i32 = 2;
@@ -104,12 +104,12 @@ impl Raw<'_> {
             // SAFETY: the driver stream is the stream's, and the claim keeps the event.
             unsafe { self.backend.stream_wait_event(self.raw, event.raw()) }?;
         }
-        // SAFETY: nobody else has these blocks, and every use of them is in front of here.
+        // SAFETY: these blocks have no other user, and every use of them is in front of here.
         claim.free_blocks(|ptr| unsafe { self.backend.free(self.raw, ptr) })?;
         // SAFETY: the driver stream is the stream's.
         let allocated = unsafe { self.backend.alloc(self.raw, claim.block()) };
         let ptr = allocated.map_err(|code| match code.code {
-            // Of what is asked only the size can be invalid: no device has so much.
+            // The size is the only argument that can be invalid: no device has so much.
             OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: claim.asked() },
             _ => code.into(),
         })?;
@@ -117,8 +117,7 @@ impl Raw<'_> {
         Ok(ptr)
     }
 
-    /// Has a host device fill what is used again as it fills what is fresh, so that who reads what
-    /// nothing wrote sees it there.
+    /// Has a host device refill reused memory like fresh memory, so that reads of unwritten memory show.
     fn renew(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<(), Refusal> {
         if self.backend.kind() != DeviceKind::Host {
             return Ok(());
@@ -206,7 +205,7 @@ impl Raw<'_> {
         unsafe { self.backend.fill(self.raw, dst, pattern, count) }
     }
 
-    // Inlined, so that where nobody traces nothing is noted.
+    // Inlined, so that nothing is noted unless the operation is traced.
     #[inline(always)]
     pub(crate) fn launch(
         &self,
@@ -226,8 +225,8 @@ impl Raw<'_> {
     #[cfg(all(feature = "blas", feature = "cuda"))]
     pub(super) fn launch_call(&self, call: &KernelCall) -> DriverResult<()> {
         self.moved(TracedWork::Foreign, 0);
-        // SAFETY: the library put the kernel with these arguments on a stream for the caller, who declared their memory for this
-        // operation as for that; what the kernel needs to stay loaded its graph keeps.
+        // SAFETY: the library put the kernel with these arguments on a stream for the caller, who declared their memory for
+        // this operation as for that; the graph keeps the kernel loaded.
         unsafe { self.backend.launch_call(call, self.raw) }
     }
 
@@ -248,19 +247,20 @@ impl Raw<'_> {
                 code();
             }
         };
-        // SAFETY: the driver stream is the stream's; the caller of `enqueue` vouches for what the code puts on it.
+        // SAFETY: the driver stream is the stream's; the caller of `enqueue` vouches for the work that the code
+        // puts on it.
         unsafe { self.backend.foreign(self.raw, &mut run) }
     }
 
-    /// Waits for what is recorded last in an event of several processes.
+    /// Waits for the last record of an interprocess event.
     pub(crate) fn wait_shared(&self, event: &SharedEvent) -> DriverResult<()> {
         // SAFETY: the driver stream is the stream's, and the event lives for the length of the call; the
-        // driver keeps what the wait needs.
+        // driver keeps everything that the wait needs.
         unsafe { self.backend.stream_wait_event(self.raw, event.raw()) }
     }
 
     pub(crate) fn record_shared(&self, event: &SharedEvent) -> DriverResult<()> {
-        // SAFETY: as above; it is nobody's marker.
+        // SAFETY: as above; it is not a marker.
         unsafe { self.backend.event_record(event.raw(), self.raw) }
     }
 

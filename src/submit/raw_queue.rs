@@ -28,7 +28,7 @@ pub struct RawQueue<'q> {
     pub(super) memory: &'q Ranges,
     /// If its work is captured.
     pub(super) recorder: Option<&'q Recorder>,
-    /// Where what can fail when it runs is noted.
+    /// The place for outcomes that are known only when the work runs.
     pub(super) outcomes: Option<&'q LateOutcomes>,
     pub(super) not_send: PhantomData<*const ()>,
 }
@@ -44,7 +44,7 @@ impl RawQueue<'_> {
         self.raw.stream.engine()
     }
 
-    /// What the operation declared, as arguments.
+    /// The operation's declared ranges, as arguments.
     pub(super) fn ranges(&self) -> ArgBlock {
         let mut args = ArgBlock::default();
         self.memory.iter().for_each(|(ptr, bytes)| args.push_memory(ptr.0, *bytes));

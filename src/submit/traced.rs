@@ -14,9 +14,10 @@ use crate::runtime::traced_op::{Note, TracedSubmission};
 use crate::runtime::tracer::Between;
 use crate::runtime::{MarkedPoint, coop};
 
-/// Nobody, or who traces an operation: known when it is compiled, as instructions more are too many.
+/// No tracer, or the operation's: known at compile time, because extra instructions are too many.
 pub(super) trait TracedAs {
-    /// What the operation adds to the stream's queue: a timed event takes a place there, as a launch does.
+    /// The commands that the operation adds to the stream's queue: a timed event takes a slot there, as a
+    /// launch does.
     const COMMANDS: u32;
     /// Where its driver calls are noted.
     fn note(&self) -> Option<&Cell<Note>>;
@@ -34,7 +35,7 @@ pub(super) struct Traced {
     span: Option<u64>,
     task: Option<u64>,
     submitted_ns: u64,
-    /// What its driver calls say.
+    /// The kind of its driver calls.
     note: Cell<Note>,
     events: Option<Between>,
     /// Without one of its events it has no time.
@@ -90,7 +91,7 @@ impl Traced {
         Traced { name, at, span, task, submitted_ns, note, events, is_untimed }
     }
 
-    /// It consists of so many launches, whether by themselves or in a graph.
+    /// It consists of this many launches, alone or in a graph.
     pub(super) fn launched(&self, launches: usize) {
         let mut note = self.note.get();
         note.launches = launches as u32;

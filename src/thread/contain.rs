@@ -19,7 +19,7 @@ use std::thread::Thread;
 /// How many payloads of one panic are dropped, each thrown by the drop of the one before.
 const PAYLOADS: usize = 8;
 
-/// Runs foreign code; if it panicked, returns what the panic said.
+/// Runs foreign code; if it panicked, returns the panic's message.
 pub(crate) fn catch<R>(run: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
         let message = message(&*payload);
@@ -40,11 +40,11 @@ pub(crate) fn contain<R>(what: &'static str, run: impl FnOnce() -> R) -> Option<
 
 /// Calls `tracing` where nothing may unwind: a subscriber is foreign code.
 pub(crate) fn log(event: impl FnOnce()) {
-    // There is nobody left to tell.
+    // There is nothing left to report to.
     catch(event).ok();
 }
 
-/// Wakes a task; a waker that panics harms nobody else.
+/// Wakes a task; a waker that panics affects nothing else.
 pub(crate) fn wake(waker: Waker) {
     contain("a waker", || waker.wake());
 }
@@ -80,7 +80,7 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     Ok(thread.spawn(contained)?.thread().clone())
 }
 
-/// Drops a payload, and what its drop throws.
+/// Drops a payload, and payloads thrown by its drop.
 fn discard(mut payload: Box<dyn Any + Send>) {
     for _ in 0..PAYLOADS {
         match catch_unwind(AssertUnwindSafe(|| drop(payload))) {
@@ -91,7 +91,7 @@ fn discard(mut payload: Box<dyn Any + Send>) {
     std::mem::forget(payload);
 }
 
-/// What a panic said, where it said anything.
+/// A panic's message, if it has one.
 pub(crate) fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());

@@ -73,8 +73,8 @@ impl Crew {
         result
     }
 
-    /// Runs `work` on the thread of a line, which is there while the line has work. One of the crew makes
-    /// it: that may take longer than a poll has.
+    /// Runs `work` on the thread of a line, which exists while the line has work. One of the crew starts it,
+    /// because that may take longer than a poll should.
     pub(crate) fn offload<R: Send + 'static>(
         self: &Arc<Self>,
         line: Line,
@@ -95,7 +95,7 @@ impl Crew {
         };
         if is_first {
             let worker = LineWorker { crew: self.clone(), line, ended: false };
-            // Refused, the line is dropped, and whoever waits for it sees that.
+            // If this is refused, the line is dropped, and its waiters see that.
             self.send(Box::new(move || drop(detach(move || worker.run()))));
         }
         result
@@ -118,12 +118,12 @@ impl Crew {
     }
 
     fn send(&self, task: Task) {
-        // Without any thread the task is dropped here, and whoever waits for it sees that.
+        // Without any thread the task is dropped here, and its waiter sees that.
         drop(self.worker.send(task, work(self.threads)));
     }
 }
 
-/// Who does the work of a line.
+/// The worker of a line.
 struct LineWorker {
     crew: Arc<Crew>,
     line: Line,
@@ -141,7 +141,7 @@ impl LineWorker {
         let mut lines = self.crew.lines.lock();
         let task = lines.get_mut(&self.line).and_then(VecDeque::pop_front);
         if task.is_none() {
-            // Under the lock: what comes next has a thread of its own.
+            // Under the lock: later work gets a thread of its own.
             lines.remove(&self.line);
             self.ended = true;
         }
@@ -159,7 +159,7 @@ impl Drop for LineWorker {
     }
 }
 
-/// What a thread does of which there are to be so many in all: with its first task it starts the next one.
+/// The loop of a thread that belongs to a group of `threads`: with its first task it starts the next one.
 fn work(threads: usize) -> impl FnOnce(&Receiver<Task>) + Send + 'static {
     move |tasks| {
         let mut is_first = true;

@@ -16,8 +16,8 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Driver calls under way on threads of this crate: last acts and errands.
 static IN_DRIVER: AtomicU32 = AtomicU32::new(0);
-/// Devices whose last handle is gone and that still have something of the driver's; and what is
-/// to be dropped elsewhere, which may be such a handle.
+/// Devices whose last handle is gone and that still hold driver resources; and values to be dropped on
+/// another thread, which may be such handles.
 static LEAVING: AtomicU32 = AtomicU32::new(0);
 
 /// Something that the end of the process waits for, but not for ever.
@@ -30,7 +30,7 @@ impl ExitGuard {
         (!begun()).then_some(guard)
     }
 
-    /// For what goes away: waited for before anything is stopped.
+    /// For a device that goes away: it is waited for before anything is stopped.
     pub(crate) fn leaving() -> Self {
         Self::counted(&LEAVING)
     }
@@ -57,8 +57,8 @@ pub(crate) fn is_leaving() -> bool {
     LEAVING.load(Ordering::SeqCst) > 0
 }
 
-/// Runs a device's last act on a thread of its own: it may wait for whatever else runs on the GPU,
-/// and nobody's drop may. The end of the process waits for it.
+/// Runs a device's last act on a thread of its own: it may wait for everything that runs on the GPU, which a
+/// drop must not. The end of the process waits for it.
 pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     let Some(in_driver) = ExitGuard::in_driver() else { return };
     let leaving = ExitGuard::leaving();
@@ -71,7 +71,8 @@ pub(crate) fn last_act(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Refuses what would have to be ended as well; from the moment that the end waits for what there is.
+/// Refuses to start anything that would have to be ended, from the moment that the end waits for existing
+/// devices.
 pub(crate) fn check_running(what: &'static str) -> Result<()> {
     if ENDING.load(Ordering::SeqCst) {
         return Err(ErrorDetail::ProcessEnding { what }.into());

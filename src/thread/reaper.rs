@@ -36,14 +36,15 @@ impl Reaper {
         }
     }
 
-    /// Starts the thread; if the system refuses it, what is sent asks again.
+    /// Starts the thread; if the system refuses it, the next task asks again.
     pub(crate) fn start(&self) {
         self.worker.start(bury);
     }
 
     /// Whether anything was ever sent.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Acquire, of `enqueue`: who learned of a value from another thread sees that it was sent.
+        // ORDERING: Acquire, of `enqueue`: a thread that learned of a value from another one sees that it was
+        // sent.
         self.has_begun.load(Ordering::Acquire) || self.left() > 0
     }
 
@@ -54,7 +55,7 @@ impl Reaper {
 
     /// How many tasks wait for a thread.
     pub(crate) fn left(&self) -> u64 {
-        // ORDERING: Relaxed: whoever keeps a task calls the poller afterwards.
+        // ORDERING: Relaxed: the thread that keeps a task calls the poller afterwards.
         self.left_count.load(Ordering::Relaxed)
     }
 

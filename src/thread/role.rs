@@ -23,7 +23,7 @@ use crate::error::{ErrorDetail, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Anybody's thread.
+    /// Any other thread.
     Free,
     /// Inside a host function of a stream.
     HostFn,
@@ -60,9 +60,9 @@ pub(crate) fn driver_takes_calls() -> bool {
     current() != Role::HostFn
 }
 
-/// Refuses `what`, which submits or blocks, on threads where it would deadlock. So does what makes the
-/// driver make something (a stream, an event, pinned memory, an event's handle for other processes): that
-/// waits while any queue is full.
+/// Refuses `what`, which submits or blocks, on threads where it would deadlock. That includes calls for which
+/// the driver creates something (a stream, an event, pinned memory, an event's interprocess handle): they
+/// wait while any queue is full.
 #[inline]
 pub(crate) fn check(what: &'static str) -> Result<()> {
     match current() {
@@ -71,8 +71,8 @@ pub(crate) fn check(what: &'static str) -> Result<()> {
     }
 }
 
-/// Refuses `what`, which calls the driver and waits for nobody, or has another thread call it, where this
-/// crate may not call the driver.
+/// Refuses `what`, which calls the driver without waiting, or has another thread call it, where this crate
+/// may not call the driver.
 pub(crate) fn check_driver(what: &'static str) -> Result<()> {
     if may_call_driver() { Ok(()) } else { Err(wrong_thread(what, current())) }
 }

@@ -30,7 +30,8 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 pub(crate) struct Worker<T> {
     name: &'static str,
     inbox: OnceLock<Sender<T>>,
-    /// Held by who starts it. A thread that the system refuses is asked for again by the next one.
+    /// Held while the thread is started. A thread that the system refuses is requested again by the next
+    /// caller.
     starting: Mutex<()>,
 }
 
@@ -49,7 +50,8 @@ impl<T: Send + 'static> Worker<T> {
         self.sender(work);
     }
 
-    /// Sends the thread something, which starts it with `work` if need be. What it cannot have comes back.
+    /// Sends the thread something, starting it with `work` if need be. An item that it cannot have is
+    /// returned.
     pub(crate) fn send(
         &self,
         what: T,
@@ -95,7 +97,7 @@ pub(crate) async fn offload<R: Send + 'static>(
     result.await
 }
 
-/// What becomes of work whose future was dropped before it began.
+/// What to do with work whose future was dropped before it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unwanted {
     IsDone,
@@ -107,8 +109,8 @@ pub(crate) fn package<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> (impl FnOnce() + Send + 'static, Offloaded<R>) {
     let (sender, receiver) = oneshot::channel();
-    // A panic goes on in the future. If nobody waits any more, sending fails, and the result or the
-    // panic's payload is dropped here; else sending calls a waker: whoever runs this contains it.
+    // A panic resumes in the future. If nothing waits any more, sending fails, and the result or the panic's
+    // payload is dropped here; otherwise sending calls a waker: the caller that runs this contains it.
     let task = move || {
         if unwanted == Unwanted::IsDone || !sender.is_canceled() {
             drop(sender.send(catch_unwind(AssertUnwindSafe(work))));
@@ -130,10 +132,9 @@ impl<R> Future for Offloaded<R> {
     }
 }
 
-/// Runs `task` on a thread that ends with it, and for which nobody waits.
+/// Runs `task` on a thread that ends with it, and that nothing waits for.
 ///
-/// # Errors
-/// There is no thread.
+/// # Errors The system refuses a thread.
 pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
     let task = move || {
         if let Some(_under_way) = ExitGuard::in_driver() {

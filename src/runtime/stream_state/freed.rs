@@ -40,7 +40,7 @@ pub(crate) struct Freed {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InOrder {
     pub(crate) bytes: u64,
-    /// Complete, they wait for nothing.
+    /// Once it is complete, the frees wait for nothing.
     pub(crate) ticket: u64,
     /// Waits for this block need to be behind this ticket.
     pub(crate) behind: u64,

@@ -323,7 +323,7 @@ impl StreamState {
         let told = self.told.load(Ordering::Relaxed);
         let written = (told != UNKNOWN && told > self.completed()).then_some(told);
         let next = marker.into_iter().chain(written).min().unwrap_or_else(|| self.submitted());
-        // For those that come when the stream is gone.
+        // Kept for futures that ask after the stream is gone.
         let why = self.dependency_lost(next).filter(|_| !self.is_complete(next));
         why.map(|why| self.progress.stuck.set(why)).is_some()
     }

@@ -97,12 +97,12 @@ type Caller<R, E> = oneshot::Sender<Result<R, E>>;
 pub(super) struct Deliveries<R, E> {
     next: u64,
     ended: BTreeMap<u64, Replies<R, E>>,
-    /// Somebody hands them out: what is entered meanwhile is for that one.
+    /// A thread is delivering replies: it also delivers those entered meanwhile.
     is_delivering: bool,
     send: fn(Replies<R, E>),
 }
 
-/// Who is to be told what.
+/// The recipients of replies.
 struct Replies<R, E> {
     callers: Vec<Caller<R, E>>,
     replies: Result<Vec<Result<R, E>>, E>,
@@ -117,7 +117,7 @@ pub(super) struct InFlight<Q, R, E> {
     since_ns: u64,
     span: Span,
     answered: bool,
-    /// Whether the worker is to be told of its end: it is no part of the worker.
+    /// Whether the worker is to be notified of its end: not if it runs inside the worker.
     tells: bool,
 }
 
@@ -127,7 +127,7 @@ impl<R, E: Clone> Deliveries<R, E> {
     }
 }
 
-/// What became of the requests of a batch: what the function is given, and who is to be told.
+/// Splits the requests of a batch into the function's input and the recipients.
 pub(super) fn unpack<Q, R, E>(
     requests: Vec<Gathered<Request<Q, R, E>>>,
     padded: &[usize],
@@ -155,7 +155,7 @@ impl<Q, R, E> InFlight<Q, R, E> {
         tells: bool,
     ) -> Self {
         let us = |from, to: u64| field(to.saturating_sub(from) / 1000);
-        // A subscriber is foreign code: what it panics with costs the trace alone.
+        // A subscriber is foreign code: its panic costs the trace alone.
         let span = contain::catch(|| {
             let span = tracing::debug_span!(
                 target: "gpu_await::batch", parent: None, "batch",
@@ -194,7 +194,7 @@ impl<Q, R, E> InFlight<Q, R, E> {
 impl<Q, R, E> Drop for InFlight<Q, R, E> {
     fn drop(&mut self) {
         if !self.answered {
-            // Its callers see that nobody answers; with `in_order` those behind it go on.
+            // Its callers see that no answer comes; with `in_order` later batches proceed.
             self.shared.skip(self.number);
         }
         let now = self.shared.now();
@@ -209,7 +209,7 @@ impl<Q, R, E> Drop for InFlight<Q, R, E> {
     }
 }
 
-/// Runs a batch and gives each of its requests the reply. `begun` is what the function's call said.
+/// Runs a batch and gives each of its requests the reply. `begun` is the result of calling the function.
 pub(super) fn task<Q, R, E, Fut>(
     mut in_flight: InFlight<Q, R, E>,
     callers: Vec<Caller<R, E>>,

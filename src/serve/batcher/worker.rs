@@ -30,7 +30,7 @@ pub(super) type Spawner = Arc<dyn Fn(BatchTask) + Send + Sync>;
 #[must_use = "a batcher does nothing unless its worker is spawned"]
 pub struct BatchWorker(Pin<Box<dyn Future<Output = ()> + Send>>);
 
-/// What a worker does.
+/// The worker's work.
 pub(super) struct BatchWork<Q, R, E, F> {
     end: End<Q, R, E>,
     pool: Option<StreamPool>,
@@ -43,7 +43,7 @@ pub(super) struct BatchWork<Q, R, E, F> {
     timer: WorkerTimer,
 }
 
-/// The end of a worker: who still waits is told.
+/// The end of a worker: waiting requests get an error.
 struct End<Q, R, E>(Arc<BatcherCore<Q, R, E>>);
 
 /// A worker's time-out.
@@ -104,7 +104,7 @@ where
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let shared = self.end.0.clone();
-        // Without a thread for a time-out, whoever waits for it goes now.
+        // Without a thread for a time-out, requests that wait for one go now.
         let mut early = 0;
         loop {
             while let Poll::Ready(Some(())) = self.running.poll_next_unpin(cx) {}
@@ -145,7 +145,7 @@ where
         Poll::Ready(acquired.map(Some))
     }
 
-    /// Takes a batch, now that it has what it needs, and runs it.
+    /// Takes a batch, now that its permit is there, and runs it.
     fn start(&mut self, permit: PoolResult<Option<PooledStream>>) {
         let shared = &self.end.0;
         let (number, TakenBatch { requests, late, begun }) = {
@@ -187,7 +187,7 @@ where
 }
 
 impl<Q, R, E> BatcherCore<Q, R, E> {
-    /// Says what to do at `now`, and when to ask again; `worker` is woken when that changes.
+    /// The next step at `now`, and when to ask again; `worker` is woken when that changes.
     fn next(&self, now: u64, worker: &Waker) -> (Next, Option<u64>)
     where
         E: From<Error>,
@@ -205,7 +205,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         (next, wakes_at)
     }
 
-    /// Tells those who were too late for any batch.
+    /// Answers the requests that were too late for any batch.
     fn tell_expired(&self, expired: Vec<Gathered<Request<Q, R, E>>>)
     where
         E: From<Error>,

@@ -111,12 +111,12 @@ impl Acquire {
         ended
     }
 
-    /// Looks what became of the wait; `None`: it goes on.
+    /// Looks up the outcome of the wait; `None`: it continues.
     fn look(&self, key: Key, since: Instant, cx: &Context<'_>) -> Option<Result<Permit>> {
         // Cloned in front of the lock, dropped behind it: a waker is foreign code.
         let waker = cx.waker().clone();
         let mut book = self.shared.book.lock();
-        // Behind the registration: a device that ended in front of it wakes nobody.
+        // After the registration: a device that ended before it does not wake the pool.
         let wakers = self.shared.look_after(&mut book);
         let (waited, stale) = book.admission.poll(key, waker);
         let ended = match waited {

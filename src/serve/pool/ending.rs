@@ -35,8 +35,8 @@ impl PoolCore {
         wakers
     }
 
-    /// Has the devices wake the pool when they end. The caller looks after them next: one that ended
-    /// before this wakes nobody.
+    /// Has the devices wake the pool when they end. The caller checks them next: one that ended before this
+    /// does not wake the pool.
     pub(super) fn watch(self: &Arc<Self>) {
         self.watches.get_or_init(|| {
             let waker = Waker::from(Arc::new(Ending(Arc::downgrade(self))));
