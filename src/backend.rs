@@ -50,7 +50,7 @@ impl RawStream {
     /// The legacy default stream: `CU_STREAM_LEGACY`.
     pub(crate) const LEGACY: RawStream = RawStream(1);
     pub(crate) const LEGACY_OPTIONS: StreamOptions = StreamOptions { priority: 0, blocking: true };
-    /// Another stream on every thread, so never used here: `CU_STREAM_PER_THREAD`.
+    /// `CU_STREAM_PER_THREAD`: a different stream on every thread, so never used here.
     pub(crate) const PER_THREAD: RawStream = RawStream(2);
 }
 
@@ -246,7 +246,7 @@ pub(crate) type HostCallback = unsafe extern "C" fn(*mut c_void);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostPtr(pub(crate) usize);
 
-/// Where the rows of a copy lie. Source: `CUDA_MEMCPY2D`.
+/// The layout of the rows of a copy. Source: `CUDA_MEMCPY2D`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowCopy {
     pub(crate) to: Place,
@@ -308,8 +308,8 @@ pub(crate) trait Backend:
     fn pool(&self) -> u64 {
         0
     }
-    /// Lets this device's copies reach the other's memory directly; false if it cannot. More than
-    /// once does no harm.
+    /// Lets this device's copies reach the other's memory directly; false if it cannot. Repeated calls are
+    /// harmless.
     fn enable_peer(&self, other: &dyn Backend) -> DriverResult<bool>;
     /// Called when another device is about to access this one's memory.
     fn begin_peer_access(&self) {}

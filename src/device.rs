@@ -46,7 +46,7 @@ use crate::timeline::DeviceTimeline;
 #[derive(Clone)]
 pub struct Device {
     home: Arc<Home>,
-    /// Where work goes that is called on the device outside of scopes.
+    /// The stream for work that is called on the device outside of scopes.
     default: Stream,
 }
 
@@ -145,7 +145,7 @@ impl Device {
             return Ok(pooled);
         }
         let pool = pool.clone();
-        // Not by the crew itself: much memory takes long, and copies would wait behind it.
+        // Not on the crew: large allocations take long, and would delay copies.
         let line = self.home.crew.next_of_pinned();
         let zeroed = move || PinnedBuffer::zeroed(&pool, len);
         self.home.crew.offload(line, Unwanted::IsLeft, zeroed).await?

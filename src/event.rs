@@ -76,7 +76,7 @@ impl Recorded {
     }
 }
 
-/// Of an event that several processes have.
+/// An event that several processes share.
 struct Interprocess {
     event: Arc<SharedEvent>,
     /// Our own stream that waits for the event, so that a ticket informs the host.
@@ -234,7 +234,7 @@ impl Event {
 
     pub(crate) fn set_last(&self, recorded: Recorded) {
         let before = self.inner.last.lock().replace(recorded);
-        // After the lock: it may give an event back.
+        // After the lock: dropping it may return an event.
         drop(before);
     }
 

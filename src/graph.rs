@@ -268,7 +268,7 @@ impl<S: GraphSlots> Graph<S> {
         drawing.release_last();
         drawn.map_err(|error| self.refuse(&passed, error))?;
         let drawn = draft.finish();
-        // The closure went on behind a launch that failed: the next one fails as well.
+        // The closure continued after a failed launch: the next one fails as well.
         let is_whole = !has_failed(&passed);
         let mut instance = instance.lock();
         instance.redraw(drawn, &passed, is_whole);

@@ -100,7 +100,7 @@ impl MemoryInfo {
         })
     }
 
-    /// The error of an allocation for `op` on `stream` that cannot be had.
+    /// The out-of-memory error for `op` on `stream`.
     pub(crate) fn out_of_memory(
         stream: &Arc<StreamState>,
         op: Arc<str>,
@@ -151,7 +151,7 @@ impl Reach {
         self.bytes().saturating_sub(figures.held()).min(room) + figures.kept
     }
 
-    /// The error of an allocation of which things stand so.
+    /// The error of an allocation with that outlook.
     pub(crate) fn refusal(
         &self,
         engine: &Engine,
@@ -160,7 +160,7 @@ impl Reach {
         outlook: &Outlook,
     ) -> Error {
         let Outlook { prospect, figures, room, kept_in_use, driver_refused } = outlook;
-        // Of a moment later: an account may have changed in between.
+        // Read a moment later: the account may have changed in between.
         let free_bytes = self.free_bytes(figures, *room).saturating_sub(*kept_in_use);
         ErrorDetail::OutOfMemory {
             op,

@@ -92,7 +92,7 @@ pub struct Op<T> {
 
 enum OpState<T> {
     Pending(Pending<T>),
-    /// With the host memory that the call was given, if it was given some.
+    /// With the host memory that the call was given, if any.
     Failed(Error, Option<Returned>, Budget),
     Done,
 }
@@ -341,7 +341,7 @@ impl<T> Op<T> {
         Op::at(points, a.1.and(b.1))
     }
 
-    /// Where it stands; empty if it failed or is done.
+    /// The points that it waits for; empty if it failed or is done.
     pub(crate) fn points(&self) -> &[Point] {
         match &self.state {
             OpState::Pending(pending) => pending.points.as_slice(),

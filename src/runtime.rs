@@ -57,7 +57,7 @@ pub(crate) type Engine = self::engine::Engine<StreamState>;
 pub(crate) type Progress = self::progress::Progress<StreamState>;
 /// A point on a stream.
 pub(crate) type Point = crate::memory::point::Point<Arc<Progress>>;
-/// The same, with an event where one is at hand.
+/// The same, with an event if one is at hand.
 pub(crate) type MarkedPoint = self::marker::MarkedPoint<Arc<Progress>>;
 /// A retired value, and the streams that use it.
 pub(crate) type Retired = crate::memory::reclaim::retired::Retired<StreamState>;

@@ -78,7 +78,7 @@ pub struct Stream {
     /// The error of a scope whose stream could not be ordered behind the current one: the stream refuses
     /// work.
     refused: Option<Error>,
-    /// Of a stream pool's: the permit of it that this handle and its clones hold.
+    /// A pool's stream: the permit that this handle and its clones hold.
     lease: Option<Arc<Lease>>,
 }
 
@@ -110,13 +110,13 @@ impl Stream {
         Stream { state, home, refused: None, lease: None }
     }
 
-    /// The same stream, refusing work with `error` through this handle.
+    /// A handle of the same stream through which it refuses work with `error`.
     pub(crate) fn refusing(mut self, error: Error) -> Self {
         self.refused = Some(error);
         self
     }
 
-    /// The same stream, holding a permit of a pool.
+    /// A handle of the same stream that holds a permit of a pool.
     pub(crate) fn leased(&self, lease: Lease) -> Self {
         let (state, home) = (self.state.clone(), self.home.clone());
         Stream { state, home, refused: None, lease: Some(Arc::new(lease)) }
@@ -364,8 +364,8 @@ impl Stream {
 
     /// The point behind everything submitted so far, with an event.
     pub(crate) fn mark(&self) -> Result<MarkedPoint> {
-        // In front of everything: it takes the stream's lock, whose holder may be in a full queue that
-        // waits for the caller.
+        // First of all: submitting takes the stream's lock, whose holder may be in a full queue that waits
+        // for the caller.
         role::check("submitting work")?;
         self.engine().check_open()?;
         if let Some(error) = &self.refused {

@@ -18,8 +18,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 /// How much memory the machine has under Miri.
 const MIRI_MEMORY: u64 = 1 << 30;
 
-/// Asks for the current thread's time-outs to be as exact as the kernel can: Linux may deliver them
-/// 50 µs late, to save wake-ups. The poller's naps are shorter than that.
+/// Makes the current thread's time-outs as exact as the kernel can: Linux may deliver them 50 µs late, to
+/// save wake-ups. The poller's naps are shorter than that.
 pub(crate) fn minimize_timer_slack() {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
@@ -34,8 +34,7 @@ pub(crate) fn minimize_timer_slack() {
     }
 }
 
-/// Asks for huge pages behind memory of the caller's: a page fault for each 4 KiB would cost more than
-/// a copy.
+/// Asks for huge pages for the caller's memory: a page fault for each 4 KiB would cost more than a copy.
 pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
@@ -125,7 +124,7 @@ pub(crate) fn is_ours_alone(found: &Metadata) -> bool {
     found.uid() == effective_user() && found.mode() & 0o022 == 0
 }
 
-/// Not known here: see [`HAS_PRIVATE_FILES`].
+/// Not supported here: see [`HAS_PRIVATE_FILES`].
 #[cfg(not(unix))]
 pub(crate) fn is_ours_alone(_: &Metadata) -> bool {
     false

@@ -72,7 +72,7 @@ fn open(name: &str, completion: Completion) -> Device {
         if let Some(turn) = turn {
             home.get_or_load(|| Ok::<_, crate::Error>(turn))?;
         }
-        // Before anything runs on it, see `Gate::close_for`.
+        // Before any work runs on it, see `Gate::close_for`.
         home.get_or_load(|| kernels::load_gate(home))?;
         Ok(device)
     });
@@ -97,9 +97,9 @@ pub fn peer_device() -> Device {
     }
 }
 
-/// One test at a time on a GPU: seen on an H200, a stream that a gate holds up keeps others of the
-/// process from starting now and then (they share the GPU's few queues and the driver's locks), so
-/// tests with gates beside each other fail by chance.
+/// One test at a time on a GPU: on an H200, a stream held by a gate was seen to keep other streams of the
+/// process from starting now and then (they share the GPU's few queues and the driver's locks), so concurrent
+/// tests with gates fail by chance.
 mod turn {
     use std::thread::ThreadId;
     use std::time::{Duration, Instant};
@@ -462,7 +462,7 @@ fn code_for(kind: ErrorKind) -> i32 {
 #[derive(Debug)]
 pub struct Stepper {
     device: Device,
-    /// As a poller does: a stream whose handle is gone stays until all that was lent to it is back.
+    /// As in a poller: a stream whose handle is gone stays until everything lent to it is back.
     active: Mutex<Vec<Arc<StreamState>>>,
 }
 

@@ -55,7 +55,7 @@ impl<T: Scalar> Compare<T> {
 
 /// No value is.
 fn nothing<T: Scalar>() -> Within<T::Computed> {
-    // Of floats a NaN is in no range, and in nothing.
+    // For floats: a NaN is in no range, and in `NOTHING`.
     match T::NOTHING {
         Some((from, to)) => Within { from, to, is_not: 0 },
         None => Within { from: T::LEAST, to: T::GREATEST, is_not: 1 },

@@ -28,7 +28,7 @@ struct HistogramKernels {
 
 struct HistogramTuning {
     init: Arc<AlgorithmKernel>,
-    /// For more bins than shared memory has.
+    /// For more bins than shared memory can hold.
     global: Arc<AlgorithmKernel>,
     shared_bins: u32,
     threads: u32,
@@ -40,7 +40,7 @@ struct HistogramTuning {
 /// The input and the output of a histogram.
 struct Histogram<'k> {
     op: &'static str,
-    /// As the image calls its kernels.
+    /// The kernel's name in the image.
     kernel: &'static str,
     twin: fn() -> HostTwin,
     inputs: Inputs<'k>,
@@ -109,7 +109,7 @@ impl Histogram<'_> {
     }
 }
 
-/// As the kernels count bins; and there is one.
+/// The number of bins, as the kernels count them; at least one.
 fn bins_of(op: &'static str, counts: usize) -> Result<u32> {
     let bins = u32::try_from(counts).ok().filter(|bins| (1..=i32::MAX as u32).contains(bins));
     bins.ok_or_else(|| {
@@ -221,7 +221,7 @@ mod twin {
                 if !(x >= level(0) && x <= level(last)) {
                     return None;
                 }
-                // As the kernel searches, so that levels that are not in order give the same.
+                // The same search as the kernel's, so that unsorted levels give the same result.
                 let (mut from, mut to) = (0, last - 1);
                 while from < to {
                     let middle = from + (to - from) / 2;

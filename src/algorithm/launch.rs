@@ -59,7 +59,7 @@ impl<'k> Inputs<'k> {
     }
 }
 
-/// Where a result goes.
+/// The destination of a result.
 #[derive(Clone)]
 pub(super) enum ResultTarget<'k> {
     Memory(Span<'k>),
@@ -207,7 +207,8 @@ impl Queue<'_> {
 
 /// Has `put` write one value, which the host reads when that is complete.
 ///
-/// On a GPU the kernel writes it to pinned memory. On a host device, where kernels reach device memory alone, it is downloaded.
+/// On a GPU the kernel writes it to pinned memory. On a host device, where kernels reach device memory only, it is
+/// downloaded.
 pub(super) fn to_host<R: Element, H: Send + 'static>(
     queue: &Queue<'_>,
     is_gpu: bool,

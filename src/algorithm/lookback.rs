@@ -23,7 +23,7 @@ pub(super) struct Lookback {
 }
 
 impl Lookback {
-    /// Of the kernels that the image's facts call `kernel`.
+    /// For the kernel named `kernel` in the image's facts.
     pub(super) fn of(image: &LoadedImage, init: &str, kernel: &str) -> Result<Self> {
         Ok(Lookback {
             init: image.kernel(init)?,

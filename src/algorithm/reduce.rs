@@ -50,9 +50,9 @@ struct ReduceTiles {
 
 /// The input of a reduction, and its kernels.
 pub(super) struct Reduction<'k> {
-    /// As errors call the operation.
+    /// The operation's name in errors.
     op: &'static str,
-    /// As the image calls its kernels.
+    /// The kernel's name in the image.
     kernel: &'static str,
     /// The image's family, and the type that it is for.
     image: (&'static str, &'static str),
@@ -94,7 +94,7 @@ impl<'k> Reduction<'k> {
         Reduction::new("arg_max", x, twin::arg_max::<T>)
     }
 
-    /// To an element.
+    /// A reduction to one element.
     pub(super) fn by<T: Scalar>(x: &'k impl Sequence<T>, op: Operator, init: T) -> Self {
         let reduction = |twin| Reduction::new("reduce", x, twin);
         let reduction = match op {
@@ -239,7 +239,7 @@ impl Queue<'_> {
     }
 }
 
-/// Where an element is; `u64::MAX` stands for nowhere.
+/// The position of an element; `u64::MAX` stands for none.
 pub(super) fn place(at: u64) -> Option<usize> {
     usize::try_from(at).ok().filter(|_| at != u64::MAX)
 }

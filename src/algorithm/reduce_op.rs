@@ -81,7 +81,7 @@ pub(super) struct BitMasks {
 }
 
 impl Operator {
-    /// As images call its kernels.
+    /// The kernel's name in images.
     pub(super) fn kernel(self) -> &'static str {
         match self {
             Operator::Of(ReduceOp::Sum) => "sum",
@@ -92,7 +92,7 @@ impl Operator {
         }
     }
 
-    /// Of a family's images for a type the one that has it: the family and the type that this is for.
+    /// The image of a family that has it for a type: the family, and the image's type.
     pub(super) fn image<T: Scalar>(
         self,
         family: &'static str,

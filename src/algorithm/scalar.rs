@@ -42,7 +42,7 @@ pub trait Scalar: Number + ScalarParts {
 /// What the kernels, and their twins, do with elements.
 #[doc(hidden)]
 pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
-    /// As images call the type.
+    /// The type's name in images.
     const NAME: &'static str;
     /// The unsigned type of its width.
     const WORD: &'static str;
@@ -98,7 +98,7 @@ impl Extremes for f32 {
             None => CANONICAL_NAN,
             Some(Ordering::Less) => self,
             Some(Ordering::Greater) => other,
-            // The same bits, or both zeros.
+            // The same bits, or zeros of either sign.
             Some(Ordering::Equal) => f32::from_bits(self.to_bits() | other.to_bits()),
         }
     }
@@ -115,12 +115,12 @@ impl Extremes for f32 {
 /// The NaN that `f32` instructions return.
 const CANONICAL_NAN: f32 = f32::from_bits(0x7fff_ffff);
 
-/// Whether `a` goes before `b` where the least is looked for; a NaN goes before all.
+/// Whether `a` is preferred to `b` as the minimum; a NaN is preferred to all.
 pub(super) fn is_less<C: PartialOrd>(a: &C, b: &C) -> bool {
     a < b || (is_nan(a) && !is_nan(b))
 }
 
-/// Whether `a` goes before `b` where the greatest is looked for; a NaN goes before all.
+/// Whether `a` is preferred to `b` as the maximum; a NaN is preferred to all.
 pub(super) fn is_greater<C: PartialOrd>(a: &C, b: &C) -> bool {
     a > b || (is_nan(a) && !is_nan(b))
 }

@@ -17,7 +17,7 @@ use crate::error::{ErrorDetail, Result};
 use crate::memory::view::Writable;
 
 const OP: &str = "segmented_reduce";
-/// Of a grid.
+/// The most blocks of a grid.
 const MOST_BLOCKS: u64 = i32::MAX as u64;
 const WARP: u32 = 32;
 

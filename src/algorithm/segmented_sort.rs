@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::memory::view::{Span, Writable};
 
-/// Of a grid: a block takes one segment after the other.
+/// The most blocks of a grid: a block processes one segment after another.
 const MOST_BLOCKS: u64 = 1 << 16;
 
 struct SegmentSortKernels {

@@ -25,10 +25,10 @@ struct SelectKernels {
     lookback: Option<Lookback>,
 }
 
-/// One of the kernels.
+/// The choice of a kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Which {
-    /// As errors call the operation.
+    /// The operation's name in errors.
     op: &'static str,
     /// Its name in the image.
     entry: &'static str,
@@ -45,9 +45,9 @@ pub(super) struct Which {
 /// The input and the outputs of a selection.
 pub(super) struct Selection<'k> {
     inputs: Inputs<'k>,
-    /// In the order of the kernel's parameters, with their lengths.
+    /// The outputs in the order of the kernel's parameters, with their lengths.
     outputs: [Option<(Span<'k>, usize)>; 2],
-    /// Another input that is as long, and its length.
+    /// The length of another input, which has one flag per element.
     flags: Option<usize>,
     /// How the element compares, behind the outputs.
     condition: Option<(Vec<u8>, u32)>,
@@ -70,20 +70,20 @@ impl SelectKernels {
 }
 
 impl<'k> Selection<'k> {
-    /// By the elements alone.
+    /// Selects by the elements alone.
     fn of<T>(x: &'k impl Sequence<T>, outputs: [Option<(Span<'k>, usize)>; 2]) -> Self {
         let Elements { span, length } = x.elements();
         Selection { inputs: Inputs::of(span), outputs, flags: None, condition: None, length }
     }
 
-    /// By their values.
+    /// Selects by a condition on the values.
     fn compared<T: Scalar>(self, condition: Compare<T>) -> Self {
         let Within { from, to, is_not } = condition.within();
         let bounds = [bytemuck::bytes_of(&from), bytemuck::bytes_of(&to)].concat();
         Selection { condition: Some((bounds, is_not)), ..self }
     }
 
-    /// By an array that is as long.
+    /// Selects by an array of flags of the same length.
     fn flagged(self, flags: &'k impl Readable<u8>) -> Self {
         Selection { inputs: self.inputs.and(flags.span()), flags: Some(flags.len()), ..self }
     }
@@ -102,7 +102,8 @@ impl<'k> Selection<'k> {
         }
     }
 
-    /// Before anything is made for it. Each output takes all elements: how many are selected is not known before.
+    /// Called before anything is allocated for it. Each output must hold all elements: the number selected is not
+    /// known before.
     fn check(&self, queue: &Queue<'_>, op: &'static str) -> Result<()> {
         let expected = self.length.most;
         if let Some(found) = self.flags.filter(|found| *found != expected) {

@@ -166,7 +166,7 @@ impl SortKernels {
     }
 }
 
-/// Where things are in the memory that a sort keeps its books in, in bytes; and how much of it there is.
+/// The layout, in bytes, of a sort's bookkeeping memory, and its size.
 struct SortScratch {
     lookback_bytes: u64,
     at_once: bool,
@@ -344,7 +344,7 @@ impl Queue<'_> {
         let mut other_values = self.scratch::<u8>(op, length.most * value_bytes)?;
         let has_values = values.is_some();
         if passes % 2 == 1 {
-            // It ends where it should only if it begins elsewhere.
+            // After an odd number of passes it ends in the right place only if it begins in the other.
             self.copy(&View::<K>::over(keys.clone(), length.most), &mut other_keys)?;
             if let Some((values, _)) = values {
                 let bytes = View::<u8>::over(values.clone(), length.most * value_bytes);
@@ -387,7 +387,7 @@ impl Queue<'_> {
                     true => launch.address(&books, bins(portion + 1)),
                     false => launch.nothing(),
                 };
-                // In part, as each portion writes some of it; all is written in the end.
+                // A partial write, since each portion writes some of it; all is written in the end.
                 let launch = launch.address(&books, bins(portion)).overwrites(to.0).reads(from.0);
                 let launch = match (to.1, from.1) {
                     (Some(to), Some(from)) => launch.overwrites(to).reads(from),

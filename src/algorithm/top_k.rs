@@ -63,7 +63,7 @@ struct TopPass {
     padding: u32,
 }
 
-/// For places of a width.
+/// The kernels for one width of positions.
 struct NumberedKernels {
     number: Arc<AlgorithmKernel>,
     take: Arc<AlgorithmKernel>,
@@ -153,7 +153,7 @@ impl Top<'_> {
         }
     }
 
-    /// As many as there are, which may be less than there is room for.
+    /// The number of candidates, which may be less than the capacity.
     fn takes<'l>(&'l self, launch: AlgorithmLaunch<'l>) -> AlgorithmLaunch<'l> {
         let in_part = self.length.count.is_some();
         let launch = launch.writes(&self.out.0, in_part);

@@ -186,7 +186,8 @@ impl CudaBackend {
         Ok(Bound { api: self.api, restore })
     }
 
-    /// Before something is put on a stream: as [`bind`](Self::bind) where that is the context's and not one of its own.
+    /// Before work is put on a stream: like [`bind`](Self::bind), for a stream that is the context's and not one of its
+    /// own.
     fn bind_for(&self, stream: RawStream) -> DriverResult<Option<Bound>> {
         exclusive::give_way();
         if stream.0 > RawStream::PER_THREAD.0 { Ok(None) } else { self.bind().map(Some) }
@@ -278,9 +279,9 @@ impl Backend for CudaBackend {
     }
 
     fn ready_thread(&self) {
-        // Refused, the code finds no context, as it would on any other thread.
+        // If this is refused, the code finds no context, as it would on any other thread.
         self.api.set_context(self.raw_context).ok();
-        // For good: the thread is ours.
+        // Never restored: the thread is ours.
         std::mem::forget(self.api.relax());
     }
 
@@ -336,7 +337,7 @@ impl Drop for CudaBackend {
                 api.destroy_pool(pool as Handle).ok();
             }
             drop(ManuallyDrop::into_inner(context));
-            // This one may be gone, and is current still if it was before.
+            // This context may be gone, and is current still if it was before.
             if let Ok(before) = before
                 && before != raw_context
             {
@@ -346,7 +347,7 @@ impl Drop for CudaBackend {
         if role::may_call_driver() {
             return release();
         }
-        // The last handle of the device went in a host function. Without a thread, or with the process
+        // The last handle of the device was dropped in a host function. Without a thread, or with the process
         // ending, the context goes with the process.
         exit::last_act(release);
     }

@@ -60,14 +60,14 @@ impl Control {
         self.faults.lock().push(Fault { call, countdown: nth.max(1), code, after_effect });
     }
 
-    /// Lets no other device's memory be reached.
+    /// Makes peer access to every other device fail.
     pub(crate) fn refuse_peers(&self) {
         // ORDERING: Relaxed, see `enable_peer`.
         self.unreachable.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn lose(&self, what: &str) {
-        // The first cause stands.
+        // The first cause is kept.
         self.lost.get_or_init(|| what.to_owned());
     }
 

@@ -4,8 +4,8 @@
 use super::Grid;
 use super::{ArgBlock, DriverResult, Function, LaunchShape, RawStream};
 
-/// A graph of launches, compiled; or captured, with neither `exec` nor nodes. `nodes` are the driver's handles, in the order in which
-/// they were given.
+/// A compiled graph of launches, or a captured one with neither `exec` nor nodes. `nodes` are the driver's handles, in the
+/// order in which they were given.
 #[derive(Debug)]
 pub(crate) struct RawGraph {
     pub(crate) graph: u64,
@@ -47,7 +47,7 @@ pub(crate) trait GraphCalls {
     /// The kernels of a captured graph, if it is a chain of kernels.
     #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn graph_kernels(&self, graph: &RawGraph) -> DriverResult<Option<Vec<KernelCall>>>;
-    /// Launches one of them by itself.
+    /// Launches one of them on its own.
     #[cfg(all(feature = "blas", feature = "cuda"))]
     unsafe fn launch_call(&self, call: &KernelCall, stream: RawStream) -> DriverResult<()>;
     /// Compiles launches; the second of each pair of `edges` runs behind the first.
@@ -63,6 +63,6 @@ pub(crate) trait GraphCalls {
         changes: &mut dyn Iterator<Item = (usize, NodeLaunch<'_>)>,
     ) -> DriverResult<()>;
     unsafe fn graph_launch(&self, graph: &RawGraph, stream: RawStream) -> DriverResult<()>;
-    /// Nothing of it is under way any more.
+    /// Requires that none of its launches is pending.
     unsafe fn graph_destroy(&self, graph: &RawGraph) -> DriverResult<()>;
 }

@@ -74,7 +74,7 @@ pub(crate) struct HostBackend {
 }
 
 struct HostCore {
-    /// By handle. A handle is never used again, also not by another host device.
+    /// By handle. A handle is never reused, not even by another host device.
     streams: RwLock<BTreeMap<u64, Arc<HostStream>>>,
     /// Held while something is put on the legacy default stream or on one ordered with it.
     legacy_order: Mutex<()>,

@@ -15,11 +15,11 @@ pub(crate) trait MemoryCalls {
     fn pool_trim(&self, keep_bytes: u64) -> DriverResult<()>;
     /// The kind of memory at another library's address.
     fn memory_at(&self, ptr: DevicePtr) -> DriverResult<MemoryAt>;
-    /// Lets commands use memory that another library owns.
+    /// Allows commands to use another library's memory.
     unsafe fn adopt(&self, _ptr: DevicePtr, _bytes: u64) {}
     /// Takes that back.
     unsafe fn disown(&self, _ptr: DevicePtr, _bytes: u64) {}
-    /// After the loss: keeps a value until no command runs any more, or hands it back where none does.
+    /// After the loss: keeps a value until no command runs any more, or returns it if none does.
     fn bury(&self, value: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
         Some(value)
     }

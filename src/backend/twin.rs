@@ -59,7 +59,7 @@ pub struct ArgBlock {
     slots: SmallVec<[ArgSlot; MOST_ARGS]>,
 }
 
-/// Where an argument lies, and how much memory it names.
+/// The place of an argument, and the size of the memory that it points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArgSlot {
     /// Index of its first word.
@@ -68,7 +68,7 @@ pub(crate) struct ArgSlot {
     pub(crate) memory_bytes: u64,
 }
 
-/// By copies of memory: the derived one goes through the words one by one.
+/// By copying memory: the derived `Clone` copies the words one by one.
 impl Clone for ArgBlock {
     fn clone(&self) -> Self {
         let (words, slots) = (SmallVec::from_slice(&self.words), SmallVec::from_slice(&self.slots));

@@ -14,7 +14,7 @@ use crate::memory::view::Span;
 use crate::runtime::Engine;
 use crate::submit::{Footprint, KernelLaunch, List, SubmitError, Written, draw};
 
-/// Where launches are written down before they are on the stream.
+/// Where launches are recorded before they are on the stream.
 #[derive(Clone, Copy)]
 pub(super) enum Writer<'s> {
     /// The lists of a replayed batch.
@@ -53,7 +53,7 @@ pub(crate) struct Draft {
 pub(crate) type Drawn = (List, Vec<KeptByGraph>, Vec<Event>);
 
 impl Draft {
-    /// For a launch to which this is passed.
+    /// For a launch with these arguments.
     pub(crate) fn of<'a>(passed: impl Iterator<Item = &'a Span<'a>>) -> Self {
         let part = |span: &Span<'_>| (Arc::as_ptr(span.memory).addr(), span.range.clone());
         Draft { passed: passed.map(part).collect(), ..Draft::default() }

@@ -155,7 +155,7 @@ impl<'s> Queue<'s> {
             let mut footprint = footprint();
             footprint.makes_buffer(written);
             if bytes > block_cache::LARGEST {
-                // Nothing is kept of that size, and the driver's pool may have to grow.
+                // No block of that size is cached, and the driver's pool may have to grow.
                 footprint.may_block();
             }
             footprint.claims(claim);
@@ -176,7 +176,7 @@ impl<'s> Queue<'s> {
             if matches!(outlook.prospect, Prospect::Never) {
                 return Err(reach.refusal(engine, op(), bytes, &outlook).into());
             }
-            // Refused, there is nothing to give back.
+            // If this is refused, there is nothing to return.
             engine.backend.pool_trim(0).ok();
             claim = self.claim(op, bytes, true)?;
             made = attempt(&mut claim);

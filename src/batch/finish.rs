@@ -29,7 +29,7 @@ impl Queue<'_> {
         match result {
             Ok(value) => {
                 let Settled { value, points } = value.settle();
-                // Nothing was submitted, which would have failed.
+                // Nothing was submitted that could have failed.
                 if self.last.get() == 0
                     && let Some(lost) = self.stream.engine().lost()
                 {

@@ -32,12 +32,12 @@ impl Drop for Composed<'_> {
 }
 
 impl<'s> Queue<'s> {
-    /// One whose launches are written to the lists of a run.
+    /// A queue whose launches are recorded in the lists of a run.
     pub(crate) fn listing(self, run: &'s Run<'s>) -> Self {
         Queue { writer: Some(Writer::Replay(run)), ..self }
     }
 
-    /// One of the same stream whose launches are the list of a graph.
+    /// A queue of the same stream whose launches are recorded in a graph's list.
     pub(crate) fn drawing<'d>(&'d self, draft: &'d Draft) -> Queue<'d> {
         let (stream, home, at) = (self.stream, self.home, self.at.clone());
         let (last, writer) = (Cell::new(0), Some(Writer::Graph(draft)));
@@ -45,7 +45,7 @@ impl<'s> Queue<'s> {
         Queue { stream, home, last, refused: None, lease: None, writer, at, outcomes, not_send }
     }
 
-    /// Whether launches are written down before they are on the stream.
+    /// Whether launches are recorded before they are on the stream.
     pub(super) fn writes_down(&self) -> bool {
         self.writer.is_some()
     }
@@ -65,7 +65,7 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Copies rows between memory of the footprint that is all this device's: as a launch, where these are written down.
+    /// Copies rows between memory of the footprint, all of it on this device: as a launch where launches are recorded.
     pub(super) fn submit_copy(
         &self,
         footprint: &mut Footprint<'_>,
@@ -96,7 +96,7 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Remembers where an operation was written, if it is written down first, and is no part of another.
+    /// Remembers the line that called an operation, if it is recorded first and is not a part of another.
     #[track_caller]
     #[inline]
     pub(crate) fn here(&self) {

@@ -37,14 +37,14 @@ impl Queue<'_> {
         let is_there = || check_is_there(self.stream.engine(), source);
         let reaches = || self.home.reaches(source);
         match role::check("submitting work").and_then(|()| is_there()).and_then(|()| reaches()) {
-            // Of another kind: refused with the right words.
+            // A device of another kind: refused with the right error.
             Ok(direct) if direct || !same_kind => {
                 self.submit(footprint, 1, |raw| Ok(raw.copy(to, from)?))?;
                 Ok(())
             }
             Ok(_) => self
                 .copy_through_host(from, to)
-                // Perhaps this is the first to hear of the source's loss.
+                // This may be the first call to see the source's loss.
                 .map_err(|error| footprint.poison(of_dependency(self.stream.engine(), error))),
             Err(error) => Err(footprint.poison(error)),
         }

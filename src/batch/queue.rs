@@ -52,9 +52,9 @@ pub struct Queue<'s> {
     pub(super) refused: Option<&'s Error>,
     /// The lease that is notified of each ticket.
     pub(super) lease: Option<&'s Lease>,
-    /// Where launches are written down first.
+    /// Where launches are recorded first.
     pub(super) writer: Option<Writer<'s>>,
-    /// Where the user opened it; where launches are written down first, where the last operation was written.
+    /// The line where the user opened it or, where launches are recorded, that of the last operation.
     pub(super) at: Cell<&'static Location<'static>>,
     /// The outcomes of work that can fail when it runs, and of its readers.
     pub(super) outcomes: LateOutcomes,

@@ -50,7 +50,7 @@ use crate::submit::{
 /// See [`Stream::replay`](crate::Stream::replay).
 #[derive(Default)]
 pub struct Region {
-    /// For the next runs.
+    /// Lists to be reused by the next runs.
     #[expect(clippy::vec_box, reason = "a stream has the box in the meantime")]
     lists: Vec<Box<List>>,
     streams: Vec<OnStream>,
@@ -77,7 +77,7 @@ struct ListSlot {
 type Launched = std::result::Result<ListOutcome, ListOutcome>;
 
 struct Remembered {
-    /// Its address, which is only compared.
+    /// Its address, for comparison only.
     kernel: usize,
     name: Arc<str>,
     shape: LaunchShape,
@@ -149,7 +149,7 @@ impl Region {
                 report.replayed += 1;
                 report.nodes_set += *nodes_set as u64;
             }
-            // It was counted.
+            // It is already counted.
             Ok(_) => {}
             Err(ListOutcome::Interrupted) => report.interrupted += 1,
             Err(_) => report.plain += 1,
@@ -255,7 +255,7 @@ impl ListSlot {
             if known.launches(node) {
                 return None;
             }
-            // Refused, all of it is remembered anew.
+            // If it was refused, everything is remembered anew.
             (known.shape, known.args) = (node.shape, node.args.clone());
             nodes_set += 1;
             Some((at, node))
@@ -285,7 +285,7 @@ impl ListSlot {
             return Some(ListOutcome::First);
         }
         let edges = self.edges.iter().zip(list.edges()).find(|(known, edge)| known != edge);
-        // In the order of the nodes that wait: the first of which something else is said.
+        // In the order of the waiting nodes: the first whose edges differ.
         let edge = edges.map(|(known, edge)| known.1.min(edge.1) as usize);
         let edge = edge.or_else(|| {
             let more = self.edges.get(list.edges().len()).or(list.edges().get(self.edges.len()));
@@ -418,7 +418,7 @@ impl<'s> Run<'s> {
         self.is_open.get()
     }
 
-    /// Reports a launch that could not be written down.
+    /// Reports a launch that could not be recorded.
     pub(super) fn enter_unlisted(&self, outcome: ListOutcome) {
         let mut region = self.region.borrow_mut();
         region.last.push(ListReport { launches: 1, outcome, ended_by: None });

@@ -191,7 +191,7 @@ fn part<'a, T>(span: &Span<'a>, range: Range<usize>) -> Span<'a> {
 
 fn row_copy<T>(to: Place, from: Place, rows: Copy2d) -> RowCopy {
     let bytes = |elements: usize| (elements * size_of::<T>()) as u64;
-    // There is nothing behind the last row: the distance to it may be any number.
+    // Nothing follows the last row: a single row may have any pitch.
     let pitch = |side: Rows| bytes(if rows.height > 1 { side.pitch } else { rows.width });
     RowCopy {
         to,

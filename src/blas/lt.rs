@@ -374,7 +374,7 @@ impl LtPlan {
         bias: Option<u64>,
         workspace: u64,
     ) -> Result<()> {
-        // All scales are of four or eight bytes, and none is taken for another: they are a plan's.
+        // All scales have four or eight bytes; they cannot be confused, because the key is one plan's.
         let bits = |scale: &S| {
             let mut bytes = [0; 8];
             bytes[..size_of::<S>()].copy_from_slice(bytemuck::bytes_of(scale));

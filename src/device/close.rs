@@ -78,7 +78,7 @@ impl Device {
         let mut done = at(self.home.ours());
         let closed = match limit.before(&mut done).await {
             Some(closed) => closed,
-            // By asking the device, once more.
+            // By asking the device once more.
             None => done.try_take().unwrap_or_else(|| Err(limit.passed())),
         };
         // Work known to be complete was complete before; the device is lost all the same.

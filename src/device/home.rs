@@ -45,7 +45,7 @@ pub(crate) struct Home {
     /// The stream that the device has from the start.
     pub(crate) default: Arc<StreamHandle>,
     legacy: Mutex<Option<Arc<StreamHandle>>>,
-    /// For tickets that stand for the whole device.
+    /// A stream for tickets that cover the whole device.
     whole: Mutex<Option<Arc<StreamHandle>>>,
     of_threads: Mutex<HashMap<ThreadId, Arc<StreamHandle>>>,
     /// One value of each type.
@@ -87,7 +87,7 @@ impl Home {
         if let Some((_, direct)) = known(&self.peers.lock()) {
             return Ok(direct);
         }
-        // Not under the lock: it may take its time. Twice does no harm.
+        // Not under the lock: it may take long. Calling it twice is harmless.
         let asked = self.engine.backend.enable_peer(&*other.backend);
         let direct = asked.map_err(|code| self.engine.refused(code))?;
         let mut peers = self.peers.lock();
@@ -110,16 +110,15 @@ impl Home {
         Ok(legacy.insert(stream).clone())
     }
 
-    /// Points that together stand for everything on the device: also for the work of others, if the
-    /// device is open. Where the driver cannot tell of that, for theirs on streams that are ordered
-    /// with the legacy default stream.
+    /// Points that together cover all work on the device: other libraries' too, if the device is open. If the
+    /// driver cannot report that, theirs on streams ordered with the legacy default stream.
     pub(crate) fn everything(&self) -> Result<Vec<Point>> {
         role::check("waiting for a whole device")?;
         if self.engine.check_open().is_err() {
             return Ok(self.ours());
         }
         if self.has_given_up_streams() {
-            // The driver would wait for those as well.
+            // The driver's wait would include those as well.
             self.legacy()?;
             return Ok(self.ours());
         }

@@ -14,7 +14,7 @@ pub struct ParamLayout {
 }
 
 impl ParamLayout {
-    /// Where parameters of these sizes and alignments lie, in bytes.
+    /// The offsets of parameters of these sizes and alignments, in bytes.
     pub(crate) fn in_order<const N: usize>(params: [(usize, usize); N]) -> Vec<ParamLayout> {
         let mut end = 0_usize;
         let place = params.into_iter().map(|(size_bytes, alignment)| {

@@ -26,7 +26,7 @@ impl<T> From<Refused<T>> for Error {
     }
 }
 
-/// With nothing to give back.
+/// An error with nothing to return.
 impl<T> From<Error> for Refused<T> {
     fn from(error: Error) -> Self {
         Refused { error, value: None }

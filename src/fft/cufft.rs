@@ -145,7 +145,7 @@ impl PlanHandle {
         let mut extents: Vec<c_longlong> =
             shape.extents.iter().map(|extent| *extent as c_longlong).collect();
         let (rank, batch) = (extents.len() as c_int, shape.batch as c_longlong);
-        // Without gaps, where the layouts are not given.
+        // Contiguous, where no layouts are given.
         let (none, extents) = (null_mut(), extents.as_mut_ptr());
         let bytes = &raw mut made.work_bytes;
         fft!(
@@ -165,7 +165,7 @@ impl Drop for PlanHandle {
 /// The library's plans for both directions.
 pub(super) struct CufftPlan {
     forward: PlanHandle,
-    /// Of real signals; of complex ones the other does as well.
+    /// For real signals; for complex ones the other plan does both.
     inverse: Option<PlanHandle>,
     is_double: bool,
     /// Held during a launch: stream and work area are the plan's.

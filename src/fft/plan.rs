@@ -214,7 +214,7 @@ impl FftCore {
         Ok(uses)
     }
 
-    /// Has the library transform on a GPU, or the twin.
+    /// Transforms with the library on a GPU, or with the twin.
     fn run(
         &self,
         queue: &RawQueue<'_>,

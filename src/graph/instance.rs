@@ -59,7 +59,7 @@ pub(super) struct Instance {
 
 struct Use {
     whose: Whose,
-    /// Behind the beginning of the slot, or in the allocation.
+    /// Relative to the beginning of the slot, or of the allocation.
     range: Range<u64>,
     mode: Mode,
     tracked: bool,
@@ -67,9 +67,9 @@ struct Use {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Whose {
-    /// Of the array that is passed, by its number.
+    /// A passed array, by its number.
     Passed(usize),
-    /// Of the graph, by its number as well.
+    /// The graph's own memory, by its number.
     Kept(usize),
 }
 
@@ -115,7 +115,7 @@ impl Instance {
     ) {
         self.events = events;
         (self.uses, self.kept) = summarized(list.take_touched(), passed);
-        // Others kept it until here.
+        // It was shared until here.
         drop(drawn);
         self.kept.iter_mut().for_each(KeptByGraph::leave_stream);
         if list.has_shape_of(&self.list) {
@@ -176,7 +176,7 @@ impl Instance {
         }
         let graph = graph.as_deref_mut();
         let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };
-        // Refused before any call of the driver, the nodes are as they were.
+        // If a node was refused before any driver call, the nodes are unchanged.
         let (mut was_prepared, mut was_plain) = (false, false);
         let submitted = queue.submit(&mut footprint, commands, |raw| {
             let prepared = prepare(raw, list, graph, (to_set, is_refused), state, report);
@@ -264,7 +264,7 @@ fn prepare<'p>(
 /// along.
 fn summarized(touched: Vec<Touched>, passed: &Passed<'_>) -> (Vec<Use>, Vec<KeptByGraph>) {
     let mut kept: Vec<KeptByGraph> = Vec::new();
-    // In the order in which they come first.
+    // In the order of their first use.
     let mut pieces: Vec<(Whose, bool, Summary)> = Vec::new();
     for Touched { memory, range, mode, tracked } in touched {
         if range.is_empty() {

@@ -186,7 +186,7 @@ impl Device {
         match owner.and_then(|owner| owner.downcast::<Kept<T>>().ok()) {
             Some(kept) => {
                 let mut slice = kept.into_slice();
-                // Its events stand behind our uses from here on.
+                // Its events are behind our uses from here on.
                 wait_for_tracked(&mut slice);
                 Ok(slice)
             }
@@ -312,7 +312,8 @@ impl<T> Drop for Kept<T> {
     }
 }
 
-/// Has the slice's own stream wait for the uses that cudarc tracks, and records it as the last. Returns the address.
+/// Makes the slice's own stream wait for the uses that cudarc tracks, and records it as the last. Returns the
+/// address.
 fn wait_for_tracked<T>(slice: &mut CudaSlice<T>) -> u64 {
     let stream = slice.stream().clone();
     let (ptr, recorded) = slice.device_ptr_mut(&stream);

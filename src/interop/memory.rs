@@ -226,7 +226,7 @@ pub struct MemoryLoan<'a, P> {
     stream: Stream,
     /// The point where the stream has waited for all other users.
     begins: Point,
-    /// Until it is over.
+    /// `None` once it has ended.
     open: Option<OpenLoan>,
     /// The outcome, if it was asked for.
     outcome: OnceCell<WorkOutcome>,

@@ -101,7 +101,7 @@ fn check_elf(bytes: &[u8]) -> Checked {
     const HEADER: u64 = 64;
     const PROGRAM: u64 = 56;
     const SECTION: u64 = 64;
-    /// There are more than a half-word counts: the figure is in the first section.
+    /// More than a half-word can count: the number is in the first section.
     const MANY: u64 = 0xffff;
     const CUDA: u64 = 190;
 
@@ -325,7 +325,7 @@ mod tests {
         bytes[at..at + len].iter().rev().fold(0, |number, byte| number << 8 | u128::from(*byte))
     }
 
-    /// Where the parts of a binary end, read without any care.
+    /// The ends of a binary's parts, read without checks.
     fn ends(bytes: &[u8]) -> Vec<u128> {
         let at = |at, len| number(bytes, at, len);
         if bytes.starts_with(&FATBIN) {

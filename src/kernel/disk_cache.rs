@@ -88,7 +88,7 @@ impl DiskCache {
         let mut entry = Vec::new();
         file.read_to_end(&mut entry).ok()?;
         let compiled = decode(&entry, key)?;
-        // Where that fails it goes early.
+        // If this fails, the entry is evicted early.
         file.set_modified(SystemTime::now()).ok();
         Some(compiled)
     }
@@ -141,7 +141,7 @@ impl DiskCache {
     }
 }
 
-/// Where the user's cache is, by the variables of the environment.
+/// The user's cache folder, from environment variables.
 fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(named) = variable(VARIABLE) {
         return Some(PathBuf::from(named)).filter(|named| !named.as_os_str().is_empty());
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// A cache in a folder of the test's own, which goes with it.
+    /// A cache in a folder of the test's own, which is removed with it.
     struct Own(DiskCache);
 
     impl Own {
@@ -334,7 +334,7 @@ mod tests {
         own.0.keep(&keys[3], &compiled(801));
         assert!(!left.exists());
         assert_eq!(there(), [true, false, true, true]);
-        // One above it is not kept, and nothing goes for it.
+        // An entry above the limit is not kept, and evicts nothing.
         own.0.keep(&keys[1], &compiled(3000));
         assert_eq!(there(), [true, false, true, true]);
         assert!(foreign.iter().all(|name| own.0.folder.join(name).exists()));

@@ -120,7 +120,7 @@ impl Core {
         Ok(active.unwrap_or(1))
     }
 
-    /// Lets the kernel have as much shared memory as there is, if it needs more than the default.
+    /// Lets the kernel use as much shared memory as the device has, if it needs more than the default.
     #[inline]
     pub(super) fn allow_shared_mem(&self, dynamic_bytes: u32) -> Result<()> {
         // Every device's default suffices for the kernel's static memory, which the compiler limits.

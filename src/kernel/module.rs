@@ -52,7 +52,8 @@ impl Module {
     /// Dropped, the load goes on and its result is unloaded.
     pub async fn load(device: &Device, image: Image) -> Result<Module> {
         coop::proceed().await;
-        // Not that the call would be made here: it waits for whatever runs, the host function too.
+        // Not because the call would be made here: waiting for it would wait for everything that runs, this
+        // host function included.
         role::check_driver("loading a kernel")?;
         let engine = device.engine().clone();
         offload(move || Module::load_now(&engine, image)).await?
@@ -242,7 +243,7 @@ impl Drop for LoadedModule {
         if engine.lost().is_some() || crate::thread::exit::begun() {
             return;
         }
-        // Launches of its kernels may still be queued: unloaded when they are through.
+        // Launches of its kernels may still be queued: it is unloaded when they have finished.
         engine.retire_behind_all(Remnant::Module(self.raw), UserList::new());
     }
 }

@@ -171,7 +171,7 @@ fn push(list: &mut ArgList<'_>, span: &Span<'_>, shape: Shape2) {
     list.block.push_memory_with(span.ptr().0, bytes, numbers);
 }
 
-/// Where a 2-D argument begins, and its shape; dangling but aligned for one without elements.
+/// The start of a 2-D argument, and its shape; dangling but aligned for one without elements.
 fn rows<T>(args: &ArgBlock, index: usize) -> (*mut T, Shape2) {
     const { must_fit::<T>(ALIGNMENT) };
     let [rows, columns, pitch] = args.numbers(index).map(|number| number as usize);

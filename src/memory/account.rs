@@ -51,7 +51,7 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// All that the pool gave out.
+    /// All memory that the pool gave out.
     pub(crate) fn held(&self) -> u64 {
         self.allocated + self.pending + self.kept + self.leaked
     }
@@ -82,7 +82,7 @@ impl Account {
         self.version
     }
 
-    /// The driver refused a block that fits. It stands until memory moves.
+    /// The driver refused a block that fits. The refusal holds until memory moves.
     pub(crate) fn refuse(&mut self, block: u64) {
         let known = self.refused.filter(|(version, _)| *version == self.version);
         let least = known.map_or(block, |(_, known)| known.min(block));
@@ -94,7 +94,7 @@ impl Account {
         self.refused.is_some_and(|(version, least)| version == self.version && least <= block)
     }
 
-    /// How much more may be given out.
+    /// How much more may be allocated.
     pub(crate) fn room(&self) -> u64 {
         self.limit.saturating_sub(self.figures.held())
     }

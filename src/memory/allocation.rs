@@ -62,7 +62,7 @@ impl Poison {
 
 impl PartialEq for Poison {
     fn eq(&self, other: &Self) -> bool {
-        // One kernel's launches share its name.
+        // Launches of one kernel share its name.
         Arc::ptr_eq(&self.producer, &other.producer) && self.cause.is(&other.cause)
     }
 }

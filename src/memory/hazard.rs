@@ -189,7 +189,7 @@ impl<S: Track + PartialEq, P: Clone + PartialEq> Hazards<S, P> {
         users
     }
 
-    /// Where each span ends.
+    /// The end of each span.
     #[cfg(test)]
     #[allow(dead_code, reason = "for `tests/hazard.rs`, which compiles this file")]
     pub(crate) fn span_ends(&self) -> impl Iterator<Item = u64> {

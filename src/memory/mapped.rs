@@ -48,7 +48,7 @@ use crate::backend::DevicePtr;
 pub struct Mapped<T> {
     /// The memory as the device sees it, which keeps the block until the last use is complete.
     device: DeviceBuffer<T>,
-    /// The same memory as the host sees it.
+    /// The same memory on the host.
     host: PinnedBuffer<T>,
 }
 

@@ -111,7 +111,7 @@ impl<T: Element> Part<T> {
     }
 }
 
-/// Asks for huge pages, where that is worth the call.
+/// Asks for huge pages if that is worth the call.
 fn advise(start: usize, bytes: usize) {
     const WORTHWHILE: usize = 4 << 20;
     if bytes >= WORTHWHILE {

@@ -87,7 +87,7 @@ impl<T: Element> PinnedBuffer<T> {
         Ok(block.map(|block| PinnedBuffer::over(block, len)))
     }
 
-    /// The same memory with another length, for which it must have room.
+    /// The same memory with another length, which must fit.
     pub(crate) fn resized(self, len: usize) -> Self {
         assert!(len <= self.room.len() / size_of::<T>(), "no room for {len} elements");
         PinnedBuffer { len, ..self }
@@ -146,7 +146,7 @@ impl<T: Element> PinnedBuffer<T> {
         &self.block
     }
 
-    /// Where its first element is.
+    /// The address of its first element.
     pub(crate) fn host(&self) -> HostPtr {
         HostPtr(self.block.host().0 + self.room.start)
     }

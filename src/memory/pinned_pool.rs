@@ -147,7 +147,7 @@ impl PinnedPool {
                 let raw = self.map_block(class)?;
                 return Ok(self.block(raw));
             }
-            // Others may take all of it; then it is made again.
+            // Others may take all of it; then another is made.
             self.grow(|state| state.count(class, 1) == 0)?;
         }
     }
@@ -164,7 +164,7 @@ impl PinnedPool {
             (raw, grows)
         };
         if grows && let Some(crew) = self.crew.as_ref().and_then(Weak::upgrade) {
-            // Not by the crew itself: the driver may delay it, and copies would wait behind it.
+            // Not on the crew: the driver may delay it, which would delay copies.
             crew.detach(self.growth());
         }
         Some(self.block(raw))
@@ -200,7 +200,7 @@ impl PinnedPool {
             if let Some(pool) = pool.upgrade()
                 && pool.engine.check_open().is_ok()
             {
-                // Refused, the next caller asks.
+                // If it is refused, the next caller asks.
                 pool.grow(Slabs::is_short).ok();
             }
         }
@@ -309,7 +309,7 @@ impl Drop for PinnedPool {
         // Unregistering waits for everything that runs on a GPU.
         crate::thread::exit::last_act(move || {
             for mapping in mappings {
-                // Refused, the memory stays mapped.
+                // If it is refused, the memory stays mapped.
                 unregister(&*backend, mapping).ok();
             }
         });

@@ -40,7 +40,7 @@ pub struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// Where it begins.
+    /// The address of its beginning.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.memory.ptr().offset(self.range.start)
     }
@@ -103,7 +103,7 @@ impl<'a, T: Element> View<'a, T> {
         View { memory, start_bytes, len, tracked, element: PhantomData }
     }
 
-    /// Of the elements of a range.
+    /// A view of the elements of a range.
     pub(crate) fn over(span: Span<'a>, len: usize) -> Self {
         View::new(span.memory, span.range.start, len, span.tracked)
     }
@@ -357,7 +357,7 @@ pub(super) fn bytes_of_elements<T>(len: usize) -> u64 {
 fn cast_len<T, U>(memory: &Allocation, start: u64, len: usize) -> Result<usize> {
     let bytes = bytes_of_elements::<T>(len);
     let (element_bytes, alignment) = (size_of::<U>(), align_of::<U>());
-    // That of an empty buffer is 0.
+    // The address of an empty buffer is 0.
     let aligned = memory.ptr().offset(start).0.is_multiple_of(alignment as u64);
     match bytes.checked_div(element_bytes as u64) {
         Some(len) if aligned && bytes.is_multiple_of(element_bytes as u64) => Ok(len as usize),

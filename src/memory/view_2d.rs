@@ -67,7 +67,7 @@ pub struct ViewMut2<'a, T> {
 }
 
 impl Shape2 {
-    /// Of rows that were borrowed.
+    /// A view of borrowed rows.
     pub(crate) fn with_pitch(rows: usize, columns: usize, pitch: usize) -> Self {
         Shape2 { rows, columns, pitch }
     }

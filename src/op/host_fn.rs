@@ -33,7 +33,7 @@ use crate::thread::role::Role;
 pub(crate) struct HostFn<F: Send + 'static, R: Send + 'static> {
     /// `None` only inside `drop`.
     cell: Option<Arc<Cell<F, R>>>,
-    /// Has the reaper. Not kept: the share may be leaked.
+    /// Reaches the reaper. Weak: the share may be leaked.
     engine: Weak<Engine>,
 }
 
@@ -130,7 +130,7 @@ unsafe extern "C" fn call<F: FnOnce() -> R + Send + 'static, R: Send + 'static>(
     let function = share.cell().function.lock().take();
     if let Some(function) = function {
         let result = catch_unwind(AssertUnwindSafe(function));
-        // In place of `None`: nothing is dropped under the lock.
+        // Instead of `None`: nothing is dropped under the lock.
         *share.cell().result.lock() = Some(result);
     }
 }

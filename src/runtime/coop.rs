@@ -33,7 +33,7 @@ pub(crate) fn yield_now(cx: &mut Context<'_>) {
 /// succeed, then the task yields. Outside of tokio there is no budget.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Budget {
-    /// It was put off, and the budget did not come back since.
+    /// It was put off, and the budget has not been refilled since.
     #[cfg(feature = "tokio")]
     put_off: bool,
 }
@@ -104,12 +104,12 @@ mod tokio_waker {
         TABLE.get().is_some_and(|table| *table == address(waker))
     }
 
-    /// Looks at the waker of a task of tokio's.
+    /// Learns the address from the waker of a tokio task.
     pub(super) fn learn() {
         TABLE.get_or_init(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             let look = std::future::poll_fn(|cx| Poll::Ready(address(cx.waker())));
-            // No runtime to be had: no waker has this address.
+            // No runtime can be built: no waker has this address.
             runtime.map_or(0, |runtime| {
                 runtime.block_on(async { tokio::spawn(look).await.unwrap_or(0) })
             })

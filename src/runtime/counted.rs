@@ -47,12 +47,12 @@ impl<L: Length> Counted<L> {
         self.len() == 0
     }
 
-    /// To change it.
+    /// Locks it for a change.
     pub(crate) fn lock(&self) -> Changing<'_, L> {
         Changing { list: self.list.lock(), length: &self.length }
     }
 
-    /// To look at it.
+    /// Locks it for reading.
     pub(crate) fn read(&self) -> impl Deref<Target = L> {
         self.list.lock()
     }

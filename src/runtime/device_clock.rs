@@ -30,13 +30,13 @@ struct Anchor {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HostTime {
     pub(crate) ns: f64,
-    /// It is off by no more.
+    /// The largest error of the time.
     pub(crate) error_ns: f64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct DeviceClock {
-    /// In their order.
+    /// In order of time.
     anchors: VecDeque<Anchor>,
 }
 

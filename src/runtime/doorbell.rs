@@ -38,8 +38,8 @@ impl Bells {
         self.bells.lock().drain(..).map(|bell| bell.stream).collect()
     }
 
-    /// Makes one more bell, up to a number. Not on the poller's thread: beside threads that launch
-    /// without a pause the driver may not come to it for seconds.
+    /// Makes one more bell, up to a limit. Not on the poller's thread: beside threads that launch without a
+    /// pause the driver may delay it for seconds.
     pub(crate) fn stock(
         &self,
         backend: &dyn Backend,
@@ -60,7 +60,7 @@ impl Bells {
 
     /// A bell that is free, if there is one; it counts as armed from now on.
     pub(crate) fn take(&self) -> Option<Arc<Bell>> {
-        // ORDERING: Acquire pairs with `ring`: its commands are through when it is free.
+        // ORDERING: Acquire pairs with `ring`: a free bell's commands have finished.
         let free = |bell: &&Arc<Bell>| !bell.armed.swap(true, Ordering::Acquire);
         self.bells.lock().iter().find(free).cloned()
     }
@@ -86,8 +86,8 @@ impl Bell {
     pub(crate) fn arm(self: Arc<Self>, backend: &dyn Backend) -> DriverResult<()> {
         let stream = self.stream;
         let data = Arc::into_raw(self);
-        // SAFETY: `data` is a reference that the callback gives back; if it never runs, it leaks
-        // and stays valid.
+        // SAFETY: `data` is a reference that the callback returns; if it never runs, it leaks and stays
+        // valid.
         let rung = unsafe { backend.host_fn(stream, ring, data.cast_mut().cast()) };
         rung.inspect_err(|_| {
             // The reference is not taken back: the driver may report an earlier failure and call

@@ -84,7 +84,7 @@ pub(crate) struct EngineOptions {
     pub(crate) block_cache_bytes: u64,
     /// How many compiled graphs there may be.
     pub(crate) graph_limit: Option<usize>,
-    /// Of how many operations a log is kept from the beginning.
+    /// The capacity of the log that starts with the device.
     pub(crate) timeline: Option<usize>,
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct Engine<S: DeviceStream> {
     /// the waker, until the next poll.
     mourners: Mutex<Slab<Option<Waker>>>,
     pub(crate) counters: Counters,
-    /// There once the last handle is gone; dropped last.
+    /// `Some` once the last handle is gone; dropped last.
     leaving: Mutex<Option<ExitGuard>>,
 }
 
@@ -287,13 +287,13 @@ impl<S: DeviceStream> Engine<S> {
         self.rest_ns.load(Ordering::Relaxed)
     }
 
-    /// Says how long the poller took for a round.
+    /// Records how long a round of the poller took.
     pub(crate) fn spent(&self, ns: u64) {
         // ORDERING: Relaxed, as above; only the poller writes.
         self.rest_ns.store(cadence::rest(ns), Ordering::Relaxed);
     }
 
-    /// A stream goes whose work will never be complete.
+    /// Called when a stream goes whose work will never be complete.
     pub(crate) fn give_up_stream(&self) {
         // ORDERING: Release pairs with `has_given_up_streams`: a thread that no longer finds the stream reads
         // this.
@@ -333,11 +333,11 @@ impl<S: DeviceStream> Engine<S> {
         self.events.get_idle()
     }
 
-    /// Sees to it that some events are ready to be borrowed, and some that measure time.
+    /// Ensures that some events, plain and timed, are ready to be borrowed.
     pub(crate) fn stock_events(&self) -> std::result::Result<(), DriverCode> {
         const STOCK: usize = 32;
         const TIMED: usize = 8;
-        // Borrowed all at once, and given back.
+        // All borrowed at once, and returned.
         type Handles = std::result::Result<Vec<EventHandle>, DriverCode>;
         if self.events.idle() < STOCK {
             (0..STOCK).map(|_| self.event()).collect::<Handles>()?;
@@ -396,8 +396,8 @@ impl<S: DeviceStream> Engine<S> {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// Moves the clock of a stepped device on, at most to the middle of its range: moments ahead of it must
-    /// be in that as well.
+    /// Advances the clock of a stepped device, at most to the middle of its range: times ahead of it must fit
+    /// in the range as well.
     #[cfg(feature = "test-util")]
     pub(crate) fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
@@ -422,14 +422,14 @@ impl<S: DeviceStream> Engine<S> {
     /// Counts memory that is never freed here.
     pub(crate) fn give_up(&self, bytes: u64) {
         if self.lost().is_some() {
-            // It went with the device.
+            // It was freed with the device.
             self.account.lock().release(bytes);
         } else {
             self.leak(bytes);
         }
     }
 
-    /// Counts pending memory, or a module, that is never given back.
+    /// Counts pending memory, or a module, that is never freed.
     pub(crate) fn leak(&self, bytes: u64) {
         if bytes > 0 {
             self.account.lock().leak(bytes);

@@ -23,7 +23,7 @@ pub(crate) struct EventPool {
 #[derive(Default)]
 struct Idle {
     free: Vec<Arc<EventCell>>,
-    /// Only to be destroyed.
+    /// To be destroyed.
     spoiled: Vec<RawEvent>,
     /// Destroys events that come back after the engine is gone.
     destroy: Option<Destroy>,
@@ -112,7 +112,7 @@ impl EventHandle {
         self.cell.as_ref().is_some_and(|cell| Arc::strong_count(cell) == 1)
     }
 
-    /// Says that recording the event failed: it is never lent again.
+    /// Marks the event as failed to record: it is never lent again.
     pub(crate) fn spoil(&self) {
         if let Some(cell) = &self.cell {
             // ORDERING: Relaxed, see `put`.

@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 /// The default limit.
 const LIMIT: usize = 1024;
 
-/// How long a graph that goes was not launched, at least.
+/// The minimum time since an evicted graph's last launch.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// From one look to the next, at least: a thousand graphs take tens of microseconds.
+/// The minimum time between two scans: a thousand graphs take tens of microseconds.
 const APART: Duration = Duration::from_millis(10);
 
 /// A compiled graph, where its owner keeps it.
@@ -42,9 +42,9 @@ pub(crate) struct GraphBudget {
 #[derive(Default)]
 struct Known {
     all: Vec<Weak<dyn Evictable>>,
-    /// Those that the last look found to be idle, the longest last.
+    /// The graphs that the last scan found idle, the longest idle last.
     idle: Vec<Weak<dyn Evictable>>,
-    /// None is idle before, but those.
+    /// No other graph can be idle before this time.
     look_ns: u64,
 }
 
@@ -200,7 +200,7 @@ mod tests {
             }
             assert!(enter(&budget, turn * SECOND / 100, false).is_none());
         }
-        // One of them is not launched any more: it goes when it was not for a period.
+        // One of them is not launched any more: it is evicted after a period.
         use_all(&kept, 10 * SECOND);
         let gone = (1000..).find(|turn| {
             use_all(&kept[1..], turn * SECOND / 100);
@@ -261,7 +261,7 @@ mod tests {
             drop(enter(&budget, 0, false).expect("there is always a place"));
             budget.leave();
         }
-        // Those that gave their places up as well, while their owners keep them.
+        // Evicted graphs leave too, while their owners keep them.
         let owned: Vec<_> = (0..1000).filter_map(|_| enter(&budget, 0, true)).collect();
         assert_eq!((owned.len(), budget.graphs()), (1000, 4));
         owned.iter().filter(|graph| has_place(graph)).for_each(|_| budget.leave());

@@ -13,7 +13,7 @@ use super::weak_list::WeakList;
 #[derive(Default)]
 pub(crate) struct LateWork {
     all: Mutex<WeakList<dyn Any + Send + Sync>>,
-    /// There was some.
+    /// Some work was entered.
     is_used: AtomicBool,
 }
 
@@ -30,7 +30,7 @@ impl LateWork {
         self.is_used.load(Ordering::Relaxed)
     }
 
-    /// Those that have not ended; forgets the others.
+    /// The work that has not ended; forgets the rest.
     pub(crate) fn alive<T: Any + Send + Sync>(&self, is_open: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let all = self.all.lock().alive();
         let all = all.into_iter().filter_map(|work| work.downcast().ok());

@@ -108,7 +108,7 @@ fn run(engine: &Weak<Engine>, attention: &Arc<Attention>) {
     registry::let_go(poller.active);
 }
 
-/// One of its turns.
+/// One round of the poller.
 struct Round<'a> {
     poller: &'a mut Poller,
     engine: &'a Arc<Engine>,
@@ -168,7 +168,7 @@ impl Poller {
         moved
     }
 
-    /// When to look next, given that nothing moved.
+    /// When to look next, after a round in which nothing moved.
     fn next_look(&mut self, engine: &Arc<Engine>, now: u64, attention: &Attention) -> u64 {
         let lingers_ns = attention.lingers_ns();
         // They will not be used again.

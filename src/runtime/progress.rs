@@ -36,7 +36,8 @@ pub(crate) struct Progress<S> {
     /// Whether the stream waits for another device, as far as is known. Written under the lock of the
     /// stream's list of those waits.
     pub(super) waits_for_others: AtomicBool,
-    /// Why the stream gets nowhere any more, though its device works. Set before the stream goes for that.
+    /// Why the stream makes no progress any more, though its device works. Set before the stream goes for
+    /// that reason.
     pub(super) stuck: OnceLock<Error>,
 }
 
@@ -154,7 +155,7 @@ impl<S: PointStream> Progress<S> {
         }
     }
 
-    /// The same, also if one is lost that this one waits for.
+    /// The same, including a lost device that this one waits for.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<Error> {
         let transitive = || self.stream().and_then(|stream| stream.dependency_lost(ticket));
         self.lost_before(ticket).or_else(transitive)

@@ -78,7 +78,7 @@ pub(crate) struct StreamState {
     /// The owner of an adopted stream, if there is one.
     owner: Option<Owner>,
     sharing: Sharing,
-    /// Another library took long with its calls the last time, or there was none.
+    /// Another library's last calls took long, or there were none.
     foreign_takes_long: AtomicBool,
     submission: SubmissionLock<Submitter>,
     markers: Counted<Markers>,
@@ -142,7 +142,7 @@ struct Pace {
 }
 
 impl StreamState {
-    /// One with a driver stream of its own.
+    /// A stream with a driver stream of its own.
     pub(crate) fn open(
         engine: &Arc<Engine<StreamState>>,
         options: StreamOptions,
@@ -161,7 +161,7 @@ impl StreamState {
             let mode = engine.options.completion;
             let word = match mode.may_use_words() && backend.limits().words {
                 true if mode.always_words() => Some(engine.words.get(backend)?),
-                // Events do as well.
+                // If there is no word, events serve as well.
                 true => engine.words.get(backend).ok(),
                 false => None,
             };
@@ -193,8 +193,8 @@ impl StreamState {
         Ok(StreamState::over(engine, raw, options, name, None, Origin::Shared(owner)))
     }
 
-    /// One for [`mark_everything`](Self::mark_everything). It has the engine's own driver stream, on
-    /// which nothing is put here, and leaves it to the engine.
+    /// The stream for [`mark_everything`](Self::mark_everything). It uses the engine's own driver stream, on
+    /// which it puts no work, and leaves it to the engine.
     pub(crate) fn open_whole(engine: &Arc<Engine<StreamState>>) -> Result<Arc<StreamHandle>> {
         engine.check_open()?;
         let (raw, name) = (engine.private, Some("whole device".into()));
@@ -293,7 +293,7 @@ impl StreamState {
         self.foreign_takes_long.load(Ordering::Relaxed)
     }
 
-    /// Says whether another library took long.
+    /// Records whether another library's calls took long.
     pub(crate) fn foreign_took_long(&self, long: bool) {
         self.foreign_takes_long.store(long, Ordering::Relaxed);
     }
@@ -475,7 +475,7 @@ impl Drop for StreamState {
         for lent in std::mem::take(self.lent.get_mut()) {
             self.give_up(lent.payload);
         }
-        // Where an allocation finds it.
+        // So that an allocation finds it.
         for block in self.take_left() {
             engine.retire_block(&self.progress, block);
         }

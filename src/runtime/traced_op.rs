@@ -12,7 +12,7 @@ use crate::backend::Grid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TracedWork {
-    /// Nothing that takes time: an allocation, an event, a wait.
+    /// An operation that takes no time: an allocation, an event, a wait.
     Order,
     /// The launch of a kernel.
     Kernel,
@@ -53,7 +53,7 @@ pub(crate) struct TracedSubmission {
     pub(crate) ticket: u64,
     pub(crate) at: &'static Location<'static>,
     pub(crate) span: Option<u64>,
-    /// Of tokio's.
+    /// The id of tokio's task.
     pub(crate) task: Option<u64>,
     /// Tickets of other streams that it waits for on the device.
     pub(crate) waits_for: SmallVec<[(u64, u64); 2]>,
@@ -88,7 +88,7 @@ impl Default for Note {
 }
 
 impl Note {
-    /// One more launch of a kernel.
+    /// Counts one more launch of a kernel.
     pub(crate) fn launch(&mut self, grid: &Grid) {
         self.launches += 1;
         self.work = if self.launches == 1 { TracedWork::Kernel } else { TracedWork::List };

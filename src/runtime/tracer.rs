@@ -88,7 +88,7 @@ struct Log {
 #[derive(Debug, Default)]
 struct StreamLog {
     entries: VecDeque<(u64, u64)>,
-    /// From where on they were not seen.
+    /// The index of the first operation not seen complete.
     unseen: usize,
 }
 
@@ -242,7 +242,7 @@ impl Tracer {
                 }
             });
         }
-        // Of the anchor in front of most of them.
+        // The time of the anchor in front of most of them.
         let Some((base, base_ns)) = before else { return told };
         let is_told = tracing::enabled!(target: "gpu_await::timeline", tracing::Level::TRACE);
         loop {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 pub(crate) struct WeakList<T: ?Sized> {
     all: Vec<Weak<T>>,
-    /// At how many those that are gone are forgotten.
+    /// The length at which dead entries are removed.
     tidied_at: usize,
 }
 

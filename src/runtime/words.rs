@@ -47,7 +47,7 @@ impl Words {
     pub(crate) fn get(&self, backend: &dyn Backend) -> DriverResult<Word> {
         let mut state = self.state.lock();
         if state.free.is_empty() {
-            // Not under the lock, which a drop takes: registering may take its time.
+            // Not under the lock, which drops take: registering may take long.
             drop(state);
             let page = Arc::new(Page::new(backend)?);
             state = self.state.lock();
@@ -124,7 +124,7 @@ impl Word {
         self.atomic().load(Ordering::Acquire)
     }
 
-    /// Where the device writes it.
+    /// The address at which the device writes it.
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         self.page.device.offset((self.line * LINE_BYTES) as u64)
     }

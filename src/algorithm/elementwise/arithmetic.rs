@@ -282,7 +282,7 @@ macro_rules! floats {
             fn mul_add(self, factor: $type, summand: $type) -> $type {
                 <$type>::mul_add(self, factor, summand)
             }
-            // Of equal numbers the device takes -0 for the less, and a number before NaN.
+            // Of equal numbers the device takes -0 as the smaller, and a number over NaN.
             fn min(self, other: $type) -> $type {
                 let is_less = other < self || (other == self && other.is_sign_negative());
                 if is_less || self.is_nan() { other } else { self }

@@ -69,7 +69,7 @@ pub(crate) enum Logic {
     Xor,
 }
 
-/// Where a step is in its list.
+/// A step's index in its list.
 pub(crate) type At = u32;
 
 /// One step; it reads earlier steps.
@@ -125,7 +125,7 @@ impl Expression {
         })
     }
 
-    /// Whether each step has one value for all elements, if the arguments that are numbers are given.
+    /// Whether each step has one value for all elements, given which arguments are numbers.
     pub(crate) fn uniform(&self, scalars: &[bool]) -> Vec<bool> {
         let mut uniform: Vec<bool> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {

@@ -23,7 +23,7 @@ pub struct PassedOperands<'k> {
     pub(super) footprint: Footprint<'k>,
     /// Which of the arguments are numbers.
     pub(super) scalars: SmallVec<[bool; MOST]>,
-    /// Of each array that is walked through: its address, its length and the size of an element.
+    /// For each array that is traversed: its address, its length and the element size.
     pub(super) arrays: SmallVec<[(u64, usize, u32); MOST + 1]>,
 }
 
@@ -42,7 +42,7 @@ impl<'k> PassedOperands<'k> {
         self.scalars.push(true);
     }
 
-    /// An array that is walked through; its use is entered elsewhere.
+    /// Adds an array that is traversed; its use is entered elsewhere.
     pub(super) fn walks<T>(&mut self, span: &Span<'k>, len: usize) {
         self.arrays.push((span.ptr().0, len, size_of::<T>() as u32));
         self.touches(span);

@@ -27,7 +27,7 @@ impl Prepared {
         Prepared { scalars: scalars.into(), load: kernel_of::<T, F, N> }
     }
 
-    /// Its kernel; the first to ask loads it.
+    /// Its kernel, loaded by the first caller.
     pub(super) fn kernel(&self, home: &Home) -> Result<Arc<ElementwiseKernel>> {
         (self.load)(home, &self.scalars)
     }

@@ -46,9 +46,9 @@ const SINGLES: u32 = 4;
 /// A kernel's computation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Recipe<'e> {
-    /// Of arguments of one type, some of which are numbers, an element of that type or a flag.
+    /// Arguments of one type, some of them numbers; the result is an element of that type or a flag.
     Formula { kind: NumberKind, expression: &'e Expression, scalars: &'e [bool], flags: bool },
-    /// The same number as another type.
+    /// A cast of the number to another type.
     Cast { from: NumberKind, to: NumberKind },
     /// The index times a step, behind a start.
     Sequence { kind: NumberKind },
@@ -62,7 +62,7 @@ pub(crate) enum Recipe<'e> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Pascal,
-    /// Rounds to `bf16` by itself.
+    /// Has an instruction that rounds to `bf16`.
     Ampere,
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn generate(recipe: &Recipe<'_>, target: Target) -> String {
     whole
 }
 
-/// An array that the threads walk through.
+/// An array that the threads traverse.
 struct Walked {
     kind: NumberKind,
     start: Register,

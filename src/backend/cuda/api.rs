@@ -49,7 +49,7 @@ pub(super) struct MemPoolProps {
     location_type: c_int,
     location_id: c_int,
     win32_security_attributes: Handle,
-    /// From CUDA 12.2 on; reserved before that, and then it must be 0.
+    /// From CUDA 12.2 on; reserved before, and must then be 0.
     max_bytes: usize,
     reserved: [u8; 56],
 }

@@ -37,7 +37,7 @@ impl Drop for Exclusive {
     }
 }
 
-/// Lets those in front that want the lock for themselves.
+/// Waits while calls that take the lock exclusively are pending.
 #[inline]
 pub(super) fn give_way() {
     if WAITING.load(Ordering::Relaxed) > 0 {

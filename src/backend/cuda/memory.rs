@@ -71,7 +71,7 @@ impl MemoryCalls for CudaBackend {
         }
         driver!(self.cuPointerGetAttribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, ptr.0))?;
         let ordinal = usize::try_from(ordinal).ok();
-        // Not every kind of memory has these.
+        // Some kinds of memory lack these attributes.
         let start =
             driver!(self.cuPointerGetAttribute((&raw mut start).cast(), RANGE_START_ADDR, ptr.0))
                 .map(|()| start);
@@ -178,7 +178,7 @@ impl MemoryCalls for CudaBackend {
         let stream = stream_handle(stream);
         let short = pattern.shortest();
         let pitch = short.len;
-        // Of that pattern.
+        // In units of that pattern.
         let count = pattern.len / pitch * count as usize;
         let is_aligned = |bytes: u64| dst.0.is_multiple_of(bytes);
         match *short.as_slice() {

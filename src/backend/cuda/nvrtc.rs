@@ -93,7 +93,7 @@ impl Nvrtc {
         let builtins = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         for path in builtins.into_iter().flat_map(files).filter(|path| is_builtins(path)) {
             if let Ok(library) = library::open(&path) {
-                // For as long as the compiler, which is for good.
+                // Kept as long as the compiler, which is for ever.
                 std::mem::forget(library);
             }
         }

@@ -19,9 +19,9 @@ pub(super) struct Memory {
     pub(super) blocks: BTreeMap<u64, HostBlock>,
     /// Adopted memory, from its first byte to behind its last: one entry per adoption.
     pub(super) adopted: Vec<Range<u64>>,
-    /// From when an allocation runs to when its free runs.
+    /// Counts an allocation from when it runs to when its free runs.
     pub(super) pool: PoolInfo,
-    /// From when an allocation is submitted to when its free is.
+    /// Counts an allocation from its submission to that of its free.
     pub(super) used: u64,
     pub(super) limit: u64,
 }
@@ -70,7 +70,7 @@ impl HostCore {
         if values.is_empty() {
             return;
         }
-        // Refused a thread, they leak: this one may be the device's own.
+        // If a thread is refused, they leak: this thread may be the device's own.
         let values = std::mem::ManuallyDrop::new(values);
         let drop_all = move || drop_values(std::mem::ManuallyDrop::into_inner(values));
         spawn("gpu-await-reaper", drop_all).ok();

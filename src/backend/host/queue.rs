@@ -111,7 +111,7 @@ impl HostBackend {
         if let Some(receiver) = worker {
             let (shared, books) = (self.shared.clone(), books.clone());
             let name = format!("host:{}-stream", self.ordinal);
-            // Until the stream was destroyed and its queue is empty.
+            // Runs until the stream is destroyed and its queue is empty.
             let work = move || receiver.iter().for_each(|command| shared.execute(&books, command));
             contain::spawn(&name, work)
                 .map_err(|_| DriverCode { call: "stream_create", code: OPERATING_SYSTEM })?;
@@ -327,7 +327,7 @@ impl EventCalls for HostBackend {
     unsafe fn event_elapsed_ms(&self, start: RawEvent, end: RawEvent) -> DriverResult<f32> {
         const CALL: &str = "event_elapsed_ms";
         let (start, end) = (self.event(start, CALL)?, self.event(end, CALL)?);
-        // One lock after the other: it may be one event.
+        // One lock after the other: both may be the same event.
         let start = start.reached.lock().at;
         let end = end.reached.lock().at;
         match (start, end) {

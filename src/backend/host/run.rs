@@ -48,7 +48,7 @@ pub(super) enum Command {
         count: u64,
     },
     Launch(Box<Launch>),
-    /// All of a graph's nodes, in their order.
+    /// All nodes of a graph, in order.
     Graph(Vec<GraphStep>),
     HostFn {
         callback: HostCallback,
@@ -161,7 +161,7 @@ impl Command {
             Command::Graph(steps) => {
                 let mut steps = steps.into_iter();
                 let ran = steps.by_ref().try_for_each(|step| step.run(shared));
-                // Behind one that failed there may be more.
+                // More may follow the one that failed.
                 steps.for_each(GraphStep::discard);
                 ran
             }
@@ -275,7 +275,7 @@ impl HostCore {
         }
     }
 
-    /// Lets go of a destroyed stream: its worker ends.
+    /// Forgets a destroyed stream: its worker ends.
     pub(super) fn forget(&self, books: &Books) {
         let stream = self.streams.write().remove(&books.handle);
         drop(stream);

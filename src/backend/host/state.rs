@@ -13,11 +13,11 @@ use super::HostCore;
 #[derive(Default)]
 pub(super) struct Books {
     pub(super) handle: u64,
-    /// No longer a handle; the stream goes when its queue is empty.
+    /// The handle is destroyed; the stream goes when its queue is empty.
     pub(super) destroyed: AtomicBool,
-    /// Commands not yet through, all kinds.
+    /// Unfinished commands of all kinds.
     pub(super) pending: AtomicU64,
-    /// Commands not yet through that take a place in the queue.
+    /// Unfinished commands that take a slot in the queue.
     pub(super) depth: Mutex<usize>,
     pub(super) room: Condvar,
     /// The stream waited for an event that is never reached, and its handle is gone: the worker discards

@@ -157,7 +157,7 @@ trait Exportable: Sized + Send + 'static {
     fn engine(&self) -> &Arc<Engine>;
     fn device(&self) -> DLDevice;
 
-    /// Has the stream wait for every use so far.
+    /// Makes the stream wait for every use so far.
     fn order(&mut self, stream: &Stream) -> Result<()>;
     /// Rejects memory that must not be read.
     fn check(&self) -> Result<()>;
@@ -236,7 +236,7 @@ impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
     }
 
     fn order(&mut self, _stream: &Stream) -> Result<()> {
-        // In the user's hands, no device work has it.
+        // No device work uses memory that the user holds.
         Ok(())
     }
 
@@ -245,14 +245,14 @@ impl<T: DlpackElement> Exportable for PinnedBuffer<T> {
     }
 
     fn synchronize(&self) -> Result<()> {
-        // In the user's hands, no device work has it.
+        // No device work uses memory that the user holds.
         self.check()
     }
 }
 
 /// The resources of an exported tensor until its deleter is called.
 struct Exported<M: Exportable> {
-    /// There until the drop.
+    /// `Some` until the drop.
     memory: Option<M>,
     /// The device, if the consumer's work may be under way when it calls the deleter.
     under_way_on: Option<Arc<Home>>,
@@ -269,7 +269,7 @@ impl<M: Exportable> Drop for Exported<M> {
         }
         let marked = match ExitGuard::in_driver() {
             Some(_in_driver) => home.mark_all(),
-            // The memory goes with the process.
+            // The memory is freed with the process.
             None => return std::mem::forget(memory),
         };
         match marked {
@@ -360,7 +360,7 @@ fn hand_over<M: Exportable>(
                 return Err(wrong_device("the consumer's stream", ours, theirs));
             }
             let home = stream.home();
-            // For the deleter, which may come after the close.
+            // For the deleter, which may be called after the close.
             home.whole_device()?;
             memory.order(&stream)?;
             Ok(Some(home.clone()))

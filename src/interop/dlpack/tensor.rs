@@ -23,7 +23,7 @@ pub struct DlpackTensor {
     pub(super) managed: Managed,
 }
 
-/// In which layout the producer made it.
+/// The layout in which the producer made it.
 #[derive(Clone, Copy)]
 pub(super) enum Managed {
     Versioned(NonNull<DLManagedTensorVersioned>),
@@ -47,7 +47,7 @@ impl DlpackTensor {
     pub unsafe fn from_raw(tensor: NonNull<DLManagedTensorVersioned>) -> Result<DlpackTensor> {
         // SAFETY: the caller vouches for it; the version comes first in every layout.
         let version = unsafe { tensor.as_ref() }.version;
-        // Its deleter is where it was in every version.
+        // Its deleter is at the same offset in every version.
         let tensor = DlpackTensor { managed: Managed::Versioned(tensor) };
         if version.major != VERSION.major {
             let (major, minor) = (version.major, version.minor);
@@ -264,7 +264,7 @@ unsafe extern "C" fn unwrap_unversioned(tensor: *mut DLManagedTensor) {
     unsafe { unwrap::<DLManagedTensor>(context) };
 }
 
-/// Where an engine's memory is.
+/// The DLPack device of an engine's memory.
 pub(super) fn device_of(engine: &Engine) -> DLDevice {
     match engine.backend.kind() {
         DeviceKind::Host => DLDevice { device_type: DLDevice::CPU, device_id: 0 },

@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(decode(&[&entry[..], b"\0"].concat(), &a), None);
     }
 
-    /// Also where the hash is right.
+    /// Even if the hash is right.
     #[test]
     fn another_format_or_key_is_a_miss() {
         let a = key("a");
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(decode(&sealed(newer), &a), None);
         for at in 0..fields.len() {
             let cut = decode(&sealed(fields[..at].to_vec()), &a);
-            // In front of the instances it is whole, without them.
+            // Cut in front of the instances, it is whole without them.
             assert!(cut.is_none_or(|cut| cut.names.is_empty()), "cut to {at} bytes");
         }
         for len in [u64::MAX, u64::MAX / 2, 1 << 40].map(u64::to_le_bytes) {

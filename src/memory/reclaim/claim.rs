@@ -58,7 +58,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Lets other threads run; false if it is over. Pauses that grow made no difference in any figure.
+    /// Lets other threads run; false once the time is over. Growing pauses made no difference in any figure.
     pub(crate) fn pause(&mut self) -> bool {
         let now = Instant::now();
         let is_left = now < *self.end.get_or_insert(now + BACKOFF_MOST);
@@ -77,14 +77,14 @@ pub(crate) struct Claim<'l> {
     ptr: Option<DevicePtr>,
     /// Pending bytes whose frees are on the stream.
     freed: u64,
-    /// Those whose frees are on streams that are waited for.
+    /// Memory whose frees are on streams that are waited for.
     moved: SmallVec<[(Arc<StreamState>, u64); 1]>,
-    /// Those whose frees are on the device's private stream, in front of `behind`.
+    /// Memory whose frees are on the device's private stream, in front of `behind`.
     aside: u64,
-    /// To be freed on the stream in front of the allocation.
+    /// Blocks to be freed on the stream in front of the allocation.
     blocks: Vec<Taken>,
     waits: SmallVec<[MarkedPoint; 1]>,
-    /// Behind frees that the driver may not know to have run.
+    /// An event behind frees that the driver may not know to have run.
     behind: Option<EventHandle>,
     /// How much of the account's pending bytes the block was claimed from.
     claimed: Option<u64>,
@@ -176,7 +176,7 @@ impl<'l> Claim<'l> {
         }
     }
 
-    /// Asks for no more than was asked for; false if it did not ask for more.
+    /// Reduces the claim to the exact size requested; false if it was that already.
     fn shrink(&mut self) -> bool {
         let least = block(self.asked);
         std::mem::replace(&mut self.block, least) > least
@@ -184,7 +184,7 @@ impl<'l> Claim<'l> {
 
     /// A buffer of nothing.
     pub(crate) fn of_nothing(engine: &Engine) {
-        // Nothing is within any limit.
+        // Zero bytes fit any limit.
         let _ = engine.account.lock().claim(0, 0);
     }
 
@@ -203,7 +203,7 @@ impl<'l> Claim<'l> {
         self.missed
     }
 
-    /// The memory, if the stream had it.
+    /// The memory, if the stream had it cached.
     pub(crate) fn ptr(&self) -> Option<DevicePtr> {
         self.ptr
     }
@@ -303,7 +303,7 @@ impl<'l> Claim<'l> {
             self.take_over(waiting, forced);
         }
         if forced {
-            // Not enough was found for all of it: whatever else the driver still waits for.
+            // Not enough was found for all of it: then wait for anything that the driver still waits for.
             let may_wait = may_wait && self.lacks(forced) > 0;
             for stream in others {
                 let Some(ticket) = stream.unproven_free(may_wait) else { continue };
@@ -373,7 +373,7 @@ impl<'l> Claim<'l> {
             From::Retired(ptr) => self.stream.engine().with_retired(|retired| {
                 let index = retired.iter().position(|retired| {
                     matches!(retired.what, Remnant::Memory { ptr: there, .. } if there == *ptr)
-                        // Another one may have had that address meanwhile.
+                        // The address may have been reused meanwhile.
                         && retired.users.iter().all(is_behind)
                 })?;
                 let Retired { what, users, .. } = retired.swap_remove(index);
@@ -412,7 +412,7 @@ impl<'l> Claim<'l> {
 }
 
 impl Taken {
-    /// A block that one stream had for itself.
+    /// A block that one stream used exclusively.
     fn of(stream: &StreamState, block: Block) -> Self {
         let Block { ptr, bytes, ticket } = block;
         let users = UserList::from_iter([stream.point(ticket)]);

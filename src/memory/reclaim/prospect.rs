@@ -40,7 +40,7 @@ pub(crate) enum From {
     Nobody,
 }
 
-/// How things stand for an allocation, and with which figures.
+/// The outlook for an allocation, with its figures.
 pub(crate) struct Outlook {
     pub(crate) prospect: Prospect,
     pub(crate) figures: Figures,

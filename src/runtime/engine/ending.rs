@@ -29,14 +29,13 @@ impl<S: DeviceStream> Engine<S> {
             self.mourners.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
         wakers.into_iter().for_each(crate::thread::contain::wake);
         self.empty_caches();
-        // As if memory had moved: they look, and hear of the close.
+        // As if memory had moved: the waiters look, and see the close.
         self.account.lock().release(0);
         self.wake_reclaimers();
     }
 
-    /// Resolves with the loss of the device. `key` is the future's, for
-    /// [`forget_lost`](Self::forget_lost). The waker is woken by the close as well, which is not the
-    /// loss: see [`check_open`](Self::check_open).
+    /// Resolves with the loss of the device. `key` is the future's, for [`forget_lost`](Self::forget_lost).
+    /// The close wakes the waker as well, which is not the loss: see [`check_open`](Self::check_open).
     pub(crate) fn poll_lost(&self, key: &mut Option<usize>, waker: &Waker) -> Option<Error> {
         if self.state.lost().is_none() {
             // Cloning and dropping a waker is foreign code: both outside the lock.
@@ -53,7 +52,7 @@ impl<S: DeviceStream> Engine<S> {
             };
             drop(stale);
             if is_first {
-                // From now on it looks after an idle device as well.
+                // From now on the poller checks an idle device as well.
                 self.attention.call();
             }
         }

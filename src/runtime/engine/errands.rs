@@ -50,7 +50,8 @@ impl<S: DeviceStream> Engine<S> {
         }
     }
 
-    /// Starts the thread that drops users' values: a process that has no thread left when the first one goes would keep them.
+    /// Starts the thread that drops users' values: a process that has no thread left when the first value is dropped would
+    /// have to keep it.
     pub(crate) fn start_reaper(&self) {
         self.reaper.start();
     }

@@ -37,7 +37,7 @@ impl<S: DeviceStream> Engine<S> {
         self.check_health().err().unwrap_or_else(|| code.into())
     }
 
-    /// Asks the device how it is, where driver calls are possible.
+    /// Checks the device's health, where driver calls are possible.
     pub(crate) fn check_health(&self) -> Result<()> {
         if let Some(lost) = self.state.lost() {
             return Err(lost.clone());

@@ -28,7 +28,7 @@ impl Backlog {
 
     /// A task that was woken is polled, or its future dropped.
     pub(crate) fn leave(&self) {
-        // It may have been forgotten.
+        // The count may have been reset.
         let less = |count: u64| count.checked_sub(1);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }

@@ -130,7 +130,7 @@ pub(crate) struct Age {
 /// What to do about a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// It may be complete any moment: up to this age a task may look itself.
+    /// It may be complete at any moment: up to this age a task may check.
     pub(crate) check_until_ns: Option<u64>,
     /// Whether that is a length that repeats, or the first.
     pub(crate) repeats: bool,

@@ -14,9 +14,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// The permits of one device.
 #[derive(Debug)]
 pub(crate) struct Checkers {
-    /// Until when each is held (0 if it is free).
+    /// The time until which each is held (0 if it is free).
     permits: [AtomicU64; CHECKERS],
-    /// The same, of the one to stay awake.
+    /// The same for the permit to stay awake.
     awake: AtomicU64,
     /// The time between two wake-ups by the poller: an average over about eight.
     gap_ns: AtomicU64,
@@ -27,7 +27,7 @@ pub(crate) struct Checkers {
 /// A permit that is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckPermit {
-    /// Its place; behind those to check: to stay awake.
+    /// Its index; the permit to stay awake comes after those to check.
     index: u8,
     until: u64,
 }
@@ -70,7 +70,7 @@ impl Checkers {
     /// Gives a permit back.
     #[inline]
     pub(crate) fn leave(&self, permit: CheckPermit) {
-        // It fails where the time was over and another took the permit.
+        // Fails if the time was over and another task took the permit.
         let slot = self.permits.get(usize::from(permit.index)).unwrap_or(&self.awake);
         exchange(slot, permit.until, 0);
     }
@@ -121,7 +121,7 @@ fn exchange(slot: &AtomicU64, held: u64, until: u64) -> bool {
 }
 
 impl CheckPermit {
-    /// When it must be given back.
+    /// When it expires.
     pub(crate) fn until(self) -> u64 {
         self.until
     }

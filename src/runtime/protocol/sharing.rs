@@ -16,7 +16,7 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Others use the stream for good.
+/// Other libraries use the stream for good.
 const FOR_GOOD: u64 = 1 << 63;
 
 /// A loan ended, and no turn has taken over the ticket behind it yet.
@@ -34,12 +34,12 @@ impl Sharing {
         Sharing(AtomicU64::new(if for_good { FOR_GOOD } else { 0 }))
     }
 
-    /// Others use the stream from now on.
+    /// Other libraries use the stream from now on.
     pub(crate) fn for_good(&self) {
         self.0.fetch_or(FOR_GOOD, Ordering::SeqCst);
     }
 
-    /// Others use the stream until [`end`](Self::end).
+    /// Another library uses the stream until [`end`](Self::end).
     pub(crate) fn begin(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }

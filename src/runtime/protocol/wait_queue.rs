@@ -57,7 +57,7 @@ pub(crate) struct WaitQueue<W> {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Registered<R> {
-    /// There was no need: the ticket is complete, or never will be.
+    /// Registering was unnecessary: the ticket is complete, or never will be.
     Settled(R),
     Waiting(Notify),
 }
@@ -65,7 +65,7 @@ pub(crate) enum Registered<R> {
 /// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// There was none.
+    /// There was no entry.
     None,
     /// It was taken out, and its task woken.
     Taken,
@@ -79,9 +79,9 @@ pub(crate) enum Entry {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the poller must be told"]
 pub(crate) enum Notify {
-    /// It does not have the stream: hand it over.
+    /// The poller does not have the stream: hand it over.
     HandOver,
-    /// It has the stream, and must not sleep beyond that.
+    /// The poller has the stream, and must not sleep beyond that time.
     Before(u64),
 }
 
@@ -127,7 +127,7 @@ impl<W: Wakes> WaitQueue<W> {
         }
     }
 
-    /// Takes a future out; false if its entry had been taken.
+    /// Removes a future's entry; false if it had been taken out.
     pub(crate) fn leave(&self, key: &mut Option<WaiterKey>) -> bool {
         let Some(key) = key.take() else { return true };
         let removed = {

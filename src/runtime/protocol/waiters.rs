@@ -68,8 +68,8 @@ impl<W> Waiters<W> {
         self.slot(key).map(|slot| slot.waker.as_ref())
     }
 
-    /// Stores another waker of a waiter that was not taken, and returns the one that it had, for the
-    /// caller to drop after it unlocked; gives `fresh` back otherwise.
+    /// Stores a new waker of a waiter that was not taken, and returns the old one, for the caller to drop
+    /// after it unlocked; otherwise returns `fresh`.
     pub(crate) fn replace(&mut self, key: WaiterKey, fresh: W) -> Result<Option<W>, W> {
         match self.slot(key) {
             Some(slot) => Ok(slot.waker.replace(fresh)),
@@ -86,8 +86,8 @@ impl<W> Waiters<W> {
         Some((key, self.slot(key)?.waker.take()?))
     }
 
-    /// Returns a waker that was borrowed; gives it back if its waiter was taken meanwhile, and must be
-    /// woken, or has another waker.
+    /// Puts a borrowed waker back; returns it if its waiter was taken meanwhile, and must be woken, or has
+    /// another waker.
     pub(crate) fn return_borrowed(&mut self, key: WaiterKey, waker: W) -> Result<(), W> {
         match self.slot(key) {
             Some(slot) if slot.waker.is_none() => {

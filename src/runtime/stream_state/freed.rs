@@ -30,7 +30,7 @@ use crate::thread::role::Role;
 /// Frees that are on the stream.
 #[derive(Default)]
 pub(crate) struct Freed {
-    /// In the order of their tickets.
+    /// In ticket order.
     queue: VecDeque<InOrder>,
     /// The ticket that is behind the last one; 0: there was none.
     last: u64,
@@ -202,8 +202,8 @@ impl StreamState {
         blocks.into_iter().for_each(|block| self.engine.retire_block(&self.progress, block));
     }
 
-    /// The ticket behind the last free, if that was not seen to be complete: the driver may not know
-    /// either. Of a free that waits for something only if the caller `may_wait` as well.
+    /// The ticket behind the last free, if that was not seen to be complete: the driver may not know either.
+    /// A free that waits for something counts only if the caller `may_wait` as well.
     pub(crate) fn unproven_free(&self, may_wait: bool) -> Option<u64> {
         let last = self.freed.lock().last;
         (last > self.completed() && (may_wait || self.is_complete(last - 1))).then_some(last)

@@ -66,7 +66,7 @@ impl StreamState {
     fn put_listed_now(&self, ticket: u64) {
         let listed = self.listed.load(Ordering::SeqCst);
         if listed != 0 && listed <= ticket && role::may_call_driver() {
-            // Not the stream of a drop.
+            // Absent if the stream is being dropped.
             let stream: Option<Arc<StreamState>> = self.progress.stream.upgrade();
             stream.inspect(|stream| stream.with(|turn| turn.put_list()));
         }

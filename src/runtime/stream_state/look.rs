@@ -259,7 +259,7 @@ impl StreamState {
     #[cold]
     #[inline(never)]
     fn note_seen(&self) {
-        // Behind the look: it may have been complete since that began.
+        // The time after the look: it may have been complete since the look began.
         if self.engine.tracer.seen(self.id(), self.completed(), self.engine.now()) {
             self.engine.call_to_resolve();
         }
@@ -375,7 +375,7 @@ impl StreamState {
     /// Releases a lent value whose use will never be seen to end.
     pub(super) fn give_up(&self, payload: Payload) {
         match payload {
-            // It keeps its device, which must not stay as well.
+            // It holds its device, which must not stay as well.
             Payload::Memory(memory) => memory.quarantine(),
             Payload::Callback(callback) => {
                 if let Some(function) = callback.give_up() {

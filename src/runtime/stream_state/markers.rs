@@ -27,8 +27,8 @@ impl Length for Markers {
 }
 
 impl StreamState {
-    /// Makes events before they are needed, so that the stream has `least`: beside threads that
-    /// launch without a pause the driver may not come to it for 100 ms.
+    /// Creates events before they are needed, so that the stream has `least`: beside threads that launch
+    /// without a pause the driver may delay that for 100 ms.
     pub(crate) fn stock_events(&self, least: usize) {
         while !self.has_events(least) {
             let Ok(event) = self.engine.event() else { return };

@@ -49,18 +49,18 @@ pub(crate) struct WaitState {
 /// The states of the table.
 #[derive(Clone, Copy, Debug, Default)]
 enum Stage {
-    /// It was not polled.
+    /// It was not polled yet.
     #[default]
     New,
     /// An earlier point of its operation is complete: the tasks that had to go first did.
     Next,
-    /// Others look for it.
+    /// It waits to be woken.
     Waiting,
-    /// It let others go first, and looks when it is polled again.
+    /// It yielded to other tasks, and looks when it is polled again.
     PutOff,
-    /// It is polled again and again, and looks each time.
+    /// It is polled repeatedly, and looks each time.
     Checking { permit: CheckPermit, checked_at: u64 },
-    /// It is polled again and again, and looks at nothing.
+    /// It is polled repeatedly, without looking.
     Awake(CheckPermit),
 }
 
@@ -80,7 +80,7 @@ impl WaitState {
         self.never_checks = true;
     }
 
-    /// For the future's next point, when this one is complete.
+    /// The state for the future's next point, when this one is complete.
     pub(crate) fn next(&self) -> Self {
         let (never_checks, blocking) = (self.never_checks, self.blocking);
         WaitState { never_checks, blocking, stage: Stage::Next, ..WaitState::default() }
@@ -199,7 +199,7 @@ impl StreamState {
     #[cold]
     #[inline(never)]
     fn trace_polled(&self, ticket: u64) {
-        // Of a loss there is nothing to see.
+        // A loss has no completion to trace.
         if !self.is_complete(ticket) {
             return;
         }
@@ -208,9 +208,9 @@ impl StreamState {
         self.engine.tracer.polled(self.id(), ticket, self.engine.now());
     }
 
-    /// Has the task polled again once other tasks had their turn. Other threads have theirs first where this one would keep
-    /// the core from whom it waits for: from the poller while it looks at nothing itself, and on a host device from the
-    /// streams, which are threads.
+    /// Has the task polled again once other tasks had their turn. Other threads run first if this one would keep the core
+    /// from the thread it waits for: the poller, while this task does not look itself, and on a host device the streams,
+    /// which are threads.
     fn yield_now(&self, wait: &WaitState, cx: &mut Context<'_>) {
         let is_awake = matches!(wait.stage, Stage::Awake(_));
         if is_awake || self.engine.state.kind == DeviceKind::Host {
@@ -305,8 +305,7 @@ impl StreamState {
         Some(if self.is_complete(ticket) { Ok(()) } else { Err(lost) })
     }
 
-    /// The loss of another device that `ticket` waits for, if there is one; by way of other streams as
-    /// well.
+    /// The loss of another device that `ticket` waits for, if any, directly or through other streams.
     pub(crate) fn dependency_lost(&self, ticket: u64) -> Option<crate::Error> {
         self.visit_foreign(ticket, |on| on.stream.lost_before(on.ticket))
     }
@@ -421,7 +420,7 @@ impl StreamState {
         if options.stepped || !options.completion.checks() || wait.never_checks {
             return false;
         }
-        // One task a stream: its look serves the others.
+        // One task per stream: its look serves the others.
         if self.is_checked(now) {
             return false;
         }
@@ -470,7 +469,7 @@ impl StreamState {
 
     /// When the poller must look for a future that was polled at `now` and does not check.
     fn due(&self, now: u64) -> u64 {
-        // Another may: the poller need not come before that stops.
+        // Another task may check: the poller need not come before that stops.
         if self.is_checked(now) {
             return now + cadence::CHECK_AGAIN_NS;
         }

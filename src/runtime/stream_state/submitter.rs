@@ -123,7 +123,7 @@ impl Submitter {
         }
         let crowded = self.sent - self.done + u64::from(commands) > cadence::CROWDED;
         if crowded && let Err(code) = stream.engine.stock_events() {
-            // While a full queue blocks this thread the driver makes no events for others.
+            // While a full queue blocks this thread the driver creates no events for others.
             stream.engine.refused(code);
         }
         crowded
@@ -142,7 +142,7 @@ impl Submitter {
     fn step(&mut self, ticket: u64) {
         self.next_step = self.sent + STEP;
         if self.sent_at.len() == STEPS {
-            // Complete, or the queue would not have had room for the others.
+            // It is complete, or the queue would not have had room for the others.
             self.pass_step();
         }
         self.sent_at.push_back((ticket, self.sent));
@@ -336,7 +336,7 @@ impl Turn<'_, '_> {
         Ok(())
     }
 
-    /// Sees to it that the owner's list is the open one, and returns its ticket.
+    /// Ensures that the owner's list is the open one, and returns its ticket.
     pub(crate) fn open_list(
         &mut self,
         owner: ListOwner,

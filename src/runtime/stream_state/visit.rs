@@ -186,7 +186,7 @@ impl StreamState {
         }
     }
 
-    /// Has a doorbell armed behind the marker of `ticket`, which is waited for.
+    /// Has a doorbell armed behind the marker of `ticket`, which is awaited.
     pub(super) fn arm(self: &Arc<Self>, ticket: u64) {
         // ORDERING: Relaxed: only the poller arms.
         if self.is_complete(ticket) || self.armed.load(Ordering::Relaxed) >= ticket {
@@ -212,7 +212,7 @@ impl StreamState {
         self.armed.store(ticket, Ordering::Relaxed);
         let stream = Arc::downgrade(self);
         engine.errand(move |engine| {
-            // It may have been complete long before.
+            // The work may have been complete long before.
             if stream.upgrade().is_none_or(|stream| stream.is_complete(ticket)) {
                 bell.disarm();
             } else if let Err(code) = bell.arm(&*engine.backend) {

@@ -33,7 +33,7 @@ pub(super) fn cast(
                 RegisterClass::Double => {
                     text.op(RegisterClass::Double, &format!("cvt.rn.f64.{integer}"), &[&value])
                 }
-                // Of 16 bits, `f32` loses none.
+                // `f32` represents every 16-bit integer exactly.
                 _ if to.is_half() && from.bytes() > 2 => {
                     let back = |text: &mut PtxText, near: Register| {
                         let back = text.op(source, &format!("cvt.rzi.{integer}.f32"), &[&near]);
@@ -219,7 +219,7 @@ pub(super) fn binary(
     }
 }
 
-/// By zero the quotient is 0 and the rest is the dividend; by -1 the quotient wraps.
+/// Division by zero gives the quotient 0 and the dividend as remainder; by -1 the quotient wraps.
 fn divide(text: &mut PtxText, kind: NumberKind, rest: bool, a: Register, b: Register) -> Register {
     let (class, typed) = (RegisterClass::of(kind), integer(kind));
     let select = format!("selp.{}", class.bits());

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use half::{bf16, f16};
 
-/// Where registers of a class begin.
+/// The first index of each class of registers.
 const CLASS: usize = 1 << 12;
 
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ enum ReadOperand {
     Register(usize),
     Number(u64),
     Registers(Vec<usize>),
-    /// Of memory: a register and an offset.
+    /// A memory operand: a register and an offset.
     Place(usize, u64),
     /// A parameter, or a function's argument or result.
     Named(String),
@@ -409,7 +409,7 @@ macro_rules! of_integers {
                 ["mad", "lo", $name] => {
                     ($v[0] as $type).wrapping_mul($v[1] as $type).wrapping_add($v[2] as $type).bits()
                 }
-                // By zero it panics, and the least number by -1 as well: the text must avoid both.
+                // Division by zero panics, and so does the least number by -1: the text must avoid both.
                 ["div", $name] => ($v[0] as $type / $v[1] as $type).bits(),
                 ["rem", $name] => ($v[0] as $type % $v[1] as $type).bits(),
                 ["min", $name] => ($v[0] as $type).min($v[1] as $type).bits(),
@@ -425,7 +425,7 @@ macro_rules! of_integers {
                 ["cvt", "rn", "f32", $name] => ($v[0] as $type as f32).bits(),
                 ["cvt", "rn", "f64", $name] => ($v[0] as $type as f64).bits(),
                 ["cvt", "rz", "f32", $name] => toward_zero($v[0] as $type as i128).bits(),
-                // Of a NaN it is 0 only where both have 32 bits.
+                // The result for a NaN is 0 only where both have 32 bits.
                 ["cvt", "rzi", $name, "f32"] => match single($v[0]) {
                     x if x.is_nan() && $type::BITS == 64 => 1 << 63,
                     x => (x as $type).bits(),

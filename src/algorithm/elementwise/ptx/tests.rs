@@ -58,7 +58,7 @@ const COMPARISONS: [Comparison; 6] = [
     Comparison::Ne,
 ];
 
-/// Each operation of the type by itself, of `x`, `y` and the number `z`; and whether it gives flags.
+/// Each operation of the type alone, on `x`, `y` and the number `z`; and whether it gives flags.
 fn expressions(kind: NumberKind) -> Vec<(Expression, bool)> {
     let (x, y, z) = (Step::Argument(0), Step::Argument(1), Step::Argument(2));
     let mut all = Vec::new();
