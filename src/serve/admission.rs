@@ -80,7 +80,7 @@ pub(crate) struct Ask {
     pub(crate) share: usize,
     /// How many permits it takes: at least 1, at most the number that exists.
     pub(crate) weight: u32,
-    /// By when it must be answered.
+    /// The deadline of its answer.
     pub(crate) deadline: Option<u64>,
     pub(crate) patience: Patience,
 }
@@ -96,7 +96,7 @@ pub(crate) enum Patience {
 /// The limits of a share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShareLimits {
-    /// Its part of the time that permits are held while others wait as well; at least 1.
+    /// Its weight in dividing permit time while other shares wait as well; at least 1.
     pub(crate) part: u32,
     /// Permits that it may have at once.
     pub(crate) limit: u64,
@@ -108,7 +108,7 @@ pub(crate) struct ShareLimits {
 pub(crate) enum Entered {
     /// A permit.
     In(usize),
-    /// Nothing free: ask with the key.
+    /// Nothing is free: poll with the key.
     Waits(Key),
     Refused(NoPermit),
 }
@@ -127,7 +127,7 @@ pub(crate) enum Waited {
 #[must_use]
 pub(crate) struct Left {
     pub(crate) wakers: Wakers,
-    /// To be dropped.
+    /// A waker to be dropped.
     pub(crate) stale: Option<Waker>,
     /// Its refusal, if it had not learned of it yet.
     pub(crate) refusal: Option<NoPermit>,
@@ -138,7 +138,8 @@ pub(crate) struct Left {
 pub(crate) enum NoPermit {
     /// Too many wait already, or it was not to wait.
     Full,
-    /// With `remaining_ns` left, it would have waited another `expected_ns`, and been late: it is then likely to take `takes_ns`.
+    /// With `remaining_ns` left, it would have waited another `expected_ns` and been late: it is then likely to take
+    /// `takes_ns`.
     Late {
         remaining_ns: u64,
         expected_ns: u64,
@@ -186,11 +187,11 @@ struct Lane {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcomes {
     pub(crate) granted: u64,
-    /// Those of them that gave their permit back after their deadline.
+    /// Of those, the ones that gave their permit back after their deadline.
     pub(crate) late: u64,
     /// Refused, because too many waited, or because they could not be answered in time.
     pub(crate) refused: u64,
-    /// Those of them that could not be answered in time.
+    /// Of those, the ones that could not be answered in time.
     pub(crate) refused_early: u64,
     /// Requests that waited until it was too late.
     pub(crate) expired: u64,
@@ -245,13 +246,13 @@ pub(crate) struct Admission {
     /// The weight of all grants: sums of `u32`s that are in memory do not overflow.
     taken: u64,
     waiting: usize,
-    /// Those with a deadline, by it.
+    /// The waiters with a deadline, ordered by it.
     deadlines: BTreeSet<(u64, Key)>,
     /// The outcomes that their requests have not fetched yet.
     ended: BTreeMap<Key, Result<usize, NoPermit>>,
     /// The number of requests that ever waited: the next key.
     came: u64,
-    /// Those of high priority admitted since the last of normal priority, while one of these waited.
+    /// High-priority requests admitted since the last normal one, while a normal one waited.
     overtaken: u32,
     /// The usage of the share admitted last: a share that returns from idling starts there.
     used_ns: u64,
@@ -371,7 +372,7 @@ impl Admission {
             None => (None, self.remove(key).and_then(|waiter| waiter.waker)),
         };
         let mut wakers = Wakers::new();
-        // It may have kept lighter ones waiting.
+        // The removed waiter may have kept lighter ones waiting.
         self.admit(now, &mut wakers);
         Left { wakers, stale, refusal }
     }
@@ -636,7 +637,7 @@ impl Admission {
         }
     }
 
-    /// The permits that a share can count on beside those that want some as well; at least 1.
+    /// The permits that a share can count on beside the other shares with demand; at least 1.
     fn permits_of(&self, share: usize) -> u64 {
         let wants =
             |at: &usize| *at == share || self.shares[*at].taken > 0 || self.waiting_of(*at) > 0;
@@ -773,7 +774,7 @@ impl Admission {
         self.slots[slot].taken += u64::from(weight);
         let of = &mut self.shares[share];
         self.used_ns = self.used_ns.max(of.used_ns);
-        // At least something, so that shares take turns before the first permit came back.
+        // A minimum, so that shares alternate before the first permit came back.
         let charged_ns = of.charge(weight, of.took.mean_ns().unwrap_or(0)).max(1);
         of.outcomes.granted += 1;
         of.taken += u64::from(weight);

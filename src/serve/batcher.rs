@@ -166,7 +166,7 @@ enum CallState<R, E> {
 struct Request<Q, R, E> {
     request: Q,
     reply: oneshot::Sender<Result<R, E>>,
-    /// Where it was entered.
+    /// The span in which it was entered.
     span: Span,
 }
 

@@ -136,21 +136,21 @@ impl Load {
 pub(crate) struct Gather<T> {
     limits: BatchLimits,
     waiting: BTreeMap<RequestKey, Gathered<T>>,
-    /// Those with a deadline, by it.
+    /// The waiters with a deadline, ordered by it.
     deadlines: BTreeSet<(u64, RequestKey)>,
-    /// The same, by when half of their time has passed.
+    /// The same, ordered by when half of their time has passed.
     half_times: BTreeSet<(u64, RequestKey)>,
-    /// Of all that wait, and of those of high priority.
+    /// The load of all waiting requests, and of the high-priority ones.
     all: Load,
     high: Load,
     came: u64,
     in_flight: usize,
     /// Since when the next batch's needs are asked for.
     asked_ns: Option<u64>,
-    /// From the asking, and from the taking, to the end.
+    /// Durations of batches from the request for a permit, and from the taking, to the end.
     turns: Took,
     runs: Took,
-    /// Those of high priority in a row, while one of normal priority waited.
+    /// High-priority requests in a row, while a normal one waited.
     overtaken: u32,
     ended: bool,
 }

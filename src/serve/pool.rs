@@ -245,9 +245,9 @@ pub struct PooledStreamStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PooledStreamState {
-    /// It does: idle, or with requests in flight.
+    /// Its device takes work: idle, or with requests in flight.
     Open,
-    /// Its device was closed. What was put on it goes on.
+    /// Its device was closed. Work already on it continues.
     Closed,
     /// Its device was lost. `in_flight` counts the requests that still hold it.
     Lost,
@@ -260,7 +260,7 @@ struct PoolCore {
     /// Keys of the wakers with the engine of each of `devices`, from the first wait on.
     watches: OnceLock<Vec<Option<usize>>>,
     name: Option<Arc<str>>,
-    /// By number; the first has none.
+    /// By number; the first share has no name.
     share_names: Vec<Arc<str>>,
     /// The admission's zero.
     epoch: Instant,
@@ -627,8 +627,8 @@ impl PoolCore {
         Poll::Pending
     }
 
-    /// The stream of a permit, holding that; `None`, and the permit goes back, if its
-    /// device takes no work any more.
+    /// The stream of a permit, holding the permit; `None`, with the permit returned, if its device takes no
+    /// more work.
     fn stream(self: &Arc<Self>, permit: usize, slot: usize) -> Option<Stream> {
         let stream = &self.slots[slot].0;
         let weight = self.book.lock().admission.weight_of(permit);
@@ -700,7 +700,7 @@ impl Wake for DeadlinePassed {
             let now = shared.now();
             let mut wakers = book.admission.expire(now);
             if book.drains_by.is_some_and(|end| end <= now) {
-                // Those whose time it is not say when again.
+                // Waits that end later set it again.
                 book.drains_by = None;
                 wakers.extend(std::mem::take(&mut book.draining));
             }

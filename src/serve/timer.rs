@@ -21,7 +21,7 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// One whose thread will have that name.
+    /// A timer whose thread will have that name.
     pub(crate) const fn new(name: &'static str) -> Self {
         Timer { worker: Worker::new(name) }
     }

@@ -44,7 +44,7 @@ pub(crate) struct Took {
     /// Variance of the number in flight, and its covariance with the time.
     variance: f64,
     covariance: f64,
-    /// From the line.
+    /// Mean deviation from the line.
     deviation_ns: f64,
     /// How many deviations are added.
     margin: f64,

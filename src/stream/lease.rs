@@ -26,7 +26,7 @@ use crate::runtime::protocol::sweep::SweepGate;
 use crate::runtime::{Point, Progress};
 use crate::thread::exit;
 
-/// Whom a permit is given back to.
+/// The owner that permits are returned to.
 pub(crate) trait Permits: Send + Sync {
     fn give_back(&self, permit: usize);
 }
@@ -36,11 +36,11 @@ pub(crate) struct Lease {
     stream: Arc<Progress>,
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
-    /// Until it is given back.
+    /// `None` once it is returned.
     held: Option<HeldPermit>,
 }
 
-/// A permit that is not given back.
+/// A permit that was not returned yet.
 struct HeldPermit {
     device: Arc<DeviceState>,
     permit: usize,
@@ -71,13 +71,13 @@ impl Lease {
         Lease { stream, last: AtomicU64::new(0), held }
     }
 
-    /// Says that a handle submitted `ticket`.
+    /// A handle submitted `ticket`.
     pub(crate) fn submitted(&self, ticket: u64) {
         // ORDERING: Relaxed: read by the drop of the last handle, which comes after this one's.
         self.last.fetch_max(ticket, Ordering::Relaxed);
     }
 
-    /// Says that a submission failed, perhaps with a part of it on the stream.
+    /// A submission failed, perhaps with a part of it on the stream.
     pub(crate) fn failed(&self) {
         self.submitted(self.stream.submitted());
     }

@@ -123,7 +123,7 @@ impl Stream {
         };
         let (window, events) = (self.window(), self.staged_events());
         self.throttle(MOST_IN_FLIGHT).await?;
-        // For much memory the driver has to map some. Not by the crew: the stream may be busy.
+        // For large memory the driver has to map some. Not on the crew: the stream may be busy.
         let stream = self.clone();
         let allocated = self.home().crew.offload(self.line(), Unwanted::IsLeft, move || {
             stock(stream.state(), events);
@@ -203,7 +203,7 @@ impl Stream {
         // Its share goes last: the parts, on their way back or not, are dropped before it.
         let room = self.dropped_there(room);
         let (window, events) = (self.window(), self.staged_events());
-        // Before pinned memory is taken: a call that waits here leaves it to others.
+        // Before pinned memory is taken, so that a waiting call leaves it to others.
         self.throttle(MOST_IN_FLIGHT).await?;
         if !self.state().has_events(events) {
             let stream = self.state().clone();
@@ -251,12 +251,12 @@ impl Stream {
         }
     }
 
-    /// Where work is done that this stream may hold up.
+    /// The line for work that this stream may hold up.
     pub(crate) fn line(&self) -> Line {
         Line::Stream(self.state().id())
     }
 
-    /// How many parts may be with the crew, and as many with the device beside that.
+    /// How many parts may be with the crew; as many more may be with the device.
     fn window(&self) -> usize {
         self.home().crew.threads() + 2
     }
@@ -267,9 +267,8 @@ impl Stream {
         3 * (self.window() + 1)
     }
 
-    /// Has the crew make the pinned memory that a copy of `len` elements takes, as far as the pool has
-    /// none: before the first part is submitted, because the driver makes submitters wait while it
-    /// registers memory.
+    /// Has the crew make the pinned memory for a copy of `len` elements that the pool lacks: before the first
+    /// part is submitted, because the driver makes submitters wait while it registers memory.
     async fn stock_pinned<T: Element>(&self, len: usize) -> Result<()> {
         let pool = &self.home().pinned;
         let (bytes, parts) = (bytes_of::<T>(block_len::<T>(len))?, len.div_ceil(part_len::<T>()));
@@ -343,7 +342,7 @@ fn part_len<T>() -> usize {
     (PART_BYTES / size_of::<T>()).max(1)
 }
 
-/// Lets the executor's others run, however much there is to do.
+/// Lets other tasks of the executor run, however much there is to do.
 async fn pause() {
     let mut paused = false;
     std::future::poll_fn(|cx| {

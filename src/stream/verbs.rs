@@ -25,7 +25,7 @@ use crate::op::Op;
 use crate::stream::{Marks, Stream};
 
 impl Stream {
-    /// A batch of one call that is given pinned memory: refused, it hands that back.
+    /// A batch of one call that is given pinned memory: if refused, it returns the memory.
     #[track_caller]
     fn lending<R: Settle, B: Send + Sync + 'static>(
         &self,

@@ -85,7 +85,7 @@ pub(crate) fn capture(
             Ok(Arc::new(Captured { name, function, args, _graph }))
         }
         Err(refusal) => {
-            // Its context is current there.
+            // The device's context is current there.
             engine.drop_later(Box::new((kept, recorder.twins.take())));
             let error = explain(stream, footprint.name(), refusal);
             Err(footprint.poison(error).into())

@@ -26,7 +26,7 @@ impl<C: KernelCode + 'static> ShareCode for Arc<C> {
     }
 }
 
-/// One launch, before it is anywhere.
+/// A launch that is not submitted or recorded yet.
 pub(crate) struct KernelLaunch<'a> {
     pub(crate) code: &'a dyn ShareCode,
     pub(crate) function: &'a Function,

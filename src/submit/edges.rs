@@ -52,7 +52,7 @@ impl Edges {
         (self.nodes, self.barrier) = (0, None);
     }
 
-    /// In the order of their second operations, and then of the first.
+    /// Ordered by their second operations, then by the first.
     pub(crate) fn edges(&self) -> &[Edge] {
         &self.edges
     }
@@ -86,10 +86,10 @@ impl Edges {
             self.before.sort_unstable();
             self.before.dedup();
         }
-        // One that both wrote and read a range is not behind itself.
+        // An operation that both wrote and read a range is not behind itself.
         self.before.retain(|node| *node != self.nodes);
         if self.before.len() > 1 {
-            // All others run behind it.
+            // All the others run behind the barrier.
             self.before.retain(|node| Some(*node) != self.barrier);
         }
         for node in &self.before {
@@ -124,7 +124,7 @@ impl Edges {
             }
         });
         if writes {
-            // One stretch again, whatever cut it.
+            // One range again, whatever split it.
             let writer = Some(node);
             self.stretches.cover(&range, Users { writer, readers: SmallVec::new() });
         }

@@ -287,7 +287,7 @@ impl<'a, P> Uses<'a, P> {
     }
 }
 
-/// For libraries whose bindings are a part of this crate.
+/// For library bindings inside this crate.
 #[cfg(any(feature = "blas", feature = "fft"))]
 impl<'a, P> Uses<'a, P> {
     /// The closure's argument.

@@ -31,7 +31,7 @@ pub(crate) struct Footprint<'a> {
     pub(super) may_be_held_up: bool,
     pub(super) may_block: bool,
     pub(super) makes_buffer: bool,
-    /// And writes it.
+    /// It also writes the buffer that it makes.
     pub(super) writes_buffer: bool,
     pub(super) peers: bool,
     pub(super) record: Option<EventHandle>,
@@ -43,7 +43,7 @@ pub(super) struct Access<'a> {
     pub(super) memory: &'a Arc<Allocation>,
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
-    /// It is entered, and ordered.
+    /// Its use is entered and ordered.
     pub(super) tracked: bool,
 }
 
@@ -106,13 +106,13 @@ impl<'a> Footprint<'a> {
         self.after.extend(claim.take_waits());
     }
 
-    /// Says that something else than the stream's own work may hold the operation up.
+    /// The operation may be held up by something other than the stream's own work.
     pub(crate) fn may_be_held_up(&mut self) {
         self.may_be_held_up = true;
     }
 
-    /// Says that the driver may take its time with the calls, for a reason other than a full queue: a
-    /// kernel's first launch, memory that its pool has to get from the system.
+    /// The driver may take long with the calls, for a reason other than a full queue: a kernel's first
+    /// launch, memory that its pool has to get from the system.
     pub(crate) fn may_block(&mut self) {
         self.may_block = true;
     }
@@ -139,7 +139,7 @@ impl<'a> Footprint<'a> {
         !self.may_be_held_up && self.record.is_none()
     }
 
-    /// Says that the operation makes a buffer, which others will depend on, and whether it writes it.
+    /// The operation makes a buffer, which others will depend on; `and_writes`: it also writes it.
     pub(crate) fn makes_buffer(&mut self, and_writes: bool) {
         self.makes_buffer = true;
         self.writes_buffer = and_writes;

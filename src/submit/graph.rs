@@ -46,7 +46,7 @@ pub(crate) struct GraphCell {
     graph: Mutex<Option<CompiledGraph>>,
     /// When it was launched last.
     used_ns: AtomicU64,
-    /// Of the device's.
+    /// Whether it has one of the device's permits.
     has_place: AtomicBool,
 }
 
@@ -162,7 +162,7 @@ impl Raw<'_> {
     pub(crate) fn launch_graph(&self, graph: &mut CompiledGraph) -> DriverResult<()> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
         self.moved(TracedWork::List, 0);
-        // Also if it is refused: it may have begun.
+        // Even if it is refused: it may have begun.
         graph.last = Some(self.stream.point(self.stream.submitted() + 1));
         // SAFETY: as in `Raw::launch`, for each of the list's; its edges order accesses to the same memory, and the
         // stream orders all of them behind earlier work.

@@ -44,7 +44,7 @@ pub(crate) struct Node {
     pub(crate) function: Function,
     pub(crate) shape: LaunchShape,
     pub(crate) args: ArgBlock,
-    /// Where it was written.
+    /// The line that called it.
     pub(crate) at: &'static Location<'static>,
     /// Which of `List::touched` are its.
     touched: Range<usize>,
@@ -57,11 +57,11 @@ impl Node {
     }
 }
 
-/// How a launch was written down.
+/// How a launch was recorded.
 #[derive(Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) at: &'static Location<'static>,
-    /// It runs behind all in front of it, and all behind it runs behind it, whatever they touch.
+    /// It runs behind everything before it, and everything after it runs behind it, whatever they touch.
     pub(crate) is_barrier: bool,
 }
 

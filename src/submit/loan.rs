@@ -27,7 +27,7 @@ pub(crate) struct SubmitError {
     pub(super) lent: bool,
 }
 
-/// Refused in front of the first driver call.
+/// Refused before the first driver call.
 impl From<Error> for SubmitError {
     fn from(error: Error) -> Self {
         SubmitError { error, lent: false }

@@ -31,7 +31,7 @@ struct Held {
 }
 
 impl<'a, P> Uses<'a, P> {
-    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind others.
+    /// Begins uses that last until [`OpenUses::close`]: `submit` orders the stream behind other uses.
     pub(crate) fn open(
         mut self,
         engine: &Arc<Engine>,

@@ -45,7 +45,7 @@ pub(crate) struct LateOutcomes(OnceCell<Box<RefCell<LateReads>>>);
 #[derive(Default)]
 struct LateReads {
     known: Vec<Dependency>,
-    /// From where on they are those of the operation that was submitted last.
+    /// The index from which on they are those of the last submitted operation.
     last: usize,
     /// The inputs of the operation that is being submitted.
     read: Vec<Arc<RunOutcome>>,
@@ -61,7 +61,7 @@ pub(crate) struct Dependency {
 
 pub(crate) struct RunOutcome {
     op: Arc<str>,
-    /// Where the operation is on its stream, once it has a ticket.
+    /// The operation's point on its stream, once it has a ticket.
     at: OnceLock<Point>,
     state: Mutex<RunState>,
 }
@@ -81,7 +81,7 @@ impl WorkOutcome {
         WorkOutcome(outcome.clone())
     }
 
-    /// That of the work of a loan, which has no ticket before the loan ends.
+    /// The outcome of a loan's work, which has no ticket before the loan ends.
     pub(crate) fn of_loan(op: &'static str) -> Self {
         let (op, at, state) = (op.into(), OnceLock::new(), Mutex::default());
         WorkOutcome(Arc::new(RunOutcome { op, at, state }))
@@ -93,7 +93,7 @@ impl WorkOutcome {
         self.0.submitted(footprint, (stream.id(), ticket));
     }
 
-    /// For the future of the loan.
+    /// The dependency for the future of the loan.
     pub(crate) fn dependency(&self) -> Dependency {
         Dependency::own(self.0.clone())
     }
@@ -154,7 +154,8 @@ impl Dependency {
 }
 
 impl RunOutcome {
-    /// That of the operation of that name that is being submitted to `stream`, whose lock the caller has.
+    /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
+    /// holds.
     pub(super) fn of(op: Arc<str>, stream: &StreamState) -> Self {
         let at = OnceLock::from(stream.point(stream.submitted() + 1));
         RunOutcome { op, at, state: Mutex::default() }
@@ -202,7 +203,7 @@ impl RunOutcome {
         drop(kept);
     }
 
-    /// Has readers of that device's memory find it.
+    /// Makes it visible to readers of that device's memory.
     fn enter_on(self: &Arc<Self>, engine: &Engine) {
         let mut state = self.state.lock();
         if !state.devices.contains(&engine.id) {
@@ -225,7 +226,7 @@ impl RunOutcome {
         })
     }
 
-    /// Another operation is about to overwrite that: if it is refused, it poisons that itself.
+    /// Another operation is about to overwrite the range: if it is refused, it poisons the range itself.
     fn leave(&self, access: &Access<'_>) {
         let mut state = self.state.lock();
         let written = std::mem::take(&mut state.written);

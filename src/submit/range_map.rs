@@ -22,7 +22,7 @@ impl<V: Clone + Default> RangeMap<V> {
         self.stretches.clear();
     }
 
-    /// In order.
+    /// In ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &(Range<u64>, V)> {
         self.stretches.iter()
     }

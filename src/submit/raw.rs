@@ -58,7 +58,7 @@ impl<'a> Raw<'a> {
         Raw::noting(turn, None)
     }
 
-    /// That, with a note of the calls.
+    /// The same, with a note of the calls.
     #[inline(always)]
     pub(super) fn noting(turn: &Turn<'a, '_>, note: Option<&'a Cell<Note>>) -> Self {
         let stream = turn.stream;
@@ -232,7 +232,7 @@ impl Raw<'_> {
 
     pub(crate) fn host_fn(&self, callback: HostCallback, data: *mut c_void) -> DriverResult<()> {
         self.moved(TracedWork::HostFn, 0);
-        // SAFETY: the caller's `data` is a counted reference that the callback gives back.
+        // SAFETY: the caller's `data` is a counted reference that the callback returns.
         unsafe { self.backend.host_fn(self.raw, callback, data) }
     }
 

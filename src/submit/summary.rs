@@ -34,7 +34,7 @@ impl Summary {
         });
     }
 
-    /// All of them as one, in the order of the addresses.
+    /// The combined uses, in the order of their addresses.
     pub(crate) fn uses(&self) -> Vec<(Range<u64>, Mode)> {
         let mut uses: Vec<(Range<u64>, Mode)> = Vec::new();
         for (range, done) in self.0.iter() {
@@ -64,7 +64,7 @@ mod tests {
         #[test]
         fn as_one_by_one(operations in prop::collection::vec((0_u64..20, 0_u64..9, 0_usize..3), 0..12)) {
             let mut summary = Summary::default();
-            // Of each byte: whether it has to be readable before, and whether it is written after.
+            // For each byte: whether it has to be readable before, and whether it is written after.
             let mut bytes = [(false, false); 30];
             for (start, len, mode) in operations {
                 let mode = [Mode::Read, Mode::Overwrite, Mode::ReadWrite][mode];

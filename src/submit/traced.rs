@@ -19,13 +19,13 @@ pub(super) trait TracedAs {
     /// The commands that the operation adds to the stream's queue: a timed event takes a slot there, as a
     /// launch does.
     const COMMANDS: u32;
-    /// Where its driver calls are noted.
+    /// Where its driver calls are noted, if anywhere.
     fn note(&self) -> Option<&Cell<Note>>;
     /// The waits are on the stream, and the driver calls come next.
     fn starts(&self, raw: &Raw<'_>);
     /// The driver calls are made.
     fn ends(&self, raw: &Raw<'_>);
-    /// It has a ticket; under the lock of its stream.
+    /// It has a ticket; called under the lock of its stream.
     fn enter(self, stream: &StreamState, ticket: u64, waits_for: &[MarkedPoint]);
 }
 

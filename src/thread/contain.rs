@@ -54,7 +54,7 @@ pub(crate) fn wake_by_ref(waker: &Waker) {
     contain("a waker", || waker.wake_by_ref());
 }
 
-/// [`catch`] for a future, which is dropped when it ended: its drop may panic as well.
+/// [`catch`] for a future, which is dropped when it has ended: its drop may panic as well.
 pub(crate) async fn catch_future<F: Future>(future: F) -> Result<F::Output, String> {
     let mut future = pin!(Some(future));
     let ended = std::future::poll_fn(|cx| {

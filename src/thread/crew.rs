@@ -27,7 +27,7 @@ pub(crate) struct Crew {
     /// 10 GB/s and a GPU's link takes 55.
     threads: usize,
     worker: Worker<Task>,
-    /// Those that have a thread.
+    /// The lines that have a thread.
     lines: Mutex<HashMap<Line, VecDeque<Task>>>,
     /// Pieces of pinned memory that were asked for.
     pinned: AtomicUsize,
@@ -43,7 +43,7 @@ pub(crate) enum Line {
 }
 
 impl Crew {
-    /// Asks the system how many cores there are: not in a poll, it reads files for that.
+    /// Asks the system for the number of cores: not in a poll, because that reads files.
     pub(crate) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Crew {
@@ -152,7 +152,7 @@ impl LineWorker {
 impl Drop for LineWorker {
     fn drop(&mut self) {
         if !self.ended {
-            // There is no thread, or the process is ending.
+            // The system refuses a thread, or the process is ending.
             let left = self.crew.lines.lock().remove(&self.line);
             drop(left);
         }
@@ -166,7 +166,7 @@ fn work(threads: usize) -> impl FnOnce(&Receiver<Task>) + Send + 'static {
         for task in tasks {
             if std::mem::take(&mut is_first) && threads > 1 {
                 let (tasks, work) = (tasks.clone(), work(threads - 1));
-                // Refused: those that there are do the work.
+                // If it is refused, the existing threads do the work.
                 contain::spawn(NAME, move || work(&tasks)).ok();
             }
             run(task);

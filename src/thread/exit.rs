@@ -52,7 +52,7 @@ pub(crate) fn is_in_driver() -> bool {
     IN_DRIVER.load(Ordering::SeqCst) > 0
 }
 
-/// Whether something goes away.
+/// Whether any device is going away.
 pub(crate) fn is_leaving() -> bool {
     LEAVING.load(Ordering::SeqCst) > 0
 }
@@ -85,14 +85,14 @@ pub(crate) fn begun() -> bool {
     BEGUN.load(Ordering::SeqCst)
 }
 
-/// From now on the process is ending; for the handler, which may still let others go on before.
+/// The process is ending from now on; called by the exit handler, which may first let others finish.
 pub(crate) fn begin() {
     BEGUN.store(true, Ordering::SeqCst);
 }
 
-/// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have
-/// grown: handlers run in reverse order, and ours must run before those of a driver that was loaded
-/// meanwhile. It runs once.
+/// Registers `handler` with the C runtime, once for each time the set of loaded libraries may have grown:
+/// handlers run in reverse order, and ours must run before those of a driver that was loaded meanwhile. It
+/// runs once.
 pub(crate) fn register(handler: fn()) {
     static HANDLER: Mutex<Option<fn()>> = Mutex::new(None);
     static REGISTERED: Mutex<u32> = Mutex::new(0);

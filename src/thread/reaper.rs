@@ -26,7 +26,7 @@ pub(crate) struct Reaper {
 }
 
 impl Reaper {
-    /// One whose thread has that name.
+    /// A reaper whose thread has that name.
     pub(crate) fn new(thread: &'static str) -> Self {
         Reaper {
             worker: Worker::new(thread),

@@ -36,7 +36,7 @@ pub(crate) struct Worker<T> {
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// One whose thread will have that name.
+    /// A worker whose thread will have that name.
     pub(crate) const fn new(name: &'static str) -> Self {
         Worker { name, inbox: OnceLock::new(), starting: Mutex::new(()) }
     }
@@ -126,7 +126,7 @@ impl<R> Future for Offloaded<R> {
         Pin::new(&mut self.0).poll(cx).map(|received| match received {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(panic)) => resume_unwind(panic),
-            // There is no thread, or the process is ending.
+            // The system refuses a thread, or the process is ending.
             Err(oneshot::Canceled) => Err(no_thread()),
         })
     }

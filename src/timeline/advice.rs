@@ -63,7 +63,7 @@ pub enum Advice {
     },
 }
 
-/// Of operations that are sorted by their starts, all their gaps, and the length of all.
+/// The advice on operations sorted by their starts, with all their gaps and the total length.
 pub(super) fn advice(timed: &[Timed<'_>], gaps: &[Gap], length: Duration) -> Vec<Advice> {
     let mut streams: BTreeMap<u64, Vec<Timed<'_>>> = BTreeMap::new();
     for op in timed {
@@ -94,7 +94,7 @@ fn small_launches(ops: &[Timed<'_>], gaps: &[Gap]) -> Option<Advice> {
 }
 
 fn waits(gaps: &[Gap], length: Duration) -> Vec<Advice> {
-    // For each pair all of it, and the longest, which comes first.
+    // For each pair the total, and the longest gap, which comes first.
     let mut pairs: BTreeMap<(u64, u64), (Duration, &Gap)> = BTreeMap::new();
     for gap in gaps {
         let GapCause::Stream { stream: on, .. } = &gap.because else { continue };
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_waits() {
-        // Stream 2 waits for each of the first's, and then runs beside the next.
+        // Stream 2 waits for each of the first stream's operations, and then runs beside the next.
         let ops: Vec<_> = (0..5)
             .flat_map(|at| {
                 [

@@ -97,7 +97,7 @@ fn write_op(
         Micros(op.submitted),
         op.buffers_bytes
     )?;
-    // Those of a stream or a task may overlap.
+    // Operations of one stream or task may overlap.
     if let Some(known) = op.known_at() {
         let (begin, end) = (Micros(op.submitted), Micros(known));
         let (process, lane) = op.task.map_or((HOST, stream), |task| (TASKS, task));
@@ -162,7 +162,7 @@ impl fmt::Display for JsonText<'_> {
             match c {
                 '"' => f.write_str("\\\"")?,
                 '\\' => f.write_str("\\\\")?,
-                // In a page it would begin an element.
+                // In a page it would start an element.
                 '<' => f.write_str("\\u003c")?,
                 c if c < ' ' => write!(f, "\\u{:04x}", u32::from(c))?,
                 c => write!(f, "{c}")?,

@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 use super::chrome::{JsonText, Micros};
 use super::trace::{Trace, TracedOp, place};
 
-/// The page, and where the trace goes in it.
+/// The page, and the place of the trace in it.
 const PAGE: &str = include_str!("page.html");
 const PLACE: &str = "/*TRACE*/";
 

@@ -12,7 +12,7 @@ use super::trace::{Trace, TracedOp, place};
 use crate::op::Ticket;
 use crate::runtime::traced_op::TracedWork;
 
-/// All packets are of one writer.
+/// All packets have one writer.
 const SEQUENCE: u64 = 1;
 
 /// Numbers of tracks, which are never those of streams.
@@ -98,7 +98,7 @@ impl Trace {
         for (track, place) in parents {
             describe(&mut trace, track, &format!("{} {place}", self.device()), |_| {});
         }
-        /// Of counters.
+        /// The track of counters.
         const BYTES: u64 = 3;
         let counters = [
             (IN_FLIGHT, "operations in flight", 0),
@@ -144,7 +144,7 @@ impl Trace {
         self.operations().iter().map(track_of).collect()
     }
 
-    /// In the order of their times; at one time what ends is in front of what begins.
+    /// Ordered by time; at equal times, ends come before beginnings.
     fn track_events(&self, waits: &[Option<u64>]) -> Vec<TrackEvent<'_>> {
         let numbers: HashMap<Ticket, usize> =
             self.operations().iter().enumerate().map(|(at, op)| (op.ticket, at)).collect();
@@ -230,7 +230,7 @@ fn describe(trace: &mut Message, track: u64, name: &str, more: impl FnOnce(&mut 
 }
 
 impl TrackEvent<'_> {
-    /// Of no operation, and without arrows.
+    /// An event without an operation and without arrows.
     fn new(at: Duration, kind: EventType, track: u64) -> Self {
         let (flows, ends_flows) = (Vec::new(), Vec::new());
         TrackEvent { at, kind, track, op: None, value: 0, flows, ends_flows }

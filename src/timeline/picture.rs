@@ -71,7 +71,7 @@ impl fmt::Display for TracePicture<'_> {
                 {
                     let within = end.min((column + 1) as f64) - start.max(column as f64);
                     *used += within;
-                    // What takes no time is there as well, where nothing else is.
+                    // An operation that takes no time is shown as well, where nothing else is.
                     if within > *most || *shown == ' ' {
                         (*most, *shown) = (within, sign);
                     }

@@ -178,7 +178,7 @@ impl TracedOp {
         TracedStream { id: self.ticket.stream, name: self.stream_name.clone() }
     }
 
-    /// Its six times, in their order, by the names of the fields.
+    /// Its six times in order, with the names of the fields.
     pub(super) fn times(&self) -> [(&'static str, Option<Duration>); 6] {
         [
             ("submitted", Some(self.submitted)),
@@ -237,7 +237,7 @@ impl From<(TracedSubmission, TracedTimes)> for TracedOp {
             submitted: Duration::from_nanos(submission.submitted_ns),
             started: passed.device_ns.map(|(start, _)| start).or(passed.since_ns).map(about),
             completed: passed.device_ns.map(|(_, end)| about(end)),
-            // Threads beside each other enter them: whoever did something about it had seen it.
+            // Concurrent threads enter them: a thread that acted on the completion had seen it.
             seen: exactly(
                 [passed.seen_ns, passed.woken_ns, passed.polled_ns].into_iter().flatten().min(),
             ),

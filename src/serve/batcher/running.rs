@@ -113,7 +113,7 @@ pub(super) struct InFlight<Q, R, E> {
     shared: Arc<BatcherCore<Q, R, E>>,
     number: u64,
     begun: Begun,
-    /// Of its first request.
+    /// When its first request was entered.
     since_ns: u64,
     span: Span,
     answered: bool,
@@ -269,7 +269,7 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
         }
     }
 
-    /// Has replies of later batches go on behind one that gives none.
+    /// Lets replies of later batches proceed past a batch that gives none.
     fn skip(&self, number: u64) {
         if let Some(deliveries) = &self.deliveries {
             deliver_in_order(
@@ -322,8 +322,8 @@ impl<R, E: Clone> Replies<R, E> {
     }
 }
 
-/// Answers a request. The reply is dropped if the caller is gone; whatever that, its waker or
-/// `reply` does, the others of the batch are answered as well.
+/// Answers a request. The reply is dropped if the caller is gone; whatever that drop, the caller's waker or
+/// `reply` does, the other requests of the batch are answered.
 pub(super) fn send<T>(caller: oneshot::Sender<T>, reply: impl FnOnce() -> T) {
     contain::contain("the reply to a request of a batch", || drop(caller.send(reply())));
 }

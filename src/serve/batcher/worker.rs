@@ -37,7 +37,7 @@ pub(super) struct BatchWork<Q, R, E, F> {
     spawn: Option<Spawner>,
     padded: Arc<[usize]>,
     run: F,
-    /// While a batch is due and has no permit.
+    /// `Some` while a batch is due and has no permit.
     acquiring: Option<Acquire>,
     running: FuturesUnordered<BatchTask>,
     timer: WorkerTimer,
@@ -118,7 +118,7 @@ where
                         continue;
                     }
                 }
-                // Those for whom it asked have gone.
+                // The requests that it was for have gone.
                 Next::Idle => self.acquiring = None,
             }
             match wakes_at {
@@ -156,7 +156,7 @@ where
             (number, taken)
         };
         shared.tell_expired(late);
-        // All of them were too late: the permit goes back.
+        // All of them were too late: the permit is returned.
         if requests.is_empty() {
             return;
         }
@@ -233,14 +233,14 @@ impl<Q, R, E> BatcherCore<Q, R, E> {
 }
 
 impl WorkerTimer {
-    /// Wakes `worker` at `at`; false if there is no thread to be had for it.
+    /// Wakes `worker` at `at`; false if the system refuses a thread for that.
     fn set(&mut self, epoch: Instant, at: u64, worker: &Waker) -> bool {
         let known = self.set.as_ref();
         if known.is_some_and(|(known, waker)| *known == at && waker.will_wake(worker)) {
             return true;
         }
         self.set = Some((at, worker.clone()));
-        // One that is never in any case.
+        // A time beyond the clock's range never comes.
         let Some(at) = epoch.checked_add(Duration::from_nanos(at)) else { return true };
         self.timer.set(at, worker.clone())
     }

@@ -79,14 +79,14 @@ impl Acquire {
                 }
                 Ok((permit, slot, waited)) => match self.shared.stream(permit, slot) {
                     Some(stream) => return Poll::Ready(Ok(PooledStream { stream, waited })),
-                    // Its device is gone: another slot will do.
+                    // Its device is gone: try another slot.
                     None => self.state = AcquireState::New,
                 },
             }
         }
     }
 
-    /// Asks for a permit; `None`: it waits from now on.
+    /// Asks for a permit; `None`: the request waits from now on.
     fn enter(&mut self) -> Option<Result<Permit>> {
         let Asks { class, share, weight, .. } = self.asks;
         let deadline = self.deadline.map(|at| self.shared.time_of(at));
