@@ -13,12 +13,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_await::{Device, Op, RawQueue, Stream, Uses};
+use gpu_await::{Device, DeviceKind, Op, RawQueue, Stream, Uses};
 
 use self::builder::CommunicatorBuilder;
 use self::group::GroupCalls;
 use self::shared::Shared;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
+use crate::exchange::{Hub, Wire};
 use crate::unique_id::UniqueId;
 
 /// A set of ranks, one per device, that run collectives together: within a process, across processes, across hosts.
@@ -92,11 +93,13 @@ impl Communicator {
         let Some(first) = devices.first() else {
             return Err(Error::NoRanks { world: 0, local: 0 });
         };
-        let mut builder = Communicator::builder(UniqueId::new(first.kind())?, devices.len());
-        for (rank, device) in devices.iter().enumerate() {
-            builder = builder.rank(rank, device);
-        }
-        builder.connect().await
+        let world = devices.len();
+        let (id, hub): (_, Option<Arc<dyn Wire>>) = match first.kind() {
+            DeviceKind::Cuda => (UniqueId::new(DeviceKind::Cuda)?, None),
+            _ => (UniqueId::of_group(), Some(Hub::new(world))),
+        };
+        let builder = Communicator::builder(id, world);
+        builder.of((0..world).collect(), devices, hub).connect().await
     }
 
     /// Starts building a communicator of `world` ranks, some of which are in this process. All ranks use the same [id](UniqueId).

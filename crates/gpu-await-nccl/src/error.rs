@@ -169,6 +169,16 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
+    /// The process that made a [`UniqueId`](crate::UniqueId) of host devices does not answer.
+    #[error(
+        "the process that made the unique id does not answer at {address}: {reason}; keep it running until every rank is connected"
+    )]
+    NoRoot {
+        /// Where it was looked for.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
     /// Bytes that are not a unique id, or one for another kind of device.
     #[error("this is not the unique id of a communicator of {expected}: {reason}")]
     BadId {

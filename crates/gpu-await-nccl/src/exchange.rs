@@ -196,7 +196,7 @@ impl Hub {
         Ok(hub)
     }
 
-    fn new(world: usize) -> Arc<Hub> {
+    pub(crate) fn new(world: usize) -> Arc<Hub> {
         let inboxes = (0..world).map(|_| Inbox::new(world)).collect();
         let (state, joined) = (Mutex::new(vec![false; world]), Condvar::new());
         Arc::new(Hub { inboxes, state, joined, children: Mutex::default() })

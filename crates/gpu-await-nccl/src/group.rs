@@ -12,7 +12,7 @@ use crate::communicator::builder::CommunicatorBuilder;
 use crate::error::{Error, Result};
 use crate::local::LocalDevices;
 use crate::mesh::Mesh;
-use crate::rendezvous::Meeting;
+use crate::rendezvous::{Meeting, Tag};
 use crate::stats;
 use crate::unique_id::UniqueId;
 
@@ -144,7 +144,7 @@ impl Group {
             return Err(Error::DuplicateRank { rank: *rank });
         }
         let (address, end, own) = (address.to_owned(), Instant::now() + limit, ranks.clone());
-        let meeting = Meeting { address, ranks, world, limit, end };
+        let meeting = Meeting { address, ranks, world, limit, end, tag: Tag::default() };
         let (send, receive) = oneshot::channel();
         drop(stats::spawn("rendezvous", move || {
             let met = meeting.meet().and_then(|connections| Mesh::new(own, connections));

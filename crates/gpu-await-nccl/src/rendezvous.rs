@@ -10,6 +10,8 @@
 //! A stranger that says nothing, or something else, is hung up on, and a second hello of a rank is refused; the others are not disturbed.
 #![forbid(unsafe_code)]
 
+pub(crate) mod root;
+
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"gpuawait";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// More are not believed.
 const MOST_RANKS: usize = 1 << 16;
 /// Between two looks at who has come.
@@ -34,6 +36,9 @@ const OTHER_WORLD: u8 = 2;
 const MISSING: u8 = 3;
 const TABLE: u8 = 4;
 
+/// What the processes of one rendezvous say to one another; a group's is zero.
+pub(crate) type Tag = [u8; 16];
+
 /// Who meets whom, where, and until when.
 #[derive(Clone, Debug)]
 pub(crate) struct Meeting {
@@ -43,6 +48,7 @@ pub(crate) struct Meeting {
     pub(crate) world: usize,
     pub(crate) limit: Duration,
     pub(crate) end: Instant,
+    pub(crate) tag: Tag,
 }
 
 /// Another process.
@@ -53,16 +59,29 @@ pub(crate) struct Peer {
 }
 
 struct Hello {
+    tag: Tag,
     world: usize,
-    ranks: Vec<usize>,
+    /// How long it waits.
+    limit: Duration,
     port: u16,
+    process: u64,
+    ranks: Vec<usize>,
+}
+
+/// A process in the table.
+#[derive(Clone, Debug)]
+struct Entry {
+    /// Where it listens.
+    address: String,
+    process: u64,
+    ranks: Vec<usize>,
 }
 
 /// A process that has come to the one with rank 0.
 struct Visitor {
     peer: Peer,
-    /// Where it listens.
     address: SocketAddr,
+    process: u64,
 }
 
 impl Meeting {
@@ -102,11 +121,9 @@ impl Meeting {
         visitors.sort_by_key(|visitor| visitor.peer.ranks.iter().min().copied());
         let mut table = vec![TABLE];
         table.extend((visitors.len() as u32).to_le_bytes());
-        for Visitor { peer, address } in &visitors {
-            let address = address.to_string();
-            table.push(address.len() as u8);
-            table.extend(address.as_bytes());
-            put_ranks(&mut table, &peer.ranks);
+        for Visitor { peer, address, process } in &visitors {
+            let (address, ranks) = (address.to_string(), peer.ranks.clone());
+            Entry { address, process: *process, ranks }.put(&mut table);
         }
         for Visitor { peer, .. } in &mut visitors {
             // If it has ended, whoever reads from it finds that.
@@ -124,7 +141,10 @@ impl Meeting {
         stream.set_nonblocking(false)?;
         let rest = self.end.saturating_duration_since(Instant::now());
         stream.set_read_timeout(Some(rest.clamp(NAP, HELLO)))?;
-        let Hello { world, ranks, port } = read_hello(&mut stream)?;
+        let Hello { tag, world, port, process, ranks, .. } = read_hello(&mut stream)?;
+        if tag != self.tag {
+            return Ok(());
+        }
         if world != self.world {
             stream.write_all(&[OTHER_WORLD])?;
             return stream.write_all(&(self.world as u32).to_le_bytes());
@@ -136,7 +156,7 @@ impl Meeting {
         }
         stream.write_all(&[WELCOME])?;
         let address = SocketAddr::new(from.ip(), port);
-        visitors.push(Visitor { peer: Peer { ranks, stream }, address });
+        visitors.push(Visitor { peer: Peer { ranks, stream }, address, process });
         Ok(())
     }
 
@@ -151,26 +171,40 @@ impl Meeting {
     }
 
     fn visit(&self) -> Result<Vec<Peer>> {
-        let closed = |error: std::io::Error| self.closed(&error);
         let mut zero = self.call(&self.address)?;
-        let local = zero.local_addr().map_err(closed)?;
-        // Where the others can reach it: the address by which it reaches rank 0.
-        let listener = TcpListener::bind((local.ip(), 0)).map_err(closed)?;
-        let port = listener.local_addr().map_err(closed)?.port();
-        self.write_hello(&mut zero, port).map_err(closed)?;
-        let rest = self.end.saturating_duration_since(Instant::now()) + GRACE;
-        zero.set_read_timeout(Some(rest)).map_err(closed)?;
-        let table = self.answer(&mut zero)?;
-        let is_own = |(_, ranks): &(String, Vec<usize>)| *ranks == self.ranks;
-        let Some(own) = table.iter().position(is_own) else {
-            return Err(self.closed(&ErrorKind::InvalidData.into()));
-        };
-        let behind: Vec<_> = table[own + 1..].iter().map(|(_, ranks)| ranks.clone()).collect();
-        let visitors = table.iter().flat_map(|(_, ranks)| ranks);
+        let (table, listener) = self.enter(&mut zero)?;
+        let visitors = table.iter().flat_map(|entry| &entry.ranks);
         let visitors: HashSet<usize> = visitors.copied().collect();
         let ranks = (0..self.world).filter(|rank| !visitors.contains(rank)).collect();
-        let mut peers = vec![Peer { ranks, stream: zero }];
-        for (address, ranks) in &table[..own] {
+        self.gather(&listener, &table, vec![Peer { ranks, stream: zero }])
+    }
+
+    /// Says hello to the process that others come to as well; returns the table, and where this one listens.
+    fn enter(&self, root: &mut TcpStream) -> Result<(Vec<Entry>, TcpListener)> {
+        let closed = |error: std::io::Error| self.closed(&error);
+        // Where the others can reach it: the address by which it reaches that process.
+        let local = root.local_addr().map_err(closed)?;
+        let listener = TcpListener::bind((local.ip(), 0)).map_err(closed)?;
+        let port = listener.local_addr().map_err(closed)?.port();
+        self.write_hello(root, port).map_err(closed)?;
+        let rest = self.end.saturating_duration_since(Instant::now()) + GRACE;
+        root.set_read_timeout(Some(rest)).map_err(closed)?;
+        Ok((self.answer(root)?, listener))
+    }
+
+    /// Connects with the others in the table.
+    fn gather(
+        &self,
+        listener: &TcpListener,
+        table: &[Entry],
+        mut peers: Vec<Peer>,
+    ) -> Result<Vec<Peer>> {
+        let closed = |error: std::io::Error| self.closed(&error);
+        let Some(own) = table.iter().position(|entry| entry.ranks == self.ranks) else {
+            return Err(self.closed(&ErrorKind::InvalidData.into()));
+        };
+        let behind: Vec<_> = table[own + 1..].iter().map(|entry| entry.ranks.clone()).collect();
+        for Entry { address, ranks, .. } in &table[..own] {
             let mut stream = self.call(address)?;
             self.write_hello(&mut stream, 0).map_err(closed)?;
             peers.push(Peer { ranks: ranks.clone(), stream });
@@ -196,8 +230,8 @@ impl Meeting {
                 .and_then(|()| stream.set_read_timeout(Some(HELLO)))
                 .and_then(|()| read_hello(&mut stream));
             // A stranger is hung up on.
-            let Ok(Hello { world, ranks, .. }) = hello else { continue };
-            if world == self.world && behind.contains(&ranks) && !here(&&ranks) {
+            let Ok(Hello { tag, world, ranks, .. }) = hello else { continue };
+            if (tag, world) == (self.tag, self.world) && behind.contains(&ranks) && !here(&&ranks) {
                 peers.push(Peer { ranks, stream });
             }
         }
@@ -219,8 +253,8 @@ impl Meeting {
         }
     }
 
-    /// Reads rank 0's answers, up to the table of the other processes: where each listens, and its ranks.
-    fn answer(&self, zero: &mut TcpStream) -> Result<Vec<(String, Vec<usize>)>> {
+    /// Reads the answers to a hello, up to the table.
+    fn answer(&self, zero: &mut TcpStream) -> Result<Vec<Entry>> {
         let closed = |error: std::io::Error| self.closed(&error);
         loop {
             let [answer] = read_bytes(zero).map_err(closed)?;
@@ -247,7 +281,8 @@ impl Meeting {
                         let mut text = vec![0; usize::from(len)];
                         zero.read_exact(&mut text)?;
                         let address = String::from_utf8_lossy(&text).into_owned();
-                        Ok((address, read_ranks(zero, self.world)?))
+                        let process = u64::from_le_bytes(read_bytes(zero)?);
+                        Ok(Entry { address, process, ranks: read_ranks(zero, self.world)? })
                     };
                     return (0..count).map(read).collect::<std::io::Result<_>>().map_err(closed);
                 }
@@ -259,8 +294,12 @@ impl Meeting {
     fn write_hello(&self, stream: &mut TcpStream, port: u16) -> std::io::Result<()> {
         let mut hello = MAGIC.to_vec();
         hello.extend(VERSION.to_le_bytes());
+        hello.extend(self.tag);
         hello.extend((self.world as u32).to_le_bytes());
+        let rest = self.end.saturating_duration_since(Instant::now()).as_millis();
+        hello.extend(u32::try_from(rest).unwrap_or(u32::MAX).to_le_bytes());
         hello.extend(port.to_le_bytes());
+        hello.extend(root::process().to_le_bytes());
         put_ranks(&mut hello, &self.ranks);
         stream.write_all(&hello)
     }
@@ -270,7 +309,11 @@ impl Meeting {
     }
 
     fn closed(&self, error: &std::io::Error) -> Error {
-        Error::Closed { address: self.address.clone(), reason: error.to_string() }
+        let (address, reason) = (self.address.clone(), error.to_string());
+        match self.tag == Tag::default() {
+            true => Error::Closed { address, reason },
+            false => Error::NoRoot { address, reason },
+        }
     }
 }
 
@@ -280,13 +323,24 @@ fn read_hello(stream: &mut TcpStream) -> std::io::Result<Hello> {
     if magic != *MAGIC || version != VERSION as usize {
         return Err(ErrorKind::InvalidData.into());
     }
-    let world = read_number(stream)?;
+    let tag = read_bytes(stream)?;
+    let (world, limit) = (read_number(stream)?, read_number(stream)?);
     let port = u16::from_le_bytes(read_bytes(stream)?);
-    let ranks = read_ranks(stream, world)?;
+    let process = u64::from_le_bytes(read_bytes(stream)?);
+    let (limit, ranks) = (Duration::from_millis(limit as u64), read_ranks(stream, world)?);
     if ranks.is_empty() {
         return Err(ErrorKind::InvalidData.into());
     }
-    Ok(Hello { world, ranks, port })
+    Ok(Hello { tag, world, limit, port, process, ranks })
+}
+
+impl Entry {
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.push(self.address.len() as u8);
+        bytes.extend(self.address.as_bytes());
+        bytes.extend(self.process.to_le_bytes());
+        put_ranks(bytes, &self.ranks);
+    }
 }
 
 fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {

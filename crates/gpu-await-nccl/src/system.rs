@@ -1,8 +1,8 @@
-//! Calls of the operating system: detecting unreachable hosts, and waiting at process exit.
+//! Calls of the operating system: this host's addresses, detecting unreachable hosts, and waiting at process exit.
 //!
-//! Source: `tcp(7)`, `socket(7)`, `atexit(3)`.
+//! Source: `getifaddrs(3)`, `tcp(7)`, `socket(7)`, `atexit(3)`.
 
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,41 @@ pub(crate) fn find_lost_hosts(stream: &TcpStream) {
     ] {
         set(libc::IPPROTO_TCP, option, value);
     }
+}
+
+/// Where other hosts may reach this one: the addresses of interfaces that are up, less the loopback's.
+#[cfg(unix)]
+pub(crate) fn addresses() -> Vec<Ipv4Addr> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the pointer is to a pointer that lives; the list is freed below.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Vec::new();
+    }
+    let (mut found, mut next) = (Vec::new(), first);
+    // SAFETY: a pointer to an entry of the list, which is freed behind the last use of one, or none.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let has = |flag: c_int| entry.ifa_flags & flag as libc::c_uint != 0;
+        // SAFETY: as above; an entry may have no address.
+        let address = unsafe { entry.ifa_addr.as_ref() };
+        let is_ipv4 =
+            address.is_some_and(|address| c_int::from(address.sa_family) == libc::AF_INET);
+        if is_ipv4 && has(libc::IFF_UP) && !has(libc::IFF_LOOPBACK) {
+            let address: *mut libc::sockaddr_in = entry.ifa_addr.cast();
+            // SAFETY: the family says that the address is of this type.
+            let address = unsafe { address.read_unaligned() };
+            found.push(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)));
+        }
+    }
+    // SAFETY: the list is `getifaddrs`', and freed once.
+    unsafe { libc::freeifaddrs(first) };
+    found
+}
+
+/// Elsewhere only this host finds them.
+#[cfg(not(unix))]
+pub(crate) fn addresses() -> Vec<Ipv4Addr> {
+    Vec::new()
 }
 
 /// Elsewhere a communicator's limit has to do.

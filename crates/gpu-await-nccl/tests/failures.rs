@@ -269,6 +269,27 @@ async fn communicators_that_cannot_be() {
     within(waits.remove(0)).await.expect("connected");
 }
 
+/// Who made the id has to answer; strangers at its port are hung up on.
+#[tokio::test]
+async fn an_id_that_nobody_knows() {
+    let device = Device::host();
+    let id = UniqueId::new(DeviceKind::Host).expect("an id");
+    let mut bytes = id.to_bytes();
+    // Another proof than the one that answers.
+    bytes[32] ^= 1;
+    let forged = Communicator::builder(UniqueId::from_bytes(bytes), 1).rank(0, &device);
+    let error = within(forged.connect_limit(SOON).connect()).await.unwrap_err();
+    assert!(matches!(error, Error::NoRoot { .. }), "{error}");
+    let mut bytes = id.to_bytes();
+    // Another tag than one of its own.
+    bytes[16] ^= 1;
+    let forged = Communicator::builder(UniqueId::from_bytes(bytes), 1).rank(0, &device);
+    let error = within(forged.connect_limit(SOON).connect()).await.unwrap_err();
+    assert!(matches!(error, Error::NoRoot { .. }), "{error}");
+    let comm = Communicator::builder(id, 1).rank(0, &device).connect();
+    within(within(comm).await.expect("the id").barrier()).await.expect("alone");
+}
+
 /// Where every two ranks are connected, a send does not wait for its receive.
 #[tokio::test]
 async fn pairs_that_are_connected() {

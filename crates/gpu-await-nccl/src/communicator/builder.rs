@@ -13,7 +13,8 @@ use super::shared::{Origin, Shared};
 use super::shrink::Parent;
 use super::{Communicator, context_of, warm_up};
 use crate::error::{Error, Result};
-use crate::exchange::{Hub, Wire};
+use crate::exchange::Wire;
+use crate::rendezvous::root;
 use crate::stats;
 use crate::transport::gpu::GpuTransport;
 use crate::transport::host::HostTransport;
@@ -209,7 +210,7 @@ impl CommunicatorBuilder {
             // Its ranks tell one another, or know one another.
             _ if self.channel.is_some() || self.parent.is_some() => {}
             DeviceKind::Cuda => self.id.for_gpus().map(drop)?,
-            _ => self.id.check_for_host()?,
+            _ => self.id.place().map(drop)?,
         }
         Ok(first.kind())
     }
@@ -282,7 +283,7 @@ impl Making {
             None => Met { id, shrink },
         };
         let wire = match channel {
-            None if !is_gpu => Some(Hub::join(id, world, &ranks, end, connect_limit)?),
+            None if !is_gpu => Some(root::meet(id, &ranks, world, (end, connect_limit))?),
             channel => channel,
         };
         let origin = Origin { wire: wire.clone(), connect_limit, pairs };
