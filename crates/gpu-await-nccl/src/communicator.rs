@@ -146,10 +146,13 @@ impl Communicator {
     /// Returns why the communicator was lost, if it was.
     #[must_use]
     pub fn lost(&self) -> Option<CollectiveLost> {
-        match self.shared().lost() {
-            Some(Error::Lost(lost)) => Some(lost),
-            _ => None,
+        let shared = self.shared();
+        if let Some(Error::Lost(lost)) = shared.lost() {
+            return Some(lost);
         }
+        // Nothing of it was pending: nobody has looked.
+        let cause = shared.transport().peer_lost()?;
+        Some(CollectiveLost { rank: shared.ranks[0].rank, cause })
     }
 
     /// Sets how long an operation may be pending, counted from its call. An operation that takes longer loses the communicator with

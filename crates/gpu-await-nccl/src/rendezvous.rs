@@ -21,8 +21,8 @@ use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"gpuawait";
 const VERSION: u32 = 3;
-/// More are not believed.
-const MOST_RANKS: usize = 1 << 16;
+/// The largest world.
+pub(crate) const MOST_RANKS: usize = 1 << 16;
 /// Between two looks at who has come.
 const NAP: Duration = Duration::from_millis(2);
 /// How long a stranger may take to say who it is.

@@ -62,6 +62,9 @@ pub(crate) trait Transport: Send + Sync {
     /// What went wrong since, if anything did. Called now and then while work is pending.
     fn look(&self) -> Option<LostCause>;
 
+    /// What was told by another rank, or the end of its process, also while nothing is pending.
+    fn peer_lost(&self) -> Option<LostCause>;
+
     /// Ends the work that is on streams, and everything that waits for other ranks. The communicator refuses calls by
     /// now. Does not block.
     fn abort(&self, cause: &LostCause);

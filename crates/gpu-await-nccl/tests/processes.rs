@@ -6,24 +6,18 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use gpu_await::{Device, DeviceKind};
 use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction, UniqueId};
 
-use support::{LIMIT, within};
+use support::{LIMIT, address, within};
 
 const LEN: usize = 5000;
 /// What a child does: `work 1 3 127.0.0.1:2000`; several ranks are `0,1`. In place of the address there may be the bytes of an id, or
 /// `-` for a new one.
 const JOB: &str = "GPU_AWAIT_NCCL_TEST_JOB";
-
-fn address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").to_string()
-}
 
 /// As many as there are devices for.
 fn world_of(most: usize) -> usize {
@@ -198,6 +192,37 @@ fn killed_where_an_id_is_all() {
     ranks.into_iter().for_each(Rank::ends_well);
 }
 
+/// As the docs of `Group::recover` say, whoever dies, also two at a time or one after the other; `GPU_AWAIT_NCCL_TEST_KILLS` says how often.
+#[test]
+fn those_who_are_left_recover() {
+    let world = world_of(4);
+    if world < 3 {
+        return;
+    }
+    let rounds =
+        std::env::var("GPU_AWAIT_NCCL_TEST_KILLS").map_or(4, |n| n.parse().expect("how often"));
+    let mut random = support::Random(std::process::id().into());
+    for round in 0..rounds {
+        let address = address();
+        let mut ranks: Vec<_> =
+            (0..world).map(|rank| Rank::here("recover", &[rank], world, &address)).collect();
+        for rank in &mut ranks {
+            rank.says("working");
+        }
+        for victim in 0..1 + round % 2 {
+            let at = random.below(ranks.len());
+            ranks.remove(at);
+            if victim == 0 && round % 4 == 3 {
+                std::thread::sleep(Duration::from_millis(random.below(20) as u64));
+            }
+        }
+        for mut rank in ranks {
+            rank.says(&format!("a world of {}", world - 1 - round % 2));
+            rank.ends_well();
+        }
+    }
+}
+
 /// A network namespace, with one end of a link.
 struct Host(String);
 
@@ -307,6 +332,7 @@ fn child() {
         comm.set_limit(Some(LIMIT));
         match job {
             "work" => work(&devices, &comm).await,
+            "recover" => recover(&devices, group, comm).await,
             _ => survive(&devices, &group, comm).await,
         }
     });
@@ -380,6 +406,36 @@ async fn give_up(devices: &[Device], comm: Communicator) {
     comm.set_limit(Some(LIMIT));
     let sums = within(sum(devices, &comm, |_| 2.0)).await.expect("a sum");
     assert_eq!(sums, 2.0 * rest as f32);
+    within(barrier(&comm)).await.expect("a barrier");
+}
+
+/// Works until processes are killed, and goes on with those that are left, until that has worked for a while.
+async fn recover(devices: &[Device], group: Group, comm: Communicator) {
+    let (all, mut rounds) = (comm.world(), 0);
+    let (mut group, mut comm) = (group, comm);
+    while rounds < 100 || comm.world() == all {
+        (group, comm) = match within(sum(devices, &comm, |_| 1.0)).await {
+            Ok(sum) => {
+                assert_eq!(sum, comm.world() as f32);
+                (group, comm)
+            }
+            Err(error) if Error::lost(&error).is_some() => {
+                let lost = Error::lost(&error).expect("lost");
+                assert!(matches!(lost.cause, LostCause::PeerGone { .. }), "{error}");
+                assert!(group.gone().contains(&lost.origin()), "{error}, {:?}", group.gone());
+                rounds = 20;
+                within(group.recover(devices)).await.expect("those who are left")
+            }
+            Err(error) => panic!("{error}"),
+        };
+        rounds += 1;
+        if rounds == 20 {
+            println!("working");
+        }
+    }
+    println!("a world of {}", comm.world());
+    within(barrier(&comm)).await.expect("a barrier");
+    // Nobody leaves before all are done.
     within(barrier(&comm)).await.expect("a barrier");
 }
 

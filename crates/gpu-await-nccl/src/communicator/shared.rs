@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use gpu_await::{DeviceBuffer, MemoryLoan, Op, Uses, WorkOutcome, join_all};
+use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
 
 use crate::call::Call;
@@ -179,9 +179,18 @@ impl Shared {
     ) -> gpu_await::Result<Part<'a>> {
         // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
         // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
-        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) }?;
+        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) };
+        let loan = loan.inspect_err(|error| self.input_failed(at, error))?;
         let call = call(loan.slices());
         Ok(Part { at, call, loan: Some(Box::new(loan)) })
+    }
+
+    /// A call cannot be made as what was to write its input failed: the other ranks would wait for it.
+    fn input_failed(&self, at: usize, error: &gpu_await::Error) {
+        if let ErrorDetail::Upstream { .. } = error.detail() {
+            let (rank, reason) = (self.ranks[at].rank, error.to_string());
+            self.fail(LostCause::InputFailed { rank, reason });
+        }
     }
 
     /// Refuses a call; what it would have written counts as failed.

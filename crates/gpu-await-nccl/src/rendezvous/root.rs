@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::{
-    DUPLICATE, Entry, GRACE, HELLO, Hello, MISSING, MOST_RANKS, Meeting, NAP, OTHER_WORLD, TABLE,
-    Tag, put_ranks, read_bytes, read_hello,
+    DUPLICATE, Entry, HELLO, Hello, MISSING, MOST_RANKS, Meeting, NAP, OTHER_WORLD, TABLE, Tag,
+    put_ranks, read_bytes, read_hello,
 };
 use crate::error::{Error, Result};
-use crate::exchange::{Hub, Wire};
+use crate::exchange::{self, Gathered, Hub, Patience, Wire};
 use crate::mesh::Mesh;
 use crate::unique_id::UniqueId;
 use crate::{stats, system};
@@ -75,26 +75,27 @@ pub(crate) fn place(number: u64) -> Result<Place> {
     Ok(Place { tag, proof, port: root.port, addresses })
 }
 
-/// Blocks until all ranks have come to the place of an id.
+/// Blocks until all ranks have come to the place of an id, and are connected.
 pub(crate) fn meet(
     id: UniqueId,
-    ranks: &[usize],
+    hello: exchange::Hello,
     world: usize,
-    (end, limit): (Instant, Duration),
-) -> Result<Arc<dyn Wire>> {
+    patience: &Patience,
+) -> Result<Gathered> {
     let place = id.place()?;
-    let (tag, ranks) = (place.tag, ranks.to_vec());
+    let Patience { end, limit, .. } = *patience;
+    let (tag, ranks) = (place.tag, hello.ranks.clone());
     let mut meeting = Meeting { address: String::new(), ranks, world, limit, end, tag };
     let (mut root, address) = meeting.reach(&place)?;
     meeting.address = address;
     let (table, listener) = meeting.enter(&mut root)?;
     let this = process();
     if table.iter().all(|entry| entry.process == this) {
-        return Hub::join(id, world, &meeting.ranks, end + GRACE, limit);
+        return Hub::join(id, world, hello, patience);
     }
     let peers = meeting.gather(&listener, &table, Vec::new())?;
     let mesh = Mesh::new(meeting.ranks, peers)?;
-    Ok(Arc::new(mesh.open_next(&(0..world).collect())))
+    Arc::new(mesh.open_next(0, &(0..world).collect())).gather(hello, patience)
 }
 
 /// A number that no other process has.

@@ -24,7 +24,7 @@ mod shrink;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu_await::{Device, Stream};
 
@@ -34,7 +34,7 @@ use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::error::{Error, LostCause, Result};
-use crate::exchange::{Inbox, Wire};
+use crate::exchange::{Inbox, LAST_WORK, Wire};
 use crate::nccl::driver::Driver;
 use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
 use crate::{stats, system};
@@ -55,9 +55,6 @@ struct Peers {
     /// When the end of one was seen first.
     ended: Mutex<Option<Instant>>,
 }
-
-/// How long work may take that was pending when a peer ended: it may be complete there, and nearly so here.
-const LAST_WORK: Duration = Duration::from_millis(200);
 
 impl Peers {
     fn new(wire: Arc<dyn Wire>, ranks: Vec<usize>) -> Peers {
@@ -255,6 +252,11 @@ impl Transport for GpuTransport {
         Ok(Box::new(self.shrunk(ranks, shrink)?))
     }
 
+    fn peer_lost(&self) -> Option<LostCause> {
+        let is_left = |cause: &LostCause| matches!(cause, LostCause::PeerLeft { .. });
+        self.group.as_ref().and_then(Peers::refusal).filter(|cause| !is_left(cause))
+    }
+
     fn look(&self) -> Option<LostCause> {
         if let Some(cause) = self.group.as_ref().and_then(Peers::look) {
             return Some(cause);
@@ -273,22 +275,22 @@ impl Transport for GpuTransport {
         Some(LostCause::Nccl { code, text: comms.nccl.text(code) })
     }
 
-    fn abort(&self, _cause: &LostCause) {
+    fn abort(&self, cause: &LostCause) {
         let comms = self.comms.clone();
         stats::on_thread_that_may_be_lost("abort", move || comms.abort());
         if let Some(group) = &self.group {
-            group.ranks.iter().for_each(|rank| group.wire.abort(*rank));
+            group.wire.fail(&group.ranks, cause);
         }
     }
 
     fn finish(&self) {
         match self.group.as_ref().and_then(Peers::refusal) {
+            None | Some(LostCause::PeerLeft { .. }) => self.comms.finish(),
             // NCCL's orderly end may wait for a peer that is gone.
-            Some(LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }) => self.comms.abort(),
-            _ => self.comms.finish(),
+            Some(_) => self.comms.abort(),
         }
         if let Some(group) = &self.group {
-            group.ranks.iter().for_each(|rank| group.wire.leave(*rank));
+            group.wire.leave(&group.ranks);
         }
     }
 }
