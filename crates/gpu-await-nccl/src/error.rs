@@ -160,7 +160,8 @@ pub enum Error {
     },
     /// Some ranks did not join within the limit.
     #[error(
-        "ranks {missing:?} of {world} did not join within {limit:?}: start them, or raise the limit"
+        "ranks {missing:?} of {world} did not join within {limit:?}: start them, or raise the limit{}",
+        others(.refused)
     )]
     MissingRanks {
         /// Who is missing.
@@ -169,6 +170,9 @@ pub enum Error {
         world: usize,
         /// The time that was given.
         limit: Duration,
+        /// What was wrong with processes that asked to join meanwhile and were refused; rank 0 of a group knows. A missing rank may
+        /// be one of them.
+        refused: Vec<Error>,
     },
     /// An address cannot be used.
     #[error("the address `{address}` cannot be used: {reason}")]
@@ -342,6 +346,15 @@ pub enum ShrinkRefusal {
     /// The ranks have no connection.
     #[error("the ranks have no connection")]
     NotLinked,
+}
+
+fn others(refused: &[Error]) -> String {
+    let texts: Vec<_> = refused.iter().map(Error::to_string).collect();
+    if texts.is_empty() {
+        String::new()
+    } else {
+        format!("; refused meanwhile: {}", texts.join("; "))
+    }
 }
 
 fn suffix(detail: &str) -> String {

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::channel::oneshot;
 
@@ -87,7 +87,8 @@ impl Group {
     /// after a minute.
     ///
     /// # Cancel safety
-    /// If the future is dropped, a thread keeps waiting until the limit and then disconnects.
+    /// If the future is dropped, this process gives up, and rank 0 waits for its next attempt. If rank 0 gives up, the others
+    /// do, too.
     ///
     /// # Errors
     /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.
@@ -150,8 +151,10 @@ impl Group {
         if let Some(rank) = ranks.iter().find(|rank| !taken.insert(**rank)) {
             return Err(Error::DuplicateRank { rank: *rank });
         }
-        let (address, end, own) = (address.to_owned(), Instant::now() + limit, ranks.clone());
-        let meeting = Meeting { address, ranks, world, limit, end, tag: Tag::default() };
+        let (address, own, tag) = (address.to_owned(), ranks.clone(), Tag::default());
+        let patience = Patience::of(limit);
+        let waits = patience.give_up_on_drop();
+        let meeting = Meeting { address, ranks, world, patience, tag };
         let (send, receive) = oneshot::channel();
         drop(stats::spawn("rendezvous", move || {
             let met = meeting.meet().and_then(|connections| Mesh::new(own, connections));
@@ -161,6 +164,7 @@ impl Group {
         let mesh = receive.await.unwrap_or_else(|_| {
             Err(Error::Thread { what: "rendezvous", reason: "it ended".to_owned() })
         })?;
+        waits.keep();
         Ok(Group { mesh, epoch: 0, members: (0..world).collect() })
     }
 

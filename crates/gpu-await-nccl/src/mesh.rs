@@ -206,7 +206,15 @@ impl MeshChannel {
         let mut missing: Vec<_> =
             missing.into_iter().flat_map(|(_, link)| self.ranks_of(link)).collect();
         missing.sort_unstable();
-        Err(Error::MissingRanks { missing, world: self.members.len(), limit: patience.limit })
+        let (world, limit, refused) = (self.members.len(), patience.limit, Vec::new());
+        Err(Error::MissingRanks { missing, world, limit, refused })
+    }
+
+    /// How the process of a rank ended.
+    fn end_of(&self, rank: usize) -> LostCause {
+        let state = self.mesh.registry.state.lock();
+        let end = self.members.get(rank).and_then(|member| state.ended.get(member));
+        end.unwrap_or(&End::Gone).cause(rank)
     }
 
     fn settle(&self) {
@@ -246,7 +254,7 @@ impl Wire for MeshChannel {
             return Ok(());
         }
         let failed = || self.own(from).and_then(|inbox| inbox.failed());
-        let gone = || failed().unwrap_or(LostCause::PeerGone { rank: to });
+        let gone = || failed().unwrap_or_else(|| self.end_of(to));
         let Some(link) = self.link_to(to) else { return Err(gone()) };
         let Message { purpose, head, data } = message;
         let head = head.to_bytes();
@@ -325,7 +333,7 @@ impl fmt::Debug for MeshChannel {
 /// Reads until the connection ends.
 fn read_all(at: usize, ranks: &[usize], mut reading: link::Reading, registry: &Registry) {
     let end = loop {
-        match frame::read(reading.stream(), |number| registry.takes(number)) {
+        match frame::read(reading.stream(), |number| registry.takes(at, number)) {
             Ok((_, Frame::Goodbye)) => break End::Left,
             Ok((_, Frame::Unwanted)) => {}
             Ok((label, frame)) => {

@@ -24,7 +24,7 @@ const ADDRESSES: usize = 60;
 /// The id of a communicator. One rank creates it, and all ranks [connect](crate::Communicator::builder) with it. It is plain bytes, to be
 /// distributed by whatever the program has: a file, a queue, a key-value store. [`Group::join`](crate::Group::join) needs none.
 ///
-/// Each communicator needs an id of its own.
+/// Each communicator needs an id of its own: on host devices an id is refused once its ranks have met.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; ID_BYTES]);
 

@@ -198,9 +198,9 @@ impl Communicator {
         let shrunk = builder.of(ranks, &devices, wire).connect().await;
         shrunk.map_err(|error| match error {
             // As they are numbered here.
-            Error::MissingRanks { missing, limit, .. } => {
+            Error::MissingRanks { missing, limit, refused, .. } => {
                 let missing = missing.into_iter().map(|rank| left[rank]).collect();
-                Error::MissingRanks { missing, world: self.world(), limit }
+                Error::MissingRanks { missing, world: self.world(), limit, refused }
             }
             error => error,
         })

@@ -101,7 +101,8 @@ impl Wire for Hub {
                 // They may try again.
                 hello.ranks.iter().for_each(|rank| lobby.here[*rank] = false);
                 lobby.hellos.retain(|other| *other != hello);
-                return Err(Error::MissingRanks { missing, world, limit: patience.limit });
+                let (limit, refused) = (patience.limit, Vec::new());
+                return Err(Error::MissingRanks { missing, world, limit, refused });
             }
             self.changed.wait_until(&mut lobby, patience.next_look());
         }

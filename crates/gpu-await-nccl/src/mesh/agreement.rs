@@ -52,8 +52,8 @@ impl Mesh {
                 let place = |rank: &usize| members.binary_search(rank).ok();
                 let mut missing: Vec<usize> = ranks.filter_map(place).collect();
                 missing.sort_unstable();
-                let (world, limit) = (members.len(), patience.limit);
-                return Err(Error::MissingRanks { missing, world, limit });
+                let (world, limit, refused) = (members.len(), patience.limit, Vec::new());
+                return Err(Error::MissingRanks { missing, world, limit, refused });
             }
             self.registry.changed.wait_until(&mut state, patience.next_look());
         }

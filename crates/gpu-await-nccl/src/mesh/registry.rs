@@ -121,9 +121,11 @@ impl Registry {
         self.state.lock().open.remove(&number);
     }
 
-    /// Whether elements for a channel are for anybody.
-    pub(super) fn takes(&self, number: u64) -> bool {
-        self.state.lock().open.contains_key(&number)
+    /// Whether elements for a channel are for anybody, and may come from that connection.
+    pub(super) fn takes(&self, link: usize, number: u64) -> bool {
+        let state = self.state.lock();
+        let party = state.open.get(&number).and_then(|channel| channel.parties.get(&link));
+        party.is_some_and(|party| party.is_ready)
     }
 
     /// A frame of a connection; false if it is none that may come there.
@@ -268,5 +270,48 @@ impl OpenChannel {
         let Ok(rank) = self.members.binary_search(&member) else { return };
         let calls = if let End::Left = end { Some(0) } else { None };
         self.inboxes.values().for_each(|inbox| inbox.end_of(rank, end.cause(rank), calls));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::Kind;
+    use super::*;
+    use crate::unique_id::UniqueId;
+
+    #[test]
+    fn early_frames_are_bounded() {
+        let registry = Registry::default();
+        registry.state.lock().links = vec![vec![1]];
+        let members: Arc<[usize]> = [0, 1].into();
+        let (first, _) = registry.open_next(0, &members, &[0]);
+        registry.close(first);
+        let hello = || {
+            let id = UniqueId::of_group();
+            Frame::Hello(Introduction { is_gpu: false, shrink: false, id })
+        };
+        for at in 0..3 * MOST_EARLY as u64 {
+            assert!(registry.deliver(0, Label::of(first + 1 + at, Kind::Hello), hello()));
+            assert!(!registry.takes(0, first + 1 + at), "no elements");
+            // One that is over is forgotten.
+            assert!(registry.deliver(0, Label::of(first, Kind::Hello), hello()));
+        }
+        assert_eq!(registry.state.lock().early[&0].len(), MOST_EARLY);
+    }
+
+    /// Who gave up one goes on to the next, and so do the others, also those who have not come yet.
+    #[test]
+    fn a_channel_that_was_given_up() {
+        let registry = Registry::default();
+        registry.state.lock().links = vec![vec![1]];
+        let members: Arc<[usize]> = [0, 1].into();
+        let (first, _) = registry.open_next(0, &members, &[0]);
+        for number in [first + 1, first + 2] {
+            assert!(registry.deliver(0, Label::of(number, Kind::GaveUp), Frame::GaveUp));
+        }
+        let (next, _) = registry.open_next(0, &members, &[0]);
+        assert_eq!(next, first + 3);
+        let (other, _) = registry.open_next(1, &members, &[0]);
+        assert_ne!(other >> 32, first >> 32, "of another agreement");
     }
 }

@@ -9,19 +9,20 @@
 //! The process that made the id may have ranks or none; it talks with itself as with others.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::line::Line;
 use super::{
-    DUPLICATE, Entry, HELLO, Hello, MISSING, MOST_RANKS, Meeting, NAP, OTHER_WORLD, TABLE, Tag,
-    put_ranks, read_bytes, read_hello,
+    DUPLICATE, Entry, HELLO, Hello, MISSING, MOST_RANKS, Meeting, NAP, OTHER_WORLD, TABLE, TRY,
+    Tag, USED, put_ranks, read_bytes, read_hello,
 };
 use crate::error::{Error, Result};
 use crate::exchange::{self, Gathered, Hub, Patience, Wire};
@@ -31,8 +32,6 @@ use crate::{stats, system};
 
 /// How often a process that waits is asked whether it still does.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long an address may take to answer while there are others.
-const TRY: Duration = Duration::from_secs(1);
 
 /// What an id tells of where its ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +62,8 @@ struct Waiting {
 
 /// By the numbers of their ids.
 static SESSIONS: Mutex<Option<HashMap<u64, Session>>> = Mutex::new(None);
+/// Numbers of ids whose ranks have met: each is good for one communicator.
+static MET: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 /// A place for the ranks of an id to meet at. The first one starts a thread that listens.
 pub(crate) fn place(number: u64) -> Result<Place> {
@@ -83,18 +84,18 @@ pub(crate) fn meet(
     patience: &Patience,
 ) -> Result<Gathered> {
     let place = id.place()?;
-    let Patience { end, limit, .. } = *patience;
-    let (tag, ranks) = (place.tag, hello.ranks.clone());
-    let mut meeting = Meeting { address: String::new(), ranks, world, limit, end, tag };
-    let (mut root, address) = meeting.reach(&place)?;
+    let (tag, ranks, patience) = (place.tag, hello.ranks.clone(), patience.clone());
+    let mut meeting = Meeting { address: String::new(), ranks, world, patience, tag };
+    let (root, address) = meeting.reach(&place)?;
     meeting.address = address;
-    let (table, listener) = meeting.enter(&mut root)?;
+    let (table, listener) = meeting.enter(&root)?;
+    let patience = &meeting.patience;
     let this = process();
     if table.iter().all(|entry| entry.process == this) {
         return Hub::join(id, world, hello, patience);
     }
-    let peers = meeting.gather(&listener, &table, Vec::new())?;
-    let mesh = Mesh::new(meeting.ranks, peers)?;
+    let peers = meeting.gather(listener, &table, Vec::new())?;
+    let mesh = Mesh::new(meeting.ranks.clone(), peers)?;
     Arc::new(mesh.open_next(0, &(0..world).collect())).gather(hello, patience)
 }
 
@@ -114,14 +115,14 @@ impl Meeting {
         let mut last = std::io::Error::from(ErrorKind::AddrNotAvailable);
         loop {
             for address in &place.addresses {
-                let rest = self.end.saturating_duration_since(Instant::now());
                 let address = SocketAddr::from((*address, place.port));
-                let wait = rest.clamp(NAP, TRY);
-                let reached = TcpStream::connect_timeout(&address, wait).and_then(|mut stream| {
-                    stream.set_read_timeout(Some(HELLO))?;
+                let wait = self.patience.rest().clamp(NAP, TRY);
+                let reached = TcpStream::connect_timeout(&address, wait).and_then(|stream| {
+                    let hello = Patience::of(self.patience.rest().min(HELLO));
+                    let mut line = Line::new(&stream, &hello)?;
                     // It hears of the ranks when it is known to be the one.
-                    stream.write_all(&place.tag)?;
-                    match read_bytes(&mut stream)? {
+                    line.write_all(&place.tag)?;
+                    match read_bytes(&mut line)? {
                         proof if proof == place.proof.to_le_bytes() => Ok(stream),
                         _ => Err(ErrorKind::InvalidData.into()),
                     }
@@ -131,10 +132,10 @@ impl Meeting {
                     Err(error) => last = error,
                 }
             }
-            if Instant::now() >= self.end {
+            if self.patience.is_over() {
                 let addresses: Vec<_> = place.addresses.iter().map(Ipv4Addr::to_string).collect();
                 let address = format!("{}, port {}", addresses.join(" or "), place.port);
-                return Err(Error::NoRoot { address, reason: last.to_string() });
+                return Err(Error::NoRoot { address, reason: self.reason(&last) });
             }
             std::thread::sleep(NAP);
         }
@@ -160,7 +161,13 @@ impl Root {
             for stream in listener.incoming() {
                 match stream {
                     // Without a thread it is hung up on.
-                    Ok(stream) => drop(stats::spawn("welcome", || drop(welcome(stream)))),
+                    Ok(stream) if Strangers::is_one(&stream).is_ok() => {
+                        drop(stats::spawn("welcome", move || {
+                            drop(welcome(&stream));
+                            Strangers::is_none(&stream);
+                        }));
+                    }
+                    Ok(_) => {}
                     Err(_) => std::thread::sleep(NAP),
                 }
             }
@@ -176,31 +183,60 @@ impl Root {
     }
 }
 
-/// A process has come, or a stranger.
-fn welcome(mut stream: TcpStream) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(HELLO))?;
+/// A process has come, or a stranger, which does not get far.
+fn welcome(stream: &TcpStream) -> std::io::Result<()> {
     let Ok(root) = Root::get() else { return Ok(()) };
-    let tag: Tag = read_bytes(&mut stream)?;
+    let hello = Patience::of(HELLO);
+    let mut line = Line::new(stream, &hello)?;
+    let tag: Tag = read_bytes(&mut line)?;
     let number = number_of(&tag);
     let (known, proof) = root.sign(number);
     if tag != known {
         return Ok(());
     }
-    stream.write_all(&proof.to_le_bytes())?;
-    let Hello { tag: _, world, limit, port, process, ranks } = read_hello(&mut stream)?;
+    line.write_all(&proof.to_le_bytes())?;
+    let Hello { tag: _, world, limit, port, process, ranks } = read_hello(&mut line)?;
     if world > MOST_RANKS {
         return Ok(());
     }
-    let (end, from) = (Instant::now() + limit, stream.peer_addr()?.ip());
+    Strangers::is_none(stream);
+    // Early enough for the answer to reach it.
+    let margin = (limit / 8).clamp(NAP, Duration::from_millis(500));
+    let (end, from) = (Instant::now() + limit.saturating_sub(margin), stream.peer_addr()?.ip());
     let entry = Entry { address: SocketAddr::new(from, port).to_string(), process, ranks };
     let answer = match enter(number, world, entry.clone()) {
         Err(refused) => refused,
-        Ok(done) => match wait(&stream, &done, end) {
+        Ok(done) => match wait(stream, &done, end) {
             Some(table) => table,
             None => leave(number, &entry, &done),
         },
     };
-    stream.write_all(&answer)
+    Line::new(stream, &Patience::of(HELLO))?.write_all(&answer)
+}
+
+/// Connections that have not proved to know an id. Where there are more, the oldest is hung up on.
+struct Strangers;
+
+static STRANGERS: Mutex<VecDeque<TcpStream>> = Mutex::new(VecDeque::new());
+
+impl Strangers {
+    const MOST: usize = 128;
+
+    fn is_one(stream: &TcpStream) -> std::io::Result<()> {
+        let mut strangers = STRANGERS.lock();
+        strangers.push_back(stream.try_clone()?);
+        if strangers.len() > Strangers::MOST
+            && let Some(oldest) = strangers.pop_front()
+        {
+            oldest.shutdown(Shutdown::Both).ok();
+        }
+        Ok(())
+    }
+
+    fn is_none(stream: &TcpStream) {
+        let Ok(address) = stream.peer_addr() else { return };
+        STRANGERS.lock().retain(|other| other.peer_addr().is_ok_and(|other| other != address));
+    }
 }
 
 fn number_of(tag: &Tag) -> u64 {
@@ -210,6 +246,9 @@ fn number_of(tag: &Tag) -> u64 {
 /// Enters a process; refused with what is wrong. What it gets tells when all are there.
 fn enter(number: u64, world: usize, entry: Entry) -> Result<Receiver<Arc<[u8]>>, Arc<[u8]>> {
     let mut sessions = SESSIONS.lock();
+    if MET.lock().contains(&number) {
+        return Err(answer(USED, &[]));
+    }
     let sessions = sessions.get_or_insert_default();
     let new = || Session { world, waiting: Vec::new() };
     let session = sessions.entry(number).or_insert_with(new);
@@ -225,6 +264,7 @@ fn enter(number: u64, world: usize, entry: Entry) -> Result<Receiver<Arc<[u8]>>,
     if session.missing().is_empty()
         && let Some(mut session) = sessions.remove(&number)
     {
+        MET.lock().insert(number);
         session.waiting.sort_by_key(|waiting| waiting.entry.ranks.iter().min().copied());
         let mut table = vec![TABLE];
         table.extend((session.waiting.len() as u32).to_le_bytes());
