@@ -228,7 +228,7 @@ impl RawQueue<'_> {
     /// use std::sync::atomic::{AtomicBool, Ordering};
     /// use gpu_await::{Error, InOut, Uses};
     /// static IS_UP: AtomicBool = AtomicBool::new(true);
-    /// let graph = device.graph::<InOut<f32>, _, _>((), |q, (), mut y| {
+    /// let graph = device.graph::<(InOut<f32>,), _, _>((), |q, (), (mut y,)| {
     ///     let uses = Uses::new("theirs").updates(&mut y).can_be_captured();
     ///     // SAFETY: it puts nothing on the stream.
     ///     unsafe {
@@ -241,9 +241,9 @@ impl RawQueue<'_> {
     ///     }
     /// });
     /// let mut y = stream.zeros::<f32>(4).queued()?;
-    /// graph.launch(&stream, &mut y).await?;
+    /// graph.launch(&stream, (&mut y,)).await?;
     /// IS_UP.store(false, Ordering::SeqCst);
-    /// let error = graph.launch(&stream, &mut y).await.unwrap_err();
+    /// let error = graph.launch(&stream, (&mut y,)).await.unwrap_err();
     /// assert_eq!(error.to_string(), "theirs: the library is down");
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```

@@ -147,10 +147,12 @@ impl CommunicatorBuilder {
             parent,
             ..
         } = self;
-        let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut locals, mut contexts) = (Vec::new(), Vec::new());
+        let (mut scratch, mut order) = (Vec::new(), Vec::new());
         for (rank, device) in ranks {
             let stream = device.stream()?;
             scratch.push(stream.zeros::<f32>(1).queued()?);
+            order.push(stream.zeros::<u8>(1).queued()?);
             if kind == DeviceKind::Cuda {
                 contexts.push(context_of(&stream)?);
             }
@@ -160,7 +162,7 @@ impl CommunicatorBuilder {
             let devices: Vec<_> = locals.iter().map(|local| local.device.clone()).collect();
             enable_peers(&devices).await?;
         }
-        let pairs = connects_pairs;
+        let (pairs, scratch) = (connects_pairs, (scratch, order));
         let made =
             Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs, parent };
         let (send, receive) = oneshot::channel();
@@ -233,7 +235,7 @@ struct Making {
     id: UniqueId,
     world: usize,
     locals: Vec<LocalRank>,
-    scratch: Vec<DeviceBuffer<f32>>,
+    scratch: (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
     /// Of GPUs.
     contexts: Vec<u64>,
     channel: Option<Arc<dyn Wire>>,
