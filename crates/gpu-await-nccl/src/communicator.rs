@@ -2,6 +2,7 @@
 
 pub(crate) mod builder;
 pub(crate) mod group;
+pub(crate) mod in_graph;
 mod meeting;
 mod parts;
 pub(crate) mod shared;

@@ -34,7 +34,7 @@
 //! disagree.
 //!
 //! # Graphs
-//! A collective cannot be part of a [`Graph`](gpu_await::Graph): the memory loan that orders it outlives a single call.
+//! [`Communicator::in_graph`] writes collectives to a [`Graph`](gpu_await::Graph), where they are captured.
 
 mod call;
 mod communicator;
@@ -54,6 +54,7 @@ mod watchdog;
 
 pub use communicator::builder::CommunicatorBuilder;
 pub use communicator::group::{GroupCalls, RankCalls};
+pub use communicator::in_graph::GraphCalls;
 pub use communicator::{Communicator, nccl_version};
 pub use element::{CollectiveElement, ElementType, Reduction};
 pub use error::{CollectiveLost, Error, LostCause, Result, ShrinkRefusal};

@@ -6,7 +6,7 @@ pub(crate) mod host;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use gpu_await::{Device, Stream, WorkOutcome};
+use gpu_await::{Device, RawQueue, Stream, WorkOutcome};
 
 use crate::call::Call;
 use crate::communicator::shared::Shared;
@@ -52,6 +52,16 @@ pub(crate) trait Transport: Send + Sync {
         calls: &[Placed],
         shared: &Weak<Shared>,
     ) -> Result<(), LostCause>;
+
+    /// Has the call captured on the stream of the queue, or put there where nothing is captured. As
+    /// [`submit`](Self::submit): at most one thread of the process is in either.
+    fn capture(
+        &self,
+        local: (usize, &LocalRank),
+        queue: &RawQueue<'_>,
+        call: Call,
+        shared: &Weak<Shared>,
+    ) -> Result<()>;
 
     /// Whether it can make another transport of its own for some of its ranks, without being told how they reach one another.
     fn can_shrink(&self) -> bool;

@@ -149,10 +149,12 @@ impl CommunicatorBuilder {
             parent,
             ..
         } = self;
-        let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut locals, mut contexts) = (Vec::new(), Vec::new());
+        let (mut scratch, mut order) = (Vec::new(), Vec::new());
         for (rank, device) in ranks {
             let stream = device.stream()?;
             scratch.push(stream.zeros::<f32>(1).queued()?);
+            order.push(stream.zeros::<u8>(1).queued()?);
             if kind == DeviceKind::Cuda {
                 contexts.push(context_of(&stream)?);
             }
@@ -162,7 +164,7 @@ impl CommunicatorBuilder {
             let devices: Vec<_> = locals.iter().map(|local| local.device.clone()).collect();
             enable_peers(&devices).await?;
         }
-        let pairs = connects_pairs;
+        let (pairs, scratch) = (connects_pairs, (scratch, order));
         let patience = Patience::of(connect_limit);
         let waits = patience.give_up_on_drop();
         let made =
@@ -241,7 +243,7 @@ struct Making {
     id: UniqueId,
     world: usize,
     locals: Vec<LocalRank>,
-    scratch: Vec<DeviceBuffer<f32>>,
+    scratch: (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
     /// Of GPUs.
     contexts: Vec<u64>,
     channel: Option<Arc<dyn Wire>>,

@@ -123,6 +123,7 @@ impl Communicator {
             // Of a device that is lost too.
             drop(local.stream.done().await);
         }
+        self.shared().launches_end().await?;
         self.meet_again(split, false).await
     }
 

@@ -16,7 +16,7 @@
 
 use std::sync::{Arc, Weak};
 
-use gpu_await::{Uses, WorkOutcome};
+use gpu_await::{RawQueue, Uses, WorkOutcome};
 
 use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
@@ -79,6 +79,26 @@ impl Transport for HostTransport {
         Ok(())
     }
 
+    fn capture(
+        &self,
+        (at, local): (usize, &LocalRank),
+        queue: &RawQueue<'_>,
+        call: Call,
+        shared: &Weak<Shared>,
+    ) -> Result<(), Error> {
+        let work = Work {
+            wire: self.wire.clone(),
+            inbox: self.inboxes[at].clone(),
+            rank: local.rank,
+            world: self.world,
+            calls: vec![call],
+            // Those of its launches are the communicator's, which it loses if it fails.
+            outcomes: Vec::new(),
+            shared: shared.clone(),
+        };
+        Ok(queue.host_each(move || work.run())?)
+    }
+
     fn can_shrink(&self) -> bool {
         false
     }
@@ -108,7 +128,7 @@ impl Transport for HostTransport {
 }
 
 impl Work {
-    fn run(self) {
+    fn run(&self) {
         let calls = || self.calls.iter();
         let done = calls()
             .try_for_each(|call| self.post(call))
