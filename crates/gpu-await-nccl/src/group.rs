@@ -24,8 +24,18 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Processes that have joined at one address, each with one rank or several, on one host or many.
 ///
 /// The group keeps a connection between every two processes. It carries NCCL's unique ids and, for host devices, the elements. It also
-/// detects peers that die, which NCCL does not always do: at once if a process ends, within 15 seconds if a host becomes
-/// unreachable. Communicators with that rank are then lost with [`PeerGone`](crate::LostCause::PeerGone).
+/// detects peers that die, which NCCL does not always do. Communicators with that rank are then lost with
+/// [`PeerGone`](crate::LostCause::PeerGone), on every rank:
+///
+/// | a peer | is found |
+/// |---|---|
+/// | whose process ends | at once |
+/// | whose host is down or cut off | when 15 s have passed without an acknowledgement, on Linux |
+/// | that is alive and stopped (`SIGSTOP`, a debugger, a full host), or behind a proxy that stalls | never: its system answers for it. Set a [limit](Communicator::set_limit) |
+///
+/// [`recover`](Self::recover) continues with the ranks that are left.
+///
+/// The processes trust one another, and whoever reaches the address: use a private network.
 ///
 /// # Examples
 /// Two ranks, as tasks of one process:

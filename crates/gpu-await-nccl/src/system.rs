@@ -14,7 +14,8 @@ use crate::stats::stats;
 /// How long process exit waits for threads that free communicators.
 const AT_EXIT: Duration = Duration::from_secs(2);
 
-/// Makes the system close the connection within 15 seconds if the peer's host becomes unreachable; by default that takes hours.
+/// Makes the system close the connection when the peer's host has acknowledged nothing for 15 seconds; by default that takes hours. A
+/// process that is stopped is not found: its system acknowledges.
 #[cfg(unix)]
 pub(crate) fn find_lost_hosts(stream: &TcpStream) {
     use std::os::fd::AsRawFd;

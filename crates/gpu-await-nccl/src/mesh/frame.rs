@@ -214,6 +214,9 @@ fn small(kind: Kind, rest: &[u8]) -> Option<Frame> {
         Kind::Hello => {
             let ([is_gpu, shrink], id) = rest.split_first_chunk()?;
             let id = UniqueId::from_bytes(id.try_into().ok()?);
+            if *is_gpu > 1 || *shrink > 1 {
+                return None;
+            }
             Some(Frame::Hello(Introduction { is_gpu: *is_gpu == 1, shrink: *shrink == 1, id }))
         }
         Kind::Ready => Some(Frame::Ready),
