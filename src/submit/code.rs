@@ -3,11 +3,17 @@
 
 use std::sync::Arc;
 
+use super::captured::Captured;
 use crate::backend::{ArgBlock, Function, LaunchShape};
 
 /// A kernel's code, loaded as long as this is there.
 pub(crate) trait KernelCode: Send + Sync {
     fn name(&self) -> &Arc<str>;
+
+    /// If it is work that was captured.
+    fn captured(&self) -> Option<&Captured> {
+        None
+    }
 }
 
 /// A kernel whose code can be shared, without its type.

@@ -23,10 +23,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::captured::Captured;
 use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, Edges};
 use super::footprint::{Access, Footprint};
 use super::name::Name;
+use super::outcome::LateOutcomes;
 use super::raw::{Raw, Refusal};
 use super::traced::{Traced, TracedAs};
 use super::{SubmitError, explain};
@@ -132,6 +134,21 @@ impl List {
         let needs =
             |node: &Node| matches!(node.function, Function::Captured(_) | Function::Record(_));
         self.nodes.iter().any(needs)
+    }
+
+    /// Whether a library is told of each launch of its work in the list.
+    pub(crate) fn is_told(&self) -> bool {
+        self.code.iter().filter_map(|code| code.captured()).any(Captured::is_told)
+    }
+
+    /// Tells the libraries of the launch that is being submitted.
+    pub(crate) fn tell(
+        &self,
+        raw: &Raw<'_>,
+        outcomes: &LateOutcomes,
+    ) -> std::result::Result<(), Refusal> {
+        let mut captured = self.code.iter().filter_map(|code| code.captured());
+        captured.try_for_each(|captured| captured.tell(raw, outcomes))
     }
 
     /// Launches its nodes one by one.
