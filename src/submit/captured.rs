@@ -159,18 +159,18 @@ impl Captured {
         let (shape, args) = (LaunchShape::NONE, &self.args);
         KernelLaunch { code: self, function: &self.function, shape, args }
     }
+}
 
-    /// Whether the library is told of each launch.
-    pub(crate) fn is_told(&self) -> bool {
+impl KernelCode for Captured {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn is_told(&self) -> bool {
         self.is_told
     }
 
-    /// Tells the library of the launch that is being submitted, and enters its outcomes; refused if the library refuses.
-    pub(crate) fn tell(
-        &self,
-        raw: &Raw<'_>,
-        outcomes: &LateOutcomes,
-    ) -> std::result::Result<(), Refusal> {
+    fn tell(&self, raw: &Raw<'_>, outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
         let _role = role::enter(Role::Enqueuing);
         for told in self.told.lock().iter_mut() {
             let outcome = Arc::new(RunOutcome::of(self.name.clone(), raw.stream));
@@ -183,16 +183,6 @@ impl Captured {
             .map_err(Refusal::Foreign)?;
         }
         Ok(())
-    }
-}
-
-impl KernelCode for Captured {
-    fn name(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    fn captured(&self) -> Option<&Captured> {
-        Some(self)
     }
 }
 

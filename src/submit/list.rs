@@ -23,7 +23,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::captured::Captured;
 use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, Edges};
 use super::footprint::{Access, Footprint};
@@ -138,7 +137,7 @@ impl List {
 
     /// Whether a library is told of each launch of its work in the list.
     pub(crate) fn is_told(&self) -> bool {
-        self.code.iter().filter_map(|code| code.captured()).any(Captured::is_told)
+        self.code.iter().any(|code| code.is_told())
     }
 
     /// Tells the libraries of the launch that is being submitted.
@@ -147,8 +146,7 @@ impl List {
         raw: &Raw<'_>,
         outcomes: &LateOutcomes,
     ) -> std::result::Result<(), Refusal> {
-        let mut captured = self.code.iter().filter_map(|code| code.captured());
-        captured.try_for_each(|captured| captured.tell(raw, outcomes))
+        self.code.iter().try_for_each(|code| code.tell(raw, outcomes))
     }
 
     /// Launches its nodes one by one.

@@ -5,7 +5,9 @@ mod support;
 use std::time::{Duration, Instant};
 
 use gpu_await::{Device, DeviceBuffer, ErrorDetail, Graph, InOut, Stream, kernels};
-use gpu_await_nccl::{Communicator, Error, LostCause, Reduction, stats};
+use gpu_await_nccl::{
+    Communicator, CommunicatorBuilder, Error, LostCause, Reduction, UniqueId, stats,
+};
 
 use support::{LIMIT, all, devices, within};
 
@@ -105,8 +107,13 @@ async fn each_launch_makes_the_calls() {
 #[tokio::test]
 async fn every_verb_in_a_graph() {
     let _turn = support::turn().await;
-    let Ranks { comm, devices, streams, .. } = Ranks::new(2).await;
+    let Ranks { devices, streams, .. } = Ranks::new(2).await;
     let world = devices.len();
+    let id = UniqueId::new(devices[0].kind()).expect("an id");
+    let builder = Communicator::builder(id, world).connect_pairs().limit(LIMIT);
+    let rank = |builder: CommunicatorBuilder, (rank, device)| builder.rank(rank, device);
+    let builder = devices.iter().enumerate().fold(builder, rank);
+    let comm = within(builder.connect()).await.expect("connected");
     type Slots = (InOut<f32>, InOut<f32>, InOut<f32>, InOut<f32>);
     let graph = |(rank, device): (usize, &Device)| {
         device.graph::<Slots, _, _>(
@@ -256,6 +263,33 @@ async fn a_limit_fails_a_launch() {
     let op = ranks.steps[1].launch(&ranks.streams[1], (&mut x[1],));
     let error = within(op).await.unwrap_err();
     assert!(matches!(cause(&error), LostCause::TimedOut { .. }), "{error}");
+}
+
+/// One thread has calls captured, again and again, and another one makes calls: neither waits for the other for ever.
+#[tokio::test]
+async fn captured_beside_calls() {
+    const ROUNDS: usize = 300;
+    let _turn = support::turn().await;
+    let ranks = Ranks::new(1).await;
+    let (comm, stream) = (ranks.comm.clone(), ranks.streams[0].clone());
+    let mut x = [ranks.full(LEN, |_| 1.0).remove(0), ranks.full(LEN, |_| 1.0).remove(0)];
+    let mut y = ranks.full(LEN, |_| 1.0).remove(0);
+    let captures = tokio::task::spawn_blocking(move || {
+        for round in 0..ROUNDS {
+            // Another buffer than the last time.
+            ranks.steps[0].launch(&stream, (&mut x[round % 2],)).synchronize()?;
+        }
+        Ok::<_, gpu_await::Error>(())
+    });
+    let calls = tokio::task::spawn_blocking(move || {
+        for _ in 0..ROUNDS {
+            comm.all_reduce_in_place(&mut y, Reduction::Max).synchronize()?;
+        }
+        Ok::<_, gpu_await::Error>(())
+    });
+    let (captures, calls) = within(futures::future::join(captures, calls)).await;
+    captures.expect("a thread").expect("captured");
+    calls.expect("a thread").expect("called");
 }
 
 /// The graph keeps the communicator; a communicator that shrinks waits for its launches.

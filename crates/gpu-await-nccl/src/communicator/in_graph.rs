@@ -77,7 +77,10 @@ impl Communicator {
     }
 
     /// [`in_graph`](Self::in_graph) of a process with several ranks. Each rank's calls are in a graph of its device; the graphs are
-    /// launched in the same order on every device, and the launches of all ranks before any of them is waited for.
+    /// launched in the same order on every device, and the launches of all ranks before any of them is waited for. What a call needs is
+    /// connected before: a rank whose call is captured does not wait for one whose call is captured next. For
+    /// [`all_to_all`](GraphCalls::all_to_all), build the communicator with
+    /// [`connect_pairs`](crate::CommunicatorBuilder::connect_pairs).
     ///
     /// # Errors
     /// [`Error::NotLocal`].

@@ -224,9 +224,13 @@ impl Shared {
 
     /// Puts the calls on the streams of their ranks, as one operation.
     pub(crate) fn run(&self, op: &'static str, parts: Vec<Part<'_>>) -> Op<()> {
+        let mut ranks: Vec<usize> = parts.iter().map(|part| part.at).collect();
+        ranks.dedup();
         let order = ORDER.lock();
         let done = self.run_out_of_order(op, parts);
         drop(order);
+        // Not under that lock, which a call that is captured takes inside of theirs. Refused where the operation has failed.
+        ranks.into_iter().for_each(|at| drop(self.stay_in_order(at)));
         done
     }
 
@@ -256,8 +260,6 @@ impl Shared {
         for (at, loan) in loans {
             ops.push(loan.complete());
             tickets.push((at, self.ranks[at].stream.submitted()));
-            // Refused where the operation has failed.
-            self.stay_in_order(at).ok();
         }
         self.enter(Pending { since: Instant::now(), tickets, outcomes, launch: None });
         match ops.pop() {
