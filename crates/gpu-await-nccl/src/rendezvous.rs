@@ -216,6 +216,8 @@ impl Meeting {
                 (Ok(Answer::Status(missing)), _) => status = Some(missing),
                 (Ok(Answer::No(error)), _) => return Err(error),
                 (Err(error), Some(missing)) if error.kind() == ErrorKind::TimedOut => {
+                    // It may come again at once, and is no duplicate of itself then.
+                    line.leave();
                     return Err(self.missing(missing));
                 }
                 (Err(error), _) => return Err(self.closed(&error)),
@@ -341,6 +343,18 @@ impl Entry {
 fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
     bytes.extend((ranks.len() as u32).to_le_bytes());
     ranks.iter().for_each(|rank| bytes.extend((*rank as u32).to_le_bytes()));
+}
+
+/// How long before its limit a process is told who is missing: early enough to reach it.
+fn margin(limit: Duration) -> Duration {
+    (limit / 8).clamp(NAP, Duration::from_millis(500))
+}
+
+/// An answer with ranks.
+fn ranks_of(code: u8, ranks: &[usize]) -> Vec<u8> {
+    let mut bytes = vec![code];
+    put_ranks(&mut bytes, ranks);
+    bytes
 }
 
 /// Ranks of a world: how many, and each.

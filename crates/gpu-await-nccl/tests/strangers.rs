@@ -294,6 +294,26 @@ async fn connects_that_do_not_meet() {
     }
 }
 
+/// Two that try again and again, each for a short time, find each other.
+#[tokio::test]
+async fn staggered_retries() {
+    let (groups, device) = (groups(2).await, Device::host());
+    let tries = async |group: &Group, after: Duration| {
+        tokio::time::sleep(after).await;
+        for _ in 0..20 {
+            match group.builder(&device).connect_limit(SOON).connect().await {
+                Ok(comm) => return within(comm.barrier()).await.expect("connected"),
+                Err(Error::MissingRanks { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("never");
+    };
+    let both =
+        futures::future::join(tries(&groups[0], Duration::ZERO), tries(&groups[1], SOON * 5 / 3));
+    within(both).await;
+}
+
 #[tokio::test]
 async fn worlds_are_bounded() {
     let device = Device::host();

@@ -299,6 +299,24 @@ mod tests {
         assert_eq!(registry.state.lock().early[&0].len(), MOST_EARLY);
     }
 
+    /// A rank that is told to be gone is, whatever its own connection says.
+    #[test]
+    fn told_to_be_gone() {
+        let registry = Registry::default();
+        registry.state.lock().links = vec![vec![1], vec![2, 3]];
+        let members: Arc<[usize]> = (0..4).collect();
+        let (number, inboxes) = registry.open_next(0, &members, &[0]);
+        let bytes = LostCause::PeerGone { rank: 3 }.to_bytes();
+        let label = Label { from: 1, ..Label::of(number, Kind::Lost) };
+        assert!(registry.deliver(0, label, Frame::Lost(bytes.clone())));
+        assert!(matches!(inboxes[&0].failed(), Some(LostCause::PeerGone { rank: 3 })));
+        let ended = |rank| registry.state.lock().ended.contains_key(&rank);
+        assert_eq!([1, 2, 3].map(ended), [false, true, true], "of one process");
+        // A rank speaks for itself.
+        let label = Label { from: 2, ..Label::of(number, Kind::Lost) };
+        assert!(!registry.deliver(0, label, Frame::Lost(bytes)));
+    }
+
     /// Who gave up one goes on to the next, and so do the others, also those who have not come yet.
     #[test]
     fn a_channel_that_was_given_up() {

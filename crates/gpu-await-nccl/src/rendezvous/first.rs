@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::hall::Hall;
 use super::{
     CONNECTED, DUPLICATE, ENDED, Entry, GO, Hello, MISSING, Meeting, NAP, OTHER_WORLD, Peer,
-    STATUS, TABLE, WELCOME, put_ranks,
+    STATUS, TABLE, WELCOME, margin, ranks_of,
 };
 use crate::error::{Error, Result};
 
@@ -64,10 +64,10 @@ impl Meeting {
 impl First<'_> {
     fn run(mut self, mut hall: Hall) -> Result<Vec<Peer>> {
         loop {
-            for (hello, stream, from) in hall.poll() {
-                self.welcome(hello, stream, from);
-            }
+            let come = hall.poll();
+            // In front of those who come again.
             self.visitors.retain_mut(|visitor| !matches!(visitor.turn(), Heard::Ended));
+            come.into_iter().for_each(|(hello, stream, from)| self.welcome(hello, stream, from));
             let missing = self.missing();
             if missing.is_empty() {
                 break;
@@ -106,14 +106,14 @@ impl First<'_> {
         let Meeting { ref patience, world, .. } = *self.meeting;
         let limit = patience.limit;
         if patience.is_over() {
-            self.say_last(&ranks(MISSING, &missing));
+            self.say_last(&ranks_of(MISSING, &missing));
             let refused = std::mem::take(&mut self.refused);
             return Err(Error::MissingRanks { missing, world, limit, refused });
         }
         let now = Instant::now();
         for visitor in &mut self.visitors {
             if visitor.tell_at.take_if(|at| *at <= now).is_some() {
-                visitor.out.extend(ranks(STATUS, &missing));
+                visitor.out.extend(ranks_of(STATUS, &missing));
             }
         }
         std::thread::sleep(NAP);
@@ -148,8 +148,7 @@ impl First<'_> {
                 ranks: ranks.clone(),
             };
             // Early enough to reach it.
-            let margin = (limit / 8).clamp(NAP, Duration::from_millis(500));
-            let tell_at = Instant::now().checked_add(limit.saturating_sub(margin));
+            let tell_at = Instant::now().checked_add(limit.saturating_sub(margin(limit)));
             let (out, is_connected) = (vec![WELCOME], false);
             self.visitors.push(Visitor { ranks, stream, entry, tell_at, out, is_connected });
             return;
@@ -164,7 +163,7 @@ impl First<'_> {
     /// One of them has ended while they connect.
     fn ended(&mut self, at: usize) -> Error {
         let Visitor { ranks: gone, .. } = self.visitors.remove(at);
-        self.say_last(&ranks(ENDED, &gone));
+        self.say_last(&ranks_of(ENDED, &gone));
         self.meeting.ended(&gone)
     }
 
@@ -216,10 +215,4 @@ impl Visitor {
         }
         true
     }
-}
-
-fn ranks(code: u8, ranks: &[usize]) -> Vec<u8> {
-    let mut bytes = vec![code];
-    put_ranks(&mut bytes, ranks);
-    bytes
 }

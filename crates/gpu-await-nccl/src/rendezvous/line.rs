@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
 
 use crate::exchange::{LOOK, Patience};
+
+/// How long the other side may take to hear that this one goes.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// A blocking stream, and how long it may take.
 pub(super) struct Line<'a> {
@@ -17,6 +20,19 @@ impl<'a> Line<'a> {
     pub(super) fn new(stream: &'a TcpStream, patience: &'a Patience) -> std::io::Result<Self> {
         stream.set_nonblocking(false)?;
         Ok(Line { stream, patience })
+    }
+
+    /// Says that it goes, and waits a moment for the other side to hear it.
+    pub(super) fn leave(&self) {
+        let mut stream = self.stream;
+        stream.shutdown(Shutdown::Write).ok();
+        let end = Instant::now() + LAST_WORDS;
+        while Instant::now() < end {
+            stream.set_read_timeout(Some(LOOK)).ok();
+            if let Ok(0) = stream.read(&mut [0; 64]) {
+                return;
+            }
+        }
     }
 
     /// Tries until the deadline; each try is as long as the stream waits.

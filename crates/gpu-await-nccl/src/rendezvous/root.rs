@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 
 use super::line::Line;
 use super::{
-    DUPLICATE, Entry, HELLO, Hello, MISSING, MOST_RANKS, Meeting, NAP, OTHER_WORLD, TABLE, TRY,
-    Tag, USED, put_ranks, read_bytes, read_hello,
+    DUPLICATE, Entry, HELLO, Hello, MISSING, MOST_RANKS, Meeting, NAP, OTHER_WORLD, STATUS, TABLE,
+    TRY, Tag, USED, margin, put_ranks, ranks_of, read_bytes, read_hello,
 };
 use crate::error::{Error, Result};
 use crate::exchange::{self, Gathered, Hub, Patience, Wire};
@@ -31,7 +31,7 @@ use crate::unique_id::UniqueId;
 use crate::{stats, system};
 
 /// How often a process that waits is asked whether it still does.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What an id tells of where its ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,13 +200,11 @@ fn welcome(stream: &TcpStream) -> std::io::Result<()> {
         return Ok(());
     }
     Strangers::is_none(stream);
-    // Early enough for the answer to reach it.
-    let margin = (limit / 8).clamp(NAP, Duration::from_millis(500));
-    let (end, from) = (Instant::now() + limit.saturating_sub(margin), stream.peer_addr()?.ip());
+    let from = stream.peer_addr()?.ip();
     let entry = Entry { address: SocketAddr::new(from, port).to_string(), process, ranks };
     let answer = match enter(number, world, entry.clone()) {
         Err(refused) => refused,
-        Ok(done) => match wait(stream, &done, end) {
+        Ok(done) => match wait(stream, number, &done, limit) {
             Some(table) => table,
             None => leave(number, &entry, &done),
         },
@@ -278,21 +276,35 @@ fn enter(number: u64, world: usize, entry: Entry) -> Result<Receiver<Arc<[u8]>>,
     Ok(receive)
 }
 
-/// Waits until all are there. None: the process has hung up, or its limit is over.
-fn wait(stream: &TcpStream, done: &Receiver<Arc<[u8]>>, end: Instant) -> Option<Arc<[u8]>> {
-    stream.set_nonblocking(true).ok();
-    let table = loop {
-        if let Ok(table) = done.recv_timeout(LOOK) {
-            break Some(table);
-        }
-        let is_there =
-            stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
-        if !is_there || Instant::now() >= end {
-            break None;
-        }
+/// Waits until all are there. None: the process has hung up, which it does at its limit; a little before it is told who is missing.
+fn wait(
+    stream: &TcpStream,
+    number: u64,
+    done: &Receiver<Arc<[u8]>>,
+    limit: Duration,
+) -> Option<Arc<[u8]>> {
+    let began = Instant::now();
+    let mut tell_after = Some(limit.saturating_sub(margin(limit)));
+    let peek = || {
+        stream.set_nonblocking(true)?;
+        let peeked = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        peeked
     };
-    stream.set_nonblocking(false).ok();
-    table
+    loop {
+        if let Ok(table) = done.recv_timeout(LOOK) {
+            return Some(table);
+        }
+        let is_there = peek().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        if !is_there || began.elapsed() >= limit + HELLO {
+            return None;
+        }
+        if tell_after.take_if(|after| began.elapsed() >= *after).is_some() {
+            let missing = SESSIONS.lock().as_ref()?.get(&number)?.missing();
+            let status = ranks_of(STATUS, &missing);
+            Line::new(stream, &Patience::of(HELLO)).ok()?.write_all(&status).ok()?;
+        }
+    }
 }
 
 /// Takes a process back, unless all have come meanwhile; returns its answer.
