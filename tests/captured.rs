@@ -5,14 +5,14 @@
 mod eventually;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use eventually::eventually;
 use gpu_await::testing::{self, DriverCall, Gate};
 use gpu_await::{
     Device, DeviceKind, ErrorDetail, ErrorKind, Graph, In, InOut, PinnedBuffer, Queue, RawQueue,
-    RawSlice, Result, Uses, ViewMut, kernels,
+    RawSlice, Result, Uses, View, ViewMut, WorkOutcome, kernels,
 };
 use proptest::prelude::*;
 
@@ -215,6 +215,118 @@ async fn refusals() -> Result<()> {
             assert_eq!(stream.download(&y).await?, [2.0 * a; LEN], "{call:?}");
         }
     }
+    Ok(())
+}
+
+// ---- launches that fail -------------------------------------------------------------------------
+
+/// A library that is told of its launches: what it was told, and whether it refuses.
+#[derive(Clone, Default)]
+struct Library(Arc<Mutex<(Vec<WorkOutcome>, bool)>>);
+
+impl Library {
+    fn told(&self) -> Vec<WorkOutcome> {
+        self.0.lock().unwrap().0.clone()
+    }
+
+    fn refuse(&self, refuses: bool) {
+        self.0.lock().unwrap().1 = refuses;
+    }
+
+    /// Its copy of `x` to `y`.
+    fn copy(&self, q: &Queue<'_>, x: &View<'_, f32>, y: &mut ViewMut<'_, f32>) -> Result<()> {
+        let uses = Uses::new("their copy").reads(x).writes(y).can_be_captured();
+        let library = self.clone();
+        let copy = move |queue: &RawQueue<'_>, (from, to): (RawSlice<f32>, RawSlice<f32>)| {
+            queue.each_launch(move |outcome| {
+                let (told, refuses) = &mut *library.0.lock().unwrap();
+                told.push(outcome);
+                if *refuses { Err("their library is down") } else { Ok(()) }
+            })?;
+            their_copy(queue, from, to)
+        };
+        // SAFETY: the copy reads and writes what is declared, on the stream, and may be repeated.
+        unsafe { q.enqueue(uses, copy) }
+    }
+
+    fn graph(&self, device: &Device) -> Graph<(In<f32>, InOut<f32>)> {
+        device.graph(self.clone(), |q, library, (x, mut y)| library.copy(q, &x, &mut y))
+    }
+}
+
+/// A launch that fails late fails alone.
+#[tokio::test]
+async fn each_launch_has_an_outcome() -> Result<()> {
+    let device = testing::device();
+    let (stream, other) = (device.stream()?, device.stream()?);
+    let library = Library::default();
+    let graph = library.graph(&device);
+    let (x, mut y) = (stream.full(LEN, 2.0f32).queued()?, stream.zeros::<f32>(LEN).queued()?);
+    graph.launch(&stream, (&x, &mut y)).await?;
+    assert!(library.told()[0].is_complete());
+    let gate = Gate::close(&stream)?;
+    let failed = graph.launch(&stream, (&x, &mut y)).submitted()?;
+    let read = other.download(&y).submitted()?;
+    let outcome = library.told().pop().expect("told");
+    assert!(!outcome.is_complete());
+    outcome.fail("nobody sent it");
+    gate.open();
+    let error = failed.await.unwrap_err();
+    assert_eq!(error.to_string(), "their copy: nobody sent it");
+    assert!(outcome.is_complete());
+    for error in [read.await.unwrap_err(), stream.download(&y).await.unwrap_err()] {
+        assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    }
+    stream.fill(&mut y, 0.0).queued()?;
+    graph.launch(&stream, (&x, &mut y)).await?;
+    // Too late.
+    library.told().iter().for_each(|outcome| outcome.fail("late"));
+    assert_eq!(stream.download(&y).await?, [2.0; LEN]);
+    assert_eq!((library.told().len(), graph.report().compiled), (3, 1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_library_refuses_a_launch() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let library = Library::default();
+    let graph = library.graph(&device);
+    let (x, mut y) = (stream.full(LEN, 2.0f32).queued()?, stream.zeros::<f32>(LEN).queued()?);
+    // Before it is compiled, and after.
+    for round in 1..=2 {
+        library.refuse(true);
+        let error = graph.launch(&stream, (&x, &mut y)).await.unwrap_err();
+        assert_eq!(error.to_string(), "their copy: their library is down");
+        assert!(library.told().last().expect("told").is_complete(), "it never runs");
+        let error = stream.download(&y).await.unwrap_err();
+        assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+        library.refuse(false);
+        stream.fill(&mut y, 0.0).queued()?;
+        graph.launch(&stream, (&x, &mut y)).await?;
+        assert_eq!(stream.download(&y).await?, [2.0; LEN]);
+        assert_eq!(graph.report().failed, round);
+    }
+    Ok(())
+}
+
+/// Outside of a graph the operation is the one launch.
+#[tokio::test]
+async fn a_launch_that_is_no_graphs() -> Result<()> {
+    let device = testing::device();
+    let stream = device.stream()?;
+    let library = Library::default();
+    let (x, mut y) = (stream.full(LEN, 2.0f32).queued()?, stream.zeros::<f32>(LEN).queued()?);
+    stream.batch(|q| library.copy(q, &x.view(), &mut y.view_mut())).await?;
+    assert_eq!(library.told().len(), 1);
+    let gate = Gate::close(&stream)?;
+    let failed = stream.batch(|q| library.copy(q, &x.view(), &mut y.view_mut())).submitted()?;
+    library.told()[1].fail("nobody sent it");
+    gate.open();
+    assert_eq!(failed.await.unwrap_err().to_string(), "their copy: nobody sent it");
+    library.refuse(true);
+    let refused = stream.batch(|q| library.copy(q, &x.view(), &mut y.view_mut()));
+    assert_eq!(refused.await.unwrap_err().to_string(), "their copy: their library is down");
     Ok(())
 }
 

@@ -563,6 +563,7 @@ const CALL_NO_DRIVER: &[&str] = &[
     "RawQueue::outcome",
     "RawQueue::try_host",
     "RawQueue::cudarc_stream",
+    "RawQueue::each_launch",
     "RawSlice::cudarc",
     "MemoryLoan::slices",
     "DlpackTensor::address",

@@ -117,9 +117,13 @@ impl<'k> Selection<'k> {
         }
         let mut lengths = self.outputs.iter().flatten().map(|(_, len)| *len);
         match lengths.find(|found| *found < expected) {
-            Some(found) => {
-                Err(ErrorDetail::WrongLength { op, what: "an output", expected, found }.into())
+            Some(found) => Err(ErrorDetail::WrongLength {
+                op,
+                what: "an output (which must take all elements)",
+                expected,
+                found,
             }
+            .into()),
             None => {
                 let outputs = self.outputs.iter().flatten().map(|(out, _)| out.memory);
                 queue.check_memory(self.inputs.memory().chain(outputs).chain(self.length.memory()))

@@ -141,7 +141,7 @@ impl Top<'_> {
             Err(ErrorDetail::WrongLength { op, what, expected, found }.into())
         };
         if *k > length.most {
-            return wrong("the input", *k, length.most);
+            return wrong("the input (at least as long as the output)", *k, length.most);
         }
         match places {
             Some((_, found)) if found != k => wrong("the array of places", *k, *found),

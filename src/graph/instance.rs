@@ -55,6 +55,8 @@ pub(super) struct Instance {
     to_set: Vec<usize>,
     /// The driver refused to compile this shape.
     is_refused: bool,
+    /// A library is told of each launch.
+    is_told: bool,
 }
 
 struct Use {
@@ -128,6 +130,7 @@ impl Instance {
         } else {
             (self.compiled, self.is_refused) = (None, false);
         }
+        self.is_told = list.is_told();
         self.list = list;
         self.drawn_for = is_whole.then(|| passed.block.clone());
     }
@@ -149,7 +152,7 @@ impl Instance {
         state: &Kept,
         report: &mut Report,
     ) -> Result<()> {
-        let Instance { list, uses, kept, events, compiled, to_set, is_refused, .. } = self;
+        let Instance { list, uses, kept, events, compiled, to_set, is_refused, is_told, .. } = self;
         if list.nodes().is_empty() {
             return events.iter().try_for_each(|event| event.record_in(queue));
         }
@@ -178,7 +181,12 @@ impl Instance {
         let commands = if graph.is_some() { 1 } else { list.nodes().len() as u32 };
         // If a node was refused before any driver call, the nodes are unchanged.
         let (mut was_prepared, mut was_plain) = (false, false);
+        let outcomes = queue.outcomes();
+        let known = outcomes.len();
         let submitted = queue.submit(&mut footprint, commands, |raw| {
+            if *is_told {
+                list.tell(raw, outcomes)?;
+            }
             let prepared = prepare(raw, list, graph, (to_set, is_refused), state, report);
             was_prepared = true;
             match prepared? {
@@ -190,6 +198,9 @@ impl Instance {
             }
             Ok::<_, Refusal>(())
         });
+        if *is_told {
+            outcomes.submitted_with(known, submitted.is_ok(), &footprint);
+        }
         if was_plain {
             // The compiled graph keeps its values; of a list refused in the middle, a part may run.
             let stream = queue.stream();

@@ -3,6 +3,9 @@
 //! It is captured alone, on a stream that nothing else uses, because a capture takes everything put on its stream. On a host device the
 //! library's functions are kept instead, and each launch calls them.
 //!
+//! A library that asked for it is called before each launch, under the stream's lock, and receives the launch's outcome: a failure fails that
+//! launch, with everything that the graph writes (`each_launch_has_an_outcome`).
+//!
 //! | captured work | left by |
 //! |---|---|
 //! | in a list, and in the graphs compiled from it | the drop of the last of them |
@@ -16,15 +19,22 @@ use parking_lot::Mutex;
 
 use super::code::{KernelCode, KernelLaunch};
 use super::footprint::Footprint;
+use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};
 use super::{SubmitError, explain};
 use crate::backend::{ArgBlock, DeviceKind, Function, Grid, LaunchShape, RawGraph, StreamOptions};
 #[cfg(all(feature = "blas", feature = "cuda"))]
 use crate::backend::{DriverResult, KernelCall};
-use crate::error::ErrorDetail;
+use crate::error::{ErrorDetail, Result};
 use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, UserList};
+use crate::thread::contain;
 use crate::thread::exit::ExitGuard;
+use crate::thread::role;
+use crate::thread::role::Role;
+
+/// A library's callback before each launch of its work, which may refuse the launch.
+pub(super) type Told = Box<dyn FnMut(WorkOutcome) -> Result<()> + Send>;
 
 /// What a library reports about its work during the capture.
 #[derive(Default)]
@@ -33,12 +43,16 @@ pub(crate) struct Recorder {
     pub(super) args: RefCell<ArgBlock>,
     /// Its work on a host device.
     pub(super) twins: RefCell<Vec<Box<dyn FnMut() + Send>>>,
+    /// The callbacks before each launch.
+    pub(super) told: RefCell<Vec<Told>>,
 }
 
 pub(crate) struct Captured {
     name: Arc<str>,
     function: Function,
     args: ArgBlock,
+    is_told: bool,
+    told: Arc<Mutex<Vec<Told>>>,
     _graph: CapturedGraph,
 }
 
@@ -63,7 +77,7 @@ pub(crate) fn capture(
 ) -> Result<Arc<Captured>, SubmitError> {
     let engine = stream.engine();
     footprint.validate(engine).map_err(|error| footprint.poison(error))?;
-    let Some(kept) = footprint.take_kept() else {
+    let Some(mut kept) = footprint.take_kept() else {
         // Lent memory is the caller's again when the first launch is complete.
         let op = footprint.name().to_arc();
         return Err(footprint.poison(ErrorDetail::NotInGraph { op }.into()).into());
@@ -81,12 +95,16 @@ pub(crate) fn capture(
                     Function::Host(Arc::new(each), name.clone())
                 }
             };
+            let told = recorder.told.take();
+            let (is_told, told) = (!told.is_empty(), Arc::new(Mutex::new(told)));
+            // Dropped where the library's other values are.
+            kept.push(Box::new(told.clone()));
             let _graph = CapturedGraph::new(engine.clone(), raw, kept);
-            Ok(Arc::new(Captured { name, function, args, _graph }))
+            Ok(Arc::new(Captured { name, function, args, is_told, told, _graph }))
         }
         Err(refusal) => {
             // The device's context is current there.
-            engine.drop_later(Box::new((kept, recorder.twins.take())));
+            engine.drop_later(Box::new((kept, recorder.twins.take(), recorder.told.take())));
             let error = explain(stream, footprint.name(), refusal);
             Err(footprint.poison(error).into())
         }
@@ -147,6 +165,25 @@ impl Captured {
 impl KernelCode for Captured {
     fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    fn is_told(&self) -> bool {
+        self.is_told
+    }
+
+    fn tell(&self, raw: &Raw<'_>, outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
+        let _role = role::enter(Role::Enqueuing);
+        for told in self.told.lock().iter_mut() {
+            let outcome = Arc::new(RunOutcome::of(self.name.clone(), raw.stream));
+            outcomes.push(Dependency::own(outcome.clone()));
+            let told = contain::catch(|| told(WorkOutcome::new(&outcome)));
+            told.unwrap_or_else(|message| {
+                let op = self.name.clone();
+                Err(ErrorDetail::EnqueuePanicked { op, message }.into())
+            })
+            .map_err(Refusal::Foreign)?;
+        }
+        Ok(())
     }
 }
 

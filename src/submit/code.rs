@@ -3,11 +3,23 @@
 
 use std::sync::Arc;
 
+use super::outcome::LateOutcomes;
+use super::raw::{Raw, Refusal};
 use crate::backend::{ArgBlock, Function, LaunchShape};
 
 /// A kernel's code, loaded as long as this exists.
 pub(crate) trait KernelCode: Send + Sync {
     fn name(&self) -> &Arc<str>;
+
+    /// Whether its library is told of each launch: if it is work that was captured.
+    fn is_told(&self) -> bool {
+        false
+    }
+
+    /// Tells the library of the launch that is being submitted, and enters its outcomes; refused if the library refuses.
+    fn tell(&self, _raw: &Raw<'_>, _outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
+        Ok(())
+    }
 }
 
 /// A kernel whose code can be shared, without its type.

@@ -27,6 +27,7 @@ use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, Edges};
 use super::footprint::{Access, Footprint};
 use super::name::Name;
+use super::outcome::LateOutcomes;
 use super::raw::{Raw, Refusal};
 use super::traced::{Traced, TracedAs};
 use super::{SubmitError, explain};
@@ -132,6 +133,20 @@ impl List {
         let needs =
             |node: &Node| matches!(node.function, Function::Captured(_) | Function::Record(_));
         self.nodes.iter().any(needs)
+    }
+
+    /// Whether a library is told of each launch of its work in the list.
+    pub(crate) fn is_told(&self) -> bool {
+        self.code.iter().any(|code| code.is_told())
+    }
+
+    /// Tells the libraries of the launch that is being submitted.
+    pub(crate) fn tell(
+        &self,
+        raw: &Raw<'_>,
+        outcomes: &LateOutcomes,
+    ) -> std::result::Result<(), Refusal> {
+        self.code.iter().try_for_each(|code| code.tell(raw, outcomes))
     }
 
     /// Launches its nodes one by one.

@@ -110,6 +110,17 @@ impl WorkOutcome {
     pub fn fail(&self, cause: impl Into<Box<dyn StdError + Send + Sync>>) {
         self.0.fail(cause.into());
     }
+
+    /// Returns whether the work is known to be complete, or never runs: it was refused, or its device is lost. Before the work is
+    /// submitted it is neither.
+    ///
+    /// Asks the device, or has a thread of this crate ask it where no driver call may be made. Does not block.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        let Some(Point { stream, ticket }) = self.0.at.get() else { return false };
+        stream.ask(*ticket);
+        stream.is_settled(*ticket) || self.0.state.lock().is_refused
+    }
 }
 
 impl fmt::Debug for WorkOutcome {
@@ -123,6 +134,8 @@ impl fmt::Debug for WorkOutcome {
 struct RunState {
     /// The first failure.
     error: Option<Error>,
+    /// Nothing was submitted: the ticket is another operation's.
+    is_refused: bool,
     /// The operation's declared outputs, known when it was submitted, and those of its readers.
     written: Vec<WrittenRange>,
     /// The devices of that memory, by their numbers: readers look there.
@@ -268,7 +281,7 @@ impl LateOutcomes {
         self.0.get().is_none_or(|all| all.borrow().known.is_empty())
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.get().map_or(0, |all| all.borrow().known.len())
     }
 
@@ -363,7 +376,7 @@ impl LateOutcomes {
     /// writes nothing.
     #[cold]
     #[inline(never)]
-    pub(super) fn submitted_with(
+    pub(crate) fn submitted_with(
         &self,
         known: usize,
         is_submitted: bool,
@@ -371,7 +384,8 @@ impl LateOutcomes {
     ) {
         let all = &mut self.all().borrow_mut().known;
         if !is_submitted {
-            return all.truncate(known);
+            let own = all.drain(known..).filter(|own| own.reader.is_none());
+            return own.for_each(|own| own.outcome.state.lock().is_refused = true);
         }
         for Dependency { outcome, .. } in all[known..].iter().filter(|own| own.reader.is_none()) {
             if let Some(Point { stream, ticket }) = outcome.at.get() {

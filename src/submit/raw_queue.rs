@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::captured::Recorder;
 use super::name::Name;
-use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOutcome};
+use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOutcome, foreign};
 use super::raw::Raw;
 use crate::backend::{ArgBlock, DeviceKind, DevicePtr, Function, Grid, LaunchShape};
 use crate::error::{Error, ErrorDetail, Result};
@@ -179,7 +179,8 @@ impl RawQueue<'_> {
     /// work failed: a peer that is gone, a status that a thread of the library's finds.
     ///
     /// # Errors
-    /// [`ErrorDetail::Unsupported`]: in the closure of a [`Graph`](crate::Graph), whose launches have outcomes of their own.
+    /// [`ErrorDetail::Unsupported`]: in the closure of a [`Graph`](crate::Graph), whose launches have outcomes of their own; see
+    /// [`each_launch`](Self::each_launch).
     ///
     /// # Examples
     /// ```
@@ -209,6 +210,61 @@ impl RawQueue<'_> {
         let outcome = Arc::new(RunOutcome::of(self.name.to_arc(), self.raw.stream));
         outcomes.push(Dependency::own(outcome.clone()));
         Ok(WorkOutcome::new(&outcome))
+    }
+
+    /// Has `told` called with the outcome of each launch, for work that [can be captured](crate::Uses::can_be_captured) and whose library
+    /// may learn that a launch failed. In a graph it is called in each launch of the graph, in front of the work, on the thread that
+    /// launches; it fails that launch alone, with all that the graph writes. Elsewhere the one launch is this operation, and it is called
+    /// at once.
+    ///
+    /// An error of `told` refuses the launch, or the operation: [`ErrorDetail::Foreign`]. It runs under the same rules as the closure of
+    /// [`enqueue`](crate::Stream::enqueue), and is dropped with the graph.
+    ///
+    /// # Examples
+    /// ```
+    /// # futures::executor::block_on(async {
+    /// # let device = gpu_await::Device::host();
+    /// # let stream = device.stream()?;
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// use gpu_await::{Error, InOut, Uses};
+    /// static IS_UP: AtomicBool = AtomicBool::new(true);
+    /// let graph = device.graph::<(InOut<f32>,), _, _>((), |q, (), (mut y,)| {
+    ///     let uses = Uses::new("theirs").updates(&mut y).can_be_captured();
+    ///     // SAFETY: it puts nothing on the stream.
+    ///     unsafe {
+    ///         q.enqueue(uses, |queue, _| {
+    ///             queue.each_launch(|outcome| {
+    ///                 drop(outcome); // or kept, to tell of a failure until the launch is complete
+    ///                 if IS_UP.load(Ordering::SeqCst) { Ok(()) } else { Err("the library is down") }
+    ///             })
+    ///         })
+    ///     }
+    /// });
+    /// let mut y = stream.zeros::<f32>(4).queued()?;
+    /// graph.launch(&stream, (&mut y,)).await?;
+    /// IS_UP.store(false, Ordering::SeqCst);
+    /// let error = graph.launch(&stream, (&mut y,)).await.unwrap_err();
+    /// assert_eq!(error.to_string(), "theirs: the library is down");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// Outside of a graph that of `told`.
+    pub fn each_launch<E>(
+        &self,
+        mut told: impl FnMut(WorkOutcome) -> std::result::Result<(), E> + Send + 'static,
+    ) -> Result<()>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let op = self.name.to_arc();
+        let mut told =
+            move |outcome| told(outcome).map_err(|error| foreign(op.clone(), error.into()));
+        match self.recorder {
+            Some(recorder) => recorder.told.borrow_mut().push(Box::new(told)),
+            None => told(self.outcome()?)?,
+        }
+        Ok(())
     }
 
     /// [`host`](Self::host) for work that [can be captured](crate::Uses::can_be_captured): in a graph each launch calls the

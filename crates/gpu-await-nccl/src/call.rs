@@ -43,7 +43,7 @@ pub(crate) struct Head {
     pub(crate) count: u64,
 }
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 9] = [
     "all_reduce",
     "reduce",
     "broadcast",
@@ -52,13 +52,29 @@ const NAMES: [&str; 8] = [
     "all_to_all",
     "send",
     "barrier",
+    "recv",
 ];
+/// The number of a receive in its own signature: its messages have a send's.
+const RECEIVE: u8 = 8;
 const NONE: u8 = u8::MAX;
 
 impl Call {
     /// The bytes of `count` elements.
     pub(crate) fn bytes(&self) -> usize {
         self.count * self.element.size_bytes()
+    }
+
+    /// The bytes of a message of it.
+    pub(crate) fn message_bytes(&self) -> usize {
+        if self.verb == Verb::Barrier { 0 } else { self.bytes() }
+    }
+
+    /// What the rank has called, where a receive is not what its peer calls.
+    pub(crate) fn signature(&self) -> Head {
+        match self.verb {
+            Verb::Receive(_) => Head { verb: RECEIVE, ..self.head() },
+            _ => self.head(),
+        }
     }
 
     pub(crate) fn head(&self) -> Head {

@@ -2,6 +2,7 @@
 
 pub(crate) mod builder;
 pub(crate) mod group;
+pub(crate) mod in_graph;
 mod meeting;
 mod parts;
 pub(crate) mod shared;
@@ -13,12 +14,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_await::{Device, Op, RawQueue, Stream, Uses};
+use gpu_await::{Device, DeviceKind, Op, RawQueue, Stream, Uses};
 
 use self::builder::CommunicatorBuilder;
 use self::group::GroupCalls;
 use self::shared::Shared;
 use crate::error::{CollectiveLost, Error, LostCause, Result};
+use crate::exchange::{Hub, Wire};
 use crate::unique_id::UniqueId;
 
 /// A set of ranks, one per device, that run collectives together: within a process, across processes, across hosts.
@@ -98,11 +100,13 @@ impl Communicator {
         let Some(first) = devices.first() else {
             return Err(Error::NoRanks { world: 0, local: 0 });
         };
-        let mut builder = Communicator::builder(UniqueId::new(first.kind())?, devices.len());
-        for (rank, device) in devices.iter().enumerate() {
-            builder = builder.rank(rank, device);
-        }
-        builder.connect().await
+        let world = devices.len();
+        let (id, hub): (_, Option<Arc<dyn Wire>>) = match first.kind() {
+            DeviceKind::Cuda => (UniqueId::new(DeviceKind::Cuda)?, None),
+            _ => (UniqueId::of_group(), Some(Hub::new(world))),
+        };
+        let builder = Communicator::builder(id, world);
+        builder.of((0..world).collect(), devices, hub).connect().await
     }
 
     /// Starts building a communicator of `world` ranks, some of which are in this process. All ranks use the same [id](UniqueId).
@@ -149,10 +153,13 @@ impl Communicator {
     /// Returns why the communicator was lost, if it was.
     #[must_use]
     pub fn lost(&self) -> Option<CollectiveLost> {
-        match self.shared().lost() {
-            Some(Error::Lost(lost)) => Some(lost),
-            _ => None,
+        let shared = self.shared();
+        if let Some(Error::Lost(lost)) = shared.lost() {
+            return Some(lost);
         }
+        // Nothing of it was pending: nobody has looked.
+        let cause = shared.transport().peer_lost()?;
+        Some(CollectiveLost { rank: shared.ranks[0].rank, cause })
     }
 
     /// Sets how long an operation may be pending, counted from its call. An operation that takes longer loses the communicator with

@@ -6,8 +6,11 @@
 //! | of a call, at once or later | the operation's [`gpu_await::Error`], whose source chain has the [`Error`]: [`Error::of`] finds it |
 #![forbid(unsafe_code)]
 
-use std::fmt;
+mod lost;
+
 use std::time::Duration;
+
+pub use self::lost::{CollectiveLost, LostCause};
 
 /// A result with an [`Error`] of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -119,6 +122,14 @@ pub enum Error {
         /// How many devices were given.
         devices: usize,
     },
+    /// The graph, or the batch, is on another device than the rank whose call is written to it.
+    #[error("rank {rank} is on {device}: write its calls to graphs of that device")]
+    OtherDevice {
+        /// The rank.
+        rank: usize,
+        /// Its device.
+        device: String,
+    },
     /// GPUs and host devices were mixed in one communicator.
     #[error("{first} and {second} cannot be in one communicator: use devices of one kind")]
     MixedDevices {
@@ -139,9 +150,26 @@ pub enum Error {
         /// The size that the rank gave.
         found: usize,
     },
+    /// A world is larger than the crate supports.
+    #[error("a world of {world} ranks is too large: {most} is the most")]
+    WorldTooLarge {
+        /// The size.
+        world: usize,
+        /// The largest one.
+        most: usize,
+    },
+    /// The other processes go on without this one, which one of them cannot reach.
+    #[error(
+        "rank {by} cannot reach this process, and goes on without it: join a new group, or work alone"
+    )]
+    Excluded {
+        /// A rank that says so.
+        by: usize,
+    },
     /// Some ranks did not join within the limit.
     #[error(
-        "ranks {missing:?} of {world} did not join within {limit:?}: start them, or raise the limit"
+        "ranks {missing:?} of {world} did not join within {limit:?}: start them, or raise the limit{}",
+        others(.refused)
     )]
     MissingRanks {
         /// Who is missing.
@@ -150,6 +178,9 @@ pub enum Error {
         world: usize,
         /// The time that was given.
         limit: Duration,
+        /// What was wrong with processes that asked to join meanwhile and were refused; rank 0 of a group knows. A missing rank may
+        /// be one of them.
+        refused: Vec<Error>,
     },
     /// An address cannot be used.
     #[error("the address `{address}` cannot be used: {reason}")]
@@ -165,6 +196,16 @@ pub enum Error {
     )]
     Closed {
         /// The address.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// The process that made a [`UniqueId`](crate::UniqueId) of host devices does not answer.
+    #[error(
+        "the process that made the unique id does not answer at {address}: {reason}; keep it running until every rank is connected"
+    )]
+    NoRoot {
+        /// Where it was looked for.
         address: String,
         /// What the system said.
         reason: String,
@@ -315,81 +356,12 @@ pub enum ShrinkRefusal {
     NotLinked,
 }
 
-/// The error of every pending and later operation of a lost communicator.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("the communicator of rank {rank} is lost: {cause}")]
-pub struct CollectiveLost {
-    /// The rank in this process; the first one if there are several.
-    pub rank: usize,
-    /// Why.
-    pub cause: LostCause,
-}
-
-/// Why a communicator was lost.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum LostCause {
-    /// [`Communicator::abort`](crate::Communicator::abort) was called here.
-    Aborted,
-    /// An operation was pending longer than the communicator's limit.
-    TimedOut {
-        /// The limit.
-        limit: Duration,
-    },
-    /// The process of a rank ended, or its host cannot be reached.
-    PeerGone {
-        /// The rank.
-        rank: usize,
-    },
-    /// A rank dropped its communicator.
-    PeerLeft {
-        /// The rank.
-        rank: usize,
-    },
-    /// Another rank aborted the communicator.
-    PeerAborted {
-        /// The rank.
-        rank: usize,
-    },
-    /// Two ranks called different operations, or with different sizes or types.
-    Mismatch {
-        /// The other rank.
-        peer: usize,
-        /// What this rank called.
-        ours: String,
-        /// What the other one called.
-        theirs: String,
-    },
-    /// A device of this process was lost.
-    DeviceLost {
-        /// The device's error.
-        error: gpu_await::Error,
-    },
-    /// NCCL reports an error.
-    Nccl {
-        /// The number that NCCL returned.
-        code: i32,
-        /// What NCCL says of it.
-        text: String,
-    },
-}
-
-impl fmt::Display for LostCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LostCause::Aborted => f.write_str("it was aborted"),
-            LostCause::TimedOut { limit } => {
-                write!(f, "an operation was pending longer than its limit, {limit:?}")
-            }
-            LostCause::PeerGone { rank } => write!(f, "the process of rank {rank} is gone"),
-            LostCause::PeerLeft { rank } => write!(f, "rank {rank} has left"),
-            LostCause::PeerAborted { rank } => write!(f, "rank {rank} aborted it"),
-            LostCause::Mismatch { peer, ours, theirs } => {
-                write!(f, "this rank called {ours}, rank {peer} called {theirs}")
-            }
-            LostCause::DeviceLost { error } => write!(f, "a device was lost: {error}"),
-            LostCause::Nccl { code, text } => write!(f, "NCCL reports {text} ({code})"),
-        }
+fn others(refused: &[Error]) -> String {
+    let texts: Vec<_> = refused.iter().map(Error::to_string).collect();
+    if texts.is_empty() {
+        String::new()
+    } else {
+        format!("; refused meanwhile: {}", texts.join("; "))
     }
 }
 

@@ -3,44 +3,165 @@
 //! | a peer | messages that came | after them |
 //! |---|---|---|
 //! | is there | are received in order | are waited for |
-//! | has ended | are received in order | its end is the receiver's error |
+//! | has left | are received in order | its end is the receiver's error; so it is of a collective call that it did not make |
+//! | is gone | are received in order | its end is the error of whoever still waits, for any rank, [a moment](LAST_WORK) later |
 //!
 //! # Invariants
-//! 1. Sending never waits for the receiver to receive: inboxes have no bound. So calls that are made at once cannot wait for one
-//!    another in a circle.
-//! 2. Who waits is woken by a message, by the end of the peer, and by the failure of its communicator.
+//! 1. What a rank has sent to another one, and that one has not taken, is bounded by [`ROOM`] and the calls of one group: a rank
+//!    waits for [room](Inbox::wait_for_room) after each group (`sends_are_bounded`).
+//! 2. Within a group sending never waits for the receiver: calls that are made at once cannot wait for one another in a circle.
+//! 3. Who waits is woken by a message, by the end of the peer, and by the failure of its communicator.
 #![forbid(unsafe_code)]
+
+pub(crate) mod hub;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
+pub(crate) use self::hub::Hub;
 use crate::call::Head;
-use crate::error::{Error, LostCause, Result};
+use crate::error::{LostCause, Result};
 use crate::unique_id::UniqueId;
 
-/// What a rank sends to another one for a call of both.
+/// What may be on its way from a rank to another one before the sender waits, in bytes.
+pub(crate) const ROOM: u64 = 4 << 20;
+/// How much a receiver takes before it says so.
+const TOLD: u64 = ROOM / 16;
+/// How long what was pending when a process ended may still wait for others: it may be complete there, and nearly so here.
+pub(crate) const LAST_WORK: Duration = Duration::from_millis(200);
+/// What a message takes besides its data.
+const OVERHEAD: u64 = 64;
+
+/// What a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Elements of a call of both.
+    Data,
+    /// The sender has made a collective call; the receiver compares.
+    Signature,
+    /// The sender waits for the receiver's send of that number, and sends nothing before it has come.
+    Waits(u64),
+}
+
+/// What a rank sends to another one.
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
+    pub(crate) purpose: Purpose,
     pub(crate) head: Head,
     pub(crate) data: Arc<[u8]>,
 }
 
+impl Message {
+    pub(crate) fn cost(&self) -> u64 {
+        match self.purpose {
+            Purpose::Data => self.data.len() as u64 + OVERHEAD,
+            // Few: one a call, each of which is answered, and one a message.
+            Purpose::Signature | Purpose::Waits(_) => 0,
+        }
+    }
+}
+
+/// What a process, or one of several communicators that are made in one, says while ranks come together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Its ranks.
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) is_gpu: bool,
+    /// It can have NCCL shrink the communicator.
+    pub(crate) shrink: bool,
+    /// NCCL's, of the one with rank 0.
+    pub(crate) id: UniqueId,
+}
+
+/// How long ranks wait for one another.
+#[derive(Clone, Debug)]
+pub(crate) struct Patience {
+    pub(crate) end: Instant,
+    pub(crate) limit: Duration,
+    /// Nobody waits for the result any more.
+    given_up: Arc<AtomicBool>,
+}
+
+/// How often one who waits looks whether it is still wanted.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+
+impl Patience {
+    pub(crate) fn of(limit: Duration) -> Patience {
+        let now = Instant::now();
+        // A limit that the clock cannot express is none.
+        let far = || now + Duration::from_secs(u64::from(u32::MAX));
+        let end = now.checked_add(limit).unwrap_or_else(far);
+        Patience { end, limit, given_up: Arc::default() }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        // ORDERING: Relaxed: only its value counts.
+        self.given_up.load(Ordering::Relaxed) || Instant::now() >= self.end
+    }
+
+    pub(crate) fn rest(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// When to look again.
+    pub(crate) fn next_look(&self) -> Instant {
+        self.end.min(Instant::now() + LOOK)
+    }
+
+    /// Gives up when the guard is dropped, unless it is [kept](GiveUp::keep).
+    pub(crate) fn give_up_on_drop(&self) -> GiveUp {
+        GiveUp(Some(self.given_up.clone()))
+    }
+}
+
+/// Of a future that waits: dropped with it.
+pub(crate) struct GiveUp(Option<Arc<AtomicBool>>);
+
+impl GiveUp {
+    /// It has what it waited for.
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for GiveUp {
+    fn drop(&mut self) {
+        if let Some(given_up) = &self.0 {
+            // ORDERING: Relaxed: only its value counts.
+            given_up.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the ranks have said, and how they reach one another from now on.
+pub(crate) struct Gathered {
+    pub(crate) hellos: Arc<[Hello]>,
+    pub(crate) wire: Arc<dyn Wire>,
+}
+
 /// How the ranks of a communicator reach one another.
 pub(crate) trait Wire: fmt::Debug + Send + Sync {
+    /// Waits until every rank has come and says that it goes on. One that gives up tells the others.
+    fn gather(self: Arc<Self>, hello: Hello, patience: &Patience) -> Result<Gathered>;
+
     /// The inbox of a rank of this process.
     fn inbox(&self, rank: usize) -> Arc<Inbox>;
 
     fn send(&self, from: usize, to: usize, message: Message) -> std::result::Result<(), LostCause>;
 
-    /// Tells the other ranks that this one aborted the communicator.
-    fn abort(&self, from: usize);
+    /// Tells `from` that `by` has taken so many bytes of it.
+    fn taken(&self, by: usize, from: usize, bytes: u64);
 
-    /// Tells the other ranks that this one sends nothing more.
-    fn leave(&self, from: usize);
+    /// Tells the other ranks that these lost the communicator, and why.
+    fn fail(&self, own: &[usize], cause: &LostCause);
+
+    /// Tells the other ranks that these send nothing more.
+    fn leave(&self, own: &[usize]);
 
     /// The next way between the ranks that are left when some are excluded, whatever became of this one. Those of this process that
     /// are left, at least one, take it together.
@@ -48,44 +169,79 @@ pub(crate) trait Wire: fmt::Debug + Send + Sync {
 }
 
 /// What a rank was sent.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Inbox {
     state: Mutex<InboxState>,
     changed: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct InboxState {
-    peers: Vec<Peer>,
+    /// Those that anything is known of.
+    peers: HashMap<usize, Peer>,
     failed: Option<LostCause>,
+    /// Collective calls that this rank has made.
+    calls: u64,
+    /// Some peer has ended.
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+struct Ended {
+    cause: LostCause,
+    /// Of one that has left: how many collective calls it made.
+    calls: Option<u64>,
+    since: Instant,
 }
 
 #[derive(Debug, Default)]
 struct Peer {
     messages: VecDeque<Message>,
-    ended: Option<LostCause>,
+    ended: Option<Ended>,
+    /// What was sent to it and it has not taken, in bytes.
+    on_the_way: u64,
+    /// What was taken of it and it was not told of, in bytes.
+    untold: u64,
+    /// Sends to it, and receives from it.
+    sends: u64,
+    receives: u64,
 }
 
 impl Inbox {
-    pub(crate) fn new(world: usize) -> Arc<Inbox> {
-        let peers = (0..world).map(|_| Peer::default()).collect();
-        let state = Mutex::new(InboxState { peers, failed: None });
-        Arc::new(Inbox { state, changed: Condvar::new() })
+    pub(crate) fn new() -> Arc<Inbox> {
+        Arc::default()
     }
 
     pub(crate) fn push(&self, from: usize, message: Message) {
-        if let Some(peer) = self.state.lock().peers.get_mut(from) {
-            peer.messages.push_back(message);
+        let mut state = self.state.lock();
+        let messages = &mut state.peers.entry(from).or_default().messages;
+        let waits = |message: &Message| matches!(message.purpose, Purpose::Waits(_));
+        // The latest of them says it all.
+        if waits(&message) && messages.back().is_some_and(waits) {
+            messages.pop_back();
         }
+        messages.push_back(message);
+        drop(state);
         self.changed.notify_all();
     }
 
-    /// Nothing more comes from that rank. The first reason counts.
-    pub(crate) fn end_of(&self, from: usize, cause: LostCause) {
-        if let Some(peer) = self.state.lock().peers.get_mut(from) {
-            peer.ended.get_or_insert(cause);
-        }
+    /// Nothing more comes from that rank, which has made so many collective calls, if it left. The first reason counts.
+    pub(crate) fn end_of(&self, from: usize, cause: LostCause, calls: Option<u64>) {
+        let ended = Ended { cause, calls, since: Instant::now() };
+        let mut state = self.state.lock();
+        state.has_ended = true;
+        state.peers.entry(from).or_default().ended.get_or_insert(ended);
+        drop(state);
         self.changed.notify_all();
+    }
+
+    /// This rank makes a collective call.
+    pub(crate) fn calls_one(&self) {
+        self.state.lock().calls += 1;
+    }
+
+    pub(crate) fn calls(&self) -> u64 {
+        self.state.lock().calls
     }
 
     /// Nothing is received any more. The first reason counts.
@@ -98,157 +254,112 @@ impl Inbox {
         self.state.lock().failed.clone()
     }
 
-    /// The end of a peer, if one has ended.
+    /// The end of a peer, if one has ended: rather one whose process is gone.
     pub(crate) fn ended(&self) -> Option<LostCause> {
-        self.state.lock().peers.iter().find_map(|peer| peer.ended.clone())
+        let state = self.state.lock();
+        let ended = || state.peers.values().filter_map(|peer| Some(&peer.ended.as_ref()?.cause));
+        let gone = ended().find(|cause| cause.gone().is_some());
+        gone.or_else(|| ended().next()).cloned()
     }
 
-    /// Waits for the next message of that rank.
-    pub(crate) fn receive(&self, from: usize) -> std::result::Result<Message, LostCause> {
-        self.receive_until(from, None).map_err(|cause| cause.unwrap_or(LostCause::Aborted))
+    /// So much is on its way to a rank.
+    pub(crate) fn sends(&self, to: usize, message: &Message, is_send: bool) {
+        let mut state = self.state.lock();
+        let peer = state.peers.entry(to).or_default();
+        peer.on_the_way += message.cost();
+        peer.sends += u64::from(is_send);
     }
 
-    /// [`receive`](Self::receive), for a time; without a cause it is over.
-    pub(crate) fn receive_until(
-        &self,
-        from: usize,
-        end: Option<Instant>,
-    ) -> std::result::Result<Message, Option<LostCause>> {
+    /// A rank has taken so much.
+    pub(crate) fn took(&self, peer: usize, bytes: u64) {
+        if let Some(peer) = self.state.lock().peers.get_mut(&peer) {
+            peer.on_the_way = peer.on_the_way.saturating_sub(bytes);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until no rank has more on its way than there is room for.
+    pub(crate) fn wait_for_room(&self) -> std::result::Result<(), LostCause> {
         let mut state = self.state.lock();
         loop {
             if let Some(cause) = &state.failed {
-                return Err(Some(cause.clone()));
+                return Err(cause.clone());
             }
-            let peer = &mut state.peers[from];
-            if let Some(message) = peer.messages.pop_front() {
-                return Ok(message);
+            let mut full = state.peers.values().filter(|peer| peer.on_the_way > ROOM);
+            let Some(first) = full.next() else { return Ok(()) };
+            if let Some(ended) = &first.ended {
+                return Err(ended.cause.clone());
             }
-            if let Some(cause) = &peer.ended {
-                return Err(Some(cause.clone()));
-            }
-            match end {
-                None => self.changed.wait(&mut state),
-                Some(end) if Instant::now() >= end => return Err(None),
-                Some(end) => drop(self.changed.wait_until(&mut state, end)),
-            }
+            self.wait(&mut state, false)?;
         }
     }
-}
 
-/// The ranks of one process.
-pub(crate) struct Hub {
-    inboxes: Vec<Arc<Inbox>>,
-    state: Mutex<Vec<bool>>,
-    joined: Condvar,
-    children: Mutex<Vec<Child>>,
-}
-
-/// A hub for some ranks of one, until each of them has taken it.
-struct Child {
-    hub: Arc<Hub>,
-    excluded: Vec<usize>,
-    /// Who has not taken it.
-    absent: Vec<usize>,
-}
-
-/// Communicators that are coming together in this process, by their ids.
-static HUBS: Mutex<Option<HashMap<UniqueId, Arc<Hub>>>> = Mutex::new(None);
-
-impl Hub {
-    /// Waits until every rank has come.
-    pub(crate) fn join(
-        id: UniqueId,
-        world: usize,
-        ranks: &[usize],
-        end: Instant,
-        limit: Duration,
-    ) -> Result<Arc<dyn Wire>> {
-        let hub = {
-            let mut hubs = HUBS.lock();
-            let hubs = hubs.get_or_insert_default();
-            hubs.entry(id).or_insert_with(|| Hub::new(world)).clone()
-        };
-        let expected = hub.inboxes.len();
-        if expected != world {
-            return Err(Error::WrongWorld { rank: ranks[0], expected, found: world });
+    /// Until something has changed, or waiting has become vain.
+    fn wait(
+        &self,
+        state: &mut MutexGuard<'_, InboxState>,
+        is_collective: bool,
+    ) -> std::result::Result<(), LostCause> {
+        match state.doom(is_collective) {
+            Some((cause, at)) if at <= Instant::now() => return Err(cause),
+            Some((_, at)) => drop(self.changed.wait_until(state, at)),
+            None => self.changed.wait(state),
         }
-        let mut here = hub.state.lock();
-        if let Some(rank) = ranks.iter().find(|rank| here[**rank]) {
-            return Err(Error::DuplicateRank { rank: *rank });
-        }
-        ranks.iter().for_each(|rank| here[*rank] = true);
-        hub.joined.notify_all();
-        while here.contains(&false) {
-            if hub.joined.wait_until(&mut here, end).timed_out() && here.contains(&false) {
-                let missing = (0..world).filter(|rank| !here[*rank]).collect();
-                // They may try again.
-                ranks.iter().for_each(|rank| here[*rank] = false);
-                if !here.contains(&true) {
-                    drop(here);
-                    HUBS.lock().as_mut().and_then(|hubs| hubs.remove(&id));
-                }
-                return Err(Error::MissingRanks { missing, world, limit });
-            }
-        }
-        drop(here);
-        // An id is good for one communicator.
-        HUBS.lock().as_mut().and_then(|hubs| hubs.remove(&id));
-        Ok(hub)
-    }
-
-    fn new(world: usize) -> Arc<Hub> {
-        let inboxes = (0..world).map(|_| Inbox::new(world)).collect();
-        let (state, joined) = (Mutex::new(vec![false; world]), Condvar::new());
-        Arc::new(Hub { inboxes, state, joined, children: Mutex::default() })
-    }
-
-    fn others(&self, from: usize) -> impl Iterator<Item = &Arc<Inbox>> {
-        self.inboxes.iter().enumerate().filter(move |(rank, _)| *rank != from).map(|(_, to)| to)
-    }
-}
-
-impl Wire for Hub {
-    fn inbox(&self, rank: usize) -> Arc<Inbox> {
-        self.inboxes[rank].clone()
-    }
-
-    fn send(&self, from: usize, to: usize, message: Message) -> std::result::Result<(), LostCause> {
-        self.inboxes[to].push(from, message);
         Ok(())
     }
 
-    fn abort(&self, from: usize) {
-        self.others(from).for_each(|to| to.fail(LostCause::PeerAborted { rank: from }));
+    /// Counts a receive from a rank, and returns its number if it has to wait.
+    pub(crate) fn begins_to_receive(&self, from: usize) -> Option<u64> {
+        let mut state = self.state.lock();
+        let peer = state.peers.entry(from).or_default();
+        peer.receives += 1;
+        peer.messages.is_empty().then_some(peer.receives)
     }
 
-    fn leave(&self, from: usize) {
-        self.others(from).for_each(|to| to.end_of(from, LostCause::PeerLeft { rank: from }));
+    /// Whether a rank that waits for a send of that number waits in vain: it has not been made.
+    pub(crate) fn has_not_sent(&self, to: usize, number: u64) -> bool {
+        self.state.lock().peers.get(&to).is_none_or(|peer| peer.sends < number)
     }
 
-    fn without(&self, excluded: &[usize], ranks: &[usize]) -> Arc<dyn Wire> {
-        let mut children = self.children.lock();
-        let is_next = |child: &Child| {
-            child.excluded == excluded && ranks.iter().all(|rank| child.absent.contains(rank))
-        };
-        let at = children.iter().position(is_next).unwrap_or_else(|| {
-            let left = (0..self.inboxes.len()).filter(|rank| !excluded.contains(rank));
-            let absent: Vec<usize> = left.collect();
-            let (hub, excluded) = (Hub::new(absent.len()), excluded.to_vec());
-            children.push(Child { hub, excluded, absent });
-            children.len() - 1
-        });
-        let child = &mut children[at];
-        let hub = child.hub.clone();
-        child.absent.retain(|rank| !ranks.contains(rank));
-        if child.absent.is_empty() {
-            children.remove(at);
+    /// Waits for the next message of that rank; with it, what its sender should be told to have been taken.
+    /// `is_collective`: what waits is a call of all ranks.
+    pub(crate) fn receive(
+        &self,
+        from: usize,
+        is_collective: bool,
+    ) -> std::result::Result<(Message, u64), LostCause> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(cause) = &state.failed {
+                return Err(cause.clone());
+            }
+            let peer = state.peers.entry(from).or_default();
+            if let Some(message) = peer.messages.pop_front() {
+                peer.untold += message.cost();
+                let told = if peer.untold < TOLD { 0 } else { std::mem::take(&mut peer.untold) };
+                return Ok((message, told));
+            }
+            if let Some(ended) = &peer.ended {
+                return Err(ended.cause.clone());
+            }
+            self.wait(&mut state, is_collective)?;
         }
-        hub
     }
 }
 
-impl fmt::Debug for Hub {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hub").field("world", &self.inboxes.len()).finish()
+impl InboxState {
+    /// The end of a rank that makes waiting for others vain, and from when on.
+    fn doom(&self, is_collective: bool) -> Option<(LostCause, Instant)> {
+        if !self.has_ended {
+            return None;
+        }
+        let ended = self.peers.values().filter_map(|peer| peer.ended.as_ref());
+        let doom = |ended: &Ended| match ended.calls {
+            None => Some((ended.cause.clone(), ended.since + LAST_WORK)),
+            Some(calls) => {
+                (is_collective && calls < self.calls).then(|| (ended.cause.clone(), ended.since))
+            }
+        };
+        ended.filter_map(doom).min_by_key(|(_, at)| *at)
     }
 }

@@ -1,18 +1,20 @@
 //! [`Group`]: a TCP rendezvous of processes, each with one rank or several.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::channel::oneshot;
 
 use crate::communicator::Communicator;
 use crate::communicator::builder::CommunicatorBuilder;
 use crate::error::{Error, Result};
+use crate::exchange::Patience;
 use crate::local::LocalDevices;
 use crate::mesh::Mesh;
-use crate::rendezvous::Meeting;
+use crate::rendezvous::{MOST_RANKS, Meeting, Tag};
 use crate::stats;
 use crate::unique_id::UniqueId;
 
@@ -22,8 +24,18 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Processes that have joined at one address, each with one rank or several, on one host or many.
 ///
 /// The group keeps a connection between every two processes. It carries NCCL's unique ids and, for host devices, the elements. It also
-/// detects peers that die, which NCCL does not always do: at once if a process ends, within 15 seconds if a host becomes
-/// unreachable. Communicators with that rank are then lost with [`PeerGone`](crate::LostCause::PeerGone).
+/// detects peers that die, which NCCL does not always do. Communicators with that rank are then lost with
+/// [`PeerGone`](crate::LostCause::PeerGone), on every rank:
+///
+/// | a peer | is found |
+/// |---|---|
+/// | whose process ends | at once |
+/// | whose host is down or cut off | when 15 s have passed without an acknowledgement, on Linux |
+/// | that is alive and stopped (`SIGSTOP`, a debugger, a full host), or behind a proxy that stalls | never: its system answers for it. Set a [limit](Communicator::set_limit) |
+///
+/// [`recover`](Self::recover) continues with the ranks that are left.
+///
+/// The processes trust one another, and whoever reaches the address: use a private network.
 ///
 /// # Examples
 /// Two ranks, as tasks of one process:
@@ -74,7 +86,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Group {
     mesh: Arc<Mesh>,
-    /// Ranks of the mesh, by their ranks here.
+    /// Which agreement the members come from; 0 is none.
+    epoch: u64,
+    /// Ranks of the mesh, by their ranks here; in ascending order.
     members: Arc<[usize]>,
 }
 
@@ -83,7 +97,8 @@ impl Group {
     /// after a minute.
     ///
     /// # Cancel safety
-    /// If the future is dropped, a thread keeps waiting until the limit and then disconnects.
+    /// If the future is dropped, this process gives up, and rank 0 waits for its next attempt. If rank 0 gives up, the others
+    /// do, too.
     ///
     /// # Errors
     /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.
@@ -136,15 +151,20 @@ impl Group {
         if world == 0 || ranks.is_empty() {
             return Err(Error::NoRanks { world, local: ranks.len() });
         }
+        if world > MOST_RANKS {
+            return Err(Error::WorldTooLarge { world, most: MOST_RANKS });
+        }
         if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= world) {
             return Err(Error::BadRank { rank, world });
         }
-        let is_double = |(at, rank): &(usize, &usize)| ranks[..*at].contains(rank);
-        if let Some((_, rank)) = ranks.iter().enumerate().find(is_double) {
+        let mut taken = HashSet::new();
+        if let Some(rank) = ranks.iter().find(|rank| !taken.insert(**rank)) {
             return Err(Error::DuplicateRank { rank: *rank });
         }
-        let (address, end, own) = (address.to_owned(), Instant::now() + limit, ranks.clone());
-        let meeting = Meeting { address, ranks, world, limit, end };
+        let (address, own, tag) = (address.to_owned(), ranks.clone(), Tag::default());
+        let patience = Patience::of(limit);
+        let waits = patience.give_up_on_drop();
+        let meeting = Meeting { address, ranks, world, patience, tag };
         let (send, receive) = oneshot::channel();
         drop(stats::spawn("rendezvous", move || {
             let met = meeting.meet().and_then(|connections| Mesh::new(own, connections));
@@ -154,7 +174,8 @@ impl Group {
         let mesh = receive.await.unwrap_or_else(|_| {
             Err(Error::Thread { what: "rendezvous", reason: "it ended".to_owned() })
         })?;
-        Ok(Group { mesh, members: (0..world).collect() })
+        waits.keep();
+        Ok(Group { mesh, epoch: 0, members: (0..world).collect() })
     }
 
     /// Returns the rank of this process: the first one if there are several.
@@ -166,7 +187,7 @@ impl Group {
     /// Returns the ranks of this process, in the order in which they joined.
     #[must_use]
     pub fn ranks(&self) -> Vec<usize> {
-        let rank_of = |own| self.members.iter().position(|member| member == own);
+        let rank_of = |own| self.members.binary_search(own).ok();
         self.mesh.own().iter().filter_map(rank_of).collect()
     }
 
@@ -176,11 +197,13 @@ impl Group {
         self.members.len()
     }
 
-    /// Returns the ranks whose processes have died, are unreachable, or have left the group.
+    /// Returns the ranks whose processes have died, are unreachable, or have left the group, as far as this process knows. A rank that
+    /// a lost communicator names as [gone](crate::LostCause::PeerGone) is among them when its operations fail. Others may know of
+    /// more, or not yet of these: [`recover`](Self::recover) agrees.
     #[must_use]
     pub fn gone(&self) -> Vec<usize> {
         let ended = self.mesh.ended();
-        let is_gone = |rank: &usize| ended.contains(&self.members[*rank]);
+        let is_gone = |rank: &usize| ended.binary_search(&self.members[*rank]).is_ok();
         (0..self.world()).filter(is_gone).collect()
     }
 
@@ -197,16 +220,22 @@ impl Group {
     /// [ranks](Self::ranks). A group can have any number of communicators; every process makes them in the same order.
     /// [`connect`](CommunicatorBuilder::connect) reports devices that are too few or too many.
     pub fn builder<'d>(&self, devices: impl LocalDevices<'d>) -> CommunicatorBuilder {
-        let channel = Arc::new(self.mesh.open_next(&self.members));
+        let channel = Arc::new(self.mesh.open_next(self.epoch, &self.members));
         let builder = Communicator::builder(UniqueId::of_group(), self.world());
         builder.of(self.ranks(), devices.into_devices(), Some(channel))
     }
 
-    /// Returns the group without some ranks, so that the others can continue together. Each of them calls it with the same ranks. The
-    /// remaining ranks keep their order and are renumbered from 0.
+    /// Agrees with the other processes on the ranks that are left, and connects a communicator of them; this process has `&device`, or
+    /// `&devices`, as in [`connect`](Self::connect). For when a communicator was lost: every remaining process calls it, on a group of
+    /// the same ranks. Processes that die meanwhile are left out as well; after a minute it gives up.
+    ///
+    /// Returns the group of the ranks that are left, too. They keep their order and are renumbered from 0.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, this process gives up, and the others wait for its next call.
     ///
     /// # Errors
-    /// [`Error::BadRank`]: a rank that does not exist. [`Error::NoRanks`]: none of this process's own is left.
+    /// As [`survivors`](Self::survivors) and [`connect`](Self::connect).
     ///
     /// # Examples
     /// ```
@@ -217,14 +246,78 @@ impl Group {
     /// # let group = Group::join("127.0.0.1:0", 0, 1).await?;
     /// # let comm = group.connect(&device).await?;
     /// # let gradients_are_reduced = comm.barrier();
-    /// let comm = match gradients_are_reduced.await {
-    ///     Err(error) if Error::lost(&error).is_some() => {
-    ///         group.without(&group.gone())?.connect(&device).await?
-    ///     }
-    ///     _ => comm,
+    /// let (group, comm) = match gradients_are_reduced.await {
+    ///     Err(error) if Error::lost(&error).is_some() => group.recover(&device).await?,
+    ///     _ => (group, comm),
     /// };
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
+    pub async fn recover<'d>(
+        &self,
+        devices: impl LocalDevices<'d>,
+    ) -> Result<(Group, Communicator)> {
+        self.recover_within(LIMIT, devices).await
+    }
+
+    /// [`recover`](Self::recover) with another limit.
+    ///
+    /// # Errors
+    /// As [`recover`](Self::recover).
+    pub async fn recover_within<'d>(
+        &self,
+        limit: Duration,
+        devices: impl LocalDevices<'d>,
+    ) -> Result<(Group, Communicator)> {
+        let (patience, devices) = (Patience::of(limit), devices.into_devices());
+        loop {
+            let group = self.survivors_within(patience.rest()).await?;
+            match group.builder(devices).connect_limit(patience.rest()).connect().await {
+                // Another one has died since: all of them begin again.
+                Err(Error::Lost(_)) if !patience.is_over() => {}
+                connected => return Ok((group, connected?)),
+            }
+        }
+    }
+
+    /// Agrees with the other processes on the ranks that are left, and returns their group. Every remaining process calls it. A rank that
+    /// one of them takes to be gone is gone for all. Gives up after a minute. A process that dies behind the agreement is in the
+    /// group: [`recover`](Self::recover) also connects, and begins again then.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, this process gives up, and the others wait for its next call.
+    ///
+    /// # Errors
+    /// [`Error::MissingRanks`]: some ranks are not gone, and did not call it in time. [`Error::Excluded`]: another process
+    /// cannot reach this one, and goes on without it.
+    pub async fn survivors(&self) -> Result<Group> {
+        self.survivors_within(LIMIT).await
+    }
+
+    /// [`survivors`](Self::survivors) with another limit.
+    ///
+    /// # Errors
+    /// As [`survivors`](Self::survivors).
+    pub async fn survivors_within(&self, limit: Duration) -> Result<Group> {
+        let (mesh, members) = (self.mesh.clone(), self.members.clone());
+        let patience = Patience::of(limit);
+        let waits = patience.give_up_on_drop();
+        let (send, receive) = oneshot::channel();
+        drop(stats::spawn("survivors", move || {
+            drop(send.send(mesh.agree(&members, &patience)));
+        })?);
+        let (members, epoch) = receive.await.unwrap_or_else(|_| {
+            Err(Error::Thread { what: "survivors", reason: "it ended".to_owned() })
+        })?;
+        waits.keep();
+        Ok(Group { mesh: self.mesh.clone(), epoch, members: members.into() })
+    }
+
+    /// Returns the group without some ranks, so that the others can continue together: to release their devices, or as they are
+    /// [gone](Self::gone). Each of them calls it with the same ranks; [`recover`](Self::recover) agrees on them first. The remaining
+    /// ranks keep their order and are renumbered from 0.
+    ///
+    /// # Errors
+    /// [`Error::BadRank`]: a rank that does not exist. [`Error::NoRanks`]: none of this process's own is left.
     pub fn without(&self, ranks: &[usize]) -> Result<Group> {
         let world = self.world();
         if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= world) {
@@ -236,7 +329,7 @@ impl Group {
         }
         let is_left = |(rank, member): (usize, &usize)| (!ranks.contains(&rank)).then_some(*member);
         let members = self.members.iter().enumerate().filter_map(is_left).collect();
-        Ok(Group { mesh: self.mesh.clone(), members })
+        Ok(Group { mesh: self.mesh.clone(), epoch: self.epoch, members })
     }
 }
 

@@ -26,15 +26,20 @@
 //! | in several processes or hosts that can reach one address | [`Group::join`]; with several ranks in a process [`Group::join_ranks`] |
 //! | in several processes that share a store of their own | [`UniqueId`] and [`Communicator::builder`] |
 //! | without some ranks of another one | [`Communicator::shrink`] |
+//! | of the ranks that are left of a group | [`Group::recover`] |
 //!
 //! # Devices
 //! On GPUs the transport is NCCL 2.19 or newer, loaded at run time: `libnccl.so.2` from `LD_LIBRARY_PATH`, from the system, or as the
 //! process has already loaded it. On host devices it is the *host twin*, Rust functions that exchange elements within a process and over
-//! TCP, for tests without GPUs. Both share every check, name and error. The twin also detects what NCCL does not: ranks whose calls
-//! disagree.
+//! TCP, for tests without GPUs. Both share every check, name and error.
+//!
+//! The twin also detects what NCCL does not: collective calls that disagree in verb, reduction, root, type or length, and two ranks that
+//! wait to receive from each other. The communicator is then lost with [`LostCause::Mismatch`]. It cannot detect a rank that calls
+//! nothing, or a send that nobody receives: set a limit. A send completes at once while less than 4 MiB are on their way between the
+//! two ranks, and waits for its receiver otherwise.
 //!
 //! # Graphs
-//! A collective cannot be part of a [`Graph`](gpu_await::Graph): the memory loan that orders it outlives a single call.
+//! [`Communicator::in_graph`] writes collectives to a [`Graph`](gpu_await::Graph), where they are captured.
 
 mod call;
 mod communicator;
@@ -54,6 +59,7 @@ mod watchdog;
 
 pub use communicator::builder::CommunicatorBuilder;
 pub use communicator::group::{GroupCalls, RankCalls};
+pub use communicator::in_graph::GraphCalls;
 pub use communicator::{Communicator, nccl_version};
 pub use element::{CollectiveElement, ElementType, Reduction};
 pub use error::{CollectiveLost, Error, LostCause, Result, ShrinkRefusal};

@@ -5,34 +5,59 @@
 //! | 1 | accepts, reads a hello | connects until somebody listens; says which ranks it has, and where it listens itself |
 //! | 2 | answers: welcome, or what is wrong with the hello | ends with that error |
 //! | 3 | when all ranks are there, sends where each process listens; or which are missing, at its limit | ends with that error |
-//! | 4 | – | connects to processes in front of it in that table, and is connected to by those behind it |
+//! | 4 | – | connects to processes in front of it in that table, and is connected to by those behind it; says that it is connected |
+//! | 5 | when all are connected, tells them to go on; or who has ended | goes on |
 //!
-//! A stranger that says nothing, or something else, is hung up on, and a second hello of a rank is refused; the others are not disturbed.
+//! A stranger that says nothing, or something else, is hung up on, and a second hello of a rank is refused; the others are not disturbed,
+//! nor do they wait for it. All of it has one deadline, the caller's limit.
 #![forbid(unsafe_code)]
+
+mod first;
+mod hall;
+mod line;
+pub(crate) mod root;
 
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
+use self::hall::Hall;
+use self::line::Line;
 use crate::error::{Error, Result};
+use crate::exchange::Patience;
+use crate::stats;
 
 const MAGIC: &[u8; 8] = b"gpuawait";
-const VERSION: u32 = 2;
-/// More are not believed.
-const MOST_RANKS: usize = 1 << 16;
+const VERSION: u32 = 4;
+/// A hello without its ranks.
+const HELLO_BYTES: usize = 8 + 4 + 16 + 4 + 4 + 2 + 8 + 4;
+/// The largest world.
+pub(crate) const MOST_RANKS: usize = 1 << 16;
 /// Between two looks at who has come.
 const NAP: Duration = Duration::from_millis(2);
 /// How long a stranger may take to say who it is.
 const HELLO: Duration = Duration::from_secs(2);
-/// What rank 0's answer at its limit takes to arrive.
-const GRACE: Duration = Duration::from_secs(1);
+/// How long one try to connect may take.
+const TRY: Duration = Duration::from_secs(2);
 
 const WELCOME: u8 = 0;
 const DUPLICATE: u8 = 1;
 const OTHER_WORLD: u8 = 2;
 const MISSING: u8 = 3;
 const TABLE: u8 = 4;
+/// Who is missing at the visitor's limit; rank 0 goes on.
+const STATUS: u8 = 5;
+const GO: u8 = 6;
+const ENDED: u8 = 7;
+/// Of an id.
+const USED: u8 = 8;
+/// What a visitor says.
+const CONNECTED: u8 = 1;
+
+/// What the processes of one rendezvous say to one another; a group's is zero.
+pub(crate) type Tag = [u8; 16];
 
 /// Who meets whom, where, and until when.
 #[derive(Clone, Debug)]
@@ -41,8 +66,8 @@ pub(crate) struct Meeting {
     /// Of this process.
     pub(crate) ranks: Vec<usize>,
     pub(crate) world: usize,
-    pub(crate) limit: Duration,
-    pub(crate) end: Instant,
+    pub(crate) patience: Patience,
+    pub(crate) tag: Tag,
 }
 
 /// Another process.
@@ -52,17 +77,31 @@ pub(crate) struct Peer {
     pub(crate) stream: TcpStream,
 }
 
-struct Hello {
-    world: usize,
-    ranks: Vec<usize>,
-    port: u16,
+enum Answer {
+    Welcome,
+    Status(Vec<usize>),
+    No(Error),
+    /// Or to go on.
+    Table(Vec<Entry>),
 }
 
-/// A process that has come to the one with rank 0.
-struct Visitor {
-    peer: Peer,
+struct Hello {
+    tag: Tag,
+    world: usize,
+    /// How long it waits.
+    limit: Duration,
+    port: u16,
+    process: u64,
+    ranks: Vec<usize>,
+}
+
+/// A process in the table.
+#[derive(Clone, Debug)]
+struct Entry {
     /// Where it listens.
-    address: SocketAddr,
+    address: String,
+    process: u64,
+    ranks: Vec<usize>,
 }
 
 impl Meeting {
@@ -71,222 +110,234 @@ impl Meeting {
         if self.ranks.contains(&0) { self.listen() } else { self.visit() }
     }
 
-    /// Ranks of processes that have not come.
-    fn missing(&self, visitors: &[Visitor]) -> Vec<usize> {
-        let visitors = visitors.iter().flat_map(|visitor| &visitor.peer.ranks);
-        let here: HashSet<usize> = visitors.chain(&self.ranks).copied().collect();
-        (0..self.world).filter(|rank| !here.contains(rank)).collect()
-    }
-
-    fn listen(&self) -> Result<Vec<Peer>> {
-        let mut visitors: Vec<Visitor> = Vec::new();
-        if self.ranks.len() == self.world {
-            return Ok(Vec::new());
-        }
-        let listener = TcpListener::bind(&*self.address).map_err(|error| self.bad(&error))?;
-        listener.set_nonblocking(true).map_err(|error| self.bad(&error))?;
-        loop {
-            let missing = self.missing(&visitors);
-            if missing.is_empty() {
-                break;
-            }
-            if Instant::now() >= self.end {
-                return Err(self.give_up(missing, visitors));
-            }
-            match listener.accept() {
-                // A connection that ends, or a stranger's, is none.
-                Ok((stream, from)) => drop(self.welcome(stream, from, &mut visitors)),
-                Err(_) => std::thread::sleep(NAP),
-            }
-        }
-        visitors.sort_by_key(|visitor| visitor.peer.ranks.iter().min().copied());
-        let mut table = vec![TABLE];
-        table.extend((visitors.len() as u32).to_le_bytes());
-        for Visitor { peer, address } in &visitors {
-            let address = address.to_string();
-            table.push(address.len() as u8);
-            table.extend(address.as_bytes());
-            put_ranks(&mut table, &peer.ranks);
-        }
-        for Visitor { peer, .. } in &mut visitors {
-            // If it has ended, whoever reads from it finds that.
-            peer.stream.write_all(&table).ok();
-        }
-        Ok(visitors.into_iter().map(|visitor| visitor.peer).collect())
-    }
-
-    fn welcome(
-        &self,
-        mut stream: TcpStream,
-        from: SocketAddr,
-        visitors: &mut Vec<Visitor>,
-    ) -> std::io::Result<()> {
-        stream.set_nonblocking(false)?;
-        let rest = self.end.saturating_duration_since(Instant::now());
-        stream.set_read_timeout(Some(rest.clamp(NAP, HELLO)))?;
-        let Hello { world, ranks, port } = read_hello(&mut stream)?;
-        if world != self.world {
-            stream.write_all(&[OTHER_WORLD])?;
-            return stream.write_all(&(self.world as u32).to_le_bytes());
-        }
-        let mut taken = visitors.iter().flat_map(|visitor| &visitor.peer.ranks).chain(&self.ranks);
-        if let Some(rank) = taken.find(|rank| ranks.contains(rank)) {
-            stream.write_all(&[DUPLICATE])?;
-            return stream.write_all(&(*rank as u32).to_le_bytes());
-        }
-        stream.write_all(&[WELCOME])?;
-        let address = SocketAddr::new(from.ip(), port);
-        visitors.push(Visitor { peer: Peer { ranks, stream }, address });
-        Ok(())
-    }
-
-    /// Tells those who came who did not.
-    fn give_up(&self, missing: Vec<usize>, visitors: Vec<Visitor>) -> Error {
-        let mut answer = vec![MISSING];
-        put_ranks(&mut answer, &missing);
-        for mut visitor in visitors {
-            visitor.peer.stream.write_all(&answer).ok();
-        }
-        Error::MissingRanks { missing, world: self.world, limit: self.limit }
-    }
-
     fn visit(&self) -> Result<Vec<Peer>> {
         let closed = |error: std::io::Error| self.closed(&error);
-        let mut zero = self.call(&self.address)?;
-        let local = zero.local_addr().map_err(closed)?;
-        // Where the others can reach it: the address by which it reaches rank 0.
-        let listener = TcpListener::bind((local.ip(), 0)).map_err(closed)?;
-        let port = listener.local_addr().map_err(closed)?.port();
-        self.write_hello(&mut zero, port).map_err(closed)?;
-        let rest = self.end.saturating_duration_since(Instant::now()) + GRACE;
-        zero.set_read_timeout(Some(rest)).map_err(closed)?;
-        let table = self.answer(&mut zero)?;
-        let is_own = |(_, ranks): &(String, Vec<usize>)| *ranks == self.ranks;
-        let Some(own) = table.iter().position(is_own) else {
-            return Err(self.closed(&ErrorKind::InvalidData.into()));
-        };
-        let behind: Vec<_> = table[own + 1..].iter().map(|(_, ranks)| ranks.clone()).collect();
-        let visitors = table.iter().flat_map(|(_, ranks)| ranks);
+        let zero = self.call(&self.address)?;
+        let (table, listener) = self.enter(&zero)?;
+        let visitors = table.iter().flat_map(|entry| &entry.ranks);
         let visitors: HashSet<usize> = visitors.copied().collect();
         let ranks = (0..self.world).filter(|rank| !visitors.contains(rank)).collect();
-        let mut peers = vec![Peer { ranks, stream: zero }];
-        for (address, ranks) in &table[..own] {
-            let mut stream = self.call(address)?;
-            self.write_hello(&mut stream, 0).map_err(closed)?;
+        let mut peers = self.gather(listener, &table, Vec::new())?;
+        let mut line = Line::new(&zero, &self.patience).map_err(closed)?;
+        line.write_all(&[CONNECTED]).map_err(closed)?;
+        self.answer(line, GO)?;
+        peers.push(Peer { ranks, stream: zero });
+        Ok(peers)
+    }
+
+    /// Says hello to the process that others come to as well; returns the table, and where this one listens.
+    fn enter(&self, root: &TcpStream) -> Result<(Vec<Entry>, TcpListener)> {
+        let closed = |error: std::io::Error| self.closed(&error);
+        // Where the others can reach it: the address by which it reaches that process.
+        let local = root.local_addr().map_err(closed)?;
+        let listener = TcpListener::bind((local.ip(), 0)).map_err(closed)?;
+        let port = listener.local_addr().map_err(closed)?.port();
+        self.write_hello(root, port).map_err(closed)?;
+        let line = Line::new(root, &self.patience).map_err(closed)?;
+        Ok((self.answer(line, TABLE)?, listener))
+    }
+
+    /// Connects with the others in the table.
+    fn gather(
+        &self,
+        listener: TcpListener,
+        table: &[Entry],
+        mut peers: Vec<Peer>,
+    ) -> Result<Vec<Peer>> {
+        let closed = |error: std::io::Error| self.closed(&error);
+        let Some(own) = table.iter().position(|entry| entry.ranks == self.ranks) else {
+            return Err(self.closed(&ErrorKind::InvalidData.into()));
+        };
+        // The system accepts for those who listen later.
+        for Entry { address, ranks, .. } in &table[..own] {
+            let stream = self.call(address)?;
+            self.write_hello(&stream, 0).map_err(closed)?;
             peers.push(Peer { ranks: ranks.clone(), stream });
         }
-        listener.set_nonblocking(true).map_err(closed)?;
-        let end = self.end + GRACE;
-        loop {
-            let here = |ranks: &&Vec<usize>| peers.iter().any(|peer| peer.ranks == **ranks);
-            let missing: Vec<usize> =
-                behind.iter().filter(|ranks| !here(ranks)).flatten().copied().collect();
-            if missing.is_empty() {
-                return Ok(peers);
+        let behind = table[own + 1..].iter().map(|entry| entry.ranks.clone());
+        let mut behind: HashSet<Vec<usize>> = behind.collect();
+        let mut hall = Hall::new(listener).map_err(closed)?;
+        while !behind.is_empty() {
+            for (Hello { tag, world, ranks, .. }, stream, _) in hall.poll() {
+                if (tag, world) == (self.tag, self.world) && behind.remove(&ranks) {
+                    peers.push(Peer { ranks, stream });
+                }
             }
-            if Instant::now() >= end {
-                return Err(Error::MissingRanks { missing, world: self.world, limit: self.limit });
+            if self.patience.is_over() {
+                let mut missing: Vec<usize> = behind.into_iter().flatten().collect();
+                missing.sort_unstable();
+                return Err(self.missing(missing));
             }
-            let Ok((mut stream, _)) = listener.accept() else {
-                std::thread::sleep(NAP);
-                continue;
-            };
-            let hello = stream
-                .set_nonblocking(false)
-                .and_then(|()| stream.set_read_timeout(Some(HELLO)))
-                .and_then(|()| read_hello(&mut stream));
-            // A stranger is hung up on.
-            let Ok(Hello { world, ranks, .. }) = hello else { continue };
-            if world == self.world && behind.contains(&ranks) && !here(&&ranks) {
-                peers.push(Peer { ranks, stream });
-            }
+            std::thread::sleep(NAP);
+        }
+        Ok(peers)
+    }
+
+    /// The addresses of a name. Asking for them may take as long as it likes.
+    fn resolve(&self, address: &str) -> Result<Vec<SocketAddr>> {
+        if let Ok(address) = address.parse() {
+            return Ok(vec![address]);
+        }
+        let (name, (send, receive)) = (address.to_owned(), sync_channel(1));
+        drop(stats::spawn("resolve", move || {
+            let found = name.to_socket_addrs().map(|found| found.collect::<Vec<_>>());
+            send.send(found).ok();
+        })?);
+        let none = || std::io::Error::from(ErrorKind::AddrNotAvailable);
+        match receive.recv_timeout(self.patience.rest()) {
+            Ok(Ok(found)) if found.is_empty() => Err(self.bad(&none())),
+            Ok(found) => found.map_err(|error| self.bad(&error)),
+            Err(_) => Err(self.bad(&ErrorKind::TimedOut.into())),
         }
     }
 
     /// Connects, until somebody listens.
     fn call(&self, address: &str) -> Result<TcpStream> {
+        let candidates = self.resolve(address)?;
         loop {
-            let mut candidates = address.to_socket_addrs().map_err(|error| self.bad(&error))?;
-            let Some(candidate) = candidates.next() else {
-                return Err(self.bad(&std::io::Error::from(ErrorKind::AddrNotAvailable)));
-            };
-            let rest = self.end.saturating_duration_since(Instant::now());
-            match TcpStream::connect_timeout(&candidate, rest.max(NAP)) {
-                Ok(stream) => return Ok(stream),
-                Err(error) if rest.is_zero() => return Err(self.closed(&error)),
-                Err(_) => std::thread::sleep(NAP.min(rest)),
+            for candidate in &candidates {
+                let rest = self.patience.rest();
+                match TcpStream::connect_timeout(candidate, rest.clamp(NAP, TRY)) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) if self.patience.is_over() => return Err(self.closed(&error)),
+                    Err(_) => std::thread::sleep(NAP.min(rest)),
+                }
             }
         }
     }
 
-    /// Reads rank 0's answers, up to the table of the other processes: where each listens, and its ranks.
-    fn answer(&self, zero: &mut TcpStream) -> Result<Vec<(String, Vec<usize>)>> {
-        let closed = |error: std::io::Error| self.closed(&error);
+    /// Reads answers, up to the one that is wanted: the table, or to go on.
+    fn answer(&self, mut line: Line<'_>, wanted: u8) -> Result<Vec<Entry>> {
+        let mut status = None;
         loop {
-            let [answer] = read_bytes(zero).map_err(closed)?;
-            match answer {
-                WELCOME => {}
-                DUPLICATE => {
-                    let rank = read_number(zero).map_err(closed)?;
-                    return Err(Error::DuplicateRank { rank });
+            match (self.read_answer(&mut line, wanted), status.take()) {
+                (Ok(Answer::Table(table)), _) => return Ok(table),
+                (Ok(Answer::Welcome), told) => status = told,
+                (Ok(Answer::Status(missing)), _) => status = Some(missing),
+                (Ok(Answer::No(error)), _) => return Err(error),
+                (Err(error), Some(missing)) if error.kind() == ErrorKind::TimedOut => {
+                    // It may come again at once, and is no duplicate of itself then.
+                    line.leave();
+                    return Err(self.missing(missing));
                 }
-                OTHER_WORLD => {
-                    let expected = read_number(zero).map_err(closed)?;
-                    let (rank, found) = (self.ranks[0], self.world);
-                    return Err(Error::WrongWorld { rank, expected, found });
-                }
-                MISSING => {
-                    let missing = read_ranks(zero, self.world).map_err(closed)?;
-                    let (world, limit) = (self.world, self.limit);
-                    return Err(Error::MissingRanks { missing, world, limit });
-                }
-                TABLE => {
-                    let count = read_number(zero).map_err(closed)?.min(self.world);
-                    let read = |_| {
-                        let [len] = read_bytes(zero)?;
-                        let mut text = vec![0; usize::from(len)];
-                        zero.read_exact(&mut text)?;
-                        let address = String::from_utf8_lossy(&text).into_owned();
-                        Ok((address, read_ranks(zero, self.world)?))
-                    };
-                    return (0..count).map(read).collect::<std::io::Result<_>>().map_err(closed);
-                }
-                _ => return Err(self.closed(&ErrorKind::InvalidData.into())),
+                (Err(error), _) => return Err(self.closed(&error)),
             }
         }
     }
 
-    fn write_hello(&self, stream: &mut TcpStream, port: u16) -> std::io::Result<()> {
+    fn read_answer(&self, line: &mut Line<'_>, wanted: u8) -> std::io::Result<Answer> {
+        let [answer] = read_bytes(line)?;
+        Ok(match answer {
+            WELCOME => Answer::Welcome,
+            DUPLICATE => Answer::No(Error::DuplicateRank { rank: read_number(line)? }),
+            OTHER_WORLD => {
+                let (rank, expected, found) = (self.ranks[0], read_number(line)?, self.world);
+                Answer::No(Error::WrongWorld { rank, expected, found })
+            }
+            STATUS => Answer::Status(read_ranks(line, self.world)?),
+            MISSING => Answer::No(self.missing(read_ranks(line, self.world)?)),
+            ENDED => Answer::No(self.ended(&read_ranks(line, self.world)?)),
+            USED => {
+                let reason = "it has connected a communicator already; make another one";
+                Answer::No(Error::BadId { expected: "host devices", reason })
+            }
+            GO if wanted == GO => Answer::Table(Vec::new()),
+            TABLE if wanted == TABLE => {
+                let count = read_number(line)?;
+                if count > self.world {
+                    return Err(ErrorKind::InvalidData.into());
+                }
+                let read = |_| {
+                    let [len] = read_bytes(line)?;
+                    let mut text = vec![0; usize::from(len)];
+                    line.read_exact(&mut text)?;
+                    let address = String::from_utf8_lossy(&text).into_owned();
+                    let process = u64::from_le_bytes(read_bytes(line)?);
+                    Ok(Entry { address, process, ranks: read_ranks(line, self.world)? })
+                };
+                Answer::Table((0..count).map(read).collect::<std::io::Result<_>>()?)
+            }
+            _ => return Err(ErrorKind::InvalidData.into()),
+        })
+    }
+
+    fn missing(&self, missing: Vec<usize>) -> Error {
+        let (world, limit, refused) = (self.world, self.patience.limit, Vec::new());
+        Error::MissingRanks { missing, world, limit, refused }
+    }
+
+    /// Some ranks have ended while all connected.
+    fn ended(&self, ranks: &[usize]) -> Error {
+        let reason = format!("ranks {ranks:?} disconnected while all were connecting");
+        Error::Closed { address: self.address.clone(), reason }
+    }
+
+    fn write_hello(&self, stream: &TcpStream, port: u16) -> std::io::Result<()> {
         let mut hello = MAGIC.to_vec();
         hello.extend(VERSION.to_le_bytes());
+        hello.extend(self.tag);
         hello.extend((self.world as u32).to_le_bytes());
+        let rest = self.patience.rest().as_millis();
+        hello.extend(u32::try_from(rest).unwrap_or(u32::MAX).to_le_bytes());
         hello.extend(port.to_le_bytes());
+        hello.extend(root::process().to_le_bytes());
         put_ranks(&mut hello, &self.ranks);
-        stream.write_all(&hello)
+        Line::new(stream, &self.patience)?.write_all(&hello)
     }
 
     fn bad(&self, error: &std::io::Error) -> Error {
-        Error::Address { address: self.address.clone(), reason: error.to_string() }
+        Error::Address { address: self.address.clone(), reason: self.reason(error) }
+    }
+
+    /// What the system said, in terms of a rendezvous.
+    fn reason(&self, error: &std::io::Error) -> String {
+        match error.kind() {
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => {
+                format!("no answer within {:?}", self.patience.limit)
+            }
+            ErrorKind::InvalidData => {
+                "what answers is another program, or another version of this crate".to_owned()
+            }
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                "the other side disconnected".to_owned()
+            }
+            _ => error.to_string(),
+        }
     }
 
     fn closed(&self, error: &std::io::Error) -> Error {
-        Error::Closed { address: self.address.clone(), reason: error.to_string() }
+        let (address, reason) = (self.address.clone(), self.reason(error));
+        match self.tag == Tag::default() {
+            true => Error::Closed { address, reason },
+            false => Error::NoRoot { address, reason },
+        }
     }
 }
 
-fn read_hello(stream: &mut TcpStream) -> std::io::Result<Hello> {
+fn read_hello(stream: &mut impl Read) -> std::io::Result<Hello> {
     let magic: [u8; 8] = read_bytes(stream)?;
     let version = read_number(stream)?;
     if magic != *MAGIC || version != VERSION as usize {
         return Err(ErrorKind::InvalidData.into());
     }
-    let world = read_number(stream)?;
+    let tag = read_bytes(stream)?;
+    let (world, limit) = (read_number(stream)?, read_number(stream)?);
     let port = u16::from_le_bytes(read_bytes(stream)?);
-    let ranks = read_ranks(stream, world)?;
+    let process = u64::from_le_bytes(read_bytes(stream)?);
+    let (limit, ranks) = (Duration::from_millis(limit as u64), read_ranks(stream, world)?);
     if ranks.is_empty() {
         return Err(ErrorKind::InvalidData.into());
     }
-    Ok(Hello { world, ranks, port })
+    Ok(Hello { tag, world, limit, port, process, ranks })
+}
+
+impl Entry {
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.push(self.address.len() as u8);
+        bytes.extend(self.address.as_bytes());
+        bytes.extend(self.process.to_le_bytes());
+        put_ranks(bytes, &self.ranks);
+    }
 }
 
 fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
@@ -294,8 +345,20 @@ fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
     ranks.iter().for_each(|rank| bytes.extend((*rank as u32).to_le_bytes()));
 }
 
+/// How long before its limit a process is told who is missing: early enough to reach it.
+fn margin(limit: Duration) -> Duration {
+    (limit / 8).clamp(NAP, Duration::from_millis(500))
+}
+
+/// An answer with ranks.
+fn ranks_of(code: u8, ranks: &[usize]) -> Vec<u8> {
+    let mut bytes = vec![code];
+    put_ranks(&mut bytes, ranks);
+    bytes
+}
+
 /// Ranks of a world: how many, and each.
-fn read_ranks(stream: &mut TcpStream, world: usize) -> std::io::Result<Vec<usize>> {
+fn read_ranks(stream: &mut impl Read, world: usize) -> std::io::Result<Vec<usize>> {
     let count = read_number(stream)?;
     if count > world.min(MOST_RANKS) {
         return Err(ErrorKind::InvalidData.into());
@@ -311,12 +374,12 @@ fn read_ranks(stream: &mut TcpStream, world: usize) -> std::io::Result<Vec<usize
     }
 }
 
-fn read_bytes<const N: usize>(stream: &mut TcpStream) -> std::io::Result<[u8; N]> {
+fn read_bytes<const N: usize>(stream: &mut impl Read) -> std::io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-fn read_number(stream: &mut TcpStream) -> std::io::Result<usize> {
+fn read_number(stream: &mut impl Read) -> std::io::Result<usize> {
     Ok(u32::from_le_bytes(read_bytes(stream)?) as usize)
 }

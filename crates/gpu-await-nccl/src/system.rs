@@ -1,8 +1,8 @@
-//! Calls of the operating system: detecting unreachable hosts, and waiting at process exit.
+//! Calls of the operating system: this host's addresses, detecting unreachable hosts, and waiting at process exit.
 //!
-//! Source: `tcp(7)`, `socket(7)`, `atexit(3)`.
+//! Source: `getifaddrs(3)`, `tcp(7)`, `socket(7)`, `atexit(3)`.
 
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,11 @@ use libc::c_int;
 
 use crate::stats::stats;
 
-/// When a limit that begins now ends: in a century at the latest, which no clock overflows.
-pub(crate) fn end_of(limit: Duration) -> Instant {
-    const CENTURY: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
-    Instant::now() + limit.min(CENTURY)
-}
-
 /// How long process exit waits for threads that free communicators.
 const AT_EXIT: Duration = Duration::from_secs(2);
 
-/// Makes the system close the connection within 15 seconds if the peer's host becomes unreachable; by default that takes hours.
+/// Makes the system close the connection when the peer's host has acknowledged nothing for 15 seconds; by default that takes hours. A
+/// process that is stopped is not found: its system acknowledges.
 #[cfg(unix)]
 pub(crate) fn find_lost_hosts(stream: &TcpStream) {
     use std::os::fd::AsRawFd;
@@ -43,6 +38,41 @@ pub(crate) fn find_lost_hosts(stream: &TcpStream) {
     ] {
         set(libc::IPPROTO_TCP, option, value);
     }
+}
+
+/// Where other hosts may reach this one: the addresses of interfaces that are up, less the loopback's.
+#[cfg(unix)]
+pub(crate) fn addresses() -> Vec<Ipv4Addr> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the pointer is to a pointer that lives; the list is freed below.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Vec::new();
+    }
+    let (mut found, mut next) = (Vec::new(), first);
+    // SAFETY: a pointer to an entry of the list, which is freed behind the last use of one, or none.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let has = |flag: c_int| entry.ifa_flags & flag as libc::c_uint != 0;
+        // SAFETY: as above; an entry may have no address.
+        let address = unsafe { entry.ifa_addr.as_ref() };
+        let is_ipv4 =
+            address.is_some_and(|address| c_int::from(address.sa_family) == libc::AF_INET);
+        if is_ipv4 && has(libc::IFF_UP) && !has(libc::IFF_LOOPBACK) {
+            let address: *mut libc::sockaddr_in = entry.ifa_addr.cast();
+            // SAFETY: the family says that the address is of this type.
+            let address = unsafe { address.read_unaligned() };
+            found.push(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)));
+        }
+    }
+    // SAFETY: the list is `getifaddrs`', and freed once.
+    unsafe { libc::freeifaddrs(first) };
+    found
+}
+
+/// Elsewhere only this host finds them.
+#[cfg(not(unix))]
+pub(crate) fn addresses() -> Vec<Ipv4Addr> {
+    Vec::new()
 }
 
 /// Elsewhere a communicator's limit has to do.

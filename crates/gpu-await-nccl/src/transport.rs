@@ -6,7 +6,7 @@ pub(crate) mod host;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use gpu_await::{Device, Stream, WorkOutcome};
+use gpu_await::{Device, RawQueue, Stream, WorkOutcome};
 
 use crate::call::Call;
 use crate::communicator::shared::Shared;
@@ -53,6 +53,16 @@ pub(crate) trait Transport: Send + Sync {
         shared: &Weak<Shared>,
     ) -> Result<(), LostCause>;
 
+    /// Has the call captured on the stream of the queue, or put there where nothing is captured. As
+    /// [`submit`](Self::submit): at most one thread of the process is in either.
+    fn capture(
+        &self,
+        local: (usize, &LocalRank),
+        queue: &RawQueue<'_>,
+        call: Call,
+        shared: &Weak<Shared>,
+    ) -> Result<()>;
+
     /// Whether it can make another transport of its own for some of its ranks, without being told how they reach one another.
     fn can_shrink(&self) -> bool;
 
@@ -61,6 +71,9 @@ pub(crate) trait Transport: Send + Sync {
 
     /// What went wrong since, if anything did. Called now and then while work is pending.
     fn look(&self) -> Option<LostCause>;
+
+    /// What was told by another rank, or the end of its process, also while nothing is pending.
+    fn peer_lost(&self) -> Option<LostCause>;
 
     /// Ends the work that is on streams, and everything that waits for other ranks. The communicator refuses calls by
     /// now. Does not block.

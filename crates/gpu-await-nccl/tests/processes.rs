@@ -6,23 +6,18 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gpu_await::Device;
-use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction};
+use gpu_await::{Device, DeviceKind};
+use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction, UniqueId};
 
-use support::{LIMIT, within};
+use support::{LIMIT, address, within};
 
 const LEN: usize = 5000;
-/// What a child does: `work 1 3 127.0.0.1:2000`; several ranks are `0,1`.
+/// What a child does: `work 1 3 127.0.0.1:2000`; several ranks are `0,1`. In place of the address there may be the bytes of an id, or
+/// `-` for a new one.
 const JOB: &str = "GPU_AWAIT_NCCL_TEST_JOB";
-
-fn address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").to_string()
-}
 
 /// As many as there are devices for.
 fn world_of(most: usize) -> usize {
@@ -56,17 +51,21 @@ impl Rank {
         Rank::start(Command::new(this), job, ranks, world, address)
     }
 
-    /// Waits until it says that.
-    fn says(&mut self, wanted: &str) {
+    /// Waits until it says that; returns what follows.
+    fn says(&mut self, wanted: &str) -> String {
         let mut all = String::new();
         loop {
             let before = all.len();
             self.lines.read_line(&mut all).expect("lines");
             assert!(all.len() > before, "it ended without `{wanted}`:\n{all}");
-            if all[before..].contains(wanted) {
-                return;
+            if let Some((_, rest)) = all[before..].split_once(wanted) {
+                return rest.trim().to_owned();
             }
         }
+    }
+
+    fn works(&mut self) {
+        self.says("working");
     }
 
     fn ends_well(mut self) {
@@ -97,7 +96,7 @@ fn one_is_killed(world: usize, victim: usize) {
     }
     let mut ranks: Vec<_> =
         (0..world).map(|rank| Rank::here("survive", &[rank], world, &address)).collect();
-    ranks.iter_mut().for_each(|rank| rank.says("working"));
+    ranks.iter_mut().for_each(Rank::works);
     ranks[victim].child.kill().expect("SIGKILL");
     ranks.remove(victim);
     ranks.into_iter().for_each(Rank::ends_well);
@@ -132,7 +131,7 @@ fn a_process_of_several_ranks_is_killed() {
     if parties.len() < 2 {
         return;
     }
-    parties.iter_mut().for_each(|party| party.says("working"));
+    parties.iter_mut().for_each(Rank::works);
     parties.remove(1).child.kill().expect("SIGKILL");
     parties.into_iter().for_each(Rank::ends_well);
 }
@@ -153,6 +152,77 @@ fn the_first_of_three_is_killed() {
     one_is_killed(3, 0);
 }
 
+fn hex(id: UniqueId) -> String {
+    id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn id_of(hex: &str) -> UniqueId {
+    let byte = |at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+    UniqueId::from_bytes(std::array::from_fn(byte))
+}
+
+/// The ranks share an id, and nothing else: rank 0 makes it, and somebody carries it.
+fn by_an_id(start: impl Fn(usize, &str) -> Rank, world: usize) -> Vec<Rank> {
+    let mut ranks = vec![start(0, "-")];
+    let id = ranks[0].says("id ");
+    ranks.extend((1..world).map(|rank| start(rank, &id)));
+    ranks
+}
+
+#[test]
+fn an_id_is_all_they_share() {
+    let world = world_of(3);
+    let start = |rank, id: &str| Rank::here("work", &[rank], world, id);
+    by_an_id(start, world).into_iter().for_each(Rank::ends_well);
+}
+
+/// Who makes it need not be a rank. NCCL does not tell that a process is gone: a rank gives up waiting, and goes on without it.
+#[test]
+fn killed_where_an_id_is_all() {
+    let world = if support::on_gpus() { world_of(2) } else { 3 };
+    let kind = if support::on_gpus() { DeviceKind::Cuda } else { DeviceKind::Host };
+    let id = hex(UniqueId::new(kind).expect("an id"));
+    let mut ranks: Vec<_> =
+        (0..world).map(|rank| Rank::here("give_up", &[rank], world, &id)).collect();
+    if world < 2 {
+        return;
+    }
+    ranks.iter_mut().for_each(Rank::works);
+    ranks.pop().expect("the last").child.kill().expect("SIGKILL");
+    ranks.into_iter().for_each(Rank::ends_well);
+}
+
+/// As the docs of `Group::recover` say, whoever dies, also two at a time or one after the other; `GPU_AWAIT_NCCL_TEST_KILLS` says how often.
+#[test]
+fn those_who_are_left_recover() {
+    let world = world_of(4);
+    if world < 3 {
+        return;
+    }
+    let rounds =
+        std::env::var("GPU_AWAIT_NCCL_TEST_KILLS").map_or(4, |n| n.parse().expect("how often"));
+    let mut random = support::Random(std::process::id().into());
+    for round in 0..rounds {
+        let address = address();
+        let mut ranks: Vec<_> =
+            (0..world).map(|rank| Rank::here("recover", &[rank], world, &address)).collect();
+        for rank in &mut ranks {
+            rank.says("working");
+        }
+        for victim in 0..1 + round % 2 {
+            let at = random.below(ranks.len());
+            ranks.remove(at);
+            if victim == 0 && round % 4 == 3 {
+                std::thread::sleep(Duration::from_millis(random.below(20) as u64));
+            }
+        }
+        for mut rank in ranks {
+            rank.says(&format!("a world of {}", world - 1 - round % 2));
+            rank.ends_well();
+        }
+    }
+}
+
 /// A network namespace, with one end of a link.
 struct Host(String);
 
@@ -167,14 +237,20 @@ impl Host {
         for (host, address) in hosts.iter().zip(["10.77.0.1/24", "10.77.0.2/24"]) {
             ip(&["-n", &host.0, "addr", "add", address, "dev", "ga0"]);
             ip(&["-n", &host.0, "link", "set", "ga0", "up"]);
+            // A host reaches itself by it, at each of its addresses.
+            ip(&["-n", &host.0, "link", "set", "lo", "up"]);
         }
         hosts
     }
 
     fn rank(&self, job: &str, rank: usize) -> Rank {
+        self.rank_at(job, rank, "10.77.0.1:29500")
+    }
+
+    fn rank_at(&self, job: &str, rank: usize, address: &str) -> Rank {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0]).arg(std::env::current_exe().expect("a path"));
-        Rank::start(command, job, &[rank], 2, "10.77.0.1:29500")
+        Rank::start(command, job, &[rank], 2, address)
     }
 }
 
@@ -197,9 +273,11 @@ fn two_hosts() {
     ranks.into_iter().for_each(Rank::ends_well);
     let mut ranks: Vec<_> =
         hosts.iter().zip(0..).map(|(host, rank)| host.rank("survive", rank)).collect();
-    ranks.iter_mut().for_each(|rank| rank.says("working"));
+    ranks.iter_mut().for_each(Rank::works);
     ranks[1].child.kill().expect("SIGKILL");
     ranks.remove(0).ends_well();
+    let ranks = by_an_id(|rank, id| hosts[rank].rank_at("work", rank, id), 2);
+    ranks.into_iter().for_each(Rank::ends_well);
 }
 
 /// A host that is gone says nothing: the other one finds that by itself.
@@ -209,7 +287,7 @@ fn a_host_is_cut_off() {
     let hosts = Host::two("cut");
     let mut ranks: Vec<_> =
         hosts.iter().zip(0..).map(|(host, rank)| host.rank("survive", rank)).collect();
-    ranks.iter_mut().for_each(|rank| rank.says("working"));
+    ranks.iter_mut().for_each(Rank::works);
     ip(&["-n", &hosts[1].0, "link", "set", "ga0", "down"]);
     // Each is alone now.
     ranks.into_iter().for_each(Rank::ends_well);
@@ -227,18 +305,34 @@ fn child() {
     let world = world.parse().expect("a world");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        let group = within(Group::join_ranks_within(LIMIT, address, ranks.clone(), world))
-            .await
-            .expect("a group");
         let device = |rank: &usize| match support::on_gpus() {
             true => Device::cuda(*rank).expect("a GPU"),
             false => Device::host(),
         };
         let devices: Vec<_> = ranks.iter().map(device).collect();
+        if !address.contains(':') {
+            let id = if address == "-" {
+                let id = UniqueId::new(devices[0].kind()).expect("an id");
+                println!("id {}", hex(id));
+                id
+            } else {
+                id_of(address)
+            };
+            let connect = Communicator::builder(id, world).rank(ranks[0], &devices[0]).connect();
+            let comm = within(connect).await.expect("a communicator");
+            match job {
+                "work" => work(&devices, &comm).await,
+                _ => give_up(&devices, comm).await,
+            }
+            return;
+        }
+        let join = Group::join_ranks_within(LIMIT, address, ranks.clone(), world);
+        let group = within(join).await.expect("a group");
         let comm = within(group.connect(&devices)).await.expect("a communicator");
         comm.set_limit(Some(LIMIT));
         match job {
             "work" => work(&devices, &comm).await,
+            "recover" => recover(&devices, group, comm).await,
             _ => survive(&devices, &group, comm).await,
         }
     });
@@ -293,6 +387,56 @@ async fn work(devices: &[Device], comm: &Communicator) {
 
 async fn barrier(comm: &Communicator) -> gpu_await::Result<()> {
     comm.group(|g| comm.ranks().into_iter().try_for_each(|rank| g.rank(rank)?.barrier())).await
+}
+
+/// Works until the last rank, which is killed, does not come for a while.
+async fn give_up(devices: &[Device], comm: Communicator) {
+    let mut rounds = 0;
+    while let Ok(Ok(sum)) =
+        tokio::time::timeout(Duration::from_secs(5), sum(devices, &comm, |_| 1.0)).await
+    {
+        assert_eq!(sum, comm.world() as f32);
+        rounds += 1;
+        if rounds == 20 {
+            println!("working");
+        }
+    }
+    let rest = comm.world() - 1;
+    let comm = within(comm.abort_and_shrink(&[rest])).await.expect("those who are left");
+    comm.set_limit(Some(LIMIT));
+    let sums = within(sum(devices, &comm, |_| 2.0)).await.expect("a sum");
+    assert_eq!(sums, 2.0 * rest as f32);
+    within(barrier(&comm)).await.expect("a barrier");
+}
+
+/// Works until processes are killed, and goes on with those that are left, until that has worked for a while.
+async fn recover(devices: &[Device], group: Group, comm: Communicator) {
+    let (all, mut rounds) = (comm.world(), 0);
+    let (mut group, mut comm) = (group, comm);
+    while rounds < 100 || comm.world() == all {
+        (group, comm) = match within(sum(devices, &comm, |_| 1.0)).await {
+            Ok(sum) => {
+                assert_eq!(sum, comm.world() as f32);
+                (group, comm)
+            }
+            Err(error) if Error::lost(&error).is_some() => {
+                let lost = Error::lost(&error).expect("lost");
+                assert!(matches!(lost.cause, LostCause::PeerGone { .. }), "{error}");
+                assert!(group.gone().contains(&lost.origin()), "{error}, {:?}", group.gone());
+                rounds = 20;
+                within(group.recover(devices)).await.expect("those who are left")
+            }
+            Err(error) => panic!("{error}"),
+        };
+        rounds += 1;
+        if rounds == 20 {
+            println!("working");
+        }
+    }
+    println!("a world of {}", comm.world());
+    within(barrier(&comm)).await.expect("a barrier");
+    // Nobody leaves before all are done.
+    within(barrier(&comm)).await.expect("a barrier");
 }
 
 /// Works until a process is killed, and then with those that are left.

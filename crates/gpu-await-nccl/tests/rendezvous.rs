@@ -9,24 +9,12 @@ use std::time::{Duration, Instant};
 use gpu_await::Device;
 use gpu_await_nccl::{Communicator, Error, Group, LostCause, Reduction};
 
-use support::{LIMIT, within};
+use support::{LIMIT, address, groups, within};
 
 const SOON: Duration = Duration::from_millis(300);
 
-/// An address that nobody listens at.
-fn address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").to_string()
-}
-
 async fn join(address: &str, rank: usize, world: usize) -> Result<Group, Error> {
     within(Group::join_within(LIMIT, address, rank, world)).await
-}
-
-async fn groups(world: usize) -> Vec<Group> {
-    let address = address();
-    let joins = (0..world).map(|rank| join(&address, rank, world));
-    futures::future::try_join_all(joins).await.expect("they meet")
 }
 
 #[tokio::test]

@@ -1,9 +1,10 @@
 //! [`CommunicatorBuilder`]: the local ranks of a communicator, its options, and connecting it.
 #![forbid(unsafe_code)]
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::channel::oneshot;
 use gpu_await::{Device, DeviceBuffer, DeviceKind};
@@ -13,12 +14,13 @@ use super::shared::{Origin, Shared};
 use super::shrink::Parent;
 use super::{Communicator, context_of, warm_up};
 use crate::error::{Error, Result};
-use crate::exchange::{Hub, Wire};
+use crate::exchange::{Gathered, Patience, Wire};
+use crate::rendezvous::{MOST_RANKS, root};
+use crate::stats;
 use crate::transport::gpu::GpuTransport;
 use crate::transport::host::HostTransport;
 use crate::transport::{LocalRank, Transport};
 use crate::unique_id::UniqueId;
-use crate::{stats, system};
 
 /// Long enough for a process that loads a model first.
 const CONNECT: Duration = Duration::from_secs(120);
@@ -126,10 +128,11 @@ impl CommunicatorBuilder {
     /// None: threads of the crate wait. NCCL allocates device memory, which waits for running kernels.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the communicator is still connected, for the sake of the other ranks, and then ended.
+    /// If the future is dropped while ranks are missing, this one gives up: the others wait for its next `connect`. Later, the
+    /// communicator is still connected, for the sake of the other ranks, and then ended.
     ///
     /// # Errors
-    /// Before anything is done: [`Error::NoRanks`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
+    /// Before anything is done: [`Error::NoRanks`], [`Error::WorldTooLarge`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
     /// [`Error::DeviceCount`], [`Error::NotLocal`], [`Error::MixedDevices`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
     /// [`Error::NotConnected`]; of the host twin and of a group [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`];
     /// [`Error::Lost`]: a rank of a group has ended.
@@ -146,10 +149,12 @@ impl CommunicatorBuilder {
             parent,
             ..
         } = self;
-        let (mut locals, mut scratch, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut locals, mut contexts) = (Vec::new(), Vec::new());
+        let (mut scratch, mut order) = (Vec::new(), Vec::new());
         for (rank, device) in ranks {
             let stream = device.stream()?;
             scratch.push(stream.zeros::<f32>(1).queued()?);
+            order.push(stream.zeros::<u8>(1).queued()?);
             if kind == DeviceKind::Cuda {
                 contexts.push(context_of(&stream)?);
             }
@@ -159,9 +164,11 @@ impl CommunicatorBuilder {
             let devices: Vec<_> = locals.iter().map(|local| local.device.clone()).collect();
             enable_peers(&devices).await?;
         }
-        let pairs = connects_pairs;
+        let (pairs, scratch) = (connects_pairs, (scratch, order));
+        let patience = Patience::of(connect_limit);
+        let waits = patience.give_up_on_drop();
         let made =
-            Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs, parent };
+            Making { id, world, locals, scratch, contexts, channel, patience, pairs, parent };
         let (send, receive) = oneshot::channel();
         stats::spawn("connect", move || {
             let connected = made.within(connect_limit);
@@ -169,6 +176,7 @@ impl CommunicatorBuilder {
             drop(send.send(connected));
         })?;
         let comm = receive.await.unwrap_or(Err(Error::NotConnected { limit: connect_limit }))?;
+        waits.keep();
         comm.set_limit(limit);
         Ok(comm)
     }
@@ -186,7 +194,11 @@ impl CommunicatorBuilder {
         let Some((_, first)) = ranks.first().filter(|_| world > 0) else {
             return Err(Error::NoRanks { world, local: ranks.len() });
         };
-        for (at, (rank, device)) in ranks.iter().enumerate() {
+        if world > MOST_RANKS {
+            return Err(Error::WorldTooLarge { world, most: MOST_RANKS });
+        }
+        let (mut taken, mut gpus) = (HashSet::new(), HashMap::new());
+        for (rank, device) in ranks {
             if *rank >= world {
                 return Err(Error::BadRank { rank: *rank, world });
             }
@@ -194,22 +206,21 @@ impl CommunicatorBuilder {
                 let (first, second) = (first.to_string(), device.to_string());
                 return Err(Error::MixedDevices { first, second });
             }
-            for (other, other_device) in &ranks[..at] {
-                if other == rank {
-                    return Err(Error::DuplicateRank { rank: *rank });
-                }
-                let is_gpu = device.kind() == DeviceKind::Cuda;
-                if is_gpu && device.ordinal() == other_device.ordinal() {
-                    let (first, second, device) = (*other, *rank, device.to_string());
-                    return Err(Error::DuplicateDevice { first, second, device });
-                }
+            if !taken.insert(*rank) {
+                return Err(Error::DuplicateRank { rank: *rank });
+            }
+            if device.kind() == DeviceKind::Cuda
+                && let Some(first) = gpus.insert(device.ordinal(), *rank)
+            {
+                let (second, device) = (*rank, device.to_string());
+                return Err(Error::DuplicateDevice { first, second, device });
             }
         }
         match first.kind() {
             // Its ranks tell one another, or know one another.
             _ if self.channel.is_some() || self.parent.is_some() => {}
             DeviceKind::Cuda => self.id.for_gpus().map(drop)?,
-            _ => self.id.check_for_host()?,
+            _ => self.id.place().map(drop)?,
         }
         Ok(first.kind())
     }
@@ -232,11 +243,11 @@ struct Making {
     id: UniqueId,
     world: usize,
     locals: Vec<LocalRank>,
-    scratch: Vec<DeviceBuffer<f32>>,
+    scratch: (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
     /// Of GPUs.
     contexts: Vec<u64>,
     channel: Option<Arc<dyn Wire>>,
-    connect_limit: Duration,
+    patience: Patience,
     pairs: bool,
     parent: Option<Arc<Parent>>,
 }
@@ -267,24 +278,22 @@ impl Making {
     }
 
     fn make(self) -> Result<Communicator> {
-        let Making { id, world, locals, scratch, contexts, channel, connect_limit, pairs, parent } =
+        let Making { id, world, locals, scratch, contexts, channel, patience, pairs, parent } =
             self;
         let ranks: Vec<usize> = locals.iter().map(|local| local.rank).collect();
-        let began = Instant::now();
-        let is_gpu = !contexts.is_empty();
-        let end = system::end_of(connect_limit);
-        let shrink = parent.is_some();
-        let Met { id, shrink } = match &channel {
-            Some(wire) => {
-                let is = (is_gpu, shrink);
-                meeting::meet(&**wire, &ranks, world, is, (end, connect_limit))?
+        let (is_gpu, end, shrink) = (!contexts.is_empty(), patience.end, parent.is_some());
+        let (Met { id, shrink }, wire) = match (channel, is_gpu) {
+            (None, true) => (Met { id, shrink }, None),
+            (channel, _) => {
+                let own = meeting::hello(&ranks, is_gpu, shrink)?;
+                let Gathered { hellos, wire } = match channel {
+                    Some(wire) => wire.gather(own.clone(), &patience)?,
+                    None => root::meet(id, own.clone(), world, &patience)?,
+                };
+                (meeting::met(&own, &hellos)?, Some(wire))
             }
-            None => Met { id, shrink },
         };
-        let wire = match channel {
-            None if !is_gpu => Some(Hub::join(id, world, &ranks, end, connect_limit)?),
-            channel => channel,
-        };
+        let connect_limit = patience.limit;
         let origin = Origin { wire: wire.clone(), connect_limit, pairs };
         let transport: Box<dyn Transport> = match (wire, parent.filter(|_| shrink)) {
             (wire, Some(parent)) => parent.shrink(&locals, (world, contexts), wire, end)?,
@@ -296,7 +305,7 @@ impl Making {
         let shared: Arc<Shared> = Shared::new(world, locals, (transport, origin), scratch);
         let comm = Communicator::of(shared);
         if is_gpu {
-            comm.set_limit(Some(connect_limit.saturating_sub(began.elapsed())));
+            comm.set_limit(Some(patience.rest()));
             warm_up::connect_all(&comm, pairs)?;
         }
         Ok(comm)

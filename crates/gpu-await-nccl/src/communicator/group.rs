@@ -66,9 +66,9 @@ impl<'a> GroupCalls<'a> {
 impl<'a> RankCalls<'_, 'a> {
     pub(super) fn make(
         &self,
-        part: impl FnOnce(&RankOf<'_>) -> gpu_await::Result<Part<'a>>,
+        part: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<Part<'a>>,
     ) -> gpu_await::Result<()> {
-        match part(&RankOf { shared: &self.group.shared, at: self.at }) {
+        match part(&RankOf::new(&self.group.shared, self.at)) {
             Ok(part) => {
                 self.group.parts.borrow_mut().push(part);
                 Ok(())

@@ -1,20 +1,12 @@
-//! How the ranks of a group's communicator come together: each tells every rank of another process that it is there and what its
-//! device is, and the rank 0 what NCCL's id is. Of a communicator that shrinks, each says whether NCCL can do that for it.
+//! What the ranks of a communicator say when they come together, and what follows from it: the kind of their devices, NCCL's id, and of a
+//! communicator that shrinks whether NCCL can do that for each of them.
 #![forbid(unsafe_code)]
-
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use gpu_await::DeviceKind;
 
-use crate::call::Head;
-use crate::error::{CollectiveLost, Error, Result};
-use crate::exchange::{Message, Wire};
+use crate::error::{Error, Result};
+use crate::exchange::Hello;
 use crate::unique_id::UniqueId;
-
-/// No verb has it.
-const HELLO: u8 = 200;
 
 /// What the ranks have told.
 pub(super) struct Met {
@@ -24,55 +16,25 @@ pub(super) struct Met {
     pub(super) shrink: bool,
 }
 
-/// Waits until every rank has come. `shrink`: this process can have NCCL shrink the communicator.
-pub(super) fn meet(
-    wire: &dyn Wire,
-    ranks: &[usize],
-    world: usize,
-    (is_gpu, mut shrink): (bool, bool),
-    (end, limit): (Instant, Duration),
-) -> Result<Met> {
-    let own = match is_gpu && ranks.contains(&0) {
+/// What this process says. `shrink`: it can have NCCL shrink the communicator.
+pub(super) fn hello(ranks: &[usize], is_gpu: bool, shrink: bool) -> Result<Hello> {
+    let id = match is_gpu && ranks.contains(&0) {
         true => UniqueId::new(DeviceKind::Cuda)?,
         false => UniqueId::of_group(),
     };
-    let (reduction, root, count) = (u8::from(shrink), 0, world as u64);
-    let head = Head { verb: HELLO, element: u8::from(is_gpu), reduction, root, count };
-    let data: Arc<[u8]> = own.to_bytes().into();
-    // Each of this process with each of another one.
-    let pairs = || {
-        let others = (0..world).filter(|peer| !ranks.contains(peer));
-        others.flat_map(|peer| ranks.iter().map(move |rank| (*rank, peer)))
-    };
-    let lost = |cause| Error::Lost(CollectiveLost { rank: ranks[0], cause });
-    for (rank, peer) in pairs() {
-        wire.send(rank, peer, Message { head, data: data.clone() }).map_err(lost)?;
-    }
-    let (mut id, mut missing) = (own, BTreeSet::new());
-    for (rank, peer) in pairs() {
-        let inbox = wire.inbox(rank);
-        let message = match inbox.receive_until(peer, Some(end)) {
-            Ok(message) => message,
-            Err(Some(cause)) => return Err(lost(cause)),
-            Err(None) => {
-                missing.insert(peer);
-                continue;
-            }
+    Ok(Hello { ranks: ranks.to_vec(), is_gpu, shrink, id })
+}
+
+/// What follows from what all have said.
+pub(super) fn met(own: &Hello, hellos: &[Hello]) -> Result<Met> {
+    if let Some(other) = hellos.iter().find(|other| other.is_gpu != own.is_gpu) {
+        let name = |hello: &Hello| {
+            let kind = if hello.is_gpu { "a GPU" } else { "a host device" };
+            format!("{kind} (rank {})", hello.ranks[0])
         };
-        shrink &= message.head.reduction == 1;
-        if message.head.element != head.element {
-            let name = |gpu: bool| if gpu { "a GPU" } else { "a host device" };
-            let (first, second) = (name(is_gpu), name(message.head.element != 0));
-            let (first, second) =
-                (format!("{first} (rank {rank})"), format!("{second} (rank {peer})"));
-            return Err(Error::MixedDevices { first, second });
-        }
-        if let (0, Ok(bytes)) = (peer, (*message.data).try_into()) {
-            id = UniqueId::from_bytes(bytes);
-        }
+        return Err(Error::MixedDevices { first: name(own), second: name(other) });
     }
-    if missing.is_empty() {
-        return Ok(Met { id, shrink });
-    }
-    Err(Error::MissingRanks { missing: missing.into_iter().collect(), world, limit })
+    let zero = hellos.iter().find(|hello| hello.ranks.contains(&0));
+    let id = zero.map_or(own.id, |zero| zero.id);
+    Ok(Met { id, shrink: hellos.iter().all(|hello| hello.shrink) })
 }

@@ -1,4 +1,5 @@
-//! [`RankOf`]: the calls of one rank, checked and with their memory lent; once for [verbs](super::verbs) of a communicator and of a group.
+//! [`RankOf`]: the calls of one rank, checked and with their memory lent; once for [verbs](super::verbs) of a communicator and of a group,
+//! and of a [graph](super::in_graph), where the call is captured instead.
 //!
 //! | verb | `x` is | `y` is |
 //! |---|---|---|
@@ -11,10 +12,12 @@
 //! | send, recv | read, *n* | written, *n* |
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::Arc;
 
-use gpu_await::{Readable, Uses, Writable};
+use gpu_await::{Append, DeviceBuffer, RawSlice, Readable, Uses, Writable};
 
+use super::in_graph::GraphCalls;
 use super::shared::{Part, Shared};
 use crate::call::{Call, Verb};
 use crate::element::{CollectiveElement, ElementType, Reduction, type_of};
@@ -23,12 +26,43 @@ use crate::error::Error;
 type Made<'a> = gpu_await::Result<Part<'a>>;
 
 /// A rank of this process, by its place.
-pub(super) struct RankOf<'s> {
+pub(super) struct RankOf<'s, 'a> {
     pub(super) shared: &'s Arc<Shared>,
     pub(super) at: usize,
+    /// If its calls are captured.
+    pub(super) graph: Option<&'s GraphCalls<'s>>,
+    /// What they update, for their order.
+    pub(super) order: Cell<Option<&'a mut DeviceBuffer<u8>>>,
 }
 
-impl RankOf<'_> {
+/// What a verb declares, with one range more.
+pub(crate) trait Ranges: Copy + Append<RawSlice<u8>> {
+    /// Leaves that out.
+    fn without(all: Self::With) -> Self;
+}
+
+impl Ranges for () {
+    fn without((_,): (RawSlice<u8>,)) {}
+}
+
+impl<X: Copy> Ranges for (X,) {
+    fn without((x, _): (X, RawSlice<u8>)) -> Self {
+        (x,)
+    }
+}
+
+impl<X: Copy, Y: Copy> Ranges for (X, Y) {
+    fn without((x, y, _): (X, Y, RawSlice<u8>)) -> Self {
+        (x, y)
+    }
+}
+
+impl<'s, 'a> RankOf<'s, 'a> {
+    /// Its calls are made.
+    pub(super) fn new(shared: &'s Arc<Shared>, at: usize) -> Self {
+        RankOf { shared, at, graph: None, order: Cell::new(None) }
+    }
+
     fn rank(&self) -> usize {
         self.shared.ranks[self.at].rank
     }
@@ -37,8 +71,24 @@ impl RankOf<'_> {
         self.shared.world
     }
 
+    /// Lends the memory of a call, or captures it.
+    fn lend<P: Ranges + 'a>(&self, uses: Uses<'a, P>, call: impl FnOnce(P) -> Call) -> Made<'a> {
+        match self.graph {
+            None => self.shared.lend(self.at, uses, call),
+            Some(graph) => graph.capture(self, uses, call),
+        }
+    }
+
+    fn refuse<P>(&self, uses: Uses<'_, P>, error: Error) -> gpu_await::Error {
+        match self.graph {
+            None => self.shared.refuse(self.at, uses, error),
+            // The graph fails what it would have written.
+            Some(_) => error.into(),
+        }
+    }
+
     /// Memory that is read, and other memory that is written.
-    fn read_write<'a, T: CollectiveElement, X: Readable<T>, Y: Writable<T>>(
+    fn read_write<T: CollectiveElement, X: Readable<T>, Y: Writable<T>>(
         &self,
         op: &'static str,
         (x, y): (&'a X, &'a mut Y),
@@ -46,15 +96,15 @@ impl RankOf<'_> {
     ) -> Made<'a> {
         let uses = Uses::new(op).reads(x).writes(y);
         match checked {
-            Ok((verb, count)) => self
-                .shared
-                .lend(self.at, uses, |(x, y)| call::<T>(verb, count, x.address(), y.address())),
-            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+            Ok((verb, count)) => {
+                self.lend(uses, |(x, y)| call::<T>(verb, count, x.address(), y.address()))
+            }
+            Err(error) => Err(self.refuse(uses, error)),
         }
     }
 
     /// Memory that is read and written.
-    fn update<'a, T: CollectiveElement, X: Writable<T>>(
+    fn update<T: CollectiveElement, X: Writable<T>>(
         &self,
         op: &'static str,
         x: &'a mut X,
@@ -63,16 +113,16 @@ impl RankOf<'_> {
     ) -> Made<'a> {
         let uses = Uses::new(op).updates(x);
         match checked {
-            Ok((verb, count)) => self.shared.lend(self.at, uses, |(x,)| {
+            Ok((verb, count)) => self.lend(uses, |(x,)| {
                 let share = (count * size_of::<T>()) as u64;
                 let (from, to) = addresses(x.address(), share);
                 call::<T>(verb, count, from, to)
             }),
-            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+            Err(error) => Err(self.refuse(uses, error)),
         }
     }
 
-    fn read<'a, T: CollectiveElement, X: Readable<T>>(
+    fn read<T: CollectiveElement, X: Readable<T>>(
         &self,
         op: &'static str,
         x: &'a X,
@@ -80,14 +130,12 @@ impl RankOf<'_> {
     ) -> Made<'a> {
         let (uses, count) = (Uses::new(op).reads(x), x.len());
         match checked {
-            Ok(verb) => self
-                .shared
-                .lend(self.at, uses, |(x,)| call::<T>(verb, count, x.address(), x.address())),
-            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+            Ok(verb) => self.lend(uses, |(x,)| call::<T>(verb, count, x.address(), x.address())),
+            Err(error) => Err(self.refuse(uses, error)),
         }
     }
 
-    fn write<'a, T: CollectiveElement, Y: Writable<T>>(
+    fn write<T: CollectiveElement, Y: Writable<T>>(
         &self,
         op: &'static str,
         y: &'a mut Y,
@@ -96,10 +144,8 @@ impl RankOf<'_> {
         let count = y.len();
         let uses = Uses::new(op).writes(y);
         match checked {
-            Ok(verb) => self
-                .shared
-                .lend(self.at, uses, |(y,)| call::<T>(verb, count, y.address(), y.address())),
-            Err(error) => Err(self.shared.refuse(self.at, uses, error)),
+            Ok(verb) => self.lend(uses, |(y,)| call::<T>(verb, count, y.address(), y.address())),
+            Err(error) => Err(self.refuse(uses, error)),
         }
     }
 
@@ -117,7 +163,7 @@ impl RankOf<'_> {
         Err(Error::NotShared { op, what, found, world })
     }
 
-    pub(super) fn all_reduce<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Made<'a>
+    pub(super) fn all_reduce<T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Made<'a>
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -128,7 +174,7 @@ impl RankOf<'_> {
         self.read_write("all_reduce", (x, y), checked)
     }
 
-    pub(super) fn all_reduce_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+    pub(super) fn all_reduce_in_place<T: CollectiveElement, X: Writable<T>>(
         &self,
         x: &'a mut X,
         by: Reduction,
@@ -137,7 +183,7 @@ impl RankOf<'_> {
         self.update("all_reduce", x, checked, |x, _| (x, x))
     }
 
-    pub(super) fn reduce<'a, T, X, Y>(
+    pub(super) fn reduce<T, X, Y>(
         &self,
         x: &'a X,
         y: &'a mut Y,
@@ -158,7 +204,7 @@ impl RankOf<'_> {
         self.read_write("reduce", (x, y), checked)
     }
 
-    pub(super) fn reduce_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+    pub(super) fn reduce_in_place<T: CollectiveElement, X: Writable<T>>(
         &self,
         x: &'a mut X,
         by: Reduction,
@@ -172,7 +218,7 @@ impl RankOf<'_> {
         self.update("reduce", x, checked, |x, _| (x, x))
     }
 
-    pub(super) fn broadcast<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y, root: usize) -> Made<'a>
+    pub(super) fn broadcast<T, X, Y>(&self, x: &'a X, y: &'a mut Y, root: usize) -> Made<'a>
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -187,7 +233,7 @@ impl RankOf<'_> {
         self.read_write("broadcast", (x, y), checked)
     }
 
-    pub(super) fn broadcast_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+    pub(super) fn broadcast_in_place<T: CollectiveElement, X: Writable<T>>(
         &self,
         x: &'a mut X,
         root: usize,
@@ -199,7 +245,7 @@ impl RankOf<'_> {
         }
     }
 
-    pub(super) fn all_gather<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
+    pub(super) fn all_gather<T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -210,7 +256,7 @@ impl RankOf<'_> {
         self.read_write("all_gather", (x, y), checked)
     }
 
-    pub(super) fn all_gather_in_place<'a, T: CollectiveElement, Y: Writable<T>>(
+    pub(super) fn all_gather_in_place<T: CollectiveElement, Y: Writable<T>>(
         &self,
         y: &'a mut Y,
     ) -> Made<'a> {
@@ -219,12 +265,7 @@ impl RankOf<'_> {
         self.update("all_gather", y, share, |y, share| (y + rank * share, y))
     }
 
-    pub(super) fn reduce_scatter<'a, T, X, Y>(
-        &self,
-        x: &'a X,
-        y: &'a mut Y,
-        by: Reduction,
-    ) -> Made<'a>
+    pub(super) fn reduce_scatter<T, X, Y>(&self, x: &'a X, y: &'a mut Y, by: Reduction) -> Made<'a>
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -235,7 +276,7 @@ impl RankOf<'_> {
         self.read_write("reduce_scatter", (x, y), checked)
     }
 
-    pub(super) fn reduce_scatter_in_place<'a, T: CollectiveElement, X: Writable<T>>(
+    pub(super) fn reduce_scatter_in_place<T: CollectiveElement, X: Writable<T>>(
         &self,
         x: &'a mut X,
         by: Reduction,
@@ -246,7 +287,7 @@ impl RankOf<'_> {
         self.update("reduce_scatter", x, share, |x, share| (x, x + rank * share))
     }
 
-    pub(super) fn all_to_all<'a, T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
+    pub(super) fn all_to_all<T, X, Y>(&self, x: &'a X, y: &'a mut Y) -> Made<'a>
     where
         T: CollectiveElement,
         X: Readable<T>,
@@ -257,7 +298,7 @@ impl RankOf<'_> {
         self.read_write("all_to_all", (x, y), checked.map(|count| (Verb::AllToAll, count)))
     }
 
-    pub(super) fn send<'a, T: CollectiveElement, X: Readable<T>>(
+    pub(super) fn send<T: CollectiveElement, X: Readable<T>>(
         &self,
         x: &'a X,
         peer: usize,
@@ -265,7 +306,7 @@ impl RankOf<'_> {
         self.read("send", x, self.check_rank(peer).map(|()| Verb::Send(peer)))
     }
 
-    pub(super) fn recv<'a, T: CollectiveElement, Y: Writable<T>>(
+    pub(super) fn recv<T: CollectiveElement, Y: Writable<T>>(
         &self,
         y: &'a mut Y,
         peer: usize,
@@ -273,9 +314,9 @@ impl RankOf<'_> {
         self.write("recv", y, self.check_rank(peer).map(|()| Verb::Receive(peer)))
     }
 
-    pub(super) fn barrier<'a>(&self) -> Made<'a> {
+    pub(super) fn barrier(&self) -> Made<'a> {
         let memory = self.shared.scratch(self.at);
-        self.shared.lend(self.at, Uses::new("barrier"), |()| Call {
+        self.lend(Uses::new("barrier"), |()| Call {
             verb: Verb::Barrier,
             element: ElementType::F32,
             count: 1,

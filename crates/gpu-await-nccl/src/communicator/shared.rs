@@ -12,20 +12,25 @@
 //! 3. An outcome is told before the work ends: the transport aborts afterwards.
 //! 4. No call waits for a full stream while it holds [`ORDER`]: it waits for room before, and a loss ends that
 //!    (`a_full_communicator_blocks_no_other`).
+//! 5. A launch of a graph with calls of the communicator is entered in front of its work, or refused (`an_abort_fails_a_launch`).
+//! 6. Calls of a rank run one after another, in graphs and outside of them (`in_order_with_other_calls`).
+
+mod launches;
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use gpu_await::{DeviceBuffer, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
+use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
 
+use self::launches::InOrder;
 use crate::call::Call;
 use crate::error::{CollectiveLost, Error, LostCause};
 use crate::exchange::Wire;
@@ -50,6 +55,7 @@ pub(crate) struct Shared {
     limit_ns: AtomicU64,
     /// For barriers: memory that only the stream of its rank uses.
     scratch: Vec<DeviceBuffer<f32>>,
+    order: Vec<InOrder>,
     state: Mutex<State>,
     this: Weak<Shared>,
     _counted: Counted,
@@ -80,14 +86,15 @@ struct Pending {
     /// Ranks, by their places, and the tickets of their parts.
     tickets: Vec<(usize, u64)>,
     outcomes: Vec<WorkOutcome>,
+    /// It is a launch of a graph, on a stream of its own; whether that is known to be complete.
+    launch: Option<Arc<AtomicBool>>,
 }
 
 /// A call of a rank whose memory is lent to its stream.
 pub(crate) struct Part<'a> {
     at: usize,
-    call: Call,
-    /// Until it is made, or fails.
-    loan: Option<Box<dyn Lent + 'a>>,
+    /// Until it is made, or fails; nothing if it was captured.
+    call: Option<(Call, Box<dyn Lent + 'a>)>,
 }
 
 /// A loan, whatever was declared.
@@ -117,9 +124,14 @@ impl<P> Lent for MemoryLoan<'_, P> {
 }
 
 impl Part<'_> {
+    /// One that the graph makes.
+    pub(crate) fn captured(at: usize) -> Self {
+        Part { at, call: None }
+    }
+
     /// It is not made.
     pub(crate) fn fail(mut self, error: Error) {
-        if let Some(loan) = self.loan.take() {
+        if let Some((_, loan)) = self.call.take() {
             drop(loan.fail(error));
         }
     }
@@ -128,7 +140,7 @@ impl Part<'_> {
 /// A call that was recorded and not made, as the closure of its group panicked.
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        if let Some(loan) = self.loan.take() {
+        if let Some((_, loan)) = self.call.take() {
             drop(loan.fail(Error::NotCalled));
         }
     }
@@ -139,8 +151,9 @@ impl Shared {
         world: usize,
         ranks: Vec<LocalRank>,
         (transport, origin): (Box<dyn Transport>, Origin),
-        scratch: Vec<DeviceBuffer<f32>>,
+        (scratch, order): (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
     ) -> Arc<Shared> {
+        let order = order.into_iter().map(InOrder::by).collect();
         Arc::new_cyclic(|this| Shared {
             world,
             ranks,
@@ -148,6 +161,7 @@ impl Shared {
             origin,
             limit_ns: AtomicU64::new(0),
             scratch,
+            order,
             state: Mutex::default(),
             this: this.clone(),
             _counted: Counted::one(&COMMUNICATORS),
@@ -192,11 +206,21 @@ impl Shared {
         if let Some(lost) = self.lost() {
             return Err(self.refuse(at, uses, lost));
         }
+        self.stay_in_order(at)?;
         // SAFETY: what the transport does with the memory is what the verb declared, on that stream alone, and the loan
         // ends when it is there: `run` ends it, or its drop. On a host device it is a function of that stream.
-        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) }?;
+        let loan = unsafe { self.ranks[at].stream.lend_memory(uses) };
+        let loan = loan.inspect_err(|error| self.input_failed(at, error))?;
         let call = call(loan.slices());
-        Ok(Part { at, call, loan: Some(Box::new(loan)) })
+        Ok(Part { at, call: Some((call, Box::new(loan))) })
+    }
+
+    /// A call cannot be made as what was to write its input failed: the other ranks would wait for it.
+    fn input_failed(&self, at: usize, error: &gpu_await::Error) {
+        if let ErrorDetail::Upstream { .. } = error.detail() {
+            let (rank, reason) = (self.ranks[at].rank, error.to_string());
+            self.fail(LostCause::InputFailed { rank, reason });
+        }
     }
 
     /// Refuses a call; what it would have written counts as failed.
@@ -271,9 +295,13 @@ impl Shared {
 
     /// Puts the calls on the streams of their ranks, as one operation.
     pub(crate) fn run(&self, op: &'static str, parts: Vec<Part<'_>>) -> Op<()> {
+        let mut ranks: Vec<usize> = parts.iter().map(|part| part.at).collect();
+        ranks.dedup();
         let order = ORDER.lock();
         let done = self.run_out_of_order(op, parts);
         drop(order);
+        // Not under that lock, which a call that is captured takes inside of theirs. Refused where the operation has failed.
+        ranks.into_iter().for_each(|at| drop(self.stay_in_order(at)));
         done
     }
 
@@ -285,8 +313,8 @@ impl Shared {
         }
         let (mut placed, mut loans) = (Vec::new(), Vec::new());
         for mut part in parts {
-            let (at, call) = (part.at, part.call);
-            let Some(loan) = part.loan.take() else { continue };
+            let at = part.at;
+            let Some((call, loan)) = part.call.take() else { continue };
             let (stream, outcome) = (loan.raw_stream(), loan.outcome());
             placed.push(Placed { at, call, stream, outcome });
             loans.push((at, loan));
@@ -304,7 +332,7 @@ impl Shared {
             ops.push(loan.complete());
             tickets.push((at, self.ranks[at].stream.submitted()));
         }
-        self.enter(Pending { since: Instant::now(), tickets, outcomes });
+        self.enter(Pending { since: Instant::now(), tickets, outcomes, launch: None });
         match ops.pop() {
             Some(only) if ops.is_empty() => only,
             last => join_all(ops.into_iter().chain(last)).map_value(drop),
@@ -318,12 +346,17 @@ impl Shared {
 
     /// Has the watchdog look after work; or fails it, if the communicator was lost meanwhile.
     fn enter(&self, pending: Pending) {
-        let mut state = self.state.lock();
-        if let Some(cause) = state.lost.clone() {
-            drop(state);
+        if let Some((cause, pending)) = self.enter_unless_lost(pending) {
             let error = self.error(cause);
             pending.outcomes.iter().for_each(|outcome| outcome.fail(error.clone()));
-            return;
+        }
+    }
+
+    /// Hands it back if the communicator was lost.
+    fn enter_unless_lost(&self, pending: Pending) -> Option<(LostCause, Pending)> {
+        let mut state = self.state.lock();
+        if let Some(cause) = state.lost.clone() {
+            return Some((cause, pending));
         }
         self.forget_complete(&mut state);
         state.pending.push_back(pending);
@@ -332,12 +365,15 @@ impl Shared {
         if is_new {
             watchdog::watch(self.this.clone());
         }
+        None
     }
 
     fn forget_complete(&self, state: &mut State) {
         let is_complete = |pending: &Pending| {
             let mut parts = pending.tickets.iter();
-            parts.all(|(at, ticket)| self.ranks[*at].stream.completed() >= *ticket)
+            let launch = pending.launch.as_ref();
+            launch.is_none_or(|is_complete| is_complete.load(Ordering::SeqCst))
+                && parts.all(|(at, ticket)| self.ranks[*at].stream.completed() >= *ticket)
         };
         while state.pending.front().is_some_and(is_complete) {
             state.pending.pop_front();
@@ -397,6 +433,7 @@ impl Shared {
             // Asks the device.
             let _in_flight = local.stream.backlog();
         }
+        self.ask_launches();
         let oldest = {
             let mut state = self.state.lock();
             self.forget_complete(&mut state);

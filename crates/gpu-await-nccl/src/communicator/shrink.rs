@@ -123,6 +123,7 @@ impl Communicator {
             // Of a device that is lost too.
             drop(local.stream.done().await);
         }
+        self.shared().launches_end().await?;
         self.meet_again(split, false).await
     }
 
@@ -198,9 +199,9 @@ impl Communicator {
         let shrunk = builder.of(ranks, &devices, wire).connect().await;
         shrunk.map_err(|error| match error {
             // As they are numbered here.
-            Error::MissingRanks { missing, limit, .. } => {
+            Error::MissingRanks { missing, limit, refused, .. } => {
                 let missing = missing.into_iter().map(|rank| left[rank]).collect();
-                Error::MissingRanks { missing, world: self.world(), limit }
+                Error::MissingRanks { missing, world: self.world(), limit, refused }
             }
             error => error,
         })

@@ -15,14 +15,14 @@ impl Communicator {
     fn alone<'a>(
         &self,
         op: &'static str,
-        part: impl FnOnce(&RankOf<'_>) -> gpu_await::Result<Part<'a>>,
+        part: impl FnOnce(&RankOf<'_, 'a>) -> gpu_await::Result<Part<'a>>,
     ) -> Op<()> {
         let shared = self.shared();
         if shared.ranks.len() != 1 {
             return shared.failed(op, Error::SeveralRanks { op, local: self.ranks() }.into());
         }
         shared.wait_for_room();
-        match part(&RankOf { shared, at: 0 }) {
+        match part(&RankOf::new(shared, 0)) {
             Ok(part) => shared.run(op, vec![part]),
             Err(error) => shared.failed(op, error),
         }

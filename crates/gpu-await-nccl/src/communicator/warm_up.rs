@@ -59,8 +59,8 @@ pub(super) fn connect_all(comm: &Communicator, pairs: bool) -> Result<()> {
     run(shared, parts)
 }
 
-fn rank(shared: &Arc<Shared>, at: usize) -> RankOf<'_> {
-    RankOf { shared, at }
+fn rank<'s, 'a>(shared: &'s Arc<Shared>, at: usize) -> RankOf<'s, 'a> {
+    RankOf::new(shared, at)
 }
 
 fn run(shared: &Arc<Shared>, parts: Vec<Part<'_>>) -> Result<()> {

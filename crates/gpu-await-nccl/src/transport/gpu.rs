@@ -11,9 +11,9 @@
 //! | step | thread of the abort | a call that is running |
 //! |---|---|---|
 //! | 1 | group begins; `ncclCommAbort` sets the flags that kernels and connecting threads look at | returns with an error |
-//! | 2 | takes the lock that calls are made under: none is running | – |
-//! | 3 | waits for the streams: no kernel has the handle's memory any more | refused: it looks at `ending` under that lock |
-//! | 4 | group ends: the handle is freed | refused |
+//! | 2 | takes the lock that calls are made under, and releases it: none is running | refused from now on: it looks at `ending` under that lock |
+//! | 3 | waits for the streams: no kernel has the handle's memory any more | refused |
+//! | 4 | group ends: the handle is freed; if graphs have its work, when the last of them is gone | refused |
 //!
 //! # Invariants
 //! 1. A handle is freed once, by whoever sets `ending`, and behind the last call that uses it: calls are made under `calling`, and
@@ -24,17 +24,17 @@ mod shrink;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use gpu_await::{Device, Stream};
+use gpu_await::{Device, RawQueue, Stream};
 
 use parking_lot::Mutex;
 
 use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
-use crate::error::{Error, LostCause, Result};
-use crate::exchange::{Inbox, Wire};
+use crate::error::{CollectiveLost, Error, LostCause, Result};
+use crate::exchange::{Inbox, LAST_WORK, Wire};
 use crate::nccl::driver::Driver;
 use crate::nccl::{Addresses, Comm, Lane, Nccl, RawId};
 use crate::{stats, system};
@@ -42,27 +42,24 @@ use crate::{stats, system};
 pub(crate) struct GpuTransport {
     comms: Arc<Comms>,
     world: usize,
+    /// Of this process.
+    ranks: Vec<usize>,
     group: Option<Peers>,
 }
 
 /// The other ranks of a group, whose end NCCL may not see.
 struct Peers {
     wire: Arc<dyn Wire>,
-    /// Of this process.
-    ranks: Vec<usize>,
     /// Of the first of them: the end of another process is told to all.
     inbox: Arc<Inbox>,
     /// When the end of one was seen first.
     ended: Mutex<Option<Instant>>,
 }
 
-/// How long work may take that was pending when a peer ended: it may be complete there, and nearly so here.
-const LAST_WORK: Duration = Duration::from_millis(200);
-
 impl Peers {
-    fn new(wire: Arc<dyn Wire>, ranks: Vec<usize>) -> Peers {
-        let inbox = wire.inbox(ranks[0]);
-        Peers { wire, ranks, inbox, ended: Mutex::default() }
+    fn new(wire: Arc<dyn Wire>, rank: usize) -> Peers {
+        let inbox = wire.inbox(rank);
+        Peers { wire, inbox, ended: Mutex::default() }
     }
 
     /// Why nothing new can be done.
@@ -156,9 +153,14 @@ impl GpuTransport {
             ending: AtomicBool::new(false),
             freed: Mutex::new(false),
         };
-        let group =
-            wire.map(|wire| Peers::new(wire, ranks.iter().map(|local| local.rank).collect()));
-        Ok(GpuTransport { comms: Arc::new(comms), world, group })
+        let group = wire.map(|wire| Peers::new(wire, ranks[0].rank));
+        let ranks = ranks.iter().map(|local| local.rank).collect();
+        Ok(GpuTransport { comms: Arc::new(comms), world, ranks, group })
+    }
+
+    fn lost(&self, cause: LostCause) -> Error {
+        let rank = self.ranks.first().copied().unwrap_or_default();
+        Error::Lost(CollectiveLost { rank, cause })
     }
 
     /// Makes one call, or adds it to the group of the thread.
@@ -247,12 +249,42 @@ impl Transport for GpuTransport {
         put.and(ended).map_err(cause_of)
     }
 
+    fn capture(
+        &self,
+        (at, _): (usize, &LocalRank),
+        queue: &RawQueue<'_>,
+        call: Call,
+        _shared: &Weak<Shared>,
+    ) -> Result<()> {
+        let comms = &*self.comms;
+        if let Some(cause) = self.group.as_ref().and_then(Peers::refusal) {
+            return Err(self.lost(cause));
+        }
+        let _calling = comms.calling.lock();
+        if comms.ending.load(Ordering::SeqCst) {
+            return Err(self.lost(LostCause::Aborted));
+        }
+        let lane = Lane { comm: comms.handles[at], stream: queue.stream() };
+        comms.nccl.group_start()?;
+        // SAFETY: the memory is declared, and kept by the graph; the handle is live, as calls are refused before it is
+        // freed, under the lock that is held here, and NCCL does not free it while a graph has work of it. The context is
+        // current, as that of the stream.
+        let put = unsafe { self.call(lane, &call) };
+        let ended = comms.nccl.group_end();
+        put.and(ended)
+    }
+
     fn can_shrink(&self) -> bool {
         self.comms.nccl.can_shrink() && !self.comms.ending.load(Ordering::SeqCst)
     }
 
     fn shrink(&self, ranks: &[LocalRank], shrink: Shrink<'_>) -> Result<Box<dyn Transport>> {
         Ok(Box::new(self.shrunk(ranks, shrink)?))
+    }
+
+    fn peer_lost(&self) -> Option<LostCause> {
+        let is_left = |cause: &LostCause| matches!(cause, LostCause::PeerLeft { .. });
+        self.group.as_ref().and_then(Peers::refusal).filter(|cause| !is_left(cause))
     }
 
     fn look(&self) -> Option<LostCause> {
@@ -273,22 +305,22 @@ impl Transport for GpuTransport {
         Some(LostCause::Nccl { code, text: comms.nccl.text(code) })
     }
 
-    fn abort(&self, _cause: &LostCause) {
+    fn abort(&self, cause: &LostCause) {
         let comms = self.comms.clone();
         stats::on_thread_that_may_be_lost("abort", move || comms.abort());
         if let Some(group) = &self.group {
-            group.ranks.iter().for_each(|rank| group.wire.abort(*rank));
+            group.wire.fail(&self.ranks, cause);
         }
     }
 
     fn finish(&self) {
         match self.group.as_ref().and_then(Peers::refusal) {
+            None | Some(LostCause::PeerLeft { .. }) => self.comms.finish(),
             // NCCL's orderly end may wait for a peer that is gone.
-            Some(LostCause::PeerGone { .. } | LostCause::PeerAborted { .. }) => self.comms.abort(),
-            _ => self.comms.finish(),
+            Some(_) => self.comms.abort(),
         }
         if let Some(group) = &self.group {
-            group.ranks.iter().for_each(|rank| group.wire.leave(*rank));
+            group.wire.leave(&self.ranks);
         }
     }
 }
@@ -307,10 +339,11 @@ impl Comms {
         }
         for handle in &self.handles {
             // SAFETY: the handle is live, as this is the one who frees it; no call begins any more, and the group ends
-            // under the lock that a running one holds.
+            // behind the one that is running.
             let _told = unsafe { self.nccl.abort_in_group(*handle) };
         }
-        let _calling = self.calling.lock();
+        // Not held until the end, for which NCCL waits while there are graphs.
+        drop(self.calling.lock());
         // Kernels that are told to stop do so when they run, which may be behind other work.
         for stream in &self.streams {
             let _complete = stream.synchronize();

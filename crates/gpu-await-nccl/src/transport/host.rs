@@ -1,8 +1,14 @@
 //! The host twin: collectives of host devices, by functions on their streams that exchange elements and reduce them in the order of the
 //! ranks.
 //!
-//! A rank's calls of one group are one function: it sends everything first, which waits for nobody, and then receives. A call whose
-//! counterpart is another call, size or type loses the communicator, with both named; NCCL would hang, or worse.
+//! A rank's calls of one group are one function: it sends everything first, which waits for nobody, then receives, and then waits until
+//! what it sent has been taken, up to a bound.
+//!
+//! # Calls that disagree
+//! Each collective call begins with its signature (verb, reduction, root, type, length), which goes to the next rank of a ring and is
+//! compared there: if not all are equal, two neighbours differ. A receive that has to wait says so to its peer: a peer that
+//! waits for this rank as well finds that neither can go on. Both lose the communicator, with the two calls named; NCCL would
+//! hang, or worse.
 //!
 //! # Invariants
 //! 1. The function tells of its failure before it returns: nobody has seen its ticket complete.
@@ -10,14 +16,14 @@
 
 use std::sync::{Arc, Weak};
 
-use gpu_await::{Uses, WorkOutcome};
+use gpu_await::{RawQueue, Uses, WorkOutcome};
 
 use super::{LocalRank, Placed, Shrink, Transport};
 use crate::call::{Call, Verb};
 use crate::communicator::shared::Shared;
 use crate::element::reduce;
 use crate::error::{CollectiveLost, Error, LostCause, ShrinkRefusal};
-use crate::exchange::{Inbox, Message, Wire};
+use crate::exchange::{Inbox, Message, Purpose, Wire};
 
 type Lost<T> = std::result::Result<T, LostCause>;
 
@@ -73,6 +79,26 @@ impl Transport for HostTransport {
         Ok(())
     }
 
+    fn capture(
+        &self,
+        (at, local): (usize, &LocalRank),
+        queue: &RawQueue<'_>,
+        call: Call,
+        shared: &Weak<Shared>,
+    ) -> Result<(), Error> {
+        let work = Work {
+            wire: self.wire.clone(),
+            inbox: self.inboxes[at].clone(),
+            rank: local.rank,
+            world: self.world,
+            calls: vec![call],
+            // Those of its launches are the communicator's, which it loses if it fails.
+            outcomes: Vec::new(),
+            shared: shared.clone(),
+        };
+        Ok(queue.host_each(move || work.run())?)
+    }
+
     fn can_shrink(&self) -> bool {
         false
     }
@@ -86,22 +112,29 @@ impl Transport for HostTransport {
         self.inboxes.iter().find_map(|inbox| inbox.failed())
     }
 
+    fn peer_lost(&self) -> Option<LostCause> {
+        let gone = |inbox: &Arc<Inbox>| inbox.ended().filter(|cause| cause.gone().is_some());
+        self.look().or_else(|| self.inboxes.iter().find_map(gone))
+    }
+
     fn abort(&self, cause: &LostCause) {
         self.inboxes.iter().for_each(|inbox| inbox.fail(cause.clone()));
-        self.ranks.iter().for_each(|rank| self.wire.abort(*rank));
+        self.wire.fail(&self.ranks, cause);
     }
 
     fn finish(&self) {
-        self.ranks.iter().for_each(|rank| self.wire.leave(*rank));
+        self.wire.leave(&self.ranks);
     }
 }
 
 impl Work {
-    fn run(self) {
+    fn run(&self) {
+        let calls = || self.calls.iter();
         // Nothing is copied for one that is lost.
-        let done = self.inbox.failed().map_or(Ok(()), Err);
-        let done = done.and_then(|()| self.calls.iter().try_for_each(|call| self.post(call)));
-        let done = done.and_then(|()| self.calls.iter().try_for_each(|call| self.finish(call)));
+        let done = (self.inbox.failed().map_or(Ok(()), Err))
+            .and_then(|()| calls().try_for_each(|call| self.post(call)))
+            .and_then(|()| calls().try_for_each(|call| self.finish(call)))
+            .and_then(|()| self.inbox.wait_for_room());
         let Err(cause) = done else { return };
         let shared = self.shared.upgrade();
         let cause = shared.map_or(cause.clone(), |shared| shared.fail(cause));
@@ -112,6 +145,7 @@ impl Work {
     /// Sends what others need of a call.
     fn post(&self, call: &Call) -> Lost<()> {
         let own = call.bytes();
+        self.sign(call)?;
         match call.verb {
             Verb::AllReduce(_) | Verb::AllGather => self.send_to_others(call, own),
             Verb::Reduce(_, root) if self.rank != root => self.send(call, root, 0),
@@ -128,6 +162,7 @@ impl Work {
     /// Receives what a call needs of others, and writes its result.
     fn finish(&self, call: &Call) -> Lost<()> {
         let own = call.bytes();
+        self.compare(call)?;
         match call.verb {
             Verb::AllReduce(by) => {
                 let all = self.gather(call, read(call.from, own))?;
@@ -154,7 +189,10 @@ impl Work {
                 write(call.to + at, &read(call.from + at, own));
                 self.others().try_for_each(|peer| self.receive_into(call, peer, peer * own))?;
             }
-            Verb::Receive(peer) => self.receive_into(call, peer, 0)?,
+            Verb::Receive(peer) => {
+                self.say_that_it_waits(call, peer)?;
+                self.receive_into(call, peer, 0)?;
+            }
             Verb::Barrier => {
                 self.others().try_for_each(|peer| self.receive(call, peer).map(drop))?
             }
@@ -169,24 +207,90 @@ impl Work {
     }
 
     fn send_to_others(&self, call: &Call, bytes: usize) -> Lost<()> {
-        let message = Message { head: call.head(), data: read(call.from, bytes) };
-        self.others().try_for_each(|peer| self.wire.send(self.rank, peer, message.clone()))
+        let data = read(call.from, bytes);
+        self.others().try_for_each(|peer| self.post_to(call, peer, data.clone()))
     }
 
     /// The call's bytes from a place on.
     fn send(&self, call: &Call, peer: usize, at: usize) -> Lost<()> {
-        let data = read(call.from + at as u64, call.bytes());
-        self.wire.send(self.rank, peer, Message { head: call.head(), data })
+        self.post_to(call, peer, read(call.from + at as u64, call.bytes()))
+    }
+
+    fn post_to(&self, call: &Call, peer: usize, data: Arc<[u8]>) -> Lost<()> {
+        let message = Message { purpose: Purpose::Data, head: call.head(), data };
+        if peer != self.rank {
+            self.inbox.sends(peer, &message, matches!(call.verb, Verb::Send(_)));
+        }
+        self.wire.send(self.rank, peer, message)
+    }
+
+    /// Of what all ranks have to call alike.
+    fn is_collective(&self, call: &Call) -> bool {
+        self.world > 1 && !matches!(call.verb, Verb::Send(_) | Verb::Receive(_))
+    }
+
+    /// Sends a call's signature to the next rank of the ring.
+    fn sign(&self, call: &Call) -> Lost<()> {
+        if !self.is_collective(call) {
+            return Ok(());
+        }
+        self.inbox.calls_one();
+        let (purpose, head, data) = (Purpose::Signature, call.head(), Arc::new([]));
+        self.wire.send(self.rank, (self.rank + 1) % self.world, Message { purpose, head, data })
+    }
+
+    /// Compares a call with that of the previous rank.
+    fn compare(&self, call: &Call) -> Lost<()> {
+        if !self.is_collective(call) {
+            return Ok(());
+        }
+        let peer = (self.rank + self.world - 1) % self.world;
+        self.next(call, peer, Purpose::Signature).map(drop)
+    }
+
+    /// Tells a rank that this one waits for its send, if it does.
+    fn say_that_it_waits(&self, call: &Call, peer: usize) -> Lost<()> {
+        if peer == self.rank {
+            return Ok(());
+        }
+        let Some(number) = self.inbox.begins_to_receive(peer) else { return Ok(()) };
+        let (purpose, head, data) = (Purpose::Waits(number), call.signature(), Arc::new([]));
+        self.wire.send(self.rank, peer, Message { purpose, head, data })
+    }
+
+    /// The next message of a rank, which has to be of the same call.
+    fn next(&self, call: &Call, peer: usize, purpose: Purpose) -> Lost<Arc<[u8]>> {
+        loop {
+            let (message, told) = self.inbox.receive(peer, self.is_collective(call))?;
+            if told > 0 && peer != self.rank {
+                self.wire.taken(self.rank, peer, told);
+            }
+            let Message { purpose: theirs, head, data } = message;
+            let waits_in_vain = match theirs {
+                Purpose::Waits(number) => self.inbox.has_not_sent(peer, number),
+                _ => false,
+            };
+            // It has come meanwhile.
+            if matches!(theirs, Purpose::Waits(_)) && !waits_in_vain {
+                continue;
+            }
+            if head != call.head() || waits_in_vain {
+                let calls = [call.signature().to_string(), head.to_string()];
+                return Err(LostCause::Mismatch { ranks: [self.rank, peer], calls });
+            }
+            // Where every rank does what it says, both are what is expected.
+            let expected = if purpose == Purpose::Data { call.message_bytes() } else { 0 };
+            if theirs != purpose || data.len() != expected {
+                let (found, head) = (data.len(), head.to_string());
+                let reason = format!("{theirs:?} for {head} of {found} bytes, not {expected}");
+                return Err(LostCause::BadMessage { rank: peer, reason });
+            }
+            return Ok(data);
+        }
     }
 
     fn receive(&self, call: &Call, peer: usize) -> Lost<Arc<[u8]>> {
-        let Message { head, data } = self.inbox.receive(peer)?;
-        let ours = call.head();
-        if head == ours {
-            return Ok(data);
-        }
-        let (ours, theirs) = (ours.to_string(), head.to_string());
-        Err(LostCause::Mismatch { peer, ours, theirs })
+        self.next(call, peer, Purpose::Data)
     }
 
     fn receive_into(&self, call: &Call, peer: usize, at: usize) -> Lost<()> {

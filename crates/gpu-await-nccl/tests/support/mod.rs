@@ -7,7 +7,7 @@ mod random;
 use std::time::Duration;
 
 use gpu_await::Device;
-use gpu_await_nccl::Communicator;
+use gpu_await_nccl::{Communicator, Error, Group};
 
 #[allow(unused_imports, reason = "each test uses a part of it")]
 pub(crate) use self::random::Random;
@@ -37,6 +37,29 @@ pub(crate) async fn all(devices: &[Device]) -> Communicator {
     let comm = Communicator::all(devices).await.expect("a communicator");
     comm.set_limit(Some(LIMIT));
     comm
+}
+
+/// An address that nobody listens at.
+pub(crate) fn address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}
+
+/// Groups of all ranks of a world, as if they were in processes of their own.
+pub(crate) async fn groups(world: usize) -> Vec<Group> {
+    let address = &address();
+    let join = async |rank| within(Group::join_within(LIMIT, address, rank, world)).await;
+    futures::future::try_join_all((0..world).map(join)).await.expect("they meet")
+}
+
+/// A communicator of each group.
+pub(crate) async fn connect(groups: &[Group], device: &Device) -> Vec<Communicator> {
+    let connect = async |group: &Group| {
+        let comm = within(group.connect(device)).await?;
+        comm.set_limit(Some(LIMIT));
+        Ok::<_, Error>(comm)
+    };
+    futures::future::try_join_all(groups.iter().map(connect)).await.expect("connected")
 }
 
 /// Fails the test if a future is not ready in time.

@@ -1,0 +1,148 @@
+//! Launches of graphs with calls of a communicator.
+//!
+//! | a launch | is |
+//! |---|---|
+//! | is submitted | entered as pending, in front of its work; refused if the communicator is lost |
+//! | is pending when the communicator is lost | failed with it |
+//! | is known to be complete | forgotten |
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::channel::oneshot;
+use gpu_await::{DeviceBuffer, Queue, RawQueue, Uses, WorkOutcome};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{ORDER, Pending, Shared};
+use crate::call::Call;
+use crate::communicator::parts::Ranges;
+use crate::error::Error;
+use crate::stats;
+
+/// How often a thread looks whether launches are complete.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What orders the calls of a rank that are in graphs among themselves and with others: NCCL's kernels of one communicator must not run
+/// side by side, and the twin's functions neither. Each declares that it updates this memory.
+pub(super) struct InOrder {
+    memory: Mutex<DeviceBuffer<u8>>,
+    /// Some call is in a graph: others need it too.
+    is_needed: AtomicBool,
+}
+
+impl InOrder {
+    pub(super) fn by(memory: DeviceBuffer<u8>) -> Self {
+        InOrder { memory: Mutex::new(memory), is_needed: AtomicBool::new(false) }
+    }
+}
+
+impl Shared {
+    /// Orders the stream of a rank with the graphs that have calls of it, in front of a call and behind it.
+    pub(super) fn stay_in_order(&self, at: usize) -> gpu_await::Result<()> {
+        let order = &self.order[at];
+        if order.is_needed.load(Ordering::SeqCst) {
+            let mut memory = order.memory.lock();
+            let uses = Uses::new("in order").updates(&mut *memory);
+            // SAFETY: nothing is put on the stream.
+            unsafe { self.ranks[at].stream.enqueue(uses, |_, _| Ok::<(), Error>(())) }.queued()?;
+        }
+        Ok(())
+    }
+
+    /// What a call of a rank that is in a graph updates.
+    pub(crate) fn in_order(
+        &self,
+        at: usize,
+    ) -> gpu_await::Result<MutexGuard<'_, DeviceBuffer<u8>>> {
+        let order = &self.order[at];
+        if !order.is_needed.swap(true, Ordering::SeqCst) {
+            // What was called before is in front.
+            self.stay_in_order(at)?;
+        }
+        Ok(order.memory.lock())
+    }
+
+    /// Has a call of a rank captured in the graph of a queue. It updates what is [in order](Self::in_order), and keeps the
+    /// communicator.
+    pub(crate) fn capture<P: Ranges>(
+        &self,
+        at: usize,
+        queue: &Queue<'_>,
+        uses: Uses<'_, P::With>,
+        call: impl FnOnce(P) -> Call,
+    ) -> gpu_await::Result<()> {
+        let local = &self.ranks[at];
+        let this = self.this.clone();
+        let capture = |queue: &RawQueue<'_>, all: P::With| {
+            if (queue.kind(), queue.ordinal()) != (local.device.kind(), local.device.ordinal()) {
+                let (rank, device) = (local.rank, local.device.to_string());
+                return Err(Error::OtherDevice { rank, device });
+            }
+            queue.each_launch(move |outcome| match this.upgrade() {
+                Some(shared) => shared.launched(outcome),
+                None => Ok(()),
+            })?;
+            if let Some(lost) = self.lost() {
+                return Err(lost);
+            }
+            let _order = ORDER.lock();
+            self.transport.capture((at, local), queue, call(P::without(all)), &self.this)
+        };
+        // SAFETY: the work touches what the verb declares, on that stream. It may run again, as NCCL's may that is captured, while
+        // the communicator is there, which is kept; each launch is refused once it is lost. All work of a rank that is in graphs
+        // updates one range, and so do other calls of its: none runs beside another.
+        unsafe { queue.enqueue(uses.can_be_captured(), capture) }
+    }
+
+    /// A graph that has a call of its is being launched.
+    fn launched(&self, outcome: WorkOutcome) -> Result<(), Error> {
+        let (tickets, launch) = (Vec::new(), Some(Arc::default()));
+        let pending = Pending { since: Instant::now(), tickets, outcomes: vec![outcome], launch };
+        match self.enter_unless_lost(pending) {
+            None => Ok(()),
+            Some((cause, _)) => Err(self.error(cause)),
+        }
+    }
+
+    /// Waits until launches of graphs are complete, on streams that are not the communicator's.
+    pub(crate) async fn launches_end(&self) -> Result<(), Error> {
+        let this = self.this.clone();
+        let has_any = move || this.upgrade().is_some_and(|shared| shared.has_launches());
+        if has_any() {
+            let (send, receive) = oneshot::channel();
+            drop(stats::spawn("launches", move || {
+                while has_any() {
+                    std::thread::sleep(LOOK);
+                }
+                // Nobody waits any more.
+                send.send(()).ok();
+            })?);
+            receive.await.ok();
+        }
+        Ok(())
+    }
+
+    fn has_launches(&self) -> bool {
+        self.ask_launches();
+        let mut state = self.state.lock();
+        self.forget_complete(&mut state);
+        state.pending.iter().any(|pending| pending.launch.is_some())
+    }
+
+    /// Asks the devices, outside of the lock, in the order in which they are forgotten.
+    pub(super) fn ask_launches(&self) {
+        let launches: Vec<_> = {
+            let state = self.state.lock();
+            let launch = |pending: &Pending| {
+                Some((pending.outcomes.first()?.clone(), pending.launch.clone()?))
+            };
+            state.pending.iter().filter_map(launch).collect()
+        };
+        for (outcome, is_complete) in launches {
+            if !is_complete.load(Ordering::SeqCst) && outcome.is_complete() {
+                is_complete.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! [`CollectiveLost`]: why a communicator was lost, and by which rank; and how ranks tell one another.
+//!
+//! | the rank where it began reports | the other ranks report |
+//! |---|---|
+//! | [`Aborted`](LostCause::Aborted) | [`PeerAborted`](LostCause::PeerAborted) |
+//! | [`TimedOut`](LostCause::TimedOut) | [`PeerTimedOut`](LostCause::PeerTimedOut) |
+//! | [`DeviceLost`](LostCause::DeviceLost), [`Nccl`](LostCause::Nccl) | [`PeerFailed`](LostCause::PeerFailed) |
+//! | any other cause | the same |
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::time::Duration;
+
+/// The error of every pending and later operation of a lost communicator.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the communicator of rank {rank} is lost: {cause}")]
+pub struct CollectiveLost {
+    /// The rank in this process; the first one if there are several.
+    pub rank: usize,
+    /// Why.
+    pub cause: LostCause,
+}
+
+impl CollectiveLost {
+    /// Returns the rank that the communicator was lost by: the one that is gone, aborted, timed out or failed. It is the same on every
+    /// rank that learns of it from the same source: one that several ranks find at once may be named differently.
+    #[must_use]
+    pub fn origin(&self) -> usize {
+        match self.cause {
+            LostCause::PeerGone { rank }
+            | LostCause::PeerLeft { rank }
+            | LostCause::PeerAborted { rank }
+            | LostCause::PeerTimedOut { rank, .. }
+            | LostCause::PeerFailed { rank, .. }
+            | LostCause::InputFailed { rank, .. }
+            | LostCause::BadMessage { rank, .. }
+            | LostCause::Mismatch { ranks: [rank, _], .. } => rank,
+            LostCause::Aborted
+            | LostCause::TimedOut { .. }
+            | LostCause::DeviceLost { .. }
+            | LostCause::Nccl { .. } => self.rank,
+        }
+    }
+}
+
+/// Why a communicator was lost. Ranks tell one another, so that all of them report the same origin: in one process, and across processes
+/// in a [`Group`](crate::Group).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// [`Communicator::abort`](crate::Communicator::abort) was called here.
+    Aborted,
+    /// An operation was pending longer than the communicator's limit.
+    TimedOut {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The process of a rank ended, or its host cannot be reached.
+    PeerGone {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank dropped its communicator.
+    PeerLeft {
+        /// The rank.
+        rank: usize,
+    },
+    /// Another rank aborted the communicator.
+    PeerAborted {
+        /// The rank.
+        rank: usize,
+    },
+    /// An operation was pending longer than the limit on another rank.
+    PeerTimedOut {
+        /// The rank.
+        rank: usize,
+        /// Its limit.
+        limit: Duration,
+    },
+    /// Another rank lost its device, or got an error from NCCL.
+    PeerFailed {
+        /// The rank.
+        rank: usize,
+        /// What it reports.
+        reason: String,
+    },
+    /// A call could not be made on a rank, because what was to write its input had failed.
+    InputFailed {
+        /// The rank.
+        rank: usize,
+        /// The error of the call.
+        reason: String,
+    },
+    /// Two ranks called different operations, or with different roots, sizes or types.
+    Mismatch {
+        /// The ranks.
+        ranks: [usize; 2],
+        /// What each of them called.
+        calls: [String; 2],
+    },
+    /// The process of a rank sent bytes that are no message.
+    BadMessage {
+        /// The rank.
+        rank: usize,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// A device of this process was lost.
+    DeviceLost {
+        /// The device's error.
+        error: gpu_await::Error,
+    },
+    /// NCCL reports an error.
+    Nccl {
+        /// The number that NCCL returned.
+        code: i32,
+        /// What NCCL says of it.
+        text: String,
+    },
+}
+
+impl fmt::Display for LostCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LostCause::Aborted => f.write_str("it was aborted"),
+            LostCause::TimedOut { limit } => {
+                write!(f, "an operation was pending longer than its limit, {limit:?}")
+            }
+            LostCause::PeerGone { rank } => write!(f, "the process of rank {rank} is gone"),
+            LostCause::PeerLeft { rank } => write!(f, "rank {rank} has left"),
+            LostCause::PeerAborted { rank } => write!(f, "rank {rank} aborted it"),
+            LostCause::PeerTimedOut { rank, limit } => {
+                write!(
+                    f,
+                    "an operation of rank {rank} was pending longer than its limit, {limit:?}"
+                )
+            }
+            LostCause::PeerFailed { rank, reason } => write!(f, "rank {rank} failed: {reason}"),
+            LostCause::InputFailed { rank, reason } => {
+                write!(f, "a call of rank {rank} was not made: {reason}")
+            }
+            LostCause::Mismatch { ranks: [first, second], calls: [one, other] } => {
+                write!(f, "rank {first} called {one}, rank {second} called {other}")
+            }
+            LostCause::BadMessage { rank, reason } => {
+                write!(f, "the process of rank {rank} sent bytes that are no message: {reason}")
+            }
+            LostCause::DeviceLost { error } => write!(f, "a device was lost: {error}"),
+            LostCause::Nccl { code, text } => write!(f, "NCCL reports {text} ({code})"),
+        }
+    }
+}
+
+/// Longer texts are cut where they are told.
+const MOST_TEXT: usize = 1 << 12;
+
+impl LostCause {
+    /// What other ranks report when this is told by a rank.
+    pub(crate) fn told(&self, by: usize) -> LostCause {
+        match self {
+            LostCause::Aborted => LostCause::PeerAborted { rank: by },
+            LostCause::TimedOut { limit } => LostCause::PeerTimedOut { rank: by, limit: *limit },
+            LostCause::DeviceLost { .. } | LostCause::Nccl { .. } => {
+                LostCause::PeerFailed { rank: by, reason: self.to_string() }
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// The rank whose process is gone, if that is the cause.
+    pub(crate) fn gone(&self) -> Option<usize> {
+        match self {
+            LostCause::PeerGone { rank } | LostCause::BadMessage { rank, .. } => Some(*rank),
+            _ => None,
+        }
+    }
+
+    /// What is [told](Self::told), as bytes: a tag, a rank, and what is left.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let limit_ns = |limit: &Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let (tag, rank, rest) = match self {
+            LostCause::PeerGone { rank } => (0, rank, Vec::new()),
+            LostCause::PeerLeft { rank } => (1, rank, Vec::new()),
+            LostCause::PeerAborted { rank } => (2, rank, Vec::new()),
+            LostCause::PeerTimedOut { rank, limit } => {
+                (3, rank, limit_ns(limit).to_le_bytes().to_vec())
+            }
+            LostCause::PeerFailed { rank, reason } => (4, rank, text(reason)),
+            LostCause::InputFailed { rank, reason } => (5, rank, text(reason)),
+            LostCause::BadMessage { rank, reason } => (6, rank, text(reason)),
+            LostCause::Mismatch { ranks: [first, second], calls: [one, other] } => {
+                let second = (*second as u32).to_le_bytes();
+                (7, first, [&second[..], &text(one), &text(other)].concat())
+            }
+            // They are told as another one.
+            LostCause::Aborted
+            | LostCause::TimedOut { .. }
+            | LostCause::DeviceLost { .. }
+            | LostCause::Nccl { .. } => return Vec::new(),
+        };
+        let mut bytes = vec![tag];
+        bytes.extend((*rank as u32).to_le_bytes());
+        bytes.extend(rest);
+        bytes
+    }
+
+    /// From what was told; the ranks are below `world`.
+    pub(crate) fn from_bytes(mut bytes: &[u8], world: usize) -> Option<LostCause> {
+        let bytes = &mut bytes;
+        let [tag] = *take(bytes)?;
+        let rank = take_rank(bytes, world)?;
+        Some(match tag {
+            0 => LostCause::PeerGone { rank },
+            1 => LostCause::PeerLeft { rank },
+            2 => LostCause::PeerAborted { rank },
+            3 => {
+                let limit = Duration::from_nanos(u64::from_le_bytes(*take(bytes)?));
+                LostCause::PeerTimedOut { rank, limit }
+            }
+            4 => LostCause::PeerFailed { rank, reason: take_text(bytes)? },
+            5 => LostCause::InputFailed { rank, reason: take_text(bytes)? },
+            6 => LostCause::BadMessage { rank, reason: take_text(bytes)? },
+            7 => {
+                let ranks = [rank, take_rank(bytes, world)?];
+                LostCause::Mismatch { ranks, calls: [take_text(bytes)?, take_text(bytes)?] }
+            }
+            _ => return None,
+        })
+    }
+}
+
+fn text(text: &str) -> Vec<u8> {
+    let cut = &text.as_bytes()[..text.len().min(MOST_TEXT)];
+    [&(cut.len() as u16).to_le_bytes()[..], cut].concat()
+}
+
+fn take<'b, const N: usize>(bytes: &mut &'b [u8]) -> Option<&'b [u8; N]> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(first)
+}
+
+fn take_rank(bytes: &mut &[u8], world: usize) -> Option<usize> {
+    let rank = u32::from_le_bytes(*take(bytes)?) as usize;
+    (rank < world).then_some(rank)
+}
+
+fn take_text(bytes: &mut &[u8]) -> Option<String> {
+    let len = usize::from(u16::from_le_bytes(*take(bytes)?));
+    let (text, rest) = bytes.split_at_checked(len)?;
+    *bytes = rest;
+    Some(String::from_utf8_lossy(text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_survive_the_wire() {
+        let (rank, reason) = (3, "no memory".to_owned());
+        let limit = Duration::from_millis(1500);
+        let calls = ["barrier".to_owned(), "send".repeat(2000)];
+        let causes = [
+            LostCause::PeerGone { rank },
+            LostCause::PeerLeft { rank },
+            LostCause::Aborted,
+            LostCause::TimedOut { limit },
+            LostCause::Nccl { code: 5, text: "an error".to_owned() },
+            LostCause::InputFailed { rank, reason: reason.clone() },
+            LostCause::BadMessage { rank, reason },
+            LostCause::Mismatch { ranks: [3, 1], calls },
+        ];
+        for cause in causes {
+            let told = cause.told(2);
+            let bytes = told.to_bytes();
+            let read = LostCause::from_bytes(&bytes, 4).expect("as it was told");
+            let (read, told) = (read.to_string(), told.to_string());
+            assert!(told.starts_with(&read), "{read}");
+            assert!(LostCause::from_bytes(&bytes, 2).is_none(), "a rank that does not exist");
+            for len in 0..bytes.len() {
+                assert!(LostCause::from_bytes(&bytes[..len], 4).is_none());
+            }
+        }
+    }
+}

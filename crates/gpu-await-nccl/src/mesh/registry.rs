@@ -1,0 +1,335 @@
+//! [`Registry`]: what the readers of a mesh have heard, and who has to hear it.
+//!
+//! | a process, for a channel | means |
+//! |---|---|
+//! | hello | it connects |
+//! | ready | it has heard everybody's hello, and goes on unless somebody gives up |
+//! | gave up | it does not connect this one: all of them go on to the next channel of these members |
+//!
+//! # Invariants
+//! 1. What is kept for channels that are not open has a bound for each connection, and no data (`early_frames_are_bounded`).
+//! 2. The end of a process is entered before anything fails of it: who awaits that finds the rank in `gone`.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::frame::{Frame, Introduction, Label, Proposal};
+use crate::error::LostCause;
+use crate::exchange::Inbox;
+
+/// How many channels that are not open a connection is remembered for.
+const MOST_EARLY: usize = 4096;
+
+/// The inboxes of this process, by the ranks of a channel.
+pub(super) type Inboxes = Arc<HashMap<usize, Arc<Inbox>>>;
+
+#[derive(Default)]
+pub(super) struct Registry {
+    pub(super) state: Mutex<RegistryState>,
+    /// Somebody has come, is ready, gave up, ended, or proposed something.
+    pub(super) changed: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct RegistryState {
+    /// The ranks of each connection.
+    pub(super) links: Vec<Vec<usize>>,
+    pub(super) open: HashMap<u64, OpenChannel>,
+    /// By the connections; channels that are not open, in their order.
+    early: HashMap<usize, BTreeMap<u64, Party>>,
+    /// Channels so far, by what stands for their members.
+    made: HashMap<u32, u32>,
+    /// Ranks whose processes have ended.
+    pub(super) ended: HashMap<usize, End>,
+    /// By the connections.
+    pub(super) proposals: HashMap<usize, Proposal>,
+    pub(super) generation: u64,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    /// It said goodbye.
+    Left,
+    Gone,
+    /// It was hung up on, as it sent no messages.
+    Junk(String),
+}
+
+impl End {
+    pub(super) fn cause(&self, rank: usize) -> LostCause {
+        match self {
+            End::Left => LostCause::PeerLeft { rank },
+            End::Gone => LostCause::PeerGone { rank },
+            End::Junk(reason) => LostCause::BadMessage { rank, reason: reason.clone() },
+        }
+    }
+}
+
+/// What another process has said of a channel.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Party {
+    pub(super) hello: Option<Introduction>,
+    pub(super) is_ready: bool,
+    pub(super) gave_up: bool,
+}
+
+pub(super) struct OpenChannel {
+    pub(super) inboxes: Inboxes,
+    /// Ranks of the mesh, by their ranks in the channel; in ascending order.
+    pub(super) members: Arc<[usize]>,
+    /// By their connections.
+    pub(super) parties: HashMap<usize, Party>,
+    /// Everybody is ready.
+    pub(super) is_complete: bool,
+}
+
+impl Registry {
+    /// Opens the next channel of these members that nobody has given up.
+    pub(super) fn open_next(
+        &self,
+        epoch: u64,
+        members: &Arc<[usize]>,
+        own: &[usize],
+    ) -> (u64, Inboxes) {
+        // FNV-1a: the same in every process.
+        let step = |hash: u32, word: u32| (hash ^ word).wrapping_mul(0x0100_0193);
+        let words = members.iter().map(|member| *member as u32);
+        let epoch = [epoch as u32, (epoch >> 32) as u32];
+        let key = epoch.into_iter().chain(words).fold(0x811c_9dc5, step);
+        let mut state = self.state.lock();
+        loop {
+            let made = state.made.entry(key).or_default();
+            *made += 1;
+            let number = u64::from(key) << 32 | u64::from(*made);
+            let mut parties = HashMap::new();
+            for (link, channels) in &mut state.early {
+                if let Some(party) = channels.remove(&number) {
+                    parties.insert(*link, party);
+                }
+            }
+            if !parties.values().any(|party| party.gave_up) {
+                return (number, state.open(number, members, own, parties));
+            }
+        }
+    }
+
+    pub(super) fn close(&self, number: u64) {
+        self.state.lock().open.remove(&number);
+    }
+
+    /// Whether elements for a channel are for anybody, and may come from that connection.
+    pub(super) fn takes(&self, link: usize, number: u64) -> bool {
+        let state = self.state.lock();
+        let party = state.open.get(&number).and_then(|channel| channel.parties.get(&link));
+        party.is_some_and(|party| party.is_ready)
+    }
+
+    /// A frame of a connection; false if it is none that may come there.
+    pub(super) fn deliver(&self, link: usize, label: Label, frame: Frame) -> bool {
+        let mut state = self.state.lock();
+        let is_good = state.deliver(link, label, frame);
+        drop(state);
+        self.changed.notify_all();
+        is_good
+    }
+
+    /// A process has ended.
+    pub(super) fn end(&self, ranks: &[usize], end: &End) {
+        self.state.lock().end(ranks, end);
+        self.changed.notify_all();
+    }
+}
+
+impl RegistryState {
+    fn open(
+        &mut self,
+        number: u64,
+        members: &Arc<[usize]>,
+        own: &[usize],
+        parties: HashMap<usize, Party>,
+    ) -> Inboxes {
+        let place = |own: &usize| members.binary_search(own).ok();
+        let inboxes: HashMap<_, _> =
+            own.iter().filter_map(place).map(|rank| (rank, Inbox::new())).collect();
+        let inboxes = Arc::new(inboxes);
+        let (members, is_complete) = (members.clone(), false);
+        let channel = OpenChannel { inboxes: inboxes.clone(), members, parties, is_complete };
+        self.ended.iter().for_each(|(member, end)| channel.end(*member, end));
+        self.open.insert(number, channel);
+        inboxes
+    }
+
+    pub(super) fn end(&mut self, ranks: &[usize], end: &End) {
+        for rank in ranks {
+            self.ended.entry(*rank).or_insert_with(|| end.clone());
+        }
+        for (rank, channel) in ranks.iter().flat_map(|r| self.open.values().map(move |c| (r, c))) {
+            channel.end(*rank, end);
+        }
+    }
+
+    fn deliver(&mut self, link: usize, label: Label, frame: Frame) -> bool {
+        let Label { number, from, to, .. } = label;
+        if let Frame::Agree(proposal) = frame {
+            self.proposals.insert(link, proposal);
+            return true;
+        }
+        let Some(channel) = self.open.get_mut(&number) else {
+            self.keep(link, number, frame);
+            return true;
+        };
+        match frame {
+            Frame::Hello(hello) => channel.parties.entry(link).or_default().hello = Some(hello),
+            Frame::Ready => channel.parties.entry(link).or_default().is_ready = true,
+            Frame::GaveUp => {
+                channel.parties.entry(link).or_default().gave_up = true;
+                // It ran out of time while the last word was on its way.
+                let place = |rank| channel.members.binary_search(rank).ok();
+                let rank = self.links[link].iter().find_map(place);
+                if let (true, Some(rank)) = (channel.is_complete, rank) {
+                    channel.fail(&LostCause::PeerLeft { rank });
+                }
+            }
+            frame => {
+                // A rank speaks for itself.
+                let speaks =
+                    channel.members.get(from).is_some_and(|m| self.links[link].contains(m));
+                return speaks && self.deliver_open(number, from, to, frame);
+            }
+        }
+        true
+    }
+
+    /// What ranks of a channel say to one another.
+    fn deliver_open(&mut self, number: u64, from: usize, to: usize, frame: Frame) -> bool {
+        let Some(channel) = self.open.get(&number) else { return true };
+        match frame {
+            Frame::Message(message) => match channel.inboxes.get(&to) {
+                Some(inbox) => inbox.push(from, message),
+                None => return false,
+            },
+            Frame::Taken(bytes) => match channel.inboxes.get(&to) {
+                Some(inbox) => inbox.took(from, bytes),
+                None => return false,
+            },
+            Frame::Leave(calls) => {
+                let cause = || LostCause::PeerLeft { rank: from };
+                channel.inboxes.values().for_each(|inbox| inbox.end_of(from, cause(), Some(calls)));
+            }
+            Frame::Lost(bytes) => {
+                let members = channel.members.clone();
+                let Some(cause) = LostCause::from_bytes(&bytes, members.len()) else {
+                    return false;
+                };
+                if let Some(rank) = cause.gone()
+                    && !channel.inboxes.contains_key(&rank)
+                {
+                    let is_in = |ranks: &&Vec<usize>| ranks.contains(&members[rank]);
+                    let ranks = self.links.iter().find(is_in).cloned().unwrap_or_default();
+                    self.end(&ranks, &End::Gone);
+                }
+                if let Some(channel) = self.open.get(&number) {
+                    channel.fail(&cause);
+                }
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// For a channel that is not open yet. One that was closed, or skipped, is none of those.
+    fn keep(&mut self, link: usize, number: u64, frame: Frame) {
+        let made = self.made.get(&((number >> 32) as u32)).copied().unwrap_or_default();
+        if number as u32 <= made {
+            return;
+        }
+        let channels = self.early.entry(link).or_default();
+        let party = match frame {
+            Frame::Hello(hello) => Party { hello: Some(hello), ..Party::default() },
+            Frame::GaveUp => Party { gave_up: true, ..Party::default() },
+            // It is ready when it has heard of this process.
+            _ => return,
+        };
+        channels.insert(number, party);
+        if channels.len() > MOST_EARLY {
+            channels.pop_first();
+        }
+    }
+}
+
+impl OpenChannel {
+    fn fail(&self, cause: &LostCause) {
+        self.inboxes.values().for_each(|inbox| inbox.fail(cause.clone()));
+    }
+
+    fn end(&self, member: usize, end: &End) {
+        let Ok(rank) = self.members.binary_search(&member) else { return };
+        let calls = if let End::Left = end { Some(0) } else { None };
+        self.inboxes.values().for_each(|inbox| inbox.end_of(rank, end.cause(rank), calls));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::Kind;
+    use super::*;
+    use crate::unique_id::UniqueId;
+
+    #[test]
+    fn early_frames_are_bounded() {
+        let registry = Registry::default();
+        registry.state.lock().links = vec![vec![1]];
+        let members: Arc<[usize]> = [0, 1].into();
+        let (first, _) = registry.open_next(0, &members, &[0]);
+        registry.close(first);
+        let hello = || {
+            let id = UniqueId::of_group();
+            Frame::Hello(Introduction { is_gpu: false, shrink: false, id })
+        };
+        for at in 0..3 * MOST_EARLY as u64 {
+            assert!(registry.deliver(0, Label::of(first + 1 + at, Kind::Hello), hello()));
+            assert!(!registry.takes(0, first + 1 + at), "no elements");
+            // One that is over is forgotten.
+            assert!(registry.deliver(0, Label::of(first, Kind::Hello), hello()));
+        }
+        assert_eq!(registry.state.lock().early[&0].len(), MOST_EARLY);
+    }
+
+    /// A rank that is told to be gone is, whatever its own connection says.
+    #[test]
+    fn told_to_be_gone() {
+        let registry = Registry::default();
+        registry.state.lock().links = vec![vec![1], vec![2, 3]];
+        let members: Arc<[usize]> = (0..4).collect();
+        let (number, inboxes) = registry.open_next(0, &members, &[0]);
+        let bytes = LostCause::PeerGone { rank: 3 }.to_bytes();
+        let label = Label { from: 1, ..Label::of(number, Kind::Lost) };
+        assert!(registry.deliver(0, label, Frame::Lost(bytes.clone())));
+        assert!(matches!(inboxes[&0].failed(), Some(LostCause::PeerGone { rank: 3 })));
+        let ended = |rank| registry.state.lock().ended.contains_key(&rank);
+        assert_eq!([1, 2, 3].map(ended), [false, true, true], "of one process");
+        // A rank speaks for itself.
+        let label = Label { from: 2, ..Label::of(number, Kind::Lost) };
+        assert!(!registry.deliver(0, label, Frame::Lost(bytes)));
+    }
+
+    /// Who gave up one goes on to the next, and so do the others, also those who have not come yet.
+    #[test]
+    fn a_channel_that_was_given_up() {
+        let registry = Registry::default();
+        registry.state.lock().links = vec![vec![1]];
+        let members: Arc<[usize]> = [0, 1].into();
+        let (first, _) = registry.open_next(0, &members, &[0]);
+        for number in [first + 1, first + 2] {
+            assert!(registry.deliver(0, Label::of(number, Kind::GaveUp), Frame::GaveUp));
+        }
+        let (next, _) = registry.open_next(0, &members, &[0]);
+        assert_eq!(next, first + 3);
+        let (other, _) = registry.open_next(1, &members, &[0]);
+        assert_ne!(other >> 32, first >> 32, "of another agreement");
+    }
+}

@@ -1,0 +1,216 @@
+//! Who loses a communicator tells the other ranks why, and they report the same rank.
+
+mod support;
+
+use std::time::Duration;
+
+use gpu_await::{Device, DeviceBuffer, DeviceKind, Op};
+use gpu_await_nccl::{Communicator, Error, LostCause, Reduction, UniqueId};
+
+use support::{LIMIT, connect, groups, within};
+
+const SOON: Duration = Duration::from_millis(300);
+
+fn ones(device: &Device, len: usize) -> DeviceBuffer<f32> {
+    device.ones(len).queued().expect("memory")
+}
+
+/// Communicators of a rank each: of one process, and over TCP.
+async fn both(
+    world: usize,
+    device: &Device,
+) -> [(Vec<gpu_await_nccl::Group>, Vec<Communicator>); 2] {
+    let id = UniqueId::new(DeviceKind::Host).expect("an id");
+    let rank = |rank| Communicator::builder(id, world).limit(LIMIT).rank(rank, device).connect();
+    let here = futures::future::try_join_all((0..world).map(rank));
+    let groups = groups(world).await;
+    let comms = connect(&groups, device).await;
+    [(Vec::new(), within(here).await.expect("connected")), (groups, comms)]
+}
+
+/// Why an operation failed, and by which rank.
+async fn lost(op: Op<()>) -> (LostCause, usize) {
+    let error = within(op).await.expect_err("it is lost");
+    let lost = Error::lost(&error).expect("of a lost communicator");
+    (lost.cause.clone(), lost.origin())
+}
+
+#[tokio::test]
+async fn an_abort() {
+    let device = Device::host();
+    for (_groups, comms) in both(4, &device).await {
+        let mut x: Vec<_> = comms.iter().map(|_| ones(&device, 10)).collect();
+        let ops: Vec<_> = comms
+            .iter()
+            .zip(&mut x)
+            .filter(|(comm, _)| comm.ranks() != [2])
+            .map(|(comm, x)| comm.all_reduce_in_place(x, Reduction::Sum))
+            .collect();
+        within(comms[2].abort()).await.expect("aborted");
+        for op in ops {
+            let (cause, origin) = lost(op).await;
+            assert!(matches!(cause, LostCause::PeerAborted { rank: 2 }), "{cause}");
+            assert_eq!(origin, 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_limit() {
+    let device = Device::host();
+    for (_groups, comms) in both(4, &device).await {
+        comms[1].set_limit(Some(SOON));
+        let mut x: Vec<_> = comms.iter().map(|_| ones(&device, 10)).collect();
+        // Rank 3 never calls, and is told as well.
+        let calls = comms.iter().zip(&mut x).take(3);
+        let ops: Vec<_> =
+            calls.map(|(comm, x)| comm.all_reduce_in_place(x, Reduction::Sum)).collect();
+        for (rank, op) in ops.into_iter().enumerate() {
+            let (cause, origin) = lost(op).await;
+            match cause {
+                LostCause::TimedOut { limit: SOON } if rank == 1 => {}
+                LostCause::PeerTimedOut { rank: 1, limit: SOON } if rank != 1 => {}
+                cause => panic!("rank {rank}: {cause}"),
+            }
+            assert_eq!(origin, 1);
+        }
+        while comms[3].lost().is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(comms[3].lost().expect("lost").origin(), 1);
+    }
+}
+
+/// Where more than two ranks differ, each reports two that do.
+#[tokio::test]
+async fn a_mismatch() {
+    let device = Device::host();
+    for (_groups, comms) in both(4, &device).await {
+        let mut x: Vec<_> =
+            (0..4).map(|rank| ones(&device, if rank == 2 { 11 } else { 10 })).collect();
+        let ops: Vec<_> = (comms.iter().zip(&mut x))
+            .map(|(comm, x)| comm.all_reduce_in_place(x, Reduction::Sum))
+            .collect();
+        for op in ops {
+            let (cause, _) = lost(op).await;
+            let LostCause::Mismatch { ranks, calls } = &cause else { panic!("{cause}") };
+            assert!(ranks.contains(&2), "{cause}");
+            for (rank, call) in ranks.iter().zip(calls) {
+                let len = if *rank == 2 { 11 } else { 10 };
+                assert_eq!(*call, format!("all_reduce(Sum) of {len} F32"));
+            }
+        }
+    }
+}
+
+/// A call of two ranks, by its number.
+fn call(comm: &Communicator, which: usize, x: &mut DeviceBuffer<f32>) -> Op<()> {
+    let other = 1 - comm.ranks()[0];
+    match which {
+        0 => comm.all_reduce_in_place(x, Reduction::Sum),
+        1 => comm.all_reduce_in_place(x, Reduction::Max),
+        2 => comm.reduce_in_place(x, Reduction::Sum, 0),
+        3 => comm.reduce_in_place(x, Reduction::Sum, 1),
+        4 => comm.broadcast_in_place(x, 0),
+        5 => comm.broadcast_in_place(x, 1),
+        6 => comm.all_gather_in_place(x),
+        7 => comm.reduce_scatter_in_place(x, Reduction::Sum),
+        8 => comm.barrier(),
+        9 => comm.recv(x, other),
+        _ => comm.send(x, other),
+    }
+}
+
+/// Every two calls of two ranks that are not one call, or a send and its receive, are found to differ, long before a limit.
+#[tokio::test]
+async fn every_two_calls() {
+    const CALLS: usize = 11;
+    const SEND: usize = 10;
+    let device = Device::host();
+    for first in 0..CALLS {
+        for second in 0..CALLS {
+            let is_one = first == second && first < 9;
+            let is_sent = first.max(second) == SEND && first.min(second) >= 9;
+            if is_one || is_sent {
+                continue;
+            }
+            let id = UniqueId::new(DeviceKind::Host).expect("an id");
+            let rank = |rank| Communicator::builder(id, 2).rank(rank, &device).connect();
+            let comms = futures::try_join!(rank(0), rank(1)).expect("connected");
+            let (mut x, mut y) = (ones(&device, 8), ones(&device, 8));
+            let ops = [call(&comms.0, first, &mut x), call(&comms.1, second, &mut y)];
+            let results = within(futures::future::join_all(ops)).await;
+            for (result, which) in results.into_iter().zip([first, second]) {
+                match result {
+                    Err(error) => {
+                        let cause = &Error::lost(&error).expect("lost").cause;
+                        let is_right = matches!(cause, LostCause::Mismatch { ranks, .. } if ranks[0] != ranks[1]);
+                        assert!(is_right, "{first}, {second}: {cause}");
+                    }
+                    // It was read, which is all that is said.
+                    Ok(()) => assert_eq!(which, SEND, "{first}, {second}"),
+                }
+            }
+            while comms.0.lost().is_none() || comms.1.lost().is_none() {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+/// Sends wait when too much is under way; nothing is lost, and a limit ends the wait.
+#[tokio::test]
+async fn sends_are_bounded() {
+    const LEN: usize = 1 << 18;
+    let device = Device::host();
+    for (_groups, comms) in both(2, &device).await {
+        let x = ones(&device, LEN);
+        let ops: Vec<_> = (0..40).map(|_| comms[0].send(&x, 1)).collect();
+        within(async {
+            while !ops[2].is_complete() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        // Rank 1's receives are counted by what rank 0 could go on with.
+        assert!(!ops[39].is_complete());
+        let mut y = device.zeros::<f32>(LEN).queued().expect("memory");
+        for _ in 0..40 {
+            within(comms[1].recv(&mut y, 0)).await.expect("sent");
+        }
+        within(futures::future::try_join_all(ops)).await.expect("taken");
+        assert_eq!(device.download(&y).await.expect("ones"), [1.0; LEN]);
+
+        comms[0].set_limit(Some(SOON));
+        let ops: Vec<_> = (0..10).map(|_| comms[0].send(&x, 1)).collect();
+        let mut ends = within(futures::future::join_all(ops)).await;
+        let error = ends.pop().expect("ten").expect_err("nobody receives");
+        let cause = &Error::lost(&error).expect("lost").cause;
+        assert!(matches!(cause, LostCause::TimedOut { limit: SOON }), "{error}");
+    }
+}
+
+/// What was to write a call's input failed: the other ranks do not wait for the call.
+#[tokio::test]
+async fn an_input_that_failed() {
+    let device = Device::host();
+    for (_groups, comms) in both(3, &device).await {
+        let mut x: Vec<_> = comms.iter().map(|_| ones(&device, 10)).collect();
+        // What a refused call would have written counts as failed.
+        let y = ones(&device, 11);
+        assert!(comms[1].all_reduce(&y, &mut x[1], Reduction::Sum).await.is_err());
+        assert!(comms[1].lost().is_none());
+        let ops: Vec<_> = (comms.iter().zip(&mut x))
+            .map(|(comm, x)| comm.all_reduce_in_place(x, Reduction::Sum))
+            .collect();
+        for (rank, op) in ops.into_iter().enumerate() {
+            let error = within(op).await.expect_err("an input failed");
+            if rank != 1 {
+                let cause = &Error::lost(&error).expect("lost").cause;
+                assert!(matches!(cause, LostCause::InputFailed { rank: 1, .. }), "{cause}");
+            }
+        }
+        let lost = comms[1].lost().expect("it is lost");
+        assert!(matches!(lost.cause, LostCause::InputFailed { rank: 1, .. }), "{lost}");
+    }
+}
