@@ -340,7 +340,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// The same opened device: handles of it are equal, and two that were opened by themselves are not, also over one GPU.
+/// Handles of one opened device are equal; devices opened separately are not, even over one GPU.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         self.engine().id == other.engine().id

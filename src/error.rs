@@ -470,7 +470,7 @@ pub enum MemoryProblem {
     /// The address is not a multiple of the element's alignment.
     #[error("the address is not aligned to {alignment} bytes")]
     Misaligned {
-        /// Of the element type, in bytes.
+        /// The alignment of the element type, in bytes.
         alignment: usize,
     },
     /// The range leaves the allocation that its address is in.
@@ -620,7 +620,7 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What `fn main() -> Result<()>` and `unwrap` show a person.
+        // The text that `fn main() -> Result<()>` and `unwrap` show.
         fmt::Display::fmt(&*self.0, f)
     }
 }

@@ -281,7 +281,7 @@ pub use timeline::picture::TracePicture;
 pub use timeline::report::{OpSummary, TraceReport};
 pub use timeline::trace::{Trace, TracedOp, TracedStream};
 
-/// What the `kernel!` macro expands to; not part of the API.
+/// The items that the expansion of `kernel!` uses; not part of the API.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::kernel::declared::{Code, CudaCode, Declaration, Declared, erase};

@@ -296,7 +296,7 @@ impl DriverCall {
     }
 }
 
-/// What makes a device's calls recorded and fallible; goes into [`host_with`].
+/// Records a device's calls and makes them fail; passed to [`host_with`].
 #[derive(Default)]
 pub struct Faults {
     control: Arc<Control>,

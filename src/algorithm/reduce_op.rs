@@ -11,7 +11,7 @@ use bytemuck::Pod;
 use super::launch::Inputs;
 use super::scalar::{Extremes, Scalar};
 
-/// What a reduction or a scan combines elements by: numbers of any type.
+/// The operator of a reduction or a scan, for numbers of any type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum. Integers wrap; `f16` and `bf16` are added in `f32`, and each sum is rounded once.
@@ -26,7 +26,7 @@ pub enum ReduceOp {
     Max,
 }
 
-/// What a reduction or a scan combines the bits of integers by.
+/// The bitwise operator of a reduction or a scan of integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BitOp {
     /// The bits that all have.
@@ -37,7 +37,7 @@ pub enum BitOp {
     Xor,
 }
 
-/// What combines elements of type `T`: a [`ReduceOp`], or of integers a [`BitOp`]. Sealed.
+/// The operator for elements of type `T`: a [`ReduceOp`] or, for integers, a [`BitOp`]. Sealed.
 #[diagnostic::on_unimplemented(
     message = "elements of `{T}` are not combined by `{Self}`",
     label = "not an operator on `{T}`",

@@ -24,8 +24,8 @@ use crate::memory::Number;
     note = "`u8` to `u64`, `i8` to `i64`, `half::f16`, `half::bf16`, `f32` and `f64` are"
 )]
 pub trait Scalar: Number + ScalarParts {
-    /// What sums are returned as: `u64` or `i64` for integers, so that the sums of narrow ones do not wrap; `f32` for `f16`
-    /// and `bf16`; `f32` and `f64` for themselves.
+    /// The type of sums: `u64` or `i64` for integers, so that the sums of narrow ones do not wrap; `f32` for `f16` and
+    /// `bf16`; `f32` and `f64` for themselves.
     type Total: Number + Pod + Debug;
 
     #[doc(hidden)]
@@ -39,7 +39,7 @@ pub trait Scalar: Number + ScalarParts {
     fn multiply_totals(a: Self::Total, b: Self::Total) -> Self::Total;
 }
 
-/// What the kernels, and their twins, do with elements.
+/// The arithmetic of the kernels and their twins.
 #[doc(hidden)]
 pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     /// The type's name in images.
@@ -68,8 +68,9 @@ pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     /// Integers wrap.
     fn multiply_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
     fn key_bits(self) -> u64;
-    /// Bins of one width from `lower` to `upper`, both of which are in it, as the kernels have them: the lower end; of integers how
-    /// far the other is from it, of floats the other; of floats the bins for 1. `None` if there are none.
+    /// Bins of equal width from `lower` to `upper`, both included, in the form that the kernels use: the lower end; for
+    /// integers the distance to the upper end, for floats that end itself; and, for floats, the number of bins per 1. `None`
+    /// if there are none.
     fn even_bins(lower: Self, upper: Self, bins: u32) -> Option<[Self::Computed; 3]>;
     /// The bin that a value is in.
     fn even_bin(self, range: &[Self::Computed; 3], bins: u32) -> Option<usize>;

@@ -10,8 +10,8 @@ use crate::memory::allocation::Allocation;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::view::{Extent, Readable, Span, View, ViewMut, Writable};
 
-/// Elements of type `T` that an algorithm reads: a buffer or a view, or the first so many of one, where the device alone knows
-/// how many ([`UpTo`]). Sealed.
+/// Elements of type `T` that an algorithm reads: a buffer or a view, or the beginning of one, whose length only the device
+/// knows ([`UpTo`]). Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory of `{T}` that an algorithm reads",
     label = "not elements of `{T}`",

@@ -20,7 +20,7 @@ pub(crate) trait ModuleCalls {
     unsafe fn unload(&self, module: RawModule) -> DriverResult<()>;
     unsafe fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;
     unsafe fn function_attributes(&self, function: RawFunction) -> DriverResult<KernelAttributes>;
-    /// The parameters that the function was compiled with; `None` where the driver does not tell.
+    /// The parameters that the function was compiled with; `None` where the driver does not report them.
     unsafe fn function_parameters(
         &self,
         function: RawFunction,

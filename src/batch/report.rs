@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::backend::{ArgBlock, LaunchShape};
 use crate::submit::Edge;
 
-/// What became of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
+/// The outcomes of the lists of a [`Region`](crate::Region) (runs of launches between operations that a graph
 /// cannot contain), or of the launches of a [`Graph`](crate::Graph).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,20 +34,20 @@ pub struct Report {
     pub failed: u64,
 }
 
-/// What became of one list of a region's last run, or of a launch that was in none.
+/// The outcome of one list of a region's last run, or of a launch that was in none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListReport {
     /// How many launches it had.
     pub launches: usize,
-    /// What became of it.
+    /// The outcome.
     pub outcome: ListOutcome,
     /// The operation that ended it: a graph cannot contain it, or it used the stream outside of the queue.
     /// `None` at the end of the closure, and where something waited for the list's work.
     pub ended_by: Option<OpSite>,
 }
 
-/// What became of a list.
+/// The outcome of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ListOutcome {

@@ -42,7 +42,7 @@ pub trait Settle: sealed::Sealed + Sized {
     fn settle(self) -> Settled<Self::Output>;
 }
 
-/// A value, and the points that have to be complete before anybody may have it.
+/// A value, and the points that must be complete before it may be handed out.
 #[doc(hidden)]
 pub struct Settled<T> {
     pub(crate) value: HostValue<T>,

@@ -33,7 +33,7 @@ pub trait GemmElement: Element + sealed::Sealed {
     fn narrow(wide: Self::Scale) -> Self;
 }
 
-/// What the host twin computes with.
+/// The arithmetic of the host twin.
 #[doc(hidden)]
 pub trait Sums:
     std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> + PartialOrd + Sized

@@ -6,7 +6,7 @@ use std::fmt;
 use super::element::Kind;
 use crate::error::{ErrorDetail, Result};
 
-/// What is done to each element of a product last.
+/// The last step for each element of a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activation {

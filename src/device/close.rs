@@ -16,7 +16,7 @@ use crate::runtime::deadlines::NEVER;
 use crate::thread::role;
 use crate::thread::worker::offload;
 
-/// How often a close looks after memory that is about to be free.
+/// How often a close checks for memory that is about to be free.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
 impl Device {

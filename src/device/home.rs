@@ -81,7 +81,7 @@ impl Home {
         }))
     }
 
-    /// Whether copies of this device reach the other's memory directly; sees to it once a pair.
+    /// Whether copies of this device reach the other's memory directly; enables that once per pair.
     pub(crate) fn reaches(&self, other: &Engine) -> Result<bool> {
         let known = |peers: &[(u64, bool)]| peers.iter().find(|(id, _)| *id == other.id).copied();
         if let Some((_, direct)) = known(&self.peers.lock()) {

@@ -4,9 +4,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What admits requests, or refuses them: a pool and a share of it, or a batcher.
+/// The pool (and its share) or batcher that admits or refuses requests.
 ///
-/// Its text is `the stream pool` or `the batcher`, then the names that it has.
+/// Displayed as `the stream pool` or `the batcher`, followed by its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Admitter {

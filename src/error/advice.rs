@@ -1,7 +1,7 @@
 //! The text and advice of an out-of-memory error.
 #![forbid(unsafe_code)]
 
-/// What helps an allocation that does not fit.
+/// How to make room for an allocation that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryAdvice {

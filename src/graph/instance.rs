@@ -55,7 +55,7 @@ pub(super) struct Instance {
     to_set: Vec<usize>,
     /// The driver refused to compile this shape.
     is_refused: bool,
-    /// A library is told of each launch.
+    /// Whether a library is notified of each launch.
     is_told: bool,
 }
 

@@ -59,7 +59,7 @@ pub trait GraphArgs<'k, S: GraphSlots> {
     fn slots(self) -> S::Of<'k>;
 }
 
-/// What was passed for the slots.
+/// The values passed for the slots.
 #[derive(Default)]
 #[doc(hidden)]
 pub struct Passed<'a> {

@@ -76,7 +76,7 @@ impl Device {
     /// Nobody captures the stream into a graph while work is put on it here.
     pub unsafe fn adopt(&self, stream: &Arc<CudaStream>) -> Result<Stream> {
         let handle = stream.cu_stream() as u64;
-        // The driver cannot tell whose the default stream is.
+        // The driver cannot report the owner of the default stream.
         let (engine, context) = (self.engine(), stream.context().cu_ctx() as u64);
         if context != engine.backend.context() {
             let (what, expected) = ("the adopted stream", engine.label().to_owned());

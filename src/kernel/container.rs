@@ -71,7 +71,7 @@ impl<'a> Segment<'a> {
 
     fn read<const N: usize>(self, at: u64) -> Checked<[u8; N]> {
         let part = self.part(self.what, at, N as u64)?;
-        // As long as was asked for.
+        // It has the requested length.
         Ok(part.bytes.first_chunk().copied().unwrap_or([0; N]))
     }
 

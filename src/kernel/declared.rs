@@ -139,7 +139,7 @@ impl<K: Declaration<S>, S: Signature> Declared<K, S> {
         Ok(Declared { kernel, declaration: PhantomData })
     }
 
-    /// What the compiler made of the kernel.
+    /// The compiled kernel's attributes.
     pub fn attributes(&self) -> KernelAttributes {
         self.kernel.attributes()
     }

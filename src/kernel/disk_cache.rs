@@ -230,7 +230,7 @@ mod tests {
         own.0.keep(&a, &compiled(10_000));
         let nothing = Compiled { image: Vec::new(), names: Vec::new(), log: String::new() };
         own.0.keep(&b, &nothing);
-        // As another process opens it.
+        // As another process would open it.
         let again = DiskCache::open(own.0.folder.clone(), LIMIT_BYTES).unwrap();
         assert_eq!(again.find(&a), Some(compiled(10_000)));
         assert_eq!(again.find(&b), Some(nothing));

@@ -162,8 +162,8 @@ impl Drop for KeptByGraph {
 }
 
 impl Allocation {
-    /// Memory that ticket `ticket` of `home` made, and that the caller counted: a block of which the
-    /// buffer has `bytes`.
+    /// Memory that ticket `ticket` of `home` allocated, and that the caller counted: a block that holds
+    /// `bytes` of the buffer.
     pub(crate) fn new(
         home: &Arc<StreamHandle>,
         (ptr, block): (DevicePtr, u64),

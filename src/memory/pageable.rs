@@ -12,7 +12,7 @@ use super::Element;
 use crate::error::{ErrorDetail, Result};
 use crate::system;
 
-/// Room for `len` elements, of which the parts that were filled are initialized.
+/// Room for `len` elements; the parts that were filled are initialised.
 pub(crate) struct Room<T> {
     start: *mut T,
     len: usize,

@@ -372,7 +372,7 @@ impl Slabs {
         blocks + self.slabs.iter().map(|slab| slab.buddy.free_bytes()).sum::<usize>()
     }
 
-    /// Takes mappings out of which no block is in use, while more than `keep_bytes` are mapped.
+    /// Removes unused mappings while more than `keep_bytes` are mapped.
     fn take_unused(&mut self, keep_bytes: usize) -> Vec<Mapping> {
         let mut reserved = self.reserved_bytes();
         let mut takes = |bytes: usize, is_unused: bool| {

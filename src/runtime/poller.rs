@@ -198,7 +198,7 @@ impl Poller {
         until
     }
 
-    /// When to look after an idle device next.
+    /// When to check an idle device next.
     fn next_watch(&mut self, engine: &Engine, now: u64) -> u64 {
         if !engine.is_watched() {
             return u64::MAX;

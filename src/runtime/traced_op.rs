@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::backend::Grid;
 
-/// What an operation has the device do.
+/// The device's work for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TracedWork {
@@ -66,7 +66,7 @@ pub(crate) struct TracedSubmission {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TracedTimes {
     pub(crate) device_ns: Option<(f64, f64)>,
-    /// Of one that runs.
+    /// The start time of a running one.
     pub(crate) since_ns: Option<f64>,
     pub(crate) clock_error_ns: f64,
     pub(crate) seen_ns: Option<u64>,

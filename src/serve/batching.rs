@@ -67,7 +67,7 @@ pub(crate) enum Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotGathered {
     Full,
-    /// As [`NoPermit::Late`](super::admission::NoPermit::Late).
+    /// Like [`NoPermit::Late`](super::admission::NoPermit::Late).
     Late {
         remaining_ns: u64,
         expected_ns: u64,
@@ -368,7 +368,7 @@ impl<T> Gather<T> {
         let is_alone = self.in_flight == 0 && self.waiting.is_empty();
         let likely_ns =
             if is_alone { 0 } else { self.turns.likely_ns(self.limits.max_in_flight as u64) };
-        // The batches in front of it, of which so many run at once. (That includes one in nine of the other
+        // The batches in front of it, which run this many at a time. (That includes one in nine of the other
         // priority.)
         let Load { len, weight } = if demand.high_priority { self.high } else { self.all };
         let in_front = (len / self.limits.max_len) as u64;

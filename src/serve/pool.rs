@@ -51,8 +51,8 @@ use crate::stream::lease::{Lease, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
 use crate::thread::contain;
 
-/// Requests in flight for each stream, unless said otherwise: one on the device, one that is being
-/// submitted, and two whose tasks have yet to learn that they are complete.
+/// The default number of requests in flight per stream: one on the device, one that is being submitted, and
+/// two whose tasks have yet to learn that they are complete.
 const IN_FLIGHT_A_STREAM: usize = 4;
 /// Requests that may wait for a permit, by default.
 const MAX_WAITING: usize = 1024;

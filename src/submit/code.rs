@@ -11,12 +11,12 @@ use crate::backend::{ArgBlock, Function, LaunchShape};
 pub(crate) trait KernelCode: Send + Sync {
     fn name(&self) -> &Arc<str>;
 
-    /// Whether its library is told of each launch: if it is work that was captured.
+    /// Whether its library is notified of each launch, if it is captured work.
     fn is_told(&self) -> bool {
         false
     }
 
-    /// Tells the library of the launch that is being submitted, and enters its outcomes; refused if the library refuses.
+    /// Notifies the library of the launch that is being submitted, and enters its outcomes; the library may refuse it.
     fn tell(&self, _raw: &Raw<'_>, _outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
         Ok(())
     }

@@ -135,12 +135,12 @@ impl List {
         self.nodes.iter().any(needs)
     }
 
-    /// Whether a library is told of each launch of its work in the list.
+    /// Whether a library is notified of each launch of its work in the list.
     pub(crate) fn is_told(&self) -> bool {
         self.code.iter().any(|code| code.is_told())
     }
 
-    /// Tells the libraries of the launch that is being submitted.
+    /// Notifies the libraries of the launch that is being submitted.
     pub(crate) fn tell(
         &self,
         raw: &Raw<'_>,

@@ -209,7 +209,8 @@ mod tests {
         TracedStream { id, name: None }
     }
 
-    /// What waits for another stream was submitted long before, and else each as it started.
+    /// An operation that waits for another stream was submitted long before; the others are submitted as they
+    /// start.
     fn trace(ops: &[Op]) -> Trace {
         traced(ops, false)
     }

@@ -111,7 +111,7 @@ fn write_op(
     Ok(())
 }
 
-/// What else is known of an operation, as a JSON object.
+/// The other facts about an operation, as a JSON object.
 struct Details<'a>(&'a TracedOp);
 
 impl fmt::Display for Details<'_> {

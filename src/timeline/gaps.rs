@@ -26,11 +26,11 @@ pub struct Gap {
     pub from: Duration,
     /// How long it was.
     pub length: Duration,
-    /// What the operation behind it waited for.
+    /// The cause: what the next operation waited for.
     pub because: GapCause,
 }
 
-/// What the operation behind a gap waited for.
+/// The cause of a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GapCause {
@@ -74,7 +74,7 @@ pub(super) fn gaps(timed: &[Timed<'_>]) -> Vec<Gap> {
     for (op, start, end) in timed {
         let before = last.insert(op.ticket.stream, *end);
         let Some(from) = before.filter(|before| before < start) else { continue };
-        // Whoever was complete last, if that was in the gap.
+        // The dependency that completed last, if that was in the gap.
         let waited_for = op.waits_for.iter().filter_map(|on| known.get(on).copied());
         let waited_for = waited_for.max_by_key(|(op, _, end)| (*end, op.ticket));
         let because = match waited_for.filter(|(.., end)| *end > from) {

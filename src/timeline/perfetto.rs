@@ -24,7 +24,7 @@ const TASKS: u64 = IN_FLIGHT + 2;
 const TO_DEVICE: u64 = IN_FLIGHT + 3;
 const TO_HOST: u64 = IN_FLIGHT + 4;
 
-/// How a slice, or a counter's value, is told.
+/// The kind of an event: part of a slice, or a counter's value.
 #[derive(Clone, Copy)]
 enum EventType {
     Begin = 1,
@@ -68,7 +68,7 @@ impl Message {
     }
 }
 
-/// What happens on a track at a time.
+/// An event on a track, with its time.
 struct TrackEvent<'a> {
     at: Duration,
     kind: EventType,
@@ -211,7 +211,7 @@ impl Trace {
 }
 
 impl TracedOp {
-    /// When who awaited it knew.
+    /// When the awaiting task learned of the completion.
     pub(super) fn known_at(&self) -> Option<Duration> {
         self.polled.or(self.woken)
     }

@@ -15,8 +15,8 @@ pub struct TracePicture<'a> {
 }
 
 impl Trace {
-    /// Draws the trace with so many columns of time, 10 to 1,000: a line for each stream, with a sign for what
-    /// ran for longest in each column, or a dot where the stream was idle for more than half of that.
+    /// Draws the trace with 10 to 1,000 columns of time: a line for each stream, with a sign for the operation
+    /// that ran longest in each column, or a dot where the stream was idle for more than half of it.
     #[must_use]
     pub fn picture(&self, columns: usize) -> TracePicture<'_> {
         TracePicture { trace: self, columns: columns.clamp(10, 1000) }

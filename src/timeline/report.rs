@@ -14,7 +14,7 @@ use crate::runtime::traced_op::TracedWork;
 /// Gaps that a report names.
 const GAPS: usize = 8;
 
-/// What a [`Trace`] adds up to; from [`Trace::report`]. Of operations with a time of the device alone.
+/// The totals of a [`Trace`]; from [`Trace::report`]. They cover operations with device times only.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TraceReport {
@@ -22,7 +22,7 @@ pub struct TraceReport {
     pub length: Duration,
     /// How long at least one operation ran, of those that were logged.
     pub busy: Duration,
-    /// One operation of so many was logged.
+    /// One operation in this many was logged.
     pub one_in: u32,
     /// Operations of one name and kind, those that took longest first.
     pub operations: Vec<OpSummary>,
@@ -30,7 +30,7 @@ pub struct TraceReport {
     pub gaps: Vec<Gap>,
     /// What the program could do better.
     pub advice: Vec<Advice>,
-    /// What was on the device when the trace was taken, on each stream.
+    /// The operations that were on the device when the trace was taken, on each stream.
     pub running: Vec<TracedOp>,
     /// When it was taken, since the device was opened.
     pub taken: Duration,
@@ -42,7 +42,7 @@ pub struct TraceReport {
 pub struct OpSummary {
     /// The kernel's name, or the verb's.
     pub name: Arc<str>,
-    /// What they have the device do.
+    /// Their kind of work.
     pub work: TracedWork,
     /// How many there are.
     pub count: usize,
@@ -52,7 +52,7 @@ pub struct OpSummary {
     pub p50: Duration,
     /// The 99th percentile of these.
     pub p99: Duration,
-    /// What they copied or filled.
+    /// The bytes that they copied or filled.
     pub bytes: u64,
 }
 
@@ -88,7 +88,7 @@ impl Trace {
         operations.sort_by(|a, b| b.total.cmp(&a.total).then_with(|| a.name.cmp(&b.name)));
         let first = timed.first().map_or(Duration::ZERO, |(_, start, _)| *start);
         let length = until.saturating_sub(first);
-        // What is between operations that were not logged is not known.
+        // Gaps are unknown if some operations were not logged.
         let mut gaps = if self.one_in() == 1 { gaps(&timed) } else { Vec::new() };
         let advice = if self.one_in() == 1 { advice(&timed, &gaps, length) } else { Vec::new() };
         gaps.truncate(GAPS);

@@ -11,7 +11,7 @@ use crate::op::Ticket;
 use crate::runtime::traced_op::{Note, TracedSubmission, TracedTimes, TracedWork};
 use crate::runtime::tracer::LogSnapshot;
 
-/// What a device's [timeline](crate::DeviceTimeline) held at one moment.
+/// The contents of a device's [timeline](crate::DeviceTimeline) at one moment.
 #[derive(Clone, Debug)]
 pub struct Trace {
     device: String,
@@ -42,7 +42,7 @@ pub struct Trace {
 pub struct TracedOp {
     /// The kernel's name, or the verb's.
     pub name: Arc<str>,
-    /// What it has the device do.
+    /// Its kind of work.
     pub work: TracedWork,
     /// The stream, and the operation's number on it. Operations of a replayed list share one.
     pub ticket: Ticket,
@@ -66,9 +66,11 @@ pub struct TracedOp {
     /// The task of tokio's that put it on its stream: the number that its `tokio::task::Id` prints. None outside of tokio, in a `block_on`,
     /// and without the crate's `tokio` feature.
     pub task: Option<u64>,
-    /// What it waited for on other streams of the device or another one; not what was complete already.
+    /// The tickets on other streams, of this or another device, that it waited for; those already complete
+    /// are not included.
     pub waits_for: Vec<Ticket>,
-    /// What the device's buffers held when it was submitted, as [`MemoryInfo::allocated_bytes`](crate::MemoryInfo::allocated_bytes).
+    /// The memory that the device's buffers held when it was submitted, as
+    /// [`MemoryInfo::allocated_bytes`](crate::MemoryInfo::allocated_bytes).
     pub buffers_bytes: u64,
     /// When the call began to put it on its stream.
     pub submitted: Duration,
@@ -118,7 +120,7 @@ impl Trace {
         &self.device
     }
 
-    /// One operation of so many of each stream was logged; 1: each.
+    /// One operation in this many of each stream was logged; 1: each.
     #[must_use]
     pub fn one_in(&self) -> u32 {
         self.one_in

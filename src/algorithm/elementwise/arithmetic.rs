@@ -62,7 +62,8 @@ pub(super) mod sealed {
     }
 }
 
-/// What the host computes with. Of what a type does not have, its value is the argument: formulas that ask for that do not compile.
+/// The host's arithmetic. For an operation that the type does not have, the result is the argument: formulas that use it do
+/// not compile.
 #[doc(hidden)]
 pub trait Computed: Copy + Default + PartialOrd + Send + Sync + 'static {
     fn literal(value: Literal) -> Self;

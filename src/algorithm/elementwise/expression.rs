@@ -94,7 +94,8 @@ pub(crate) struct Expression {
     pub(crate) result: At,
 }
 
-/// The steps of a formula, while it is run to be written down. Nobody else makes one: a term of another tape would name another step.
+/// The steps of a formula while it runs and is recorded. Nothing else makes steps: a term of another tape would refer to
+/// another step.
 #[doc(hidden)]
 pub struct Tape(RefCell<Vec<Step>>);
 

@@ -12,11 +12,11 @@ use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Shl, Shr, Su
 use super::arithmetic::Arithmetic;
 use super::expression::{At, Binary, Comparison, Expression, Literal, Logic, Step, Tape, Unary};
 
-/// What is computed of each element, of `N` arguments: made by [`transform!`](crate::transform!).
+/// A formula of `N` arguments, computed for each element: made by [`transform!`](crate::transform!).
 ///
-/// It is run when a kernel of it is first used: once for each element type, each choice of which arguments are numbers, and device, and
-/// perhaps once more by another thread that uses it first as well. What it does then is what it does always. It may use devices itself.
-/// One type may be a formula of several numbers of arguments.
+/// It runs when a kernel of it is first used: once for each device, element type and choice of which arguments are numbers,
+/// and perhaps once more in another thread that uses it first at the same time. Later launches repeat the operations of that
+/// run. It may use devices itself. One type may be a formula for several numbers of arguments.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a formula of {N} arguments",
     label = "not a formula of {N} arguments",
@@ -53,7 +53,7 @@ impl<T> fmt::Debug for Term<'_, T> {
     }
 }
 
-/// What a comparison of [`Term`]s gives: `x.gt(0.0).select(x, 0.0)`. It has `&`, `|`, `^` and `!`.
+/// The result of a comparison of [`Term`]s: `x.gt(0.0).select(x, 0.0)`. It has `&`, `|`, `^` and `!`.
 pub struct Mask<'t, T> {
     tape: &'t Tape,
     at: At,
@@ -66,7 +66,7 @@ impl<T> fmt::Debug for Mask<'_, T> {
     }
 }
 
-/// What a formula may end with: a [`Term`], or a [`Mask`] for flags. Sealed.
+/// The result of a formula: a [`Term`], or a [`Mask`] for flags. Sealed.
 #[diagnostic::on_unimplemented(
     message = "a formula of `transform!` cannot end with `{Self}`",
     label = "not a value of the element type, nor a comparison",
@@ -79,7 +79,7 @@ pub trait Outcome<'t, T>: sealed::Sealed {
     fn at(&self) -> At;
 }
 
-/// What stands beside a [`Term`]: another one, or a number. Sealed.
+/// The other operand beside a [`Term`]: another term, or a number. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be computed with in a formula",
     label = "not a value of the formula, nor a number",

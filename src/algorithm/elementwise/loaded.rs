@@ -41,7 +41,7 @@ pub(super) struct KernelId {
     /// The formula's type, or one that stands for another algorithm.
     pub(super) of: TypeId,
     pub(super) element: TypeId,
-    /// Of each argument of a formula, whether it is a number.
+    /// For each argument of a formula, whether it is a number.
     pub(super) scalars: SmallVec<[bool; MOST]>,
     /// It writes flags, not elements.
     pub(super) flags: bool,
@@ -178,7 +178,7 @@ fn compile(engine: &Engine, blueprint: &Blueprint<'_>) -> Result<(Function, RawM
         let (image, problem) = (blueprint.name.to_owned(), ImageProblem::Driver(code));
         ErrorDetail::BadImage { image, problem, log }.into()
     })?;
-    // SAFETY: the module was loaded just now, and whoever gets the function keeps it.
+    // SAFETY: the module was loaded just now, and every holder of the function keeps it.
     let function = unsafe { engine.backend.function(module, ptx::ENTRY) };
     match function {
         Ok(function) => Ok((Function::Device(function), module)),

@@ -16,7 +16,7 @@ use crate::submit::Footprint;
 /// The most arguments of a formula.
 pub(super) const MOST: usize = 6;
 
-/// What a launch passes, as it is collected.
+/// The arguments of a launch, as they are collected.
 #[doc(hidden)]
 pub struct PassedOperands<'k> {
     pub(super) args: ArgBlock,
@@ -82,7 +82,7 @@ impl<'k> PassedOperands<'k> {
     }
 }
 
-/// What is passed for one argument of a formula: a number, or device memory of them by `&`. Sealed.
+/// An argument of a formula: a number, or device memory of numbers by `&`. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed for an argument of a formula over `{T}`",
     label = "neither a `{T}` nor device memory of `{T}`",

@@ -29,8 +29,8 @@ impl Launched<'_> {
 
     fn read<N: bytemuck::Pod>(&self, slot: usize, start: usize, into: &mut [N]) {
         let from = self.address::<N>(slot, start, into.len());
-        // SAFETY: the launch names that memory, which is live, aligned for its elements and nobody else's when the stream gets there;
-        // the range was checked, and `into` is the host's own.
+        // SAFETY: the launch names that memory, which is live, aligned for its elements and exclusive when the stream gets
+        // there; the range was checked, and `into` is the host's own.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
     }
 

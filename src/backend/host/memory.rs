@@ -112,7 +112,7 @@ impl HostCore {
     pub(super) fn make_live(&self, ptr: DevicePtr) -> std::result::Result<(), String> {
         let mut memory = self.memory.lock();
         let block = memory.blocks.get_mut(&ptr.0).ok_or("an allocation lost its block")?;
-        // SAFETY: the block was allocated with this size and nobody uses it before it is live.
+        // SAFETY: the block was allocated with this size and nothing uses it before it is live.
         unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, POISON, block.bytes as usize) };
         block.live = true;
         let bytes = block.bytes;

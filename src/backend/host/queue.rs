@@ -292,7 +292,7 @@ impl EventCalls for HostBackend {
     unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
         permitted("event_destroy")?;
         self.shared.wait_until_nobody_is_blocked();
-        // SAFETY: the handle is the share that `event_create` made; nobody uses it after this.
+        // SAFETY: the handle is the share that `event_create` made; nothing uses it after this.
         drop(unsafe { Arc::from_raw(event.0 as *const HostEvent) });
         Ok(())
     }

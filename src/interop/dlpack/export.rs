@@ -37,11 +37,11 @@ use crate::submit::{Footprint, RawQueue, Uses, wrong_device};
 use crate::thread::exit::ExitGuard;
 use crate::thread::role;
 
-/// What a consumer of an exported tensor is ordered by.
+/// How the consumer of an exported tensor is ordered.
 #[derive(Clone, Debug)]
 pub enum DlpackConsumer {
-    /// The consumer uses it on this stream of its: [adopted](Stream::from_raw), or one of ours. It may use it on others
-    /// as well, behind that, and may call the deleter before its work is complete.
+    /// The consumer uses it on this stream: one of its own, [adopted](Stream::from_raw), or one of ours. It may use it
+    /// on others as well, behind that, and may call the deleter before its work is complete.
     Stream(Stream),
     /// The consumer knows no stream (NumPy): the export waits, on the host, until all that uses the memory is
     /// complete; the consumer's uses are complete when it calls the deleter.

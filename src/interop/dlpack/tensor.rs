@@ -242,8 +242,7 @@ fn wrap<L>(tensor: DlpackTensor, layout: impl FnOnce(DLTensor, *mut c_void) -> L
     NonNull::from(unsafe { &mut (*whole).layout })
 }
 
-/// # Safety
-/// `context` is that of a tensor of `wrap`, of which nothing is used later.
+/// # Safety `context` is that of a tensor of `wrap`, and not used later.
 unsafe fn unwrap<L>(context: *mut c_void) {
     // SAFETY: `wrap` leaked the box, and the consumer calls the deleter once.
     let whole = unsafe { Box::from_raw(context.cast::<Wrapped<L>>()) };

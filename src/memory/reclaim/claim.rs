@@ -134,7 +134,7 @@ impl<'l> Claim<'l> {
                     claim = Claim::of_nothing_yet(stream, bytes);
                     continue;
                 }
-                // No memory is taken in vain.
+                // The claim would fail anyway: no memory is taken over.
                 return Ok(None);
             }
             engine.look_everywhere();

@@ -36,7 +36,7 @@ pub(crate) enum From {
     /// Frees on a stream, by their ticket.
     Freed(Arc<StreamState>, u64),
     Retired(DevicePtr),
-    /// Cannot be taken over, and comes free by itself.
+    /// Cannot be taken over, and will come free without help.
     Nobody,
 }
 

@@ -269,8 +269,8 @@ impl<S: DeviceStream> Engine<S> {
         self.streams().iter().all(|stream| stream.progress().is_idle())
     }
 
-    /// Brings the account up to date with the frees on streams that are known to be complete, and sees
-    /// to it that it will be known of the others.
+    /// Updates the account with the frees on streams that are known to be complete, and ensures that the rest
+    /// will be known.
     pub(crate) fn collect_freed(&self) {
         let may_ask = role::may_call_driver();
         for stream in self.streams() {

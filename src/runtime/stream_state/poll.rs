@@ -101,7 +101,7 @@ impl WaitState {
 }
 
 impl StreamState {
-    /// Whether `ticket` is complete; if not, sees to it that the task is polled again.
+    /// Whether `ticket` is complete; if not, ensures that the task is polled again.
     pub(crate) fn poll_ticket(
         self: &Arc<Self>,
         ticket: u64,

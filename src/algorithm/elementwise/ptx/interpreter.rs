@@ -136,7 +136,7 @@ fn split(text: &str) -> Vec<ReadOperand> {
     parts
 }
 
-/// A thread's registers, of which none is read that nothing set.
+/// A thread's registers; reading one that was never set is an error.
 struct Registers(Vec<Option<u64>>);
 
 impl Registers {
