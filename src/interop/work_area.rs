@@ -33,7 +33,8 @@ pub(crate) enum WorkMemory<'w> {
 impl WorkArea {
     /// Memory of this size for a launch on the queue's stream.
     ///
-    /// # Errors Out of device memory; the device is lost or closed.
+    /// # Errors
+    /// Out of device memory; the device is lost or closed.
     pub(crate) fn take(&self, queue: &Queue<'_>, bytes: usize) -> Result<WorkMemory<'_>> {
         if bytes == 0 {
             return Ok(WorkMemory::None);

@@ -98,7 +98,8 @@ pub trait Param: sealed::Sealed + 'static {
 
     /// Reads the argument for the twin.
     ///
-    /// # Safety Argument `index` of `args` was pushed for this very type, its memory is live and exclusive
+    /// # Safety
+    /// Argument `index` of `args` was pushed for this very type, its memory is live and exclusive
     /// (or only read, for [`In`]) for `'a`.
     #[doc(hidden)]
     unsafe fn twin<'a>(args: &'a ArgBlock, index: usize) -> Self::Twin<'a>;

@@ -79,7 +79,8 @@ impl Copy2d {
 
     /// The range that the rows on that side span, out of `len` elements; empty if there is nothing to copy.
     ///
-    /// # Errors [`ErrorDetail::Pitch`], [`ErrorDetail::OutOfBounds`].
+    /// # Errors
+    /// [`ErrorDetail::Pitch`], [`ErrorDetail::OutOfBounds`].
     pub(crate) fn span(&self, op: &'static str, side: Rows, len: usize) -> Result<Range<usize>> {
         let Rows { start, pitch } = side;
         if self.height > 1 && pitch < self.width {

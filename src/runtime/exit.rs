@@ -24,7 +24,8 @@ const DRIVER: Duration = Duration::from_secs(10);
 
 /// Registers a poller to be stopped at the end of the process.
 ///
-/// # Errors The process is ending: the list of pollers to stop may have been taken already.
+/// # Errors
+/// The process is ending: the list of pollers to stop may have been taken already.
 pub(super) fn watch(attention: &Arc<Attention>) -> Result<()> {
     exit::register(stop_pollers);
     let mut pollers = POLLERS.lock();

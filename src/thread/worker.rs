@@ -134,7 +134,8 @@ impl<R> Future for Offloaded<R> {
 
 /// Runs `task` on a thread that ends with it, and that nothing waits for.
 ///
-/// # Errors The system refuses a thread.
+/// # Errors
+/// The system refuses a thread.
 pub(crate) fn detach(task: impl FnOnce() + Send + 'static) -> Result<()> {
     let task = move || {
         if let Some(_under_way) = ExitGuard::in_driver() {

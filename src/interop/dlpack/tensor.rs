@@ -242,7 +242,8 @@ fn wrap<L>(tensor: DlpackTensor, layout: impl FnOnce(DLTensor, *mut c_void) -> L
     NonNull::from(unsafe { &mut (*whole).layout })
 }
 
-/// # Safety `context` is that of a tensor of `wrap`, and not used later.
+/// # Safety
+/// `context` is that of a tensor of `wrap`, and not used later.
 unsafe fn unwrap<L>(context: *mut c_void) {
     // SAFETY: `wrap` leaked the box, and the consumer calls the deleter once.
     let whole = unsafe { Box::from_raw(context.cast::<Wrapped<L>>()) };
@@ -293,7 +294,8 @@ pub(super) fn row_major(shape: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// # Safety There are that many.
+/// # Safety
+/// There are that many.
 unsafe fn axes<'a>(first: *mut i64, ndim: i32) -> &'a [i64] {
     match usize::try_from(ndim) {
         Ok(ndim) if ndim > 0 && !first.is_null() => {

@@ -103,7 +103,8 @@ impl<'l> Claim<'l> {
     /// Memory for a buffer of this many bytes; `None` if there is not enough. `forced` if the driver refused
     /// a block that should fit: as much as the whole is then taken over.
     ///
-    /// # Errors The thread may not call the driver; the device is lost or closed.
+    /// # Errors
+    /// The thread may not call the driver; the device is lost or closed.
     pub(crate) fn new(
         stream: &'l Arc<StreamState>,
         bytes: u64,
@@ -220,7 +221,8 @@ impl<'l> Claim<'l> {
 
     /// Frees the blocks taken over; the caller puts each free on the stream.
     ///
-    /// # Errors A free is refused: its block is counted as leaked.
+    /// # Errors
+    /// A free is refused: its block is counted as leaked.
     pub(crate) fn free_blocks(
         &mut self,
         free: impl Fn(DevicePtr) -> DriverResult<()>,
