@@ -3,7 +3,7 @@
 //! | the instance | a launch with the same arguments | with other arguments |
 //! |---|---|---|
 //! | fresh | | the closure runs; compiled and launched |
-//! | not compiled: the driver refused | launched one by one; with captured work, compiled | the closure runs; compiled if the shape changed |
+//! | not compiled: the driver refused | launched one by one; captured work: compiled | the closure runs; compiled if the shape changed |
 //! | its graph was evicted, or exceeded the limit | compiled, or launched one by one | the closure runs; the same |
 //! | its stream is gone | | |
 //! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape changed |

@@ -3,8 +3,8 @@
 //! It is captured alone, on a stream that nothing else uses, because a capture takes everything put on its stream. On a host device the
 //! library's functions are kept instead, and each launch calls them.
 //!
-//! A library that asked for it is called before each launch, under the stream's lock, and receives the launch's outcome: a failure fails that
-//! launch, with everything that the graph writes (`each_launch_has_an_outcome`).
+//! A library that asked for it is called before each launch, under the stream's lock, and receives the launch's outcome: a failure fails
+//! that launch, with everything that the graph writes (`each_launch_has_an_outcome`).
 //!
 //! | captured work | left by |
 //! |---|---|
