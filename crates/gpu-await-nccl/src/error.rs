@@ -81,7 +81,7 @@ pub enum Error {
     #[error(transparent)]
     Runtime(#[from] gpu_await::Error),
     /// A communicator needs ranks.
-    #[error("a communicator of {world} ranks with {local} of them here: both must be at least 1")]
+    #[error("a world of {world} ranks, {local} of them in this process: at least one has to be")]
     NoRanks {
         /// Its size.
         world: usize,
