@@ -122,14 +122,6 @@ pub enum Error {
         /// How many devices were given.
         devices: usize,
     },
-    /// The graph, or the batch, is on another device than the rank whose call is written to it.
-    #[error("rank {rank} is on {device}: write its calls to graphs of that device")]
-    OtherDevice {
-        /// The rank.
-        rank: usize,
-        /// Its device.
-        device: String,
-    },
     /// GPUs and host devices were mixed in one communicator.
     #[error("{first} and {second} cannot be in one communicator: use devices of one kind")]
     MixedDevices {
