@@ -81,7 +81,7 @@ pub enum Error {
     #[error(transparent)]
     Runtime(#[from] gpu_await::Error),
     /// A communicator needs ranks.
-    #[error("a communicator of {world} ranks with {local} of them here: both must be at least 1")]
+    #[error("a world of {world} ranks, {local} of them in this process: at least one has to be")]
     NoRanks {
         /// Its size.
         world: usize,
@@ -121,14 +121,6 @@ pub enum Error {
         ranks: Vec<usize>,
         /// How many devices were given.
         devices: usize,
-    },
-    /// The graph, or the batch, is on another device than the rank whose call is written to it.
-    #[error("rank {rank} is on {device}: write its calls to graphs of that device")]
-    OtherDevice {
-        /// The rank.
-        rank: usize,
-        /// Its device.
-        device: String,
     },
     /// GPUs and host devices were mixed in one communicator.
     #[error("{first} and {second} cannot be in one communicator: use devices of one kind")]

@@ -68,7 +68,7 @@ impl Message {
 
 /// What a process, or one of several communicators that are made in one, says while ranks come together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub(crate) struct Arrival {
     /// Its ranks.
     pub(crate) ranks: Vec<usize>,
     pub(crate) is_gpu: bool,
@@ -140,14 +140,14 @@ impl Drop for GiveUp {
 
 /// What the ranks have said, and how they reach one another from now on.
 pub(crate) struct Gathered {
-    pub(crate) hellos: Arc<[Hello]>,
+    pub(crate) hellos: Arc<[Arrival]>,
     pub(crate) wire: Arc<dyn Wire>,
 }
 
 /// How the ranks of a communicator reach one another.
 pub(crate) trait Wire: fmt::Debug + Send + Sync {
     /// Waits until every rank has come and says that it goes on. One that gives up tells the others.
-    fn gather(self: Arc<Self>, hello: Hello, patience: &Patience) -> Result<Gathered>;
+    fn gather(self: Arc<Self>, hello: Arrival, patience: &Patience) -> Result<Gathered>;
 
     /// The inbox of a rank of this process.
     fn inbox(&self, rank: usize) -> Arc<Inbox>;

@@ -31,7 +31,7 @@ use self::frame::{Frame, Introduction, Kind, Label, Unread};
 use self::link::{Link, Written};
 use self::registry::{End, Inboxes, Party, Registry};
 use crate::error::{CollectiveLost, Error, LostCause, Result};
-use crate::exchange::{Gathered, Hello, Inbox, Message, Patience, Purpose, Wire};
+use crate::exchange::{Arrival, Gathered, Inbox, Message, Patience, Purpose, Wire};
 use crate::rendezvous::Peer;
 use crate::stats;
 
@@ -145,8 +145,8 @@ impl MeshChannel {
     }
 
     /// Waits until every rank is connected; none if one gave up.
-    fn gather_once(&self, hello: &Hello, patience: &Patience) -> Result<Option<Arc<[Hello]>>> {
-        let Hello { is_gpu, shrink, id, .. } = *hello;
+    fn gather_once(&self, hello: &Arrival, patience: &Patience) -> Result<Option<Arc<[Arrival]>>> {
+        let Arrival { is_gpu, shrink, id, .. } = *hello;
         self.tell_others(Kind::Hello, 0, &Introduction { is_gpu, shrink, id }.to_bytes());
         if !self.wait_for(hello, patience, |party| party.hello.is_some(), false)? {
             return Ok(None);
@@ -160,7 +160,7 @@ impl MeshChannel {
         let introduced = |(at, link): (usize, &Link)| {
             let hello = channel.parties.get(&at)?.hello.clone()?;
             let Introduction { is_gpu, shrink, id } = hello;
-            Some(Hello { ranks: self.ranks_of(link), is_gpu, shrink, id })
+            Some(Arrival { ranks: self.ranks_of(link), is_gpu, shrink, id })
         };
         Ok(Some(self.others().filter_map(introduced).chain([hello.clone()]).collect()))
     }
@@ -168,7 +168,7 @@ impl MeshChannel {
     /// False: a process gave up. The last wait is over for all at once, or this one is told.
     fn wait_for(
         &self,
-        hello: &Hello,
+        hello: &Arrival,
         patience: &Patience,
         has_come: impl Fn(&Party) -> bool,
         is_last: bool,
@@ -224,7 +224,7 @@ impl MeshChannel {
 }
 
 impl Wire for MeshChannel {
-    fn gather(self: Arc<Self>, hello: Hello, patience: &Patience) -> Result<Gathered> {
+    fn gather(self: Arc<Self>, hello: Arrival, patience: &Patience) -> Result<Gathered> {
         let mut channel = self;
         loop {
             let gathered = channel.gather_once(&hello, patience);

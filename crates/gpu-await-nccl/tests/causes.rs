@@ -190,6 +190,27 @@ async fn sends_are_bounded() {
     }
 }
 
+/// A rank that sends to itself is bounded as well.
+#[tokio::test]
+async fn sends_to_oneself() {
+    const LEN: usize = 2 << 20;
+    let device = Device::host();
+    for (_groups, comms) in both(2, &device).await {
+        let (x, mut y) = (ones(&device, LEN), device.zeros::<f32>(LEN).queued().expect("memory"));
+        for _ in 0..3 {
+            let both = comms[0].group(|g| {
+                g.rank(0)?.send(&x, 0)?;
+                g.rank(0)?.recv(&mut y, 0)
+            });
+            within(both).await.expect("it is one group");
+        }
+        assert_eq!(device.download(&y).await.expect("ones")[LEN - 1], 1.0);
+        comms[0].set_limit(Some(SOON));
+        let (cause, _) = lost(comms[0].group(|g| g.rank(0)?.send(&x, 0))).await;
+        assert!(matches!(cause, LostCause::TimedOut { limit: SOON }), "{cause}");
+    }
+}
+
 /// What was to write a call's input failed: the other ranks do not wait for the call.
 #[tokio::test]
 async fn an_input_that_failed() {

@@ -126,7 +126,7 @@ macro_rules! verbs {
                 ///
                 /// # Errors
                 #[doc = $errors]
-                /// [`Error::OtherDevice`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
+                /// [`Error::Lost`]; what NCCL refuses; as of any operation.
                 pub fn $verb<T, X, Y>(&self, x: &X, y: &mut Y $(, $arg: $type)*) -> gpu_await::Result<()>
                 where
                     T: CollectiveElement,
@@ -141,7 +141,7 @@ macro_rules! verbs {
                 ///
                 /// # Errors
                 #[doc = $errors]
-                /// [`Error::OtherDevice`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
+                /// [`Error::Lost`]; what NCCL refuses; as of any operation.
                 pub fn $in_place<T: CollectiveElement, X: Writable<T>>(
                     &self,
                     x: &mut X $(, $arg: $type)*
@@ -166,7 +166,7 @@ impl GraphCalls<'_> {
     /// See [`Communicator::all_to_all`].
     ///
     /// # Errors
-    /// [`Error::WrongLength`]; [`Error::NotShared`]; [`Error::OtherDevice`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
+    /// [`Error::WrongLength`]; [`Error::NotShared`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
     pub fn all_to_all<T, X, Y>(&self, x: &X, y: &mut Y) -> gpu_await::Result<()>
     where
         T: CollectiveElement,

@@ -5,7 +5,7 @@
 use gpu_await::DeviceKind;
 
 use crate::error::{Error, Result};
-use crate::exchange::Hello;
+use crate::exchange::Arrival;
 use crate::unique_id::UniqueId;
 
 /// What the ranks have told.
@@ -17,18 +17,18 @@ pub(super) struct Met {
 }
 
 /// What this process says. `shrink`: it can have NCCL shrink the communicator.
-pub(super) fn hello(ranks: &[usize], is_gpu: bool, shrink: bool) -> Result<Hello> {
+pub(super) fn hello(ranks: &[usize], is_gpu: bool, shrink: bool) -> Result<Arrival> {
     let id = match is_gpu && ranks.contains(&0) {
         true => UniqueId::new(DeviceKind::Cuda)?,
         false => UniqueId::of_group(),
     };
-    Ok(Hello { ranks: ranks.to_vec(), is_gpu, shrink, id })
+    Ok(Arrival { ranks: ranks.to_vec(), is_gpu, shrink, id })
 }
 
 /// What follows from what all have said.
-pub(super) fn met(own: &Hello, hellos: &[Hello]) -> Result<Met> {
+pub(super) fn met(own: &Arrival, hellos: &[Arrival]) -> Result<Met> {
     if let Some(other) = hellos.iter().find(|other| other.is_gpu != own.is_gpu) {
-        let name = |hello: &Hello| {
+        let name = |hello: &Arrival| {
             let kind = if hello.is_gpu { "a GPU" } else { "a host device" };
             format!("{kind} (rank {})", hello.ranks[0])
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Gathered, Hello, Inbox, Message, Patience, Wire};
+use super::{Arrival, Gathered, Inbox, Message, Patience, Wire};
 use crate::error::{Error, LostCause, Result};
 use crate::unique_id::UniqueId;
 
@@ -22,10 +22,10 @@ pub(crate) struct Hub {
 /// Who has come. Once all have, nobody gives up any more: they see it at the same time.
 #[derive(Default)]
 struct Lobby {
-    hellos: Vec<Hello>,
+    hellos: Vec<Arrival>,
     here: Vec<bool>,
     /// All of them.
-    complete: Option<Arc<[Hello]>>,
+    complete: Option<Arc<[Arrival]>>,
 }
 
 /// A hub for some ranks of one, until each of them has taken it.
@@ -51,7 +51,7 @@ impl Hub {
     pub(crate) fn join(
         id: UniqueId,
         world: usize,
-        hello: Hello,
+        hello: Arrival,
         patience: &Patience,
     ) -> Result<Gathered> {
         let hub = {
@@ -83,7 +83,7 @@ impl Hub {
 }
 
 impl Wire for Hub {
-    fn gather(self: Arc<Self>, hello: Hello, patience: &Patience) -> Result<Gathered> {
+    fn gather(self: Arc<Self>, hello: Arrival, patience: &Patience) -> Result<Gathered> {
         let mut lobby = self.lobby.lock();
         if let Some(rank) = hello.ranks.iter().find(|rank| lobby.here[**rank]) {
             return Err(Error::DuplicateRank { rank: *rank });

@@ -34,7 +34,7 @@ struct Visitor {
     is_connected: bool,
 }
 
-enum Heard {
+enum Said {
     Nothing,
     Connected,
     Ended,
@@ -66,7 +66,7 @@ impl First<'_> {
         loop {
             let come = hall.poll();
             // In front of those who come again.
-            self.visitors.retain_mut(|visitor| !matches!(visitor.turn(), Heard::Ended));
+            self.visitors.retain_mut(|visitor| !matches!(visitor.turn(), Said::Ended));
             come.into_iter().for_each(|(hello, stream, from)| self.welcome(hello, stream, from));
             let missing = self.missing();
             if missing.is_empty() {
@@ -84,9 +84,9 @@ impl First<'_> {
         loop {
             for at in 0..self.visitors.len() {
                 match self.visitors[at].turn() {
-                    Heard::Nothing => {}
-                    Heard::Connected => self.visitors[at].is_connected = true,
-                    Heard::Ended => return Err(self.ended(at)),
+                    Said::Nothing => {}
+                    Said::Connected => self.visitors[at].is_connected = true,
+                    Said::Ended => return Err(self.ended(at)),
                 }
             }
             let waiting = self.visitors.iter().filter(|visitor| !visitor.is_connected);
@@ -186,19 +186,19 @@ impl First<'_> {
 
 impl Visitor {
     /// Writes and reads what there is.
-    fn turn(&mut self) -> Heard {
+    fn turn(&mut self) -> Said {
         if !self.flush() {
-            return Heard::Ended;
+            return Said::Ended;
         }
         let mut byte = [0];
         match self.stream.read(&mut byte) {
-            Ok(1) if byte == [CONNECTED] => Heard::Connected,
+            Ok(1) if byte == [CONNECTED] => Said::Connected,
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
             {
-                Heard::Nothing
+                Said::Nothing
             }
-            _ => Heard::Ended,
+            _ => Said::Ended,
         }
     }
 

@@ -79,7 +79,7 @@ pub(crate) fn place(number: u64) -> Result<Place> {
 /// Blocks until all ranks have come to the place of an id, and are connected.
 pub(crate) fn meet(
     id: UniqueId,
-    hello: exchange::Hello,
+    hello: exchange::Arrival,
     world: usize,
     patience: &Patience,
 ) -> Result<Gathered> {

@@ -218,9 +218,7 @@ impl Work {
 
     fn post_to(&self, call: &Call, peer: usize, data: Arc<[u8]>) -> Lost<()> {
         let message = Message { purpose: Purpose::Data, head: call.head(), data };
-        if peer != self.rank {
-            self.inbox.sends(peer, &message, matches!(call.verb, Verb::Send(_)));
-        }
+        self.inbox.sends(peer, &message, matches!(call.verb, Verb::Send(_)));
         self.wire.send(self.rank, peer, message)
     }
 
@@ -262,7 +260,7 @@ impl Work {
     fn next(&self, call: &Call, peer: usize, purpose: Purpose) -> Lost<Arc<[u8]>> {
         loop {
             let (message, told) = self.inbox.receive(peer, self.is_collective(call))?;
-            if told > 0 && peer != self.rank {
+            if told > 0 {
                 self.wire.taken(self.rank, peer, told);
             }
             let Message { purpose: theirs, head, data } = message;

@@ -75,10 +75,6 @@ impl Shared {
         let local = &self.ranks[at];
         let this = self.this.clone();
         let capture = |queue: &RawQueue<'_>, all: P::With| {
-            if (queue.kind(), queue.ordinal()) != (local.device.kind(), local.device.ordinal()) {
-                let (rank, device) = (local.rank, local.device.to_string());
-                return Err(Error::OtherDevice { rank, device });
-            }
             queue.each_launch(move |outcome| match this.upgrade() {
                 Some(shared) => shared.launched(outcome),
                 None => Ok(()),
