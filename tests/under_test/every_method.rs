@@ -661,7 +661,6 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     both!(refuses "Stream::host_fn" "Device::host_fn", s => s.host_fn(|| ()).queued());
     // SAFETY: it is not used, and refused first.
     both!(refuses "Stream::adopt_memory" "Device::adopt_memory", s => unsafe { s.adopt_memory::<u8>(0, 0, ()) });
-    // SAFETY: nothing is put on the stream.
     // Of work behind the host function.
     let mut outcome = None;
     let keep = |queue: &RawQueue<'_>, ()| {
@@ -672,6 +671,7 @@ pub(crate) fn every_method(world: &World) -> Result<Methods> {
     unsafe { full.enqueue(Uses::new("outcome"), keep) }.queued()?;
     let outcome = outcome.expect("it was called");
     list.answers("WorkOutcome::is_complete", move || outcome.is_complete());
+    // SAFETY: nothing is put on the stream.
     both!(refuses "Stream::enqueue" "Device::enqueue", s => unsafe { s.enqueue(Uses::new("none"), nothing) }.queued());
     both!(refuses "Stream::record" "Device::record", s => s.record());
     both!(refuses "Stream::record_timed" "Device::record_timed", s => s.record_timed());

@@ -99,9 +99,14 @@ impl Patience {
         Patience { end, limit, given_up: Arc::default() }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether somebody waits for the result.
+    pub(crate) fn is_wanted(&self) -> bool {
         // ORDERING: Relaxed: only its value counts.
-        self.given_up.load(Ordering::Relaxed) || Instant::now() >= self.end
+        !self.given_up.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        !self.is_wanted() || Instant::now() >= self.end
     }
 
     pub(crate) fn rest(&self) -> Duration {

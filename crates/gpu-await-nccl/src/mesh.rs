@@ -193,7 +193,8 @@ impl MeshChannel {
             }
             let here = |at| channel.parties.get(&at).is_some_and(&has_come);
             let missing: Vec<_> = self.others().filter(|(at, _)| !here(*at)).collect();
-            if missing.is_empty() {
+            // Nobody is met on behalf of a call that was given up before.
+            if missing.is_empty() && (is_last || patience.is_wanted()) {
                 channel.is_complete = is_last;
                 return Ok(true);
             }
