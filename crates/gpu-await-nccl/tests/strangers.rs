@@ -63,9 +63,18 @@ impl Raw {
         self.0.write_all(&frame).expect("sent");
     }
 
-    /// Connects the first communicator.
-    fn connect(&mut self) {
+    /// Connects the first communicator: it is ready when it has heard of rank 0.
+    async fn connect(&mut self) {
         self.frame(4, 130, &[0; 130]);
+        let mut stream = self.0.try_clone().expect("another handle");
+        let heard = tokio::task::spawn_blocking(move || {
+            let mut header = [0; 8 + 1 + 4 + 4 + 8];
+            stream.read_exact(&mut header).expect("a hello");
+            assert_eq!(header[8], 4);
+            let bytes = u64::from_le_bytes(header[17..].try_into().expect("8 bytes"));
+            stream.read_exact(&mut vec![0; bytes as usize]).expect("the rest");
+        });
+        heard.await.expect("a thread");
         self.frame(5, 0, &[]);
     }
 }
@@ -82,8 +91,8 @@ async fn with_raw() -> (Group, Raw) {
 }
 
 async fn connected(group: &Group, raw: &mut Raw, device: &Device) -> Communicator {
-    raw.connect();
-    let comm = within(group.connect(device)).await.expect("connected");
+    let both = futures::future::join(group.connect(device), raw.connect());
+    let comm = within(both).await.0.expect("connected");
     comm.set_limit(Some(LIMIT));
     comm
 }
