@@ -8,7 +8,7 @@
 //! | the field | a [`Declared`], whose kernel is returned by an `unsafe fn` only |
 //! | the struct's literal | needs a [`Declared`] of this very declaration, which only loading makes |
 //! | the contents of the declaration | an `unsafe impl` of [`Declaration`] |
-//! | the author's expressions | are never inside one of our `unsafe` blocks, and see the arguments' names and none of ours |
+//! | expressions in the declaration | are never expanded inside an `unsafe` block, and can name the arguments but nothing that the macro defines |
 
 use std::borrow::Cow;
 use std::fmt;

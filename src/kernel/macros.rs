@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //! 1. One mistake is one error (`mistakes_have_one_error`).
-//! 2. The author's expressions see the arguments' names and none of ours (`names_of_a_declaration_take_none_of_ours`).
+//! 2. The expressions in a declaration can name the arguments, and nothing that the macro defines (`names_of_a_declaration_take_none_of_ours`).
 #![forbid(unsafe_code)]
 
 /// Declares a kernel: its types, what must hold of its arguments, and its code.

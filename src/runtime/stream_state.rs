@@ -180,8 +180,8 @@ impl StreamState {
         Ok(stream)
     }
 
-    /// A stream over another library's driver stream, which `owner` keeps if that is needed. It uses events
-    /// alone: a word of ours would be ordered with unknown work.
+    /// A stream over another library's driver stream, which `owner` keeps if that is needed. It uses only
+    /// events: a completion word would be ordered with work that this crate does not know.
     pub(crate) fn open_foreign(
         engine: &Arc<Engine<StreamState>>,
         raw: RawStream,

@@ -1,6 +1,6 @@
 //! [`MemoryKernels`]: fills and copies of device memory as launches, for lists of launches.
 //!
-//! The driver's own nodes would need no code of ours. But a memcpy node refuses other addresses of the memory pool, updating a memset node
+//! The driver's memcpy and memset nodes would need no kernels. But a memcpy node rejects other addresses of the memory pool, updating a memset node
 //! takes twice as long as updating a launch, and neither takes a pattern of more than four bytes or rows that change.
 //!
 //! | a device | its fills and copies inside a list |

@@ -179,11 +179,9 @@ impl Trace {
                     TracedWork::ToHost => Some(TO_HOST),
                     _ => None,
                 };
-                changes.extend(
-                    direction.into_iter().flat_map(|direction| {
-                        [(started, 1, direction), (completed, -1, direction)]
-                    }),
-                );
+                if let Some(direction) = direction {
+                    changes.extend([(started, 1, direction), (completed, -1, direction)]);
+                }
             }
             if let (Some(known), Some(track)) = (op.known_at(), waits[number]) {
                 events.push(event(op.submitted, EventType::Begin, track));

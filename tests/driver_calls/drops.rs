@@ -130,16 +130,22 @@ extern "C" fn at_exit() {
     }
 }
 
+/// The driver, in a child process that runs the test of that name and ends with `at_exit`; none in the parent, for which the child ran.
+fn in_child(name: &str, at_exit: extern "C" fn()) -> Option<&'static StandIn> {
+    if !stand_in_cuda::is_child() {
+        stand_in_cuda::assert_child(name, &[]);
+        return None;
+    }
+    let driver = STAND_IN.get_or_init(StandIn::open);
+    // SAFETY: a plain function that lives as long as the program.
+    unsafe { libc::atexit(at_exit) };
+    Some(driver)
+}
+
 fn exit_with_work_pending(mode: Completion) {
     let name =
         format!("drops::the_process_ends_with_work_pending_{}", format!("{mode:?}").to_lowercase());
-    if !stand_in_cuda::is_child() {
-        return stand_in_cuda::assert_child(&name, &[]);
-    }
-    STAND_IN.get_or_init(StandIn::open);
-    // SAFETY: a plain function that lives as long as the program.
-    unsafe { libc::atexit(at_exit) };
-    let driver = STAND_IN.get().unwrap();
+    let Some(driver) = in_child(&name, at_exit) else { return };
     let runtime = super::runtime();
     *THINGS.lock().unwrap() = runtime.block_on(everything(driver, mode));
     // As in a program that returns from `main` and has a runtime in a static.
@@ -191,12 +197,7 @@ extern "C" fn nobody_is_in_the_driver() {
 #[test]
 fn the_end_of_the_process_waits_for_a_device_that_closes() {
     const NAME: &str = "drops::the_end_of_the_process_waits_for_a_device_that_closes";
-    if !stand_in_cuda::is_child() {
-        return stand_in_cuda::assert_child(NAME, &[]);
-    }
-    let driver = STAND_IN.get_or_init(StandIn::open);
-    // SAFETY: a plain function that lives as long as the program.
-    unsafe { libc::atexit(nobody_is_in_the_driver) };
+    let Some(driver) = in_child(NAME, nobody_is_in_the_driver) else { return };
     driver.slow_release(std::time::Duration::from_millis(1500));
     super::runtime().block_on(async {
         let device = Device::cuda(0).unwrap();
@@ -209,12 +210,7 @@ fn the_end_of_the_process_waits_for_a_device_that_closes() {
 #[test]
 fn a_process_that_drops_its_device_last_leaves_nothing() {
     const NAME: &str = "drops::a_process_that_drops_its_device_last_leaves_nothing";
-    if !stand_in_cuda::is_child() {
-        return stand_in_cuda::assert_child(NAME, &[]);
-    }
-    let driver = STAND_IN.get_or_init(StandIn::open);
-    // SAFETY: a plain function that lives as long as the program.
-    unsafe { libc::atexit(nothing_is_left) };
+    let Some(driver) = in_child(NAME, nothing_is_left) else { return };
     super::runtime().block_on(async {
         let devices = MODES.map(|mode| Device::builder().completion(mode).cuda(0).unwrap());
         for device in devices {

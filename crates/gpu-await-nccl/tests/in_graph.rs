@@ -198,16 +198,22 @@ async fn in_order_with_other_calls() {
     assert!(ranks.comm.lost().is_none());
 }
 
-#[tokio::test]
-async fn an_abort_fails_a_launch() {
-    let _turn = support::turn().await;
+/// Two ranks whose graphs ran once, and what they ran on; none where there is one GPU.
+async fn two_that_ran() -> Option<(Ranks, Vec<DeviceBuffer<f32>>)> {
     let ranks = Ranks::new(2).await;
     if ranks.world() < 2 {
-        return;
+        return None;
     }
     let mut x = ranks.full(LEN, |_| 1.0);
     ranks.launch(&mut x);
     ranks.check(&x, 4.0).await;
+    Some((ranks, x))
+}
+
+#[tokio::test]
+async fn an_abort_fails_a_launch() {
+    let _turn = support::turn().await;
+    let Some((ranks, mut x)) = two_that_ran().await else { return };
     // Rank 1 does not launch.
     let op = ranks.steps[0].launch(&ranks.streams[0], (&mut x[0],)).submitted().expect("launched");
     let read = ranks.devices[0].download(&x[0]);
@@ -243,13 +249,7 @@ async fn an_abort_fails_a_launch() {
 #[tokio::test]
 async fn a_limit_fails_a_launch() {
     let _turn = support::turn().await;
-    let ranks = Ranks::new(2).await;
-    if ranks.world() < 2 {
-        return;
-    }
-    let mut x = ranks.full(LEN, |_| 1.0);
-    ranks.launch(&mut x);
-    ranks.check(&x, 4.0).await;
+    let Some((ranks, mut x)) = two_that_ran().await else { return };
     ranks.comm.set_limit(Some(SOON));
     // Launches that nobody waits for are seen to be complete.
     for _ in 0..10 {

@@ -40,8 +40,8 @@ use crate::thread::role;
 /// How the consumer of an exported tensor is ordered.
 #[derive(Clone, Debug)]
 pub enum DlpackConsumer {
-    /// The consumer uses it on this stream: one of its own, [adopted](Stream::from_raw), or one of ours. It may use it
-    /// on others as well, behind that, and may call the deleter before its work is complete.
+    /// The consumer uses the memory on this stream, which is either a stream of its own that was [adopted](Stream::from_raw) or a stream of this
+    /// crate. It may also use the memory on other streams, ordered behind this one, and may call the deleter before its work is complete.
     Stream(Stream),
     /// The consumer knows no stream (NumPy): the export waits, on the host, until all that uses the memory is
     /// complete; the consumer's uses are complete when it calls the deleter.

@@ -3,7 +3,7 @@
 //! | other libraries | an operation is followed by a marker | a ticket covers their work |
 //! |---|---|---|
 //! | none | if a wait needs one | – |
-//! | use the stream: a loan of its handle, or for good | always | when everything on the stream is asked for |
+//! | use the stream, through a loan of its handle or permanently | always | when a query covers everything on the stream |
 //! | used it: the last loan ended | if a wait needs one | from the next turn on, which begins with a ticket of its own |
 //!
 //! A loan that ended leaves a debt: a ticket behind everything on the stream. The next turn takes the debt over, publishes the ticket and
@@ -16,7 +16,7 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Other libraries use the stream for good.
+/// Other libraries use the stream permanently.
 const FOR_GOOD: u64 = 1 << 63;
 
 /// A loan ended, and no turn has taken over the ticket behind it yet.

@@ -19,7 +19,6 @@ mod launches;
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -27,6 +26,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use futures::channel::oneshot;
+use futures::future;
 use gpu_await::{DeviceBuffer, ErrorDetail, MemoryLoan, Op, Stream, Uses, WorkOutcome, join_all};
 use parking_lot::Mutex;
 
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     scratch: Vec<DeviceBuffer<f32>>,
     order: Vec<InOrder>,
     state: Mutex<State>,
+    /// Resolves when it is lost.
+    loss: future::Shared<oneshot::Receiver<()>>,
     this: Weak<Shared>,
     _counted: Counted,
 }
@@ -74,8 +77,8 @@ pub(crate) struct Origin {
 struct State {
     lost: Option<LostCause>,
     pending: VecDeque<Pending>,
-    /// Threads that wait for room.
-    waiting: Vec<Waker>,
+    /// Dropped when it is lost.
+    works: Option<oneshot::Sender<()>>,
     /// The watchdog has it.
     watched: bool,
 }
@@ -154,6 +157,8 @@ impl Shared {
         (scratch, order): (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
     ) -> Arc<Shared> {
         let order = order.into_iter().map(InOrder::by).collect();
+        let (works, loss) = oneshot::channel();
+        let state = State { works: Some(works), ..State::default() };
         Arc::new_cyclic(|this| Shared {
             world,
             ranks,
@@ -162,7 +167,8 @@ impl Shared {
             limit_ns: AtomicU64::new(0),
             scratch,
             order,
-            state: Mutex::default(),
+            state: Mutex::new(state),
+            loss: future::FutureExt::shared(loss),
             this: this.clone(),
             _counted: Counted::one(&COMMUNICATORS),
         })
@@ -265,18 +271,7 @@ impl Shared {
 
     /// Resolves when at most `most` operations are pending on the stream, or the communicator or the device is lost.
     async fn room(&self, stream: &Stream, most: u64) {
-        let mut room = pin!(stream.throttle(most));
-        poll_fn(|cx| {
-            let mut state = self.state.lock();
-            if state.lost.is_some() {
-                return Poll::Ready(());
-            }
-            state.waiting.retain(|waker| !waker.will_wake(cx.waker()));
-            state.waiting.push(cx.waker().clone());
-            drop(state);
-            room.as_mut().poll(cx).map(drop)
-        })
-        .await;
+        future::select(pin!(stream.throttle(most)), self.loss.clone()).await;
     }
 
     /// Resolves when each of its ranks has at most `most` pending operations.
@@ -393,13 +388,13 @@ impl Shared {
 
     /// [`fail`](Self::fail), where the caller ends the work that is on streams. An error: it was lost already.
     pub(crate) fn lose(&self, cause: LostCause) -> Result<LostCause, LostCause> {
-        let (pending, waiting) = {
+        let (pending, works) = {
             let mut state = self.state.lock();
             if let Some(first) = &state.lost {
                 return Err(first.clone());
             }
             state.lost = Some(cause.clone());
-            (std::mem::take(&mut state.pending), std::mem::take(&mut state.waiting))
+            (std::mem::take(&mut state.pending), state.works.take())
         };
         // ORDERING: Relaxed: a statistic.
         LOST.fetch_add(1, Ordering::Relaxed);
@@ -407,7 +402,7 @@ impl Shared {
         for outcome in pending.iter().flat_map(|pending| &pending.outcomes) {
             outcome.fail(error.clone());
         }
-        waiting.into_iter().for_each(Waker::wake);
+        drop(works);
         self.tell(&cause);
         Ok(cause)
     }
